@@ -1,0 +1,13 @@
+//! PCI addresses and the functions that sysfs lists.
+//!
+//! Everything here reads a tree below a root path, so that tests hand in a
+//! folder of their own instead of `/sys`.
+#![forbid(unsafe_code)]
+
+mod address;
+mod function;
+mod kind;
+
+pub use address::{Address, ParseAddressError};
+pub use function::{Function, ScanError, scan};
+pub use kind::{KINDS, Kind, kind_of};

@@ -1,0 +1,2 @@
+//! A boot record as a table and as a picture
+#![forbid(unsafe_code)]

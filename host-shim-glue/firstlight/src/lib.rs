@@ -1,0 +1,2 @@
+//! The host side of Firstlight
+#![forbid(unsafe_code)]

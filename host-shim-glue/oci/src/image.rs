@@ -1,0 +1,112 @@
+//! An image in a layout.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oci_spec::image::{Arch, Config, Descriptor, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os};
+
+use crate::{OciError, blob, unpack};
+
+/// An image of a layout, its documents read and checked.
+#[derive(Debug)]
+pub struct Image {
+    layout: PathBuf,
+    manifest: ImageManifest,
+    config: ImageConfiguration,
+}
+
+/// Indexes inside indexes, at most this deep.
+const MAX_DEPTH: usize = 4;
+
+fn wanted(descriptor: &Descriptor) -> bool {
+    descriptor.platform().as_ref().is_none_or(|p| *p.os() == Os::Linux && *p.architecture() == Arch::Amd64)
+}
+
+fn parse<T>(path: &Path, what: &'static str, read: impl FnOnce() -> oci_spec::Result<T>) -> Result<T, OciError> {
+    read().map_err(|error| OciError::Document { path: path.to_owned(), what, reason: error.to_string() })
+}
+
+impl Image {
+    /// Opens the layout in `folder` and picks its image for linux/amd64: the
+    /// first that says so, or that says nothing.
+    ///
+    /// # Errors
+    /// The folder is no layout, a document is broken or not what its digest
+    /// says, or nothing fits this machine.
+    pub fn open(folder: &Path) -> Result<Self, OciError> {
+        let not = |reason: String| OciError::NotALayout { path: folder.to_owned(), reason };
+        for name in ["oci-layout", "index.json"] {
+            if !folder.join(name).is_file() {
+                return Err(not(format!("it has no {name}")));
+            }
+        }
+        let path = folder.join("index.json");
+        let text = fs::read(&path).map_err(OciError::file(&path))?;
+        let index = parse(&path, "image index", || ImageIndex::from_reader(text.as_slice()))?;
+        let descriptor = pick(folder, index, 0)?;
+        let (path, bytes) = blob::document(folder, &descriptor)?;
+        let manifest = parse(&path, "image manifest", || ImageManifest::from_reader(bytes.as_slice()))?;
+        let (path, bytes) = blob::document(folder, manifest.config())?;
+        let config = parse(&path, "image configuration", || ImageConfiguration::from_reader(bytes.as_slice()))?;
+        Ok(Self { layout: folder.to_owned(), manifest, config })
+    }
+
+    fn settings(&self) -> Option<&Config> {
+        self.config.config().as_ref()
+    }
+
+    /// Entry point and command: what runs when nobody says otherwise.
+    #[must_use]
+    pub fn default_command(&self) -> Vec<String> {
+        let settings = self.settings();
+        let entrypoint = settings.and_then(|c| c.entrypoint().clone()).unwrap_or_default();
+        let command = settings.and_then(|c| c.cmd().clone()).unwrap_or_default();
+        entrypoint.into_iter().chain(command).collect()
+    }
+
+    /// The environment that the image sets.
+    #[must_use]
+    pub fn environment(&self) -> Vec<String> {
+        self.settings().and_then(|c| c.env().clone()).unwrap_or_default()
+    }
+
+    /// The working directory that the image sets.
+    #[must_use]
+    pub fn working_directory(&self) -> Option<String> {
+        self.settings().and_then(|c| c.working_dir().clone()).filter(|path| !path.is_empty())
+    }
+
+    /// Unpacks all layers, lowest first, into `target`, which must be an empty folder.
+    ///
+    /// # Errors
+    /// A blob is damaged, a layer's format is not known, or an entry cannot be made.
+    pub fn unpack(&self, target: &Path) -> Result<(), OciError> {
+        for layer in self.manifest.layers() {
+            let file = blob::open(&self.layout, layer)?;
+            unpack::layer(file, layer, target)?;
+        }
+        Ok(())
+    }
+}
+
+fn pick(folder: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciError> {
+    let found: Vec<String> = index
+        .manifests()
+        .iter()
+        .map(|d| d.platform().as_ref().map_or("an unnamed one".into(), |p| format!("{}/{}", p.os(), p.architecture())))
+        .collect();
+    let none = || OciError::Platform {
+        path: folder.to_owned(),
+        found: if found.is_empty() { "no image at all".into() } else { found.join(", ") },
+    };
+    let chosen = index.manifests().iter().find(|d| wanted(d)).cloned().ok_or_else(none)?;
+    if *chosen.media_type() != MediaType::ImageIndex {
+        return Ok(chosen);
+    }
+    if depth == MAX_DEPTH {
+        let reason = "indexes are nested too deeply".to_owned();
+        return Err(OciError::Blob { digest: chosen.digest().to_string(), reason });
+    }
+    let (path, bytes) = blob::document(folder, &chosen)?;
+    pick(folder, parse(&path, "image index", || ImageIndex::from_reader(bytes.as_slice()))?, depth + 1)
+}

@@ -1,0 +1,66 @@
+//! A daemon beside QEMU: started, waited for, and ended with the machine.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+use tokio::time::sleep;
+
+use crate::VmError;
+
+/// How long a daemon has to make its socket.
+const LISTEN: Duration = Duration::from_secs(20);
+
+/// Between two looks for a daemon's socket.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(crate) struct Helper {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    started: Instant,
+}
+
+impl Helper {
+    /// Starts `command`, its output going to `NAME.log` in `folder`.
+    pub(crate) fn start(name: &str, command: std::process::Command, folder: &Path) -> Result<Self, VmError> {
+        let log = folder.join(format!("{name}.log"));
+        let file = |path: &Path| File::create(path).map_err(|source| VmError::File { path: path.to_owned(), source });
+        let out = file(&log)?;
+        let err = out.try_clone().map_err(|source| VmError::File { path: log.clone(), source })?;
+        let program = PathBuf::from(command.get_program());
+        let mut command = Command::from(command);
+        command.stdin(Stdio::null()).stdout(out).stderr(err).kill_on_drop(true);
+        let child = command.spawn().map_err(|source| VmError::Spawn { name: name.to_owned(), program, source })?;
+        Ok(Self { name: name.to_owned(), child, log, started: Instant::now() })
+    }
+
+    /// Waits until the daemon has made its socket.
+    pub(crate) async fn listens(&mut self, socket: &Path) -> Result<(), VmError> {
+        while !socket.exists() {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return Err(self.error("ended"));
+            }
+            if self.started.elapsed() > LISTEN {
+                return Err(self.error("did not listen"));
+            }
+            sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    fn error(&self, what: &'static str) -> VmError {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().rev().take(5).collect();
+        let last_words = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
+        VmError::Helper { name: self.name.clone(), what, elapsed: self.started.elapsed(), last_words }
+    }
+
+    /// Ends the daemon and waits for it.
+    pub(crate) async fn stop(mut self) {
+        let _ = self.child.kill().await;
+    }
+}

@@ -1,0 +1,21 @@
+//! A QEMU virtual machine: command line, life, console, vsock.
+//!
+//! [`Machine`] says what to run and turns itself into a QEMU command line;
+//! [`Vm`] is one running, with the daemons that it needs (vsock, virtio-fs),
+//! all of which die with it. [`Console`] is what the guest printed, as text and
+//! as a boot record. [`vsock`] opens streams to the guest's ports.
+#![forbid(unsafe_code)]
+
+mod console;
+mod error;
+mod helper;
+mod machine;
+mod tool;
+mod vm;
+pub mod vsock;
+
+pub use console::Console;
+pub use error::VmError;
+pub use machine::{Accelerator, Device, Machine, Share};
+pub use tool::Tool;
+pub use vm::{Exit, Vm};

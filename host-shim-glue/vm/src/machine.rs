@@ -1,0 +1,253 @@
+//! What a virtual machine is made of, and its QEMU command line.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::Tool;
+
+/// How guest instructions are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The processor's own virtualisation.
+    Kvm,
+    /// Translation, for machines without it.
+    Tcg,
+    /// Translation with one virtual nanosecond per instruction: the guest's
+    /// clock then counts instructions. One processor only.
+    TcgCounting,
+}
+
+impl Accelerator {
+    /// KVM where the processor has it. The presence of `/dev/kvm` alone proves
+    /// nothing: paravirtual KVM opens there and runs no stock kernel.
+    #[must_use]
+    pub fn detect() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let writable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+        Self::choose(&cpuinfo, writable)
+    }
+
+    fn choose(cpuinfo: &str, kvm_opens: bool) -> Self {
+        let has = cpuinfo.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+        if has && kvm_opens { Self::Kvm } else { Self::Tcg }
+    }
+}
+
+/// A PCI device handed to the guest, each behind a root port of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// A device served by a process over vfio-user.
+    VfioUser {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// A device of this host, bound to vfio-pci.
+    Vfio {
+        /// Its PCI address on the host.
+        host: String,
+    },
+}
+
+/// A folder of the host, shared by virtio-fs.
+#[derive(Debug, Clone)]
+pub struct Share {
+    /// The tag by which the guest mounts it.
+    pub tag: String,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+/// Everything that a virtual machine is made of.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// QEMU, 10.1 or newer for vfio-user.
+    pub qemu: Tool,
+    /// vhost-device-vsock.
+    pub vhost_vsock: Tool,
+    /// virtiofsd; needed if anything is shared.
+    pub virtiofsd: Tool,
+    /// An uncompressed kernel with a PVH entry.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initrd: PathBuf,
+    /// The kernel command line, console included.
+    pub command_line: String,
+    /// Guest memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// How instructions are run.
+    pub accelerator: Accelerator,
+    /// PCI devices, in the order of their root ports.
+    pub devices: Vec<Device>,
+    /// Shared folders.
+    pub shares: Vec<Share>,
+    /// The guest's vsock context id, 3 or more.
+    pub cid: u32,
+}
+
+/// Names of the files of a machine inside its folder.
+pub(crate) struct Files<'a>(pub(crate) &'a Path);
+
+impl Files<'_> {
+    /// vhost-user socket between QEMU and vhost-device-vsock.
+    pub(crate) fn vsock_backend(&self) -> PathBuf {
+        self.0.join("vsock-backend.sock")
+    }
+
+    /// The socket on which the host speaks to guest ports.
+    pub(crate) fn vsock(&self) -> PathBuf {
+        self.0.join("vsock.sock")
+    }
+
+    /// vhost-user socket of a share.
+    pub(crate) fn share(&self, at: usize) -> PathBuf {
+        self.0.join(format!("fs{at}.sock"))
+    }
+
+    /// What the serial port said: only the kernel, when it dies early.
+    pub(crate) fn serial(&self) -> PathBuf {
+        self.0.join("serial.log")
+    }
+}
+
+/// Root ports are the functions of slots from here on, eight a slot.
+const FIRST_PORT_SLOT: usize = 0x10;
+
+impl Machine {
+    /// QEMU's arguments for this machine with its files in `folder`.
+    #[must_use]
+    pub fn arguments(&self, folder: &Path) -> Vec<OsString> {
+        let files = Files(folder);
+        let mut line = Arguments::default();
+        line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+        line.pair("-display", "none");
+        line.pair("-machine", "q35,memory-backend=mem");
+        line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
+        line.pair("-m", format!("{}M", self.memory_mib));
+        line.pair("-smp", self.cpus.to_string());
+        match self.accelerator {
+            Accelerator::Kvm => {
+                line.pair("-accel", "kvm");
+                line.pair("-cpu", "host,host-phys-bits=on");
+            }
+            // 46 bits hold eight BARs of 256 GiB; the default of 40 does not.
+            Accelerator::Tcg => {
+                line.pair("-accel", "tcg,thread=multi");
+                line.pair("-cpu", "max,phys-bits=46");
+            }
+            Accelerator::TcgCounting => {
+                line.pair("-accel", "tcg,thread=single");
+                line.pair("-icount", "shift=0,sleep=off");
+                line.pair("-cpu", "max,phys-bits=46");
+            }
+        }
+        line.pair("-kernel", &self.kernel);
+        line.pair("-initrd", &self.initrd);
+        line.pair("-append", &self.command_line);
+        line.pair("-chardev", "stdio,id=console,signal=off");
+        line.pair("-device", "virtio-serial-pci");
+        line.pair("-device", "virtconsole,chardev=console");
+        line.pair("-chardev", option("file,id=serial,path=", &files.serial()));
+        line.pair("-serial", "chardev:serial");
+        line.pair("-chardev", option("socket,id=vsock,path=", &files.vsock_backend()));
+        line.pair("-device", "vhost-user-vsock-pci,chardev=vsock");
+        for (at, share) in self.shares.iter().enumerate() {
+            line.pair("-chardev", option(&format!("socket,id=fs{at},path="), &files.share(at)));
+            line.pair("-device", format!("vhost-user-fs-pci,chardev=fs{at},tag={}", share.tag));
+        }
+        for (at, device) in self.devices.iter().enumerate() {
+            let (slot, function) = (FIRST_PORT_SLOT + at / 8, at % 8);
+            line.pair(
+                "-device",
+                format!("pcie-root-port,id=port{at},chassis={},slot={at},bus=pcie.0,addr={slot:x}.{function},multifunction=on", at + 1),
+            );
+            line.pair("-device", device.argument(at));
+        }
+        line.0
+    }
+}
+
+impl Device {
+    fn argument(&self, at: usize) -> OsString {
+        match self {
+            // JSON, because the socket is a structure of its own. Paths are ours
+            // and hold no quote or backslash.
+            Self::VfioUser { socket } => format!(
+                r#"{{"driver":"vfio-user-pci","id":"device{at}","bus":"port{at}","socket":{{"type":"unix","path":"{}"}}}}"#,
+                socket.display()
+            )
+            .into(),
+            Self::Vfio { host } => format!("vfio-pci,id=device{at},bus=port{at},host={host}").into(),
+        }
+    }
+}
+
+/// `head` and a path, with the commas of the path doubled as QEMU wants them.
+fn option(head: &str, path: &Path) -> OsString {
+    format!("{head}{}", path.to_string_lossy().replace(',', ",,")).into()
+}
+
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flags(&mut self, flags: &[&str]) {
+        self.0.extend(flags.iter().map(OsString::from));
+    }
+
+    fn pair(&mut self, name: &str, value: impl Into<OsString>) {
+        self.0.push(name.into());
+        self.0.push(value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            qemu: Tool::plain("qemu"),
+            vhost_vsock: Tool::plain("v"),
+            virtiofsd: Tool::plain("f"),
+            kernel: "/k".into(),
+            initrd: "/i".into(),
+            command_line: "console=hvc0 quiet".into(),
+            memory_mib: 512,
+            cpus: 2,
+            accelerator: Accelerator::Tcg,
+            devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
+            shares: vec![Share { tag: "kataShared".into(), folder: "/f".into() }],
+            cid: 3,
+        }
+    }
+
+    fn text(machine: &Machine) -> String {
+        let words: Vec<_> =
+            machine.arguments(Path::new("/d,x")).iter().map(|a| a.to_string_lossy().into_owned()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn every_device_has_a_root_port_of_its_own() {
+        let text = text(&machine());
+        assert_eq!(text.matches("pcie-root-port").count(), 9);
+        assert!(text.contains("addr=10.7,multifunction=on"), "{text}");
+        assert!(text.contains("addr=11.0,multifunction=on"), "{text}");
+        assert!(text.contains(r#""bus":"port8","socket":{"type":"unix","path":"/s/8.sock"}"#), "{text}");
+    }
+
+    #[test]
+    fn commas_in_paths_are_doubled() {
+        assert!(text(&machine()).contains("path=/d,,x/serial.log"));
+    }
+
+    #[test]
+    fn kvm_needs_the_processor_and_the_device() {
+        assert_eq!(Accelerator::choose("flags : fpu vmx sse", true), Accelerator::Kvm);
+        assert_eq!(Accelerator::choose("flags : fpu svm", false), Accelerator::Tcg);
+        assert_eq!(Accelerator::choose("flags : fpu vmxoff", true), Accelerator::Tcg);
+    }
+}

@@ -1,0 +1,154 @@
+//! A running virtual machine.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::helper::Helper;
+use crate::machine::Files;
+use crate::{Console, Machine, VmError, vsock};
+
+/// A running virtual machine. Dropping it kills QEMU and its daemons.
+#[derive(Debug)]
+pub struct Vm {
+    qemu: Child,
+    helpers: Vec<Helper>,
+    console: Console,
+    folder: PathBuf,
+    started: Instant,
+}
+
+/// How a virtual machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// QEMU's own status: 0 also for a guest that powered off after a failure.
+    pub status: ExitStatus,
+    /// From QEMU's start to its end.
+    pub lived: Duration,
+}
+
+impl Vm {
+    /// Starts the daemons, then QEMU. All files of the machine are made in
+    /// `folder`, whose path must be short enough for a Unix socket; the
+    /// console's text goes to `console_log`.
+    ///
+    /// # Errors
+    /// A program cannot be started, or a daemon ended before it listened.
+    pub async fn start(machine: &Machine, folder: &Path, console_log: &Path) -> Result<Self, VmError> {
+        let files = Files(folder);
+        let mut helpers = Vec::new();
+        let mut command = machine.vhost_vsock.command();
+        command.arg("--vm").arg(format!(
+            "guest-cid={},socket={},uds-path={}",
+            machine.cid,
+            files.vsock_backend().display(),
+            files.vsock().display()
+        ));
+        let mut vsock = Helper::start("vhost-device-vsock", command, folder)?;
+        for (at, share) in machine.shares.iter().enumerate() {
+            let mut command = machine.virtiofsd.command();
+            command.arg("--socket-path").arg(files.share(at)).arg("--shared-dir").arg(&share.folder);
+            command.args(["--cache", "auto", "--log-level", "warn"]);
+            let mut helper = Helper::start(&format!("virtiofsd{at}"), command, folder)?;
+            helper.listens(&files.share(at)).await?;
+            helpers.push(helper);
+        }
+        vsock.listens(&files.vsock_backend()).await?;
+        helpers.push(vsock);
+
+        let mut command = Command::from(machine.qemu.command());
+        command.args(machine.arguments(folder));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        let errors = folder.join("qemu.log");
+        let file = std::fs::File::create(&errors).map_err(|source| VmError::File { path: errors, source })?;
+        command.stderr(file);
+        let spawn = |source| VmError::Spawn { name: "QEMU".to_owned(), program: machine.qemu.program.clone(), source };
+        let started = Instant::now();
+        let mut qemu = command.spawn().map_err(spawn)?;
+        let stdout = qemu.stdout.take().ok_or_else(|| spawn(io::Error::other("no standard output")))?;
+        let console = Console::follow(stdout, console_log).await?;
+        Ok(Self { qemu, helpers, console, folder: folder.to_owned(), started })
+    }
+
+    /// What the guest prints.
+    #[must_use]
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// Since QEMU's start.
+    #[must_use]
+    pub fn lived(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The process id of QEMU, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.qemu.id()
+    }
+
+    /// The Unix socket through which guest ports are reached.
+    #[must_use]
+    pub fn vsock(&self) -> PathBuf {
+        Files(&self.folder).vsock()
+    }
+
+    /// Connects to a port of the guest, trying until `deadline` has passed.
+    ///
+    /// # Errors
+    /// The guest accepted nothing in that time.
+    pub async fn connect(&self, port: u32, deadline: Duration) -> Result<UnixStream, VmError> {
+        let begin = Instant::now();
+        let socket = self.vsock();
+        let mut last = String::from("no try ended");
+        match timeout(deadline, vsock::connect(&socket, port, |error| last = error.to_string())).await {
+            Ok(stream) => Ok(stream),
+            Err(_) => {
+                let last_words = self.last_words();
+                Err(VmError::Connect { port, elapsed: begin.elapsed(), last, last_words })
+            }
+        }
+    }
+
+    /// The end of the console; where that is empty, of QEMU's errors and of the serial port.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        let mut words = self.console.last_words();
+        for (name, file) in [("QEMU", self.folder.join("qemu.log")), ("serial port", Files(&self.folder).serial())] {
+            let text = std::fs::read(&file).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            for line in text.lines().rev().take(4).collect::<Vec<_>>().into_iter().rev() {
+                let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
+                if !line.is_empty() {
+                    words.push_str(&format!("\n  {name}: {line}"));
+                }
+            }
+        }
+        words
+    }
+
+    /// Waits until QEMU has ended and its console is read to the end.
+    ///
+    /// # Errors
+    /// QEMU cannot be waited for.
+    pub async fn wait(&mut self) -> Result<Exit, VmError> {
+        let status = self.qemu.wait().await.map_err(VmError::Wait)?;
+        let lived = self.started.elapsed();
+        self.console.ended().await;
+        Ok(Exit { status, lived })
+    }
+
+    /// Kills what still runs and waits for it.
+    pub async fn stop(mut self) {
+        let _ = self.qemu.kill().await;
+        for helper in self.helpers.drain(..) {
+            helper.stop().await;
+        }
+    }
+}

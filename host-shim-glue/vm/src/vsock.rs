@@ -1,0 +1,113 @@
+//! Streams to a guest's vsock ports through a hybrid Unix socket.
+//!
+//! The host connects, writes `CONNECT port`, reads `OK ...`, and then has the
+//! stream. A guest that is not up yet resets the connection, so tries repeat
+//! until one holds.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::{sleep, timeout};
+
+/// Between two tries. The guest is up within seconds; this decides by how much
+/// its first answer can be seen late.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// One try may take this long: a guest that accepts and never answers is not up.
+const ONE_TRY: Duration = Duration::from_secs(2);
+
+/// Longest answer line.
+const MAX_ANSWER: usize = 64;
+
+async fn once(socket: &Path, port: u32) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket).await?;
+    stream.write_all(format!("CONNECT {port}\n").as_bytes()).await?;
+    let mut answer = Vec::new();
+    loop {
+        let byte = stream.read_u8().await?;
+        if byte == b'\n' {
+            break;
+        }
+        answer.push(byte);
+        if answer.len() > MAX_ANSWER {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer to CONNECT is not a short line"));
+        }
+    }
+    if answer.starts_with(b"OK") {
+        return Ok(stream);
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("answered {text:?}")))
+}
+
+/// One try to reach the guest's `port`.
+///
+/// # Errors
+/// The socket is not there, the guest is not up, or nothing listens.
+pub async fn try_connect(socket: &Path, port: u32) -> io::Result<UnixStream> {
+    match timeout(ONE_TRY, once(socket, port)).await {
+        Ok(result) => result,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to CONNECT")),
+    }
+}
+
+/// Tries until the guest accepts; the caller bounds the time.
+pub async fn connect(socket: &Path, port: u32, mut failed: impl FnMut(&io::Error)) -> UnixStream {
+    loop {
+        match try_connect(socket, port).await {
+            Ok(stream) => return stream,
+            Err(error) => failed(&error),
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+
+    async fn answer(listener: &UnixListener, text: &[u8]) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 13];
+        stream.read_exact(&mut request).await.unwrap();
+        assert_eq!(&request, b"CONNECT 1024\n");
+        stream.write_all(text).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn retries_until_the_guest_is_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = async {
+            // Not up yet: closed without a word; then a refusal; then up.
+            drop(listener.accept().await.unwrap());
+            answer(&listener, b"NO\n").await;
+            answer(&listener, b"OK 77\nhello").await;
+        };
+        let client = async {
+            let mut errors = Vec::new();
+            let mut stream = connect(&path, 1024, |error| errors.push(error.kind())).await;
+            let mut hello = String::new();
+            stream.read_to_string(&mut hello).await.unwrap();
+            (hello, errors.len())
+        };
+        let ((), (hello, failures)) = tokio::join!(server, client);
+        assert_eq!(hello, "hello", "bytes after the answer belong to the stream");
+        assert_eq!(failures, 2);
+    }
+
+    #[tokio::test]
+    async fn endless_answer_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let text = [b'x'; 200];
+        let (error, ()) = tokio::join!(try_connect(&path, 1024), answer(&listener, &text));
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,2 +1,10 @@
-//! The host side of Firstlight
+//! The host side of Firstlight.
+//!
+//! [`run`] boots a guest, runs one container in it through the agent and
+//! reports what happened and when.
 #![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod container;
+pub mod interrupt;
+pub mod run;

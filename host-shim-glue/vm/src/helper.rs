@@ -26,12 +26,13 @@ pub(crate) struct Helper {
 
 impl Helper {
     /// Starts `command`, its output going to `NAME.log` in `folder`.
-    pub(crate) fn start(name: &str, command: std::process::Command, folder: &Path) -> Result<Self, VmError> {
+    pub(crate) fn start(name: &str, mut command: std::process::Command, folder: &Path) -> Result<Self, VmError> {
         let log = folder.join(format!("{name}.log"));
         let file = |path: &Path| File::create(path).map_err(|source| VmError::File { path: path.to_owned(), source });
         let out = file(&log)?;
         let err = out.try_clone().map_err(|source| VmError::File { path: log.clone(), source })?;
         let program = PathBuf::from(command.get_program());
+        firstlight_sys::child::die_with_parent(&mut command);
         let mut command = Command::from(command);
         command.stdin(Stdio::null()).stdout(out).stderr(err).kill_on_drop(true);
         let child = command.spawn().map_err(|source| VmError::Spawn { name: name.to_owned(), program, source })?;

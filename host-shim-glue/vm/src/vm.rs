@@ -61,7 +61,9 @@ impl Vm {
         vsock.listens(&files.vsock_backend()).await?;
         helpers.push(vsock);
 
-        let mut command = Command::from(machine.qemu.command());
+        let mut command = machine.qemu.command();
+        firstlight_sys::child::die_with_parent(&mut command);
+        let mut command = Command::from(command);
         command.args(machine.arguments(folder));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let errors = folder.join("qemu.log");

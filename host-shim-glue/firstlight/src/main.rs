@@ -1,0 +1,158 @@
+//! `firstlight`: the host's command.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use firstlight::interrupt::or_interrupted;
+use firstlight::run::{self, Deadlines, Outputs, Run};
+use firstlight_boot_record::BootRecord;
+use firstlight_vm::{Accelerator, Device, Machine, Tool};
+
+/// The host side of Firstlight.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a guest in QEMU, run one container in it, show the boot.
+    Run(Box<RunArgs>),
+    /// Show a boot record (boot-record.json, or the report of `run --json`).
+    BootProfile {
+        /// The file.
+        file: PathBuf,
+        /// Draw it into this file as well.
+        #[arg(long)]
+        svg: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// Uncompressed kernel with a PVH entry.
+    #[arg(long)]
+    kernel: PathBuf,
+    /// Guest image (initramfs).
+    #[arg(long)]
+    initrd: PathBuf,
+    /// Kernel command line.
+    #[arg(long, default_value = "console=hvc0 quiet panic=-1")]
+    append: String,
+    /// OCI image layout of the container.
+    #[arg(long)]
+    image: PathBuf,
+    /// Serve a device from this vfio-user socket; may be repeated.
+    #[arg(long = "vfio-user", value_name = "SOCKET")]
+    vfio_user: Vec<PathBuf>,
+    /// Pass this host device through by vfio-pci; may be repeated.
+    #[arg(long = "vfio", value_name = "PCI-ADDRESS")]
+    vfio: Vec<String>,
+    /// GPUs for the container: indices, PCI addresses or `all`, comma-separated.
+    #[arg(long, value_delimiter = ',')]
+    request: Vec<String>,
+    /// QEMU, 10.1 or newer for vfio-user.
+    #[arg(long, default_value = "qemu-system-x86_64")]
+    qemu: PathBuf,
+    /// vhost-device-vsock.
+    #[arg(long, default_value = "vhost-device-vsock")]
+    vhost_device_vsock: PathBuf,
+    /// virtiofsd.
+    #[arg(long, default_value = "/usr/libexec/virtiofsd")]
+    virtiofsd: PathBuf,
+    /// Guest memory, MiB.
+    #[arg(long, default_value_t = 1024)]
+    memory: u32,
+    /// Virtual processors.
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// Folder for boot-record.json, boot.svg and console.log.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Write the whole report here.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Leave the guest running after the container.
+    #[arg(long)]
+    keep: bool,
+    /// What to run instead of the default probe.
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl RunArgs {
+    fn run(&self, outputs: &Outputs) -> Run {
+        let user = self.vfio_user.iter().map(|socket| Device::VfioUser { socket: socket.clone() });
+        let host = self.vfio.iter().map(|host| Device::Vfio { host: host.clone() });
+        Run {
+            machine: Machine {
+                qemu: Tool::plain(&self.qemu),
+                vhost_vsock: Tool::plain(&self.vhost_device_vsock),
+                virtiofsd: Tool::plain(&self.virtiofsd),
+                kernel: self.kernel.clone(),
+                initrd: self.initrd.clone(),
+                command_line: self.append.clone(),
+                memory_mib: self.memory,
+                cpus: self.cpus,
+                accelerator: Accelerator::detect(),
+                devices: user.chain(host).collect(),
+                shares: Vec::new(),
+                cid: 3,
+            },
+            image: self.image.clone(),
+            devices: self.request.clone(),
+            command: self.command.clone(),
+            console_log: outputs.console_log(),
+            deadlines: Deadlines::default(),
+            keep: self.keep,
+        }
+    }
+}
+
+fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let outputs = Outputs { folder: args.out.clone(), json: args.json.clone() };
+    outputs.prepare()?;
+    let plan = args.run(&outputs);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+    let mut say = |line: &str| eprintln!("firstlight: {line}");
+    match runtime.block_on(or_interrupted(run::run(&plan, &mut say))) {
+        Err(signal) => Ok(ExitCode::from(signal.exit_code())),
+        Ok(Err(error)) => {
+            if let Some(record) = error.record() {
+                outputs.write_record(record)?;
+                print!("{}", firstlight_boot_profile::table(record));
+            }
+            Err(error.into())
+        }
+        Ok(Ok(report)) => {
+            outputs.write(&report)?;
+            print!("{}", run::print(&report));
+            Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCode> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    let inner = serde_json::from_str::<serde_json::Value>(&text).ok().and_then(|v| v.get("boot_record").cloned());
+    let text = inner.map_or(text, |record| record.to_string());
+    let record = BootRecord::from_json(&text).with_context(|| file.display().to_string())?;
+    print!("{}", firstlight_boot_profile::table(&record));
+    if let Some(path) = svg {
+        std::fs::write(path, firstlight_boot_profile::svg(&record))
+            .with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    match Cli::parse().command {
+        Command::Run(args) => boot(&args),
+        Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),
+    }
+}

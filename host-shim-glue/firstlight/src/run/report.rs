@@ -1,0 +1,197 @@
+//! What a run reports.
+
+use std::time::Duration;
+
+use firstlight_boot_record::{BootRecord, GpuPhase};
+use firstlight_pci::Address;
+use serde::Serialize;
+
+/// The report of one run; with `--json` this is the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The container.
+    pub container: Container,
+    /// Every GPU of the guest.
+    pub gpus: Vec<GpuReport>,
+    /// The moments that matter, µs of the guest's `CLOCK_BOOTTIME`.
+    pub timeline: Timeline,
+    /// Seen from outside.
+    pub host: HostTimes,
+    /// Everything.
+    pub boot_record: BootRecord,
+}
+
+/// How the container fared.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Container {
+    /// Its exit code; absent if it never ran.
+    pub exit_code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+    /// Whether every GPU that was not requested was refused and every requested
+    /// one opened; absent if the command did not try.
+    pub denied_open: Option<bool>,
+    /// Why it did not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuReport {
+    /// Its address.
+    pub pci: Address,
+    /// From its first open to the driver's answer, µs.
+    pub attach_us: Option<u64>,
+    /// `ready`, `failed`, `timed-out`, `attaching`, `found`.
+    pub outcome: &'static str,
+    /// Why, if not ready.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// Moments of a run, µs since the kernel's start; absent where they never came.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Timeline {
+    /// Zero by definition of the clock.
+    pub kernel_start_us: u64,
+    /// PID 1's `main`.
+    pub pid1_start_us: u64,
+    /// The agent's server accepts connections.
+    pub agent_listening_us: Option<u64>,
+    /// The first GPU can be used.
+    pub first_gpu_ready_us: Option<u64>,
+    /// Every GPU can be used.
+    pub all_gpus_ready_us: Option<u64>,
+    /// The container's process runs.
+    pub container_started_us: Option<u64>,
+    /// It ended.
+    pub container_exited_us: Option<u64>,
+    /// PID 1 began to power off... and said so last.
+    pub power_off_us: Option<u64>,
+}
+
+/// Times by the host's clock, µs from QEMU's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct HostTimes {
+    /// The agent answered its first Check.
+    pub first_check_us: u64,
+    /// QEMU ended.
+    pub qemu_exit_us: u64,
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Timeline {
+    fn of(record: &BootRecord, container: &str) -> Self {
+        let event = |what: &str| record.event(what).map(|event| event.at_us);
+        let of_container =
+            |what: &str| record.events.iter().find(|e| e.what == what && e.object == container).map(|e| e.at_us);
+        let ready: Vec<_> = record.gpus.iter().filter(|g| g.phase == GpuPhase::Ready).map(|g| g.end_us).collect();
+        let all_ready = !record.gpus.is_empty() && ready.len() == record.gpus.len();
+        Self {
+            kernel_start_us: 0,
+            pid1_start_us: record.pid1_start_us,
+            agent_listening_us: record.unit("agent").and_then(|unit| unit.ready_us).or(event("agent-listening")),
+            first_gpu_ready_us: ready.iter().copied().flatten().min(),
+            all_gpus_ready_us: if all_ready { ready.iter().copied().flatten().max() } else { None },
+            container_started_us: of_container("container-started"),
+            container_exited_us: of_container("container-exited"),
+            power_off_us: event("power-off"),
+        }
+    }
+}
+
+impl Report {
+    /// Puts a report together from the record and what the run saw itself.
+    #[must_use]
+    pub fn new(record: BootRecord, container: Container, id: &str, host: HostTimes) -> Self {
+        let gpus = record.gpus.iter().map(|gpu| GpuReport {
+            pci: gpu.pci,
+            attach_us: gpu.attach_us,
+            outcome: gpu.phase.word(),
+            detail: gpu.detail.clone(),
+        });
+        Self { gpus: gpus.collect(), timeline: Timeline::of(&record, id), container, host, boot_record: record }
+    }
+
+    /// Resident memory as the guest reported it: process and text, e.g. `init`, `1800 KiB`.
+    pub fn resident(&self) -> impl Iterator<Item = (&str, &str)> {
+        let events = self.boot_record.events.iter().filter(|event| event.what == "resident");
+        events.map(|event| (event.object.as_str(), event.detail.as_str()))
+    }
+
+    /// Whether the container ran, ended with 0, and was refused what it should be refused.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        self.container.error.is_none()
+            && self.container.exit_code == Some(0)
+            && self.container.denied_open != Some(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_boot_record::{Event, Gpu};
+
+    fn gpu(at: &str, phase: GpuPhase, end_us: u64) -> Gpu {
+        Gpu {
+            pci: at.parse().unwrap(),
+            index: 0,
+            device_id: 0x2330,
+            minor: Some(0),
+            phase,
+            step: "cdi".into(),
+            attempts: 1,
+            start_us: Some(1),
+            end_us: Some(end_us),
+            attach_us: Some(7),
+            driver: None,
+            detail: String::new(),
+        }
+    }
+
+    #[test]
+    fn all_ready_only_if_all_are() {
+        let mut record = BootRecord::new("1", 10);
+        record.gpus = vec![gpu("0000:01:00.0", GpuPhase::Ready, 50), gpu("0000:02:00.0", GpuPhase::Ready, 40)];
+        let event = |what: &str, object: &str, at_us| Event {
+            at_us,
+            what: what.into(),
+            object: object.into(),
+            detail: String::new(),
+        };
+        record.events = vec![
+            event("container-started", "other", 1),
+            event("container-started", "c", 60),
+            event("power-off", "", 90),
+        ];
+        let timeline = Timeline::of(&record, "c");
+        assert_eq!((timeline.first_gpu_ready_us, timeline.all_gpus_ready_us), (Some(40), Some(50)));
+        assert_eq!(
+            (timeline.container_started_us, timeline.container_exited_us, timeline.power_off_us),
+            (Some(60), None, Some(90))
+        );
+        record.gpus[0].phase = GpuPhase::Failed;
+        let timeline = Timeline::of(&record, "c");
+        assert_eq!((timeline.first_gpu_ready_us, timeline.all_gpus_ready_us), (Some(40), None));
+    }
+
+    #[test]
+    fn success_needs_all_three() {
+        let record = BootRecord::new("1", 10);
+        let good = Container { exit_code: Some(0), denied_open: Some(true), ..Container::default() };
+        let report = |container: &Container| Report::new(record.clone(), container.clone(), "c", HostTimes::default());
+        assert!(report(&good).succeeded());
+        assert!(report(&Container { denied_open: None, ..good.clone() }).succeeded());
+        assert!(!report(&Container { denied_open: Some(false), ..good.clone() }).succeeded());
+        assert!(!report(&Container { exit_code: Some(3), ..good.clone() }).succeeded());
+        assert!(!report(&Container { exit_code: None, ..good.clone() }).succeeded());
+        assert!(!report(&Container { error: Some("x".into()), ..good }).succeeded());
+    }
+}

@@ -1,0 +1,99 @@
+use super::*;
+use crate::kernel::tests::fake;
+
+const MANIFEST: &str = r#"
+[image]
+name = "test"
+format = "initramfs"
+[kernel]
+package = "linux-image-test"
+suite = "sid"
+modules = ["vsock", "virtio_pci"]
+[[file]]
+path = "/init"
+source = "init"
+mode = 0o755
+[[file]]
+path = "/etc/passwd"
+content = "root:x:0:0::/:\n"
+[[symlink]]
+path = "/var/run"
+target = "/run"
+[[directory]]
+path = "/tmp"
+mode = 0o1777
+"#;
+
+fn built(dir: &Path, out: &str) -> Result<Image, Error> {
+    let manifest = Manifest::parse(MANIFEST, &dir.join("m.toml"), &Variables::new()).unwrap();
+    build_with(&manifest, &fake(dir), &dir.join(out))
+}
+
+#[test]
+fn two_builds_give_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("init"), "#!init").unwrap();
+    let first = built(dir.path(), "one").unwrap();
+    // Another inode and another time: neither may show.
+    fs::remove_file(dir.path().join("init")).unwrap();
+    fs::write(dir.path().join("init"), "#!init").unwrap();
+    let second = built(dir.path(), "two").unwrap();
+    for (one, two) in
+        [(&first.initrd, &second.initrd), (&first.record, &second.record), (&first.kernel, &second.kernel)]
+    {
+        assert_eq!(fs::read(one).unwrap(), fs::read(two).unwrap(), "{}", one.display());
+    }
+    // And building over a finished image changes nothing.
+    let again = built(dir.path(), "one").unwrap();
+    assert_eq!(again.contents, first.contents);
+}
+
+#[test]
+fn the_image_holds_what_the_manifest_says() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("init"), "#!init").unwrap();
+    let image = built(dir.path(), "out").unwrap();
+    let archive = fs::read(&image.initrd).unwrap();
+    let entries: Vec<cpio::Entry> = cpio::Reader::new(&archive[..]).map(Result::unwrap).collect();
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "dev",
+            "dev/console",
+            "dev/null",
+            "etc",
+            "etc/passwd",
+            "init",
+            "lib",
+            "lib/modules",
+            "lib/modules/6.12.95",
+            "lib/modules/6.12.95/kernel",
+            "lib/modules/6.12.95/kernel/vsock.ko",
+            "lib/modules/6.12.95/modules.builtin",
+            "lib/modules/6.12.95/modules.dep",
+            "tmp",
+            "var",
+            "var/run",
+        ]
+    );
+    let entry = |name: &str| entries.iter().find(|entry| entry.name == name).unwrap();
+    assert_eq!(entry("init").mode, cpio::file_type::REGULAR | 0o755);
+    assert_eq!(entry("tmp").mode, cpio::file_type::DIRECTORY | 0o1777);
+    assert_eq!(entry("dev/console").device, (5, 1));
+    assert_eq!(entry("var/run").data, b"/run");
+
+    let contents = &image.contents;
+    assert_eq!(contents.built_in_modules, ["virtio_pci"]);
+    assert_eq!(contents.files["init"], Bytes { size: 6, sha256: digest::of_bytes(b"#!init") });
+    assert_eq!(contents.outputs["initrd.cpio"].size, archive.len() as u64);
+    assert_eq!(contents.outputs["initrd.cpio"].sha256, digest::of_bytes(&archive));
+    assert_eq!(contents.entries, entries.len());
+}
+
+#[test]
+fn a_missing_source_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = built(dir.path(), "out").unwrap_err().to_string();
+    assert!(error.contains("cannot open") && error.contains("init"), "{error}");
+}

@@ -1,0 +1,211 @@
+//! The folder that keeps what is expensive to get, and how entries get in.
+//!
+//! An entry is a folder that either is complete or is not there: it is made
+//! under another name and renamed. Two processes that want the same entry
+//! take turns at a lock file beside it.
+
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::progress::Progress;
+
+/// Why the cache could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No variable says where a cache may be.
+    #[error("no place for the cache: none of FIRSTLIGHT_CACHE, XDG_CACHE_HOME and HOME is set; set FIRSTLIGHT_CACHE")]
+    NoPlace,
+    /// A file operation on the cache failed.
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Where the cache is: `$FIRSTLIGHT_CACHE`, else `$XDG_CACHE_HOME/firstlight`,
+/// else `~/.cache/firstlight`. The folder itself may not exist yet.
+///
+/// # Errors
+/// [`Error::NoPlace`] when none of the variables is set.
+pub fn root() -> Result<PathBuf, Error> {
+    root_from(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+}
+
+fn root_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Error> {
+    if let Some(own) = var("FIRSTLIGHT_CACHE") {
+        return Ok(own.into());
+    }
+    // The XDG rules say that a relative value must be ignored.
+    if let Some(xdg) = var("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()) {
+        return Ok(xdg.join("firstlight"));
+    }
+    var("HOME").map(|home| PathBuf::from(home).join(".cache/firstlight")).ok_or(Error::NoPlace)
+}
+
+/// Holds a lock file until it is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the lock at `path` (made if absent), waiting for another holder and
+/// saying so.
+///
+/// # Errors
+/// When the file cannot be made or locked.
+pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
+    }
+    let file = File::options().create(true).append(true).open(path).map_err(io_error("open lock file", path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            progress.say(format_args!("waiting for another process that holds {}", path.display()));
+            file.lock().map_err(io_error("lock", path))?;
+        }
+        Err(TryLockError::Error(source)) => return Err(Error::Io { what: "lock", path: path.to_owned(), source }),
+    }
+    Ok(Lock { _file: file })
+}
+
+/// Makes sure that the folder `target` exists: if it does not, `fill` makes
+/// its content in a new folder, which then takes `target`'s name.
+///
+/// An interrupted `fill` leaves nothing under `target`. Returns whether `fill`
+/// ran.
+///
+/// # Errors
+/// What `fill` returns, or the failed file operation.
+pub fn publish<E: From<Error>>(
+    target: &Path,
+    progress: &Progress,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<bool, E> {
+    if target.is_dir() {
+        return Ok(false);
+    }
+    let _lock = lock(&with_suffix(target, ".lock"), progress)?;
+    if target.is_dir() {
+        return Ok(false);
+    }
+    // Under the lock any half tree is a dead process's: take its place away.
+    let half = with_suffix(target, ".half");
+    if half.exists() {
+        fs::remove_dir_all(&half).map_err(io_error("remove half-made folder", &half))?;
+    }
+    fs::create_dir_all(&half).map_err(io_error("create folder", &half))?;
+    if let Err(error) = fill(&half) {
+        // Best effort: the next attempt removes it as well.
+        let _ = fs::remove_dir_all(&half);
+        return Err(error);
+    }
+    fs::rename(&half, target).map_err(io_error("rename into place", target))?;
+    Ok(true)
+}
+
+/// Writes `bytes` to `path` through a temporary name, so that a reader never
+/// sees half of it.
+///
+/// # Errors
+/// When a file operation fails.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let mut new = tempfile::NamedTempFile::new_in(parent).map_err(io_error("make a file in", parent))?;
+    new.write_all(bytes).map_err(io_error("write", path))?;
+    // Temporary files are private by default; what is published need not be.
+    let readable = fs::Permissions::from_mode(0o644);
+    new.as_file().set_permissions(readable).map_err(io_error("set permissions of", path))?;
+    new.persist(path).map_err(|error| Error::Io {
+        what: "rename into place",
+        path: path.to_owned(),
+        source: error.error,
+    })?;
+    Ok(())
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// For `map_err`: names the operation and the path.
+pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(pairs: &[(&str, &str)]) -> Result<PathBuf, Error> {
+        root_from(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn the_root_follows_the_variables_in_order() {
+        let all = [("HOME", "/h"), ("XDG_CACHE_HOME", "/x"), ("FIRSTLIGHT_CACHE", "/f")];
+        assert_eq!(vars(&all).unwrap(), Path::new("/f"));
+        assert_eq!(vars(&all[..2]).unwrap(), Path::new("/x/firstlight"));
+        assert_eq!(vars(&all[..1]).unwrap(), Path::new("/h/.cache/firstlight"));
+        assert_eq!(vars(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]).unwrap(), Path::new("/h/.cache/firstlight"));
+        assert!(matches!(vars(&[]), Err(Error::NoPlace)));
+    }
+
+    #[test]
+    fn a_failed_fill_leaves_nothing_and_the_next_one_works() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("a/b");
+        let quiet = Progress::quiet();
+        let failed: Result<bool, Error> = publish(&target, &quiet, |half| {
+            fs::write(half.join("file"), "half").unwrap();
+            Err(Error::NoPlace)
+        });
+        assert!(matches!(failed, Err(Error::NoPlace)));
+        assert!(!target.exists());
+        // What a killed process would leave behind.
+        fs::create_dir_all(dir.path().join("a/b.half/junk")).unwrap();
+        assert!(
+            publish::<Error>(&target, &quiet, |half| {
+                fs::write(half.join("file"), "whole").unwrap();
+                Ok(())
+            })
+            .unwrap()
+        );
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "whole");
+        assert!(!target.join("junk").exists());
+        assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoPlace)).unwrap());
+    }
+
+    #[test]
+    fn two_at_once_fill_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("entry");
+        let ran: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        publish::<Error>(&target, &Progress::quiet(), |half| {
+                            std::thread::sleep(std::time::Duration::from_millis(20));
+                            fs::write(half.join("x"), "x").unwrap();
+                            Ok(())
+                        })
+                        .unwrap()
+                    })
+                })
+                .collect();
+            workers.into_iter().map(|worker| usize::from(worker.join().unwrap())).sum()
+        });
+        assert_eq!(ran, 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! The reader, for listing an image and for tests.
+
+use std::io::{self, Read};
+
+use super::{Error, HEADER, LONGEST_NAME, MAGIC, TRAILER, padding};
+
+/// One entry of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Path without a leading slash.
+    pub name: String,
+    /// Inode number.
+    pub inode: u32,
+    /// Type and permission bits, see [`super::file_type`].
+    pub mode: u32,
+    /// Owner's number.
+    pub owner: u32,
+    /// Group's number.
+    pub group: u32,
+    /// Seconds since 1970.
+    pub modified: u32,
+    /// Major and minor number of a device node.
+    pub device: (u32, u32),
+    /// Contents, or the target of a symbolic link.
+    pub data: Vec<u8>,
+}
+
+/// Reads entries one after the other, up to the end mark.
+pub struct Reader<R> {
+    input: R,
+    offset: u64,
+    ended: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the archive that `input` holds.
+    pub fn new(input: R) -> Self {
+        Self { input, offset: 0, ended: false }
+    }
+
+    fn entry(&mut self) -> Result<Option<Entry>, Error> {
+        let start = self.offset;
+        let format = |what| Error::Format { what, offset: start };
+        let header = self.take(HEADER as u64)?;
+        if !header.starts_with(MAGIC) {
+            return Err(format("no magic number"));
+        }
+        let mut fields = [0u32; 13];
+        for (field, digits) in fields.iter_mut().zip(header[MAGIC.len()..].chunks_exact(8)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| format("a number that is not text"))?;
+            *field = u32::from_str_radix(digits, 16).map_err(|_| format("a number that is not hexadecimal"))?;
+        }
+        let [inode, mode, owner, group, _, modified, size, _, _, major, minor, name_size, _] = fields;
+        if name_size == 0 || name_size as usize > LONGEST_NAME {
+            return Err(format("a name of impossible length"));
+        }
+        let mut name = self.take(u64::from(name_size))?;
+        if name.pop() != Some(0) {
+            return Err(format("a name without its end mark"));
+        }
+        let name = String::from_utf8(name).map_err(|_| format("a name that is not UTF-8"))?;
+        self.skip_padding()?;
+        if name == TRAILER {
+            return Ok(None);
+        }
+        let data = self.take(u64::from(size))?;
+        self.skip_padding()?;
+        Ok(Some(Entry { name, inode, mode, owner, group, modified, device: (major, minor), data }))
+    }
+
+    fn take(&mut self, wanted: u64) -> Result<Vec<u8>, Error> {
+        // Grows with what is there, not with what a header claims.
+        let mut bytes = Vec::new();
+        let read = self.input.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|source| self.failed(source))?;
+        if read as u64 != wanted {
+            return Err(Error::Format { what: "the end of the file inside an entry", offset: self.offset });
+        }
+        self.offset += wanted;
+        Ok(bytes)
+    }
+
+    fn skip_padding(&mut self) -> Result<(), Error> {
+        self.take(padding(self.offset) as u64).map(drop)
+    }
+
+    fn failed(&self, source: io::Error) -> Error {
+        Error::Io { doing: "reading at byte", name: self.offset.to_string(), source }
+    }
+}
+
+impl<R: Read> Iterator for Reader<R> {
+    type Item = Result<Entry, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let entry = self.entry().transpose();
+        self.ended = !matches!(entry, Some(Ok(_)));
+        entry
+    }
+}

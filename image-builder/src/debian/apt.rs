@@ -1,0 +1,301 @@
+//! One suite's private apt tree, and the folder of downloaded packages.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{Candidate, Error, KEYRING, Wish, config, index, mirror};
+use crate::cache::{self, io_error};
+use crate::digest;
+use crate::progress::{Progress, megabytes};
+
+/// Package lists older than this are fetched again.
+const LISTS_LIVE: Duration = Duration::from_hours(24);
+/// After a failed refresh, the next attempt waits this long: without a
+/// network every one of them costs the resolver's whole patience.
+const RETRY_AFTER: Duration = Duration::from_mins(10);
+
+/// A private apt tree for one suite of Debian, held by this process until
+/// dropped.
+#[derive(Debug)]
+pub struct Apt {
+    suite: String,
+    tree: PathBuf,
+    debs: PathBuf,
+    progress: Progress,
+    _lock: cache::Lock,
+}
+
+/// A package file in the cache, verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Package {
+    /// What it is.
+    pub candidate: Candidate,
+    /// Where it lies.
+    pub deb: PathBuf,
+}
+
+impl Apt {
+    /// Opens the tree of `suite` under the cache folder, making it if needed,
+    /// and refreshes package lists that are older than a day.
+    ///
+    /// When they cannot be refreshed but older ones are there, work goes on
+    /// with those, and a line says so.
+    ///
+    /// # Errors
+    /// No mirror, no keyring, no apt, or no package lists at all.
+    pub fn open(cache: &Path, suite: &str, progress: Progress) -> Result<Self, Error> {
+        let tree = cache.join("apt").join(suite);
+        let lock = cache::lock(&tree.with_extension("lock"), &progress)?;
+        let apt = Self { suite: suite.to_owned(), debs: cache.join("debs"), tree, progress, _lock: lock };
+        apt.set_up()?;
+        apt.refresh()?;
+        Ok(apt)
+    }
+
+    /// The suite this tree follows.
+    #[must_use]
+    pub fn suite(&self) -> &str {
+        &self.suite
+    }
+
+    fn set_up(&self) -> Result<(), Error> {
+        for folder in ["lists/partial", "cache/archives/partial", "state"] {
+            let folder = self.tree.join(folder);
+            fs::create_dir_all(&folder).map_err(io_error("create folder", &folder))?;
+        }
+        fs::create_dir_all(&self.debs).map_err(io_error("create folder", &self.debs))?;
+        let mirror = mirror()?;
+        self.write_if_changed("status", "")?;
+        self.write_if_changed("apt.conf", &config::apt_conf(&self.tree, &config::host_options()))?;
+        if self.write_if_changed("sources.list", &config::sources_list(&mirror, &self.suite))? {
+            // Another mirror: what it has is not known yet.
+            let _ = fs::remove_file(self.tree.join("refreshed"));
+        }
+        Ok(())
+    }
+
+    fn write_if_changed(&self, name: &str, text: &str) -> Result<bool, Error> {
+        let path = self.tree.join(name);
+        if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+            return Ok(false);
+        }
+        cache::write_atomically(&path, text.as_bytes())?;
+        Ok(true)
+    }
+
+    fn refresh(&self) -> Result<(), Error> {
+        let refreshed = self.tree.join("refreshed");
+        let failed = self.tree.join("refresh-failed");
+        let age = age_of(&refreshed);
+        if age.is_some_and(|age| age < LISTS_LIVE) {
+            return Ok(());
+        }
+        let usable = age.is_some();
+        if usable && age_of(&failed).is_some_and(|age| age < RETRY_AFTER) {
+            return Ok(());
+        }
+        if !Path::new(KEYRING).exists() {
+            return Err(Error::NoKeyring);
+        }
+        self.progress.say(format_args!("package lists of {}: refreshing", self.suite));
+        let update = ["-qq", "-o", "APT::Update::Error-Mode=any", "update"];
+        match self.run("apt-get", &self.tree, update, "refresh the package lists") {
+            Ok(_) => {
+                cache::write_atomically(&refreshed, b"")?;
+                let _ = fs::remove_file(&failed);
+                Ok(())
+            }
+            Err(error) if usable => {
+                let hours = age.unwrap_or_default().as_secs() / 3600;
+                self.progress.say(format_args!("going on with package lists that are {hours} hours old: {error}"));
+                cache::write_atomically(&failed, b"")?;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the suite offers under `name`, as `wish` narrows it.
+    ///
+    /// # Errors
+    /// [`Error::NoPackage`] with the versions there are.
+    pub fn candidate(&self, name: &str, wish: Wish<'_>) -> Result<Candidate, Error> {
+        let missing = |available: &[Candidate]| Error::NoPackage {
+            suite: self.suite.clone(),
+            name: name.to_owned(),
+            wanted: wish.phrase(),
+            available: match available {
+                [] => "no version of it".to_owned(),
+                some => some.iter().map(|one| one.version.as_str()).collect::<Vec<_>>().join(", "),
+            },
+        };
+        let output = match self.run("apt-cache", &self.tree, ["show", "--", name], "look up a package") {
+            Ok(output) => output,
+            // That is how apt-cache says that it knows no such package.
+            Err(Error::Failed { said, .. }) if said.contains("No packages found") => return Err(missing(&[])),
+            Err(error) => return Err(error),
+        };
+        let all = index::parse(&self.suite, &String::from_utf8_lossy(&output.stdout))?;
+        match all.iter().find(|one| one.name == name && wish.fits(&one.version)) {
+            Some(found) => Ok(found.clone()),
+            None => Err(missing(&all)),
+        }
+    }
+
+    /// `names` and everything they depend on, as the newest of the suite.
+    ///
+    /// # Errors
+    /// When apt finds no consistent set.
+    pub fn closure(&self, names: &[&str]) -> Result<Vec<Candidate>, Error> {
+        let mut wanted = vec!["-qq", "-y", "--no-install-recommends", "--print-uris", "install", "--"];
+        wanted.extend(names);
+        let output = self.run("apt-get", &self.tree, wanted, "resolve dependencies")?;
+        let pairs = index::parse_closure(&String::from_utf8_lossy(&output.stdout));
+        let exact: Vec<String> = pairs.iter().map(|(name, version)| format!("{name}={version}")).collect();
+        let mut show = vec!["show".to_owned(), "--".to_owned()];
+        show.extend(exact);
+        let output = self.run("apt-cache", &self.tree, show, "look up packages")?;
+        let all = index::parse(&self.suite, &String::from_utf8_lossy(&output.stdout))?;
+        pairs
+            .iter()
+            .map(|(name, version)| {
+                all.iter()
+                    .find(|one| one.name == *name && one.version == *version)
+                    .cloned()
+                    .ok_or_else(|| Error::BadEntry { suite: self.suite.clone(), name: name.clone(), field: "Version" })
+            })
+            .collect()
+    }
+
+    /// The package files of `candidates`, downloaded unless they are in the
+    /// cache, each checked against its hash. `label` begins the progress line.
+    ///
+    /// # Errors
+    /// A failed download or a wrong hash.
+    pub fn fetch(&self, label: &str, candidates: &[Candidate]) -> Result<Vec<Package>, Error> {
+        let missing: Vec<&Candidate> =
+            candidates.iter().filter(|one| !self.holds(&self.debs.join(one.file_name()), one)).collect();
+        if !missing.is_empty() {
+            let total = missing.iter().map(|one| one.size).sum();
+            let plural = if missing.len() == 1 { "package" } else { "packages" };
+            self.progress.say(format_args!(
+                "{label} ({}): downloading {} {plural}, {}",
+                self.suite,
+                missing.len(),
+                megabytes(total)
+            ));
+            self.download(&missing)?;
+        }
+        let packages =
+            candidates.iter().map(|one| Package { candidate: one.clone(), deb: self.debs.join(one.file_name()) });
+        Ok(packages.collect())
+    }
+
+    fn download(&self, missing: &[&Candidate]) -> Result<(), Error> {
+        // On the cache's own file system, so that a rename publishes; one name
+        // per suite, so that what a killed process left goes away.
+        let dir = self.debs.join(format!(".download-{}", self.suite));
+        if dir.exists() {
+            fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
+        }
+        fs::create_dir(&dir).map_err(io_error("create folder", &dir))?;
+        let mut arguments = vec!["-qq".to_owned(), "download".to_owned(), "--".to_owned()];
+        arguments.extend(missing.iter().map(|one| format!("{}={}", one.name, one.version)));
+        if let Err(error) = self.run("apt-get", &dir, arguments, "download packages; run again for fresh package lists")
+        {
+            // Most likely the archive has replaced a version since the lists
+            // were fetched: the next run begins with new ones.
+            let _ = fs::remove_file(self.tree.join("refresh-failed"));
+            let _ = File::options()
+                .write(true)
+                .open(self.tree.join("refreshed"))
+                .and_then(|stamp| stamp.set_modified(UNIX_EPOCH));
+            return Err(error);
+        }
+        for one in missing {
+            let got = dir.join(one.file_name());
+            let (found, _) = digest::of_file(&got).map_err(io_error("read downloaded package", &got))?;
+            if found != one.sha256 {
+                let (suite, expected) = (self.suite.clone(), one.sha256.clone());
+                return Err(Error::WrongHash { file: got, suite, expected, found });
+            }
+            let place = self.debs.join(one.file_name());
+            fs::rename(&got, &place).map_err(io_error("rename into place", &place))?;
+        }
+        fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
+        Ok(())
+    }
+
+    /// A file of the right size and hash; anything else is fetched again.
+    fn holds(&self, file: &Path, candidate: &Candidate) -> bool {
+        fs::metadata(file).is_ok_and(|data| data.len() == candidate.size)
+            && digest::of_file(file).is_ok_and(|(hash, _)| hash == candidate.sha256)
+    }
+
+    fn run<I, S>(&self, program: &'static str, folder: &Path, arguments: I, doing: &str) -> Result<Output, Error>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let output = Command::new(program)
+            .args(arguments)
+            .env("APT_CONFIG", self.tree.join("apt.conf"))
+            // Messages end up in ours, and the parsers read English.
+            .env("LC_ALL", "C.UTF-8")
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| Error::Start { program, source })?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        Err(Error::Failed {
+            program,
+            suite: self.suite.clone(),
+            doing: doing.to_owned(),
+            said: last_lines(&output.stderr),
+        })
+    }
+}
+
+/// Time since `path` was written; `None` when it does not exist.
+fn age_of(path: &Path) -> Option<Duration> {
+    let written = fs::metadata(path).and_then(|data| data.modified()).ok()?;
+    // A clock that was set back makes a file from the future: call it new.
+    Some(SystemTime::now().duration_since(written).unwrap_or_default())
+}
+
+fn last_lines(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match lines.as_slice() {
+        [] => "it printed no message".to_owned(),
+        some => some[some.len().saturating_sub(3)..].join(" / "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_message_is_kept() {
+        assert_eq!(last_lines(b"W: one\nE: two\n\nE: three\nE: four\n"), "E: two / E: three / E: four");
+        assert_eq!(last_lines(b" \n"), "it printed no message");
+    }
+
+    #[test]
+    fn ages() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(age_of(&dir.path().join("none")), None);
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(age_of(&file).unwrap() < Duration::from_mins(1));
+        let future = SystemTime::now() + Duration::from_hours(2);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(future).unwrap();
+        assert_eq!(age_of(&file), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,143 @@
+//! Unpacking a `.deb` without installing it.
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::Error;
+
+/// Unpacks the files of the package `deb` for which `keep` says yes into the
+/// folder `into`, and returns their number.
+///
+/// `keep` sees paths relative to the root (`usr/bin/busybox`). Owners and
+/// set-uid bits are dropped, device nodes are refused, and neither `..` nor a
+/// symbolic link leads out of `into`. Modification times are the package's.
+///
+/// # Errors
+/// [`Error::Start`] without `dpkg-deb`, [`Error::Unpack`] for a damaged
+/// package or a failed write.
+pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<usize, Error> {
+    // dpkg-deb knows every compression that packages use; the paths, which
+    // are what could do harm, are judged here.
+    let mut child = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(deb)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|source| Error::Start { program: "dpkg-deb", source })?;
+    let unpacked = match child.stdout.take() {
+        Some(mut tar) => {
+            let result = unpack_tar(&mut tar, into, keep);
+            // dpkg-deb dies of a broken pipe if the padding is not read.
+            if result.is_ok() {
+                let _ = io::copy(&mut tar, &mut io::sink());
+            }
+            result
+        }
+        None => Err(io::Error::other("no output")),
+    };
+    let output = child.wait_with_output().map_err(|source| Error::Start { program: "dpkg-deb", source })?;
+    let failed = |said: String| Error::Unpack { file: deb.to_owned(), said };
+    if !output.status.success() && unpacked.is_ok() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    unpacked.map_err(|error| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        failed(format!("{error}{}{}", if said.trim().is_empty() { "" } else { "; " }, said.trim()))
+    })
+}
+
+/// [`unpack`] with every file kept.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn unpack_all(deb: &Path, into: &Path) -> Result<usize, Error> {
+    unpack(deb, into, |_| true)
+}
+
+fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> io::Result<usize> {
+    let mut archive = tar::Archive::new(tar);
+    let mut count = 0;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let path = path.strip_prefix(".").unwrap_or(&path);
+        if path.as_os_str().is_empty() || !keep(path) {
+            continue;
+        }
+        let kind = entry.header().entry_type();
+        if kind.is_block_special() || kind.is_character_special() || kind.is_fifo() {
+            return Err(io::Error::other(format!("{} is a device or a pipe", path.display())));
+        }
+        if !entry.unpack_in(into)? {
+            return Err(io::Error::other(format!("{} leads out of the folder", path.display())));
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use tar::{Builder, EntryType, Header};
+
+    fn header(kind: EntryType, size: u64, mode: u32) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(size);
+        header.set_mode(mode);
+        header
+    }
+
+    fn with_raw_path(mut header: Header, path: &str) -> Header {
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_cksum();
+        header
+    }
+
+    #[test]
+    fn keeps_what_is_wanted_and_drops_set_uid() {
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&with_raw_path(header(EntryType::Directory, 0, 0o755), "./usr/"), io::empty()).unwrap();
+        tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o4755), "./usr/su"), &b"hi"[..]).unwrap();
+        tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o644), "./usr/doc"), &b"no"[..]).unwrap();
+        let tar = tar.into_inner().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let count = unpack_tar(&mut &tar[..], dir.path(), |path| path != Path::new("usr/doc")).unwrap();
+        assert_eq!(count, 2);
+        assert_eq!(fs::metadata(dir.path().join("usr/su")).unwrap().permissions().mode() & 0o7777, 0o755);
+        assert!(!dir.path().join("usr/doc").exists());
+    }
+
+    #[test]
+    fn nothing_leaves_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        let inside = dir.path().join("inside");
+        fs::create_dir(&outside).unwrap();
+        fs::create_dir(&inside).unwrap();
+
+        let dots = with_raw_path(header(EntryType::Regular, 1, 0o644), "./../outside/a");
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&dots, &b"x"[..]).unwrap();
+        assert!(unpack_tar(&mut &tar.into_inner().unwrap()[..], &inside, |_| true).is_err());
+
+        let mut link = header(EntryType::Symlink, 0, 0o777);
+        link.set_link_name(&outside).unwrap();
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&with_raw_path(link, "./link"), io::empty()).unwrap();
+        tar.append(&with_raw_path(header(EntryType::Regular, 1, 0o644), "./link/b"), &b"x"[..]).unwrap();
+        assert!(unpack_tar(&mut &tar.into_inner().unwrap()[..], &inside, |_| true).is_err());
+
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&with_raw_path(header(EntryType::Char, 0, 0o666), "./null"), io::empty()).unwrap();
+        assert!(unpack_tar(&mut &tar.into_inner().unwrap()[..], &inside, |_| true).is_err());
+
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+}

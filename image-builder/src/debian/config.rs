@@ -1,0 +1,91 @@
+//! The configuration of a private apt tree.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use super::KEYRING;
+
+/// Options of the host's apt that decide how the network is reached or how
+/// old an archive may be; everything else of the host's configuration (hooks,
+/// clean-up rules, extra indexes) must not act on a private tree.
+const TAKEN_OVER: &[&str] = &[
+    "Acquire::http::",
+    "Acquire::https::",
+    "Acquire::ForceIPv4",
+    "Acquire::ForceIPv6",
+    "Acquire::Check-Valid-Until",
+    "Acquire::Check-Date",
+    "Acquire::Max-ValidTime",
+    "Acquire::Proxy",
+];
+
+/// The text of the tree's `apt.conf`; `host` is what `apt-config dump` prints.
+pub(super) fn apt_conf(tree: &Path, host: &str) -> String {
+    let tree = tree.display();
+    let mut text = format!(
+        r#"Dir::Etc::main "/dev/null";
+Dir::Etc::parts "/dev/null";
+Dir::Etc::sourcelist "{tree}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State "{tree}/state";
+Dir::State::lists "{tree}/lists";
+Dir::State::status "{tree}/status";
+Dir::Cache "{tree}/cache";
+Dir::Cache::archives "{tree}/cache/archives";
+Dir::Cache::pkgcache "pkgcache.bin";
+Dir::Cache::srcpkgcache "";
+APT::Architecture "amd64";
+APT::Architectures {{ "amd64"; }};
+APT::Install-Recommends "false";
+// The tree is the user's: the account apt would download as cannot enter it.
+APT::Sandbox::User "root";
+// Our own lock file serialises.
+Debug::NoLocking "true";
+Acquire::Languages "none";
+Acquire::GzipIndexes "true";
+Acquire::Retries "2";
+Acquire::http::Timeout "20";
+Acquire::https::Timeout "20";
+"#
+    );
+    for line in host.lines().filter(|line| TAKEN_OVER.iter().any(|option| line.starts_with(option))) {
+        // A dump prints a value's line again when it is set twice; later wins.
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// The one source of the tree.
+pub(super) fn sources_list(mirror: &str, suite: &str) -> String {
+    format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")
+}
+
+/// What the host's apt is set to, or nothing when it cannot say.
+pub(super) fn host_options() -> String {
+    Command::new("apt-config")
+        .arg("dump")
+        .output()
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_are_taken_over_and_hooks_are_not() {
+        let host = "Acquire::http::Proxy \"http://proxy.example:3128\";\n\
+                    APT::Update::Post-Invoke:: \"rm -f *.deb\";\n\
+                    Dir::Cache::pkgcache \"\";\nAcquire::Check-Valid-Until \"false\";\n";
+        let text = apt_conf(Path::new("/c/apt/sid"), host);
+        assert!(text.contains("Acquire::http::Proxy \"http://proxy.example:3128\";\n"));
+        assert!(text.contains("Acquire::Check-Valid-Until \"false\";\n"));
+        assert!(!text.contains("Post-Invoke"));
+        assert!(!text.contains("Dir::Cache::pkgcache \"\""));
+        assert!(text.contains("Dir::State::status \"/c/apt/sid/status\";"));
+    }
+}

@@ -1,0 +1,185 @@
+//! Entries of a suite's package list.
+
+use super::Error;
+
+/// One version of one package, as the suite offers it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Package name.
+    pub name: String,
+    /// Full version, epoch included.
+    pub version: String,
+    /// `amd64` or `all`.
+    pub architecture: String,
+    /// Size of the `.deb` in bytes.
+    pub size: u64,
+    /// SHA-256 of the `.deb`, lower-case hexadecimal.
+    pub sha256: String,
+    /// The `Depends` field, empty when there is none.
+    pub depends: String,
+}
+
+impl Candidate {
+    /// The file name under which apt stores the package.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        format!("{}_{}_{}.deb", self.name, self.version.replace(':', "%3a"), self.architecture)
+    }
+
+    /// The version a person would say: without epoch and Debian's suffixes.
+    #[must_use]
+    pub fn upstream_version(&self) -> &str {
+        let bare = self.version.split_once(':').map_or(self.version.as_str(), |(_, rest)| rest);
+        bare.split(['-', '+', '~']).next().unwrap_or(bare)
+    }
+
+    /// Names in `Depends` (the first of each alternative), in order.
+    pub fn depends_on(&self) -> impl Iterator<Item = &str> {
+        self.depends.split(',').filter_map(|clause| clause.split('|').next()?.split_whitespace().next())
+    }
+}
+
+/// Which version of a package is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish<'a> {
+    /// The newest the suite has.
+    Newest,
+    /// Exactly this one.
+    Exact(&'a str),
+    /// The newest whose version begins with these numbers: `6.12` takes
+    /// 6.12.95-1 and not 6.121. An epoch in front does not count.
+    Series(&'a str),
+}
+
+impl Wish<'_> {
+    /// Whether `version` is one of those wanted.
+    #[must_use]
+    pub fn fits(&self, version: &str) -> bool {
+        match self {
+            Self::Newest => true,
+            Self::Exact(exact) => version == *exact,
+            Self::Series(series) => {
+                let bare = version.split_once(':').map_or(version, |(_, rest)| rest);
+                bare.strip_prefix(series).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+            }
+        }
+    }
+
+    pub(super) fn phrase(&self) -> String {
+        match self {
+            Self::Newest => String::new(),
+            Self::Exact(version) => format!(" of version {version}"),
+            Self::Series(series) => format!(" of version {series}*"),
+        }
+    }
+}
+
+/// Reads what `apt-cache show` prints: stanzas, newest version first.
+pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
+    let mut candidates = Vec::new();
+    for stanza in text.split("\n\n").filter(|stanza| !stanza.trim().is_empty()) {
+        let field = |name: &str| {
+            stanza
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned()))
+        };
+        let name = field("Package");
+        let bad = |field| Error::BadEntry { suite: suite.to_owned(), name: name.clone().unwrap_or_default(), field };
+        let word = |key: &'static str| field(key).filter(|value| is_plain(value)).ok_or_else(|| bad(key));
+        let sha256 = field("SHA256")
+            .filter(|hash| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
+        candidates.push(Candidate {
+            name: word("Package")?,
+            version: word("Version")?,
+            architecture: word("Architecture")?,
+            size: field("Size").and_then(|size| size.parse().ok()).ok_or_else(|| bad("Size"))?,
+            sha256: sha256.ok_or_else(|| bad("SHA256"))?,
+            depends: field("Depends").unwrap_or_default(),
+        });
+    }
+    Ok(candidates)
+}
+
+/// Names and versions become file names and arguments: only the characters
+/// that Debian's policy allows in them, never a slash or a leading dash.
+fn is_plain(value: &str) -> bool {
+    value.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.:~_".contains(&b))
+}
+
+/// Reads what `apt-get install --print-uris` prints: lines of
+/// `'uri' name_version_arch.deb size hash`, as pairs of name and version.
+pub(super) fn parse_closure(text: &str) -> Vec<(String, String)> {
+    text.lines()
+        .filter_map(|line| {
+            let file = line.strip_prefix('\'')?.split_once("' ")?.1.split(' ').next()?;
+            let mut parts = file.strip_suffix(".deb")?.split('_');
+            let (name, version) = (parts.next()?, parts.next()?);
+            Some((name.to_owned(), version.replace("%3a", ":")))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HASH: &str = "8e4ad8e4a06b2ed286ab086d4c450ec00694a7724a0f80cb5d7a8f3bd1038446";
+
+    fn stanza(version: &str) -> String {
+        format!(
+            "Package: linux-image-cloud-amd64\nVersion: {version}\nArchitecture: amd64\n\
+             Depends: linux-image-6.12.95+deb12-cloud-amd64 (= {version}), a | b (>= 1)\n\
+             Description: two lines\n Package: not a field\nSize: 1484\nSHA256: {HASH}\n"
+        )
+    }
+
+    #[test]
+    fn stanzas_are_read_in_order() {
+        let text = format!("{}\n{}\n", stanza("2:7.2.13-1"), stanza("6.12.95-1~bpo12+1"));
+        let found = parse("sid", &text).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].version, "2:7.2.13-1");
+        assert_eq!(found[0].upstream_version(), "7.2.13");
+        assert_eq!(found[0].file_name(), "linux-image-cloud-amd64_2%3a7.2.13-1_amd64.deb");
+        assert_eq!(found[1].upstream_version(), "6.12.95");
+        assert_eq!(found[1].depends_on().collect::<Vec<_>>(), ["linux-image-6.12.95+deb12-cloud-amd64", "a"]);
+        assert_eq!((found[1].size, found[1].sha256.as_str()), (1484, HASH));
+    }
+
+    #[test]
+    fn hostile_names_and_missing_hashes_are_refused() {
+        let evil = stanza("1").replace("Package: linux-image-cloud-amd64", "Package: ../../etc/x");
+        assert!(matches!(parse("sid", &evil), Err(Error::BadEntry { field: "Package", .. })));
+        let option = stanza("1").replace("Version: 1\n", "Version: -o\n");
+        assert!(matches!(parse("sid", &option), Err(Error::BadEntry { field: "Version", .. })));
+        let bare = stanza("1").replace("SHA256", "MD5sum");
+        assert!(matches!(parse("sid", &bare), Err(Error::BadEntry { field: "SHA256", .. })));
+    }
+
+    #[test]
+    fn wishes() {
+        assert!(Wish::Newest.fits("anything"));
+        assert!(Wish::Exact("1-1").fits("1-1") && !Wish::Exact("1-1").fits("1-10"));
+        for (version, fits) in [("6.12.95-1", true), ("1:6.12-1", true), ("6.121.1", false), ("6.1", false)] {
+            assert_eq!(Wish::Series("6.12").fits(version), fits, "{version}");
+        }
+    }
+
+    #[test]
+    fn closure_lines() {
+        let text = "'http://m.example/debian/pool/q/qemu_1%3a11.deb' qemu-system-x86_1%3a11.1.3+ds-1_amd64.deb 99 SHA256:aa\n\
+                    Reading package lists...\n'file:/x/y z.deb' libc6_2.43-7_amd64.deb 1 MD5Sum:bb\n";
+        let expected = [("qemu-system-x86", "1:11.1.3+ds-1"), ("libc6", "2.43-7")];
+        assert_eq!(parse_closure(text), expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(?s).{0,400}") {
+            let _ = parse("sid", &text);
+            let _ = parse_closure(&text);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Debian packages without root and without touching the system's own apt.
+//!
+//! apt itself does the work, driven with a configuration of its own: own
+//! package lists, an empty list of installed packages, one suite per tree. It
+//! verifies the signature of the suite's `InRelease` and the hashes under it;
+//! every `.deb` is hashed once more here against the package list.
+
+mod apt;
+mod archive;
+mod config;
+mod index;
+mod mirror;
+
+use std::io;
+use std::path::PathBuf;
+
+pub use apt::{Apt, Package};
+pub use archive::{unpack, unpack_all};
+pub use index::{Candidate, Wish};
+pub use mirror::mirror;
+
+/// The public keys of the Debian archive; every suite is verified with them.
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Why packages could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// apt's own set-up names no Debian archive.
+    #[error(
+        "no Debian archive is named in {}: set FIRSTLIGHT_DEBIAN_MIRROR to the URI of one (it ends in /debian)",
+        searched.display()
+    )]
+    NoMirror {
+        /// The folder that was searched.
+        searched: PathBuf,
+    },
+    /// The archive's keys are not installed.
+    #[error("{KEYRING} is missing: install the package debian-archive-keyring")]
+    NoKeyring,
+    /// A program of apt or dpkg could not be started.
+    #[error("cannot run {program}, which is part of Debian's packages apt and dpkg")]
+    Start {
+        /// Which program.
+        program: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program of apt or dpkg failed.
+    #[error("{program} failed for suite {suite} ({doing}): {said}")]
+    Failed {
+        /// Which program.
+        program: &'static str,
+        /// The suite it worked on.
+        suite: String,
+        /// What was wanted of it.
+        doing: String,
+        /// The last lines it printed.
+        said: String,
+    },
+    /// The suite has no such package.
+    #[error("suite {suite} has no package {name}{wanted}; it has: {available}")]
+    NoPackage {
+        /// The suite searched.
+        suite: String,
+        /// The package wanted.
+        name: String,
+        /// The version wanted, as a phrase.
+        wanted: String,
+        /// The versions there are.
+        available: String,
+    },
+    /// A package list entry lacks a field or holds nonsense.
+    #[error("suite {suite}: the entry of package {name} has no usable field {field}")]
+    BadEntry {
+        /// The suite searched.
+        suite: String,
+        /// The package's name, as far as known.
+        name: String,
+        /// Which field.
+        field: &'static str,
+    },
+    /// A downloaded package is not what the package list promises.
+    #[error("{}: SHA-256 is {found}, the package list of {suite} says {expected}", file.display())]
+    WrongHash {
+        /// The file.
+        file: PathBuf,
+        /// The suite it came from.
+        suite: String,
+        /// What the list says.
+        expected: String,
+        /// What the file has.
+        found: String,
+    },
+    /// A package file could not be unpacked.
+    #[error("cannot unpack {}: {said}", file.display())]
+    Unpack {
+        /// The package file.
+        file: PathBuf,
+        /// What went wrong.
+        said: String,
+    },
+    /// The cache could not be used.
+    #[error(transparent)]
+    Cache(#[from] crate::cache::Error),
+}

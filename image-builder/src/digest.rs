@@ -1,0 +1,89 @@
+//! SHA-256 of files and bytes, as lower-case hexadecimal text.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+/// The hash of `bytes`.
+#[must_use]
+pub fn of_bytes(bytes: &[u8]) -> String {
+    hex(Sha256::digest(bytes).as_slice())
+}
+
+/// The hash and the length of the file at `path`.
+///
+/// # Errors
+/// When the file cannot be opened or read.
+pub fn of_file(path: &Path) -> io::Result<(String, u64)> {
+    let mut hashing = Hashing::new(io::sink());
+    let size = io::copy(&mut File::open(path)?, &mut hashing)?;
+    Ok((hashing.finish().0, size))
+}
+
+/// A writer or reader that hashes whatever passes through it.
+pub struct Hashing<T> {
+    inner: T,
+    state: Sha256,
+}
+
+impl<T> Hashing<T> {
+    /// Hashes what passes to or from `inner`.
+    pub fn new(inner: T) -> Self {
+        Self { inner, state: Sha256::new() }
+    }
+
+    /// The hash of everything that passed, and the inner value.
+    pub fn finish(self) -> (String, T) {
+        (hex(self.state.finalize().as_slice()), self.inner)
+    }
+}
+
+impl<T: Write> Write for Hashing<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.state.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: Read> Read for Hashing<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.state.update(&bytes[..read]);
+        Ok(read)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The one-block example of FIPS 180-2.
+    const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn known_vector_by_every_way() {
+        assert_eq!(of_bytes(b"abc"), ABC);
+        let mut reading = Hashing::new(&b"abc"[..]);
+        io::copy(&mut reading, &mut io::sink()).unwrap();
+        assert_eq!(reading.finish().0, ABC);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("abc");
+        std::fs::write(&path, "abc").unwrap();
+        assert_eq!(of_file(&path).unwrap(), (ABC.to_owned(), 3));
+    }
+}

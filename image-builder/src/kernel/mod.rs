@@ -1,0 +1,285 @@
+//! A Debian kernel package as image material: an uncompressed `vmlinux` that
+//! a VMM can enter directly, the configuration, and modules.
+
+mod elf;
+pub mod modules;
+mod payload;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::{self, io_error};
+use crate::debian::{self, Apt, Candidate, Wish};
+use crate::digest;
+use crate::progress::Progress;
+
+pub use elf::ModuleInfo;
+
+/// Why a kernel could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The package could not be had.
+    #[error(transparent)]
+    Debian(#[from] debian::Error),
+    /// The cache could not be used.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// The named package neither is a kernel nor depends on one.
+    #[error("package {name} of {suite} is no kernel image and depends on none (Depends: {depends})")]
+    NoKernel {
+        /// The package.
+        name: String,
+        /// Its suite.
+        suite: String,
+        /// What it depends on.
+        depends: String,
+    },
+    /// The package does not hold what a kernel package holds.
+    #[error("package {package} has no {what}")]
+    Incomplete {
+        /// The package file.
+        package: String,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// The compressed kernel could not be taken apart.
+    #[error("{}: {what}", file.display())]
+    Payload {
+        /// The kernel file.
+        file: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A module file could not be read.
+    #[error("module {}: {what}", file.display())]
+    Module {
+        /// The module file.
+        file: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A wanted module is neither a file nor built in.
+    #[error("kernel {release} has no module {name} (needed by {needed_by}), as a file or built in")]
+    NoModule {
+        /// The kernel.
+        release: String,
+        /// The module.
+        name: String,
+        /// Who wants it.
+        needed_by: String,
+    },
+    /// A module was built for another kernel.
+    #[error("module {} is for kernel {found}, the image has {release}: build it again", file.display())]
+    WrongKernel {
+        /// The module file.
+        file: PathBuf,
+        /// The image's kernel.
+        release: String,
+        /// The module's kernel.
+        found: String,
+    },
+}
+
+/// Which kernel package, and from where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// A kernel package, or one that depends on the newest of its kind
+    /// (`linux-image-cloud-amd64`).
+    pub package: String,
+    /// The Debian suite.
+    pub suite: String,
+    /// Only versions that begin with these numbers.
+    pub series: Option<String>,
+}
+
+/// A prepared kernel in the cache.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// What was recorded when it was unpacked.
+    pub facts: Facts,
+    folder: PathBuf,
+}
+
+/// What is known about a prepared kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// `uname -r`.
+    pub release: String,
+    /// The Debian package.
+    pub package: String,
+    /// Its version.
+    pub version: String,
+    /// The suite it came from.
+    pub suite: String,
+    /// SHA-256 of the package file.
+    pub sha256: String,
+    /// Size of the package file.
+    pub size: u64,
+    /// SHA-256 of the extracted `vmlinux`.
+    pub vmlinux_sha256: String,
+    /// Size of the extracted `vmlinux`.
+    pub vmlinux_size: u64,
+}
+
+/// Changes when the folder's layout does, so that old ones are made anew.
+const LAYOUT: u32 = 1;
+
+impl Kernel {
+    /// Finds the package, downloads it and unpacks it, each only if needed.
+    ///
+    /// # Errors
+    /// No such package, a failed download, or a package that is no kernel.
+    pub fn prepare(cache: &Path, source: &Source, progress: Progress) -> Result<Self, Error> {
+        let apt = Apt::open(cache, &source.suite, progress)?;
+        let candidate = resolve(&apt, source)?;
+        let folder = cache.join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
+        cache::publish(&folder, &progress, |half| {
+            let package = apt
+                .fetch(&format!("kernel {}", candidate.upstream_version()), std::slice::from_ref(&candidate))?
+                .pop()
+                .ok_or(Error::Incomplete { package: candidate.file_name(), what: "file" })?;
+            progress.say(format_args!("kernel {}: unpacking", candidate.upstream_version()));
+            fill(half, &package.deb, &candidate, apt.suite())
+        })?;
+        Self::open(folder)
+    }
+
+    fn open(folder: PathBuf) -> Result<Self, Error> {
+        let path = folder.join("facts.json");
+        let text = fs::read(&path).map_err(io_error("read", &path))?;
+        let facts =
+            serde_json::from_slice(&text).map_err(|error| io_error("understand", &path)(io::Error::other(error)))?;
+        Ok(Self { facts, folder })
+    }
+
+    /// The ELF file that a VMM enters through its PVH note.
+    #[must_use]
+    pub fn vmlinux(&self) -> PathBuf {
+        self.folder.join("vmlinux")
+    }
+
+    /// The configuration the kernel was built with.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.folder.join("config")
+    }
+
+    /// The folder with `kernel/`, `modules.builtin` and so on.
+    #[must_use]
+    pub fn modules(&self) -> PathBuf {
+        self.folder.join("modules")
+    }
+}
+
+/// From a package that only points at the newest kernel to the kernel.
+fn resolve(apt: &Apt, source: &Source) -> Result<Candidate, Error> {
+    let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+    let named = apt.candidate(&source.package, wish)?;
+    if is_kernel_package(&named.name) {
+        return Ok(named);
+    }
+    let target = named.depends_on().find(|name| is_kernel_package(name)).ok_or_else(|| Error::NoKernel {
+        name: named.name.clone(),
+        suite: apt.suite().to_owned(),
+        depends: named.depends.clone(),
+    })?;
+    // Debian gives both packages one version; the newest of the suite may
+    // already be another.
+    Ok(apt.candidate(target, Wish::Exact(&named.version))?)
+}
+
+/// `linux-image-6.12.95+deb12-cloud-amd64`: the number tells it from a pointer.
+fn is_kernel_package(name: &str) -> bool {
+    name.strip_prefix("linux-image-").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        && !name.ends_with("-dbg")
+}
+
+fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<(), Error> {
+    let tree = folder.join("package");
+    // Since Debian 13 modules lie under usr/lib.
+    let wanted =
+        |path: &Path| ["boot", "lib", "usr/lib"].iter().any(|top| path.starts_with(top)) || path == Path::new("usr");
+    fs::create_dir_all(&tree).map_err(io_error("create folder", &tree))?;
+    debian::unpack(deb, &tree, wanted)?;
+    let incomplete = |what| Error::Incomplete { package: candidate.file_name(), what };
+
+    let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|place| only_child(&tree.join(place)));
+    let modules = modules.ok_or_else(|| incomplete("folder lib/modules/RELEASE"))?;
+    let release =
+        modules.file_name().and_then(|name| name.to_str()).ok_or_else(|| incomplete("release name"))?.to_owned();
+    let vmlinuz = tree.join(format!("boot/vmlinuz-{release}"));
+    let packed = fs::read(&vmlinuz).map_err(|_| incomplete("boot/vmlinuz"))?;
+    let bad = |what: String| Error::Payload { file: vmlinuz.clone(), what };
+    let vmlinux = payload::extract(&packed).map_err(bad)?;
+    elf::pvh_entry(&vmlinux).map_err(bad)?;
+
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(io_error("write", &path))
+    };
+    write("vmlinux", &vmlinux)?;
+    let config = tree.join(format!("boot/config-{release}"));
+    fs::rename(&config, folder.join("config")).map_err(|_| incomplete("boot/config"))?;
+    fs::rename(&modules, folder.join("modules")).map_err(io_error("move", &modules))?;
+    fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;
+    // They point into /usr/src of a machine that has the headers installed.
+    for link in ["build", "source"] {
+        let _ = fs::remove_file(folder.join("modules").join(link));
+    }
+    let facts = Facts {
+        release,
+        package: candidate.name.clone(),
+        version: candidate.version.clone(),
+        suite: suite.to_owned(),
+        sha256: candidate.sha256.clone(),
+        size: candidate.size,
+        vmlinux_sha256: digest::of_bytes(&vmlinux),
+        vmlinux_size: vmlinux.len() as u64,
+    };
+    let text = serde_json::to_vec_pretty(&facts).map_err(|error| bad(error.to_string()))?;
+    write("facts.json", &text)?;
+    Ok(())
+}
+
+fn only_child(folder: &Path) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(folder).ok()?.flatten();
+    let first = entries.next()?.path();
+    entries.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A prepared kernel below `folder` with one module and one built in.
+    pub(crate) fn fake(folder: &Path) -> Kernel {
+        let folder = folder.join("kernel");
+        fs::create_dir_all(folder.join("modules/kernel")).unwrap();
+        fs::write(folder.join("vmlinux"), "vmlinux").unwrap();
+        fs::write(folder.join("modules/modules.builtin"), "kernel/virtio_pci.ko\n").unwrap();
+        let module = elf::tests::module(&["depends=virtio_pci", "vermagic=6.12.95 SMP"]);
+        fs::write(folder.join("modules/kernel/vsock.ko"), module).unwrap();
+        let facts = Facts {
+            release: "6.12.95".to_owned(),
+            package: "linux-image-test".to_owned(),
+            version: "6.12.95-1".to_owned(),
+            suite: "sid".to_owned(),
+            sha256: "0".repeat(64),
+            size: 1,
+            vmlinux_sha256: digest::of_bytes(b"vmlinux"),
+            vmlinux_size: 7,
+        };
+        Kernel { facts, folder }
+    }
+
+    #[test]
+    fn pointers_are_told_from_kernels() {
+        assert!(is_kernel_package("linux-image-6.12.95+deb12-cloud-amd64"));
+        assert!(!is_kernel_package("linux-image-cloud-amd64"));
+        assert!(!is_kernel_package("linux-base-cloud-amd64"));
+        assert!(!is_kernel_package("linux-image-6.12.95+deb12-cloud-amd64-dbg"));
+    }
+}

@@ -1,0 +1,17 @@
+//! Builds guest images from a manifest.
+//!
+//! A manifest names a kernel package, the modules wanted from it and the
+//! files of the image; [`build::build`] turns it into a kernel, an initial
+//! RAM file system and `image.json`, which lists every package and every file
+//! with its hash. The same inputs give the same bytes. Nothing needs root.
+#![forbid(unsafe_code)]
+
+pub mod build;
+pub mod cache;
+pub mod cpio;
+pub mod debian;
+pub mod digest;
+pub mod kernel;
+pub mod manifest;
+pub mod progress;
+pub mod tree;

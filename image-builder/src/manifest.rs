@@ -1,0 +1,364 @@
+//! The manifest: what an image is made of, as a TOML file.
+//!
+//! Texts may hold `${NAME}`, replaced by values given with the build; so one
+//! manifest serves debug and release builds of our programs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// The manifest of the lab's image, which is also the worked example.
+pub const LAB: &str = include_str!("../manifests/lab.toml");
+
+/// The kernel that the lab's image boots; needs no variables.
+///
+/// # Errors
+/// Only when the built-in manifest is wrong, which a test rules out.
+pub fn lab_kernel() -> Result<crate::kernel::Source, Error> {
+    Ok(Manifest::unsettled(LAB, Path::new("lab.toml"))?.kernel_source())
+}
+
+/// Values for `${NAME}`.
+pub type Variables = BTreeMap<String, String>;
+
+/// What is wrong with a manifest.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file could not be read.
+    #[error("cannot read manifest {}", file.display())]
+    Read {
+        /// The manifest.
+        file: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The file is not TOML, or has unknown or missing keys.
+    #[error("manifest {} is not as it should be", file.display())]
+    Parse {
+        /// The manifest.
+        file: PathBuf,
+        /// Line, column, and what is wrong there.
+        source: Box<toml::de::Error>,
+    },
+    /// A value cannot be used.
+    #[error("manifest {}: {key} = {value:?}: {what}", file.display())]
+    Value {
+        /// The manifest.
+        file: PathBuf,
+        /// Where, as a path of keys.
+        key: String,
+        /// The value there.
+        value: String,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// A manifest, with every variable replaced and every value checked.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Manifest {
+    /// The image itself.
+    pub image: Image,
+    /// The kernel it boots.
+    pub kernel: Kernel,
+    /// Modules built out of the kernel's tree.
+    #[serde(default)]
+    pub extra_modules: Vec<ExtraModule>,
+    /// Regular files.
+    #[serde(default, rename = "file")]
+    pub files: Vec<File>,
+    /// Symbolic links.
+    #[serde(default, rename = "symlink")]
+    pub symlinks: Vec<Symlink>,
+    /// Directories that must exist although nothing is in them.
+    #[serde(default, rename = "directory")]
+    pub directories: Vec<Directory>,
+}
+
+/// `[image]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Image {
+    /// A name for people and file names.
+    pub name: String,
+    /// What is built.
+    pub format: Format,
+}
+
+/// The kind of image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// An uncompressed initial RAM file system that is the root.
+    Initramfs,
+}
+
+/// `[kernel]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernel {
+    /// A Debian kernel package, or one that depends on the newest.
+    pub package: String,
+    /// The suite it comes from.
+    pub suite: String,
+    /// Only versions that begin with these numbers.
+    pub series: Option<String>,
+    /// Modules to include; what they need comes along, built-in ones are fine.
+    #[serde(default)]
+    pub modules: Vec<String>,
+}
+
+/// `[[extra-modules]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtraModule {
+    /// The `.ko` file, relative to the manifest's folder.
+    pub path: String,
+}
+
+/// `[[file]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Where it goes in the image.
+    pub path: String,
+    /// The file to copy, relative to the manifest's folder.
+    pub source: Option<String>,
+    /// The contents themselves, instead of `source`.
+    pub content: Option<String>,
+    /// Permission bits; `0o644` if not given.
+    pub mode: Option<u32>,
+}
+
+/// `[[symlink]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Symlink {
+    /// Where it goes in the image.
+    pub path: String,
+    /// What it points to.
+    pub target: String,
+}
+
+/// `[[directory]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Directory {
+    /// Where it goes in the image.
+    pub path: String,
+    /// Permission bits; `0o755` if not given.
+    pub mode: Option<u32>,
+}
+
+impl Manifest {
+    /// Reads the manifest at `file`.
+    ///
+    /// # Errors
+    /// Names the file, and the line or the key.
+    pub fn read(file: &Path, variables: &Variables) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(file).map_err(|source| Error::Read { file: file.to_owned(), source })?;
+        Self::parse(&text, file, variables)
+    }
+
+    /// Reads a manifest from `text`; `file` is its name in messages, and
+    /// relative paths begin in its folder.
+    ///
+    /// # Errors
+    /// Names the file, and the line or the key.
+    pub fn parse(text: &str, file: &Path, variables: &Variables) -> Result<Self, Error> {
+        let mut manifest = Self::unsettled(text, file)?;
+        let check = Check { file, folder: file.parent().unwrap_or(Path::new("")), variables };
+        manifest.settle(&check)?;
+        Ok(manifest)
+    }
+
+    fn unsettled(text: &str, file: &Path) -> Result<Self, Error> {
+        toml::from_str(text).map_err(|source| Error::Parse { file: file.to_owned(), source: Box::new(source) })
+    }
+
+    /// The kernel package to prepare.
+    #[must_use]
+    pub fn kernel_source(&self) -> crate::kernel::Source {
+        let Kernel { package, suite, series, .. } = &self.kernel;
+        crate::kernel::Source { package: package.clone(), suite: suite.clone(), series: series.clone() }
+    }
+
+    /// Replaces variables and checks every value.
+    fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
+        check.name("image.name", &self.image.name)?;
+        check.name("kernel.package", &self.kernel.package)?;
+        check.name("kernel.suite", &self.kernel.suite)?;
+        for module in &self.kernel.modules {
+            check.name("kernel.modules", module)?;
+        }
+        for module in &mut self.extra_modules {
+            check.source("extra-modules.path", &mut module.path)?;
+        }
+        for file in &mut self.files {
+            check.place("file.path", &mut file.path)?;
+            let key = format!("file[{}]", file.path);
+            match (&mut file.source, &mut file.content) {
+                (Some(source), None) => check.source(&format!("{key}.source"), source)?,
+                (None, Some(content)) => check.expand(&format!("{key}.content"), content)?,
+                _ => return Err(check.wrong(&key, "", "exactly one of source and content is needed")),
+            }
+            check.mode(&key, file.mode)?;
+        }
+        for link in &mut self.symlinks {
+            check.place("symlink.path", &mut link.path)?;
+            check.expand("symlink.target", &mut link.target)?;
+            if link.target.is_empty() || link.target.contains('\0') {
+                return Err(check.wrong("symlink.target", &link.target, "cannot be a link's target"));
+            }
+        }
+        for directory in &mut self.directories {
+            check.place("directory.path", &mut directory.path)?;
+            check.mode(&format!("directory[{}]", directory.path), directory.mode)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks values and names the place of a wrong one.
+struct Check<'a> {
+    file: &'a Path,
+    folder: &'a Path,
+    variables: &'a Variables,
+}
+
+impl Check<'_> {
+    fn wrong(&self, key: &str, value: &str, what: impl Into<String>) -> Error {
+        Error::Value { file: self.file.to_owned(), key: key.to_owned(), value: value.to_owned(), what: what.into() }
+    }
+
+    /// Names of packages, suites, modules and images.
+    fn name(&self, key: &str, value: &str) -> Result<(), Error> {
+        let starts = value.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if starts && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-._".contains(&b)) {
+            return Ok(());
+        }
+        Err(self.wrong(key, value, "a name has letters, digits and + - . _ only"))
+    }
+
+    /// A path in the image: absolute and plain. Loses its leading slash.
+    fn place(&self, key: &str, value: &mut String) -> Result<(), Error> {
+        self.expand(key, value)?;
+        let Some(rest) = value.strip_prefix('/') else {
+            return Err(self.wrong(key, value, "a path in the image begins with /"));
+        };
+        if rest.contains('\0') || rest.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(self.wrong(key, value, "a path in the image has no empty part, no . and no .."));
+        }
+        *value = rest.to_owned();
+        Ok(())
+    }
+
+    /// A path on this machine, relative to the manifest.
+    fn source(&self, key: &str, value: &mut String) -> Result<(), Error> {
+        self.expand(key, value)?;
+        if value.is_empty() {
+            return Err(self.wrong(key, value, "the path is empty"));
+        }
+        if let Some(path) = self.folder.join(&*value).to_str() {
+            *value = path.to_owned();
+        }
+        Ok(())
+    }
+
+    fn mode(&self, key: &str, mode: Option<u32>) -> Result<(), Error> {
+        match mode {
+            Some(mode) if mode > 0o7777 => {
+                let text = format!("{mode:#o}");
+                Err(self.wrong(&format!("{key}.mode"), &text, "permission bits are written as 0o755"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces every `${NAME}`.
+    fn expand(&self, key: &str, value: &mut String) -> Result<(), Error> {
+        let mut expanded = String::new();
+        let mut rest = value.as_str();
+        while let Some((before, after)) = rest.split_once("${") {
+            let Some((name, tail)) = after.split_once('}') else {
+                return Err(self.wrong(key, value, "a ${ has no }"));
+            };
+            let Some(replacement) = self.variables.get(name) else {
+                return Err(self.wrong(key, value, format!("no value for {name}: give one with --set {name}=...")));
+            };
+            expanded.push_str(before);
+            expanded.push_str(replacement);
+            rest = tail;
+        }
+        expanded.push_str(rest);
+        *value = expanded;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "[image]\nname = \"x\"\nformat = \"initramfs\"\n\
+                        [kernel]\npackage = \"linux-image-amd64\"\nsuite = \"sid\"\n";
+
+    fn parse(tail: &str) -> Result<Manifest, Error> {
+        let variables = Variables::from([("INIT".to_owned(), "/build/init".to_owned())]);
+        Manifest::parse(&format!("{HEAD}{tail}"), Path::new("dir/m.toml"), &variables)
+    }
+
+    fn message(tail: &str) -> String {
+        let error = parse(tail).unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        format!("{error}: {}", cause.unwrap_or_default())
+    }
+
+    #[test]
+    fn variables_and_relative_paths() {
+        let manifest = parse(
+            "[[file]]\npath = \"/init\"\nsource = \"${INIT}\"\nmode = 0o755\n\
+             [[file]]\npath = \"/etc/x\"\nsource = \"files/x\"\n[[file]]\npath = \"/y\"\ncontent = \"<${INIT}>\"\n",
+        )
+        .unwrap();
+        let [init, x, y] = &manifest.files[..] else { panic!("three files") };
+        assert_eq!((init.path.as_str(), init.source.as_deref(), init.mode), ("init", Some("/build/init"), Some(0o755)));
+        assert_eq!(x.source.as_deref(), Some("dir/files/x"));
+        assert_eq!(y.content.as_deref(), Some("</build/init>"));
+    }
+
+    #[test]
+    fn every_error_names_the_file_and_the_key() {
+        for (tail, words) in [
+            ("colour = 1\n", ["dir/m.toml", "colour"]),
+            ("[[file]]\npath = \"/a\"\nsource = \"${WHAT}\"\n", ["file[a].source", "--set WHAT="]),
+            ("[[file]]\npath = \"/a\"\nsource = \"${WHAT\"\n", ["file[a].source", "no }"]),
+            ("[[file]]\npath = \"/a\"\n", ["file[a]", "exactly one"]),
+            ("[[file]]\npath = \"/a\"\nsource = \"b\"\ncontent = \"c\"\n", ["file[a]", "exactly one"]),
+            ("[[file]]\npath = \"a\"\ncontent = \"\"\n", ["file.path", "begins with /"]),
+            ("[[file]]\npath = \"/a/../b\"\ncontent = \"\"\n", ["file.path", "no .."]),
+            ("[[file]]\npath = \"/a\"\ncontent = \"\"\nmode = 75500\n", ["file[a].mode", "0o755"]),
+            ("[[directory]]\npath = \"/a/\"\n", ["directory.path", "empty part"]),
+            ("[[symlink]]\npath = \"/a\"\ntarget = \"\"\n", ["symlink.target", "target"]),
+            ("modules = [\"-x\"]\n", ["kernel.modules", "letters"]),
+        ] {
+            let text = message(tail);
+            for word in words {
+                assert!(text.contains(word), "{word:?} is not in {text:?}");
+            }
+            assert!(text.contains("dir/m.toml"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_lab_manifest_is_valid() {
+        let names = ["INIT", "AGENT", "NVIDIA_KO", "NVIDIA_UVM_KO"];
+        let variables = names.iter().map(|name| ((*name).to_owned(), "/x".to_owned())).collect();
+        let manifest = Manifest::parse(LAB, Path::new("lab.toml"), &variables).unwrap();
+        assert_eq!(manifest.image.format, Format::Initramfs);
+        assert_eq!(lab_kernel().unwrap(), manifest.kernel_source());
+        assert!(manifest.files.iter().any(|file| file.path == "init" && file.mode == Some(0o755)));
+    }
+}

@@ -1,0 +1,160 @@
+//! The files of an image, before they take an image format.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Where a file's contents come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// A file on this machine.
+    File(PathBuf),
+    /// These bytes.
+    Bytes(Vec<u8>),
+}
+
+/// One entry of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    /// A directory.
+    Directory {
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A regular file.
+    File {
+        /// Permission bits.
+        mode: u32,
+        /// What is in it.
+        content: Content,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it points to.
+        target: String,
+    },
+    /// A character device.
+    Character {
+        /// Permission bits.
+        mode: u32,
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+}
+
+/// Two things want one place.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The path is taken.
+    #[error("/{path} is in the image twice: as {first} and as {second}")]
+    Twice {
+        /// The path.
+        path: String,
+        /// What is there.
+        first: &'static str,
+        /// What should be put there.
+        second: &'static str,
+    },
+    /// Something that is not a directory has entries below it.
+    #[error("/{path} cannot be in the image: /{above} is {what}, not a directory")]
+    Below {
+        /// The path.
+        path: String,
+        /// The path above it.
+        above: String,
+        /// What is there.
+        what: &'static str,
+    },
+}
+
+impl Node {
+    fn what(&self) -> &'static str {
+        match self {
+            Self::Directory { .. } => "a directory",
+            Self::File { .. } => "a file",
+            Self::Symlink { .. } => "a symbolic link",
+            Self::Character { .. } => "a device",
+        }
+    }
+}
+
+/// Every entry of an image by path, without leading slash. Parents exist:
+/// those nobody asked for are directories of mode 0755.
+#[derive(Debug, Clone, Default)]
+pub struct Tree {
+    nodes: BTreeMap<String, Node>,
+    /// Directories that exist only because something is below them.
+    implied: std::collections::BTreeSet<String>,
+}
+
+impl Tree {
+    /// Puts `node` at `path` (checked by the manifest: relative and plain).
+    ///
+    /// # Errors
+    /// When the path is taken or lies below something that is no directory.
+    pub fn add(&mut self, path: &str, node: Node) -> Result<(), Error> {
+        for (end, _) in path.match_indices('/') {
+            let above = &path[..end];
+            match self.nodes.get(above) {
+                Some(Node::Directory { .. }) => {}
+                Some(other) => {
+                    let what = other.what();
+                    return Err(Error::Below { path: path.to_owned(), above: above.to_owned(), what });
+                }
+                None => {
+                    self.nodes.insert(above.to_owned(), Node::Directory { mode: 0o755 });
+                    self.implied.insert(above.to_owned());
+                }
+            }
+        }
+        // Saying what an implied directory is like does not repeat it.
+        let may_replace = matches!(node, Node::Directory { .. }) && self.implied.remove(path);
+        if let Some(first) = self.nodes.get(path)
+            && !may_replace
+        {
+            return Err(Error::Twice { path: path.to_owned(), first: first.what(), second: node.what() });
+        }
+        self.nodes.insert(path.to_owned(), node);
+        Ok(())
+    }
+
+    /// Entries in order of path; a directory comes before what is in it.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
+        self.nodes.iter().map(|(path, node)| (path.as_str(), node))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> Node {
+        Node::File { mode: 0o644, content: Content::Bytes(Vec::new()) }
+    }
+
+    #[test]
+    fn parents_are_made_and_come_first() {
+        let mut tree = Tree::default();
+        tree.add("usr/bin/agent", file()).unwrap();
+        tree.add("init", file()).unwrap();
+        tree.add("usr/bin-extra", file()).unwrap();
+        tree.add("usr", Node::Directory { mode: 0o700 }).unwrap();
+        let paths: Vec<&str> = tree.iter().map(|(path, _)| path).collect();
+        assert_eq!(paths, ["init", "usr", "usr/bin", "usr/bin-extra", "usr/bin/agent"]);
+        assert_eq!(tree.nodes["usr"], Node::Directory { mode: 0o700 });
+        assert_eq!(tree.nodes["usr/bin"], Node::Directory { mode: 0o755 });
+    }
+
+    #[test]
+    fn one_place_one_thing() {
+        let mut tree = Tree::default();
+        tree.add("run", Node::Directory { mode: 0o755 }).unwrap();
+        tree.add("var/run", Node::Symlink { target: "/run".into() }).unwrap();
+        let twice = tree.add("run", Node::Directory { mode: 0o700 }).unwrap_err();
+        assert!(twice.to_string().contains("/run is in the image twice"), "{twice}");
+        let below = tree.add("var/run/x", file()).unwrap_err();
+        assert!(below.to_string().contains("/var/run is a symbolic link"), "{below}");
+        assert!(tree.add("var", file()).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! What is fed.
+
+use std::path::Path;
+
+use firstlight_boot_record::{Assembler, BootRecord};
+use firstlight_cdi::{DeviceName, Spec};
+use firstlight_cmdline::CommandLine;
+use firstlight_control::{FromInit, ToInit};
+
+/// A reader of untrusted bytes and inputs that it likes.
+pub(crate) struct Target {
+    pub(crate) name: &'static str,
+    pub(crate) seeds: &'static [&'static [u8]],
+    /// Must not panic.
+    pub(crate) read: fn(&[u8]),
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const RECORD: &[u8] = br#"{"schema":"firstlight.boot-record/1","init_version":"1","kernel":{"release":"6","command_line":"quiet",
+"milestones":[{"name":"init-exec","at_us":5}]},"pid1_start_us":7,"state":"booting","units":[{"name":"gpu-attach[0000:01:00.0]",
+"need":["nodes"],"severity":"degraded","deadline_us":9,"start_us":1,"outcome":"ok","detail":"","pci":"0000:01:00.0"}],"gpus":[],
+"events":[{"at_us":1,"what":"container-started","object":"c","detail":""}]}"#;
+
+/// Every target.
+pub(crate) const TARGETS: &[Target] = &[
+    Target {
+        name: "kernel-command-line",
+        seeds: &[b"quiet a=1 b=\"x y\" firstlight.attach=parallel nvidia.NVreg_X=1"],
+        read: |bytes| {
+            let line = CommandLine::parse(&text(bytes));
+            let _ = (line.value("firstlight.attach"), line.iter().count());
+        },
+    },
+    Target {
+        name: "pci-address",
+        seeds: &[b"0000:01:00.0", b"10000:e1:1f.7"],
+        read: |bytes| drop(text(bytes).parse::<firstlight_pci::Address>()),
+    },
+    Target {
+        name: "console",
+        seeds: &[
+            b"firstlight/1 {\"boot\":{\"init_version\":\"1\",\"kernel\":\"6\",\"pid1_start_us\":1}}\nfirstlight/1 {\"state\":\"ready\"}\n",
+            b"[ 1.2] x firstlight/1 {\"event\":{\"at_us\":1,\"what\":\"power-off\"}}\n",
+        ],
+        read: |bytes| {
+            let mut assembler = Assembler::new();
+            text(bytes).lines().for_each(|line| assembler.feed(line));
+            if let Some(record) = assembler.record() {
+                let _ = (firstlight_boot_profile::table(record), firstlight_boot_profile::svg(record));
+            }
+        },
+    },
+    Target { name: "boot-record", seeds: &[RECORD], read: |bytes| drop(BootRecord::from_json(&text(bytes))) },
+    Target {
+        name: "control-socket",
+        seeds: &[b"\"subscribe\"\n", b"{\"listening\":{\"at_us\":1}}", b"{\"gpus\":{\"scanned\":true,\"gpus\":[]}}", RECORD],
+        read: |bytes| {
+            let _ = firstlight_control::decode::<ToInit>(bytes);
+            let _ = firstlight_control::decode::<FromInit>(bytes);
+        },
+    },
+    Target {
+        name: "cdi-spec",
+        seeds: &[
+            br#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","permissions":"rw"}],"env":["A=b"]}}]}"#,
+        ],
+        read: |bytes| drop(Spec::from_json(&text(bytes), Path::new("x"))),
+    },
+    Target {
+        name: "cdi-name",
+        seeds: &[b"nvidia.com/gpu=0", b"nvidia.com/gpu=0000:01:00.0"],
+        read: |bytes| drop(text(bytes).parse::<DeviceName>()),
+    },
+    Target {
+        name: "oci-index",
+        seeds: &[
+            br#"{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0,"platform":{"architecture":"amd64","os":"linux"}}]}"#,
+        ],
+        read: |bytes| {
+            let Ok(folder) = tempfile::tempdir() else { return };
+            let _ = std::fs::write(folder.path().join("oci-layout"), "{}");
+            let _ = std::fs::write(folder.path().join("index.json"), bytes);
+            let _ = firstlight_oci::Image::open(folder.path());
+        },
+    },
+];

@@ -1,0 +1,121 @@
+//! A guest of the lab: what is wanted of it, and the machine that is it.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use firstlight_synthetic_gpu::{Device as Gpu, PROFILES, profile};
+use firstlight_vm::{Accelerator, Device, Machine};
+use tempfile::TempDir;
+
+use crate::gpus::{GpuError, SyntheticGpus};
+use crate::lab::Lab;
+
+/// On every guest's command line: the console, a panic that ends QEMU, and no
+/// probing for hardware that is not there. `earlyprintk` gives a kernel that
+/// dies early the serial port.
+const COMMAND_LINE: &str = "console=hvc0 earlyprintk=ttyS0 quiet panic=-1 reboot=t mitigations=off tsc=reliable \
+    no_timer_check audit=0 apparmor=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on cgroup_no_v1=all";
+
+/// What is wanted of a guest.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// Its GPUs and other devices, in bus order.
+    pub devices: Vec<Gpu>,
+    /// Appended to the kernel command line.
+    pub parameters: Vec<String>,
+    /// The image; the lab's own if none is given.
+    pub initrd: Option<PathBuf>,
+    /// MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// Count instructions instead of time; one processor.
+    pub counting: bool,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        Self { devices: Vec::new(), parameters: Vec::new(), initrd: None, memory_mib: 1024, cpus: 2, counting: false }
+    }
+}
+
+impl Guest {
+    /// `count` H100s that attach in `attach` each.
+    #[must_use]
+    pub fn with_gpus(count: usize, attach: Duration) -> Self {
+        let devices = vec![h100(attach); count];
+        Self { devices, ..Self::default() }
+    }
+
+    /// Adds a kernel parameter.
+    #[must_use]
+    pub fn parameter(mut self, parameter: impl Into<String>) -> Self {
+        self.parameters.push(parameter.into());
+        self
+    }
+}
+
+/// An H100 that attaches in that time.
+#[must_use]
+pub fn h100(attach: Duration) -> Gpu {
+    let mut gpu = Gpu::new(profile("h100").unwrap_or(&PROFILES[0]));
+    gpu.attach_ms = Some(u32::try_from(attach.as_millis()).unwrap_or(u32::MAX));
+    gpu
+}
+
+/// Lets a GPU's attach fail with the driver's `code`.
+pub fn fail_with(gpu: &mut Gpu, code: u32) {
+    gpu.fail = NonZeroU32::new(code);
+}
+
+/// How guests of the lab run on this machine.
+#[must_use]
+pub fn accelerator() -> Accelerator {
+    Accelerator::detect()
+}
+
+/// A machine ready to be run, and what has to live as long as it.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The machine.
+    pub machine: Machine,
+    _gpus: SyntheticGpus,
+    _folder: TempDir,
+}
+
+impl Lab {
+    /// Starts the guest's GPUs and describes its machine.
+    ///
+    /// # Errors
+    /// The GPUs' server does not start.
+    pub fn guest(&self, guest: &Guest) -> Result<Prepared, GpuError> {
+        let folder = tempfile::Builder::new()
+            .prefix("firstlight-gpus-")
+            .tempdir()
+            .map_err(|source| GpuError::Spawn { program: std::env::temp_dir(), source })?;
+        let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, folder.path(), &guest.devices)?;
+        let devices = gpus.sockets().iter().map(|socket| Device::VfioUser { socket: socket.clone() }).collect();
+        let accelerator = if guest.counting { Accelerator::TcgCounting } else { accelerator() };
+        let mut command_line = COMMAND_LINE.to_owned();
+        for parameter in &guest.parameters {
+            command_line.push(' ');
+            command_line.push_str(parameter);
+        }
+        let machine = Machine {
+            qemu: self.toolbox.qemu.clone(),
+            vhost_vsock: self.toolbox.vhost_device_vsock.clone(),
+            virtiofsd: self.toolbox.virtiofsd.clone(),
+            kernel: self.image.kernel.clone(),
+            initrd: guest.initrd.clone().unwrap_or_else(|| self.image.initrd.clone()),
+            command_line,
+            memory_mib: guest.memory_mib,
+            cpus: if guest.counting { 1 } else { guest.cpus },
+            accelerator,
+            devices,
+            shares: Vec::new(),
+            cid: 3,
+        };
+        Ok(Prepared { machine, _gpus: gpus, _folder: folder })
+    }
+}

@@ -1,0 +1,175 @@
+//! Debian packages that the host must have, each with the reason.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::{Command, Stdio};
+
+use firstlight_image_builder::progress::Progress;
+
+/// A package and why it is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostPackage {
+    /// Name in Debian and its relatives.
+    pub name: &'static str,
+    /// What fails without it.
+    pub reason: &'static str,
+}
+
+const fn needs(name: &'static str, reason: &'static str) -> HostPackage {
+    HostPackage { name, reason }
+}
+
+/// Everything needed to build the project and run the lab.
+pub const PACKAGES: &[HostPackage] = &[
+    needs("gcc", "links Rust programs; compiles libbpf and the stand-in modules"),
+    needs("libc6-dev", "has libc.a for the static programs of the guest"),
+    needs("binutils", "strips the stand-in modules"),
+    needs("make", "builds libbpf and the stand-in modules"),
+    needs("pkg-config", "finds libelf and zlib for libbpf"),
+    needs("libseccomp-dev", "has libseccomp.a, which the container runtime links"),
+    needs("libelf-dev", "has libelf.a, which libbpf links for device rules"),
+    needs("zlib1g-dev", "has libz.a, which libelf links"),
+    needs("xz-utils", "unpacks packages with older versions of dpkg"),
+    needs("ca-certificates", "lets cargo and apt verify HTTPS servers"),
+    needs("debian-archive-keyring", "verifies the packages of kernel and QEMU"),
+];
+
+/// Why packages are still missing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not a Debian system.
+    #[error(
+        "cannot ask dpkg-query which packages are installed; on other systems than Debian install what stands for:\n{}",
+        listed(PACKAGES)
+    )]
+    NoDpkg(#[source] io::Error),
+    /// Nobody agreed to install them.
+    #[error("missing packages:\n{}\nrun: {command}", listed(missing))]
+    Missing {
+        /// Those missing.
+        missing: Vec<HostPackage>,
+        /// The command that installs them.
+        command: String,
+    },
+    /// apt could not be started.
+    #[error("cannot run {command}")]
+    Start {
+        /// The command.
+        command: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// apt failed; it has told why.
+    #[error("{command} failed: see its messages above")]
+    Failed {
+        /// The command.
+        command: String,
+    },
+}
+
+fn listed(packages: &[HostPackage]) -> String {
+    let width = packages.iter().map(|package| package.name.len()).max().unwrap_or(0);
+    let lines: Vec<String> =
+        packages.iter().map(|package| format!("  {:width$}  {}", package.name, package.reason)).collect();
+    lines.join("\n")
+}
+
+/// Those of [`PACKAGES`] that are not installed.
+///
+/// # Errors
+/// [`Error::NoDpkg`] when the system has no `dpkg-query`.
+pub fn missing() -> Result<Vec<HostPackage>, Error> {
+    let output = Command::new("dpkg-query")
+        .args(["--show", "--showformat=${Package} ${db:Status-Status}\\n"])
+        .args(PACKAGES.iter().map(|package| package.name))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::NoDpkg)?;
+    // It fails when one package is unknown, and still lists the others.
+    Ok(missing_from(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn missing_from(report: &str) -> Vec<HostPackage> {
+    let installed: BTreeSet<&str> = report
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(_, is)| *is == "installed")
+        .map(|(name, _)| name)
+        .collect();
+    PACKAGES.iter().filter(|package| !installed.contains(package.name)).copied().collect()
+}
+
+/// Installs what is missing. On a terminal the user is asked first, unless
+/// `yes` is set or the environment has `CI=true`.
+///
+/// # Errors
+/// [`Error::Missing`], with the command to run, when nobody agreed; what apt
+/// failed with otherwise.
+pub fn ensure(yes: bool, progress: Progress) -> Result<(), Error> {
+    let missing = missing()?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
+    let install = [&["apt-get", "install", "--yes", "--no-install-recommends"][..], &names].concat();
+    let in_ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    if !(yes || in_ci || agreed(&missing)) {
+        let command = as_root(&["apt-get", "update"]).join(" ") + " && " + &as_root(&install).join(" ");
+        return Err(Error::Missing { missing, command });
+    }
+    progress.say(format_args!("installing {}", names.join(", ")));
+    run(&as_root(&["apt-get", "update", "-qq"]))?;
+    run(&as_root(&install))
+}
+
+fn agreed(missing: &[HostPackage]) -> bool {
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return false;
+    }
+    eprint!("These packages are needed:\n{}\nInstall them now? [y/N] ", listed(missing));
+    let _ = io::stderr().flush();
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+/// The command, through sudo unless we are root.
+fn as_root<'a>(command: &[&'a str]) -> Vec<&'a str> {
+    // The owner of our own process directory is our effective user.
+    let root = std::fs::metadata("/proc/self").is_ok_and(|data| std::os::unix::fs::MetadataExt::uid(&data) == 0);
+    if root { command.to_vec() } else { [&["sudo"], command].concat() }
+}
+
+fn run(command: &[&str]) -> Result<(), Error> {
+    let text = command.join(" ");
+    let Some((program, arguments)) = command.split_first() else { return Ok(()) };
+    // What apt prints is for the user; our own output stays clean.
+    let status = Command::new(program)
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(io::stderr())
+        .status()
+        .map_err(|source| Error::Start { command: text.clone(), source })?;
+    if status.success() { Ok(()) } else { Err(Error::Failed { command: text }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_installed_counts() {
+        let all: String = PACKAGES.iter().map(|package| format!("{} installed\n", package.name)).collect();
+        assert!(missing_from(&all).is_empty());
+        let removed = all.replace("make installed", "make config-files").replace("gcc installed\n", "");
+        let names: Vec<&str> = missing_from(&removed).iter().map(|package| package.name).collect();
+        assert_eq!(names, ["gcc", "make"]);
+    }
+
+    #[test]
+    fn the_message_has_reasons_and_the_command() {
+        let error = Error::Missing { missing: PACKAGES[..2].to_vec(), command: "apt-get install gcc".to_owned() };
+        let text = error.to_string();
+        assert!(text.contains("gcc        links Rust programs"), "{text}");
+        assert!(text.ends_with("run: apt-get install gcc"), "{text}");
+    }
+}

@@ -1,0 +1,118 @@
+//! The lab, ready: tools, programs, images.
+
+use std::path::{Path, PathBuf};
+
+use firstlight_image_builder::build::{self, Image};
+use firstlight_image_builder::cache;
+use firstlight_image_builder::manifest::Variables;
+use firstlight_image_builder::progress::Progress;
+
+use crate::binaries::{Binaries, BuildError, workspace};
+use crate::busybox::{self, BusyboxError};
+use crate::{StandIn, Toolbox, host_packages, stand_in, toolbox};
+
+/// Why the lab is not ready.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A system package is missing.
+    #[error(transparent)]
+    Packages(#[from] host_packages::Error),
+    /// There is no place for the cache.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// QEMU or a kernel could not be prepared.
+    #[error(transparent)]
+    Toolbox(#[from] toolbox::Error),
+    /// The stand-in driver does not build.
+    #[error(transparent)]
+    StandIn(#[from] stand_in::Error),
+    /// Our programs do not build.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The guest image could not be built.
+    #[error(transparent)]
+    Image(#[from] build::Error),
+    /// The container image could not be made.
+    #[error(transparent)]
+    Busybox(#[from] BusyboxError),
+}
+
+/// Everything that a guest of the lab is made from.
+#[derive(Debug)]
+pub struct Lab {
+    /// QEMU and its daemons.
+    pub toolbox: Toolbox,
+    /// Our programs.
+    pub binaries: Binaries,
+    /// The stand-in driver's modules.
+    pub stand_in: StandIn,
+    /// The guest image.
+    pub image: Image,
+    /// The container image, an OCI layout.
+    pub busybox_image: PathBuf,
+    cache: PathBuf,
+}
+
+/// What the lab says about long steps.
+fn progress() -> Progress {
+    Progress::stderr("lab")
+}
+
+impl Lab {
+    /// Installs the system packages that are missing, asking first unless
+    /// `yes` or in CI.
+    ///
+    /// # Errors
+    /// This is no Debian, the user said no, or apt failed.
+    pub fn install_packages(yes: bool) -> Result<(), LabError> {
+        Ok(host_packages::ensure(yes, progress())?)
+    }
+
+    /// Makes everything ready that is not; quick when nothing changed.
+    ///
+    /// # Errors
+    /// The first step that failed.
+    pub fn prepare(yes: bool) -> Result<Self, LabError> {
+        Self::install_packages(yes)?;
+        let root = workspace();
+        let cache = cache::root()?;
+        let toolbox = Toolbox::prepare(&cache, progress())?;
+        let source = root.join("tests/stand-in-nvidia");
+        let stand_in = stand_in::build(&toolbox, &source, &toolbox.headers.release)?;
+        progress().say("building the guest's programs");
+        let binaries = Binaries::build(&root)?;
+        let busybox_image = output().join("busybox-image");
+        busybox::write_layout(&toolbox.busybox, &busybox_image)?;
+        let manifest = root.join("image-builder/manifests/lab.toml");
+        let variables = variables(&binaries, &stand_in, &toolbox);
+        let image = build::build(&manifest, &variables, &output().join("image"), &cache, Progress::quiet())?;
+        Ok(Self { toolbox, binaries, stand_in, image, busybox_image, cache })
+    }
+
+    /// Builds another guest image, from a manifest of `tests/lab/manifests`.
+    ///
+    /// # Errors
+    /// The manifest is wrong, or a file it names is not there.
+    pub fn variant(&self, name: &str) -> Result<Image, LabError> {
+        let manifest = workspace().join("tests/lab/manifests").join(format!("{name}.toml"));
+        let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
+        let out = output().join(format!("image-{name}"));
+        Ok(build::build(&manifest, &variables, &out, &self.cache, Progress::quiet())?)
+    }
+}
+
+fn variables(binaries: &Binaries, stand_in: &StandIn, toolbox: &Toolbox) -> Variables {
+    let path = |path: &Path| path.display().to_string();
+    Variables::from([
+        ("INIT".to_owned(), path(&binaries.init)),
+        ("AGENT".to_owned(), path(&binaries.agent)),
+        ("NVIDIA_KO".to_owned(), path(&stand_in.nvidia_ko)),
+        ("NVIDIA_UVM_KO".to_owned(), path(&stand_in.nvidia_uvm_ko)),
+        ("BUSYBOX".to_owned(), path(&toolbox.busybox)),
+    ])
+}
+
+/// Where what depends on this checkout is put.
+fn output() -> PathBuf {
+    crate::binaries::target().join("lab")
+}

@@ -1,0 +1,24 @@
+//! The lab: what end-to-end tests run in, prepared without root.
+//!
+//! [`host_packages`] names the Debian packages a machine needs to build and
+//! run the project. [`toolbox`] prepares QEMU, its helpers, a kernel and the
+//! headers of exactly that kernel in the cache. [`stand_in`] builds the
+//! modules that stand in for NVIDIA's driver, [`binaries`] our own programs.
+//! [`Lab`] is all of it ready, and makes machines from a [`Guest`].
+#![forbid(unsafe_code)]
+
+pub mod binaries;
+mod busybox;
+mod gpus;
+mod guest;
+pub mod host_packages;
+mod lab;
+pub mod stand_in;
+pub mod toolbox;
+
+pub use firstlight_image_builder::cache::root as cache_root;
+pub use gpus::{GpuError, SyntheticGpus};
+pub use guest::{Guest, Prepared, accelerator, fail_with, h100};
+pub use lab::{Lab, LabError};
+pub use stand_in::StandIn;
+pub use toolbox::Toolbox;

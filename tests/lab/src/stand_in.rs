@@ -1,0 +1,248 @@
+//! Builds the kernel modules that stand in for NVIDIA's driver.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use firstlight_image_builder::{cache, digest};
+
+use crate::toolbox::Toolbox;
+
+/// Why the modules could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Modules for another kernel than the toolbox's were asked for.
+    #[error("the toolbox has headers of kernel {have}, modules for {want} are wanted: prepare the toolbox again")]
+    OtherKernel {
+        /// The kernel of the headers.
+        have: String,
+        /// The kernel wanted.
+        want: String,
+    },
+    /// The source folder has nothing to build.
+    #[error("{} holds no Kbuild file and no Makefile: it is not the source of kernel modules", folder.display())]
+    NoSources {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A program could not be started.
+    #[error("cannot run {program}: install the packages gcc, make and binutils")]
+    Start {
+        /// The program.
+        program: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The compiler or linker refused.
+    #[error("building the modules in {} for {release} failed; the last lines were:\n{said}", folder.display())]
+    Build {
+        /// The source folder.
+        folder: PathBuf,
+        /// The kernel.
+        release: String,
+        /// The end of what `make` printed.
+        said: String,
+    },
+    /// The build went well but a module is not there.
+    #[error("the sources in {} made no {module}", folder.display())]
+    NoModule {
+        /// The source folder.
+        folder: PathBuf,
+        /// The file that is missing.
+        module: &'static str,
+    },
+    /// The cache could not be used.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+}
+
+/// The built modules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandIn {
+    /// Stands in for `nvidia.ko`.
+    pub nvidia_ko: PathBuf,
+    /// Stands in for `nvidia-uvm.ko`.
+    pub nvidia_uvm_ko: PathBuf,
+}
+
+/// Changes when modules are built differently, so that old ones are built anew.
+const LAYOUT: u32 = 2;
+/// How many lines of a failed build are shown.
+const SHOWN: usize = 20;
+
+/// Builds the modules in `source` for the kernel `release`, unless these very
+/// sources were built for it before.
+///
+/// # Errors
+/// Another kernel than the toolbox's, or what the compiler said.
+pub fn build(toolbox: &Toolbox, source: &Path, release: &str) -> Result<StandIn, Error> {
+    const NVIDIA: &str = "nvidia.ko";
+    const UVM: &str = "nvidia-uvm.ko";
+    let folder = build_modules(toolbox, source, release, &[NVIDIA, UVM])?;
+    Ok(StandIn { nvidia_ko: folder.join(NVIDIA), nvidia_uvm_ko: folder.join(UVM) })
+}
+
+/// Builds `modules` from `source`; returns the folder of the results.
+fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'static str]) -> Result<PathBuf, Error> {
+    let headers = &toolbox.headers;
+    if headers.release != release {
+        return Err(Error::OtherKernel { have: headers.release.clone(), want: release.to_owned() });
+    }
+    let sources = sources_of(source)?;
+    let key = key_of(&sources, &toolbox.kernel.facts.version);
+    let target = toolbox.cache.join("modules").join(format!("{release}-{}", &key[..16]));
+    cache::publish(&target, &toolbox.progress, |half| {
+        toolbox.progress.say(format_args!("stand-in modules for {release}: building"));
+        let copy = half.join("build");
+        for (name, bytes) in &sources {
+            let path = copy.join(name);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
+            }
+            fs::write(&path, bytes).map_err(io_error("write", &path))?;
+        }
+        make(&headers.build, &copy, source, release)?;
+        for module in modules {
+            let built = copy.join(module);
+            if !built.exists() {
+                return Err(Error::NoModule { folder: source.to_owned(), module });
+            }
+            // Debug information is ten times the code and would be copied
+            // into every guest's memory.
+            run("strip", Command::new("strip").arg("--strip-debug").arg(&built), source, release)?;
+            fs::rename(&built, half.join(module)).map_err(io_error("move", &built))?;
+        }
+        fs::remove_dir_all(&copy).map_err(io_error("remove", &copy))?;
+        Ok(())
+    })?;
+    Ok(target)
+}
+
+fn make(headers: &Path, copy: &Path, source: &Path, release: &str) -> Result<(), Error> {
+    // Paths end up in messages and debug information, and through the latter
+    // in the build id: neither the cache's place nor the builder's shows.
+    let mut map = OsString::from("KCFLAGS=-ffile-prefix-map=");
+    map.push(copy);
+    map.push("=.");
+    if let Some(all_headers) = headers.parent() {
+        map.push(" -ffile-prefix-map=");
+        map.push(all_headers);
+        map.push("=/usr/src");
+    }
+    let mut place = OsString::from("M=");
+    place.push(copy);
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut command = Command::new("make");
+    command.arg("-C").arg(headers).arg(place).arg(map).arg(format!("-j{jobs}")).arg("modules");
+    // Same sources, same bytes: neither the builder nor the time shows.
+    command.envs([("KBUILD_BUILD_USER", "firstlight"), ("KBUILD_BUILD_HOST", "lab"), ("SOURCE_DATE_EPOCH", "0")]);
+    // Debian's kernel wants the compiler it was built with. Where that is not
+    // packaged the host's own has to do, which for plain modules it does.
+    if !on_path("x86_64-linux-gnu-gcc-12") {
+        command.arg("CC=gcc");
+    }
+    // A make that runs us must not hand its own flags down.
+    command.env_remove("MAKEFLAGS").env_remove("MFLAGS");
+    run("make", &mut command, source, release)
+}
+
+fn run(program: &'static str, command: &mut Command, source: &Path, release: &str) -> Result<(), Error> {
+    let output = command
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| Error::Start { program, source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    // Errors are on stderr, but which file was being compiled is on stdout.
+    let both = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&both);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let said = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+    Err(Error::Build { folder: source.to_owned(), release: release.to_owned(), said })
+}
+
+fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// The files that the kernel's build reads, by relative path; not what an
+/// earlier build in the same folder left, nor documents.
+fn sources_of(folder: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Error> {
+    let mut sources = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(current) = folders.pop() {
+        for entry in fs::read_dir(&current).map_err(io_error("list", &current))? {
+            let entry = entry.map_err(io_error("list", &current))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(io_error("inspect", &path))?;
+            if kind.is_dir() {
+                folders.push(path);
+            } else if is_source(&path) {
+                let bytes = fs::read(&path).map_err(io_error("read", &path))?;
+                let name = path.strip_prefix(folder).unwrap_or(&path).to_owned();
+                sources.push((name, bytes));
+            }
+        }
+    }
+    sources.sort();
+    if !sources.iter().any(|(name, _)| name == Path::new("Kbuild") || name == Path::new("Makefile")) {
+        return Err(Error::NoSources { folder: folder.to_owned() });
+    }
+    Ok(sources)
+}
+
+fn is_source(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let suffix = path.extension().and_then(|suffix| suffix.to_str());
+    let made = name.ends_with(".mod.c") || name.starts_with('.');
+    !made && (matches!(name, "Kbuild" | "Makefile") || matches!(suffix, Some("c" | "h" | "S" | "lds")))
+}
+
+fn key_of(sources: &[(PathBuf, Vec<u8>)], kernel_version: &str) -> String {
+    let mut text = format!("{LAYOUT}\n{kernel_version}\n");
+    for (name, bytes) in sources {
+        text.push_str(&format!("{} {}\n", digest::of_bytes(bytes), name.display()));
+    }
+    digest::of_bytes(text.as_bytes())
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> cache::Error {
+    let path = path.to_owned();
+    move |source| cache::Error::Io { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(sources_of(dir.path()), Err(Error::NoSources { .. })));
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        for name in ["Kbuild", "a.c", "sub/b.h", "a.o", "a.mod.c", ".a.o.cmd", "README.md", "nvidia.ko"] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        let sources = sources_of(dir.path()).unwrap();
+        let names: Vec<_> = sources.iter().map(|(name, _)| name.to_str().unwrap()).collect();
+        assert_eq!(names, ["Kbuild", "a.c", "sub/b.h"]);
+
+        let before = key_of(&sources, "6.12.95-1");
+        fs::write(dir.path().join("README.md"), "changed").unwrap();
+        assert_eq!(key_of(&sources_of(dir.path()).unwrap(), "6.12.95-1"), before);
+        fs::write(dir.path().join("a.c"), "changed").unwrap();
+        assert_ne!(key_of(&sources_of(dir.path()).unwrap(), "6.12.95-1"), before);
+        assert_ne!(key_of(&sources, "6.12.95-2"), before);
+    }
+
+    #[test]
+    fn a_failed_program_shows_its_last_lines() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "for i in $(seq 40); do echo line $i; done; echo the error >&2; exit 2"]);
+        let error = run("make", &mut command, Path::new("src"), "6.12").unwrap_err().to_string();
+        assert!(error.contains("line 40\nthe error") && !error.contains("line 20\n"), "{error}");
+    }
+}

@@ -1,0 +1,92 @@
+//! The program as the lab uses it: when it is ready, and that it never stays.
+#![expect(clippy::unwrap_used, reason = "a test: what fails here is the finding")]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn start(folder: &Path, devices: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_synthetic-gpu"))
+        .arg(folder)
+        .args(devices)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn wait_ready(child: &mut Child) {
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+}
+
+fn exits(child: &mut Child) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return true;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    false
+}
+
+fn sockets(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn serves_until_its_input_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start(folder.path(), &["h100", "h200:bar=1G", "nvswitch", "cx7", "pmc"]);
+    wait_ready(&mut child);
+    assert_eq!(sockets(folder.path()), 5);
+    drop(child.stdin.take());
+    assert!(exits(&mut child), "still there after its input ended");
+    assert_eq!(sockets(folder.path()), 0);
+}
+
+#[test]
+fn terminates_cleanly() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start(folder.path(), &["b200"]);
+    wait_ready(&mut child);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(exits(&mut child), "still there after SIGTERM");
+    assert_eq!(sockets(folder.path()), 0);
+}
+
+/// The death signal follows the thread that started the program, not the
+/// process: whoever starts it must do so from a thread that stays.
+#[test]
+fn ends_with_the_thread_that_started_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let mut child = thread::spawn(move || {
+        let mut child = start(&path, &["h100"]);
+        wait_ready(&mut child);
+        child
+    })
+    .join()
+    .unwrap();
+    assert!(exits(&mut child), "still there after its parent ended");
+    assert_eq!(sockets(folder.path()), 0);
+}
+
+#[test]
+fn refuses_what_it_does_not_know() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = start(folder.path(), &["h100", "h100:bar=3G"]).wait_with_output().unwrap();
+    assert!(!output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("h100: bar=\"3G\""), "{message}");
+    assert_eq!(sockets(folder.path()), 0);
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask check`: everything that needs no guest.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::bail;
+use firstlight_lab::binaries::workspace;
+
+use crate::cargo::{cargo, must};
+
+/// Options of `check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {}
+
+/// Formatting, lints, licences, documents.
+pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
+    cargo(&["fmt", "--all", "--check"])?;
+    cargo(&["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    deny()?;
+    documents()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The version that is installed where there is none: the same everywhere.
+const DENY_VERSION: &str = "0.20.2";
+
+/// Licences, sources and bans, by cargo-deny; kept in the lab's cache.
+fn deny() -> anyhow::Result<()> {
+    let tools = firstlight_lab::cache_root()?.join("tools");
+    let installed = tools.join("bin/cargo-deny");
+    if !installed.is_file() {
+        eprintln!("xtask: cargo-deny is not in {}; building it once takes some minutes", tools.display());
+        let root = tools.display().to_string();
+        cargo(&["install", "--quiet", "--locked", "--root", &root, "--version", DENY_VERSION, "cargo-deny"])?;
+    }
+    // Advisories need a database from outside; a machine without one must still
+    // be able to run every check.
+    let program = installed.display().to_string();
+    must(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])
+}
+
+/// Tables in documents that come from the code: the marker in the document, the command that prints it.
+const TABLES: &[(&str, &[&str])] =
+    &[("docs/kernel-command-line.md", &["--print-params"]), ("docs/boot-plan.md", &["--print-plan"])];
+
+const BEGIN: &str = "<!-- generated: begin -->\n";
+const END: &str = "<!-- generated: end -->";
+
+/// Compares, or with `FIRSTLIGHT_BLESS=1` rewrites, the generated parts of documents.
+fn documents() -> anyhow::Result<()> {
+    for (document, arguments) in TABLES {
+        let path = workspace().join(document);
+        let text = std::fs::read_to_string(&path)?;
+        let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+        let mut command = Command::new(program);
+        command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", "firstlight-init", "--"]);
+        let output = command.args(*arguments).output()?;
+        if !output.status.success() {
+            bail!("firstlight-init {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let wanted = replaced(&text, &String::from_utf8(output.stdout)?, &path)?;
+        if wanted == text {
+            continue;
+        }
+        if std::env::var_os("FIRSTLIGHT_BLESS").is_some() {
+            std::fs::write(&path, wanted)?;
+            eprintln!("xtask: {document} rewritten");
+        } else {
+            bail!("{document} is not what the code prints: run FIRSTLIGHT_BLESS=1 cargo xtask check");
+        }
+    }
+    Ok(())
+}
+
+fn replaced(text: &str, table: &str, path: &Path) -> anyhow::Result<String> {
+    let parts = text.split_once(BEGIN).and_then(|(head, rest)| rest.split_once(END).map(|(_, tail)| (head, tail)));
+    let Some((head, tail)) = parts else { bail!("{}: no generated part", path.display()) };
+    Ok(format!("{head}{BEGIN}{table}{END}{tail}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_part_is_replaced_and_must_exist() {
+        let text = format!("a\n{BEGIN}old\n{END}\nb\n");
+        assert_eq!(replaced(&text, "new\n", Path::new("x")).unwrap(), format!("a\n{BEGIN}new\n{END}\nb\n"));
+        assert!(replaced("a", "new", Path::new("x")).is_err());
+    }
+}

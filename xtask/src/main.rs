@@ -1,0 +1,50 @@
+//! `cargo xtask`: the one door for contributors.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cargo;
+mod check;
+mod elf;
+mod guest;
+mod run;
+mod size;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Everything that is done to this repository, by name.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Set up, build, boot a guest with synthetic GPUs, run a container in it, show the boot.
+    Run(run::Args),
+    /// Check, then run every test, the lab's included.
+    Test(test::Args),
+    /// Formatting, lints, licences, documents.
+    Check(check::Args),
+    /// Measure; prints figures, with --json into a file.
+    Bench(bench::Args),
+    /// Feed mutated input to everything that reads somebody else's bytes.
+    Fuzz(test::FuzzArgs),
+    /// Sizes of the guest's programs against their budgets.
+    Size,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Test(args) => test::test(&args),
+        Command::Check(args) => check::check(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::Fuzz(args) => test::fuzz(&args),
+        Command::Size => size::size(),
+    }
+}

@@ -1,0 +1,27 @@
+//! `cargo xtask size`: the guest's programs against their budgets.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use firstlight_lab::binaries::{Binaries, workspace};
+
+use crate::elf::needs_interpreter;
+
+/// Name and budget in bytes, as SPECIFICATION.md promises.
+const BUDGETS: &[(&str, u64)] = &[("init", 2_000_000), ("agent + runtime", 8_000_000)];
+
+/// Builds and weighs; fails when one is over its budget or not static.
+pub(crate) fn size() -> anyhow::Result<ExitCode> {
+    let binaries = Binaries::build(&workspace())?;
+    let mut fine = true;
+    println!("{:18} {:>10} {:>10}  STATIC", "PROGRAM", "BYTES", "BUDGET");
+    for ((name, budget), path) in BUDGETS.iter().zip([&binaries.init, &binaries.agent]) {
+        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+        let is_static = !needs_interpreter(&bytes).with_context(|| path.display().to_string())?;
+        let length = bytes.len() as u64;
+        fine &= is_static && length <= *budget;
+        let verdict = if length <= *budget { "" } else { "  OVER BUDGET" };
+        println!("{name:18} {length:>10} {budget:>10}  {is_static}{verdict}");
+    }
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,117 @@
+//! End-to-end scenarios in the lab.
+//!
+//! A [`Scenario`] is a guest, a container for it and bounds; [`Scenario::go`]
+//! runs it as `firstlight run` would. The scenarios themselves are in `tests/`.
+#![forbid(unsafe_code)]
+#![expect(clippy::expect_used, reason = "a scenario that cannot begin has failed")]
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use firstlight::run::{Deadlines, Report, Run, RunError, run};
+use firstlight_boot_record::{BootRecord, Gpu};
+use firstlight_lab::{Guest, Lab};
+
+/// The lab, prepared once for all scenarios of a program.
+///
+/// # Panics
+/// It cannot be prepared.
+pub fn lab() -> &'static Lab {
+    static LAB: OnceLock<Lab> = OnceLock::new();
+    LAB.get_or_init(|| Lab::prepare(true).expect("the lab is ready"))
+}
+
+/// A guest, a container, bounds.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// The machine.
+    pub guest: Guest,
+    /// CDI names of GPUs for the container.
+    pub devices: Vec<String>,
+    /// Empty for the default probe.
+    pub command: Vec<String>,
+    /// An OCI layout; busybox if none.
+    pub image: Option<PathBuf>,
+    /// Bounds.
+    pub deadlines: Deadlines,
+}
+
+impl Scenario {
+    /// A guest with `gpus` H100s that attach in 300 ms each.
+    #[must_use]
+    pub fn gpus(gpus: usize) -> Self {
+        Self::guest(Guest::with_gpus(gpus, Duration::from_millis(300)))
+    }
+
+    /// That guest, with the probe as its container and no GPU for it.
+    #[must_use]
+    pub fn guest(guest: Guest) -> Self {
+        Self { guest, devices: Vec::new(), command: Vec::new(), image: None, deadlines: Deadlines::default() }
+    }
+
+    /// Asks for GPUs.
+    #[must_use]
+    pub fn request(mut self, devices: &[&str]) -> Self {
+        self.devices = devices.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// Runs this instead of the probe.
+    #[must_use]
+    pub fn command(mut self, command: &[&str]) -> Self {
+        self.command = command.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// Adds a kernel parameter.
+    #[must_use]
+    pub fn parameter(mut self, parameter: &str) -> Self {
+        self.guest.parameters.push(parameter.to_owned());
+        self
+    }
+
+    /// Boots, runs, powers off.
+    ///
+    /// # Errors
+    /// The run's.
+    ///
+    /// # Panics
+    /// The synthetic GPUs do not start.
+    pub fn go(&self) -> Result<Report, RunError> {
+        self.go_watched().0
+    }
+
+    /// [`Scenario::go`], and all that the guest printed.
+    ///
+    /// # Panics
+    /// The synthetic GPUs do not start.
+    pub fn go_watched(&self) -> (Result<Report, RunError>, String) {
+        let lab = lab();
+        let prepared = lab.guest(&self.guest).expect("synthetic GPUs start");
+        let folder = tempfile::tempdir().expect("a folder for the console");
+        let console_log = folder.path().join("console.log");
+        let plan = Run {
+            machine: prepared.machine.clone(),
+            image: self.image.clone().unwrap_or_else(|| lab.busybox_image.clone()),
+            devices: self.devices.clone(),
+            command: self.command.clone(),
+            console_log: console_log.clone(),
+            deadlines: self.deadlines,
+            keep: false,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");
+        let result = runtime.block_on(run(&plan, &mut |line| println!("  {line}")));
+        let console = std::fs::read(&console_log).unwrap_or_default();
+        (result, String::from_utf8_lossy(&console).into_owned())
+    }
+}
+
+/// The GPU with that index.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn gpu(record: &BootRecord, index: u32) -> &Gpu {
+    record.gpus.iter().find(|gpu| gpu.index == index).expect("the record has the GPU")
+}

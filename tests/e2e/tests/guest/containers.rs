@@ -1,0 +1,46 @@
+//! Containers: what the user sees when they are right and when they are not.
+
+use firstlight_e2e::Scenario;
+
+#[test]
+fn exit_code_and_both_outputs_come_back() {
+    let report = Scenario::gpus(0).command(&["/bin/sh", "-c", "echo out; echo err >&2; exit 7"]).go().unwrap();
+    let container = &report.container;
+    assert_eq!(
+        (container.exit_code, container.stdout.as_str(), container.stderr.as_str()),
+        (Some(7), "out\n", "err\n")
+    );
+    assert!(!report.succeeded());
+}
+
+#[test]
+fn missing_command_is_named() {
+    let report = Scenario::gpus(0).command(&["/bin/no-such-program"]).go().unwrap();
+    let error = report.container.error.expect("it cannot run");
+    assert!(error.contains("/bin/no-such-program"), "{error}");
+}
+
+#[test]
+fn long_output_arrives_whole() {
+    let report = Scenario::gpus(0).command(&["/bin/sh", "-c", "seq 1 40000"]).go().unwrap();
+    let lines: Vec<_> = report.container.stdout.lines().collect();
+    assert_eq!((lines.len(), lines.first().copied(), lines.last().copied()), (40_000, Some("1"), Some("40000")));
+}
+
+#[test]
+fn gpu_that_does_not_exist_is_refused_with_those_that_do() {
+    let report = Scenario::gpus(1).request(&["7"]).go().unwrap();
+    let error = report.container.error.expect("there is no GPU 7");
+    assert!(error.contains("nvidia.com/gpu=7") && error.contains("0000:01:00.0"), "{error}");
+}
+
+#[test]
+fn container_cannot_see_the_guest() {
+    let script = "ls /run/firstlight /run/kata-containers 2>&1; cat /proc/1/comm; cat /proc/self/cgroup; \
+        mknod /tmp/kmsg c 1 11; head -c 1 /tmp/kmsg 2>&1; mknod /tmp/mem c 1 1; head -c 1 /tmp/mem 2>&1; true";
+    let report = Scenario::gpus(0).command(&["/bin/sh", "-c", script]).go().unwrap();
+    let out = &report.container.stdout;
+    assert!(out.contains("/run/firstlight: No such file"), "{out}");
+    assert!(out.contains("0::/\n"), "its own cgroup is the root that it sees: {out}");
+    assert_eq!(out.matches("Operation not permitted").count(), 2, "neither the kernel's log nor memory opens: {out}");
+}

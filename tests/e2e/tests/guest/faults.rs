@@ -1,0 +1,124 @@
+//! Bad input and broken parts: the rest serves, and the cause is named.
+
+use std::time::Duration;
+
+use firstlight::run::RunError;
+use firstlight_boot_record::{GpuPhase, State};
+use firstlight_e2e::{Scenario, gpu, lab};
+use firstlight_lab::{Guest, fail_with};
+
+/// Two H100s, of which the second fails.
+fn with_failing_gpu() -> Guest {
+    let mut guest = Guest::with_gpus(2, Duration::from_millis(300));
+    fail_with(&mut guest.devices[1], 0x22);
+    guest
+}
+
+#[test]
+fn unknown_parameter_is_named_with_the_nearest_known_one() {
+    let report = Scenario::gpus(0).parameter("firstlight.atach=serial").command(&["/bin/true"]).go().unwrap();
+    let text = format!("{:?} {:?}", report.boot_record.units, report.boot_record.events);
+    assert!(text.contains("firstlight.atach") && text.contains("firstlight.attach"), "{text}");
+    assert_eq!(report.container.exit_code, Some(0), "the boot goes on");
+}
+
+#[test]
+fn failing_gpu_leaves_the_others_to_their_container() {
+    let report = Scenario::guest(with_failing_gpu()).request(&["0"]).go().unwrap();
+    assert_eq!(report.container.error, None);
+    assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
+    assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::Ready);
+    let failed = gpu(&report.boot_record, 1);
+    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto tries once more: {failed:?}");
+    assert!(failed.driver.unwrap().adapter_status != 0, "{failed:?}");
+    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last words: {failed:?}");
+}
+
+#[test]
+fn container_that_asks_for_a_failed_gpu_is_told_which_where_when_and_why() {
+    let report = Scenario::guest(with_failing_gpu()).request(&["0", "1"]).go().unwrap();
+    let error = report.container.error.expect("the container must not run");
+    for part in ["0000:02:00.0", "wait-open-complete", " ms", "0x22"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert!(!error.contains("backtrace") && error.lines().count() == 1, "one line: {error}");
+}
+
+#[test]
+fn gpu_that_never_answers_is_named_and_the_others_serve() {
+    let mut guest = Guest::with_gpus(3, Duration::from_millis(300));
+    guest.devices[1].hang = true;
+    let scenario = Scenario::guest(guest).parameter("firstlight.attach-deadline=3s").request(&["0", "2"]);
+    let report = scenario.go().unwrap();
+    assert_eq!(report.container.error, None);
+    assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
+    let phases: Vec<_> = report.boot_record.gpus.iter().map(|gpu| gpu.phase).collect();
+    assert_eq!(phases, [GpuPhase::Ready, GpuPhase::TimedOut, GpuPhase::Ready]);
+    let detail = &gpu(&report.boot_record, 1).detail;
+    assert!(detail.contains("0000:02:00.0") && detail.contains("wait-open-complete"), "{detail}");
+    assert!(report.timeline.power_off_us.is_some(), "a hanging attach does not keep the guest from powering off");
+}
+
+#[test]
+fn gpu_that_hangs_with_the_drivers_lock_is_named_and_the_rest_are_given_up_by_name() {
+    let mut guest = Guest::with_gpus(3, Duration::from_millis(300));
+    guest.devices[0].hang = true;
+    let scenario = Scenario::guest(guest)
+        .parameter("nvidia.standin_hang_holds_lock=1")
+        .parameter("firstlight.attach-deadline=2s")
+        .request(&["2"]);
+    let report = scenario.go().unwrap();
+    assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::TimedOut, "{:?}", report.boot_record.gpus);
+    let error = report.container.error.expect("GPU 2 cannot attach while GPU 0 holds the lock");
+    assert!(error.contains("0000:03:00.0"), "{error}");
+}
+
+#[test]
+fn missing_driver_degrades_the_boot_and_is_named() {
+    let image = lab().variant("without-nvidia").unwrap();
+    let mut guest = Guest::with_gpus(1, Duration::from_millis(100));
+    guest.initrd = Some(image.initrd);
+    let report = Scenario::guest(guest).request(&["0"]).go().unwrap();
+    let error = report.container.error.expect("no driver, no GPU");
+    assert!(error.contains("0000:01:00.0") && error.contains("nvidia"), "{error}");
+    let gpu = gpu(&report.boot_record, 0);
+    assert_eq!((gpu.phase, gpu.step.as_str()), (GpuPhase::Failed, "module"));
+    assert!(report.timeline.agent_listening_us.is_some());
+}
+
+#[test]
+fn boot_that_fails_says_why_on_a_quiet_console_and_powers_off() {
+    let image = lab().variant("without-agent").unwrap();
+    let mut scenario = Scenario::gpus(0);
+    scenario.guest.initrd = Some(image.initrd);
+    let (result, console) = scenario.go_watched();
+    let error = result.unwrap_err();
+    let RunError::Ended { record, why, .. } = &error else { panic!("{error}") };
+    assert!(why.contains("agent") && why.contains("/usr/bin/firstlight-agent"), "{why}");
+    let failure = record.as_ref().unwrap().failure.as_ref().unwrap();
+    assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("agent", "poweroff"));
+    let sentence = console.lines().find(|line| line.contains("boot failed")).expect("a sentence for people");
+    assert!(sentence.contains("agent"), "{sentence}");
+}
+
+#[test]
+fn held_guest_ends_the_host_command_with_its_last_words() {
+    let image = lab().variant("without-agent").unwrap();
+    let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
+    scenario.guest.initrd = Some(image.initrd);
+    scenario.deadlines.boot = Duration::from_secs(12);
+    let error = scenario.go().unwrap_err();
+    let RunError::Hangs { step, last_words, record, .. } = &error else { panic!("{error}") };
+    assert_eq!(*step, "wait for the agent");
+    assert!(last_words.contains("boot failed"), "{last_words}");
+    assert_eq!(record.as_ref().unwrap().state, State::Failed);
+}
+
+#[test]
+fn kernel_that_finds_no_init_ends_the_host_command_with_its_panic() {
+    let mut scenario = Scenario::gpus(0).parameter("rdinit=/no/such/init");
+    scenario.deadlines.boot = Duration::from_secs(30);
+    let error = scenario.go().unwrap_err().to_string();
+    assert!(error.contains("ended") || error.contains("hangs"), "{error}");
+    assert!(error.contains("Kernel panic") || error.contains("No working init"), "{error}");
+}

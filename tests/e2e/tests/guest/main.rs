@@ -1,0 +1,9 @@
+//! Scenarios of one guest (tier T1): a real kernel, our PID 1 and agent,
+//! synthetic GPUs with the stand-in driver, real containers.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod agent_life;
+mod command;
+mod containers;
+mod faults;
+mod first_light;

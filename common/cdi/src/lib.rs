@@ -4,9 +4,15 @@
 //! published crate brings an HTTPS client and a JSON schema validator along.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "apply")]
+mod apply;
+mod folder;
 mod name;
 mod spec;
 
+#[cfg(feature = "apply")]
+pub use apply::{ApplyError, apply};
+pub use folder::{Folder, FolderError, UnknownDevice};
 pub use name::{DeviceName, ParseNameError};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, SPEC_VERSION, Spec, SpecError};
 

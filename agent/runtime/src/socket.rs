@@ -1,0 +1,105 @@
+//! Packets with descriptors.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+/// The largest packet either side sends, bytes. Long texts are cut, and
+/// configurations travel as files.
+pub const MAX_MESSAGE: usize = 16 * 1024;
+
+/// Standard input, output and error.
+const MAX_FDS: usize = 3;
+
+/// Sends one packet. The descriptors stay the caller's; the receiver gets copies.
+///
+/// # Errors
+/// `EAGAIN` on a non-blocking socket that is full, `EPIPE` when the peer is gone.
+pub fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if fds.len() > MAX_FDS || message.len() > MAX_MESSAGE {
+        return Err(Errno::MSGSIZE);
+    }
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::MSGSIZE);
+    }
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+}
+
+/// Receives one packet into `buffer`; a length of 0 means that the peer is gone.
+///
+/// # Errors
+/// `EAGAIN` on a non-blocking socket with nothing to read; `EMSGSIZE` for a
+/// packet longer than the buffer.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok((received.bytes, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+            .unwrap()
+    }
+
+    #[test]
+    fn packets_keep_their_bounds_and_bring_descriptors() {
+        let (a, b) = pair();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        send(&a, b"one", &[writer.as_fd()]).unwrap();
+        send(&a, b"two", &[]).unwrap();
+        let mut buffer = [0; 16];
+        let (len, fds) = receive(&b, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"one"[..], 1));
+        drop(writer);
+        rustix::io::write(&fds[0], b"x").unwrap();
+        drop(fds);
+        assert_eq!(rustix::io::read(&reader, &mut buffer).unwrap(), 1);
+        assert_eq!(rustix::io::read(&reader, &mut buffer).unwrap(), 0, "no copy is left open");
+        let (len, fds) = receive(&b, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"two"[..], 0));
+        assert_eq!(receive(&b, &mut buffer).unwrap_err(), Errno::AGAIN);
+        drop(a);
+        assert_eq!(receive(&b, &mut buffer).unwrap().0, 0);
+    }
+
+    #[test]
+    fn long_packets_are_refused_on_both_sides() {
+        let (a, b) = pair();
+        assert_eq!(send(&a, &vec![0; MAX_MESSAGE + 1], &[]).unwrap_err(), Errno::MSGSIZE);
+        send(&a, &[0; 32], &[]).unwrap();
+        assert_eq!(receive(&b, &mut [0; 16]).unwrap_err(), Errno::MSGSIZE);
+    }
+}

@@ -1,0 +1,192 @@
+//! What a sandbox changes about a container's configuration.
+
+use std::path::{Component, Path, PathBuf};
+
+use oci_spec::runtime::{Linux, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Spec};
+
+use crate::error::{Error, Result};
+
+/// The namespaces that containers share.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shared {
+    /// The sandbox's IPC namespace.
+    pub ipc: Option<PathBuf>,
+    /// The sandbox's UTS namespace, which carries its host name.
+    pub uts: Option<PathBuf>,
+    /// The process namespace of the first container, for those that asked to share it.
+    pub pid: Option<PathBuf>,
+}
+
+/// What becomes of each kind of namespace.
+enum Rule {
+    /// The guest's own: there is one network and one clock.
+    Guest,
+    /// A new one, listed or not.
+    New,
+    /// The sandbox's if it is listed and there is a sandbox, else a new one.
+    Sandbox(Option<PathBuf>),
+    /// As listed.
+    AsListed,
+}
+
+fn rule(kind: LinuxNamespaceType, shared: &Shared) -> Rule {
+    match kind {
+        LinuxNamespaceType::Network | LinuxNamespaceType::Time => Rule::Guest,
+        LinuxNamespaceType::Mount | LinuxNamespaceType::Cgroup => Rule::New,
+        LinuxNamespaceType::Ipc => Rule::Sandbox(shared.ipc.clone()),
+        LinuxNamespaceType::Uts => Rule::Sandbox(shared.uts.clone()),
+        // Never as listed: a path would be the host's.
+        LinuxNamespaceType::Pid => shared.pid.clone().map_or(Rule::New, |path| Rule::Sandbox(Some(path))),
+        LinuxNamespaceType::User => Rule::AsListed,
+    }
+}
+
+/// Every kind, in the order in which they are written.
+const KINDS: &[LinuxNamespaceType] = &[
+    LinuxNamespaceType::Mount,
+    LinuxNamespaceType::Cgroup,
+    LinuxNamespaceType::Pid,
+    LinuxNamespaceType::Ipc,
+    LinuxNamespaceType::Uts,
+    LinuxNamespaceType::User,
+    LinuxNamespaceType::Network,
+    LinuxNamespaceType::Time,
+];
+
+/// Sets the configuration's namespaces.
+///
+/// # Errors
+/// Never for the values used here; oci-spec's builders are fallible by type.
+pub fn namespaces(spec: &mut Spec, shared: &Shared) -> Result<()> {
+    let linux = spec.linux_mut().get_or_insert_with(Linux::default);
+    let listed = linux.namespaces().clone().unwrap_or_default();
+    let mut all = Vec::new();
+    for kind in KINDS {
+        let entry = listed.iter().find(|namespace| namespace.typ() == *kind);
+        let pid = *kind == LinuxNamespaceType::Pid;
+        match rule(*kind, shared) {
+            Rule::Guest => {}
+            Rule::New => all.push(namespace(*kind, None)?),
+            Rule::Sandbox(path) if entry.is_some() || pid => all.push(namespace(*kind, path)?),
+            Rule::Sandbox(_) => {}
+            Rule::AsListed => all.extend(entry.cloned()),
+        }
+    }
+    linux.set_namespaces(Some(all));
+    Ok(())
+}
+
+fn namespace(kind: LinuxNamespaceType, path: Option<PathBuf>) -> Result<LinuxNamespace> {
+    let builder = LinuxNamespaceBuilder::default().typ(kind);
+    let builder = if let Some(path) = path { builder.path(path) } else { builder };
+    builder.build().map_err(|error| Error::internal(error.to_string()))
+}
+
+/// The container's resource group: an absolute path, as libcontainer needs it.
+/// The systemd form `slice:prefix:name` becomes a path too; there is no systemd.
+///
+/// # Errors
+/// The path would leave the root.
+pub fn cgroup(asked: &Path, container: &str) -> Result<PathBuf> {
+    let text = asked.to_string_lossy().replace(':', "/");
+    let mut path = PathBuf::from("/");
+    for part in Path::new(&text).components() {
+        match part {
+            Component::Normal(part) => path.push(part),
+            Component::RootDir | Component::CurDir => {}
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(Error::invalid(format!("container {container}: CgroupsPath {text:?} has \"..\" in it")));
+            }
+        }
+    }
+    if path == Path::new("/") {
+        path.push(container);
+    }
+    Ok(path)
+}
+
+/// The home folder of a user, from the text of `/etc/passwd`.
+#[must_use]
+pub fn home(passwd: &str, uid: u32) -> Option<&str> {
+    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut homes = fields.filter_map(|fields| match fields.as_slice() {
+        [_, _, id, _, _, home, ..] if id.parse() == Ok(uid) && home.starts_with('/') => Some(*home),
+        _ => None,
+    });
+    homes.next()
+}
+
+/// Gives the environment a `HOME` unless it has one. Without it libcontainer
+/// asks the C library, which would load the container's own libraries into a
+/// process that still has privileges.
+pub fn set_home(env: &mut Vec<String>, home: Option<&str>) {
+    if !env.iter().any(|entry| entry.starts_with("HOME=")) {
+        env.push(format!("HOME={}", home.unwrap_or("/")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn list(kinds: &[(LinuxNamespaceType, Option<&str>)]) -> Spec {
+        let mut spec = Spec::default();
+        let all = kinds.iter().map(|(kind, path)| namespace(*kind, path.map(PathBuf::from)).unwrap()).collect();
+        spec.linux_mut().get_or_insert_with(Linux::default).set_namespaces(Some(all));
+        spec
+    }
+
+    fn result(spec: &Spec) -> Vec<(LinuxNamespaceType, Option<String>)> {
+        let all = spec.linux().as_ref().unwrap().namespaces().clone().unwrap();
+        all.iter().map(|n| (n.typ(), n.path().as_ref().map(|path| path.display().to_string()))).collect()
+    }
+
+    #[test]
+    fn a_pod_shares_ipc_and_uts_and_the_guests_network() {
+        use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network, Pid, Uts};
+        let mut spec = list(&[(Ipc, None), (Uts, Some("/proc/7/ns/uts")), (Mount, None), (Network, Some("/x"))]);
+        let shared = Shared { ipc: Some("/i".into()), uts: Some("/u".into()), pid: None };
+        namespaces(&mut spec, &shared).unwrap();
+        let own = [(Mount, None), (Cgroup, None), (Pid, None)];
+        let sandbox = [(Ipc, Some("/i".to_owned())), (Uts, Some("/u".to_owned()))];
+        assert_eq!(result(&spec), [&own[..], &sandbox[..]].concat());
+        let shared = Shared { pid: Some("/p".into()), ..Shared::default() };
+        namespaces(&mut spec, &shared).unwrap();
+        assert_eq!(result(&spec)[2], (Pid, Some("/p".to_owned())));
+        assert_eq!(result(&spec)[3], (Ipc, None), "no sandbox: a new one, never the host's path");
+    }
+
+    #[test]
+    fn cgroups_are_absolute_and_stay_inside() {
+        assert_eq!(cgroup(Path::new("/kubepods/x/c"), "c").unwrap(), Path::new("/kubepods/x/c"));
+        assert_eq!(cgroup(Path::new("system.slice:docker:c"), "c").unwrap(), Path::new("/system.slice/docker/c"));
+        assert_eq!(cgroup(Path::new(""), "c").unwrap(), Path::new("/c"));
+        assert_eq!(cgroup(Path::new("/"), "c").unwrap(), Path::new("/c"));
+        assert!(cgroup(Path::new("/a/../../b"), "c").is_err());
+    }
+
+    #[test]
+    fn homes_come_from_passwd() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:33::/var/www:/bin/sh\nrel:x:5:5::home:\n";
+        assert_eq!(home(passwd, 33), Some("/var/www"));
+        assert_eq!((home(passwd, 5), home(passwd, 7)), (None, None));
+        let mut env = vec!["A=1".to_owned()];
+        set_home(&mut env, home(passwd, 0));
+        set_home(&mut env, Some("/other"));
+        assert_eq!(env, ["A=1", "HOME=/root"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_passwd_and_any_path_are_taken(text in "\\PC{0,80}", uid: u32) {
+            if let Some(home) = home(&text, uid) {
+                prop_assert!(home.starts_with('/'));
+            }
+            if let Ok(path) = cgroup(Path::new(&text), "c") {
+                prop_assert!(path.starts_with("/") && path != Path::new("/"));
+                prop_assert!(path.components().all(|part| part != Component::ParentDir));
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! One container and its processes.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oci_spec::runtime::LinuxCapabilities;
+
+use crate::error::{Error, Result};
+use crate::process::Process;
+
+/// How far a container is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Being made; nobody but its maker may touch it.
+    Creating,
+    /// Made; its program waits to be let go.
+    Created,
+    /// Let go. Whether the program still runs is the process's business.
+    Started,
+    /// On its way out.
+    Removing,
+}
+
+/// A container. Its locks are held for moments, never across a wait.
+#[derive(Debug)]
+pub struct Container {
+    /// Its name.
+    pub id: String,
+    /// Its folder: configuration and root.
+    pub bundle: PathBuf,
+    /// Its resource group's folder.
+    pub cgroup: PathBuf,
+    /// What a further process may do unless it says so itself.
+    pub capabilities: Option<LinuxCapabilities>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    phase: Phase,
+    pid: Option<i32>,
+    storages: Vec<String>,
+    /// By the runtime's names: the empty one is the first process.
+    processes: HashMap<String, Entry>,
+    execs: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    process: Arc<Process>,
+    /// Whether its code has been fetched. From then on the process is unknown,
+    /// except to those who still read what it wrote.
+    fetched: bool,
+}
+
+impl Container {
+    /// A container that is about to be made, with its first process.
+    #[must_use]
+    pub fn new(
+        id: &str,
+        bundle: PathBuf,
+        cgroup: PathBuf,
+        capabilities: Option<LinuxCapabilities>,
+        first: Arc<Process>,
+    ) -> Self {
+        let first = Entry { process: first, fetched: false };
+        let processes = HashMap::from([(String::new(), first)]);
+        let inner = Inner { phase: Phase::Creating, pid: None, storages: Vec::new(), processes, execs: 0 };
+        Self { id: id.to_owned(), bundle, cgroup, capabilities, inner: Mutex::new(inner) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.inner().phase
+    }
+
+    /// Goes from one phase to the next.
+    ///
+    /// # Errors
+    /// It is in none of `from`: the error says in which.
+    pub fn advance(&self, from: &[Phase], to: Phase) -> Result<Phase> {
+        let mut inner = self.inner();
+        if !from.contains(&inner.phase) {
+            let message = format!("container {} is {:?}, which has to be one of {from:?}", self.id, inner.phase);
+            return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
+        }
+        Ok(std::mem::replace(&mut inner.phase, to))
+    }
+
+    /// The first process's number in the guest, once it exists.
+    #[must_use]
+    pub fn pid(&self) -> Option<i32> {
+        self.inner().pid
+    }
+
+    /// Notes the first process's number.
+    pub fn set_pid(&self, pid: Option<i32>) {
+        self.inner().pid = pid;
+    }
+
+    /// Notes a storage that it uses.
+    pub fn add_storage(&self, mount_point: &str) {
+        self.inner().storages.push(mount_point.to_owned());
+    }
+
+    /// The storages that it uses, last one first; they are no longer its own.
+    #[must_use]
+    pub fn take_storages(&self) -> Vec<String> {
+        let mut storages = std::mem::take(&mut self.inner().storages);
+        storages.reverse();
+        storages
+    }
+
+    /// The runtime's name of a process: callers call the first one by the
+    /// empty name or by the container's.
+    #[must_use]
+    pub fn name<'a>(&self, exec: &'a str) -> &'a str {
+        if exec == self.id { "" } else { exec }
+    }
+
+    /// A process whose code has not been fetched.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub fn process(&self, exec: &str) -> Result<Arc<Process>> {
+        let inner = self.inner();
+        let entry = inner.processes.get(self.name(exec)).filter(|entry| !entry.fetched);
+        entry.map(|entry| Arc::clone(&entry.process)).ok_or_else(|| Error::no_process(&self.id, self.name(exec)))
+    }
+
+    /// A process to read from: also one that is known only for that.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub fn readable(&self, exec: &str) -> Result<Arc<Process>> {
+        let inner = self.inner();
+        let entry = inner.processes.get(self.name(exec)).filter(|entry| !entry.fetched || entry.process.has_output());
+        entry.map(|entry| Arc::clone(&entry.process)).ok_or_else(|| Error::no_process(&self.id, self.name(exec)))
+    }
+
+    /// Adds a further process that is about to be made, and returns a number for its files.
+    ///
+    /// # Errors
+    /// `ALREADY_EXISTS`, or the container does not run.
+    pub fn add(&self, exec: &str, process: &Arc<Process>) -> Result<u64> {
+        let name = self.name(exec);
+        let mut inner = self.inner();
+        if name.is_empty() || inner.processes.get(name).is_some_and(|entry| !entry.fetched) {
+            return Err(Error::exists(format!("exec_id '{exec}' already exists in container {}", self.id)));
+        }
+        let runs = inner.phase == Phase::Started
+            && inner.processes.get("").is_some_and(|first| first.process.code().is_none());
+        if !runs {
+            let message = format!("container {} does not run ({:?})", self.id, inner.phase);
+            return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
+        }
+        inner.processes.insert(name.to_owned(), Entry { process: Arc::clone(process), fetched: false });
+        inner.execs += 1;
+        Ok(inner.execs)
+    }
+
+    /// Forgets a further process if it is this one.
+    pub fn forget(&self, exec: &str, process: &Arc<Process>) {
+        let name = self.name(exec);
+        let mut inner = self.inner();
+        if !name.is_empty() && inner.processes.get(name).is_some_and(|entry| Arc::ptr_eq(&entry.process, process)) {
+            inner.processes.remove(name);
+        }
+    }
+
+    /// Notes that a process's code has been fetched.
+    pub fn fetched(&self, exec: &str, process: &Arc<Process>) {
+        let name = self.name(exec);
+        if let Some(entry) = self.inner().processes.get_mut(name).filter(|entry| Arc::ptr_eq(&entry.process, process)) {
+            entry.fetched = true;
+        }
+    }
+
+    /// Notes that a process has ended; the runtime's name.
+    pub fn ended(&self, name: &str, code: i32) {
+        if let Some(entry) = self.inner().processes.get(name) {
+            entry.process.ended(code);
+        }
+    }
+
+    /// Every process.
+    #[must_use]
+    pub fn processes(&self) -> Vec<Arc<Process>> {
+        self.inner().processes.values().map(|entry| Arc::clone(&entry.process)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ttrpc::Code;
+
+    fn container() -> Container {
+        Container::new("c1", "/b".into(), "/g".into(), None, Arc::new(Process::new(false)))
+    }
+
+    fn process() -> Arc<Process> {
+        Arc::new(Process::new(false))
+    }
+
+    #[test]
+    fn phases_follow_each_other() {
+        let container = container();
+        assert!(container.advance(&[Phase::Created], Phase::Started).unwrap_err().message.contains("Creating"));
+        container.advance(&[Phase::Creating], Phase::Created).unwrap();
+        assert_eq!(container.add("e", &process()).unwrap_err().code, Code::FAILED_PRECONDITION);
+        container.advance(&[Phase::Created], Phase::Started).unwrap();
+        assert_eq!(container.add("e", &process()).unwrap(), 1);
+        container.ended("", 0);
+        assert_eq!(container.add("f", &process()).unwrap_err().code, Code::FAILED_PRECONDITION);
+    }
+
+    #[test]
+    fn the_first_process_has_two_names_and_neither_can_be_taken() {
+        let container = container();
+        container.advance(&[Phase::Creating], Phase::Started).unwrap();
+        assert!(Arc::ptr_eq(&container.process("").unwrap(), &container.process("c1").unwrap()));
+        for name in ["", "c1"] {
+            assert_eq!(container.add(name, &process()).unwrap_err().code, Code::ALREADY_EXISTS);
+        }
+    }
+
+    #[test]
+    fn a_fetched_process_is_unknown_and_its_name_free() {
+        let container = container();
+        container.advance(&[Phase::Creating], Phase::Started).unwrap();
+        let first = process();
+        container.add("e", &first).unwrap();
+        assert_eq!(container.add("e", &first).unwrap_err().code, Code::ALREADY_EXISTS);
+        container.ended("e", 3);
+        assert_eq!(container.process("e").unwrap().code(), Some(3));
+        container.fetched("e", &first);
+        assert_eq!(container.process("e").unwrap_err().code, Code::NOT_FOUND);
+        assert_eq!(container.readable("e").unwrap_err().code, Code::NOT_FOUND, "nothing left to read");
+        let second = process();
+        container.add("e", &second).unwrap();
+        container.forget("e", &first);
+        assert!(container.process("e").is_ok(), "the old one's end is not the new one's");
+        container.forget("e", &second);
+        assert!(container.process("e").is_err());
+    }
+}

@@ -1,0 +1,149 @@
+//! Processes.
+
+use std::collections::HashSet;
+
+use firstlight_agent_api::oci;
+use oci_spec::runtime::{
+    Capability, LinuxCapabilities, LinuxCapabilitiesBuilder, PosixRlimit, PosixRlimitBuilder, Process, User,
+};
+
+use super::{ConvertError, DEFAULT_PATH, Result, some, word};
+
+/// The kernel's bounds for an OOM score.
+const SCORES: std::ops::RangeInclusive<i64> = -1000..=1000;
+
+/// A process.
+///
+/// # Errors
+/// There are no arguments, or something is unknown or out of range.
+pub fn process(message: &oci::Process) -> Result<Process> {
+    if message.Args.first().is_none_or(String::is_empty) {
+        return Err(ConvertError::Missing("Process.Args"));
+    }
+    let score = message.OOMScoreAdj;
+    let score = i32::try_from(score)
+        .ok()
+        .filter(|_| SCORES.contains(&score))
+        .ok_or(ConvertError::Range { what: "OOMScoreAdj", value: score })?;
+    let mut env = message.Env.clone();
+    if !env.iter().any(|entry| entry.starts_with("PATH=")) {
+        env.push(DEFAULT_PATH.to_owned());
+    }
+    let mut user = User::default();
+    if let Some(given) = message.User.as_ref() {
+        user.set_uid(given.UID).set_gid(given.GID).set_additional_gids(some(&given.AdditionalGids));
+    }
+    let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let cwd = if message.Cwd.is_empty() { "/" } else { &message.Cwd };
+    let mut process = Process::default();
+    process
+        .set_terminal(Some(message.Terminal))
+        .set_console_size(None)
+        .set_user(user)
+        .set_args(Some(message.Args.clone()))
+        .set_env(Some(env))
+        .set_cwd(cwd.into())
+        // An absent list would leave every capability: libcontainer changes only what it is given.
+        .set_capabilities(Some(capabilities(message.Capabilities.as_ref())?))
+        .set_rlimits(Some(message.Rlimits.iter().map(rlimit).collect::<Result<_>>()?))
+        // "false" and "not set" differ for libcontainer: the former loads seccomp
+        // after the capabilities are gone, which then fails.
+        .set_no_new_privileges(Some(true).filter(|_| message.NoNewPrivileges))
+        .set_apparmor_profile(text(&message.ApparmorProfile))
+        // Zero as well: otherwise the process inherits the agent's protection.
+        .set_oom_score_adj(Some(score))
+        .set_selinux_label(None);
+    Ok(process)
+}
+
+fn capabilities(message: Option<&oci::LinuxCapabilities>) -> Result<LinuxCapabilities> {
+    let nothing = oci::LinuxCapabilities::new();
+    let message = message.unwrap_or(&nothing);
+    Ok(LinuxCapabilitiesBuilder::default()
+        .bounding(set(&message.Bounding)?)
+        .effective(set(&message.Effective)?)
+        .inheritable(set(&message.Inheritable)?)
+        .permitted(set(&message.Permitted)?)
+        .ambient(set(&message.Ambient)?)
+        .build()?)
+}
+
+fn set(names: &[String]) -> Result<HashSet<Capability>> {
+    names.iter().map(|name| capability(name)).collect()
+}
+
+/// oci-spec also reads names without the prefix; the OCI specification has none.
+fn capability(name: &str) -> Result<Capability> {
+    if !name.starts_with("CAP_") {
+        return Err(ConvertError::Unknown { what: "capability", text: name.chars().take(60).collect() });
+    }
+    word("capability", name)
+}
+
+fn rlimit(message: &oci::POSIXRlimit) -> Result<PosixRlimit> {
+    Ok(PosixRlimitBuilder::default()
+        .typ(word::<oci_spec::runtime::PosixRlimitType>("rlimit", &message.Type)?)
+        .hard(message.Hard)
+        .soft(message.Soft)
+        .build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> oci::Process {
+        oci::Process { Args: vec!["sh".into()], ..Default::default() }
+    }
+
+    #[test]
+    fn nothing_set_is_nothing_given() {
+        let process = process(&message()).unwrap();
+        assert_eq!(process.env().as_deref(), Some(&[DEFAULT_PATH.to_owned()][..]));
+        assert_eq!(process.no_new_privileges(), None);
+        assert_eq!(process.oom_score_adj(), Some(0));
+        assert_eq!(process.cwd(), std::path::Path::new("/"));
+        assert_eq!(process.rlimits().as_deref(), Some(&[][..]));
+        let capabilities = process.capabilities().clone().unwrap();
+        for set in [capabilities.bounding(), capabilities.effective(), capabilities.permitted()] {
+            assert_eq!(set.as_ref().map(HashSet::len), Some(0));
+        }
+    }
+
+    #[test]
+    fn values_arrive() {
+        let mut message = message();
+        message.Terminal = true;
+        message.NoNewPrivileges = true;
+        message.Env = vec!["PATH=/x".into()];
+        message.OOMScoreAdj = -998;
+        message.User.mut_or_insert_default().UID = 7;
+        message.User.mut_or_insert_default().AdditionalGids = vec![1, 2];
+        message.Capabilities.mut_or_insert_default().Permitted = vec!["CAP_NET_RAW".into()];
+        message.Rlimits.push(oci::POSIXRlimit { Type: "RLIMIT_NOFILE".into(), Hard: 2, Soft: 1, ..Default::default() });
+        let process = process(&message).unwrap();
+        assert_eq!((process.terminal(), process.no_new_privileges()), (Some(true), Some(true)));
+        assert_eq!(process.env().as_deref(), Some(&["PATH=/x".to_owned()][..]));
+        assert_eq!(process.oom_score_adj(), Some(-998));
+        assert_eq!((process.user().uid(), process.user().additional_gids().clone()), (7, Some(vec![1, 2])));
+        let permitted = process.capabilities().clone().unwrap().permitted().clone().unwrap();
+        assert!(permitted.contains(&Capability::NetRaw));
+        let limit = process.rlimits().clone().unwrap()[0];
+        assert_eq!((limit.hard(), limit.soft()), (2, 1));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (spoil, part) in [
+            ((|m| m.Args.clear()) as fn(&mut oci::Process), "Args"),
+            (|m| m.OOMScoreAdj = 1001, "1001"),
+            (|m| m.Capabilities.mut_or_insert_default().Ambient = vec!["CAP_FLY".into()], "CAP_FLY"),
+            (|m| m.Rlimits = vec![oci::POSIXRlimit { Type: "RLIMIT_X".into(), ..Default::default() }], "RLIMIT_X"),
+        ] {
+            let mut message = message();
+            spoil(&mut message);
+            let error = process(&message).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

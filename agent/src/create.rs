@@ -1,0 +1,236 @@
+//! CreateContainer and StartContainer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firstlight_agent_api::agent::CreateContainerRequest;
+use firstlight_runtime::Call;
+use oci_spec::runtime::Spec;
+use rustix::termios::Winsize;
+
+use crate::agent::Agent;
+use crate::container::{Container, Phase};
+use crate::error::{Error, Result};
+use crate::process::{Ends, Process};
+use crate::runtime::borrow;
+use crate::{adapt, bundle, convert, devices, gpu, remove, work};
+
+/// What is left of a caller's deadline for the error to get back to it.
+const MARGIN: Duration = Duration::from_millis(200);
+
+/// Folders next to the bundles.
+const TAKEN: &[&str] = &["shared", "sandbox"];
+
+/// Whether a container may have this name, which becomes part of paths.
+fn check_id(id: &str) -> Result<()> {
+    let first = id.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
+    let rest = id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+    if first && rest && (2..=255).contains(&id.len()) && !TAKEN.contains(&id) {
+        return Ok(());
+    }
+    let id: String = id.chars().take(80).collect();
+    Err(Error::invalid(format!(
+        "container id {id:?} is not letters, digits, '_', '.', '-' (2 to 255, the first a letter or digit; not {TAKEN:?})"
+    )))
+}
+
+impl Agent {
+    /// Makes a container. Until its GPUs are there nothing is made, so a caller
+    /// that goes away meanwhile leaves nothing behind; one that goes away later
+    /// has the container removed again.
+    ///
+    /// # Errors
+    /// The request makes no sense, a GPU failed or is late, or a step failed;
+    /// then everything done so far is undone.
+    pub async fn create_container(
+        self: &Arc<Self>,
+        request: CreateContainerRequest,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let id = request.container_id.clone();
+        check_id(&id)?;
+        self.free(&id)?;
+        let mut message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?.clone();
+        if !request.shared_mounts.is_empty() {
+            return Err(Error::new(ttrpc::Code::UNIMPLEMENTED, "shared mounts between containers"));
+        }
+        let size = message.Process.as_ref().and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
+        let annotations = std::mem::take(&mut message.Annotations);
+        let wants = gpu::wants(&annotations, &request.devices, &self.paths.sysfs)?;
+        message.Annotations = annotations;
+        let mut spec = convert::spec(&message).map_err(|error| Error::invalid(error.to_string()))?;
+        let patience = timeout
+            .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
+        let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
+        given.map_err(|error| error.during(&format!("container {id}")))?;
+
+        let agent = Arc::clone(self);
+        let undoing = Arc::clone(self);
+        let job = async move { agent.make(request, spec, size).await };
+        work::whole_or_undone(job, move |container: Arc<Container>| async move {
+            log::warn!("container {}: whoever asked for it is gone; removing it", container.id);
+            if let Err(error) = remove::remove(&undoing, &container, remove::PATIENCE).await {
+                log::error!("container {}: {error}", container.id);
+            }
+        })
+        .await
+        .map(|_| ())
+    }
+
+    async fn make(
+        self: Arc<Self>,
+        request: CreateContainerRequest,
+        mut spec: Spec,
+        size: Option<Winsize>,
+    ) -> Result<Arc<Container>> {
+        let id = request.container_id.as_str();
+        let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
+        for rule in devices::allow(&mut spec).map_err(internal)? {
+            log::warn!("container {id}: device rule {rule:?} names no driver and is dropped");
+        }
+        adapt::namespaces(&mut spec, &self.shared(request.sandbox_pidns))?;
+        let cgroup = {
+            let linux = spec.linux_mut().get_or_insert_default();
+            let cgroup = adapt::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
+            linux.set_cgroups_path(Some(cgroup.clone()));
+            self.paths.cgroups.join(cgroup.strip_prefix("/").unwrap_or(&cgroup))
+        };
+        let process = spec.process().clone().unwrap_or_default();
+        let terminal = process.terminal().unwrap_or(false);
+        let first = Arc::new(Process::new(terminal));
+        let capabilities = process.capabilities().clone();
+        let container = Arc::new(Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first)));
+        self.add(&container)?;
+        match self.assemble(&container, &first, request, spec, terminal, size).await {
+            Ok(()) => {
+                self.event("container-created", &container.id, "");
+                Ok(container)
+            }
+            Err(error) => {
+                remove::clear(&self, &container).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn assemble(
+        &self,
+        container: &Arc<Container>,
+        first: &Process,
+        request: CreateContainerRequest,
+        spec: Spec,
+        terminal: bool,
+        size: Option<Winsize>,
+    ) -> Result<()> {
+        for storage in request.storages {
+            let mount_point = storage.mount_point.clone();
+            self.use_storage(storage, false).await?;
+            container.add_storage(&mount_point);
+        }
+        let folder = container.bundle.clone();
+        work::blocking(move || bundle::make(&folder, spec)).await?;
+        let ends = if terminal { Ends(Vec::new()) } else { first.pipes().await? };
+        let call = Call::Create {
+            container: container.id.clone(),
+            bundle: container.bundle.clone(),
+            terminal,
+            no_pivot: root_is_initramfs(),
+        };
+        let (done, master) = self.runtime.call(call, &borrow(&ends.0)).await?;
+        container.set_pid(done.pid);
+        if let Some(master) = master {
+            first.attach(master, size).await?;
+        }
+        container.advance(&[Phase::Creating], Phase::Created)?;
+        Ok(())
+    }
+
+    /// Lets a container's program run.
+    ///
+    /// # Errors
+    /// There is no such container, or it runs already.
+    pub async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
+        let container = self.container(id)?;
+        container.advance(&[Phase::Created], Phase::Started)?;
+        self.oom.watch(&container.id, &container.cgroup);
+        let agent = Arc::clone(self);
+        work::whole(async move {
+            let call = Call::Start { container: container.id.clone() };
+            match agent.runtime.call(call, &[]).await {
+                Ok(_) => {
+                    agent.event("container-started", &container.id, "");
+                    Ok(())
+                }
+                Err(error) => {
+                    // Not if it is being removed meanwhile.
+                    let _ = container.advance(&[Phase::Started], Phase::Created);
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// The size of a terminal; a size of nothing is none.
+pub(crate) fn winsize(size: &firstlight_agent_api::oci::Box) -> Option<Winsize> {
+    let rows = u16::try_from(size.Height).ok().filter(|rows| *rows > 0)?;
+    let columns = u16::try_from(size.Width).ok().filter(|columns| *columns > 0)?;
+    Some(Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
+}
+
+/// `pivot_root` cannot leave the kernel's first root file system.
+fn root_is_initramfs() -> bool {
+    std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| initramfs(&table))
+}
+
+/// Whether the topmost mount of `/` is of the type that only the first root has.
+fn initramfs(mountinfo: &str) -> bool {
+    let mut roots = mountinfo.lines().filter(|line| line.split(' ').nth(4) == Some("/"));
+    let last = roots.next_back().and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
+    last == Some("rootfs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ids_are_names_and_no_paths() {
+        for good in ["a1", "0b", "k8s_pause.1-x", &"x".repeat(255)] {
+            check_id(good).unwrap();
+        }
+        for bad in ["", "a", ".a", "-a", "a/b", "../a", "a b", "ä1", "shared", &"x".repeat(256)] {
+            assert!(check_id(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_first_root_is_recognised() {
+        assert!(initramfs("1 1 0:1 / / rw - rootfs rootfs rw\n22 1 0:2 / /proc rw - proc proc rw\n"));
+        assert!(!initramfs("1 1 0:1 / / rw - rootfs rootfs rw\n30 1 0:9 / / rw - tmpfs tmpfs rw\n"));
+        assert!(!initramfs("24 1 254:0 / / ro shared:1 - erofs /dev/vda ro\n"));
+        assert!(!initramfs(""));
+    }
+
+    #[test]
+    fn terminal_sizes_that_make_no_sense_are_none() {
+        let size = |height, width| {
+            winsize(&firstlight_agent_api::oci::Box { Height: height, Width: width, ..Default::default() })
+        };
+        assert_eq!(size(24, 80).map(|size| (size.ws_row, size.ws_col)), Some((24, 80)));
+        assert!(size(0, 80).is_none() && size(24, 70_000).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn an_accepted_id_is_one_path_component(id in "\\PC{0,20}") {
+            if check_id(&id).is_ok() {
+                let path = std::path::Path::new("/x").join(&id);
+                prop_assert_eq!(path.parent(), Some(std::path::Path::new("/x")));
+                prop_assert!(id != "." && id != "..");
+            }
+        }
+    }
+}

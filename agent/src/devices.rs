@@ -1,0 +1,191 @@
+//! Which devices a container may open.
+//!
+//! libcontainer compiles the rules into a cgroup program that looks at the last
+//! rule first and denies what no rule matches; a rule of type "all" throws
+//! away the rules before it. Making a node of any number is allowed, because
+//! that alone opens nothing. Shims send no rules, so they are made here: the
+//! usual harmless devices, the devices of the configuration, and what CDI added.
+//!
+//! A rule that would let a container open devices without naming them is
+//! dropped: then any GPU of the guest would be a `mknod` away.
+
+use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxResources, Spec};
+
+/// Character devices every container gets: major, minor (all when absent), what it is.
+const USUAL: &[(i64, Option<i64>, &str)] = &[
+    (1, Some(3), "null"),
+    (1, Some(5), "zero"),
+    (1, Some(7), "full"),
+    (1, Some(8), "random"),
+    (1, Some(9), "urandom"),
+    (5, Some(0), "tty"),
+    (5, Some(1), "console"),
+    (5, Some(2), "ptmx"),
+    (136, None, "pts/*"),
+];
+
+/// Writes the whole list of rules into the configuration, and returns what was dropped.
+///
+/// # Errors
+/// Never for the values used here; oci-spec's builders are fallible by type.
+pub fn allow(spec: &mut Spec) -> Result<Vec<String>, oci_spec::OciSpecError> {
+    let linux = spec.linux_mut().get_or_insert_with(Linux::default);
+    let nodes = linux.devices().clone().unwrap_or_default();
+    let resources = linux.resources_mut().get_or_insert_with(LinuxResources::default);
+    let asked = resources.devices().clone().unwrap_or_default();
+
+    let any = |kind| LinuxDeviceCgroupBuilder::default().typ(kind);
+    let mut rules = vec![any(LinuxDeviceType::A).allow(false).access("rwm").build()?];
+    for kind in [LinuxDeviceType::C, LinuxDeviceType::B] {
+        rules.push(any(kind).allow(true).access("m").build()?);
+    }
+    for (major, minor, _) in USUAL {
+        let mut rule = any(LinuxDeviceType::C).allow(true).major(*major).access("rwm").build()?;
+        rule.set_minor(*minor);
+        rules.push(rule);
+    }
+    // Nodes before the rules that were asked for, so that a narrower rule about a node wins.
+    for node in &nodes {
+        if matches!(node.typ(), LinuxDeviceType::C | LinuxDeviceType::U | LinuxDeviceType::B) && !named(&asked, node) {
+            let kind = if node.typ() == LinuxDeviceType::B { LinuxDeviceType::B } else { LinuxDeviceType::C };
+            let rule = any(kind).allow(true).major(node.major()).minor(node.minor()).access("rwm");
+            rules.push(rule.build()?);
+        }
+    }
+    let mut dropped = Vec::new();
+    for rule in asked {
+        if is_narrow(&rule) {
+            rules.push(rule);
+        } else if rule.allow() {
+            dropped.push(rule.to_string());
+        }
+    }
+    resources.set_devices(Some(rules));
+    Ok(dropped)
+}
+
+/// Whether one of the rules is about exactly this node.
+fn named(rules: &[LinuxDeviceCgroup], node: &oci_spec::runtime::LinuxDevice) -> bool {
+    rules.iter().any(|rule| {
+        rule.typ() == Some(node.typ()) && rule.major() == Some(node.major()) && rule.minor() == Some(node.minor())
+    })
+}
+
+/// Denying is narrow unless it throws the other rules away; allowing has to name a driver.
+fn is_narrow(rule: &LinuxDeviceCgroup) -> bool {
+    let kind = matches!(rule.typ(), Some(LinuxDeviceType::C | LinuxDeviceType::B));
+    kind && (!rule.allow() || rule.major().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oci_spec::runtime::LinuxDeviceBuilder;
+    use proptest::prelude::*;
+
+    fn rule(
+        allow: bool,
+        kind: LinuxDeviceType,
+        major: Option<i64>,
+        minor: Option<i64>,
+        access: &str,
+    ) -> LinuxDeviceCgroup {
+        let mut rule = LinuxDeviceCgroupBuilder::default().allow(allow).typ(kind).access(access).build().unwrap();
+        rule.set_major(major);
+        rule.set_minor(minor);
+        rule
+    }
+
+    fn spec_with(rules: Vec<LinuxDeviceCgroup>, nodes: &[(i64, i64)]) -> Spec {
+        let mut spec = Spec::default();
+        let linux = spec.linux_mut().get_or_insert_with(Linux::default);
+        let nodes = nodes.iter().map(|(major, minor)| {
+            LinuxDeviceBuilder::default()
+                .path("/dev/x")
+                .typ(LinuxDeviceType::C)
+                .major(*major)
+                .minor(*minor)
+                .build()
+                .unwrap()
+        });
+        linux.set_devices(Some(nodes.collect()));
+        let mut resources = LinuxResources::default();
+        resources.set_devices(Some(rules));
+        linux.set_resources(Some(resources));
+        spec
+    }
+
+    /// What libcontainer's program answers: the last rule that matches, else no.
+    fn may(spec: &Spec, kind: LinuxDeviceType, major: i64, minor: i64, access: char) -> bool {
+        let resources = spec.linux().as_ref().unwrap().resources().clone().unwrap();
+        let rules = resources.devices().clone().unwrap();
+        let last_wipe = rules.iter().rposition(|rule| rule.typ() == Some(LinuxDeviceType::A));
+        if last_wipe.is_some_and(|at| rules[at].allow()) {
+            return true;
+        }
+        rules[last_wipe.map_or(0, |at| at + 1)..]
+            .iter()
+            .rev()
+            .find(|rule| {
+                rule.typ() == Some(kind)
+                    && rule.major().is_none_or(|wanted| wanted == major)
+                    && rule.minor().is_none_or(|wanted| wanted == minor)
+                    && rule.access().as_deref().unwrap_or("").contains(access)
+            })
+            .is_some_and(LinuxDeviceCgroup::allow)
+    }
+
+    const C: LinuxDeviceType = LinuxDeviceType::C;
+
+    #[test]
+    fn a_container_without_a_gpu_may_make_its_node_and_not_open_it() {
+        let mut spec = spec_with(vec![], &[]);
+        assert!(allow(&mut spec).unwrap().is_empty());
+        assert!(may(&spec, C, 195, 0, 'm'));
+        assert!(!may(&spec, C, 195, 0, 'r') && !may(&spec, C, 195, 0, 'w'));
+        assert!(!may(&spec, LinuxDeviceType::B, 254, 0, 'r'));
+        for (major, minor, name) in USUAL {
+            assert!(may(&spec, C, *major, minor.unwrap_or(7), 'r'), "{name}");
+        }
+        assert!(!may(&spec, C, 1, 1, 'r'), "/dev/mem");
+        assert!(!may(&spec, C, 4, 64, 'w'), "the serial console");
+    }
+
+    #[test]
+    fn nodes_of_the_configuration_are_open_and_narrower_rules_win() {
+        let mut spec = spec_with(vec![rule(true, C, Some(195), Some(1), "r")], &[(195, 0), (195, 1)]);
+        allow(&mut spec).unwrap();
+        assert!(may(&spec, C, 195, 0, 'w'));
+        assert!(may(&spec, C, 195, 1, 'r') && !may(&spec, C, 195, 1, 'w'));
+        assert!(!may(&spec, C, 195, 2, 'r'));
+    }
+
+    #[test]
+    fn rules_without_a_driver_are_dropped_and_named() {
+        let rules = vec![
+            rule(true, LinuxDeviceType::A, None, None, "rwm"),
+            rule(true, C, None, None, "rw"),
+            rule(false, LinuxDeviceType::A, None, None, "rwm"),
+            rule(true, C, Some(10), None, "rw"),
+        ];
+        let mut spec = spec_with(rules, &[]);
+        assert_eq!(allow(&mut spec).unwrap(), ["a *:* rwm", "c *:* rw"]);
+        assert!(!may(&spec, C, 195, 0, 'r'));
+        assert!(may(&spec, C, 10, 229, 'r') && may(&spec, C, 1, 3, 'r'));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_opens_a_gpu_but_a_rule_that_names_its_driver(
+            rules in proptest::collection::vec((any::<bool>(), 0usize..3, proptest::option::of(0i64..200), "[rwm]{1,3}"), 0..8)
+        ) {
+            let kinds = [LinuxDeviceType::A, C, LinuxDeviceType::B];
+            let rules: Vec<_> =
+                rules.into_iter().map(|(allow, kind, major, access)| rule(allow, kinds[kind], major, None, &access)).collect();
+            let names = rules.iter().any(|rule| rule.allow() && rule.typ() == Some(C) && rule.major() == Some(195));
+            let mut spec = spec_with(rules, &[]);
+            allow(&mut spec).unwrap();
+            prop_assert!(names || !may(&spec, C, 195, 0, 'r'));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! GPUs for containers: which one asks for which, when they are there, and how they get in.
+
+mod decide;
+mod want;
+
+use std::time::Duration;
+
+use firstlight_boot_record::Gpu;
+use firstlight_cdi::{DeviceName, Folder, GPU_KIND, apply};
+use oci_spec::runtime::Spec;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use ttrpc::Code;
+
+pub use decide::{Decision, decide};
+pub use want::{Wants, Which, pci_path, wants};
+
+use crate::clock::now_us;
+use crate::error::{Error, Result};
+use crate::paths::Paths;
+
+/// What PID 1 has said about the guest's GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct View {
+    /// Whether the PCI bus has been scanned: before that the list says nothing.
+    pub scanned: bool,
+    /// In PCI order.
+    pub gpus: Vec<Gpu>,
+    /// Why nothing more will come.
+    pub lost: Option<String>,
+}
+
+/// Where GPUs come from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// PID 1 attaches them and tells when they are ready.
+    Init(watch::Receiver<View>),
+    /// There is no PID 1 of ours: what the CDI files say is there.
+    Files,
+}
+
+impl Source {
+    /// Waits until every GPU that is wanted is ready and changes the
+    /// configuration so that the container has them. Nothing is changed before
+    /// all are there; dropping the future leaves nothing behind.
+    ///
+    /// # Errors
+    /// `INTERNAL` for a GPU that failed, with its address, step, times and the
+    /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
+    /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
+    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Duration, paths: &Paths) -> Result<()> {
+        if wants.is_empty() {
+            return Ok(());
+        }
+        let names = match self {
+            Self::Init(view) => {
+                let gpus = ready(view.clone(), &wants.gpus, patience).await?;
+                let folder = read(paths)?;
+                let mut names: Vec<DeviceName> = gpus.iter().map(|gpu| name(gpu, &folder)).collect();
+                names.extend(wants.opaque().map(gpu_name));
+                names
+            }
+            Self::Files => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
+        };
+        inject(spec, names.iter().chain(&wants.others), paths)
+    }
+}
+
+fn read(paths: &Paths) -> Result<Folder> {
+    Folder::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))
+}
+
+fn gpu_name(device: &str) -> DeviceName {
+    DeviceName { kind: GPU_KIND.to_owned(), device: device.to_owned() }
+}
+
+/// The name under which a GPU is in the files: its address if it has that name, else its index.
+fn name(gpu: &Gpu, folder: &Folder) -> DeviceName {
+    let by_address = gpu_name(&gpu.pci.to_string());
+    if folder.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
+}
+
+fn inject<'a>(spec: &mut Spec, names: impl Iterator<Item = &'a DeviceName>, paths: &Paths) -> Result<()> {
+    let folder = read(paths)?;
+    // A copy, so that an error half-way leaves the configuration as it was.
+    let mut changed = spec.clone();
+    for name in names {
+        let (whole, device) = folder.find(name).map_err(|error| Error::invalid(error.to_string()))?;
+        for edits in [&whole.container_edits, &device.container_edits] {
+            apply(&mut changed, edits, &paths.root).map_err(|error| Error::internal(format!("{name}: {error}")))?;
+        }
+    }
+    *spec = changed;
+    Ok(())
+}
+
+/// Waits for the GPUs, by event.
+async fn ready(mut view: watch::Receiver<View>, wanted: &[Which], patience: Duration) -> Result<Vec<Gpu>> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let begin = Instant::now();
+    loop {
+        let decision = decide(&view.borrow_and_update(), wanted);
+        let missing = match decision {
+            Decision::Ready(gpus) => return Ok(gpus),
+            Decision::Fail(error) => return Err(error),
+            Decision::Wait(missing) => missing,
+        };
+        match timeout_at(begin + patience, view.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => {
+                return Err(Error::internal(format!("{}: PID 1 is not connected", missing.describe(now_us()))));
+            }
+            Err(_) => {
+                let waited = begin.elapsed().as_secs_f64();
+                let what = missing.describe(now_us());
+                let hint =
+                    "longer: agent.cdi_timeout on the kernel command line, and the shim's create_container_timeout";
+                let message = format!("{what}; waited {waited:.1} s ({hint})");
+                return Err(Error::new(Code::DEADLINE_EXCEEDED, message));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide::tests::gpu;
+    use super::*;
+    use firstlight_boot_record::GpuPhase;
+    use std::fs;
+
+    fn run<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(future)
+    }
+
+    fn plant(paths: &Paths) {
+        fs::create_dir_all(&paths.cdi).unwrap();
+        let device = |name: &str, minor: u32| {
+            format!(
+                r#"{{"name":"{name}","containerEdits":{{"deviceNodes":[{{"path":"/dev/nvidia{minor}","type":"c","major":195,"minor":{minor}}}]}}}}"#
+            )
+        };
+        let devices = [device("0", 0), device("0000:01:00.0", 0), device("1", 1)].join(",");
+        let text = format!(
+            r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}],"containerEdits":{{"env":["NVIDIA=1"]}}}}"#
+        );
+        fs::write(paths.cdi.join("a.json"), text).unwrap();
+    }
+
+    fn minors(spec: &Spec) -> Vec<i64> {
+        let devices = spec.linux().as_ref().unwrap().devices().clone().unwrap_or_default();
+        devices.iter().map(oci_spec::runtime::LinuxDevice::minor).collect()
+    }
+
+    fn want(which: &[Which]) -> Wants {
+        Wants { gpus: which.to_vec(), others: vec![] }
+    }
+
+    #[test]
+    fn a_container_waits_for_its_gpu_only() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            plant(&paths);
+            let (sender, view) = watch::channel(View::default());
+            let source = Source::Init(view);
+            let mut spec = Spec::default();
+            let wants = want(&[Which::Index(1)]);
+            let give = source.give(&mut spec, &wants, Duration::from_secs(9), &paths);
+            let boot = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let gpus = vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)];
+                sender.send_modify(|view| *view = View { scanned: true, gpus, lost: None });
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                sender.send_modify(|view| view.gpus[1].phase = GpuPhase::Ready);
+            };
+            let (given, ()) = tokio::join!(give, boot);
+            given.unwrap();
+            assert_eq!(minors(&spec), [1], "GPU 0 still attaches");
+            assert!(spec.process().as_ref().unwrap().env().as_ref().unwrap().contains(&"NVIDIA=1".to_owned()));
+        });
+    }
+
+    #[test]
+    fn the_time_runs_out_with_names() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            let gpus = vec![gpu(0, GpuPhase::Attaching)];
+            let (_sender, view) = watch::channel(View { scanned: true, gpus, lost: None });
+            let mut spec = Spec::default();
+            let wants = want(&[Which::All]);
+            let result = Source::Init(view).give(&mut spec, &wants, Duration::from_secs(3), &paths).await;
+            let error = result.unwrap_err();
+            assert_eq!(error.code, Code::DEADLINE_EXCEEDED);
+            for part in ["0000:01:00.0", "wait-open-complete", "3.0 s", "agent.cdi_timeout"] {
+                assert!(error.message.contains(part), "{error}");
+            }
+            assert_eq!(spec, Spec::default());
+        });
+    }
+
+    #[test]
+    fn without_pid_1_the_files_count() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            plant(&paths);
+            let mut spec = Spec::default();
+            let wants = want(&[Which::Pci("0000:01:00.0".parse().unwrap())]);
+            Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+            assert_eq!(minors(&spec), [0]);
+            let wants = want(&[Which::Index(7)]);
+            let error = Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap_err();
+            assert!(
+                error.message.contains("nvidia.com/gpu=7") && error.message.contains("nvidia.com/gpu=0"),
+                "{error}"
+            );
+        });
+    }
+}

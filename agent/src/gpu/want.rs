@@ -1,0 +1,247 @@
+//! What a container asks for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use firstlight_agent_api::agent::Device;
+use firstlight_cdi::{DeviceName, GPU_KIND};
+use firstlight_pci::Address;
+
+use crate::error::{Error, Result};
+
+/// Annotations whose names begin so carry CDI names.
+const ANNOTATION: &str = "cdi.k8s.io/";
+
+/// What a shim says a container is. The sandbox's own container (the pause
+/// process) carries the pod's annotations and gets no devices.
+const CONTAINER_TYPE: &str = "io.katacontainers.pkg.oci.container_type";
+const SANDBOX: &str = "pod_sandbox";
+
+/// A GPU or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// Every GPU of the guest.
+    All,
+    /// By position in PCI order.
+    Index(u32),
+    /// By address.
+    Pci(Address),
+    /// By a name that only the CDI file knows, such as a UUID.
+    Name(String),
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Pci(address) => write!(f, "{address}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+impl From<&str> for Which {
+    fn from(device: &str) -> Self {
+        if device == "all" {
+            return Self::All;
+        }
+        let index = device.parse().map(Self::Index);
+        index.or_else(|_| device.parse().map(Self::Pci)).unwrap_or_else(|_| Self::Name(device.to_owned()))
+    }
+}
+
+/// Everything a container asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Its GPUs.
+    pub gpus: Vec<Which>,
+    /// Devices of other kinds, which nobody has to wait for.
+    pub others: Vec<DeviceName>,
+}
+
+impl Wants {
+    /// Whether it asks for nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.gpus.is_empty() && self.others.is_empty()
+    }
+
+    /// GPU names that have to be looked up as they are.
+    pub fn opaque(&self) -> impl Iterator<Item = &str> {
+        self.gpus.iter().filter_map(|which| if let Which::Name(name) = which { Some(name.as_str()) } else { None })
+    }
+}
+
+/// What a container asks for by annotations and by devices of the kind
+/// `vfio-pci-gk` (passed through, driven by the guest's kernel).
+///
+/// Such devices say where in the guest's PCI tree they are. That beats the
+/// index in an annotation: the shim can only guess how the guest will sort.
+///
+/// # Errors
+/// An annotation holds something that is no qualified CDI name.
+pub fn wants(annotations: &HashMap<String, String>, devices: &[Device], sysfs: &Path) -> Result<Wants> {
+    let mut wants = Wants::default();
+    if annotations.get(CONTAINER_TYPE).is_some_and(|kind| kind == SANDBOX) {
+        return Ok(wants);
+    }
+    let mut named: Vec<(&String, &String)> =
+        annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION)).collect();
+    named.sort();
+    for (key, value) in named {
+        for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+            let name: DeviceName =
+                text.parse().map_err(|error| Error::invalid(format!("annotation {key}: {error}")))?;
+            if name.kind == GPU_KIND {
+                push(&mut wants.gpus, Which::from(name.device.as_str()));
+            } else if !wants.others.contains(&name) {
+                wants.others.push(name);
+            }
+        }
+    }
+    let placed: Vec<Which> = devices
+        .iter()
+        .filter(|device| device.type_ == "vfio-pci-gk")
+        .flat_map(|device| &device.options)
+        .filter_map(|option| option.split_once('=').and_then(|(_, path)| pci_path(sysfs, path)))
+        .filter(|address| is_gpu(sysfs, *address))
+        .map(Which::Pci)
+        .collect();
+    if !placed.is_empty() {
+        wants.gpus.retain(|which| !matches!(which, Which::Index(_)));
+        placed.into_iter().for_each(|which| push(&mut wants.gpus, which));
+    }
+    Ok(wants)
+}
+
+fn push(gpus: &mut Vec<Which>, which: Which) {
+    if !gpus.contains(&which) {
+        gpus.push(which);
+    }
+}
+
+fn is_gpu(sysfs: &Path, address: Address) -> bool {
+    firstlight_pci::scan(sysfs).is_ok_and(|functions| {
+        functions
+            .iter()
+            .any(|function| function.address == address && function.kind() == Some(firstlight_pci::Kind::Gpu))
+    })
+}
+
+/// The address of a function whose place in the PCI tree is given as slots from
+/// the root complex, e.g. `02/00`: hexadecimal, each with an optional function
+/// number. `None` if there is no such place.
+#[must_use]
+pub fn pci_path(sysfs: &Path, path: &str) -> Option<Address> {
+    let steps: Vec<(u8, u8)> = path.split('/').map(step).collect::<Option<_>>()?;
+    // A first step that is no slot number is the bus of a second root complex.
+    let (root, steps) = match steps.split_first()? {
+        ((bus, 0), rest) if *bus >= 0x20 && rest.len() >= 2 => (*bus, rest),
+        _ => (0, &steps[..]),
+    };
+    let mut folder = sysfs.join(format!("devices/pci0000:{root:02x}"));
+    let mut bus = root;
+    let mut address = None;
+    for (at, (device, function)) in steps.iter().enumerate() {
+        let here = Address { domain: 0, bus, device: *device, function: *function };
+        folder.push(here.to_string());
+        address = Some(here);
+        if at + 1 < steps.len() {
+            bus = bus_behind(&folder)?;
+        }
+    }
+    address.filter(|_| folder.exists())
+}
+
+fn step(text: &str) -> Option<(u8, u8)> {
+    let (slot, function) = text.split_once('.').unwrap_or((text, "0"));
+    let number = |text: &str| u8::from_str_radix(text, 16).ok().filter(|_| !text.starts_with('+'));
+    Some((number(slot)?, number(function).filter(|function| *function < 8)?))
+}
+
+/// The bus behind a bridge.
+fn bus_behind(bridge: &Path) -> Option<u8> {
+    let entry: PathBuf = std::fs::read_dir(bridge.join("pci_bus")).ok()?.flatten().next()?.path();
+    let name = entry.file_name()?.to_string_lossy().into_owned();
+    u8::from_str_radix(name.rsplit(':').next()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs;
+
+    fn annotated(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn names_become_gpus_and_others() {
+        let annotations = annotated(&[
+            ("cdi.k8s.io/vfio1", "nvidia.com/gpu=0, nvidia.com/gpu=0000:02:00.0"),
+            ("cdi.k8s.io/vfio2", "nvidia.com/gpu=all,nvidia.com/gpu=0,a.b/c=d"),
+            ("cdi.k8s.io/x", "nvidia.com/gpu=GPU-1"),
+            ("other", "nvidia.com/gpu=9"),
+        ]);
+        let wants = wants(&annotations, &[], Path::new("/nonexistent")).unwrap();
+        let address = "0000:02:00.0".parse().unwrap();
+        assert_eq!(wants.gpus, [Which::Index(0), Which::Pci(address), Which::All, Which::Name("GPU-1".into())]);
+        assert_eq!(wants.others, ["a.b/c=d".parse().unwrap()]);
+        assert_eq!(wants.opaque().collect::<Vec<_>>(), ["GPU-1"]);
+    }
+
+    #[test]
+    fn the_pause_container_gets_nothing_and_broken_names_are_refused() {
+        let mut annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=0"), (CONTAINER_TYPE, SANDBOX)]);
+        assert!(wants(&annotations, &[], Path::new("/")).unwrap().is_empty());
+        annotations.remove(CONTAINER_TYPE);
+        annotations.insert("cdi.k8s.io/vfio1".into(), "gpu0".into());
+        let error = wants(&annotations, &[], Path::new("/")).unwrap_err();
+        assert!(error.message.contains("cdi.k8s.io/vfio1") && error.message.contains("gpu0"), "{error}");
+    }
+
+    fn plant(sysfs: &Path, path: &str, bus_behind: Option<&str>) {
+        let folder = sysfs.join("devices").join(path);
+        fs::create_dir_all(&folder).unwrap();
+        if let Some(bus) = bus_behind {
+            fs::create_dir_all(folder.join("pci_bus").join(bus)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_place_in_the_tree_is_an_address_and_beats_the_index() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = root.path();
+        plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
+        plant(sysfs, "pci0000:00/0000:00:02.0/0000:01:00.0", None);
+        plant(sysfs, "pci0000:20/0000:20:00.1", Some("0000:21"));
+        plant(sysfs, "pci0000:20/0000:20:00.1/0000:21:00.0", None);
+        assert_eq!(pci_path(sysfs, "02/00").unwrap().to_string(), "0000:01:00.0");
+        assert_eq!(pci_path(sysfs, "20/00.1/00").unwrap().to_string(), "0000:21:00.0");
+        for nowhere in ["", "02/01", "03/00", "02/00/00", "zz", "02/00.9", "+2/00"] {
+            assert_eq!(pci_path(sysfs, nowhere), None, "{nowhere}");
+        }
+
+        let gpu = sysfs.join("bus/pci/devices/0000:01:00.0");
+        fs::create_dir_all(&gpu).unwrap();
+        for (file, text) in [("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200")] {
+            fs::write(gpu.join(file), text).unwrap();
+        }
+        let device =
+            Device { type_: "vfio-pci-gk".into(), options: vec!["0000:c1:00.0=02/00".into()], ..Default::default() };
+        let annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=3")]);
+        let wants = wants(&annotations, &[device], sysfs).unwrap();
+        assert_eq!(wants.gpus, [Which::Pci("0000:01:00.0".parse().unwrap())]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_texts_are_wants_or_errors(value in "\\PC{0,60}", path in "\\PC{0,20}") {
+            let _ = wants(&annotated(&[("cdi.k8s.io/x", &value)]), &[], Path::new("/nonexistent"));
+            let _ = pci_path(Path::new("/nonexistent"), &path);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The agent of a Firstlight guest.
+//!
+//! Serves Kata's `AgentService` to an unmodified shim. Two processes: this
+//! library's [`server`] speaks ttrpc and keeps the sandbox in order; the
+//! runtime (crate `firstlight-runtime`) owns the containers. PID 1 tells which
+//! GPUs are ready; a container that asks for one waits for that one only.
+#![forbid(unsafe_code)]
+
+pub mod adapt;
+pub mod agent;
+pub mod bundle;
+pub mod clock;
+pub mod config;
+pub mod container;
+pub mod control;
+pub mod convert;
+mod create;
+pub mod devices;
+mod dns;
+pub mod error;
+mod exec;
+pub mod gpu;
+pub mod log;
+pub mod oom;
+pub mod paths;
+pub mod process;
+mod remove;
+pub mod runtime;
+pub mod server;
+pub mod service;
+pub mod stats;
+pub mod storage;
+pub mod stream;
+pub mod work;

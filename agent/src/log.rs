@@ -1,0 +1,73 @@
+//! The log: one short line per record, to the kernel's log in a guest, else to standard error.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::OnceLock;
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+/// The kernel cuts records at about 1 KiB.
+const LONGEST: usize = 900;
+
+struct Logger {
+    in_guest: bool,
+    kmsg: OnceLock<Option<File>>,
+}
+
+impl Logger {
+    /// Opened at the first record, which most boots never have.
+    fn kmsg(&self) -> Option<&File> {
+        let open = || OpenOptions::new().write(true).open("/dev/kmsg").ok();
+        self.kmsg.get_or_init(|| if self.in_guest { open() } else { None }).as_ref()
+    }
+}
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let line = line(priority(record.level()), &record.args().to_string(), self.kmsg().is_some());
+        // One write per record, so that records do not mix; a log that cannot be written is no reason to stop.
+        let _ = match self.kmsg() {
+            Some(mut kmsg) => kmsg.write_all(line.as_bytes()),
+            None => std::io::stderr().write_all(line.as_bytes()),
+        };
+    }
+
+    fn flush(&self) {}
+}
+
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::Error => 3,
+        Level::Warn => 4,
+        Level::Info => 6,
+        Level::Debug | Level::Trace => 7,
+    }
+}
+
+fn line(priority: u8, text: &str, kernel: bool) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
+    if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
+}
+
+/// Starts the log. A second call changes nothing.
+pub fn start(level: LevelFilter, in_guest: bool) {
+    if log::set_boxed_logger(Box::new(Logger { in_guest, kmsg: OnceLock::new() })).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_one_short_line_that_carries_no_control_characters() {
+        assert_eq!(line(3, "a\nb\u{1b}[2J", true), "<3>agent: a b [2J\n");
+        assert_eq!(line(3, "a", false), "agent: a\n");
+        assert!(line(3, &"x".repeat(5000), true).len() < 1000);
+    }
+}

@@ -1,0 +1,52 @@
+//! The agent's program: two processes, the server and the runtime that owns the containers.
+#![forbid(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use firstlight_agent::config::Config;
+use firstlight_agent::paths::Paths;
+use firstlight_agent::{log as agent_log, server};
+use firstlight_sys::fork::{Side, fork};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Forks before anything else: the runtime must never have had a second thread.
+fn start() -> anyhow::Result<()> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .context("cannot make the socket between server and runtime")?;
+    match fork().context("cannot start the container runtime")? {
+        Side::Child => {
+            drop(ours);
+            own_containers(theirs)
+        }
+        Side::Parent(_) => {
+            drop(theirs);
+            serve(ours)
+        }
+    }
+}
+
+fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
+    // Only for people who look at the process table.
+    let _ = rustix::thread::set_name(c"firstlight-rt");
+    let state = Paths::below("/".as_ref()).state;
+    firstlight_runtime::run(socket, firstlight_runtime::Options { state }).context("container runtime")
+}
+
+fn serve(socket: OwnedFd) -> anyhow::Result<()> {
+    let config = Config::read();
+    agent_log::start(config.log, config.control.is_some());
+    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    executor.block_on(server::serve(config, socket)).context("agent")
+}

@@ -1,0 +1,44 @@
+//! Where things are. Names that shims, images and users know are Kata's.
+
+use std::path::{Path, PathBuf};
+
+/// The agent's folders; all below `/` but for tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    /// Bundles, and the host's share.
+    pub run: PathBuf,
+    /// The sandbox's namespaces.
+    pub namespaces: PathBuf,
+    /// The runtime's own notes.
+    pub state: PathBuf,
+    /// CDI specifications.
+    pub cdi: PathBuf,
+    /// The kernel's device tree.
+    pub sysfs: PathBuf,
+    /// The kernel's resource groups.
+    pub cgroups: PathBuf,
+    /// What device nodes are looked up below.
+    pub root: PathBuf,
+}
+
+impl Paths {
+    /// The folders below `root`.
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
+        Self {
+            run: root.join("run/kata-containers"),
+            namespaces: root.join("run/sandbox-ns"),
+            state: root.join("run/firstlight/containers"),
+            cdi: root.join(firstlight_cdi::SPEC_DIR.trim_start_matches('/')),
+            sysfs: root.join("sys"),
+            cgroups: root.join("sys/fs/cgroup"),
+            root: root.to_owned(),
+        }
+    }
+
+    /// A container's bundle.
+    #[must_use]
+    pub fn bundle(&self, container: &str) -> PathBuf {
+        self.run.join(container)
+    }
+}

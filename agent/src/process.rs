@@ -1,0 +1,199 @@
+//! One process of a container, as the server sees it.
+
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::termios::Winsize;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::stream::{Exit, Input, Output};
+
+/// A process. It exists before the runtime has made it, so that its exit has
+/// somewhere to go however soon it comes.
+#[derive(Debug)]
+pub struct Process {
+    exit: watch::Sender<Option<Exit>>,
+    /// What it reads.
+    pub stdin: Input,
+    /// What it writes.
+    pub stdout: Output,
+    /// Where it complains; with a terminal that is the terminal, and this is at its end from the start.
+    pub stderr: Output,
+    /// The terminal's master, for its size.
+    terminal: OnceLock<OwnedFd>,
+}
+
+/// The ends of a process's pipes that the process gets.
+#[derive(Debug)]
+pub struct Ends(pub Vec<OwnedFd>);
+
+impl Process {
+    /// A process that is about to be made.
+    #[must_use]
+    pub fn new(terminal: bool) -> Self {
+        let (exit, watch) = watch::channel(None);
+        Self {
+            exit,
+            stdin: Input::new(watch.clone(), terminal),
+            stdout: Output::new(watch.clone()),
+            stderr: Output::new(watch),
+            terminal: OnceLock::new(),
+        }
+    }
+
+    /// Makes the three pipes, and returns the process's ends.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub async fn pipes(&self) -> Result<Ends> {
+        let failed = |error: std::io::Error| Error::internal(format!("cannot make a pipe: {error}"));
+        let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
+        let (stdin, input) = pair()?;
+        let (output, stdout) = pair()?;
+        let (errors, stderr) = pair()?;
+        for ours in [&input, &output, &errors] {
+            nonblocking(ours).map_err(failed)?;
+        }
+        self.stdin.open(input).await.map_err(failed)?;
+        self.stdout.open(output).await.map_err(failed)?;
+        self.stderr.open(errors).await.map_err(failed)?;
+        Ok(Ends(vec![stdin, stdout, stderr]))
+    }
+
+    /// Takes the master of the process's terminal.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub async fn attach(&self, master: OwnedFd, size: Option<Winsize>) -> Result<()> {
+        let failed = |error: std::io::Error| Error::internal(format!("cannot use the terminal: {error}"));
+        nonblocking(&master).map_err(failed)?;
+        self.stdin.open(master.try_clone().map_err(failed)?).await.map_err(failed)?;
+        self.stdout.open(master.try_clone().map_err(failed)?).await.map_err(failed)?;
+        let _ = self.terminal.set(master);
+        match size {
+            Some(size) => self.resize(size),
+            None => Ok(()),
+        }
+    }
+
+    /// Changes the size of the terminal.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` when the process has none.
+    pub fn resize(&self, size: Winsize) -> Result<()> {
+        let master = self.terminal.get().ok_or_else(|| Error::new(ttrpc::Code::UNAVAILABLE, "no tty"))?;
+        rustix::termios::tcsetwinsize(master, size)
+            .map_err(|error| Error::internal(format!("cannot set the size of the terminal: {error}")))
+    }
+
+    /// Notes that the process has ended.
+    pub fn ended(&self, code: i32) {
+        self.exit.send_replace(Some(Exit { code, at: Instant::now() }));
+    }
+
+    /// How the process ended, if it has.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.exit.borrow().map(|exit| exit.code)
+    }
+
+    /// Waits for the process to end. Dropping the future loses nothing.
+    pub async fn wait(&self) -> i32 {
+        let mut watch = self.exit.subscribe();
+        match watch.wait_for(Option::is_some).await.map(|exit| exit.map(|exit| exit.code)) {
+            Ok(Some(code)) => code,
+            // Neither can be: `self` holds the sender, and the value was waited for.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Closes every stream.
+    pub async fn close(&self) {
+        self.stdin.close().await;
+        self.stdout.close().await;
+        self.stderr.close().await;
+    }
+
+    /// Whether somebody may still want to read what is in the streams.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        self.stdout.is_open() || self.stderr.is_open()
+    }
+}
+
+/// Only our end: the other one belongs to a program that expects to block.
+/// The two ends of a pipe, and the two of a terminal, have flags of their own.
+fn nonblocking(fd: &OwnedFd) -> std::io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn every_waiter_gets_the_code() {
+        run(async {
+            let process = Process::new(false);
+            assert_eq!(process.code(), None);
+            let end = async {
+                tokio::task::yield_now().await;
+                process.ended(3);
+            };
+            let (first, second, ()) = tokio::join!(process.wait(), process.wait(), end);
+            assert_eq!((first, second, process.wait().await), (3, 3, 3));
+        });
+    }
+
+    #[test]
+    fn pipes_connect_and_close() {
+        run(async {
+            let process = Process::new(false);
+            let Ends(ends) = process.pipes().await.unwrap();
+            process.stdin.write(b"in").await.unwrap();
+            let mut buffer = [0; 8];
+            assert_eq!(rustix::io::read(&ends[0], &mut buffer).unwrap(), 2);
+            rustix::io::write(&ends[2], b"err").unwrap();
+            assert_eq!(process.stderr.read(8).await.unwrap(), b"err");
+            assert!(process.has_output());
+            assert!(!rustix::fs::fcntl_getfl(&ends[1]).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+            process.close().await;
+            assert!(!process.has_output());
+        });
+    }
+
+    #[test]
+    fn without_a_terminal_there_is_nothing_to_resize() {
+        let size = Winsize { ws_row: 1, ws_col: 2, ws_xpixel: 0, ws_ypixel: 0 };
+        assert_eq!(Process::new(false).resize(size).unwrap_err().code, ttrpc::Code::UNAVAILABLE);
+    }
+
+    #[test]
+    fn a_terminal_ends_without_an_error() {
+        run(async {
+            use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+            let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+            grantpt(&master).unwrap();
+            unlockpt(&master).unwrap();
+            let name = ptsname(&master, Vec::new()).unwrap();
+            let slave = std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+            let process = Process::new(true);
+            let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+            process.attach(master, Some(size)).await.unwrap();
+            assert_eq!(rustix::termios::tcgetwinsize(&slave).unwrap().ws_col, 80);
+            rustix::io::write(&slave, b"hi").unwrap();
+            assert_eq!(process.stdout.read(8).await.unwrap(), b"hi");
+            assert_eq!(process.stderr.read(8).await.unwrap(), b"");
+            drop(slave);
+            assert_eq!(process.stdout.read(8).await.unwrap(), b"");
+        });
+    }
+}

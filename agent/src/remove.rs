@@ -1,0 +1,114 @@
+//! RemoveContainer and DestroySandbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firstlight_control::ToInit;
+use firstlight_runtime::Call;
+use ttrpc::Code;
+
+use crate::agent::Agent;
+use crate::container::{Container, Phase};
+use crate::error::{Error, Result};
+use crate::{bundle, work};
+
+/// How long killed processes may take to end when the caller sets no time. One
+/// that waits for a device can take long, and nothing can hurry it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the reply to DestroySandbox has to get out before an agent that works alone ends.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// Kills everything in a container, waits until it has ended, and takes away
+/// what was made for it.
+///
+/// # Errors
+/// It is being made or removed, or its processes do not end; then it stays and
+/// can be removed again.
+pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
+    let before = container.advance(&[Phase::Created, Phase::Started], Phase::Removing)?;
+    let result = end(agent, container, patience).await;
+    if result.is_err() {
+        let _ = container.advance(&[Phase::Removing], before);
+        return result;
+    }
+    clear(agent, container).await;
+    Ok(())
+}
+
+async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
+    let id = || container.id.clone();
+    agent.runtime.call(Call::Kill { container: id() }, &[]).await?;
+    let all = async {
+        for process in container.processes() {
+            process.wait().await;
+        }
+    };
+    if tokio::time::timeout(patience, all).await.is_err() {
+        let seconds = patience.as_secs();
+        let message =
+            format!("ETIME: processes of container {} have not ended {seconds} s after SIGKILL", container.id);
+        return Err(Error::new(Code::INTERNAL, message));
+    }
+    agent.runtime.call(Call::Delete { container: id() }, &[]).await.map(|_| ())
+}
+
+/// Takes away what was made for a container that does not run: streams,
+/// bundle, storages, name. The name last, so that it cannot be taken before.
+pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
+    agent.oom.forget(&container.id);
+    for process in container.processes() {
+        process.close().await;
+    }
+    let folder = container.bundle.clone();
+    let _ = work::blocking(move || {
+        bundle::remove(&folder);
+        Ok(())
+    })
+    .await;
+    for mount_point in container.take_storages() {
+        agent.drop_storage(&mount_point);
+    }
+    agent.forget(container);
+}
+
+impl Agent {
+    /// Removes a container; `timeout` 0 leaves the time to us.
+    ///
+    /// # Errors
+    /// See [`remove`]; or there is no such container.
+    pub async fn remove_container(self: &Arc<Self>, id: &str, timeout: u32) -> Result<()> {
+        let container = self.container(id)?;
+        let patience = if timeout == 0 { PATIENCE } else { Duration::from_secs(timeout.into()) };
+        let agent = Arc::clone(self);
+        work::whole(async move { remove(&agent, &container, patience).await }).await
+    }
+
+    /// Removes every container, and then ends the guest, or the agent if it works alone.
+    ///
+    /// # Errors
+    /// The sandbox is being destroyed already, or a container cannot be
+    /// removed; the guest ends in that case too.
+    pub async fn destroy_sandbox(self: &Arc<Self>) -> Result<()> {
+        self.destroy()?;
+        let agent = Arc::clone(self);
+        work::whole(async move {
+            let mut result = Ok(());
+            for container in agent.containers() {
+                let removed = remove(&agent, &container, PATIENCE).await;
+                result = result.and(removed);
+            }
+            match &agent.control {
+                Some(control) => control.say(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
+                None => {
+                    tokio::spawn(async {
+                        tokio::time::sleep(FAREWELL).await;
+                        std::process::exit(0);
+                    });
+                }
+            }
+            result
+        })
+        .await
+    }
+}

@@ -1,0 +1,152 @@
+//! The client of the runtime process.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use firstlight_runtime::{Call, Done, FromRuntime, MAX_MESSAGE, Request, receive, send};
+use tokio::io::Interest;
+use tokio::net::UnixDatagram;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, Result};
+
+type Answer = std::result::Result<(Done, Option<OwnedFd>), firstlight_runtime::Failure>;
+
+/// The runtime, from the server's side. Calls are answered one after the other
+/// in the order in which they were sent; no lock is held while waiting.
+#[derive(Debug)]
+pub struct Runtime {
+    // tokio has no SEQPACKET socket; this type only registers the descriptor and waits for it.
+    socket: UnixDatagram,
+    next: AtomicU64,
+    pending: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
+}
+
+impl Runtime {
+    /// Takes the socket whose other end the runtime has.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking or registered.
+    pub fn new(socket: OwnedFd) -> io::Result<Arc<Self>> {
+        let socket = std::os::unix::net::UnixDatagram::from(socket);
+        socket.set_nonblocking(true)?;
+        let socket = UnixDatagram::from_std(socket)?;
+        Ok(Arc::new(Self { socket, next: AtomicU64::new(1), pending: Mutex::new(HashMap::new()) }))
+    }
+
+    fn pending(&self) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call. The runtime carries it out even if nobody waits any more.
+    ///
+    /// # Errors
+    /// What the runtime says, or that it is gone.
+    pub async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<(Done, Option<OwnedFd>)> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let packet = serde_json::to_vec(&Request { id, call }).map_err(|error| Error::internal(error.to_string()))?;
+        let (sender, receiver) = oneshot::channel();
+        self.pending().insert(id, sender);
+        let sent = self
+            .socket
+            .async_io(Interest::WRITABLE, || send(&self.socket, &packet, fds).map_err(io::Error::from))
+            .await;
+        if let Err(error) = sent {
+            self.pending().remove(&id);
+            return Err(Error::internal(format!("the container runtime cannot be reached: {error}")));
+        }
+        match receiver.await {
+            Ok(answer) => answer.map_err(Error::from),
+            Err(_) => Err(Error::internal("the container runtime has ended")),
+        }
+    }
+
+    /// Reads replies and hands exits to `exited` until the runtime is gone.
+    ///
+    /// # Errors
+    /// Always, with the reason: a server without its runtime is of no use.
+    pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32)) -> io::Error {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        loop {
+            let received = self
+                .socket
+                .async_io(Interest::READABLE, || receive(&self.socket, &mut buffer).map_err(io::Error::from))
+                .await;
+            let (len, mut fds) = match received {
+                Ok((0, _)) => return io::Error::other("the container runtime has ended"),
+                Ok(received) => received,
+                Err(error) => return error,
+            };
+            match serde_json::from_slice(&buffer[..len]) {
+                Ok(FromRuntime::Reply { id, result }) => {
+                    if let Some(sender) = self.pending().remove(&id) {
+                        let _ = sender.send(result.map(|done| (done, fds.pop())));
+                    }
+                }
+                Ok(FromRuntime::Exited { container, exec, code }) => exited(&container, &exec, code),
+                Err(error) => log::error!("container runtime: not a message: {error}"),
+            }
+        }
+    }
+}
+
+/// Borrows of owned descriptors, as calls take them.
+#[must_use]
+pub fn borrow(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
+    fds.iter().map(AsFd::as_fd).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_runtime::{Failure, FailureKind};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn replies_find_their_calls_and_exits_their_handler() {
+        let local = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        local.block_on(async {
+            let (ours, theirs) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            let runtime = Runtime::new(ours).unwrap();
+            let fake = std::thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                let mut ids = Vec::new();
+                for _ in 0..2 {
+                    let (len, fds) = receive(&theirs, &mut buffer).unwrap();
+                    let request: Request = serde_json::from_slice(&buffer[..len]).unwrap();
+                    ids.push((request.id, fds.len()));
+                }
+                let exit = FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3 };
+                send(&theirs, &serde_json::to_vec(&exit).unwrap(), &[]).unwrap();
+                // Out of order, to be sure that the number counts.
+                for (id, fds) in ids.iter().rev() {
+                    let result = if *fds == 1 {
+                        Ok(Done { pid: Some(42) })
+                    } else {
+                        Err(Failure { kind: FailureKind::NotFound, message: "gone".into() })
+                    };
+                    let reply = FromRuntime::Reply { id: *id, result };
+                    send(&theirs, &serde_json::to_vec(&reply).unwrap(), &[]).unwrap();
+                }
+            });
+            let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+            let exits = Mutex::new(Vec::new());
+            let calls = async {
+                let start = || Call::Start { container: "c".into() };
+                let null = [null.as_fd()];
+                tokio::join!(runtime.call(start(), &null), runtime.call(start(), &[]))
+            };
+            let served = runtime.serve(|c, e, code| exits.lock().unwrap().push((c.to_owned(), e.to_owned(), code)));
+            let ((first, second), end) = tokio::join!(calls, served);
+            assert_eq!(first.unwrap().0.pid, Some(42));
+            assert_eq!(second.unwrap_err().code, ttrpc::Code::NOT_FOUND);
+            assert!(end.to_string().contains("ended"));
+            assert_eq!(*exits.lock().unwrap(), [("c".to_owned(), "e".to_owned(), 3)]);
+            fake.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,149 @@
+//! The listener, and the order in which the agent starts.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use firstlight_control::ToInit;
+use futures::StreamExt;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio_vsock::{VMADDR_CID_HOST, VsockAddr, VsockListener};
+use ttrpc::r#async::transport::Listener;
+
+use crate::agent::Agent;
+use crate::clock::now_us;
+use crate::config::Config;
+use crate::control::Control;
+use crate::gpu::{Source, View};
+use crate::paths::Paths;
+use crate::runtime::Runtime;
+use crate::service;
+use crate::stream::MAX_REPLY;
+
+/// Serves until the runtime is gone. Nothing that can wait comes before the bind.
+///
+/// # Errors
+/// The address cannot be bound, or the runtime has ended; both are for PID 1
+/// to deal with.
+pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
+    let listener = bind(&config.address).map_err(|error| io::Error::other(format!("{}: {error}", config.address)))?;
+    let bound_us = now_us();
+    let runtime = Runtime::new(runtime)?;
+    let (sender, view) = watch::channel(View::default());
+    let control = config.control.as_deref().map(|path| Control::connect(path, sender));
+    let gpus = if control.is_some() { Source::Init(view) } else { Source::Files };
+    let paths = Paths::below("/".as_ref());
+    let agent = Agent::new(config, paths, Arc::clone(&runtime), control, gpus);
+    let mut server = ttrpc::r#async::Server::new().add_listener(listener);
+    server = server.register_service(service::all(&agent));
+    server.start().await.map_err(io::Error::other)?;
+    if let Some(control) = &agent.control {
+        control.say(ToInit::Listening { at_us: bound_us });
+    }
+    Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
+}
+
+/// Binds an address: `vsock://CID:PORT` (`-1` is any), `unix://PATH` or `tcp://HOST:PORT`.
+fn bind(address: &str) -> io::Result<Listener> {
+    if let Some(rest) = address.strip_prefix("vsock://") {
+        return bind_vsock(rest);
+    }
+    if let Some(path) = address.strip_prefix("unix://").filter(|path| !path.starts_with('@')) {
+        // One that an earlier agent left would refuse the bind.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(Listener::new(Listener::bind(address)?.map(|socket| socket.map(Capped))))
+}
+
+fn bind_vsock(text: &str) -> io::Result<Listener> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "not vsock://CID:PORT");
+    let (cid, port) = text.split_once(':').ok_or_else(wrong)?;
+    let cid = if cid == "-1" { u32::MAX } else { cid.parse().map_err(|_| wrong())? };
+    let port = port.parse().map_err(|_| wrong())?;
+    let listener = VsockListener::bind(VsockAddr::new(cid, port))?;
+    Ok(Listener::new(futures::stream::unfold(listener, |listener| async {
+        loop {
+            match listener.accept().await {
+                // A container can open vsock connections too, and the guest's
+                // own address leads back to us; only the host may give orders.
+                Ok((_, peer)) if peer.cid() != VMADDR_CID_HOST => {
+                    log::error!("refused a connection from vsock CID {}: only the host may connect", peer.cid());
+                }
+                Ok((stream, _)) => return Some((Ok(Capped(stream)), listener)),
+                Err(error) => return Some((Err(error), listener)),
+            }
+        }
+    })))
+}
+
+/// A stream that is written to in pieces. Some vsock devices never finish a
+/// write of 64 KiB.
+struct Capped<S>(S);
+
+impl<S: AsyncRead + Unpin> AsyncRead for Capped<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Capped<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let most = buf.len().min(MAX_REPLY);
+        Pin::new(&mut self.0).poll_write(cx, &buf[..most])
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn run<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn addresses_that_make_no_sense_are_refused() {
+        run(async {
+            for address in ["", "vsock://x:1", "vsock://1", "vsock://-1:x", "ftp://x"] {
+                assert!(bind(address).is_err(), "{address}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_left_over_socket_is_replaced() {
+        run(async {
+            let folder = tempfile::tempdir().unwrap();
+            let address = format!("unix://{}", folder.path().join("a.sock").display());
+            drop(bind(&address).unwrap());
+            bind(&address).unwrap();
+        });
+    }
+
+    #[test]
+    fn large_replies_go_out_in_pieces() {
+        run(async {
+            let (ours, mut theirs) = tokio::net::UnixStream::pair().unwrap();
+            let mut capped = Capped(ours);
+            let data = vec![5; 3 * MAX_REPLY];
+            assert_eq!(capped.write(&data).await.unwrap(), MAX_REPLY);
+            capped.write_all(&data[MAX_REPLY..]).await.unwrap();
+            drop(capped);
+            let mut all = Vec::new();
+            theirs.read_to_end(&mut all).await.unwrap();
+            assert_eq!(all.len(), data.len());
+        });
+    }
+}

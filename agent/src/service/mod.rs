@@ -1,0 +1,54 @@
+//! The calls as they come in: each is checked, handed to the agent, and answered.
+
+mod agent_service;
+mod health;
+mod record;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firstlight_agent_api::{agent_ttrpc, firstlight_ttrpc, health_ttrpc};
+use ttrpc::r#async::Service;
+
+use crate::agent::Agent;
+
+pub use health::VERSION;
+
+/// The calls of `grpc.AgentService` that are served. ttrpc answers every other
+/// one with `UNIMPLEMENTED`, which is what shims look for.
+const SERVED: &[&str] = &[
+    "CreateContainer",
+    "StartContainer",
+    "RemoveContainer",
+    "ExecProcess",
+    "SignalProcess",
+    "WaitProcess",
+    "UpdateEphemeralMounts",
+    "StatsContainer",
+    "RemoveStaleVirtiofsShareMounts",
+    "WriteStdin",
+    "ReadStdout",
+    "ReadStderr",
+    "CloseStdin",
+    "TtyWinResize",
+    "CreateSandbox",
+    "DestroySandbox",
+    "OnlineCPUMem",
+    "GetGuestDetails",
+    "GetOOMEvent",
+];
+
+/// Every service of the agent.
+#[must_use]
+pub fn all(agent: &Arc<Agent>) -> HashMap<String, Service> {
+    let calls = Arc::new(agent_service::Calls(Arc::clone(agent)));
+    let mut services = agent_ttrpc::create_agent_service(calls);
+    for service in services.values_mut() {
+        // The generated table has every call of the schema, and answers those
+        // that nobody serves with a code that no caller expects.
+        service.methods.retain(|name, _| SERVED.contains(&name.as_str()));
+    }
+    services.extend(health_ttrpc::create_health(Arc::new(health::Alive)));
+    services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));
+    services
+}

@@ -1,0 +1,23 @@
+//! `firstlight.BootRecord`.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use firstlight_agent_api::firstlight::{BootRecordReply, GetBootRecordRequest};
+use firstlight_agent_api::firstlight_ttrpc::BootRecord;
+use ttrpc::Code;
+use ttrpc::r#async::TtrpcContext;
+
+use crate::agent::Agent;
+use crate::error::Error;
+
+pub(super) struct Record(pub(super) Arc<Agent>);
+
+#[async_trait]
+impl BootRecord for Record {
+    async fn get(&self, _: &TtrpcContext, _: GetBootRecordRequest) -> ttrpc::Result<BootRecordReply> {
+        let missing = || Error::new(Code::UNAVAILABLE, "there is no boot record: the agent works without PID 1");
+        let control = self.0.control.as_ref().ok_or_else(missing)?;
+        Ok(BootRecordReply { json: control.record().await?, ..Default::default() })
+    }
+}

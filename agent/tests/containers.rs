@@ -1,0 +1,313 @@
+//! The agent's program with real containers. Needs root, cgroup v2 and a static
+//! busybox; says so and does nothing where one is missing.
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod support;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use firstlight_agent_api::agent::{
+    CloseStdinRequest, CreateSandboxRequest, DestroySandboxRequest, GuestDetailsRequest, PauseContainerRequest,
+    StatsContainerRequest, TtyWinResizeRequest, WriteStreamRequest,
+};
+use firstlight_agent_api::health::CheckRequest;
+use support::{Agent, obstacle, process, short, spec};
+use ttrpc::{Code, Error};
+
+fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    executor.block_on(async { test(Agent::start().await).await });
+}
+
+fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (Code, String) {
+    match result.unwrap_err() {
+        Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pods_life() {
+    with_agent(async |agent| {
+        agent.health.check(short(), &CheckRequest::new()).await.unwrap();
+        let version = agent.health.version(short(), &CheckRequest::new()).await.unwrap();
+        assert_eq!(version.agent_version, env!("CARGO_PKG_VERSION"));
+        agent.sandbox().await;
+        let details = agent.calls.get_guest_details(short(), &GuestDetailsRequest::new()).await.unwrap();
+        assert!(details.agent_details.supports_seccomp);
+
+        // A second sandbox is refused and nothing is lost.
+        let marker = agent.inside("/run/kata-containers/marker");
+        fs::create_dir_all(marker.parent().unwrap()).unwrap();
+        fs::write(&marker, "x").unwrap();
+        assert_eq!(
+            code(agent.calls.create_sandbox(short(), &CreateSandboxRequest::new()).await).0,
+            Code::ALREADY_EXISTS
+        );
+        assert!(marker.exists());
+
+        agent.run("c1", "echo out; echo err >&2; read line; echo got $line; echo $HOME; hostname 2>/dev/null || cat /proc/sys/kernel/hostname; exit 3").await;
+        let write = |data: &[u8]| WriteStreamRequest {
+            container_id: "c1".into(),
+            exec_id: "c1".into(),
+            data: data.to_vec(),
+            ..Default::default()
+        };
+        assert_eq!(agent.calls.write_stdin(short(), &write(b"hello\n")).await.unwrap().len, 6);
+        assert_eq!(agent.output("c1", "").await, "out\ngot hello\n/root\nguest-1\n");
+        assert_eq!(agent.wait("c1", "c1").await.unwrap(), 3);
+        assert_eq!(code(agent.wait("c1", "c1").await).0, Code::NOT_FOUND);
+        // What a shim does at the end.
+        agent.signal("c1", "", 9).await.unwrap();
+        agent.remove("c1").await.unwrap();
+        assert_eq!(code(agent.remove("c1").await).0, Code::INVALID_ARGUMENT);
+        assert!(!agent.inside("/run/kata-containers/c1").exists());
+        assert!(agent.folder.path().join("c1/rootfs/bin/sh").is_symlink(), "the image is the host's and stays");
+
+        let pause = agent.calls.pause_container(short(), &PauseContainerRequest::new()).await;
+        assert_eq!(code(pause).0, Code::UNIMPLEMENTED);
+        agent.calls.destroy_sandbox(short(), &DestroySandboxRequest::new()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(agent.pids().is_empty(), "alone, the agent ends with its sandbox");
+    });
+}
+
+#[test]
+fn further_processes() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        assert_eq!(agent.shell("c1", "e1", "echo hi; exit 4").await, ("hi\n".to_owned(), 4));
+        assert_eq!(code(agent.wait("c1", "e1").await).0, Code::NOT_FOUND);
+
+        // A name can be used again, but not while it is in use.
+        agent.exec("c1", "e1", "sleep 1000").await.unwrap();
+        let (kind, text) = code(agent.exec("c1", "e1", "true").await);
+        assert_eq!(kind, Code::ALREADY_EXISTS);
+        assert!(text.contains("exec_id 'e1' already exists"), "{text}");
+        agent.signal("c1", "e1", 15).await.unwrap();
+        assert_eq!(agent.wait("c1", "e1").await.unwrap(), 143);
+
+        // The end comes although a grandchild keeps the pipe.
+        let start = Instant::now();
+        assert_eq!(agent.shell("c1", "e2", "echo tail; sleep 5 & exit 0").await, ("tail\n".to_owned(), 0));
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+
+        // A program that is not there: an error with its name, and nothing stays of it.
+        let mut missing = process("");
+        missing.Args = vec!["/bin/nothere".into()];
+        let mut request = firstlight_agent_api::agent::ExecProcessRequest::new();
+        request.container_id = "c1".into();
+        request.exec_id = "e3".into();
+        request.process = Some(missing).into();
+        let (_, text) = code(agent.calls.exec_process(short(), &request).await);
+        assert!(text.contains("/bin/nothere"), "{text}");
+        let state = agent.inside("/run/firstlight/containers/c1");
+        let names: Vec<_> = fs::read_dir(state).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        assert!(names.iter().all(|name| !name.to_string_lossy().starts_with("tenant-")), "{names:?}");
+
+        // SIGPIPE is as programs expect it, and nothing of ours is open or in the environment.
+        assert_eq!(
+            agent.shell("c1", "e4", "yes | head -n 1; ls /proc/self/fd | grep -v '^[012]$' | grep -c .").await.0,
+            "y\n1\n"
+        );
+        let (environment, _) = agent.shell("c1", "e5", "env").await;
+        assert!(environment.contains("HOME=/root") && !environment.contains("AGENT_ADDR"), "{environment}");
+
+        // SIGTERM ends a first process that has no handler; nobody else is hit by an unknown container.
+        assert_eq!(code(agent.signal("nope", "", 15).await).0, Code::INVALID_ARGUMENT);
+        assert_eq!(code(agent.signal("c1", "", 99).await).0, Code::INVALID_ARGUMENT);
+        agent.signal("c1", "c1", 15).await.unwrap();
+        assert_eq!(agent.wait("c1", "").await.unwrap(), 137);
+        assert_eq!(code(agent.exec("c1", "e6", "true").await).0, Code::FAILED_PRECONDITION);
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn no_descriptor_and_no_zombie_is_left() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        let count = |pids: &[u32]| -> usize {
+            pids.iter().map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()).sum()
+        };
+        let pids: Vec<u32> = agent.pids().into_iter().take(2).collect();
+        assert_eq!(pids.len(), 2);
+        let before = count(&pids);
+        for round in 0..20 {
+            // Nobody reads what these write.
+            let name = format!("e{round}");
+            agent.exec("c1", &name, "echo unread; echo unread >&2").await.unwrap();
+            assert_eq!(agent.wait("c1", &name).await.unwrap(), 0);
+        }
+        // Unread output lingers for a while.
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        assert_eq!(count(&pids), before);
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pids[1])).unwrap();
+        assert_eq!(children.split_whitespace().count(), 1, "only the container's first process: {children}");
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn devices_are_denied_unless_they_are_listed() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let script = "mknod /tmp/gpu c 195 0 && (cat /tmp/gpu; echo code $?) 2>&1; \
+             mknod /tmp/kmsg c 1 11 && (: > /tmp/kmsg; echo code $?) 2>&1; \
+             echo x > /dev/null && head -c 2 /dev/zero | grep -c . ; \
+             mknod /tmp/disk b 254 0 && (cat /tmp/disk; echo code $?) 2>&1";
+        agent.run("c1", script).await;
+        let output = agent.output("c1", "").await;
+        let denied = output.matches("Operation not permitted").count();
+        assert_eq!(denied, 3, "{output}");
+
+        // Listed, the same device is let through, also for a further process.
+        let root = agent.root("c2");
+        let mut listed = spec(&root, "sleep 1000");
+        listed.Linux.mut_or_insert_default().Devices = vec![firstlight_agent_api::oci::LinuxDevice {
+            Path: "/dev/kmsg".into(),
+            Type: "c".into(),
+            Major: 1,
+            Minor: 11,
+            ..Default::default()
+        }];
+        agent.create(listed, "c2").await.unwrap();
+        agent.begin("c2").await;
+        let (output, _) = agent
+            .shell("c2", "e1", "(: > /dev/kmsg) && echo open; mknod /tmp/gpu c 195 0; (: < /tmp/gpu) || echo denied")
+            .await;
+        assert!(output.contains("open") && output.contains("denied"), "{output}");
+        for container in ["c1", "c2"] {
+            agent.remove(container).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn terminals() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut with_terminal = spec(&root, "stty size; read line; stty size; echo got $line");
+        let process = with_terminal.Process.mut_or_insert_default();
+        process.Terminal = true;
+        process.ConsoleSize.mut_or_insert_default().Height = 24;
+        process.ConsoleSize.mut_or_insert_default().Width = 80;
+        agent.create(with_terminal, "c1").await.unwrap();
+        agent.begin("c1").await;
+        let read = agent.output("c1", "");
+        let type_in = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let size = TtyWinResizeRequest { container_id: "c1".into(), row: 40, column: 132, ..Default::default() };
+            agent.calls.tty_win_resize(short(), &size).await.unwrap();
+            let write = WriteStreamRequest { container_id: "c1".into(), data: b"hi\n".to_vec(), ..Default::default() };
+            agent.calls.write_stdin(short(), &write).await.unwrap();
+        };
+        let (output, ()) = tokio::join!(read, type_in);
+        for part in ["24 80", "40 132", "got hi"] {
+            assert!(output.contains(part), "{output}");
+        }
+        assert_eq!(agent.wait("c1", "").await.unwrap(), 0);
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn errors_name_their_cause_and_harm_nobody() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        let root = agent.root("c2");
+        // The name of a running container.
+        let (kind, _) = code(agent.create(spec(&root, "true"), "c1").await);
+        assert_eq!(kind, Code::ALREADY_EXISTS);
+        assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
+
+        let mut bad = spec(&root, "true");
+        bad.Process.mut_or_insert_default().Capabilities.mut_or_insert_default().Bounding = vec!["CAP_FLY".into()];
+        let (kind, text) = code(agent.create(bad, "c2").await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("CAP_FLY"), "{text}");
+
+        let mut bad = spec(&root, "true");
+        bad.Root.mut_or_insert_default().Path = "/nowhere".into();
+        let (_, text) = code(agent.create(bad, "c2").await);
+        assert!(text.contains("/nowhere"), "{text}");
+
+        let mut bad = spec(&root, "true");
+        bad.Mounts.push(firstlight_agent_api::oci::Mount {
+            destination: "/data".into(),
+            source: "/missing-source".into(),
+            type_: "bind".into(),
+            options: vec!["rbind".into()],
+            ..Default::default()
+        });
+        let (_, text) = code(agent.create(bad, "c2").await);
+        assert!(text.contains("missing-source") && !text.contains('\n'), "{text}");
+
+        // Each left nothing behind, so the name is free.
+        agent.create(spec(&root, "exit 7"), "c2").await.unwrap();
+        agent.begin("c2").await;
+        assert_eq!(agent.wait("c2", "").await.unwrap(), 7);
+        agent.remove("c2").await.unwrap();
+        agent.remove("c1").await.unwrap();
+        assert_eq!(
+            fs::read_dir(agent.inside("/sys/fs/cgroup/firstlight-test"))
+                .map_or(0, |all| { all.flatten().filter(|entry| entry.path().is_dir()).count() }),
+            0
+        );
+    });
+}
+
+#[test]
+fn everything_of_a_container_dies_with_it() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000 & sleep 1000").await;
+        agent.exec("c1", "e1", "sleep 1000").await.unwrap();
+        let stats = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
+        agent.calls.stats_container(short(), &stats).await.unwrap();
+        agent.signal("c1", "", 9).await.unwrap();
+        assert_eq!(agent.wait("c1", "e1").await.unwrap(), 137);
+        assert_eq!(agent.wait("c1", "").await.unwrap(), 137);
+        agent.remove("c1").await.unwrap();
+
+        // An input that ends lets its reader end.
+        agent.run("c2", "cat; echo end").await;
+        let close = CloseStdinRequest { container_id: "c2".into(), exec_id: "c2".into(), ..Default::default() };
+        agent.calls.close_stdin(short(), &close).await.unwrap();
+        assert_eq!(agent.output("c2", "").await, "end\n");
+        agent.remove("c2").await.unwrap();
+    });
+}
+
+#[test]
+fn a_dead_runtime_ends_the_server_and_the_other_way_round() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        let pids = agent.pids();
+        let kill = |pid: u32| {
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        };
+        kill(pids[0]);
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if pids
+                .iter()
+                .all(|pid| !std::path::Path::new(&format!("/proc/{pid}/cgroup")).exists() || support::gone(*pid))
+            {
+                return;
+            }
+        }
+        panic!("the runtime or the container outlived the server");
+    });
+}

@@ -1,0 +1,263 @@
+//! An agent of its own for each test: in a mount namespace with its own `/run`
+//! and with cgroup v2, listening on a Unix socket.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use firstlight_agent_api::agent::{
+    CreateContainerRequest, CreateSandboxRequest, ExecProcessRequest, ReadStreamRequest, RemoveContainerRequest,
+    SignalProcessRequest, StartContainerRequest, WaitProcessRequest,
+};
+use firstlight_agent_api::agent_ttrpc::AgentServiceClient;
+use firstlight_agent_api::health_ttrpc::HealthClient;
+use firstlight_agent_api::oci;
+use ttrpc::r#async::Client;
+use ttrpc::context::{Context, with_duration};
+
+/// What libcontainer raises the limit of locked memory to for its device filter.
+const MEMLOCK: u64 = 128 << 20;
+
+/// Set to run the tests although the limit of locked memory cannot be raised.
+const ANYWAY: &str = "FIRSTLIGHT_TEST_CONTAINERS";
+
+/// Prepares the namespace and becomes the agent.
+const SCRIPT: &str = r#"
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+umount -R /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+[ -e /var/run ] || ln -s /run /var/run
+exec "$AGENT"
+"#;
+
+/// Why containers cannot be run here; `None` if they can.
+pub(crate) fn obstacle() -> Option<String> {
+    if std::env::var_os(ANYWAY).is_some() {
+        return None;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Some("not root".to_owned());
+    }
+    if !Path::new("/bin/busybox").exists() {
+        return Some("no /bin/busybox (static)".to_owned());
+    }
+    let resource = rustix::process::Resource::Memlock;
+    let now = rustix::process::getrlimit(resource);
+    let wanted = rustix::process::Rlimit { current: now.current, maximum: Some(MEMLOCK) };
+    if now.maximum.is_some_and(|hard| hard < MEMLOCK) && rustix::process::setrlimit(resource, wanted).is_err() {
+        return Some("the limit of locked memory cannot be raised (CAP_SYS_RESOURCE)".to_owned());
+    }
+    None
+}
+
+/// A running agent, with clients.
+pub(crate) struct Agent {
+    process: Child,
+    /// Where roots of containers are made; the same path inside.
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) calls: AgentServiceClient,
+    pub(crate) health: HealthClient,
+}
+
+pub(crate) fn short() -> Context {
+    with_duration(Duration::from_secs(20))
+}
+
+impl Agent {
+    pub(crate) async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("agent.sock");
+        let address = format!("unix://{}", socket.display());
+        let process = Command::new("unshare")
+            .args(["--mount", "/bin/sh", "-c", SCRIPT])
+            .env("AGENT", env!("CARGO_BIN_EXE_firstlight-agent"))
+            .env("AGENT_ADDR", &address)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let client = loop {
+            match Client::connect(&address).await {
+                Ok(client) => break client,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        let (calls, health) = (AgentServiceClient::new(client.clone()), HealthClient::new(client));
+        Self { process, folder, calls, health }
+    }
+
+    /// The agent's two processes, server first.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        let mut all = vec![self.process.id()];
+        let mut at = 0;
+        while at < all.len() {
+            let path = format!("/proc/{0}/task/{0}/children", all[at]);
+            let children = fs::read_to_string(path).unwrap_or_default();
+            all.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+            at += 1;
+        }
+        let is_ours = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("firstlight"))
+        };
+        all.retain(|pid| is_ours(pid) && !gone(*pid));
+        all
+    }
+
+    /// Something as the agent's namespace sees it.
+    pub(crate) fn inside(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.pids()[0]))
+    }
+
+    /// A root with busybox and its names.
+    pub(crate) fn root(&self, container: &str) -> PathBuf {
+        let root = self.folder.path().join(container).join("rootfs");
+        for folder in ["bin", "dev", "etc", "proc", "sys", "tmp", "root"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        for name in
+            ["sh", "cat", "echo", "sleep", "true", "mknod", "head", "yes", "stty", "id", "env", "kill", "ls", "grep"]
+        {
+            symlink("busybox", root.join("bin").join(name)).unwrap();
+        }
+        fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+        root
+    }
+
+    pub(crate) async fn sandbox(&self) {
+        let request =
+            CreateSandboxRequest { hostname: "guest-1".into(), sandbox_id: "s1".into(), ..Default::default() };
+        self.calls.create_sandbox(short(), &request).await.unwrap();
+    }
+
+    pub(crate) async fn create(&self, spec: oci::Spec, container: &str) -> ttrpc::Result<()> {
+        let mut request = CreateContainerRequest::new();
+        request.container_id = container.into();
+        request.exec_id = container.into();
+        request.OCI = Some(spec).into();
+        self.calls.create_container(short(), &request).await.map(|_| ())
+    }
+
+    pub(crate) async fn begin(&self, container: &str) {
+        let request = StartContainerRequest { container_id: container.into(), ..Default::default() };
+        self.calls.start_container(short(), &request).await.unwrap();
+    }
+
+    /// Creates and starts a shell script.
+    pub(crate) async fn run(&self, container: &str, script: &str) {
+        let root = self.root(container);
+        self.create(spec(&root, script), container).await.unwrap();
+        self.begin(container).await;
+    }
+
+    pub(crate) async fn exec(&self, container: &str, exec: &str, script: &str) -> ttrpc::Result<()> {
+        let mut request = ExecProcessRequest::new();
+        request.container_id = container.into();
+        request.exec_id = exec.into();
+        request.process = Some(process(script)).into();
+        self.calls.exec_process(short(), &request).await.map(|_| ())
+    }
+
+    /// Everything a process writes.
+    pub(crate) async fn output(&self, container: &str, exec: &str) -> String {
+        let mut all = Vec::new();
+        loop {
+            let request = ReadStreamRequest {
+                container_id: container.into(),
+                exec_id: exec.into(),
+                len: 32768,
+                ..Default::default()
+            };
+            let data = self.calls.read_stdout(short(), &request).await.unwrap().data;
+            if data.is_empty() {
+                return String::from_utf8(all).unwrap();
+            }
+            all.extend(data);
+        }
+    }
+
+    pub(crate) async fn wait(&self, container: &str, exec: &str) -> ttrpc::Result<i32> {
+        let request = WaitProcessRequest { container_id: container.into(), exec_id: exec.into(), ..Default::default() };
+        self.calls.wait_process(short(), &request).await.map(|reply| reply.status)
+    }
+
+    /// Output and code of a script in a running container.
+    pub(crate) async fn shell(&self, container: &str, exec: &str, script: &str) -> (String, i32) {
+        self.exec(container, exec, script).await.unwrap();
+        let output = self.output(container, exec).await;
+        (output, self.wait(container, exec).await.unwrap())
+    }
+
+    pub(crate) async fn signal(&self, container: &str, exec: &str, signal: u32) -> ttrpc::Result<()> {
+        let (container_id, exec_id) = (container.into(), exec.into());
+        let request = SignalProcessRequest { container_id, exec_id, signal, ..Default::default() };
+        self.calls.signal_process(short(), &request).await.map(|_| ())
+    }
+
+    pub(crate) async fn remove(&self, container: &str) -> ttrpc::Result<()> {
+        let request = RemoveContainerRequest { container_id: container.into(), ..Default::default() };
+        self.calls.remove_container(short(), &request).await.map(|_| ())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // The server alone: its runtime then kills the containers and ends too.
+        for pid in self.pids().first().and_then(|pid| i32::try_from(*pid).ok()).and_then(rustix::process::Pid::from_raw)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.process.wait();
+    }
+}
+
+/// Whether a process has ended; its parent may not have looked yet.
+pub(crate) fn gone(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+}
+
+/// A process that runs a shell script.
+pub(crate) fn process(script: &str) -> oci::Process {
+    let mut process = oci::Process::new();
+    process.Args = ["/bin/sh", "-c", script].map(str::to_owned).into();
+    process.Cwd = "/".into();
+    let all = ["CAP_MKNOD", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE"].map(str::to_owned);
+    let capabilities = process.Capabilities.mut_or_insert_default();
+    capabilities.Bounding = all.clone().into();
+    capabilities.Effective = all.clone().into();
+    capabilities.Permitted = all.into();
+    process
+}
+
+/// A configuration as a shim sends it.
+pub(crate) fn spec(root: &Path, script: &str) -> oci::Spec {
+    let mut spec = oci::Spec::new();
+    spec.Version = "1.1.0".into();
+    spec.Process = Some(process(script)).into();
+    spec.Root.mut_or_insert_default().Path = root.display().to_string();
+    let mount = |destination: &str, kind: &str, options: &[&str]| oci::Mount {
+        destination: destination.into(),
+        source: kind.into(),
+        type_: kind.into(),
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        ..Default::default()
+    };
+    spec.Mounts = vec![
+        mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ];
+    let linux = spec.Linux.mut_or_insert_default();
+    linux.CgroupsPath =
+        format!("/firstlight-test/{}", root.parent().and_then(Path::file_name).unwrap_or_default().display());
+    linux.Namespaces =
+        ["ipc", "uts", "mount"].map(|kind| oci::LinuxNamespace { Type: kind.into(), ..Default::default() }).into();
+    linux.MaskedPaths = vec!["/proc/kcore".into()];
+    linux.ReadonlyPaths = vec!["/proc/sys".into()];
+    linux.RootfsPropagation = "rprivate".into();
+    spec
+}

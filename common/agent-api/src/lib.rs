@@ -1,0 +1,11 @@
+//! The wire of the Kata agent and of our own services, generated from .proto.
+//!
+//! Each module is one file of `proto/`; the modules that end in `_ttrpc` hold
+//! the asynchronous clients and server traits. The service name on the wire is
+//! the package and the service, e.g. `grpc.AgentService`.
+#![forbid(unsafe_code)]
+
+include!(concat!(env!("OUT_DIR"), "/mod.rs"));
+
+/// The port on which a guest's agent listens, on vsock.
+pub const AGENT_PORT: u32 = 1024;

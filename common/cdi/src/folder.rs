@@ -1,0 +1,136 @@
+//! All specifications of a folder, and devices by name.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use crate::{Device, DeviceName, Spec, SpecError};
+
+/// Why a folder of specifications could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// The folder or a file in it could not be read.
+    #[error("CDI folder: cannot read {path}: {source}")]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file is no specification.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+/// A device that no specification has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no CDI device {name}: {folder} has {known}")]
+pub struct UnknownDevice {
+    name: DeviceName,
+    folder: PathBuf,
+    known: String,
+}
+
+/// The specifications of a folder as they were when it was read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Folder {
+    path: PathBuf,
+    specs: Vec<Spec>,
+}
+
+impl Folder {
+    /// Reads every `*.json` in `path`, in the order of their names. A folder
+    /// that does not exist is an empty one.
+    ///
+    /// # Errors
+    /// Something cannot be read, or a file is no specification.
+    pub fn read(path: &Path) -> Result<Self, FolderError> {
+        let wrong = |path: &Path, source| FolderError::Read { path: path.to_owned(), source };
+        let mut files = match fs::read_dir(path) {
+            Ok(entries) => entries
+                .map(|entry| entry.map(|entry| entry.path()))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|source| wrong(path, source))?,
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(source) => return Err(wrong(path, source)),
+        };
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+        files.sort();
+        let mut specs = Vec::with_capacity(files.len());
+        for file in files {
+            let text = fs::read_to_string(&file).map_err(|source| wrong(&file, source))?;
+            specs.push(Spec::from_json(&text, &file)?);
+        }
+        Ok(Self { path: path.to_owned(), specs })
+    }
+
+    /// The device of that name and the specification that has it. Of several
+    /// the last file's counts.
+    ///
+    /// # Errors
+    /// No specification has it.
+    pub fn find(&self, name: &DeviceName) -> Result<(&Spec, &Device), UnknownDevice> {
+        let mut kind = self.specs.iter().rev().filter(|spec| spec.kind == name.kind);
+        kind.find_map(|spec| spec.device(&name.device).map(|device| (spec, device))).ok_or_else(|| UnknownDevice {
+            name: name.clone(),
+            folder: self.path.clone(),
+            known: self.known(),
+        })
+    }
+
+    /// Whether a device of that name is there.
+    #[must_use]
+    pub fn has(&self, name: &DeviceName) -> bool {
+        self.find(name).is_ok()
+    }
+
+    fn known(&self) -> String {
+        let mut names: Vec<String> = self
+            .specs
+            .iter()
+            .flat_map(|spec| spec.devices.iter().map(move |device| format!("{}={}", spec.kind, device.name)))
+            .collect();
+        if names.is_empty() {
+            return "no devices".to_owned();
+        }
+        let more = names.len().saturating_sub(16);
+        names.truncate(16);
+        let list = names.join(", ");
+        if more == 0 { list } else { format!("{list} and {more} more") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant(folder: &Path, file: &str, kind: &str, devices: &[&str]) {
+        let spec = Spec {
+            cdi_version: crate::SPEC_VERSION.to_owned(),
+            kind: kind.to_owned(),
+            devices: devices.iter().map(|name| Device { name: (*name).to_owned(), ..Device::default() }).collect(),
+            ..Spec::default()
+        };
+        fs::write(folder.join(file), serde_json::to_string(&spec).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn finds_devices_and_lists_what_there_is() {
+        let root = tempfile::tempdir().unwrap();
+        plant(root.path(), "a.json", "nvidia.com/gpu", &["0", "0000:01:00.0"]);
+        plant(root.path(), "b.json", "x.y/z", &["q"]);
+        fs::write(root.path().join("c.yaml"), "not ours").unwrap();
+        let folder = Folder::read(root.path()).unwrap();
+        assert!(folder.has(&"nvidia.com/gpu=0000:01:00.0".parse().unwrap()));
+        let error = folder.find(&"nvidia.com/gpu=1".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("nvidia.com/gpu=1") && error.contains("x.y/z=q"), "{error}");
+    }
+
+    #[test]
+    fn no_folder_is_no_device_and_rubbish_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::read(&root.path().join("none")).unwrap();
+        assert!(folder.find(&"a.b/c=0".parse().unwrap()).unwrap_err().to_string().contains("no devices"));
+        fs::write(root.path().join("a.json"), "{").unwrap();
+        assert!(Folder::read(root.path()).unwrap_err().to_string().contains("a.json"));
+    }
+}

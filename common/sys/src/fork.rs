@@ -1,0 +1,118 @@
+//! Copies of this process, what they hand on, and signals to them.
+
+use std::{fs, io, ptr};
+
+/// Which side of a [`fork`] this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The copy.
+    Child,
+    /// The original, with the copy's process id.
+    Parent(i32),
+}
+
+/// Copies this process.
+///
+/// # Errors
+/// The process has more than one thread (a lock held by another thread would
+/// stay locked in the copy for ever), its threads cannot be counted because
+/// `/proc` is not mounted, or the kernel has no room for another process.
+pub fn fork() -> io::Result<Side> {
+    let threads = fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        return Err(io::Error::other(format!("this process has {threads} threads; only a process with one can fork")));
+    }
+    // SAFETY: with a single thread nobody else can hold a lock or be in the
+    // middle of a change, so the copy may do whatever the original may do.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Side::Child),
+        pid => Ok(Side::Parent(pid)),
+    }
+}
+
+/// Gives the calling thread the signal state that a program expects at its
+/// start: nothing blocked, and the default action for `SIGPIPE`, which the
+/// Rust runtime ignores and which would stay ignored across an `execve`.
+///
+/// # Errors
+/// Never for the arguments used here; the calls are fallible by type.
+pub fn default_signals() -> io::Result<()> {
+    // SAFETY: SIG_DFL installs no handler, so no code can run in signal context.
+    if unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `sigset_t` is plain data; sigemptyset initialises it before it is
+    // read, and a null third argument means that the old mask is not wanted.
+    let rc = unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut())
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
+}
+
+/// Moves the calling process into IPC and UTS namespaces of its own.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC` above the kernel's limit.
+pub fn new_ipc_and_uts() -> io::Result<()> {
+    // SAFETY: neither flag takes anything away that safe code relies on, as
+    // unsharing the descriptor table would.
+    if unsafe { libc::unshare(libc::CLONE_NEWIPC | libc::CLONE_NEWUTS) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Sends any signal, the real-time ones included, to one process.
+///
+/// # Errors
+/// `EINVAL` for a number that is no signal and for a process id below 1, which
+/// would mean more than one process; `ESRCH` when the process is gone.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    if pid < 1 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: takes two numbers; nothing in this process depends on what the target does.
+    if unsafe { libc::kill(pid, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_threads_does_not_fork() {
+        // The test harness runs tests on threads of their own.
+        let error = fork().unwrap_err().to_string();
+        assert!(error.contains("threads"), "{error}");
+    }
+
+    #[test]
+    fn kill_reaches_one_process_only() {
+        assert_eq!(kill(-1, 0).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(kill(0, 0).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(kill(i32::MAX, 0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        let me = i32::try_from(std::process::id()).unwrap();
+        kill(me, 0).unwrap();
+        assert_eq!(kill(me, 4711).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn signals_are_default_afterwards() {
+        std::thread::spawn(|| {
+            default_signals().unwrap();
+            let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+            let field = |name: &str| {
+                let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+                u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap()
+            };
+            assert_eq!(field("SigBlk:"), 0);
+            assert_eq!(field("SigIgn:") & (1 << (libc::SIGPIPE - 1)), 0);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,11 @@
+//! System calls and ioctls that no safe library covers: the one crate with unsafe code.
+//!
+//! One module per idea. Whatever rustix or the standard library offers safely
+//! is not wrapped again.
+#![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
+pub mod child;
+pub mod fork;
+pub mod net;
+pub mod nvidia;
+pub mod signals;
+pub mod spawn;

@@ -1,0 +1,123 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn begun(policy: Policy, gpus: usize) -> (Group, Vec<Effect>) {
+    let mut group = Group::new(policy, 100, gpus);
+    let effects = (0..gpus).flat_map(|gpu| group.step(0, Event::Begin(gpu))).collect();
+    (group, effects)
+}
+
+const READY: fn(usize) -> Effect = |gpu| Effect::Ready { gpu, late: false };
+const FAILED: fn(usize) -> Effect = |gpu| Effect::Failed { gpu, late: false };
+
+#[test]
+fn parallel_starts_all_and_tries_once() {
+    let (mut group, effects) = begun(Policy::Parallel, 3);
+    assert_eq!(effects, [Effect::Start(0), Effect::Start(1), Effect::Start(2)]);
+    assert_eq!(group.step(1, Event::Failed(1)), [FAILED(1)]);
+    assert_eq!(group.step(2, Event::Attached(0)), [READY(0)]);
+    assert_eq!(group.next_deadline(), Some(100));
+}
+
+#[test]
+fn serial_starts_the_next_when_one_ends_or_hangs() {
+    let (mut group, effects) = begun(Policy::Serial, 3);
+    assert_eq!(effects, [Effect::Start(0)]);
+    assert_eq!(group.step(5, Event::Failed(0)), [FAILED(0), Effect::Start(1)]);
+    assert_eq!(group.step(105, Event::Clock), [Effect::TimedOut { gpu: 1, late: false }, Effect::Start(2)]);
+    assert_eq!(group.step(110, Event::Attached(1)), [Effect::Ready { gpu: 1, late: true }]);
+    assert_eq!(group.step(120, Event::Attached(2)), [READY(2)]);
+    assert_eq!(group.next_deadline(), None);
+}
+
+#[test]
+fn auto_tries_failed_ones_again_one_at_a_time_when_no_first_attempt_is_left() {
+    let (mut group, _) = begun(Policy::Auto, 3);
+    assert_eq!(group.step(1, Event::Failed(0)), [Effect::Retry(0)]);
+    assert_eq!(group.step(2, Event::Failed(2)), [Effect::Retry(2)]);
+    assert_eq!(group.step(3, Event::Attached(1)), [READY(1), Effect::Start(0)]);
+    assert_eq!(group.step(4, Event::Attached(0)), [READY(0), Effect::Start(2)]);
+    assert_eq!(group.step(5, Event::Failed(2)), [FAILED(2)]);
+    assert_eq!(group.attempts(2), 2);
+}
+
+#[test]
+fn one_that_hangs_is_not_tried_again_unless_it_fails_later() {
+    let (mut group, _) = begun(Policy::Auto, 2);
+    assert_eq!(group.step(50, Event::Failed(0)), [Effect::Retry(0)]);
+    let effects = group.step(100, Event::Clock);
+    assert_eq!(effects, [Effect::TimedOut { gpu: 1, late: false }, Effect::Start(0)], "a hung one holds nobody up");
+    assert_eq!(group.step(101, Event::Attached(0)), [READY(0)]);
+    assert_eq!(group.step(500, Event::Failed(1)), [Effect::Retry(1), Effect::Start(1)]);
+    assert_eq!(group.step(600, Event::Clock), [Effect::TimedOut { gpu: 1, late: true }]);
+    assert_eq!(group.step(700, Event::Failed(1)), [Effect::Failed { gpu: 1, late: true }]);
+}
+
+#[test]
+fn answers_out_of_turn_change_nothing() {
+    let (mut group, _) = begun(Policy::Serial, 2);
+    assert_eq!(group.step(1, Event::Attached(1)), []);
+    assert_eq!(group.step(1, Event::Failed(7)), []);
+    group.step(2, Event::Attached(0));
+    assert_eq!(group.step(3, Event::Attached(0)), []);
+    assert_eq!(group.step(3, Event::Begin(0)), []);
+}
+
+#[test]
+fn confidential_guests_attach_in_series_unless_told_otherwise() {
+    assert_eq!(Policy::Auto.resolve(true), Policy::Serial);
+    assert_eq!(Policy::Auto.resolve(false), Policy::Auto);
+    assert_eq!(Policy::Parallel.resolve(true), Policy::Parallel);
+}
+
+proptest! {
+    /// Whatever the driver answers and when, every GPU gets exactly one verdict
+    /// that is not late, at most one attempt is in the driver per GPU, and
+    /// under `Serial` at most one attempt that is not past its deadline.
+    #[test]
+    fn every_gpu_gets_its_verdict(
+        policy in prop::sample::select(vec![Policy::Parallel, Policy::Serial, Policy::Auto]),
+        gpus in 1usize..6,
+        answers in prop::collection::vec((any::<u8>(), 0u8..4), 0..60),
+    ) {
+        let (mut group, effects) = begun(policy, gpus);
+        let (mut flight, mut hung) = (vec![0u32; gpus], vec![false; gpus]);
+        let mut verdicts = vec![0u32; gpus];
+        let mut queue = effects;
+        let mut answers = answers.into_iter();
+        let mut now = 0;
+        loop {
+            for effect in queue.drain(..) {
+                match effect {
+                    Effect::Start(gpu) => flight[gpu] += 1,
+                    Effect::Retry(_) => {}
+                    Effect::TimedOut { gpu, late } => {
+                        hung[gpu] = true;
+                        verdicts[gpu] += u32::from(!late);
+                    }
+                    Effect::Ready { gpu, late } | Effect::Failed { gpu, late } => verdicts[gpu] += u32::from(!late),
+                }
+            }
+            prop_assert!(flight.iter().all(|n| *n <= 1));
+            if policy == Policy::Serial {
+                prop_assert!((0..gpus).filter(|gpu| flight[*gpu] == 1 && !hung[*gpu]).count() <= 1);
+            }
+            let flying: Vec<usize> = (0..gpus).filter(|gpu| flight[*gpu] == 1).collect();
+            if flying.is_empty() {
+                break;
+            }
+            // When the random answers are used up, everything ends well.
+            let (pick, kind) = answers.next().unwrap_or((0, 0));
+            let gpu = flying[usize::from(pick) % flying.len()];
+            now += 1;
+            queue = match kind {
+                0 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Attached(gpu)) }
+                1 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Failed(gpu)) }
+                2 => { now += 100; group.step(now, Event::Clock) }
+                _ => group.step(now, Event::Clock),
+            };
+        }
+        prop_assert!(verdicts.iter().all(|n| *n == 1), "{:?}", verdicts);
+    }
+}

@@ -1,0 +1,169 @@
+//! The CDI file: what a container gets that asks for a GPU.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use firstlight_cdi::{ContainerEdits, Device, DeviceNode, GPU_KIND, SPEC_DIR, SPEC_VERSION, Spec};
+use firstlight_pci::Address;
+use rustix::fs::{major, minor};
+
+use crate::root::Root;
+
+/// Nodes that every container with a GPU gets, if the driver made them.
+const COMMON: &[&str] = &["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
+/// The file's name.
+const FILE: &str = "nvidia.json";
+
+/// A GPU that can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyGpu {
+    /// Position in PCI order.
+    pub index: u32,
+    /// Its address.
+    pub pci: Address,
+    /// Minor of its node.
+    pub minor: u32,
+}
+
+/// Why the file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {path}: {source}")]
+pub struct CdiError {
+    what: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+fn node(root: &Root, path: &str) -> Option<DeviceNode> {
+    let found = fs::symlink_metadata(root.path(path)).ok().filter(|found| found.file_type().is_char_device());
+    let device = found?.rdev();
+    Some(DeviceNode {
+        path: path.to_owned(),
+        node_type: Some("c".to_owned()),
+        major: Some(i64::from(major(device))),
+        minor: Some(i64::from(minor(device))),
+        permissions: Some("rw".to_owned()),
+        ..DeviceNode::default()
+    })
+}
+
+/// The specification for these GPUs. Each goes by its index and by its PCI
+/// address; `all` is all of them.
+#[must_use]
+pub fn spec(root: &Root, gpus: &[ReadyGpu]) -> Spec {
+    let own = |gpu: &ReadyGpu| {
+        let path = format!("/dev/nvidia{}", gpu.minor);
+        // A node that cannot be looked at is left to whoever makes the container.
+        node(root, &path).unwrap_or(DeviceNode { path, ..DeviceNode::default() })
+    };
+    let device = |name: String, device_nodes: Vec<DeviceNode>| Device {
+        name,
+        container_edits: ContainerEdits { device_nodes, ..ContainerEdits::default() },
+    };
+    let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 2 + 1);
+    devices.extend(gpus.iter().map(|gpu| device(gpu.index.to_string(), vec![own(gpu)])));
+    devices.extend(gpus.iter().map(|gpu| device(gpu.pci.to_string(), vec![own(gpu)])));
+    devices.push(device("all".to_owned(), gpus.iter().map(own).collect()));
+    Spec {
+        cdi_version: SPEC_VERSION.to_owned(),
+        kind: GPU_KIND.to_owned(),
+        devices,
+        container_edits: ContainerEdits {
+            // Whatever else in an image looks at this variable adds no devices of its own.
+            env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
+            device_nodes: COMMON.iter().filter_map(|path| node(root, path)).collect(),
+            ..ContainerEdits::default()
+        },
+    }
+}
+
+/// Writes a file so that a reader sees the old text or the new one, never a part.
+///
+/// # Errors
+/// The folder or the file could not be written.
+pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
+    let failed = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| CdiError { what, path, source }
+    };
+    let mut new = path.to_owned().into_os_string();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    fs::write(&new, text).map_err(failed("write", &new))?;
+    fs::rename(&new, path).map_err(failed("replace", path))
+}
+
+/// Writes the specification for these GPUs into the folder where CDI files are looked for.
+///
+/// # Errors
+/// The folder or the file could not be written.
+pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
+    let folder = root.path(SPEC_DIR);
+    let path = folder.join(FILE);
+    fs::create_dir_all(&folder).map_err(|source| CdiError { what: "make", path: folder, source })?;
+    let text = serde_json::to_vec(&spec(root, gpus)).map_err(|source| CdiError {
+        what: "encode",
+        path: path.clone(),
+        source: source.into(),
+    })?;
+    write_whole(&path, &text)?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpus() -> [ReadyGpu; 2] {
+        let gpu = |index, pci: &str, minor| ReadyGpu { index, pci: pci.parse().unwrap(), minor };
+        // The driver's minors need not follow the bus.
+        [gpu(0, "0000:01:00.0", 1), gpu(2, "0000:03:00.0", 0)]
+    }
+
+    #[test]
+    fn every_gpu_has_three_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = spec(&Root::at(folder.path()), &gpus());
+        let nodes = |name: &str| {
+            let device = spec.device(name).unwrap();
+            device.container_edits.device_nodes.iter().map(|node| node.path.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes("0"), ["/dev/nvidia1"]);
+        assert_eq!(nodes("0000:01:00.0"), ["/dev/nvidia1"]);
+        assert_eq!(nodes("2"), ["/dev/nvidia0"]);
+        assert_eq!(nodes("all"), ["/dev/nvidia1", "/dev/nvidia0"]);
+        assert_eq!(spec.devices.len(), 5);
+        assert_eq!(spec.container_edits.env, ["NVIDIA_VISIBLE_DEVICES=void"]);
+        assert_eq!(spec.container_edits.device_nodes, [], "nodes that do not exist are not promised");
+    }
+
+    #[test]
+    fn the_file_is_replaced_as_a_whole_and_can_be_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        publish(&root, &gpus()[..1]).unwrap();
+        let path = publish(&root, &gpus()).unwrap();
+        assert!(path.ends_with("var/run/cdi/nvidia.json"));
+        let read = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+        assert_eq!(read, spec(&root, &gpus()));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_existing_node_is_described_by_its_numbers() {
+        let null = node(&Root::real(), "/dev/null").unwrap();
+        assert_eq!((null.major, null.minor, null.node_type.as_deref()), (Some(1), Some(3), Some("c")));
+        assert_eq!(node(&Root::real(), "/dev"), None);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("var"), "").unwrap();
+        let error = publish(&Root::at(folder.path()), &gpus()).unwrap_err().to_string();
+        assert!(error.contains("cannot make") && error.contains("var/run/cdi"), "{error}");
+    }
+}

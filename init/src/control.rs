@@ -1,0 +1,261 @@
+//! The control socket's server side.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use firstlight_control::{FromInit, MAX_LINE, ToInit, decode, encode};
+use rustix::net::sockopt::socket_peercred;
+
+/// Clients at once. The agent is one; the rest is for people who look.
+const MOST_CLIENTS: usize = 32;
+
+/// What may wait for a client that does not read, bytes. The record fits many times.
+const MOST_OUTPUT: usize = 8 << 20;
+
+/// What is read from one client before others have their turn, bytes.
+const TURN: usize = 64 << 10;
+
+/// The socket and everybody connected to it.
+#[derive(Debug)]
+pub struct Server {
+    listener: UnixListener,
+    clients: Vec<Client>,
+    next: u64,
+}
+
+/// Names a client for as long as it is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientId(u64);
+
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    subscribed: bool,
+    gone: bool,
+}
+
+impl Server {
+    /// Listens at `path`, for root only.
+    ///
+    /// # Errors
+    /// The socket could not be made.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(Self { listener, clients: Vec::new(), next: 0 })
+    }
+
+    /// What to wait for to read: the socket first, then each client, and whether it has unsent output.
+    pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        let clients = self.clients.iter().map(|client| (client.stream.as_fd(), !client.output.is_empty()));
+        std::iter::once((self.listener.as_fd(), false)).chain(clients)
+    }
+
+    /// Takes new connections, reads what clients said, and sends what waits.
+    pub fn turn(&mut self) -> Vec<(ClientId, ToInit)> {
+        self.accept();
+        let mut heard = Vec::new();
+        for client in &mut self.clients {
+            client.flush();
+            client.read(&mut heard);
+        }
+        self.clients.retain(|client| !client.gone);
+        heard
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            let root = socket_peercred(&stream).is_ok_and(|peer| peer.uid.is_root());
+            // Dropping the stream is all the answer that a stranger gets.
+            if root && self.clients.len() < MOST_CLIENTS && stream.set_nonblocking(true).is_ok() {
+                let id = ClientId(self.next);
+                self.next += 1;
+                let (input, output) = (Vec::new(), Vec::new());
+                self.clients.push(Client { id, stream, input, output, subscribed: false, gone: false });
+            }
+        }
+    }
+
+    /// Remembers that a client wants to hear of every change.
+    pub fn subscribe(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.iter_mut().find(|client| client.id == id) {
+            client.subscribed = true;
+        }
+    }
+
+    /// Sends to one client.
+    pub fn send(&mut self, id: ClientId, message: &FromInit) {
+        if let (Some(client), Ok(line)) = (self.clients.iter_mut().find(|client| client.id == id), encode(message)) {
+            client.send(&line);
+        }
+    }
+
+    /// Sends to all who subscribed.
+    pub fn publish(&mut self, message: &FromInit) {
+        if !self.clients.iter().any(|client| client.subscribed) {
+            return;
+        }
+        if let Ok(line) = encode(message) {
+            for client in self.clients.iter_mut().filter(|client| client.subscribed) {
+                client.send(&line);
+            }
+        }
+    }
+}
+
+impl Client {
+    fn send(&mut self, line: &[u8]) {
+        if self.output.len() + line.len() > MOST_OUTPUT {
+            self.gone = true;
+            return;
+        }
+        self.output.extend_from_slice(line);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(count) if count > 0 => drop(self.output.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => {
+                    self.gone = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, heard: &mut Vec<(ClientId, ToInit)>) {
+        let mut buffer = [0; 4096];
+        let mut left = TURN;
+        while left > 0 && !self.gone {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.gone = true,
+                Ok(count) => {
+                    left = left.saturating_sub(count);
+                    self.input.extend_from_slice(&buffer[..count]);
+                    self.split(heard);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.gone = true,
+            }
+        }
+    }
+
+    fn split(&mut self, heard: &mut Vec<(ClientId, ToInit)>) {
+        while let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.input.drain(..=end).collect();
+            match decode(&line) {
+                Ok(message) => heard.push((self.id, message)),
+                Err(error) => self.refuse(&error.to_string()),
+            }
+        }
+        if self.input.len() > MAX_LINE {
+            self.refuse("the line is too long; the connection is closed");
+            self.gone = true;
+        }
+    }
+
+    fn refuse(&mut self, reason: &str) {
+        if let Ok(line) = encode(&FromInit::Refused { reason: reason.to_owned() }) {
+            self.send(&line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::BufRead as _;
+
+    fn pair() -> (tempfile::TempDir, Server, UnixStream) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let server = Server::bind(&path).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        client.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        (folder, server, client)
+    }
+
+    fn answer(client: &UnixStream) -> FromInit {
+        let mut line = String::new();
+        io::BufReader::new(client).read_line(&mut line).unwrap();
+        decode(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_whole_whatever_the_pieces() {
+        let (_folder, mut server, mut client) = pair();
+        let line = encode(&ToInit::PowerOff { reason: "x".into() }).unwrap();
+        client.write_all(&line[..5]).unwrap();
+        assert_eq!(server.turn(), []);
+        client.write_all(&line[5..]).unwrap();
+        client.write_all(&encode(&ToInit::Record).unwrap()).unwrap();
+        let heard: Vec<_> = server.turn().into_iter().map(|(_, message)| message).collect();
+        assert_eq!(heard, [ToInit::PowerOff { reason: "x".into() }, ToInit::Record]);
+    }
+
+    #[test]
+    fn only_subscribers_hear_of_changes() {
+        let (_folder, mut server, mut client) = pair();
+        client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
+        let (id, _) = server.turn().remove(0);
+        let message = FromInit::Gpus { scanned: true, gpus: Vec::new() };
+        server.publish(&message);
+        server.subscribe(id);
+        server.publish(&message);
+        assert_eq!(answer(&client), message);
+        client.set_nonblocking(true).unwrap();
+        assert!(client.read(&mut [0; 1]).is_err(), "there was one message only");
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_the_connection_stays() {
+        let (_folder, mut server, mut client) = pair();
+        client.write_all(b"{\"reboot\":1}\n").unwrap();
+        assert_eq!(server.turn(), []);
+        assert!(matches!(answer(&client), FromInit::Refused { .. }));
+        client.write_all(&encode(&ToInit::Record).unwrap()).unwrap();
+        assert_eq!(server.turn().len(), 1);
+    }
+
+    #[test]
+    fn a_line_without_end_closes_the_connection() {
+        let (_folder, mut server, mut client) = pair();
+        client.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while sent <= MAX_LINE + 1 && !server.clients.iter().any(|client| client.gone) {
+            sent += client.write(&[b'x'; 4096]).unwrap_or(0);
+            server.turn();
+            if sent > 4096 && server.clients.is_empty() {
+                break;
+            }
+        }
+        assert!(server.clients.is_empty());
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_dropped_in_the_end() {
+        let (_folder, mut server, mut client) = pair();
+        client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
+        let (id, _) = server.turn().remove(0);
+        server.subscribe(id);
+        let message = FromInit::Refused { reason: "x".repeat(100_000) };
+        for _ in 0..200 {
+            server.publish(&message);
+        }
+        server.turn();
+        assert!(server.clients.is_empty());
+    }
+}

@@ -1,0 +1,33 @@
+//! PID 1 of a Firstlight guest.
+//!
+//! The boot is a plan: a table of units ([`units`]), checked ([`plan`]) and run
+//! by a state machine ([`executor`]). Everything that decides is pure and takes
+//! time and events as arguments: [`executor`], [`attach`], [`restart`],
+//! [`shutdown`], [`params`], [`mode`]. Everything that touches the machine is
+//! thin and stands beside it, below [`supervisor`].
+#![forbid(unsafe_code)]
+
+pub mod actions;
+pub mod agent;
+pub mod attach;
+pub mod cdi;
+pub mod clock;
+pub mod console;
+pub mod control;
+pub mod executor;
+pub mod kmsg;
+pub mod mode;
+pub mod modules;
+pub mod mounts;
+pub mod nodes;
+pub mod open;
+pub mod panic;
+pub mod params;
+pub mod plan;
+pub mod record;
+pub mod restart;
+pub mod root;
+pub mod shutdown;
+pub mod supervisor;
+pub mod sysctls;
+pub mod units;

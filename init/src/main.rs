@@ -1,0 +1,66 @@
+//! PID 1 of a Firstlight guest: the program.
+#![forbid(unsafe_code)]
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use firstlight_init::{clock, console, panic, params, plan, supervisor::Supervisor, units};
+use firstlight_sys::signals::SignalFd;
+use rustix::process::{Pid, getpid};
+use rustix::system::{RebootCommand, reboot};
+
+const HELP: &str = "\
+PID 1 of a Firstlight guest. The kernel starts it; started by hand it only tells about itself:
+  --print-plan    the boot plan, as a Markdown table
+  --print-params  the kernel parameters that it takes, as a Markdown table
+  --version       its version
+";
+
+/// Signals that mean something. All others do nothing to process 1.
+const SIGNALS: &[i32] = &[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGPWR, libc::SIGUSR1];
+
+fn main() -> ExitCode {
+    let start_us = clock::now_us();
+    if getpid() == Pid::INIT { boot(start_us) } else { tell() }
+}
+
+fn boot(start_us: u64) -> ! {
+    panic::install();
+    let started = SignalFd::block(SIGNALS).map_err(|error| error.to_string());
+    match started.and_then(|signals| Supervisor::new(signals, start_us).map_err(|error| error.to_string())) {
+        Ok(supervisor) => {
+            // Ctrl-Alt-Del comes to us as a signal instead of a reboot at once.
+            let _ = reboot(RebootCommand::CadOff);
+            supervisor.run()
+        }
+        Err(text) => {
+            console::last_gasp(&format!("firstlight: PID 1 cannot start: {text}; powering off"));
+            loop {
+                let _ = reboot(RebootCommand::PowerOff);
+                std::thread::sleep(std::time::Duration::from_secs(1));
+            }
+        }
+    }
+}
+
+fn tell() -> ExitCode {
+    let text = match std::env::args().nth(1).as_deref() {
+        Some("--print-plan") => plan::print(units::PLAN),
+        Some("--print-params") => params::print(),
+        Some("--version") => format!("firstlight-init {}\n", env!("CARGO_PKG_VERSION")),
+        Some("--help" | "-h") => HELP.to_owned(),
+        other => {
+            let what = other.map_or_else(String::new, |word| format!("unknown option {word}; "));
+            let _ = writeln!(
+                std::io::stderr(),
+                "firstlight-init: {what}this program is process 1 of a guest and does nothing as process {}; see --help",
+                getpid()
+            );
+            return ExitCode::from(2);
+        }
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

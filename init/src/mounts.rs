@@ -1,0 +1,158 @@
+//! What is mounted where, and why with these options.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+
+const NOSUID: MountFlags = MountFlags::NOSUID;
+const NODEV: MountFlags = MountFlags::NODEV;
+const NOEXEC: MountFlags = MountFlags::NOEXEC;
+
+/// Whether a mount is needed before the agent starts, and at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// First of all; the boot fails without it.
+    First,
+    /// Beside everything else; a kernel may lack it.
+    Later,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct MountSpec {
+    /// File system type.
+    pub kind: &'static str,
+    /// Mount point; made if it is missing.
+    pub target: &'static str,
+    /// Flags.
+    pub flags: MountFlags,
+    /// Options of the file system.
+    pub data: &'static CStr,
+    /// When.
+    pub when: When,
+}
+
+const fn row(
+    kind: &'static str,
+    target: &'static str,
+    flags: MountFlags,
+    data: &'static CStr,
+    when: When,
+) -> MountSpec {
+    MountSpec { kind, target, flags, data, when }
+}
+
+/// The table, in the order in which it is mounted.
+pub const MOUNTS: &[MountSpec] = &[
+    row("proc", "/proc", NOSUID.union(NODEV).union(NOEXEC), c"", When::First),
+    row("sysfs", "/sys", NOSUID.union(NODEV).union(NOEXEC), c"", When::First),
+    // Devices are its purpose; nothing in it is a program.
+    row("devtmpfs", "/dev", NOSUID.union(NOEXEC), c"mode=0755", When::First),
+    // ptmxmode: a container without root opens terminals too.
+    row("devpts", "/dev/pts", NOSUID.union(NOEXEC), c"gid=5,mode=0620,ptmxmode=0666", When::First),
+    row("tmpfs", "/dev/shm", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777", When::First),
+    // Not noexec: containers' root file systems are prepared below /run.
+    row("tmpfs", "/run", NOSUID.union(NODEV), c"mode=0755", When::First),
+    row("tmpfs", "/tmp", NOSUID.union(NODEV), c"mode=1777", When::First),
+    // nsdelegate: a container's cgroup namespace is a boundary for its limits.
+    row("cgroup2", "/sys/fs/cgroup", NOSUID.union(NODEV).union(NOEXEC), c"nsdelegate", When::First),
+    row("securityfs", "/sys/kernel/security", NOSUID.union(NODEV).union(NOEXEC), c"", When::Later),
+    row("bpf", "/sys/fs/bpf", NOSUID.union(NODEV).union(NOEXEC), c"mode=0700", When::Later),
+    row("mqueue", "/dev/mqueue", NOSUID.union(NODEV).union(NOEXEC), c"", When::Later),
+    row("hugetlbfs", "/dev/hugepages", NOSUID.union(NODEV), c"", When::Later),
+];
+
+/// A mount that did not work.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot mount {kind} on {target}: {source}{}", hint(source))]
+pub struct MountError {
+    kind: &'static str,
+    target: &'static str,
+    source: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => "; the kernel is built without it",
+        Some(libc::ENOENT) => "; the mount point is missing and the image is read-only: add the folder to the image",
+        _ => "",
+    }
+}
+
+fn mount_one(spec: &MountSpec) -> Result<(), MountError> {
+    let mut done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
+    if done == Err(Errno::NOENT) {
+        // The mount says what is wrong if the folder cannot be made.
+        let _ = std::fs::create_dir_all(spec.target);
+        done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
+    }
+    match done {
+        // The kernel, or whatever started us, has mounted it already.
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(source) => Err(MountError { kind: spec.kind, target: spec.target, source: source.into() }),
+    }
+}
+
+/// Mounts everything of one time; stops at nothing.
+///
+/// # Errors
+/// All mounts that did not work.
+pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
+    let mut errors = Vec::new();
+    let mut count = 0;
+    for spec in MOUNTS.iter().filter(|spec| spec.when == when) {
+        match mount_one(spec) {
+            Ok(()) => count += 1,
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() { Ok(count) } else { Err(errors) }
+}
+
+/// Links that programs expect in `/dev`, and `/var/run`, which is where CDI
+/// files are looked for.
+const LINKS: &[(&str, &str)] = &[
+    ("/var/run", "/run"),
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
+
+/// Makes what is missing of [`LINKS`]; a read-only image brings them itself.
+pub fn make_links() {
+    for (path, target) in LINKS {
+        let made = rustix::fs::symlink(*target, *path);
+        if made == Err(Errno::NOENT) && Path::new(path).parent().is_some_and(|up| std::fs::create_dir_all(up).is_ok()) {
+            let _ = rustix::fs::symlink(*target, *path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_are_mounted_before_their_children() {
+        for (at, spec) in MOUNTS.iter().enumerate() {
+            let later = &MOUNTS[at + 1..];
+            assert!(
+                later.iter().all(|other| !Path::new(spec.target).starts_with(other.target)),
+                "{} is hidden by a later mount",
+                spec.target
+            );
+        }
+    }
+
+    #[test]
+    fn only_dev_has_devices_and_nothing_has_setuid() {
+        for spec in MOUNTS {
+            assert!(spec.flags.contains(NOSUID), "{}", spec.target);
+            assert!(spec.flags.contains(NODEV) || matches!(spec.target, "/dev" | "/dev/pts"), "{}", spec.target);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! One attach: the first open of a GPU's node, and the driver's answer.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use firstlight_boot_record::DriverCode;
+use firstlight_sys::nvidia::wait_open_complete;
+
+/// The step in which the node is opened. A driver without non-blocking open
+/// does the whole attach in it.
+pub const OPEN: &str = "open";
+
+/// The step in which the driver is waited for.
+pub const WAIT: &str = "wait-open-complete";
+
+/// What came of an attach.
+#[derive(Debug)]
+pub enum Answer {
+    /// The GPU is up for as long as this is open: a held descriptor is what
+    /// "persistence" means.
+    Attached(OwnedFd, Option<DriverCode>),
+    /// It is not.
+    Failed(Refusal),
+}
+
+/// Why a GPU did not attach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// [`OPEN`] or [`WAIT`].
+    pub step: &'static str,
+    /// The error in words.
+    pub reason: String,
+    /// What the driver answered, if it did.
+    pub code: Option<DriverCode>,
+}
+
+/// Attaches the GPU whose node this is, however long it takes. `opened` is
+/// called between the two steps.
+pub fn attach(node: &Path, opened: impl FnOnce()) -> Answer {
+    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let device = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(node) {
+        Ok(device) => OwnedFd::from(device),
+        Err(error) => {
+            let reason = format!("open of {}: {error}{}", node.display(), hint(&error));
+            return Answer::Failed(Refusal { step: OPEN, reason, code: None });
+        }
+    };
+    opened();
+    let answer = loop {
+        match wait_open_complete(&device) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            answer => break answer,
+        }
+    };
+    match answer {
+        Ok(done) => {
+            let code = DriverCode { rc: done.rc, adapter_status: done.adapter_status };
+            if done.rc == 0 {
+                return Answer::Attached(device, Some(code));
+            }
+            let reason = format!("driver rc {}, adapter status {:#x}", code.rc, code.adapter_status);
+            Answer::Failed(Refusal { step: WAIT, reason, code: Some(code) })
+        }
+        // A driver that does not know the question has done everything in the open.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+            Answer::Attached(device, None)
+        }
+        Err(error) => Answer::Failed(Refusal { step: WAIT, reason: error.to_string(), code: None }),
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENXIO | libc::ENODEV) => " (the driver has no GPU behind it)",
+        Some(libc::EBUSY) => " (the GPU is excluded, or another program has taken it away)",
+        Some(libc::EIO) => " (the driver could not initialise the GPU)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_does_not_know_the_question_has_attached_in_its_open() {
+        let mut opened = false;
+        let answer = attach(Path::new("/dev/null"), || opened = true);
+        assert!(matches!(answer, Answer::Attached(_, None)), "{answer:?}");
+        assert!(opened);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_opened_is_named() {
+        let Answer::Failed(refusal) = attach(Path::new("/dev/nvidia-none"), || panic!()) else { panic!() };
+        assert_eq!(refusal.step, OPEN);
+        assert!(refusal.reason.contains("/dev/nvidia-none"), "{}", refusal.reason);
+    }
+}

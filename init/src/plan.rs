@@ -1,0 +1,240 @@
+//! What a boot plan is, and whether one makes sense.
+//!
+//! A plan is a table of [`UnitSpec`]. [`check`] turns it into a [`Graph`], in
+//! which every name is an index, or says what is wrong with it; nothing runs
+//! before that.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use firstlight_boot_record::Severity;
+
+/// One unit of the plan, as written in the table.
+#[derive(Debug, Clone, Copy)]
+pub struct UnitSpec<A> {
+    /// Unique. A template's instances carry their object behind it, in brackets.
+    pub name: &'static str,
+    /// For a template: the unit whose end tells the objects it is instantiated for.
+    pub per: Option<&'static str>,
+    /// Units that must have ended well before this one starts; if one did not, this one is skipped.
+    pub needs: &'static [&'static str],
+    /// Units that must have ended, no matter how. `*` is every other unit.
+    pub after: &'static [&'static str],
+    /// How long it may take; `None` where something else watches the time.
+    pub deadline: Option<Duration>,
+    /// What its failure means.
+    pub severity: Severity,
+    /// What runs.
+    pub action: A,
+    /// What it does, for people.
+    pub about: &'static str,
+}
+
+/// A unit with its names resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// See [`UnitSpec::name`].
+    pub name: String,
+    /// See [`UnitSpec::per`].
+    pub per: Option<usize>,
+    /// See [`UnitSpec::needs`].
+    pub needs: Vec<usize>,
+    /// See [`UnitSpec::after`].
+    pub after: Vec<usize>,
+    /// µs; see [`UnitSpec::deadline`].
+    pub deadline_us: Option<u64>,
+    /// See [`UnitSpec::severity`].
+    pub severity: Severity,
+}
+
+/// A plan that makes sense: every edge leads to a unit, and none leads back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Graph {
+    nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// The units in plan order.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+}
+
+/// Why a plan makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Two units have one name.
+    #[error("boot plan: two units are named {0}; rename one")]
+    Duplicate(String),
+    /// A name that no unit has.
+    #[error("boot plan: unit {unit} names {missing}, which is not in the plan")]
+    Unknown {
+        /// Where the name stands.
+        unit: String,
+        /// The name.
+        missing: String,
+    },
+    /// Units that wait for each other.
+    #[error("boot plan: these units wait for each other, so none can start: {}", .0.join(", "))]
+    Cycle(Vec<String>),
+    /// `needs` on a template: with no instance there is nothing to need.
+    #[error("boot plan: unit {unit} needs the template {template}; it can only come after it")]
+    NeedsTemplate {
+        /// Where the name stands.
+        unit: String,
+        /// The template.
+        template: String,
+    },
+    /// A template that could start before its objects are known.
+    #[error("boot plan: template {template} is expanded by {per}, so it has to need it or come after it")]
+    Unordered {
+        /// The template.
+        template: String,
+        /// What it is expanded by.
+        per: String,
+    },
+}
+
+/// Checks a table and resolves its names.
+///
+/// # Errors
+/// A duplicate or unknown name, a cycle, or a template that is used wrongly.
+pub fn check<A>(table: &[UnitSpec<A>]) -> Result<Graph, PlanError> {
+    let find = |unit: &UnitSpec<A>, name: &str| {
+        let unknown = || PlanError::Unknown { unit: unit.name.to_owned(), missing: name.to_owned() };
+        table.iter().position(|other| other.name == name).ok_or_else(unknown)
+    };
+    let mut nodes = Vec::with_capacity(table.len());
+    for (at, unit) in table.iter().enumerate() {
+        if table[..at].iter().any(|other| other.name == unit.name) {
+            return Err(PlanError::Duplicate(unit.name.to_owned()));
+        }
+        let mut needs = Vec::with_capacity(unit.needs.len());
+        for name in unit.needs {
+            let index = find(unit, name)?;
+            if table[index].per.is_some() {
+                return Err(PlanError::NeedsTemplate { unit: unit.name.to_owned(), template: (*name).to_owned() });
+            }
+            needs.push(index);
+        }
+        let mut after = Vec::with_capacity(unit.after.len());
+        for name in unit.after {
+            match *name {
+                "*" => after.extend((0..table.len()).filter(|other| *other != at)),
+                name => after.push(find(unit, name)?),
+            }
+        }
+        let per = unit.per.map(|name| find(unit, name)).transpose()?;
+        if let Some(index) = per.filter(|index| !needs.contains(index) && !after.contains(index)) {
+            let per = table[index].name.to_owned();
+            return Err(PlanError::Unordered { template: unit.name.to_owned(), per });
+        }
+        let deadline_us = unit.deadline.map(|limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX));
+        nodes.push(Node { name: unit.name.to_owned(), per, needs, after, deadline_us, severity: unit.severity });
+    }
+    Graph::new(nodes)
+}
+
+impl Graph {
+    /// A graph of nodes whose indices are already right.
+    ///
+    /// # Errors
+    /// [`PlanError::Cycle`] with the units that wait for each other, and those that wait for them.
+    pub fn new(nodes: Vec<Node>) -> Result<Self, PlanError> {
+        let mut open: Vec<bool> = vec![true; nodes.len()];
+        loop {
+            let free = |node: &Node| node.needs.iter().chain(&node.after).all(|edge| open.get(*edge) == Some(&false));
+            let next: Vec<usize> = (0..nodes.len()).filter(|at| open[*at] && free(&nodes[*at])).collect();
+            if next.is_empty() {
+                break;
+            }
+            for at in next {
+                open[at] = false;
+            }
+        }
+        let stuck: Vec<String> =
+            nodes.iter().zip(&open).filter(|(_, open)| **open).map(|(node, _)| node.name.clone()).collect();
+        if stuck.is_empty() { Ok(Self { nodes }) } else { Err(PlanError::Cycle(stuck)) }
+    }
+}
+
+fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Required => "required",
+        Severity::Degraded => "degraded",
+        Severity::Optional => "optional",
+    }
+}
+
+/// The plan as a Markdown table.
+#[must_use]
+pub fn print<A>(table: &[UnitSpec<A>]) -> String {
+    let mut text = String::from("| unit | needs | comes after | deadline | severity | what it does |\n");
+    text.push_str("|---|---|---|---|---|---|\n");
+    for unit in table {
+        let name = match unit.per {
+            Some(_) => format!("{}[PCI]", unit.name),
+            None => unit.name.to_owned(),
+        };
+        let deadline = unit.deadline.map_or_else(|| "per attempt".to_owned(), |limit| format!("{limit:?}"));
+        let (needs, after) = (unit.needs.join(", "), unit.after.join(", ").replace('*', "all others"));
+        let severity = severity_word(unit.severity);
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "| {name} | {needs} | {after} | {deadline} | {severity} | {} |", unit.about);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(
+        name: &'static str,
+        needs: &'static [&'static str],
+        after: &'static [&'static str],
+        per: Option<&'static str>,
+    ) -> UnitSpec<()> {
+        UnitSpec {
+            name,
+            per,
+            needs,
+            after,
+            deadline: Some(Duration::from_secs(1)),
+            severity: Severity::Degraded,
+            action: (),
+            about: "x",
+        }
+    }
+
+    #[test]
+    fn names_become_indices() {
+        let graph = check(&[unit("z", &["a"], &[], None), unit("a", &[], &[], None), unit("all", &[], &["*"], None)]);
+        let graph = graph.unwrap();
+        assert_eq!(graph.nodes()[0].needs, [1]);
+        assert_eq!(graph.nodes()[2].after, [0, 1]);
+        assert_eq!(graph.nodes()[0].deadline_us, Some(1_000_000));
+    }
+
+    #[test]
+    fn a_plan_without_sense_is_refused() {
+        let error = |table: &[UnitSpec<()>]| check(table).unwrap_err().to_string();
+        assert!(error(&[unit("a", &[], &[], None), unit("a", &[], &[], None)]).contains("two units are named a"));
+        assert!(error(&[unit("a", &["b"], &[], None)]).contains("unit a names b"));
+        assert!(error(&[unit("a", &["a"], &[], None)]).contains("none can start: a"));
+        let cycle = error(&[unit("a", &["c"], &[], None), unit("b", &["a"], &[], None), unit("c", &[], &["b"], None)]);
+        assert!(cycle.ends_with("a, b, c"), "{cycle}");
+        let scan = unit("scan", &[], &[], None);
+        assert!(error(&[scan, unit("gpu", &[], &[], Some("scan"))]).contains("expanded by scan"));
+        let gpu = unit("gpu", &["scan"], &[], Some("scan"));
+        assert!(error(&[scan, gpu, unit("cdi", &["gpu"], &[], None)]).contains("only come after"));
+        assert!(check(&[scan, gpu, unit("cdi", &[], &["gpu"], None)]).is_ok());
+    }
+
+    #[test]
+    fn the_table_names_templates_and_edges() {
+        let text = print(&[unit("scan", &[], &[], None), unit("gpu", &["scan"], &["*"], Some("scan"))]);
+        assert!(text.contains("| gpu[PCI] | scan | all others | 1s | degraded | x |"), "{text}");
+    }
+}

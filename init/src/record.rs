@@ -1,0 +1,220 @@
+//! The boot record's owner: every change goes through here, to the document and to the console.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use firstlight_boot_record::{BootRecord, Event, Failure, Gpu, Line, Milestone, Mode, State, Unit};
+
+use crate::cdi::write_whole;
+use crate::console::Console;
+use crate::executor::Slot;
+use crate::root::Root;
+
+/// Events that are kept: the first ones, which are the boot's, and the newest.
+const FIRST_EVENTS: usize = 200;
+const MOST_EVENTS: usize = 1000;
+
+/// The longest text that a client can put into an event, bytes.
+const MOST_TEXT: usize = 1024;
+
+/// Cuts a text at a character's border.
+#[must_use]
+pub fn cut(mut text: String) -> String {
+    if text.len() > MOST_TEXT {
+        let end = (0..=MOST_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        text.truncate(end);
+    }
+    text
+}
+
+/// The record, the console, and the file.
+#[derive(Debug)]
+pub struct Recorder {
+    record: BootRecord,
+    console: Console,
+    file: PathBuf,
+}
+
+impl Recorder {
+    /// A record that begins now.
+    #[must_use]
+    pub fn new(root: &Root, kernel: &str, pid1_start_us: u64) -> Self {
+        let version = env!("CARGO_PKG_VERSION");
+        let mut record = BootRecord::new(version, pid1_start_us);
+        kernel.clone_into(&mut record.kernel.release);
+        let file = root.path(firstlight_control::RECORD);
+        let mut recorder = Self { record, console: Console::new(), file };
+        let (init_version, kernel) = (version.to_owned(), kernel.to_owned());
+        recorder.say(&Line::Boot { init_version, kernel, pid1_start_us });
+        recorder
+    }
+
+    /// The document.
+    #[must_use]
+    pub fn record(&self) -> &BootRecord {
+        &self.record
+    }
+
+    /// Starts to write to the console.
+    pub fn start_console(&mut self) {
+        self.console.start();
+    }
+
+    fn say(&mut self, line: &Line) {
+        // These types always encode.
+        if let Ok(text) = line.encode() {
+            self.console.line(text);
+        }
+    }
+
+    /// A line for people, beside the record.
+    pub fn sentence(&mut self, text: &str) {
+        self.console.line(format!("firstlight: {text}"));
+    }
+
+    /// The command line, known once `/proc` is there.
+    pub fn command_line(&mut self, text: &str) {
+        text.trim_end().clone_into(&mut self.record.kernel.command_line);
+    }
+
+    /// The kernel's milestones.
+    pub fn milestones(&mut self, milestones: &[Milestone]) {
+        self.record.kernel.milestones = milestones.to_vec();
+    }
+
+    /// Where the boot stands.
+    pub fn state(&mut self, state: State) {
+        if self.record.state != state {
+            self.record.state = state;
+            self.say(&Line::State(state));
+        }
+    }
+
+    /// What kind of guest this is.
+    pub fn mode(&mut self, mode: Mode) {
+        self.record.mode = Some(mode.clone());
+        self.say(&Line::Mode(mode));
+    }
+
+    /// A unit as the executor has it. Its end, and only that, is said.
+    pub fn unit(&mut self, unit: Unit, before: Option<&str>) {
+        if unit.outcome.ended() {
+            self.say(&Line::Unit(unit.clone()));
+        }
+        let units = &mut self.record.units;
+        if let Some(known) = units.iter_mut().find(|known| known.name == unit.name) {
+            *known = unit;
+            return;
+        }
+        let at = before.and_then(|name| units.iter().position(|known| known.name == name)).unwrap_or(units.len());
+        units.insert(at, unit);
+    }
+
+    /// A GPU that was found or is in another phase now.
+    pub fn gpu(&mut self, gpu: Gpu) {
+        self.say(&Line::Gpu(gpu.clone()));
+        self.gpu_step(gpu);
+    }
+
+    /// A GPU that took a step within its phase: not worth a line on the console.
+    pub fn gpu_step(&mut self, gpu: Gpu) {
+        match self.record.gpus.iter_mut().find(|known| known.pci == gpu.pci) {
+            Some(known) => *known = gpu,
+            None => self.record.gpus.push(gpu),
+        }
+    }
+
+    /// Something happened.
+    pub fn event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
+        let event = Event { at_us, what: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
+        self.say(&Line::Event(event.clone()));
+        if self.record.events.len() >= MOST_EVENTS {
+            self.record.events.remove(FIRST_EVENTS);
+        }
+        self.record.events.push(event);
+    }
+
+    /// A required unit failed.
+    pub fn failure(&mut self, failure: Failure) {
+        self.state(State::Failed);
+        self.say(&Line::Failure(failure.clone()));
+        self.sentence(&format!("boot failed: unit {}: {}; {}", failure.unit, failure.detail, failure.action));
+        self.record.failure = Some(failure);
+    }
+
+    /// Writes the document to its file.
+    ///
+    /// # Errors
+    /// What went wrong, as text for an event.
+    pub fn save(&self) -> Result<(), String> {
+        let text = serde_json::to_vec(&self.record).map_err(|error| error.to_string())?;
+        write_whole(&self.file, &text).map_err(|error| error.to_string())
+    }
+
+    /// Waits for the console, but not for long.
+    pub fn flush(&mut self) {
+        self.console.flush(Duration::from_secs(2));
+    }
+}
+
+/// The executor's view of a unit as the record's.
+#[must_use]
+pub fn unit_of(slot: &Slot, names: &[Slot], daemon: bool) -> Unit {
+    let name = |index: &usize| names.get(*index).map(|slot| slot.node.name.clone()).unwrap_or_default();
+    let ready = daemon && slot.outcome == firstlight_boot_record::Outcome::Ok;
+    Unit {
+        name: slot.node.name.clone(),
+        need: slot.node.needs.iter().map(name).collect(),
+        severity: slot.node.severity,
+        deadline_us: slot.node.deadline_us.unwrap_or_default(),
+        start_us: slot.start_us,
+        // A daemon goes on: it is ready, not at its end.
+        ready_us: slot.end_us.filter(|_| ready),
+        end_us: slot.end_us.filter(|_| !ready),
+        outcome: slot.outcome,
+        detail: slot.detail.clone(),
+        pci: slot.node.name.split_once('[').and_then(|(_, rest)| rest.trim_end_matches(']').parse().ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorder() -> (tempfile::TempDir, Recorder) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("run/firstlight")).unwrap();
+        let recorder = Recorder::new(&Root::at(folder.path()), "6.12", 7);
+        (folder, recorder)
+    }
+
+    #[test]
+    fn the_file_is_the_record() {
+        let (folder, mut recorder) = recorder();
+        recorder.event(8, "x", "y", "z");
+        recorder.command_line("quiet\n");
+        recorder.save().unwrap();
+        let text = std::fs::read_to_string(folder.path().join("run/firstlight/boot-record.json")).unwrap();
+        let read = BootRecord::from_json(&text).unwrap();
+        assert_eq!(&read, recorder.record());
+        assert_eq!((read.kernel.command_line.as_str(), read.kernel.release.as_str()), ("quiet", "6.12"));
+    }
+
+    #[test]
+    fn events_of_years_leave_the_boots_own_in_place() {
+        let (_folder, mut recorder) = recorder();
+        for n in 0..5000 {
+            recorder.event(n, "container-started", "", "");
+        }
+        let events = &recorder.record().events;
+        assert_eq!(events.len(), MOST_EVENTS);
+        assert_eq!((events[FIRST_EVENTS - 1].at_us, events[MOST_EVENTS - 1].at_us), (199, 4999));
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(cut("ö".repeat(2000)).len(), MOST_TEXT);
+        assert_eq!(cut(format!("a{}", "ö".repeat(2000))).len(), MOST_TEXT - 1);
+        assert_eq!(cut("short".into()), "short");
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether the agent is started again, and when.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The first pause; each further one within [`WINDOW`] is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The time in which restarts are counted.
+pub const WINDOW: Duration = Duration::from_secs(60);
+
+/// How many restarts [`WINDOW`] may hold.
+pub const MOST: usize = 5;
+
+/// What to do about an agent that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Start it again after this pause; it is the `number`th time in the window.
+    Again {
+        /// The pause.
+        pause: Duration,
+        /// 1 to [`MOST`].
+        number: usize,
+    },
+    /// It has ended too often: the failure policy decides.
+    GiveUp,
+}
+
+/// The restarts so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restarts {
+    recent: VecDeque<u64>,
+}
+
+impl Restarts {
+    /// The agent has ended at `now`, µs.
+    pub fn step(&mut self, now: u64) -> Decision {
+        let window = u64::try_from(WINDOW.as_micros()).unwrap_or(u64::MAX);
+        while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= window) {
+            self.recent.pop_front();
+        }
+        if self.recent.len() >= MOST {
+            return Decision::GiveUp;
+        }
+        let pause = FIRST_PAUSE * (1 << self.recent.len());
+        self.recent.push_back(now);
+        Decision::Again { pause, number: self.recent.len() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_and_the_sixth_end_within_a_minute_is_the_last() {
+        let mut restarts = Restarts::default();
+        let pauses: Vec<_> = (0..6)
+            .map(|n| match restarts.step(n * 1_000_000) {
+                Decision::Again { pause, number } => (pause.as_millis(), number),
+                Decision::GiveUp => (0, 0),
+            })
+            .collect();
+        assert_eq!(pauses, [(100, 1), (200, 2), (400, 3), (800, 4), (1600, 5), (0, 0)]);
+    }
+
+    #[test]
+    fn an_agent_that_lived_for_a_minute_starts_afresh() {
+        let mut restarts = Restarts::default();
+        for n in 0..100 {
+            let decision = restarts.step(n * 60_000_000);
+            assert_eq!(decision, Decision::Again { pause: FIRST_PAUSE, number: 1 });
+        }
+    }
+}

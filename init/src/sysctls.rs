@@ -1,0 +1,124 @@
+//! Kernel settings, as tables with their reasons.
+
+use std::fs;
+use std::io;
+
+use crate::root::Root;
+
+/// One setting: file below `/proc/sys` with dots for slashes, value.
+pub type Setting = (&'static str, &'static str);
+
+/// Settings that containers and GPU programs profit from.
+pub const SETTINGS: &[Setting] = &[
+    // The VMM sees a panic as the end of the VM instead of a guest that hangs.
+    ("kernel.panic", "-1"),
+    // Links and files in sticky folders of others are not followed or opened.
+    ("fs.protected_symlinks", "1"),
+    ("fs.protected_hardlinks", "1"),
+    ("fs.protected_fifos", "1"),
+    ("fs.protected_regular", "2"),
+    // Databases and CUDA programs map many small areas; the default of 65530 ends them.
+    ("vm.max_map_count", "1048576"),
+    // One guest runs many containers, each with watchers of its own.
+    ("fs.inotify.max_user_instances", "8192"),
+    ("fs.inotify.max_user_watches", "1048576"),
+    // A daemon that logs a burst to a Unix socket is not blocked after ten lines.
+    ("net.unix.max_dgram_qlen", "512"),
+];
+
+/// Settings that close doors for good, once nothing of the boot needs them.
+pub const LOCKS: &[Setting] = &[
+    // Both can only be set, not taken back.
+    ("kernel.modules_disabled", "1"),
+    ("kernel.kexec_load_disabled", "1"),
+    // Addresses of kernel objects and the log are for root with CAP_SYSLOG only.
+    ("kernel.kptr_restrict", "2"),
+    ("kernel.dmesg_restrict", "1"),
+    // 1 cannot be taken back: a container that may not use BPF now never may.
+    ("kernel.unprivileged_bpf_disabled", "1"),
+    ("net.core.bpf_jit_harden", "2"),
+    // A process may trace its children, not its neighbours.
+    ("kernel.yama.ptrace_scope", "1"),
+];
+
+/// What writing a table came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Settings that hold now.
+    pub done: usize,
+    /// Settings that this kernel does not have.
+    pub absent: Vec<&'static str>,
+    /// Settings that were refused, with the reason.
+    pub refused: Vec<String>,
+}
+
+/// Writes a table.
+#[must_use]
+pub fn apply(root: &Root, table: &[Setting]) -> Applied {
+    let mut applied = Applied::default();
+    for (name, value) in table {
+        let path = root.path("/proc/sys").join(name.replace('.', "/"));
+        // Not created: a setting that is missing here is missing in the kernel.
+        match fs::OpenOptions::new().write(true).open(&path).and_then(|mut file| {
+            use io::Write as _;
+            file.write_all(value.as_bytes())
+        }) {
+            Ok(()) => applied.done += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => applied.absent.push(name),
+            Err(error) => applied.refused.push(format!("{name}={value}: {error}")),
+        }
+    }
+    applied
+}
+
+impl Applied {
+    /// The outcome in one line: what was refused makes it an error.
+    ///
+    /// # Errors
+    /// What was refused.
+    pub fn sentence(&self) -> Result<String, String> {
+        if !self.refused.is_empty() {
+            return Err(format!("the kernel refused {}", self.refused.join(", ")));
+        }
+        let absent = if self.absent.is_empty() {
+            String::new()
+        } else {
+            format!("; not in this kernel: {}", self.absent.join(", "))
+        };
+        Ok(format!("{} settings{absent}", self.done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_written_and_those_a_kernel_lacks_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let kernel = folder.path().join("proc/sys/kernel");
+        fs::create_dir_all(&kernel).unwrap();
+        fs::write(kernel.join("modules_disabled"), "0").unwrap();
+        let applied = apply(&Root::at(folder.path()), LOCKS);
+        assert_eq!(fs::read_to_string(kernel.join("modules_disabled")).unwrap(), "1");
+        assert_eq!(applied.done, 1);
+        assert_eq!(applied.absent.len(), LOCKS.len() - 1);
+        assert!(!kernel.join("kexec_load_disabled").exists());
+        assert!(applied.sentence().unwrap().starts_with("1 settings; not in this kernel: kernel.kexec_load_disabled,"));
+    }
+
+    #[test]
+    fn a_refused_setting_is_an_error_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("proc/sys/kernel/panic")).unwrap();
+        let applied = apply(&Root::at(folder.path()), &[("kernel.panic", "-1")]);
+        assert!(applied.sentence().unwrap_err().contains("kernel.panic=-1"));
+    }
+
+    #[test]
+    fn no_setting_is_there_twice() {
+        let mut names: Vec<_> = SETTINGS.iter().chain(LOCKS).map(|(name, _)| name).collect();
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

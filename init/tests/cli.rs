@@ -1,0 +1,34 @@
+//! The program as somebody sees it who starts it by hand.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Output};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_firstlight-init")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn it_refuses_to_be_anything_but_process_1() {
+    for arguments in [&[][..], &["--boot"]] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("process 1 of a guest"), "{}", text(&output.stderr));
+        assert!(output.stdout.is_empty());
+    }
+    assert!(text(&run(&["--boot"]).stderr).contains("unknown option --boot"));
+}
+
+#[test]
+fn it_prints_its_plan_and_its_parameters() {
+    let plan = text(&run(&["--print-plan"]).stdout);
+    assert!(plan.starts_with("| unit | needs |") && plan.contains("| gpu-attach[PCI] | nodes | pci-scan |"), "{plan}");
+    let params = text(&run(&["--print-params"]).stdout);
+    assert!(params.contains("| `firstlight.attach-deadline` |"), "{params}");
+    assert!(text(&run(&["--version"]).stdout).starts_with("firstlight-init "));
+    assert!(text(&run(&["--help"]).stdout).contains("--print-plan"));
+}

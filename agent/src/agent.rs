@@ -215,10 +215,14 @@ impl Agent {
     }
 
     /// Notes the end of a process, as the runtime tells it.
-    pub fn ended(&self, container: &str, name: &str, code: i32) {
+    pub fn ended(&self, container: &str, name: &str, code: i32, detail: &str) {
+        if !detail.is_empty() {
+            log::error!("container {container}: process {name:?} could not start: {detail}");
+        }
         let Ok(found) = self.container(container) else { return };
         if name.is_empty() {
-            self.event("container-exited", container, &format!("code {code}"));
+            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+            self.event("container-exited", container, &format!("code {code}{detail}"));
         }
         found.ended(name, code);
     }

@@ -64,11 +64,12 @@ impl Runtime {
         }
     }
 
-    /// Reads replies and hands exits to `exited` until the runtime is gone.
+    /// Reads replies and hands exits (container, name, code, detail) to `exited`
+    /// until the runtime is gone.
     ///
     /// # Errors
     /// Always, with the reason: a server without its runtime is of no use.
-    pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32)) -> io::Error {
+    pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32, &str)) -> io::Error {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             let received = self
@@ -86,7 +87,7 @@ impl Runtime {
                         let _ = sender.send(result.map(|done| (done, fds.pop())));
                     }
                 }
-                Ok(FromRuntime::Exited { container, exec, code }) => exited(&container, &exec, code),
+                Ok(FromRuntime::Exited { container, exec, code, detail }) => exited(&container, &exec, code, &detail),
                 Err(error) => log::error!("container runtime: not a message: {error}"),
             }
         }
@@ -120,7 +121,8 @@ mod tests {
                     let request: Request = serde_json::from_slice(&buffer[..len]).unwrap();
                     ids.push((request.id, fds.len()));
                 }
-                let exit = FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3 };
+                let exit =
+                    FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3, detail: "why".into() };
                 send(&theirs, &serde_json::to_vec(&exit).unwrap(), &[]).unwrap();
                 // Out of order, to be sure that the number counts.
                 for (id, fds) in ids.iter().rev() {
@@ -140,7 +142,7 @@ mod tests {
                 let null = [null.as_fd()];
                 tokio::join!(runtime.call(start(), &null), runtime.call(start(), &[]))
             };
-            let served = runtime.serve(|c, e, code| exits.lock().unwrap().push((c.to_owned(), e.to_owned(), code)));
+            let served = runtime.serve(|c, e, code, _| exits.lock().unwrap().push((c.to_owned(), e.to_owned(), code)));
             let ((first, second), end) = tokio::join!(calls, served);
             assert_eq!(first.unwrap().0.pid, Some(42));
             assert_eq!(second.unwrap_err().code, ttrpc::Code::NOT_FOUND);

@@ -311,3 +311,88 @@ fn a_dead_runtime_ends_the_server_and_the_other_way_round() {
         panic!("the runtime or the container outlived the server");
     });
 }
+
+#[test]
+fn filters_reach_further_processes_and_pods_share_processes() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        for (container, no_new_privileges) in [("c1", false), ("c2", true)] {
+            let root = agent.root(container);
+            let mut filtered = spec(&root, "mkdir /tmp/a; grep -i seccomp: /proc/self/status; sleep 1000");
+            filtered.Process.mut_or_insert_default().NoNewPrivileges = no_new_privileges;
+            let seccomp = filtered.Linux.mut_or_insert_default().Seccomp.mut_or_insert_default();
+            seccomp.DefaultAction = "SCMP_ACT_ALLOW".into();
+            seccomp.Architectures = vec!["SCMP_ARCH_X86_64".into()];
+            seccomp.Syscalls = vec![firstlight_agent_api::oci::LinuxSyscall {
+                Names: vec!["mkdir".into()],
+                Action: "SCMP_ACT_ERRNO".into(),
+                ..Default::default()
+            }];
+            agent.create(filtered, container).await.unwrap();
+            agent.begin(container).await;
+            let (output, _) =
+                agent.shell(container, "e1", "mkdir /tmp/b 2>&1; grep -E 'Seccomp:|CapEff:' /proc/self/status").await;
+            assert!(output.contains("Operation not permitted") && output.contains("Seccomp:\t2"), "{output}");
+            // The capabilities are those that were asked for, not those that loading the filter took.
+            assert!(output.contains("CapEff:\t00000000080000e3"), "{output}");
+        }
+
+        let root = agent.root("c3");
+        let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
+        request.container_id = "c3".into();
+        request.OCI = Some(spec(&root, "cat /proc/1/cmdline; sleep 1000")).into();
+        request.sandbox_pidns = true;
+        agent.calls.create_container(short(), &request).await.unwrap();
+        agent.begin("c3").await;
+        let (output, _) = agent.shell("c3", "e1", "cat /proc/1/cmdline").await;
+        assert!(output.contains("mkdir /tmp/a"), "the first container's: {output}");
+        for container in ["c3", "c2", "c1"] {
+            agent.remove(container).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_program_that_cannot_be_run_fails_with_its_reason() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        fs::write(root.join("bin/broken"), "\x7fELFnonsense").unwrap();
+        let mut broken = spec(&root, "");
+        broken.Process.mut_or_insert_default().Args = vec!["/bin/broken".into()];
+        let (_, text) = code(agent.create(broken.clone(), "c1").await);
+        assert!(text.contains("/bin/broken") && text.contains("permission"), "{text}");
+        fs::set_permissions(root.join("bin/broken"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        agent.create(broken, "c1").await.unwrap();
+        agent.begin("c1").await;
+        assert_eq!(agent.wait("c1", "").await.unwrap(), 255);
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn a_caller_that_goes_away_leaves_no_container() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        for _ in 0..10 {
+            let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
+            request.container_id = "c1".into();
+            request.OCI = Some(spec(&root, "sleep 1000")).into();
+            let deadline = ttrpc::context::with_duration(Duration::from_millis(2));
+            assert!(agent.calls.create_container(deadline, &request).await.is_err());
+            let mut free = false;
+            for _ in 0..100 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                free = !agent.inside("/run/kata-containers/c1").exists();
+                if free {
+                    break;
+                }
+            }
+            assert!(free);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        agent.create(spec(&root, "exit 0"), "c1").await.unwrap();
+        agent.remove("c1").await.unwrap();
+    });
+}

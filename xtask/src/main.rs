@@ -38,7 +38,15 @@ enum Command {
     Size,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
+    // One line per cause; a backtrace helps nobody who typed a command.
+    do_it().unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn do_it() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Test(args) => test::test(&args),

@@ -99,7 +99,6 @@ impl Containers {
             .build();
         score.restore();
         let mut made = built.map_err(|error| self.fail("create", container, &error))?;
-        self.words.take();
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
             return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
         };
@@ -138,7 +137,6 @@ impl Containers {
         score.restore();
         self.remove_sockets(container);
         let pid = built.map_err(|error| self.fail("run a process in", container, &error))?;
-        self.words.take();
         Ok(Made { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
     }
 
@@ -159,7 +157,6 @@ impl Containers {
         let result = loaded.delete(true);
         result.map_err(|error| self.fail("delete", container, &error))?;
         self.kept.remove(container);
-        self.words.take();
         Ok(())
     }
 

@@ -94,6 +94,9 @@ pub enum FromRuntime {
         exec: String,
         /// Exit status, or 128 and the signal's number.
         code: i32,
+        /// What libcontainer said last, if the program could not be started.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        detail: String,
     },
 }
 

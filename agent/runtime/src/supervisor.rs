@@ -11,7 +11,7 @@ use crate::children::Children;
 use crate::containers::{Containers, Stdio};
 use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 use crate::socket::{MAX_MESSAGE, receive, send};
-use crate::words::LastWords;
+use crate::words::{LastWords, errors};
 use crate::{namespaces, signal};
 
 /// `SIGCHLD` has this number on every architecture of ours.
@@ -23,6 +23,12 @@ pub struct Options {
     /// Where the state of containers is kept.
     pub state: PathBuf,
 }
+
+/// The exit status of a process of libcontainer's that could not become its program.
+const CANNOT_START: i32 = 255;
+
+/// What of its reason is told, characters.
+const LONGEST_DETAIL: usize = 1000;
 
 struct Supervisor {
     socket: OwnedFd,
@@ -86,6 +92,8 @@ impl Supervisor {
 
     fn call(&mut self, call: Call, fds: Vec<OwnedFd>) -> Result<(Done, Option<OwnedFd>), Failure> {
         let nothing = |()| (Done::default(), None);
+        // What an earlier call has left unread explains no error of this one.
+        self.containers.words().take();
         match call {
             Call::Namespaces { folder, hostname } => {
                 namespaces::keep(&folder, &hostname, self.containers.words()).map(nothing)
@@ -120,8 +128,15 @@ impl Supervisor {
     }
 
     fn report(&mut self) {
-        for (name, code) in self.children.reap() {
-            self.tell(&FromRuntime::Exited { container: name.container, exec: name.exec, code }, &[]);
+        let ended = self.children.reap();
+        if ended.is_empty() {
+            return;
+        }
+        // A first process that cannot become its program says so after its call was answered.
+        let mut detail: String = errors(&self.containers.words().take()).chars().take(LONGEST_DETAIL).collect();
+        for (name, code) in ended {
+            let detail = if code == CANNOT_START { std::mem::take(&mut detail) } else { String::new() };
+            self.tell(&FromRuntime::Exited { container: name.container, exec: name.exec, code, detail }, &[]);
         }
     }
 

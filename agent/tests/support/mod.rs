@@ -69,13 +69,17 @@ pub(crate) fn short() -> Context {
 
 impl Agent {
     pub(crate) async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), &[]).await
+    }
+
+    pub(crate) async fn start_in(folder: tempfile::TempDir, environment: &[(&str, &str)]) -> Self {
         let socket = folder.path().join("agent.sock");
         let address = format!("unix://{}", socket.display());
         let process = Command::new("unshare")
             .args(["--mount", "/bin/sh", "-c", SCRIPT])
             .env("AGENT", env!("CARGO_BIN_EXE_firstlight-agent"))
             .env("AGENT_ADDR", &address)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -118,9 +122,10 @@ impl Agent {
             fs::create_dir_all(root.join(folder)).unwrap();
         }
         fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for name in
-            ["sh", "cat", "echo", "sleep", "true", "mknod", "head", "yes", "stty", "id", "env", "kill", "ls", "grep"]
-        {
+        for name in [
+            "sh", "cat", "echo", "sleep", "true", "mknod", "head", "yes", "stty", "id", "env", "kill", "ls", "grep",
+            "mkdir",
+        ] {
             symlink("busybox", root.join("bin").join(name)).unwrap();
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();

@@ -46,7 +46,9 @@ const PROBED_MINORS: u32 = 8;
 const PROBE: &str = "open char 195:";
 
 /// What runs when neither the user nor the test says otherwise: shows what the
-/// container sees and tries to open every GPU, its own and the others.
+/// container sees and tries to open every GPU, its own and the others. The
+/// nodes are made in `/dev`: on the root, which is mounted `nodev`, no device
+/// opens, and the device controller would not be what refused.
 #[must_use]
 pub fn default_command() -> Vec<String> {
     let script = format!(
@@ -56,8 +58,8 @@ for node in /dev/nvidia[0-9]*; do
 done
 minor=0
 while [ $minor -lt {PROBED_MINORS} ]; do
-  mknod /tmp/gpu$minor c 195 $minor
-  if why=$( {{ : < /tmp/gpu$minor; }} 2>&1 ); then
+  mknod /dev/probe$minor c 195 $minor
+  if why=$( {{ : < /dev/probe$minor; }} 2>&1 ); then
     echo "{PROBE}$minor: opened"
   else
     echo "{PROBE}$minor: refused: ${{why##*: }}"

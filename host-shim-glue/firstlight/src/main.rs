@@ -150,7 +150,15 @@ fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
+    // One line per cause; a backtrace helps nobody who typed a command.
+    do_it().unwrap_or_else(|error| {
+        eprintln!("firstlight: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn do_it() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => boot(&args),
         Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),

@@ -118,11 +118,15 @@ impl Vm {
         }
     }
 
-    /// The end of the console; where that is empty, of QEMU's errors and of the serial port.
+    /// The end of the console and of QEMU's errors; of the serial port where the console is empty.
     #[must_use]
     pub fn last_words(&self) -> String {
         let mut words = self.console.last_words();
-        for (name, file) in [("QEMU", self.folder.join("qemu.log")), ("serial port", Files(&self.folder).serial())] {
+        let serial = Files(&self.folder).serial();
+        let silent = self.console.record().is_none();
+        let files = [("QEMU", Some(self.folder.join("qemu.log"))), ("serial port", silent.then_some(serial))];
+        for (name, file) in files {
+            let Some(file) = file else { continue };
             let text = std::fs::read(&file).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             for line in text.lines().rev().take(4).collect::<Vec<_>>().into_iter().rev() {

@@ -85,7 +85,7 @@ pub enum RunError {
     Vm(#[from] VmError),
     /// The agent refused something that every guest must do.
     #[error("agent: {0}; the console's last words:\n{1}")]
-    Agent(#[source] AgentError, String),
+    Agent(AgentError, String),
     /// The guest ended before it should.
     #[error("guest ended {} ms after its start, in step {step:?}: {why}", lived.as_millis())]
     Ended {

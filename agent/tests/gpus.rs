@@ -1,0 +1,202 @@
+//! Containers that ask for GPUs, with a PID 1 that is played by the test.
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use firstlight_agent_api::firstlight::GetBootRecordRequest;
+use firstlight_agent_api::firstlight_ttrpc::BootRecordClient;
+use firstlight_boot_record::{BootRecord, DriverCode, Gpu, GpuPhase};
+use firstlight_control::{FromInit, ToInit, decode, encode};
+use support::{Agent, obstacle, short, spec};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::UnixListener;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use ttrpc::{Code, Error};
+
+/// The kernel's log stands in for a GPU: a character device that is there and
+/// that no container gets by itself.
+const CDI: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[
+ {"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","type":"c","major":1,"minor":11,"permissions":"rw"}]}},
+ {"name":"9","containerEdits":{"hooks":[{"hookName":"createContainer","path":"/usr/bin/nvidia-ctk"}]}}],
+ "containerEdits":{"env":["NVIDIA_VISIBLE_DEVICES=void"]}}"#;
+
+struct Init {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    writer: OwnedWriteHalf,
+}
+
+impl Init {
+    async fn hear(&mut self) -> ToInit {
+        let line = tokio::time::timeout(Duration::from_secs(10), self.lines.next_line()).await.unwrap();
+        decode(line.unwrap().unwrap().as_bytes()).unwrap()
+    }
+
+    async fn tell(&mut self, scanned: bool, gpus: Vec<Gpu>) {
+        self.writer.write_all(&encode(&FromInit::Gpus { scanned, gpus }).unwrap()).await.unwrap();
+    }
+}
+
+async fn boot() -> (Agent, Init) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let control = path.display().to_string();
+    let environment = [("FIRSTLIGHT_CONTROL", control.as_str())];
+    let (agent, connected) = tokio::join!(Agent::start_in(folder, &environment), listener.accept());
+    let (reader, writer) = connected.unwrap().0.into_split();
+    let mut init = Init { lines: BufReader::new(reader).lines(), writer };
+    assert_eq!(init.hear().await, ToInit::Subscribe);
+    assert!(matches!(init.hear().await, ToInit::Listening { at_us: 1.. }));
+    let folder = agent.inside("/run/cdi");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("nvidia.json"), CDI).unwrap();
+    (agent, init)
+}
+
+fn gpu(index: u32, phase: GpuPhase) -> Gpu {
+    Gpu {
+        pci: format!("0000:{:02x}:00.0", index + 1).parse().unwrap(),
+        index,
+        device_id: 0x2330,
+        minor: Some(index),
+        phase,
+        step: "wait-open-complete".into(),
+        attempts: 1,
+        start_us: Some(1),
+        end_us: None,
+        attach_us: None,
+        driver: None,
+        detail: String::new(),
+    }
+}
+
+fn asking(root: &Path, script: &str, name: &str) -> firstlight_agent_api::oci::Spec {
+    let mut spec = spec(root, script);
+    spec.Annotations.insert("cdi.k8s.io/vfio0".into(), name.into());
+    spec
+}
+
+fn status(error: Error) -> (Code, String) {
+    match error {
+        Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn run(test: impl AsyncFnOnce()) {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+}
+
+#[test]
+fn a_container_waits_for_its_gpu_and_gets_it_alone() {
+    run(async || {
+        let (agent, mut init) = boot().await;
+        agent.sandbox().await;
+        // Without a GPU nothing waits, although the bus is not even scanned.
+        agent.run("c1", "mknod /tmp/g c 1 11; (: > /tmp/g) || echo denied; exit 5").await;
+        assert_eq!(agent.output("c1", "").await, "denied\n");
+        assert_eq!(agent.wait("c1", "").await.unwrap(), 5);
+
+        let root = agent.root("c2");
+        let script = "(: > /dev/nvidia0) && echo open; env | grep NVIDIA";
+        let begin = Instant::now();
+        let create = agent.create(asking(&root, script, "nvidia.com/gpu=0"), "c2");
+        let attach = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            init.tell(true, vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)]).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            init.tell(true, vec![gpu(0, GpuPhase::Ready), gpu(1, GpuPhase::Attaching)]).await;
+        };
+        let (created, ()) = tokio::join!(create, attach);
+        created.unwrap();
+        assert!(begin.elapsed() >= Duration::from_millis(600));
+        agent.begin("c2").await;
+        assert_eq!(agent.output("c2", "").await, "open\nNVIDIA_VISIBLE_DEVICES=void\n");
+        assert_eq!(agent.wait("c2", "").await.unwrap(), 0);
+
+        // PID 1 has heard of all of it.
+        let mut heard = Vec::new();
+        while heard.len() < 6 {
+            if let ToInit::Event { what, object, detail, .. } = init.hear().await {
+                heard.push(format!("{what} {object} {detail}").trim_end().to_owned());
+            }
+        }
+        let life = |id: &str, code: u32| {
+            [
+                format!("container-created {id}"),
+                format!("container-started {id}"),
+                format!("container-exited {id} code {code}"),
+            ]
+        };
+        assert_eq!(heard, [life("c1", 5), life("c2", 0)].concat());
+    });
+}
+
+#[test]
+fn errors_say_which_gpu_and_why() {
+    run(async || {
+        let (agent, mut init) = boot().await;
+        let mut broken = gpu(0, GpuPhase::Failed);
+        broken.end_us = Some(3_500_001);
+        broken.driver = Some(DriverCode { rc: -5, adapter_status: 0x62 });
+        broken.detail = "RmInitAdapter failed!".into();
+        init.tell(true, vec![broken, gpu(1, GpuPhase::Attaching), gpu(9, GpuPhase::Ready)]).await;
+        let root = agent.root("c1");
+
+        let failed = agent.create(asking(&root, "true", "nvidia.com/gpu=0"), "c1").await.unwrap_err();
+        let (code, text) = status(failed);
+        assert_eq!(code, Code::INTERNAL);
+        for part in ["c1", "0000:01:00.0", "wait-open-complete", "3.5 s", "rc -5", "0x62", "RmInitAdapter failed!"] {
+            assert!(text.contains(part), "{text}");
+        }
+
+        // The caller's deadline brings the GPU's name and not only "timeout".
+        let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
+        request.container_id = "c1".into();
+        request.OCI = Some(asking(&root, "true", "nvidia.com/gpu=0000:02:00.0")).into();
+        let deadline = ttrpc::context::with_duration(Duration::from_secs(1));
+        let (code, text) = status(agent.calls.create_container(deadline, &request).await.unwrap_err());
+        assert!(code == Code::DEADLINE_EXCEEDED && text.contains("0000:02:00.0") && text.contains("0.8 s"), "{text}");
+
+        let unknown = agent.create(asking(&root, "true", "nvidia.com/gpu=7"), "c1").await.unwrap_err();
+        assert_eq!(status(unknown).0, Code::INVALID_ARGUMENT);
+        let hook = agent.create(asking(&root, "true", "nvidia.com/gpu=9"), "c1").await.unwrap_err();
+        assert!(status(hook).1.contains("nvidia-ctk"));
+        // The pod's own container carries the annotations too, and gets nothing.
+        let mut pause = asking(&root, "exit 0", "nvidia.com/gpu=0");
+        pause.Annotations.insert("io.katacontainers.pkg.oci.container_type".into(), "pod_sandbox".into());
+        agent.create(pause, "c1").await.unwrap();
+    });
+}
+
+#[test]
+fn the_boot_record_and_the_end() {
+    run(async || {
+        let (agent, mut init) = boot().await;
+        let address = format!("unix://{}", agent.folder.path().join("agent.sock").display());
+        let records = BootRecordClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
+        let request = GetBootRecordRequest::new();
+        let ask = records.get(short(), &request);
+        let answer = async {
+            assert_eq!(init.hear().await, ToInit::Record);
+            let mut record = BootRecord::new("test", 1);
+            record.kernel.command_line = "x".repeat(100_000);
+            init.writer.write_all(&encode(&FromInit::Record(Box::new(record))).unwrap()).await.unwrap();
+        };
+        let (record, ()) = tokio::join!(ask, answer);
+        assert_eq!(BootRecord::from_json(&record.unwrap().json).unwrap().kernel.command_line.len(), 100_000);
+
+        agent.calls.destroy_sandbox(short(), &Default::default()).await.unwrap();
+        assert!(matches!(init.hear().await, ToInit::PowerOff { reason } if reason.contains("DestroySandbox")));
+        assert!(!agent.pids().is_empty(), "PID 1 ends the guest, not the agent");
+    });
+}

@@ -10,7 +10,8 @@ use serde::Serialize;
 use crate::cache::{self, io_error};
 use crate::cpio;
 use crate::digest::{self, Hashing};
-use crate::kernel::{self, Kernel, modules};
+use crate::kernel::modules::{self, TypeInformation};
+use crate::kernel::{self, Kernel};
 use crate::manifest::{self, Format, Manifest, Variables};
 use crate::progress::Progress;
 use crate::tree::{self, Content, Node, Tree};
@@ -123,7 +124,8 @@ pub fn build(
 pub fn build_with(manifest: &Manifest, kernel: &Kernel, out: &Path) -> Result<Image, Error> {
     let Format::Initramfs = manifest.image.format;
     let extra: Vec<PathBuf> = manifest.extra_modules.iter().map(|module| PathBuf::from(&module.path)).collect();
-    let modules = modules::select(&kernel.facts.release, &kernel.modules(), &manifest.kernel.modules, &extra)?;
+    let types = if manifest.kernel.strip_btf { TypeInformation::Drop } else { TypeInformation::Keep };
+    let modules = modules::select(&kernel.facts.release, &kernel.modules(), &manifest.kernel.modules, &extra, types)?;
     let tree = tree_of(manifest, &kernel.facts.release, &kernel.modules(), &modules)?;
 
     fs::create_dir_all(out).map_err(io_error("create folder", out))?;

@@ -108,6 +108,11 @@ pub struct Kernel {
     /// Modules to include; what they need comes along, built-in ones are fine.
     #[serde(default)]
     pub modules: Vec<String>,
+    /// Drop the modules' type information, and with it their signatures: the
+    /// kernel then loads them several times as fast. Not for kernels that
+    /// insist on signatures.
+    #[serde(default, rename = "strip-btf")]
+    pub strip_btf: bool,
 }
 
 /// `[[extra-modules]]`

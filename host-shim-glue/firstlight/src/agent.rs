@@ -29,15 +29,28 @@ const READ: u32 = 32 * 1024;
 /// Output kept for the report; the rest is counted only.
 const MAX_OUTPUT: usize = 1 << 20;
 
+/// The longest error text taken from a guest, characters.
+const MAX_TEXT: usize = 2000;
+
 /// Why a call to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The agent answered with an error, or not at all.
-    #[error("{call}: {source}")]
-    Call {
+    /// The agent answered with an error.
+    #[error("{call}: {code}: {text}")]
+    Refused {
         /// The call.
         call: &'static str,
-        /// Status and text.
+        /// The status code's name, e.g. `NOT_FOUND`.
+        code: String,
+        /// What the agent says about it.
+        text: String,
+    },
+    /// The agent did not answer.
+    #[error("{call}: no answer: {source}")]
+    Lost {
+        /// The call.
+        call: &'static str,
+        /// What happened to the connection.
         source: ttrpc::Error,
     },
     /// The agent's boot record cannot be read.
@@ -46,7 +59,15 @@ pub enum AgentError {
 }
 
 fn failed(call: &'static str) -> impl FnOnce(ttrpc::Error) -> AgentError {
-    move |source| AgentError::Call { call, source }
+    move |error| match error {
+        // The text comes from the guest: one line, without control characters.
+        ttrpc::Error::RpcStatus(status) => AgentError::Refused {
+            call,
+            code: format!("{:?}", status.code()),
+            text: status.message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TEXT).collect(),
+        },
+        source => AgentError::Lost { call, source },
+    }
 }
 
 /// A connection to the agent of one guest.

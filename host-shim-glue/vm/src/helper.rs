@@ -39,6 +39,14 @@ impl Helper {
         Ok(Self { name: name.to_owned(), child, log, started: Instant::now() })
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// Waits until the daemon has made its socket.
     pub(crate) async fn listens(&mut self, socket: &Path) -> Result<(), VmError> {
         while !socket.exists() {

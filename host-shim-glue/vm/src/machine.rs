@@ -105,20 +105,16 @@ impl Files<'_> {
     pub(crate) fn share(&self, at: usize) -> PathBuf {
         self.0.join(format!("fs{at}.sock"))
     }
-
-    /// What the serial port said: only the kernel, when it dies early.
-    pub(crate) fn serial(&self) -> PathBuf {
-        self.0.join("serial.log")
-    }
 }
 
 /// Root ports are the functions of slots from here on, eight a slot.
 const FIRST_PORT_SLOT: usize = 0x10;
 
 impl Machine {
-    /// QEMU's arguments for this machine with its files in `folder`.
+    /// QEMU's arguments for this machine with its sockets in `folder` and the
+    /// serial port's text in `serial`.
     #[must_use]
-    pub fn arguments(&self, folder: &Path) -> Vec<OsString> {
+    pub fn arguments(&self, folder: &Path, serial: &Path) -> Vec<OsString> {
         let files = Files(folder);
         let mut line = Arguments::default();
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
@@ -149,7 +145,7 @@ impl Machine {
         line.pair("-chardev", "stdio,id=console,signal=off");
         line.pair("-device", "virtio-serial-pci");
         line.pair("-device", "virtconsole,chardev=console");
-        line.pair("-chardev", option("file,id=serial,path=", &files.serial()));
+        line.pair("-chardev", option("file,id=serial,path=", serial));
         line.pair("-serial", "chardev:serial");
         line.pair("-chardev", option("socket,id=vsock,path=", &files.vsock_backend()));
         line.pair("-device", "vhost-user-vsock-pci,chardev=vsock");
@@ -225,8 +221,11 @@ mod tests {
     }
 
     fn text(machine: &Machine) -> String {
-        let words: Vec<_> =
-            machine.arguments(Path::new("/d,x")).iter().map(|a| a.to_string_lossy().into_owned()).collect();
+        let words: Vec<_> = machine
+            .arguments(Path::new("/d,x"), Path::new("/d,x/serial.log"))
+            .iter()
+            .map(|a| a.to_string_lossy().into_owned())
+            .collect();
         words.join(" ")
     }
 

@@ -20,8 +20,12 @@ pub struct Vm {
     helpers: Vec<Helper>,
     console: Console,
     folder: PathBuf,
+    serial: PathBuf,
     started: Instant,
 }
+
+/// What the serial port said, beside the console's log: only the kernel, when it dies early.
+const SERIAL_LOG: &str = "serial.log";
 
 /// How a virtual machine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +39,7 @@ pub struct Exit {
 impl Vm {
     /// Starts the daemons, then QEMU. All files of the machine are made in
     /// `folder`, whose path must be short enough for a Unix socket; the
-    /// console's text goes to `console_log`.
+    /// console's text goes to `console_log`, the serial port's to `serial.log` beside it.
     ///
     /// # Errors
     /// A program cannot be started, or a daemon ended before it listened.
@@ -64,7 +68,8 @@ impl Vm {
         let mut command = machine.qemu.command();
         firstlight_sys::child::die_with_parent(&mut command);
         let mut command = Command::from(command);
-        command.args(machine.arguments(folder));
+        let serial = console_log.with_file_name(SERIAL_LOG);
+        command.args(machine.arguments(folder, &serial));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let errors = folder.join("qemu.log");
         let file = std::fs::File::create(&errors).map_err(|source| VmError::File { path: errors, source })?;
@@ -74,7 +79,7 @@ impl Vm {
         let mut qemu = command.spawn().map_err(spawn)?;
         let stdout = qemu.stdout.take().ok_or_else(|| spawn(io::Error::other("no standard output")))?;
         let console = Console::follow(stdout, console_log).await?;
-        Ok(Self { qemu, helpers, console, folder: folder.to_owned(), started })
+        Ok(Self { qemu, helpers, console, folder: folder.to_owned(), serial, started })
     }
 
     /// What the guest prints.
@@ -118,15 +123,17 @@ impl Vm {
         }
     }
 
-    /// The end of the console and of QEMU's errors; of the serial port where the console is empty.
+    /// The end of the console, of QEMU's and the daemons' errors; of the serial port where the console is empty.
     #[must_use]
     pub fn last_words(&self) -> String {
         let mut words = self.console.last_words();
-        let serial = Files(&self.folder).serial();
         let silent = self.console.record().is_none();
-        let files = [("QEMU", Some(self.folder.join("qemu.log"))), ("serial port", silent.then_some(serial))];
+        let mut files = vec![("QEMU", self.folder.join("qemu.log"))];
+        files.extend(self.helpers.iter().map(|helper| (helper.name(), helper.log().to_owned())));
+        if silent {
+            files.push(("serial port", self.serial.clone()));
+        }
         for (name, file) in files {
-            let Some(file) = file else { continue };
             let text = std::fs::read(&file).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             for line in text.lines().rev().take(4).collect::<Vec<_>>().into_iter().rev() {

@@ -75,6 +75,40 @@ pub(super) fn module_info(module: &[u8]) -> Result<ModuleInfo, String> {
     Ok(info)
 }
 
+/// Sections of type information, which the kernel parses on every load.
+const TYPE_SECTIONS: &[&str] = &[".BTF", ".BTF.base"];
+
+/// What ends a signed module; before it stand 12 bytes that end with the
+/// signature's length, big-endian, and before those the signature.
+const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
+
+/// Makes a module's type information invisible to the kernel, which otherwise
+/// spends most of the load on it, and takes off the signature, which no longer
+/// fits: the kernel accepts an unsigned module where it does not insist on
+/// signatures, but never one whose signature is wrong.
+pub(super) fn without_type_information(module: &mut Vec<u8>) -> Result<(), String> {
+    let headers: Vec<u64> = {
+        let elf = Elf::new(module)?;
+        TYPE_SECTIONS.iter().filter_map(|name| elf.header(name)).collect()
+    };
+    if headers.is_empty() {
+        return Ok(());
+    }
+    for header in headers {
+        let at = usize::try_from(header).map_err(|_| "a section header out of reach")?;
+        // A section without a name is found by nobody.
+        module.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>()).ok_or("a section header is cut")?.fill(0);
+    }
+    if let Some(rest) = module.strip_suffix(SIGNATURE_MARK) {
+        let length =
+            rest.last_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes)).ok_or("a signature without length")?;
+        let taken = usize::try_from(length).ok().and_then(|length| length.checked_add(12));
+        let end = taken.and_then(|taken| rest.len().checked_sub(taken)).ok_or("a signature longer than the module")?;
+        module.truncate(end);
+    }
+    Ok(())
+}
+
 struct Elf<'a>(&'a [u8]);
 
 impl<'a> Elf<'a> {
@@ -109,19 +143,27 @@ impl<'a> Elf<'a> {
         self.bytes(offset).map(u64::from_le_bytes)
     }
 
-    /// The bytes of the section `name`.
-    fn section(&self, name: &str) -> Option<&'a [u8]> {
+    /// The bytes of the section whose header is at `header`.
+    fn body(&self, header: u64) -> Option<&'a [u8]> {
+        self.slice(self.u64(header.checked_add(24)?), self.u64(header.checked_add(32)?))
+    }
+
+    /// Where the header of the section `name` is.
+    fn header(&self, name: &str) -> Option<u64> {
         let table = self.u64(40)?;
         let (size, count, names) = (self.u16(58)?, self.u16(60)?, self.u16(62)?);
         let header = |index: u16| table.checked_add(u64::from(index) * u64::from(size));
-        let body = |header: u64| self.slice(self.u64(header.checked_add(24)?), self.u64(header.checked_add(32)?));
-        let names = body(header(names)?)?;
-        (0..count).find_map(|index| {
-            let header = header(index)?;
-            let start = usize::try_from(self.u32(header)?).ok()?;
-            let found = names.get(start..)?.split(|byte| *byte == 0).next()?;
-            if found == name.as_bytes() { body(header) } else { None }
+        let names = self.body(header(names)?)?;
+        (0..count).filter_map(header).find(|header| {
+            let start = self.u32(*header).and_then(|start| usize::try_from(start).ok());
+            let found = start.and_then(|start| names.get(start..)?.split(|byte| *byte == 0).next());
+            found == Some(name.as_bytes())
         })
+    }
+
+    /// The bytes of the section `name`.
+    fn section(&self, name: &str) -> Option<&'a [u8]> {
+        self.body(self.header(name)?)
     }
 }
 
@@ -192,6 +234,31 @@ pub(super) mod tests {
         notes.extend(note(b"Xen\0", PHYS32_ENTRY, &0x0100_0000u64.to_le_bytes()));
         assert_eq!(pvh_entry(&vmlinux(&notes)), Ok(0x0100_0000));
         assert_eq!(pvh_entry(&vmlinux(&note(b"Xen\0", PHYS32_ENTRY, &5u32.to_le_bytes()))), Ok(5));
+    }
+
+    #[test]
+    fn type_information_disappears_and_the_signature_with_it() {
+        let plain = module(&["depends=a"]);
+        // The same length as ".modinfo", so that it takes its place in the table of names.
+        let mut typed = plain.clone();
+        let at = typed.windows(8).position(|window| window == b".modinfo").unwrap();
+        typed[at..at + 8].copy_from_slice(b".BTF\0\0\0\0");
+        let mut signed = typed.clone();
+        signed.extend_from_slice(b"SIGNATURE");
+        signed.extend_from_slice(&[0; 8]);
+        signed.extend_from_slice(&9u32.to_be_bytes());
+        signed.extend_from_slice(SIGNATURE_MARK);
+        assert!(Elf::new(&signed).unwrap().section(".BTF").is_some());
+        without_type_information(&mut signed).unwrap();
+        assert_eq!(signed.len(), typed.len());
+        assert!(Elf::new(&signed).unwrap().section(".BTF").is_none());
+        let mut untouched = plain.clone();
+        without_type_information(&mut untouched).unwrap();
+        assert_eq!(untouched, plain, "nothing to hide, nothing changed");
+        let mut broken = typed;
+        broken.extend_from_slice(&u32::MAX.to_be_bytes());
+        broken.extend_from_slice(SIGNATURE_MARK);
+        assert!(without_type_information(&mut broken).is_err());
     }
 
     #[test]

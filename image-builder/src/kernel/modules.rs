@@ -75,13 +75,39 @@ impl Set {
     }
 }
 
+/// What becomes of the type information (BTF) in modules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TypeInformation {
+    /// It stays, and with it the module's signature.
+    #[default]
+    Keep,
+    /// It goes, and with it the signature: BPF programs cannot name this
+    /// module's types, and loading it is several times as fast.
+    Drop,
+}
+
+impl TypeInformation {
+    fn apply(self, file: &Path, data: &mut Vec<u8>) -> Result<(), Error> {
+        match self {
+            Self::Keep => Ok(()),
+            Self::Drop => elf::without_type_information(data).map_err(|what| bad(file, what)),
+        }
+    }
+}
+
 /// Selects `wanted` modules by name from the folder `tree` of the kernel
 /// `release`, all of the files in `extra`, and everything those need.
 ///
 /// # Errors
 /// An unknown module, an unreadable file, or an extra module that was built
 /// for another kernel.
-pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[PathBuf]) -> Result<Set, Error> {
+pub fn select(
+    release: &str,
+    tree: &Path,
+    wanted: &[String],
+    extra: &[PathBuf],
+    types: TypeInformation,
+) -> Result<Set, Error> {
     let available = index(tree)?;
     let built_in = built_in(tree)?;
     let mut set = Set::default();
@@ -90,7 +116,8 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[PathBuf]) 
         wanted.iter().map(|name| (canonical(name), "the manifest".to_owned())).collect();
     for file in extra {
         let (name, path) = extra_name(file)?;
-        let data = fs::read(file).map_err(io_error("read module", file))?;
+        let mut data = fs::read(file).map_err(io_error("read module", file))?;
+        types.apply(file, &mut data)?;
         let info = inspect(file, &data)?;
         if let Some(found) = info.release.filter(|found| found != release) {
             return Err(Error::WrongKernel { file: file.clone(), release: release.to_owned(), found });
@@ -110,7 +137,8 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[PathBuf]) 
             }
             return Err(Error::NoModule { release: release.to_owned(), name, needed_by });
         };
-        let data = decompressed(file)?;
+        let mut data = decompressed(file)?;
+        types.apply(file, &mut data)?;
         let needs: Vec<String> = inspect(file, &data)?.depends.iter().map(|need| canonical(need)).collect();
         open.extend(needs.iter().map(|need| (need.clone(), name.clone())));
         let path = plain_path(file.strip_prefix(tree).unwrap_or(file));
@@ -220,7 +248,9 @@ mod tests {
     #[test]
     fn needs_are_followed_and_ordered() {
         let tree = tree();
-        let set = select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[]).unwrap();
+        let set =
+            select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[], TypeInformation::Keep)
+                .unwrap();
         assert_eq!(names(&set), ["other", "virtio_transport", "vmw_common", "vsock"]);
         assert_eq!(set.built_in.iter().collect::<Vec<_>>(), ["virtio_pci"]);
         assert_eq!(
@@ -240,24 +270,24 @@ mod tests {
         let uvm = dir.path().join("nvidia-uvm.ko");
         fs::write(&nvidia, module(&["depends=vsock", "vermagic=6.12.95 SMP"])).unwrap();
         fs::write(&uvm, module(&["depends=nvidia", "vermagic=6.12.95 SMP"])).unwrap();
-        let set = select("6.12.95", tree.path(), &[], &[uvm.clone(), nvidia.clone()]).unwrap();
+        let set = select("6.12.95", tree.path(), &[], &[uvm.clone(), nvidia.clone()], TypeInformation::Keep).unwrap();
         assert_eq!(names(&set), ["nvidia", "nvidia_uvm", "vsock"]);
         assert!(set.dependency_file().starts_with(
             "extra/nvidia-uvm.ko: extra/nvidia.ko kernel/net/vmw_vsock/vsock.ko\n\
              extra/nvidia.ko: kernel/net/vmw_vsock/vsock.ko\n"
         ));
-        let error = select("6.12.99", tree.path(), &[], &[nvidia]).unwrap_err();
+        let error = select("6.12.99", tree.path(), &[], &[nvidia], TypeInformation::Keep).unwrap_err();
         assert!(matches!(error, Error::WrongKernel { .. }), "{error}");
     }
 
     #[test]
     fn what_is_missing_is_named_with_who_wants_it() {
         let tree = tree();
-        let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[]).unwrap_err();
+        let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[], TypeInformation::Keep).unwrap_err();
         assert!(unknown.to_string().contains("nosuch (needed by the manifest)"), "{unknown}");
-        let lost = select("6.12.95", tree.path(), &["lost".into()], &[]).unwrap_err();
+        let lost = select("6.12.95", tree.path(), &["lost".into()], &[], TypeInformation::Keep).unwrap_err();
         assert!(lost.to_string().contains("nowhere (needed by lost)"), "{lost}");
-        let set = select("6.12.95", tree.path(), &["virtio-pci".into()], &[]).unwrap();
+        let set = select("6.12.95", tree.path(), &["virtio-pci".into()], &[], TypeInformation::Keep).unwrap();
         assert!(names(&set).is_empty());
     }
 
@@ -267,7 +297,7 @@ mod tests {
         let net = tree.path().join("kernel/net/vmw_vsock");
         fs::write(net.join("a.ko"), module(&["depends=b"])).unwrap();
         fs::write(net.join("b.ko"), module(&["depends=a"])).unwrap();
-        let set = select("6.12.95", tree.path(), &["a".into()], &[]).unwrap();
+        let set = select("6.12.95", tree.path(), &["a".into()], &[], TypeInformation::Keep).unwrap();
         assert_eq!(set.dependency_file().lines().count(), 2);
     }
 }

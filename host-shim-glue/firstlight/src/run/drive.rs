@@ -125,7 +125,15 @@ async fn life(agent: &Agent) -> Result<Container, AgentError> {
     Ok(Container { exit_code, stdout, stderr, denied_open: None, error: None })
 }
 
+/// How long a guest's console may be silent about its agent before it is
+/// dialled all the same.
+const SILENCE: Duration = Duration::from_secs(15);
+
 async fn first_check(vm: &Vm) -> Agent {
+    // A connection made while the guest's transport comes up can wedge
+    // vhost-device-vsock for good; the console says when there is an agent.
+    let listens = |record: &BootRecord| record.event("agent-listening").is_some();
+    let _ = timeout(SILENCE, vm.console().wait_for(listens)).await;
     loop {
         // The caller's deadline ends this loop.
         if let Ok(stream) = vm.connect(firstlight_agent_api::AGENT_PORT, Duration::from_secs(3600)).await {

@@ -1,18 +1,14 @@
 //! Containers that ask for GPUs, with a PID 1 that is played by the test.
-#![cfg(test)]
-#![forbid(unsafe_code)]
-
-mod support;
 
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::support::{Agent, obstacle, short, spec};
 use firstlight_agent_api::firstlight::GetBootRecordRequest;
 use firstlight_agent_api::firstlight_ttrpc::BootRecordClient;
 use firstlight_boot_record::{BootRecord, DriverCode, Gpu, GpuPhase};
 use firstlight_control::{FromInit, ToInit, decode, encode};
-use support::{Agent, obstacle, short, spec};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};

@@ -28,7 +28,7 @@ const SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-umount -R /sys/fs/cgroup
+umount -l /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 [ -e /var/run ] || ln -s /run /var/run
 exec "$AGENT"
@@ -211,9 +211,9 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         // The server alone: its runtime then kills the containers and ends too.
-        for pid in self.pids().first().and_then(|pid| i32::try_from(*pid).ok()).and_then(rustix::process::Pid::from_raw)
-        {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let server = self.pids().first().and_then(|pid| i32::try_from(*pid).ok());
+        if let Some(server) = server.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(server, rustix::process::Signal::KILL);
         }
         let _ = self.process.wait();
     }

@@ -16,7 +16,7 @@ use crate::{bundle, work};
 /// that waits for a device can take long, and nothing can hurry it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long the reply to DestroySandbox has to get out before an agent that works alone ends.
+/// How long the reply to DestroySandbox has to get out before this process is ended.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 /// Kills everything in a container, waits until it has ended, and takes away
@@ -98,15 +98,14 @@ impl Agent {
                 let removed = remove(&agent, &container, PATIENCE).await;
                 result = result.and(removed);
             }
-            match &agent.control {
-                Some(control) => control.say(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
-                None => {
-                    tokio::spawn(async {
-                        tokio::time::sleep(FAREWELL).await;
-                        std::process::exit(0);
-                    });
+            // PID 1 ends this process at once: the answer goes first.
+            tokio::spawn(async move {
+                tokio::time::sleep(FAREWELL).await;
+                match &agent.control {
+                    Some(control) => control.say(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
+                    None => std::process::exit(0),
                 }
-            }
+            });
             result
         })
         .await

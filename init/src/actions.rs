@@ -153,7 +153,11 @@ fn command_line(inputs: &Inputs) -> Report {
 fn load(modules: &Modules, name: &str, inputs: &Inputs) -> Result<String, String> {
     let loaded = modules.load(name, |module| inputs.params.for_module(module)).map_err(|error| error.to_string())?;
     Ok(match loaded {
-        Loaded::Module => format!("{name} loaded"),
+        Loaded::Module(took) => {
+            let parts: Vec<String> =
+                took.iter().map(|(name, us)| format!("{name} {}.{} ms", us / 1000, us % 1000 / 100)).collect();
+            format!("loaded {}", parts.join(", "))
+        }
         Loaded::BuiltIn => format!("{name} built in"),
     })
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::clock::now_us;
 use crate::root::Root;
 
 /// `MODULE_INIT_COMPRESSED_FILE`: the kernel unpacks the file itself.
@@ -63,10 +64,10 @@ fn hint(error: &io::Error, compressed: bool) -> &'static str {
 }
 
 /// What became of a module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loaded {
-    /// Loaded now, or before.
-    Module,
+    /// Loaded now, or before: it and what it needs, with µs for each.
+    Module(Vec<(String, u64)>),
     /// Part of the kernel.
     BuiltIn,
 }
@@ -137,10 +138,13 @@ impl Modules {
             }
             return Err(ModuleError::Unknown { name: name.to_owned(), index: self.folder.join("modules.dep") });
         };
+        let mut took = Vec::with_capacity(files.len());
         for file in files {
+            let begin = now_us();
             insert(stem(file), &self.folder.join(file), &params(stem(file)))?;
+            took.push((stem(file).to_owned(), now_us() - begin));
         }
-        Ok(Loaded::Module)
+        Ok(Loaded::Module(took))
     }
 }
 

@@ -48,7 +48,7 @@ pub fn all(agent: &Arc<Agent>) -> HashMap<String, Service> {
         // that nobody serves with a code that no caller expects.
         service.methods.retain(|name, _| SERVED.contains(&name.as_str()));
     }
-    services.extend(health_ttrpc::create_health(Arc::new(health::Alive)));
+    services.extend(health_ttrpc::create_health(Arc::new(health::Alive::new(Arc::clone(agent)))));
     services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));
     services
 }

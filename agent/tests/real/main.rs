@@ -7,4 +7,5 @@
 
 mod containers;
 mod gpus;
+mod limits;
 mod support;

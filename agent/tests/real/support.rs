@@ -124,7 +124,7 @@ impl Agent {
         fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
         for name in [
             "sh", "cat", "echo", "sleep", "true", "mknod", "head", "yes", "stty", "id", "env", "kill", "ls", "grep",
-            "mkdir",
+            "mkdir", "tr", "sort",
         ] {
             symlink("busybox", root.join("bin").join(name)).unwrap();
         }

@@ -1,0 +1,60 @@
+//! Limits, and what happens at them. Needs the memory controller.
+
+use std::time::Duration;
+
+use firstlight_agent_api::agent::{GetOOMEventRequest, StatsContainerRequest};
+
+use crate::support::{Agent, obstacle, short, spec};
+
+const MIB: i64 = 1 << 20;
+
+/// Keeps more than the limit of what it reads.
+const HUNGRY: &str = "head -c 99999999 /dev/zero | tail -c 99999999";
+
+#[test]
+fn every_kill_for_want_of_memory_is_told() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let agent = Agent::start().await;
+        let controllers = std::fs::read_to_string(agent.inside("/sys/fs/cgroup/cgroup.controllers")).unwrap();
+        if !controllers.contains("memory") {
+            eprintln!("skipped: cgroup v2 has no memory controller here: {controllers}");
+            return;
+        }
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut limited = spec(&root, "sleep 1000");
+        let memory =
+            limited.Linux.mut_or_insert_default().Resources.mut_or_insert_default().Memory.mut_or_insert_default();
+        memory.Limit = 24 * MIB;
+        agent.create(limited, "c1").await.unwrap();
+        agent.begin("c1").await;
+        let next = || async {
+            let asked = agent.calls.get_oom_event(short(), &GetOOMEventRequest::new()).await;
+            asked.map(|event| event.container_id)
+        };
+        for round in 0..2 {
+            // A further process that keeps what it reads; the container itself lives on.
+            let (_, code) = agent.shell("c1", &format!("e{round}"), HUNGRY).await;
+            assert_ne!(code, 0);
+            assert_eq!(next().await.unwrap(), "c1");
+        }
+        // One that waits already is told as well.
+        let hungry = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            agent.shell("c1", "e9", HUNGRY).await
+        };
+        let (event, _) = tokio::join!(next(), hungry);
+        assert_eq!(event.unwrap(), "c1");
+
+        let request = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
+        let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
+        let memory = stats.memory_stats.usage.clone().unwrap();
+        assert_eq!(i64::try_from(memory.limit).unwrap(), 24 * MIB);
+        assert!(memory.usage > 0 && stats.cpu_stats.cpu_usage.total_usage > 0);
+        agent.remove("c1").await.unwrap();
+    });
+}

@@ -23,7 +23,13 @@ const SANDBOX: &str = "firstlight-sandbox";
 const RETRY: Duration = Duration::from_millis(5);
 
 /// One Check may take this long before the connection is tried anew.
-const CHECK: Duration = Duration::from_secs(5);
+const CHECK: Duration = Duration::from_secs(2);
+
+/// Between two Checks while something else is waited for, as a shim does it.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// Checks without an answer after which the agent is taken for dead.
+const MISSED: u32 = 8;
 
 /// Boots the guest, runs the container, powers off. `say` gets one line per
 /// step, for whoever watches.
@@ -108,12 +114,33 @@ async fn with_container(
     let patience = run.deadlines.create + run.deadlines.call;
     let deadline = run.deadlines.create;
     let created = step(vm, "create the container", patience, async |_: &Vm| {
-        agent.create_container(CONTAINER, spec, deadline).await
+        while_alive(agent, agent.create_container(CONTAINER, spec, deadline)).await
     });
     if let Err(error) = created.await? {
         return Ok(Err(error));
     }
-    step(vm, "run the container", run.deadlines.container, async |_: &Vm| life(agent).await).await
+    let limit = run.deadlines.container;
+    step(vm, "run the container", limit, async |_: &Vm| while_alive(agent, life(agent)).await).await
+}
+
+/// Waits for `work` as long as the agent answers Checks.
+async fn while_alive<T>(agent: &Agent, work: impl Future<Output = Result<T, AgentError>>) -> Result<T, AgentError> {
+    let heart = agent.clone().with_patience(HEARTBEAT);
+    let stopped = async {
+        let mut missed = 0;
+        loop {
+            sleep(HEARTBEAT).await;
+            match heart.check().await {
+                Ok(()) => missed = 0,
+                Err(error) if missed == MISSED => return error,
+                Err(_) => missed += 1,
+            }
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        error = stopped => Err(error),
+    }
 }
 
 async fn life(agent: &Agent) -> Result<Container, AgentError> {

@@ -45,6 +45,18 @@ pub enum Action {
     BootDone,
 }
 
+impl Action {
+    /// Whether the processor has better things to do: nobody waits for these,
+    /// while the host is waiting for the agent's first answer.
+    #[must_use]
+    pub fn yields(self) -> bool {
+        matches!(
+            self,
+            Self::ContainerModules | Self::Cgroup2 | Self::Sysctl | Self::Loopback | Self::LaterMounts | Self::Lockdown
+        )
+    }
+}
+
 const fn seconds(count: u64) -> Option<Duration> {
     Some(Duration::from_secs(count))
 }

@@ -32,6 +32,24 @@ const MAX_OUTPUT: usize = 1 << 20;
 /// The longest error text taken from a guest, characters.
 const MAX_TEXT: usize = 2000;
 
+/// What a shim asks to have mounted for every sandbox: the shared folder and `/dev/shm`.
+#[must_use]
+pub fn sandbox_storages() -> Vec<Storage> {
+    let storage = |driver: &str, source: &str, fstype: &str, options: &[&str], mount_point: &str| Storage {
+        driver: driver.into(),
+        source: source.into(),
+        fstype: fstype.into(),
+        options: options.iter().map(ToString::to_string).collect(),
+        mount_point: mount_point.into(),
+        ..Storage::default()
+    };
+    let shm = ["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"];
+    vec![
+        storage("virtio-fs", SHARED_TAG, "virtiofs", &["nodev"], SHARED),
+        storage("ephemeral", "shm", "tmpfs", &shm, "/run/kata-containers/sandbox/shm"),
+    ]
+}
+
 /// Why a call to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -142,22 +160,18 @@ impl Agent {
     /// # Errors
     /// The agent refused, or a storage cannot be mounted.
     pub async fn create_sandbox(&self, id: &str) -> Result<(), AgentError> {
-        let storage = |driver: &str, source: &str, fstype: &str, options: &[&str], mount_point: &str| Storage {
-            driver: driver.into(),
-            source: source.into(),
-            fstype: fstype.into(),
-            options: options.iter().map(ToString::to_string).collect(),
-            mount_point: mount_point.into(),
-            ..Storage::default()
-        };
-        let shm = ["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"];
+        self.create_sandbox_with(id, sandbox_storages()).await
+    }
+
+    /// Begins the sandbox with these storages; then its details.
+    ///
+    /// # Errors
+    /// The agent refused, or a storage cannot be mounted.
+    pub async fn create_sandbox_with(&self, id: &str, storages: Vec<Storage>) -> Result<(), AgentError> {
         let request = CreateSandboxRequest {
             hostname: id.chars().take(64).collect(),
             sandbox_id: id.into(),
-            storages: vec![
-                storage("virtio-fs", SHARED_TAG, "virtiofs", &["nodev"], SHARED),
-                storage("ephemeral", "shm", "tmpfs", &shm, "/run/kata-containers/sandbox/shm"),
-            ],
+            storages,
             ..CreateSandboxRequest::default()
         };
         self.agent.create_sandbox(self.context(), &request).await.map_err(failed("CreateSandbox"))?;

@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use firstlight_boot_record::{Outcome, State};
 use firstlight_sys::signals::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::nice;
 
 use crate::actions::{self, Inputs, Product, Report};
 use crate::clock::{ms, now_us};
@@ -32,6 +33,9 @@ use crate::units::{Action, PLAN};
 
 /// Stack of a unit's thread. Address space, not memory: only what is touched counts.
 const STACK: usize = 128 << 10;
+
+/// Niceness of units that nobody waits for.
+const NICE: i32 = 10;
 
 /// Records of the kernel log that are read before others have their turn.
 const LOG_TURN: usize = 64;
@@ -268,7 +272,13 @@ impl Supervisor {
         let Some(action) = self.action(unit) else { return };
         let (inputs, outbox) = (self.inputs(), self.outbox.clone());
         let thread = std::thread::Builder::new().name(self.name(unit)).stack_size(STACK);
-        let spawned = thread.spawn(move || outbox.send(Message::Unit(unit, actions::run(action, &inputs))));
+        let spawned = thread.spawn(move || {
+            if action.yields() {
+                // On Linux the niceness is the thread's own.
+                let _ = nice(NICE);
+            }
+            outbox.send(Message::Unit(unit, actions::run(action, &inputs)));
+        });
         if let Err(error) = spawned {
             self.feed(Event::Ended(unit, End::Failed(format!("cannot start a thread: {error}; is memory short?"))));
         }

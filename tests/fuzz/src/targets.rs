@@ -6,6 +6,7 @@ use firstlight_boot_record::{Assembler, BootRecord};
 use firstlight_cdi::{DeviceName, Spec};
 use firstlight_cmdline::CommandLine;
 use firstlight_control::{FromInit, ToInit};
+use protobuf::Message as _;
 
 /// A reader of untrusted bytes and inputs that it likes.
 pub(crate) struct Target {
@@ -73,6 +74,46 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "cdi-name",
         seeds: &[b"nvidia.com/gpu=0", b"nvidia.com/gpu=0000:01:00.0"],
         read: |bytes| drop(text(bytes).parse::<DeviceName>()),
+    },
+    Target {
+        name: "shim-oci-spec",
+        // Version, process (terminal, args, environment, folder, a capability), root, a namespace, propagation.
+        seeds: &[
+            b"\x0a\x031.0\x12\x1d\x08\x01\x22\x02ls\x2a\x03A=b\x32\x01/\x3a\x0d\x0a\x0bCAP_NET_RAW\x1a\x04\x0a\x02/x\x42\x10\x32\x05\x0a\x03pid\x4a\x07rshared",
+        ],
+        read: |bytes| {
+            if let Ok(message) = firstlight_agent_api::oci::Spec::parse_from_bytes(bytes) {
+                let _ = firstlight_agent::convert::spec(&message);
+            }
+        },
+    },
+    Target {
+        name: "kernel-log",
+        seeds: &[
+            b"6,812,2198765,-;Run /init as init process\n",
+            b"3,900,3198765,-;NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:894)\n",
+        ],
+        read: |bytes| {
+            let mut log = firstlight_init::kmsg::Log::default();
+            text(bytes).lines().for_each(|line| log.feed(line));
+            let _ = log.milestones().len();
+        },
+    },
+    Target {
+        name: "init-parameters",
+        seeds: &[b"firstlight.attach=serial firstlight.attach-deadline=1500ms firstlight.on-failure=hold nvidia.NVreg_X=1 firstlight.atach=1"],
+        read: |bytes| {
+            let params = firstlight_init::params::Params::from_command_line(&CommandLine::parse(&text(bytes)));
+            let _ = params.for_module("nvidia");
+        },
+    },
+    Target {
+        name: "image-manifest",
+        seeds: &[firstlight_image_builder::manifest::LAB.as_bytes()],
+        read: |bytes| {
+            let variables = firstlight_image_builder::manifest::Variables::new();
+            let _ = firstlight_image_builder::manifest::Manifest::parse(&text(bytes), Path::new("x"), &variables);
+        },
     },
     Target {
         name: "oci-index",

@@ -179,16 +179,17 @@ pub(crate) fn winsize(size: &firstlight_agent_api::oci::Box) -> Option<Winsize> 
     Some(Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
-/// `pivot_root` cannot leave the kernel's first root file system.
+/// `pivot_root` cannot leave a mount that has no parent, as the kernel's first
+/// root is one. PID 1 puts the guest's root on top of that.
 fn root_is_initramfs() -> bool {
-    std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| initramfs(&table))
+    std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table))
 }
 
-/// Whether the topmost mount of `/` is of the type that only the first root has.
-fn initramfs(mountinfo: &str) -> bool {
-    let mut roots = mountinfo.lines().filter(|line| line.split(' ').nth(4) == Some("/"));
-    let last = roots.next_back().and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
-    last == Some("rootfs")
+/// Whether the topmost mount of `/` is its own parent.
+fn without_parent(mountinfo: &str) -> bool {
+    let fields = |line: &str| line.split(' ').take(5).map(str::to_owned).collect::<Vec<_>>();
+    let top = mountinfo.lines().map(fields).rfind(|fields| fields.get(4).is_some_and(|target| target == "/"));
+    top.is_some_and(|fields| fields[0] == fields[1])
 }
 
 #[cfg(test)]
@@ -208,10 +209,11 @@ mod tests {
 
     #[test]
     fn the_kernels_first_root_is_recognised() {
-        assert!(initramfs("1 1 0:1 / / rw - rootfs rootfs rw\n22 1 0:2 / /proc rw - proc proc rw\n"));
-        assert!(!initramfs("1 1 0:1 / / rw - rootfs rootfs rw\n30 1 0:9 / / rw - tmpfs tmpfs rw\n"));
-        assert!(!initramfs("24 1 254:0 / / ro shared:1 - erofs /dev/vda ro\n"));
-        assert!(!initramfs(""));
+        assert!(without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n22 1 0:2 / /proc rw - proc proc rw\n"));
+        assert!(!without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n30 1 0:9 / / rw - tmpfs tmpfs rw\n"));
+        assert!(!without_parent("29 1 0:2 / / rw,relatime - rootfs none rw\n31 29 0:20 / /proc rw - proc proc rw\n"));
+        assert!(!without_parent("24 1 254:0 / / ro shared:1 - erofs /dev/vda ro\n"));
+        assert!(!without_parent(""));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(sizes);
     }
     // Prepared once here, so that no test's time contains a download.
-    Lab::prepare(args.yes)?;
+    Lab::prepare(args.yes)?.agent_tests()?;
     cargo(&["test", "--locked", "--package", "firstlight-e2e", "--", "--test-threads=1"])?;
     Ok(ExitCode::SUCCESS)
 }

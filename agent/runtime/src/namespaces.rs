@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use firstlight_sys::fork::{Side, fork, new_ipc_and_uts};
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::Failure;
@@ -20,7 +21,11 @@ pub(crate) fn keep(folder: &Path, hostname: &str, words: &LastWords) -> Result<(
     };
     fs::create_dir_all(folder).map_err(|error| wrong("cannot make the folder", &error))?;
     for kind in KEPT {
-        File::create(folder.join(kind)).map_err(|error| wrong("cannot make a file", &error))?;
+        let file = folder.join(kind);
+        // An agent that died left its sandbox's namespaces here; a file that is
+        // no mount point says EINVAL, one that is not there ENOENT.
+        let _ = unmount(&file, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        File::create(&file).map_err(|error| wrong("cannot make a file", &error))?;
     }
     match fork().map_err(|error| wrong("cannot fork", &error))? {
         Side::Child => std::process::exit(i32::from(make(folder, hostname).is_err())),

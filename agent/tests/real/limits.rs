@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use firstlight_agent_api::agent::{GetOOMEventRequest, StatsContainerRequest};
 
-use crate::support::{Agent, obstacle, short, spec};
+use crate::support::{Agent, short, spec, with_containers};
 
 const MIB: i64 = 1 << 20;
 
@@ -13,17 +13,10 @@ const HUNGRY: &str = "head -c 99999999 /dev/zero | tail -c 99999999";
 
 #[test]
 fn every_kill_for_want_of_memory_is_told() {
-    if let Some(why) = obstacle() {
-        eprintln!("skipped: {why}");
-        return;
-    }
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    with_containers(async || {
         let agent = Agent::start().await;
         let controllers = std::fs::read_to_string(agent.inside("/sys/fs/cgroup/cgroup.controllers")).unwrap();
-        if !controllers.contains("memory") {
-            eprintln!("skipped: cgroup v2 has no memory controller here: {controllers}");
-            return;
-        }
+        assert!(controllers.contains("memory"), "cgroup v2 has no memory controller here: {controllers}");
         agent.sandbox().await;
         let root = agent.root("c1");
         let mut limited = spec(&root, "sleep 1000");

@@ -1,7 +1,8 @@
 //! The agent's program with real containers.
 //!
 //! Needs root, cgroup v2, a static busybox, and the right to raise the limit of
-//! locked memory; a test says what is missing and does nothing without it.
+//! locked memory; without them every test fails and says what is missing. The
+//! scenario `agent_in_guest` of tests/e2e runs these tests in a guest.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 

@@ -20,9 +20,6 @@ use ttrpc::context::{Context, with_duration};
 /// What libcontainer raises the limit of locked memory to for its device filter.
 const MEMLOCK: u64 = 128 << 20;
 
-/// Set to run the tests although the limit of locked memory cannot be raised.
-const ANYWAY: &str = "FIRSTLIGHT_TEST_CONTAINERS";
-
 /// Prepares the namespace and becomes the agent.
 const SCRIPT: &str = r#"
 set -e
@@ -34,24 +31,23 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec "$AGENT"
 "#;
 
-/// Why containers cannot be run here; `None` if they can.
-pub(crate) fn obstacle() -> Option<String> {
-    if std::env::var_os(ANYWAY).is_some() {
-        return None;
-    }
-    if !rustix::process::geteuid().is_root() {
-        return Some("not root".to_owned());
-    }
-    if !Path::new("/bin/busybox").exists() {
-        return Some("no /bin/busybox (static)".to_owned());
-    }
+/// Runs a test where containers can be run; fails it, with the reason, where they cannot.
+pub(crate) fn with_containers(test: impl AsyncFnOnce()) {
+    assert_containers_can_run();
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+}
+
+fn assert_containers_can_run() {
+    assert!(rustix::process::geteuid().is_root(), "containers cannot be run here: not root");
+    assert!(Path::new("/bin/busybox").exists(), "containers cannot be run here: no /bin/busybox (static)");
     let resource = rustix::process::Resource::Memlock;
     let now = rustix::process::getrlimit(resource);
     let wanted = rustix::process::Rlimit { current: now.current, maximum: Some(MEMLOCK) };
-    if now.maximum.is_some_and(|hard| hard < MEMLOCK) && rustix::process::setrlimit(resource, wanted).is_err() {
-        return Some("the limit of locked memory cannot be raised (CAP_SYS_RESOURCE)".to_owned());
-    }
-    None
+    let enough = now.maximum.is_none_or(|hard| hard >= MEMLOCK);
+    assert!(
+        enough || rustix::process::setrlimit(resource, wanted).is_ok(),
+        "containers cannot be run here: the limit of locked memory cannot be raised (CAP_SYS_RESOURCE)"
+    );
 }
 
 /// A running agent, with clients.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use firstlight::run::{Deadlines, Report, Run, RunError, run};
 use firstlight_boot_record::{BootRecord, Gpu};
 use firstlight_lab::{Guest, Lab};
+use firstlight_vm::Vm;
 
 /// The lab, prepared once for all scenarios of a program.
 ///
@@ -104,6 +105,26 @@ impl Scenario {
         let result = runtime.block_on(run(&plan, &mut |line| println!("  {line}")));
         let console = std::fs::read(&console_log).unwrap_or_default();
         (result, String::from_utf8_lossy(&console).into_owned())
+    }
+
+    /// Boots the guest without a container and watches it; returns all that it
+    /// printed.
+    ///
+    /// # Panics
+    /// The machine does not start.
+    pub fn watched(&self, watch: impl AsyncFnOnce(&mut Vm)) -> String {
+        let prepared = lab().guest(&self.guest).expect("synthetic GPUs start");
+        let folder = tempfile::tempdir().expect("a folder for the machine");
+        let console_log = folder.path().join("console.log");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");
+        runtime.block_on(async {
+            let vm = Vm::start(&prepared.machine, folder.path(), &console_log).await;
+            let mut vm = vm.expect("the machine starts");
+            watch(&mut vm).await;
+            vm.stop().await;
+        });
+        let console = std::fs::read(&console_log).unwrap_or_default();
+        String::from_utf8_lossy(&console).into_owned()
     }
 }
 

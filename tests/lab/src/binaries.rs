@@ -25,6 +25,9 @@ pub enum BuildError {
     /// cargo said no.
     #[error("build: `cargo {0}` failed, see above")]
     Failed(String),
+    /// cargo said yes and told of no such program.
+    #[error("build: `cargo {0}` told of no program {1}")]
+    Untold(String, &'static str),
     /// cargo said yes and the file is not there.
     #[error("build: cargo made no {0}")]
     Missing(PathBuf),
@@ -42,13 +45,18 @@ pub struct Binaries {
 }
 
 fn cargo(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), BuildError> {
+    cargo_says(workspace, arguments, environment).map(drop)
+}
+
+/// Runs cargo; what it writes to its standard output is returned, as a test's
+/// own is not the place for it.
+fn cargo_says(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Vec<u8>, BuildError> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.current_dir(workspace).args(arguments).envs(environment.iter().copied());
-    // A test's standard output is not the place for cargo's.
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let status = command.status().map_err(BuildError::Spawn)?;
-    if status.success() { Ok(()) } else { Err(BuildError::Failed(arguments.join(" "))) }
+    command.stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = command.output().map_err(BuildError::Spawn)?;
+    if output.status.success() { Ok(output.stdout) } else { Err(BuildError::Failed(arguments.join(" "))) }
 }
 
 fn existing(path: PathBuf) -> Result<PathBuf, BuildError> {
@@ -78,6 +86,68 @@ impl Binaries {
     }
 }
 
+/// The agent's tests with real containers, to be run in a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentTests {
+    /// The test program, static.
+    pub program: PathBuf,
+    /// Where the test program looks for the agent.
+    pub agent: PathBuf,
+}
+
+/// Not the profile `guest`: cargo builds the agent beside its tests, with the
+/// features of both, and would put it where the one that is shipped is.
+const AGENT_TESTS: &[&str] = &[
+    "test",
+    "--quiet",
+    "--locked",
+    "--package",
+    "firstlight-agent",
+    "--features",
+    "real",
+    "--test",
+    "real",
+    "--target",
+    TARGET,
+    "--no-run",
+    "--message-format=json-render-diagnostics",
+];
+
+impl AgentTests {
+    /// Builds what has changed.
+    ///
+    /// # Errors
+    /// cargo cannot be started or fails; its messages are on standard error.
+    pub fn build(workspace: &Path) -> Result<Self, BuildError> {
+        let messages = cargo_says(workspace, AGENT_TESTS, GUEST_ENVIRONMENT)?;
+        let told = |kind, name| {
+            let path = executable(&messages, kind, name);
+            path.ok_or_else(|| BuildError::Untold(AGENT_TESTS.join(" "), name)).and_then(existing)
+        };
+        Ok(Self { program: told("test", "real")?, agent: told("bin", "firstlight-agent")? })
+    }
+}
+
+/// One of cargo's messages, a line of JSON each; most are about other things.
+#[derive(serde::Deserialize)]
+struct Message {
+    target: Target,
+    executable: PathBuf,
+}
+
+#[derive(serde::Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    name: String,
+}
+
+/// The program that cargo's messages tell of.
+fn executable(messages: &[u8], kind: &str, name: &str) -> Option<PathBuf> {
+    let mut told = messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+    let is_it = |message: &Message| message.target.name == name && message.target.kind.iter().any(|it| it == kind);
+    told.find(is_it).map(|message| message.executable)
+}
+
 /// The workspace's root, from any of its packages.
 #[must_use]
 pub fn workspace() -> PathBuf {
@@ -89,4 +159,22 @@ pub fn workspace() -> PathBuf {
 #[must_use]
 pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_program_among_cargos_messages() {
+        let messages = br#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"real"},"executable":null}
+not json
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"firstlight-agent"},"executable":"/t/firstlight-agent"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"real"},"executable":"/t/deps/real-1"}
+{"reason":"build-finished","success":true}
+"#;
+        assert_eq!(executable(messages, "test", "real"), Some("/t/deps/real-1".into()));
+        assert_eq!(executable(messages, "bin", "firstlight-agent"), Some("/t/firstlight-agent".into()));
+        assert_eq!(executable(messages, "bin", "real"), None);
+    }
 }

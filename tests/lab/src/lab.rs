@@ -7,7 +7,7 @@ use firstlight_image_builder::cache;
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::Progress;
 
-use crate::binaries::{Binaries, BuildError, workspace};
+use crate::binaries::{AgentTests, Binaries, BuildError, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::{StandIn, Toolbox, host_packages, stand_in, toolbox};
 
@@ -94,8 +94,24 @@ impl Lab {
     /// # Errors
     /// The manifest is wrong, or a file it names is not there.
     pub fn variant(&self, name: &str) -> Result<Image, LabError> {
+        self.variant_with(name, &[])
+    }
+
+    /// Builds the guest image that runs the agent's tests with real containers
+    /// in the agent's place, and those tests.
+    ///
+    /// # Errors
+    /// The tests do not build, or the image does not.
+    pub fn agent_tests(&self) -> Result<Image, LabError> {
+        progress().say("building the agent's tests");
+        let tests = AgentTests::build(&workspace())?;
+        self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
+    }
+
+    fn variant_with(&self, name: &str, more: &[(&str, &Path)]) -> Result<Image, LabError> {
         let manifest = workspace().join("tests/lab/manifests").join(format!("{name}.toml"));
-        let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
+        let mut variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
+        variables.extend(more.iter().map(|(name, path)| ((*name).to_owned(), path.display().to_string())));
         let out = output().join(format!("image-{name}"));
         Ok(build::build(&manifest, &variables, &out, &self.cache, Progress::quiet())?)
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use firstlight::agent::Agent;
+use firstlight::agent::{Agent, sandbox_storages};
 use firstlight_boot_record::BootRecord;
 use firstlight_e2e::{Scenario, lab};
 use firstlight_vm::Vm;
 use tokio::time::timeout;
 
-/// A guest whose agent kills itself once, one second after its start.
+/// A guest whose agent kills itself once, three seconds after its start.
 fn mortal() -> Scenario {
     let image = lab().variant("mortal-agent").unwrap();
     let mut scenario = Scenario::gpus(0);
@@ -16,23 +16,14 @@ fn mortal() -> Scenario {
     scenario
 }
 
-/// Boots the guest without a container and watches it.
-fn watched(scenario: &Scenario, watch: impl AsyncFnOnce(&mut Vm)) {
-    let prepared = lab().guest(&scenario.guest).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let console = folder.path().join("console.log");
-        let mut vm = Vm::start(&prepared.machine, folder.path(), &console).await.unwrap();
-        watch(&mut vm).await;
-        vm.stop().await;
-    });
-}
-
 #[test]
 fn killed_agent_is_restarted_and_serves_again() {
-    watched(&mortal(), async |vm| {
+    mortal().watched(async |vm| {
         let console = vm.console().clone();
+        let listens = |record: &BootRecord| record.event("agent-listening").is_some();
+        assert!(console.wait_for(listens).await, "it listened once:\n{}", vm.last_words());
+        // A sandbox that the first agent leaves behind.
+        begin(vm).await;
         let twice =
             |record: &BootRecord| record.events.iter().filter(|event| event.what == "agent-listening").count() == 2;
         let again = timeout(Duration::from_secs(60), console.wait_for(twice)).await;
@@ -42,15 +33,23 @@ fn killed_agent_is_restarted_and_serves_again() {
         assert!(exited.detail.contains("signal 9"), "{exited:?}");
         let restarted = record.event("agent-restarted").expect("an event for the restart");
         assert!(exited.at_us <= restarted.at_us, "{:?}", record.events);
-        let stream = vm.connect(1024, Duration::from_secs(30)).await.unwrap();
-        Agent::new(stream, Duration::from_secs(10)).check().await.unwrap();
+        begin(vm).await;
     });
+}
+
+/// What a shim does first: a Check, and a sandbox, here without a shared folder.
+async fn begin(vm: &Vm) {
+    let stream = vm.connect(1024, Duration::from_secs(30)).await.unwrap();
+    let agent = Agent::new(stream, Duration::from_secs(20));
+    agent.check().await.unwrap();
+    let storages = sandbox_storages().into_iter().filter(|storage| storage.driver != "virtio-fs").collect();
+    agent.create_sandbox_with("sandbox", storages).await.unwrap();
 }
 
 #[test]
 fn killed_agent_powers_the_guest_off_where_policy_says_so() {
     let scenario = mortal().parameter("firstlight.agent-restart=poweroff");
-    watched(&scenario, async |vm| {
+    scenario.watched(async |vm| {
         let exit = timeout(Duration::from_secs(60), vm.wait()).await.expect("the guest powers off").unwrap();
         let record = vm.console().record().unwrap();
         assert!(record.event("agent-exited").is_some(), "{:?}", record.events);

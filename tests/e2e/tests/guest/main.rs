@@ -2,6 +2,7 @@
 //! synthetic GPUs with the stand-in driver, real containers.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
 
+mod agent_in_guest;
 mod agent_life;
 mod command;
 mod containers;

@@ -39,9 +39,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // One line per cause; a backtrace helps nobody who typed a command.
+    // Causes, but no backtrace: that helps nobody who typed a command.
     do_it().unwrap_or_else(|error| {
-        eprintln!("xtask: {error:#}");
+        eprintln!("xtask: {}", firstlight::explain(error.as_ref()));
         ExitCode::FAILURE
     })
 }

@@ -151,9 +151,9 @@ fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCod
 }
 
 fn main() -> ExitCode {
-    // One line per cause; a backtrace helps nobody who typed a command.
+    // Causes, but no backtrace: that helps nobody who typed a command.
     do_it().unwrap_or_else(|error| {
-        eprintln!("firstlight: {error:#}");
+        eprintln!("firstlight: {}", firstlight::explain(error.as_ref()));
         ExitCode::FAILURE
     })
 }

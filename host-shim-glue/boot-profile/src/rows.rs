@@ -38,8 +38,9 @@ pub struct Row {
 
 fn unit(unit: &Unit) -> Row {
     let look = match unit.outcome {
+        // A daemon that is ready and has not ended serves on.
+        Outcome::Ok | Outcome::Running if unit.ready_us.is_some() && unit.end_us.is_none() => Look::Serving,
         Outcome::Ok => Look::Good,
-        Outcome::Running if unit.ready_us.is_some() => Look::Serving,
         Outcome::Failed | Outcome::TimedOut => Look::Bad,
         Outcome::Pending | Outcome::Running | Outcome::Skipped => Look::Missing,
     };

@@ -137,7 +137,10 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         name: "modules-nvidia",
         per: None,
         needs: &["mode"],
-        after: &[],
+        // The driver's load keeps processors and buses busy for tens of
+        // milliseconds; the agent's first answer must not depend on how many
+        // GPUs there are, and an attach takes seconds.
+        after: &["agent"],
         deadline: seconds(120),
         severity: Degraded,
         action: Action::NvidiaModules,

@@ -103,6 +103,10 @@ fn failed(gpu: &Gpu, code: Code) -> Error {
 
 /// A GPU's state in one line: address, step, time, attempts, the driver's code and last words.
 fn describe(gpu: &Gpu, now_us: u64) -> String {
+    // PID 1's own sentence about a GPU that it gave up has all of that.
+    if gpu.phase != GpuPhase::Attaching && gpu.detail.contains(&gpu.pci.to_string()) {
+        return format!("GPU {}: {}", gpu.index, gpu.detail);
+    }
     let step = if gpu.step.is_empty() { "-" } else { &gpu.step };
     let mut text = format!("GPU {} (index {}) is {} in step {step}", gpu.pci, gpu.index, gpu.phase.word());
     if let Some(start) = gpu.start_us {
@@ -198,6 +202,13 @@ pub(super) mod tests {
         let name = [Which::Name("GPU-1".into())];
         assert!(matches!(decide(&view(&[Ready, Attaching]), &name), Decision::Wait(_)));
         assert_eq!(decide(&view(&[Ready, Failed]), &name), Decision::Ready(vec![]));
+    }
+
+    #[test]
+    fn a_sentence_of_pid_1_is_not_said_twice() {
+        let mut gpu = gpu(0, GpuPhase::Failed);
+        gpu.detail = format!("{}: attach failed in wait-open-complete after 3 ms", gpu.pci);
+        assert_eq!(describe(&gpu, 0), format!("GPU 0: {}", gpu.detail));
     }
 
     proptest! {

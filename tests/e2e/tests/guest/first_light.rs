@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use firstlight_boot_record::{GpuPhase, Outcome, State};
+use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, State};
 use firstlight_e2e::Scenario;
 use firstlight_lab::Guest;
+use tokio::time::timeout;
 
 #[test]
 fn container_gets_its_gpus_and_is_refused_the_others() {
@@ -44,7 +45,7 @@ fn container_gets_its_gpus_and_is_refused_the_others() {
 }
 
 #[test]
-fn record_names_every_unit_with_its_times_and_what_is_resident() {
+fn record_names_every_unit_with_its_times() {
     let report = Scenario::gpus(2).request(&["all"]).go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.state, State::PoweringOff);
@@ -68,11 +69,21 @@ fn record_names_every_unit_with_its_times_and_what_is_resident() {
     }
     assert!(record.kernel.milestones.iter().any(|milestone| milestone.name == "init-exec"), "{:?}", record.kernel);
     assert!(record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Ready && gpu.attempts == 1));
+}
 
-    // SPECIFICATION: resident memory.
+#[test]
+fn idle_guest_is_small() {
+    let mut record = None;
+    Scenario::gpus(2).watched(async |vm| {
+        let told = |record: &BootRecord| record.events.iter().filter(|event| event.what == "resident").count() >= 3;
+        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
+        assert!(seen.is_ok_and(|seen| seen), "{}", vm.last_words());
+        record = vm.console().record();
+    });
+    let record = record.unwrap();
     let kib = |process: &str| {
-        let text = report.resident().find(|(name, _)| *name == process).unwrap_or_else(|| panic!("no {process}")).1;
-        text.trim_end_matches(" KiB").parse::<u64>().unwrap()
+        let event = record.events.iter().find(|event| event.what == "resident" && event.object == process);
+        event.unwrap().detail.trim_end_matches(" KiB").parse::<u64>().unwrap()
     };
     assert!(kib("init") <= 3 * 1024, "init: {} KiB", kib("init"));
     assert!(kib("agent") <= 5 * 1024, "agent: {} KiB", kib("agent"));

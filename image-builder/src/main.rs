@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use firstlight_image_builder::cpio::{Entry, Reader, file_type};
+use firstlight_image_builder::kernel::{Kernel, Source};
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::{Progress, megabytes, seconds};
 use firstlight_image_builder::{build, cache};
@@ -43,10 +44,33 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Kernels of our own.
+    Kernel {
+        #[command(subcommand)]
+        command: KernelCommand,
+    },
     /// List what is in an initial RAM file system.
     Ls {
         /// The archive.
         image: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum KernelCommand {
+    /// Build a kernel from Debian's source and fragments of configuration.
+    Build {
+        /// The recipe, such as kernel-configs/lab.toml.
+        recipe: PathBuf,
+        /// Folder for vmlinux and config.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Folder for sources and built kernels [default: as for build].
+        #[arg(long, value_name = "DIR")]
+        cache: Option<PathBuf>,
+        /// Print what is known of the kernel as JSON instead of a summary.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -74,6 +98,10 @@ fn run() -> Result<()> {
             let cache = cache.map_or_else(cache::root, Ok)?;
             run_build(&manifest, &out, &cache, &set.into_iter().collect(), json)
         }
+        Command::Kernel { command: KernelCommand::Build { recipe, out, cache, json } } => {
+            let cache = cache.map_or_else(cache::root, Ok)?;
+            run_kernel_build(&recipe, out.as_deref(), &cache, json)
+        }
         Command::Ls { image } => list(&image).with_context(|| format!("cannot list {}", image.display())),
     }
 }
@@ -93,6 +121,32 @@ fn run_build(manifest: &Path, out: &Path, cache: &Path, variables: &Variables, j
         writeln!(stdout, "  {:>8}  {}", megabytes(bytes.size), out.join(name).display())?;
     }
     writeln!(stdout, "  built in {}", seconds(started.elapsed()))?;
+    Ok(())
+}
+
+fn run_kernel_build(recipe: &Path, out: Option<&Path>, cache: &Path, json: bool) -> Result<()> {
+    let kernel = Kernel::prepare(cache, &Source::Recipe(recipe.to_owned()), Progress::stderr("image-builder"))?;
+    let mut files = vec![kernel.vmlinux(), kernel.config()];
+    if let Some(out) = out {
+        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        for file in &mut files {
+            let to = out.join(file.file_name().unwrap_or_default());
+            std::fs::copy(&*file, &to).with_context(|| format!("cannot write {}", to.display()))?;
+            *file = to;
+        }
+    }
+    let mut stdout = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut stdout, &kernel.facts)?;
+        writeln!(stdout)?;
+        return Ok(());
+    }
+    let facts = &kernel.facts;
+    writeln!(stdout, "kernel {} from {} {} ({})", facts.release, facts.package, facts.version, facts.suite)?;
+    for file in files {
+        let size = std::fs::metadata(&file).map_or(0, |data| data.len());
+        writeln!(stdout, "  {:>8}  {}", megabytes(size), file.display())?;
+    }
     Ok(())
 }
 

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::kernel;
+
 /// The manifest of the lab's image, which is also the worked example.
 pub const LAB: &str = include_str!("../manifests/lab.toml");
 
@@ -15,7 +17,7 @@ pub const LAB: &str = include_str!("../manifests/lab.toml");
 ///
 /// # Errors
 /// Only when the built-in manifest is wrong, which a test rules out.
-pub fn lab_kernel() -> Result<crate::kernel::Source, Error> {
+pub fn lab_kernel() -> Result<kernel::Source, Error> {
     Ok(Manifest::unsettled(LAB, Path::new("lab.toml"))?.kernel_source())
 }
 
@@ -95,14 +97,19 @@ pub enum Format {
     Initramfs,
 }
 
-/// `[kernel]`
+/// `[kernel]`: a package with its suite, or a recipe.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
     /// A Debian kernel package, or one that depends on the newest.
+    #[serde(default)]
     pub package: String,
     /// The suite it comes from.
+    #[serde(default)]
     pub suite: String,
+    /// Instead of a package: the recipe of a kernel to build, relative to the
+    /// manifest's folder.
+    pub recipe: Option<String>,
     /// Only versions that begin with these numbers.
     pub series: Option<String>,
     /// Modules to include; what they need comes along, built-in ones are fine.
@@ -183,18 +190,37 @@ impl Manifest {
         toml::from_str(text).map_err(|source| Error::Parse { file: file.to_owned(), source: Box::new(source) })
     }
 
-    /// The kernel package to prepare.
+    /// The kernel to prepare.
     #[must_use]
-    pub fn kernel_source(&self) -> crate::kernel::Source {
-        let Kernel { package, suite, series, .. } = &self.kernel;
-        crate::kernel::Source { package: package.clone(), suite: suite.clone(), series: series.clone() }
+    pub fn kernel_source(&self) -> kernel::Source {
+        let Kernel { package, suite, series, recipe, .. } = &self.kernel;
+        match recipe {
+            Some(recipe) => kernel::Source::Recipe(recipe.into()),
+            None => kernel::Source::Package(kernel::Package {
+                package: package.clone(),
+                suite: suite.clone(),
+                series: series.clone(),
+            }),
+        }
     }
 
     /// Replaces variables and checks every value.
     fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
-        check.name("kernel.package", &self.kernel.package)?;
-        check.name("kernel.suite", &self.kernel.suite)?;
+        match &mut self.kernel {
+            Kernel { recipe: Some(recipe), package, suite, series: None, .. }
+                if package.is_empty() && suite.is_empty() =>
+            {
+                check.source("kernel.recipe", recipe)?;
+            }
+            Kernel { recipe: Some(recipe), .. } => {
+                return Err(check.wrong("kernel.recipe", recipe, "either a recipe or a package with its suite"));
+            }
+            Kernel { package, suite, .. } => {
+                check.name("kernel.package", package)?;
+                check.name("kernel.suite", suite)?;
+            }
+        }
         for module in &self.kernel.modules {
             check.name("kernel.modules", module)?;
         }
@@ -354,6 +380,24 @@ mod tests {
                 assert!(text.contains(word), "{word:?} is not in {text:?}");
             }
             assert!(text.contains("dir/m.toml"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_a_package_or_a_recipe() {
+        let of = |kernel: &str| {
+            let text = format!("[image]\nname = \"x\"\nformat = \"initramfs\"\n[kernel]\n{kernel}");
+            Manifest::parse(&text, Path::new("dir/m.toml"), &Variables::new())
+        };
+        let source = of("recipe = \"../k/lab.toml\"").unwrap().kernel_source();
+        assert_eq!(source, kernel::Source::Recipe("dir/../k/lab.toml".into()));
+        for (kernel, word) in [
+            ("", "kernel.package"),
+            ("package = \"a\"", "kernel.suite"),
+            ("recipe = \"k.toml\"\npackage = \"a\"\nsuite = \"sid\"", "either a recipe or"),
+        ] {
+            let error = of(kernel).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
         }
     }
 

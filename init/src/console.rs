@@ -80,6 +80,22 @@ impl Console {
         let _ = writer.send(Message::Line(line));
     }
 
+    /// Puts one line before all that are kept, except the first, which says who
+    /// speaks. Behind those that wait once the writer runs.
+    pub fn urgent(&mut self, line: String) {
+        if self.writer.is_none() {
+            self.early.insert(self.early.len().min(1), line);
+        } else {
+            self.line(line);
+        }
+    }
+
+    /// Whether lines are written, not kept.
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.writer.is_some()
+    }
+
     /// Waits until everything is written, but no longer than `limit`.
     pub fn flush(&mut self, limit: Duration) {
         self.start();
@@ -157,7 +173,10 @@ mod tests {
         let mut console = Console::new();
         console.line("one".into());
         assert_eq!(console.early, ["one"]);
-        assert!(console.writer.is_none());
+        assert!(!console.is_started());
+        console.line("two".into());
+        console.urgent("now".into());
+        assert_eq!(console.early, ["one", "now", "two"]);
     }
 
     #[test]

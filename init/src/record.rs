@@ -27,6 +27,11 @@ pub fn cut(mut text: String) -> String {
     text
 }
 
+/// How long lines wait for the agent after PID 1's start, µs. Every line keeps a
+/// processor busy in the kernel until the host has taken it, so they wait until
+/// the agent listens; but a boot that hangs before that has to be seen to.
+const CONSOLE_PATIENCE_US: u64 = 250_000;
+
 /// The record, the console, and the file.
 #[derive(Debug)]
 pub struct Recorder {
@@ -58,6 +63,12 @@ impl Recorder {
     /// Starts to write to the console.
     pub fn start_console(&mut self) {
         self.console.start();
+    }
+
+    /// When the console has to be started at the latest, µs; nothing once it is.
+    #[must_use]
+    pub fn console_due(&self) -> Option<u64> {
+        (!self.console.is_started()).then(|| self.record.pid1_start_us.saturating_add(CONSOLE_PATIENCE_US))
     }
 
     fn say(&mut self, line: &Line) {
@@ -128,6 +139,20 @@ impl Recorder {
     pub fn event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
         let event = Event { at_us, what: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
         self.say(&Line::Event(event.clone()));
+        self.remember(event);
+    }
+
+    /// Something happened that the host waits for: its line goes before those
+    /// that the console has not begun to write.
+    pub fn urgent_event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
+        let event = Event { at_us, what: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
+        if let Ok(text) = Line::Event(event.clone()).encode() {
+            self.console.urgent(text);
+        }
+        self.remember(event);
+    }
+
+    fn remember(&mut self, event: Event) {
         if self.record.events.len() >= MOST_EVENTS {
             self.record.events.remove(FIRST_EVENTS);
         }

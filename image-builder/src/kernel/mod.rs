@@ -1,9 +1,13 @@
-//! A Debian kernel package as image material: an uncompressed `vmlinux` that
-//! a VMM can enter directly, the configuration, and modules.
+//! A kernel as image material: an uncompressed `vmlinux` that a VMM can enter
+//! directly, the configuration, and modules. Debian's package is taken apart;
+//! a kernel of our own is built from Debian's source.
 
+mod compile;
+pub mod config;
 mod elf;
 pub mod modules;
 mod payload;
+pub mod recipe;
 
 use std::fs;
 use std::io;
@@ -45,6 +49,35 @@ pub enum Error {
         /// What is missing.
         what: &'static str,
     },
+    /// A recipe cannot be used.
+    #[error(transparent)]
+    Recipe(#[from] recipe::Error),
+    /// The source does not take the configuration.
+    #[error("{kernel}: {source}")]
+    Configuration {
+        /// Which kernel.
+        kernel: String,
+        /// The symbols.
+        source: config::Error,
+    },
+    /// A program that a build needs is not there.
+    #[error("building a kernel needs {tool}: install the package {package}")]
+    Tool {
+        /// The program.
+        tool: &'static str,
+        /// Debian's package of it.
+        package: &'static str,
+    },
+    /// A step of a build failed.
+    #[error("{what}: {command}: {said}")]
+    Build {
+        /// Which kernel.
+        what: String,
+        /// The command.
+        command: String,
+        /// How it ended, and its last lines.
+        said: String,
+    },
     /// The compressed kernel could not be taken apart.
     #[error("{}: {what}", file.display())]
     Payload {
@@ -83,9 +116,18 @@ pub enum Error {
     },
 }
 
+/// Which kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A package of Debian.
+    Package(Package),
+    /// One that we build; the recipe's file.
+    Recipe(PathBuf),
+}
+
 /// Which kernel package, and from where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct Package {
     /// A kernel package, or one that depends on the newest of its kind
     /// (`linux-image-cloud-amd64`).
     pub package: String,
@@ -124,15 +166,34 @@ pub struct Facts {
     pub vmlinux_size: u64,
 }
 
+impl Facts {
+    /// Writes them into a prepared kernel's folder, last of all.
+    fn write(&self, folder: &Path) -> Result<(), Error> {
+        let path = folder.join("facts.json");
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::other).map_err(io_error("write", &path))?;
+        fs::write(&path, text).map_err(io_error("write", &path))?;
+        Ok(())
+    }
+}
+
 /// Changes when the folder's layout does, so that old ones are made anew.
 const LAYOUT: u32 = 1;
 
 impl Kernel {
-    /// Finds the package, downloads it and unpacks it, each only if needed.
+    /// Makes the kernel ready: a package is found, downloaded and unpacked, a
+    /// recipe built, each only if needed.
     ///
     /// # Errors
-    /// No such package, a failed download, or a package that is no kernel.
+    /// No such package, a failed download, a package that is no kernel, or what
+    /// [`Kernel::build`] fails with.
     pub fn prepare(cache: &Path, source: &Source, progress: Progress) -> Result<Self, Error> {
+        match source {
+            Source::Package(package) => Self::unpack(cache, package, progress),
+            Source::Recipe(file) => Self::build(cache, &recipe::Recipe::read(file)?, progress),
+        }
+    }
+
+    fn unpack(cache: &Path, source: &Package, progress: Progress) -> Result<Self, Error> {
         let apt = Apt::open(cache, &source.suite, progress)?;
         let candidate = resolve(&apt, source)?;
         let folder = cache.join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
@@ -175,7 +236,7 @@ impl Kernel {
 }
 
 /// From a package that only points at the newest kernel to the kernel.
-fn resolve(apt: &Apt, source: &Source) -> Result<Candidate, Error> {
+fn resolve(apt: &Apt, source: &Package) -> Result<Candidate, Error> {
     let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
     let named = apt.candidate(&source.package, wish)?;
     if is_kernel_package(&named.name) {
@@ -239,9 +300,7 @@ fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result
         vmlinux_sha256: digest::of_bytes(&vmlinux),
         vmlinux_size: vmlinux.len() as u64,
     };
-    let text = serde_json::to_vec_pretty(&facts).map_err(|error| bad(error.to_string()))?;
-    write("facts.json", &text)?;
-    Ok(())
+    facts.write(folder)
 }
 
 fn only_child(folder: &Path) -> Option<PathBuf> {

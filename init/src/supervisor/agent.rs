@@ -20,6 +20,8 @@ pub(super) struct Agent {
     pub(super) pid: Option<Pid>,
     /// When that process was started, µs.
     start_us: u64,
+    /// When the first one listened, as it says itself, µs. We hear of it later.
+    pub(super) listening_us: Option<u64>,
     /// When the next one is to be started, µs.
     pub(super) restart_at: Option<u64>,
     restarts: Restarts,
@@ -35,8 +37,6 @@ impl Supervisor {
             .map(|server| self.server = Some(server))
             .and_then(|()| agent::prepare(&self.root))
             .and_then(|()| self.start_agent());
-        // From here on the console may take its time.
-        self.recorder.start_console();
         if let Err(text) = started {
             self.feed(Event::Ended(unit, End::Failed(text)));
         }
@@ -52,8 +52,11 @@ impl Supervisor {
     /// The agent, or one that took its place, says that it serves.
     pub(super) fn agent_listens(&mut self, at_us: u64) {
         let pid = self.agent.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
-        self.recorder.event(at_us, "agent-listening", "agent", &format!("pid {pid}"));
+        self.recorder.urgent_event(at_us, "agent-listening", "agent", &format!("pid {pid}"));
+        // From here on the console may take its time.
+        self.recorder.start_console();
         if let Some(unit) = self.agent.unit.take() {
+            self.agent.listening_us = Some(at_us);
             self.feed(Event::Ended(unit, End::Ok(format!("pid {pid} listens"))));
         }
     }

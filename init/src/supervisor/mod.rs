@@ -159,8 +159,13 @@ impl Supervisor {
 
     /// Sleeps until a descriptor or a deadline wakes the loop.
     fn wait(&mut self) {
-        let deadlines =
-            [self.executor.next_deadline(), self.gpus.next_deadline(), self.agent.restart_at, self.shutdown_deadline()];
+        let deadlines = [
+            self.executor.next_deadline(),
+            self.gpus.next_deadline(),
+            self.agent.restart_at,
+            self.shutdown_deadline(),
+            self.recorder.console_due(),
+        ];
         let timeout = deadlines.into_iter().flatten().min().map(|at| {
             let left = at.saturating_sub(now_us());
             Timespec {
@@ -192,6 +197,9 @@ impl Supervisor {
         let now = now_us();
         if self.executor.next_deadline().is_some_and(|at| at <= now) {
             self.feed(Event::Clock);
+        }
+        if self.recorder.console_due().is_some_and(|at| at <= now) {
+            self.recorder.start_console();
         }
         self.watch_gpus(now);
         self.watch_agent(now);
@@ -324,6 +332,9 @@ impl Supervisor {
         let Some(slot) = slots.get(unit) else { return };
         let action = self.action(unit);
         let mut row = unit_of(slot, slots, action == Some(Action::Agent));
+        if action == Some(Action::Agent) && row.ready_us.is_some() {
+            row.ready_us = self.agent.listening_us.or(row.ready_us);
+        }
         if action == Some(Action::GpuAttach) {
             row.deadline_us = gpus::micros(self.params.attach_deadline);
         }

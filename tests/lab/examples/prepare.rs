@@ -9,7 +9,7 @@ use firstlight_image_builder::progress::Progress;
 use firstlight_lab::{Toolbox, host_packages, stand_in};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let missing = host_packages::missing()?;
+    let missing = host_packages::missing(host_packages::PACKAGES)?;
     for package in &missing {
         println!("missing on this host: {} ({})", package.name, package.reason);
     }

@@ -26,6 +26,8 @@ pub struct Guest {
     pub parameters: Vec<String>,
     /// The image; the lab's own if none is given.
     pub initrd: Option<PathBuf>,
+    /// The kernel; that of the lab's own image if none is given.
+    pub kernel: Option<PathBuf>,
     /// MiB.
     pub memory_mib: u32,
     /// Virtual processors.
@@ -36,7 +38,7 @@ pub struct Guest {
 
 impl Default for Guest {
     fn default() -> Self {
-        Self { devices: Vec::new(), parameters: Vec::new(), initrd: None, memory_mib: 1024, cpus: 2, counting: false }
+        Self { devices: Vec::new(), parameters: Vec::new(), initrd: None, kernel: None, memory_mib: 1024, cpus: 2, counting: false }
     }
 }
 
@@ -106,7 +108,7 @@ impl Lab {
             qemu: self.toolbox.qemu.clone(),
             vhost_vsock: self.toolbox.vhost_device_vsock.clone(),
             virtiofsd: self.toolbox.virtiofsd.clone(),
-            kernel: self.image.kernel.clone(),
+            kernel: guest.kernel.clone().unwrap_or_else(|| self.image.kernel.clone()),
             initrd: guest.initrd.clone().unwrap_or_else(|| self.image.initrd.clone()),
             command_line,
             memory_mib: guest.memory_mib,

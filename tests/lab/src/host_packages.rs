@@ -34,6 +34,13 @@ pub const PACKAGES: &[HostPackage] = &[
     needs("debian-archive-keyring", "verifies the packages of kernel and QEMU"),
 ];
 
+/// What building a kernel needs beside [`PACKAGES`].
+pub const KERNEL_PACKAGES: &[HostPackage] = &[
+    needs("flex", "reads the kernel's configuration language"),
+    needs("bison", "reads the kernel's configuration language"),
+    needs("bc", "computes constants of the kernel's timers"),
+];
+
 /// Why packages are still missing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -74,39 +81,39 @@ fn listed(packages: &[HostPackage]) -> String {
     lines.join("\n")
 }
 
-/// Those of [`PACKAGES`] that are not installed.
+/// Those of `packages` that are not installed.
 ///
 /// # Errors
 /// [`Error::NoDpkg`] when the system has no `dpkg-query`.
-pub fn missing() -> Result<Vec<HostPackage>, Error> {
+pub fn missing(packages: &[HostPackage]) -> Result<Vec<HostPackage>, Error> {
     let output = Command::new("dpkg-query")
         .args(["--show", "--showformat=${Package} ${db:Status-Status}\\n"])
-        .args(PACKAGES.iter().map(|package| package.name))
+        .args(packages.iter().map(|package| package.name))
         .stdin(Stdio::null())
         .output()
         .map_err(Error::NoDpkg)?;
     // It fails when one package is unknown, and still lists the others.
-    Ok(missing_from(&String::from_utf8_lossy(&output.stdout)))
+    Ok(missing_from(packages, &String::from_utf8_lossy(&output.stdout)))
 }
 
-fn missing_from(report: &str) -> Vec<HostPackage> {
+fn missing_from(packages: &[HostPackage], report: &str) -> Vec<HostPackage> {
     let installed: BTreeSet<&str> = report
         .lines()
         .filter_map(|line| line.split_once(' '))
         .filter(|(_, is)| *is == "installed")
         .map(|(name, _)| name)
         .collect();
-    PACKAGES.iter().filter(|package| !installed.contains(package.name)).copied().collect()
+    packages.iter().filter(|package| !installed.contains(package.name)).copied().collect()
 }
 
-/// Installs what is missing. On a terminal the user is asked first, unless
+/// Installs those of `packages` that are missing. On a terminal the user is asked first, unless
 /// `yes` is set or the environment has `CI=true`.
 ///
 /// # Errors
 /// [`Error::Missing`], with the command to run, when nobody agreed; what apt
 /// failed with otherwise.
-pub fn ensure(yes: bool, progress: Progress) -> Result<(), Error> {
-    let missing = missing()?;
+pub fn ensure(packages: &[HostPackage], yes: bool, progress: Progress) -> Result<(), Error> {
+    let missing = missing(packages)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -159,9 +166,9 @@ mod tests {
     #[test]
     fn only_installed_counts() {
         let all: String = PACKAGES.iter().map(|package| format!("{} installed\n", package.name)).collect();
-        assert!(missing_from(&all).is_empty());
+        assert!(missing_from(PACKAGES, &all).is_empty());
         let removed = all.replace("make installed", "make config-files").replace("gcc installed\n", "");
-        let names: Vec<&str> = missing_from(&removed).iter().map(|package| package.name).collect();
+        let names: Vec<&str> = missing_from(PACKAGES, &removed).iter().map(|package| package.name).collect();
         assert_eq!(names, ["gcc", "make"]);
     }
 

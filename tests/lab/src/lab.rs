@@ -65,7 +65,7 @@ impl Lab {
     /// # Errors
     /// This is no Debian, the user said no, or apt failed.
     pub fn install_packages(yes: bool) -> Result<(), LabError> {
-        Ok(host_packages::ensure(yes, progress())?)
+        Ok(host_packages::ensure(host_packages::PACKAGES, yes, progress())?)
     }
 
     /// Makes everything ready that is not; quick when nothing changed.
@@ -106,6 +106,19 @@ impl Lab {
         progress().say("building the agent's tests");
         let tests = AgentTests::build(&workspace())?;
         self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
+    }
+
+    /// Builds the lab's image once more, without the stand-in driver, for the
+    /// lab's own kernel, which has everything built in; builds that kernel first
+    /// if the cache does not have it.
+    ///
+    /// # Errors
+    /// A system package is missing, or the kernel or the image does not build.
+    pub fn own_kernel(&self, yes: bool) -> Result<Image, LabError> {
+        host_packages::ensure(host_packages::KERNEL_PACKAGES, yes, progress())?;
+        let manifest = workspace().join("tests/lab/manifests/own-kernel.toml");
+        let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
+        Ok(build::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)
     }
 
     fn variant_with(&self, name: &str, more: &[(&str, &Path)]) -> Result<Image, LabError> {

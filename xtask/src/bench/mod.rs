@@ -32,7 +32,11 @@ enum Bench {
     /// Parallel against serial attach of 8 GPUs, and whether the agent notices.
     Attach,
     /// PID 1's start to the agent's first answer, in time and in instructions.
-    BootCpu,
+    BootCpu {
+        /// The kernel.
+        #[arg(long, value_enum, default_value = "own")]
+        kernel: boot_cpu::Whose,
+    },
 }
 
 /// What every bench writes.
@@ -78,7 +82,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     let lab = Lab::prepare(false)?;
     let (bench, figures) = match args.bench {
         Bench::Attach => ("attach", attach::figures(&lab, args.boots)?),
-        Bench::BootCpu => ("boot-cpu", boot_cpu::figures(&lab, args.boots)?),
+        Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, kernel, args.boots)?),
     };
     let figures = Figures { bench, machine: machine(), figures };
     println!("bench {bench} on {}", figures.machine);

@@ -1,0 +1,132 @@
+//! Recipes of kernels that we build ourselves: a source package and fragments.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::config::{self, Wishes};
+
+/// Why a recipe cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The recipe or a fragment could not be read.
+    #[error("kernel recipe: cannot read {}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The recipe is not TOML, or has unknown or missing keys.
+    #[error("kernel recipe {} is not as it should be", file.display())]
+    Parse {
+        /// The recipe.
+        file: PathBuf,
+        /// Line, column, and what is wrong there.
+        source: Box<toml::de::Error>,
+    },
+    /// The name would not do as part of a release and of a file name.
+    #[error("kernel recipe {}: name = {name:?}: use lower-case letters, digits and -", file.display())]
+    Name {
+        /// The recipe.
+        file: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// The fragments make no sense.
+    #[error(transparent)]
+    Fragments(#[from] config::Error),
+}
+
+/// A kernel that we build: from Debian's source, configured by fragments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recipe {
+    /// Ends the kernel's release: `6.12.95-firstlight-NAME`.
+    pub name: String,
+    /// Debian's package of the source.
+    pub source: String,
+    /// The suite it comes from.
+    pub suite: String,
+    /// What the fragments ask for.
+    pub wishes: Wishes,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    name: String,
+    source: String,
+    suite: String,
+    fragments: Vec<PathBuf>,
+}
+
+impl Recipe {
+    /// Reads the recipe at `file` and its fragments, which lie relative to it.
+    ///
+    /// # Errors
+    /// Names the file, and the line where there is one.
+    pub fn read(file: &Path) -> Result<Self, Error> {
+        let read = |file: &Path| {
+            fs::read_to_string(file).map_err(|source| Error::Read { file: file.to_owned(), source })
+        };
+        let text: Text = toml::from_str(&read(file)?)
+            .map_err(|source| Error::Parse { file: file.to_owned(), source: Box::new(source) })?;
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if text.name.is_empty() || text.name.len() > 32 || !text.name.bytes().all(plain) {
+            return Err(Error::Name { file: file.to_owned(), name: text.name });
+        }
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let mut wishes = Wishes::default();
+        for fragment in &text.fragments {
+            let fragment = folder.join(fragment);
+            wishes.add(&fragment, &read(&fragment)?)?;
+        }
+        Ok(Self { name: text.name, source: text.source, suite: text.suite, wishes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(text: &str) -> Result<Recipe, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("net.config"), "CONFIG_NET=y\n").unwrap();
+        let file = folder.path().join("lab.toml");
+        fs::write(&file, text).unwrap();
+        Recipe::read(&file)
+    }
+
+    #[test]
+    fn fragments_lie_beside_the_recipe() {
+        let text = "name = \"lab\"\nsource = \"linux-source-6.12\"\nsuite = \"sid\"\nfragments = [\"net.config\"]\n";
+        let recipe = recipe(text).unwrap();
+        assert_eq!((recipe.name.as_str(), recipe.wishes.text().as_str()), ("lab", "CONFIG_NET=y\n"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("name = \"Lab\"\nsource = \"s\"\nsuite = \"sid\"\nfragments = []", "lower-case"),
+            ("name = \"lab\"\nsource = \"s\"\nsuite = \"sid\"\nfragments = [\"none.config\"]", "none.config"),
+            ("name = \"lab\"", "lab.toml"),
+        ] {
+            let error = recipe(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_recipes_of_the_tree_are_valid() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs");
+        let mut seen = 0;
+        for entry in fs::read_dir(&folder).unwrap().flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "toml") {
+                assert!(!Recipe::read(&entry.path()).unwrap().wishes.is_empty());
+                seen += 1;
+            }
+        }
+        assert!(seen > 0, "no recipe in {}", folder.display());
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -173,6 +174,15 @@ fn tree_of(manifest: &Manifest, release: &str, tree: &Path, modules: &modules::S
         };
         image.add(&file.path, Node::File { mode: file.mode.unwrap_or(0o644), content })?;
     }
+    for folder in &manifest.trees {
+        let root = Path::new(&folder.source);
+        if folder.only.is_empty() {
+            copy_tree(&mut image, root, Path::new(""))?;
+        }
+        for part in &folder.only {
+            copy_tree(&mut image, root, Path::new(part))?;
+        }
+    }
     for link in &manifest.symlinks {
         image.add(&link.path, Node::Symlink { target: link.target.clone() })?;
     }
@@ -188,6 +198,34 @@ fn tree_of(manifest: &Manifest, release: &str, tree: &Path, modules: &modules::S
     let built_in = Content::File(tree.join("modules.builtin"));
     image.add(&format!("{place}/modules.builtin"), Node::File { mode: 0o644, content: built_in })?;
     Ok(image)
+}
+
+/// Adds `part` of the folder `root`, with everything below it, at the same place.
+fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
+    let path = root.join(part);
+    let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
+    let odd = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
+    let place = part.to_str().ok_or_else(|| odd("its name is not UTF-8"))?;
+    let mode = data.permissions().mode() & 0o7777;
+    if data.is_dir() {
+        if !place.is_empty() {
+            image.add(place, Node::Directory { mode })?;
+        }
+        let mut names: Vec<_> = fs::read_dir(&path)
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect())
+            .map_err(io_error("list", &path))?;
+        names.sort();
+        return names.into_iter().try_for_each(|name| copy_tree(image, root, &part.join(name)));
+    }
+    let node = if data.is_symlink() {
+        let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
+        Node::Symlink { target: target.to_str().ok_or_else(|| odd("its target is not UTF-8"))?.to_owned() }
+    } else if data.is_file() {
+        Node::File { mode, content: Content::File(path.clone()) }
+    } else {
+        return Err(odd("neither a file, nor a folder, nor a symbolic link"));
+    };
+    Ok(image.add(place, node)?)
 }
 
 /// Writes the archive under another name first: a VM that is starting must

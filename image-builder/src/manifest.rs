@@ -71,6 +71,9 @@ pub struct Manifest {
     /// Regular files.
     #[serde(default, rename = "file")]
     pub files: Vec<File>,
+    /// Folders that are copied with everything in them.
+    #[serde(default, rename = "tree")]
+    pub trees: Vec<Folder>,
     /// Symbolic links.
     #[serde(default, rename = "symlink")]
     pub symlinks: Vec<Symlink>,
@@ -142,6 +145,18 @@ pub struct File {
     pub content: Option<String>,
     /// Permission bits; `0o644` if not given.
     pub mode: Option<u32>,
+}
+
+/// `[[tree]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Folder {
+    /// The folder whose files, folders and links go to the same places below
+    /// the image's root, relative to the manifest's folder.
+    pub source: String,
+    /// What of it, as paths below it; everything if none is given.
+    #[serde(default)]
+    pub only: Vec<String>,
 }
 
 /// `[[symlink]]`
@@ -236,6 +251,14 @@ impl Manifest {
                 _ => return Err(check.wrong(&key, "", "exactly one of source and content is needed")),
             }
             check.mode(&key, file.mode)?;
+        }
+        for tree in &mut self.trees {
+            check.source("tree.source", &mut tree.source)?;
+            for part in &mut tree.only {
+                let mut place = format!("/{part}");
+                check.place("tree.only", &mut place)?;
+                *part = place;
+            }
         }
         for link in &mut self.symlinks {
             check.place("symlink.path", &mut link.path)?;
@@ -374,6 +397,8 @@ mod tests {
             ("[[directory]]\npath = \"/a/\"\n", ["directory.path", "empty part"]),
             ("[[symlink]]\npath = \"/a\"\ntarget = \"\"\n", ["symlink.target", "target"]),
             ("modules = [\"-x\"]\n", ["kernel.modules", "letters"]),
+            ("[[tree]]\nsource = \"\"\n", ["tree.source", "empty"]),
+            ("[[tree]]\nsource = \"a\"\nonly = [\"../b\"]\n", ["tree.only", "no .."]),
         ] {
             let text = message(tail);
             for word in words {

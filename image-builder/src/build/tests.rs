@@ -97,3 +97,33 @@ fn a_missing_source_is_named() {
     let error = built(dir.path(), "out").unwrap_err().to_string();
     assert!(error.contains("cannot open") && error.contains("init"), "{error}");
 }
+
+#[test]
+fn a_tree_is_copied_with_links_and_modes() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("init"), "#!init").unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir_all(tree.join("usr/bin")).unwrap();
+    fs::create_dir_all(tree.join("other")).unwrap();
+    fs::write(tree.join("usr/bin/tool"), "tool").unwrap();
+    fs::set_permissions(tree.join("usr/bin/tool"), fs::Permissions::from_mode(0o750)).unwrap();
+    std::os::unix::fs::symlink("tool", tree.join("usr/bin/alias")).unwrap();
+    let with = |tail: &str| {
+        let text = format!("{MANIFEST}{tail}");
+        let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
+        build_with(&manifest, &fake(dir.path()), &dir.path().join("out"))
+    };
+    let image = with("[[tree]]\nsource = \"tree\"\nonly = [\"usr\"]\n").unwrap();
+    let archive = fs::read(&image.initrd).unwrap();
+    let entries: Vec<cpio::Entry> = cpio::Reader::new(&archive[..]).map(Result::unwrap).collect();
+    let entry = |name: &str| entries.iter().find(|entry| entry.name == name);
+    assert_eq!(
+        entry("usr/bin/tool").map(|tool| (tool.mode & 0o7777, tool.data.as_slice())),
+        Some((0o750, &b"tool"[..]))
+    );
+    assert_eq!(entry("usr/bin/alias").map(|alias| alias.data.as_slice()), Some(&b"tool"[..]));
+    assert!(entry("other").is_none());
+    let missing = with("[[tree]]\nsource = \"tree\"\nonly = [\"none\"]\n").unwrap_err();
+    let Error::Cache(missing) = missing else { panic!("{missing}") };
+    assert!(missing.to_string().contains("tree/none"), "{missing}");
+}

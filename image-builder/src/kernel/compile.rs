@@ -129,10 +129,8 @@ impl Job<'_> {
 
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.progress.say(format_args!(
-            "{}: compiling with {jobs} jobs, about 10 minutes of processor time",
-            self.what()
-        ));
+        self.progress
+            .say(format_args!("{}: compiling with {jobs} jobs, about 10 minutes of processor time", self.what()));
         self.make(tree, &[&format!("-j{jobs}"), "vmlinux"])?;
         self.progress.say(format_args!("{}: compiled in {}", self.what(), seconds(started.elapsed())));
         self.keep(tree, &config)

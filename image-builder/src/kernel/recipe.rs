@@ -67,9 +67,8 @@ impl Recipe {
     /// # Errors
     /// Names the file, and the line where there is one.
     pub fn read(file: &Path) -> Result<Self, Error> {
-        let read = |file: &Path| {
-            fs::read_to_string(file).map_err(|source| Error::Read { file: file.to_owned(), source })
-        };
+        let read =
+            |file: &Path| fs::read_to_string(file).map_err(|source| Error::Read { file: file.to_owned(), source });
         let text: Text = toml::from_str(&read(file)?)
             .map_err(|source| Error::Parse { file: file.to_owned(), source: Box::new(source) })?;
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

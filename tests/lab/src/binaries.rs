@@ -86,6 +86,17 @@ impl Binaries {
     }
 }
 
+/// Builds the program that measures the agent, static as the agent is.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn agent_bench(workspace: &Path) -> Result<PathBuf, BuildError> {
+    let package = "firstlight-agent-bench";
+    let arguments = ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
+    cargo(workspace, &arguments, GUEST_ENVIRONMENT)?;
+    existing(target().join(TARGET).join("guest/agent-bench"))
+}
+
 /// The agent's tests with real containers, to be run in a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentTests {

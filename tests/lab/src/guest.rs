@@ -38,7 +38,15 @@ pub struct Guest {
 
 impl Default for Guest {
     fn default() -> Self {
-        Self { devices: Vec::new(), parameters: Vec::new(), initrd: None, kernel: None, memory_mib: 1024, cpus: 2, counting: false }
+        Self {
+            devices: Vec::new(),
+            parameters: Vec::new(),
+            initrd: None,
+            kernel: None,
+            memory_mib: 1024,
+            cpus: 2,
+            counting: false,
+        }
     }
 }
 

@@ -53,6 +53,15 @@ pub struct Lab {
     cache: PathBuf,
 }
 
+/// A program that measures the agent, and what it measures it beside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentBench {
+    /// The program, static.
+    pub program: PathBuf,
+    /// A folder with crun, runc and their libraries at their usual places.
+    pub runtimes: PathBuf,
+}
+
 /// What the lab says about long steps.
 fn progress() -> Progress {
     Progress::stderr("lab")
@@ -106,6 +115,24 @@ impl Lab {
         progress().say("building the agent's tests");
         let tests = AgentTests::build(&workspace())?;
         self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
+    }
+
+    /// What measures the agent beside crun and runc.
+    ///
+    /// # Errors
+    /// The program does not build, or the runtimes cannot be had.
+    pub fn agent_bench(&self) -> Result<AgentBench, LabError> {
+        progress().say("building the agent's bench");
+        let program = crate::binaries::agent_bench(&workspace())?;
+        Ok(AgentBench { program, runtimes: self.toolbox.runtimes()? })
+    }
+
+    /// Builds the guest image that runs that bench in the agent's place.
+    ///
+    /// # Errors
+    /// The image does not build.
+    pub fn agent_bench_image(&self, bench: &AgentBench) -> Result<Image, LabError> {
+        self.variant_with("agent-bench", &[("BENCH", &bench.program), ("RUNTIMES", &bench.runtimes)])
     }
 
     /// Builds the lab's image once more, without the stand-in driver, for the

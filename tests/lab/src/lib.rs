@@ -19,6 +19,6 @@ pub mod toolbox;
 pub use firstlight_image_builder::cache::root as cache_root;
 pub use gpus::{GpuError, SyntheticGpus};
 pub use guest::{Guest, Prepared, accelerator, fail_with, h100};
-pub use lab::{Lab, LabError};
+pub use lab::{AgentBench, Lab, LabError};
 pub use stand_in::StandIn;
 pub use toolbox::Toolbox;

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: figures, each beside what it is compared with.
 
+mod agent;
 mod attach;
 mod boot_cpu;
 
@@ -27,10 +28,12 @@ pub(crate) struct Args {
     boots: u8,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 enum Bench {
     /// Parallel against serial attach of 8 GPUs, and whether the agent notices.
     Attach,
+    /// Containers through the agent, beside crun and runc.
+    Agent(agent::Options),
     /// PID 1's start to the agent's first answer, in time and in instructions.
     BootCpu {
         /// The kernel.
@@ -70,6 +73,24 @@ impl Figure {
         Self { what: what.into(), unit, ours, peer: None, peer_name: None, goal, holds: (low..=high).contains(&ours) }
     }
 
+    /// A figure without a goal.
+    fn shown(what: impl Into<String>, unit: &'static str, ours: f64) -> Self {
+        Self { what: what.into(), unit, ours, peer: None, peer_name: None, goal: "-".into(), holds: ours.is_finite() }
+    }
+
+    /// Ours against the peer's of the same run, at least that many times as fast.
+    fn faster(
+        what: impl Into<String>,
+        unit: &'static str,
+        ours: f64,
+        peer_name: &'static str,
+        peer: f64,
+        factor: f64,
+    ) -> Self {
+        let (goal, holds) = (format!("<= peer / {factor}"), ours * factor <= peer);
+        Self { what: what.into(), unit, ours, peer: Some(peer), peer_name: Some(peer_name), goal, holds }
+    }
+
     fn beside(mut self, peer_name: &'static str, peer: f64) -> Self {
         self.peer = Some(peer);
         self.peer_name = Some(peer_name);
@@ -80,9 +101,13 @@ impl Figure {
 /// Runs a bench; fails when a goal does not hold.
 pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     let lab = Lab::prepare(false)?;
-    let (bench, figures) = match args.bench {
+    let (bench, figures) = match &args.bench {
+        Bench::Agent(options) => match agent::figures(&lab, options)? {
+            Some(figures) => ("agent", figures),
+            None => return Ok(ExitCode::SUCCESS),
+        },
         Bench::Attach => ("attach", attach::figures(&lab, args.boots)?),
-        Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, kernel, args.boots)?),
+        Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, *kernel, args.boots)?),
     };
     let figures = Figures { bench, machine: machine(), figures };
     println!("bench {bench} on {}", figures.machine);
@@ -162,5 +187,8 @@ mod tests {
         assert!(Figure::at_most("x", "ms", 1.0, 1.0).holds);
         assert!(!Figure::at_most("x", "ms", f64::NAN, 1.0).holds);
         assert!(!Figure::between("x", "ms", 2.0, 0.9, 1.1).holds);
+        assert!(Figure::faster("x", "ms", 1.0, "crun", 1.3, 1.3).holds);
+        assert!(!Figure::faster("x", "ms", 1.0, "crun", 1.2, 1.3).holds);
+        assert!(!Figure::shown("x", "ms", f64::NAN).holds);
     }
 }

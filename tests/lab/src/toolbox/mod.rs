@@ -104,6 +104,20 @@ const BUSYBOX: Recipe = Recipe {
     keep: |path| path == Path::new("usr/bin/busybox") || path == Path::new("bin/busybox"),
 };
 
+/// The container runtimes that the agent is measured beside.
+const RUNTIMES: Recipe = Recipe {
+    label: "crun",
+    suite: "trixie",
+    packages: &["crun", "runc"],
+    members: Members::WithDependencies,
+    keep: |path| {
+        const FILES: &[&str] = &["usr/bin/crun", "usr/bin/runc", "usr/sbin/runc"];
+        let library = path.starts_with("usr/lib/x86_64-linux-gnu")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().contains(".so"));
+        library || path.starts_with("usr/lib64") || FILES.iter().any(|file| path == Path::new(file))
+    },
+};
+
 /// Programs, libraries, firmware; no documentation, no other programs.
 fn keep_programs(path: &Path) -> bool {
     const FOLDERS: &[&str] = &[
@@ -153,6 +167,19 @@ impl Toolbox {
             cache: cache.to_owned(),
             progress,
         })
+    }
+}
+
+impl Toolbox {
+    /// A folder with crun, runc and their libraries at their usual places below it.
+    ///
+    /// # Errors
+    /// A package that cannot be had, or a failed file operation.
+    pub fn runtimes(&self) -> Result<PathBuf, Error> {
+        let tree = Tree::prepare(&self.cache, &RUNTIMES, self.progress)?;
+        tree.file(&["usr/bin/crun"])?;
+        tree.file(&["usr/sbin/runc", "usr/bin/runc"])?;
+        Ok(tree.root)
     }
 }
 

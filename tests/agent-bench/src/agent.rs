@@ -1,0 +1,213 @@
+//! The agent, started alone, and its calls.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use firstlight_agent_api::agent::{
+    CreateContainerRequest, CreateSandboxRequest, ExecProcessRequest, RemoveContainerRequest, SignalProcessRequest,
+    StartContainerRequest, WaitProcessRequest,
+};
+use firstlight_agent_api::agent_ttrpc::AgentServiceClient;
+use firstlight_agent_api::health::CheckRequest;
+use firstlight_agent_api::health_ttrpc::HealthClient;
+use ttrpc::r#async::Client;
+use ttrpc::context::{Context as Deadline, with_duration};
+
+use crate::bundle::Bundle;
+
+/// The container whose life is measured.
+const SHORT: &str = "bench-life";
+/// The container that further processes run in.
+const LONG: &str = "bench-long";
+/// Where the agent keeps bundles.
+const BUNDLES: &str = "/run/kata-containers";
+
+pub(crate) struct Agent {
+    process: Child,
+    log: PathBuf,
+    calls: AgentServiceClient,
+    health: HealthClient,
+}
+
+fn soon() -> Deadline {
+    with_duration(Duration::from_mins(1))
+}
+
+fn named(container: &str) -> String {
+    container.to_owned()
+}
+
+impl Agent {
+    /// Starts it, and returns when the first Check is answered.
+    pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Self> {
+        let log = folder.join("agent.log");
+        let address = format!("unix://{}", folder.join("agent.sock").display());
+        let process = Command::new(program)
+            .env_clear()
+            .env("AGENT_ADDR", &address)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).with_context(|| log.display().to_string())?)
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        let begin = Instant::now();
+        let client = loop {
+            match Client::connect(&address).await {
+                Ok(client) => break client,
+                Err(error) if begin.elapsed() > Duration::from_secs(20) => {
+                    bail!("the agent does not listen after 20 s: {error}; see {}", log.display())
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        };
+        let agent =
+            Self { process, log, calls: AgentServiceClient::new(client.clone()), health: HealthClient::new(client) };
+        agent.check().await?;
+        Ok(agent)
+    }
+
+    pub(crate) async fn check(&self) -> Result<()> {
+        self.health.check(soon(), &CheckRequest::new()).await.context("Check")?;
+        Ok(())
+    }
+
+    /// The server and its runtime.
+    fn pids(&self) -> Result<Vec<(&'static str, u32)>> {
+        let server = self.process.id();
+        let path = format!("/proc/{server}/task/{server}/children");
+        let children = fs::read_to_string(&path).context(path)?;
+        let child = children.split_whitespace().next().context("the agent has no child")?;
+        Ok(vec![("agent", server), ("runtime", child.parse().context("its child's number")?)])
+    }
+
+    /// Processor time of both since their start, µs.
+    pub(crate) fn cpu_us(&self) -> Result<f64> {
+        let mut total = 0.0;
+        for (_, pid) in self.pids()? {
+            let path = format!("/proc/{pid}/schedstat");
+            let text = fs::read_to_string(&path).context(path)?;
+            let nanos: f64 = text.split_whitespace().next().unwrap_or_default().parse().context("schedstat")?;
+            total += nanos / 1000.0;
+        }
+        Ok(total)
+    }
+
+    pub(crate) fn resident_kib(&self) -> Result<Vec<(&'static str, f64)>> {
+        let size = |pid: u32| -> Result<f64> {
+            let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+            line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS")
+        };
+        self.pids()?.into_iter().map(|(who, pid)| Ok((who, size(pid)?))).collect()
+    }
+
+    /// Bytes that it has logged.
+    #[expect(clippy::cast_precision_loss, reason = "a log of this bench fits")]
+    pub(crate) fn logged(&self) -> Result<f64> {
+        Ok(fs::metadata(&self.log)?.len() as f64)
+    }
+
+    pub(crate) async fn sandbox(&mut self) -> Result<()> {
+        let request =
+            CreateSandboxRequest { hostname: "bench".into(), sandbox_id: "bench".into(), ..Default::default() };
+        self.calls.create_sandbox(soon(), &request).await.context("CreateSandbox")?;
+        Ok(())
+    }
+
+    async fn create(&self, bundle: &Bundle, container: &str, command: &[&str]) -> Result<()> {
+        let mut request = CreateContainerRequest::new();
+        request.container_id = named(container);
+        request.exec_id = named(container);
+        request.OCI = Some(bundle.spec(container, command)).into();
+        self.calls.create_container(soon(), &request).await.context("CreateContainer")?;
+        Ok(())
+    }
+
+    async fn begin(&self, container: &str) -> Result<()> {
+        let request = StartContainerRequest { container_id: named(container), ..Default::default() };
+        self.calls.start_container(soon(), &request).await.context("StartContainer")?;
+        Ok(())
+    }
+
+    async fn wait(&self, container: &str, exec: &str) -> Result<()> {
+        let request = WaitProcessRequest { container_id: named(container), exec_id: exec.into(), ..Default::default() };
+        let reply = self.calls.wait_process(soon(), &request).await.context("WaitProcess")?;
+        if reply.status != 0 {
+            bail!("process {exec:?} of {container} ended with {}", reply.status);
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, container: &str) -> Result<()> {
+        let request = RemoveContainerRequest { container_id: named(container), ..Default::default() };
+        self.calls.remove_container(soon(), &request).await.context("RemoveContainer")?;
+        Ok(())
+    }
+
+    /// A container's whole life, step by step.
+    pub(crate) async fn life(&self, bundle: &Bundle) -> Result<Vec<(&'static str, Duration)>> {
+        let mut spans = Vec::new();
+        let mut begin = Instant::now();
+        let mut lap = |step| {
+            let now = Instant::now();
+            spans.push((step, now - begin));
+            begin = now;
+        };
+        self.create(bundle, SHORT, &["/bin/true"]).await?;
+        lap("create");
+        self.begin(SHORT).await?;
+        lap("start");
+        self.wait(SHORT, "").await?;
+        lap("wait");
+        self.remove(SHORT).await?;
+        lap("remove");
+        Ok(spans)
+    }
+
+    /// The configuration that the agent hands to its runtime for the same
+    /// container, so that others can run the very same.
+    pub(crate) async fn configuration(&self, bundle: &Bundle) -> Result<serde_json::Value> {
+        self.create(bundle, SHORT, &["/bin/true"]).await?;
+        let path = Path::new(BUNDLES).join(SHORT).join("config.json");
+        let text = fs::read(&path).with_context(|| path.display().to_string())?;
+        self.begin(SHORT).await?;
+        self.wait(SHORT, "").await?;
+        self.remove(SHORT).await?;
+        let mut config: serde_json::Value = serde_json::from_slice(&text).context("the agent's config.json")?;
+        config["root"]["path"] = bundle.root.display().to_string().into();
+        Ok(config)
+    }
+
+    pub(crate) async fn begin_long(&self, bundle: &Bundle) -> Result<()> {
+        self.create(bundle, LONG, &["/bin/sleep", "100000"]).await?;
+        self.begin(LONG).await
+    }
+
+    /// A further process, from the call to its code.
+    pub(crate) async fn exec(&self, round: u32) -> Result<Duration> {
+        let exec = format!("exec-{round}");
+        let mut request = ExecProcessRequest::new();
+        request.container_id = named(LONG);
+        request.exec_id.clone_from(&exec);
+        request.process = Some(Bundle::process(&["/bin/true"])).into();
+        let begin = Instant::now();
+        self.calls.exec_process(soon(), &request).await.context("ExecProcess")?;
+        self.wait(LONG, &exec).await?;
+        Ok(begin.elapsed())
+    }
+
+    pub(crate) async fn end_long(&self) -> Result<()> {
+        let request = SignalProcessRequest { container_id: named(LONG), signal: 9, ..Default::default() };
+        self.calls.signal_process(soon(), &request).await.context("SignalProcess")?;
+        self.remove(LONG).await
+    }
+
+    /// Kills the server; its runtime sees that and ends too.
+    pub(crate) fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -21,6 +21,7 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     deny()?;
     documents()?;
+    crate::conformance::check()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,6 +4,7 @@
 mod bench;
 mod cargo;
 mod check;
+mod conformance;
 mod elf;
 mod guest;
 mod run;

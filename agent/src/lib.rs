@@ -20,6 +20,7 @@ mod dns;
 pub mod error;
 mod exec;
 pub mod gpu;
+pub mod hotplug;
 pub mod log;
 pub mod oom;
 pub mod paths;

@@ -32,4 +32,5 @@ pub mod service;
 pub mod stats;
 pub mod storage;
 pub mod stream;
+mod swap;
 pub mod work;

@@ -59,18 +59,19 @@ impl Hotplug {
     /// # Errors
     /// It is no PCI path, the function has several disks, or none came in time.
     pub async fn block_by_pci(&self, path: &str) -> Result<PathBuf> {
-        let place = place(path)?;
-        self.wait(&format!("disk at PCI path {path}"), async || {
-            let Found { address, folder } = match place.find(&self.sysfs) {
+        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let what = format!("disk at PCI path {path}");
+        self.wait(&what, move || {
+            let Found { address, folder } = match place.find(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
-            match block::behind(&self.sysfs, &folder).as_slice() {
+            match block::behind(&at.sysfs, &folder).as_slice() {
                 [] => {
                     let driver = block::driver(&folder);
                     Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no disk")))
                 }
-                [disk] => self.usable(disk).await,
+                [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("PCI path {path} (function {address})"), several)),
             }
         })
@@ -82,32 +83,24 @@ impl Hotplug {
     /// # Errors
     /// It is no such address, several hosts have a disk there, or none came in time.
     pub async fn block_by_scsi(&self, address: &str) -> Result<PathBuf> {
-        let scsi: Scsi = address.parse()?;
+        let (scsi, at): (Scsi, Self) = (address.parse()?, self.clone());
         let mut scanned: Vec<String> = Vec::new();
-        self.wait(&format!("disk at SCSI address {address}"), async || {
-            for host in scsi::hosts(&self.sysfs) {
-                if scsi::at(&self.sysfs, scsi).is_empty() && !scanned.contains(&host) {
-                    self.scan(&host, scsi).await?;
+        self.wait(&format!("disk at SCSI address {scsi}"), move || {
+            for host in scsi::hosts(&at.sysfs) {
+                if scsi::at(&at.sysfs, scsi).is_empty() && !scanned.contains(&host) {
+                    scsi::scan(&at.sysfs, &host, scsi)
+                        .map_err(|error| Error::internal(format!("{host} cannot look for it: {error}")))?;
                     scanned.push(host);
                 }
             }
-            match scsi::at(&self.sysfs, scsi).as_slice() {
+            match scsi::at(&at.sysfs, scsi).as_slice() {
                 [] if scanned.is_empty() => {
                     Ok(Look::NotYet("the guest has no SCSI host; is virtio_scsi in its kernel?".to_owned()))
                 }
                 [] => Ok(Look::NotYet(format!("{} looked for it and found none", scanned.join(", ")))),
-                [disk] => self.usable(disk).await,
-                several => Err(ambiguous(&format!("SCSI address {address}"), several)),
+                [disk] => Ok(at.usable(disk)),
+                several => Err(ambiguous(&format!("SCSI address {scsi}"), several)),
             }
-        })
-        .await
-    }
-
-    async fn scan(&self, host: &str, scsi: Scsi) -> Result<()> {
-        let (sysfs, name) = (self.sysfs.clone(), host.to_owned());
-        work::blocking(move || {
-            scsi::scan(&sysfs, &name, scsi)
-                .map_err(|error| Error::internal(format!("{name} cannot look for SCSI disk {scsi}: {error}")))
         })
         .await
     }
@@ -117,9 +110,9 @@ impl Hotplug {
     /// # Errors
     /// It is no such path, or did not come in time.
     pub async fn block_by_node(&self, node: &str) -> Result<PathBuf> {
-        let name = node_name(node)?;
-        self.wait(&format!("disk {node}"), async || match block::named(&self.sysfs, name) {
-            Some(disk) => self.usable(&disk).await,
+        let (name, at) = (node_name(node)?.to_owned(), self.clone());
+        self.wait(&format!("disk {node}"), move || match block::named(&at.sysfs, &name) {
+            Some(disk) => Ok(at.usable(&disk)),
             None => Ok(Look::NotYet(format!("the kernel has no block device {name}"))),
         })
         .await
@@ -130,9 +123,10 @@ impl Hotplug {
     /// # Errors
     /// It is no PCI path, the function has several interfaces, or none came in time.
     pub async fn net_by_pci(&self, path: &str) -> Result<String> {
-        let place = place(path)?;
-        self.wait(&format!("network interface at PCI path {path}"), async || {
-            let Found { address, folder } = match place.find(&self.sysfs) {
+        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let what = format!("network interface at PCI path {path}");
+        self.wait(&what, move || {
+            let Found { address, folder } = match place.find(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
@@ -160,24 +154,42 @@ impl Hotplug {
     /// # Errors
     /// It is no PCI path, or no function came in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
-        let place = place(path)?;
-        self.wait(&format!("PCI function at {path}"), async || match place.find(&self.sysfs) {
+        let (place, sysfs) = (place(path)?, self.sysfs.clone());
+        self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
             Ok(found) => Ok(Look::Found(found.address)),
             Err(missing) => Ok(Look::NotYet(missing.to_string())),
         })
         .await
     }
 
-    async fn usable(&self, disk: &Disk) -> Result<Look<PathBuf>> {
-        let (node, number, check) = (self.dev.join(&disk.name), disk.number, self.check);
-        work::blocking(move || Ok(check(&node, number).map_or_else(Look::NotYet, |()| Look::Found(node)))).await
+    /// Waits for a node that the kernel makes, such as one below `/dev/vfio`.
+    ///
+    /// # Errors
+    /// It did not come in time.
+    pub async fn node(&self, node: &Path, what: &str) -> Result<()> {
+        let node = node.to_owned();
+        self.wait(what, move || match node.exists() {
+            true => Ok(Look::Found(())),
+            false => Ok(Look::NotYet(format!("there is no {}", node.display()))),
+        })
+        .await
+    }
+
+    fn usable(&self, disk: &Disk) -> Look<PathBuf> {
+        let node = self.dev.join(&disk.name);
+        (self.check)(&node, disk.number).map_or_else(Look::NotYet, |()| Look::Found(node))
     }
 
     /// Looks until it is found or the deadline has passed.
-    async fn wait<T>(&self, what: &str, mut look: impl AsyncFnMut() -> Result<Look<T>>) -> Result<T> {
+    async fn wait<T, L>(&self, what: &str, look: L) -> Result<T>
+    where
+        T: Send + 'static,
+        L: FnMut() -> Result<Look<T>> + Send + 'static,
+    {
         let begin = Instant::now();
         let during = |error: Error| error.during(what);
-        if let Look::Found(found) = look().await.map_err(during)? {
+        let (mut look, seen) = beside(look).await?;
+        if let Look::Found(found) = seen.map_err(during)? {
             return Ok(found);
         }
         let unheard = |error: std::io::Error| {
@@ -185,7 +197,9 @@ impl Hotplug {
         };
         let mut events = Uevents::open().map_err(unheard)?;
         loop {
-            let missing = match look().await.map_err(during)? {
+            let seen;
+            (look, seen) = beside(look).await?;
+            let missing = match seen.map_err(during)? {
                 Look::Found(found) => return Ok(found),
                 Look::NotYet(missing) => missing,
             };
@@ -203,6 +217,19 @@ impl Hotplug {
             }
         }
     }
+}
+
+/// One look, beside the server: a disk that is opened and a host that scans block.
+async fn beside<T, L>(mut look: L) -> Result<(L, Result<Look<T>>)>
+where
+    T: Send + 'static,
+    L: FnMut() -> Result<Look<T>> + Send + 'static,
+{
+    work::blocking(move || {
+        let seen = look();
+        Ok((look, seen))
+    })
+    .await
 }
 
 fn place(path: &str) -> Result<Place> {

@@ -46,11 +46,7 @@ pub(super) async fn take(hotplug: &Hotplug, paths: &Paths, functions: Vec<Addres
     hotplug.node(&there, &format!("IOMMU group {group} of {first}")).await?;
     let mut nodes = vec![Node::replacing(&there, listed, &node)?];
     for function in functions {
-        let folder = paths.sysfs.join("bus/pci/devices").join(function.to_string()).join("vfio-dev");
-        let Some(name) = fs::read_dir(folder).ok().and_then(|mut entries| Some(entries.next()?.ok()?.file_name()))
-        else {
-            continue;
-        };
+        let Some(name) = device_of(&paths.sysfs, function) else { continue };
         let path = Path::new("/dev/vfio/devices").join(&name);
         let there = paths.root.join("dev/vfio/devices").join(&name);
         hotplug.node(&there, &format!("VFIO device of {function}")).await?;
@@ -61,6 +57,14 @@ pub(super) async fn take(hotplug: &Hotplug, paths: &Paths, functions: Vec<Addres
 
 fn folder(sysfs: &Path, function: Address) -> PathBuf {
     sysfs.join("bus/pci/devices").join(function.to_string())
+}
+
+/// The function's own VFIO device, `vfioN`. Without IOMMUFD the kernel lists it
+/// too, but it has no number and so no node.
+fn device_of(sysfs: &Path, function: Address) -> Option<String> {
+    let devices = fs::read_dir(folder(sysfs, function).join("vfio-dev")).ok()?;
+    let device = devices.flatten().find(|device| device.path().join("dev").exists())?;
+    Some(device.file_name().to_string_lossy().into_owned())
 }
 
 /// The one IOMMU group that all are in.
@@ -196,6 +200,18 @@ mod tests {
         plant(root.path(), "0000:02:00.0", "8", Some("vfio-pci"), "0x020000");
         bind(root.path(), address("0000:02:00.0")).unwrap();
         assert!(!root.path().join("bus/pci/devices/0000:02:00.0/driver_override").exists(), "bound already");
+    }
+
+    #[test]
+    fn a_device_of_its_own_is_one_with_a_number() {
+        let root = tempfile::tempdir().unwrap();
+        let function = address("0000:01:00.0");
+        assert_eq!(device_of(root.path(), function), None);
+        let device = folder(root.path(), function).join("vfio-dev/vfio3");
+        fs::create_dir_all(&device).unwrap();
+        assert_eq!(device_of(root.path(), function), None);
+        fs::write(device.join("dev"), "511:3\n").unwrap();
+        assert_eq!(device_of(root.path(), function).as_deref(), Some("vfio3"));
     }
 
     #[test]

@@ -104,7 +104,7 @@ async fn ready(vm: &Vm) -> Agent {
 
 /// Why it was refused.
 async fn refused(agent: &Agent, request: &CreateContainerRequest) -> String {
-    let error = agent.calls().create_container(with_duration(CALL), request).await.expect_err("it is refused");
+    let error = agent.calls().create_container(with_duration(CALL), request).await.unwrap_err();
     error.to_string()
 }
 

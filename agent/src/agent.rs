@@ -13,6 +13,7 @@ use crate::container::Container;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
+use crate::hotplug::Hotplug;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
@@ -31,6 +32,8 @@ pub struct Agent {
     pub control: Option<Arc<Control>>,
     /// Where GPUs come from.
     pub gpus: Source,
+    /// Finds other devices.
+    pub hotplug: Hotplug,
     /// Who was killed for want of memory.
     pub oom: Oom,
     state: Mutex<State>,
@@ -72,7 +75,8 @@ impl Agent {
         gpus: Source,
     ) -> Arc<Self> {
         let state = Mutex::new(State::default());
-        Arc::new(Self { config, paths, runtime, control, gpus, oom: Oom::default(), state })
+        let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
+        Arc::new(Self { config, paths, runtime, control, gpus, hotplug, oom: Oom::default(), state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -12,6 +12,9 @@ const DEFAULT_ADDRESS: &str = "vsock://-1:1024";
 /// How long a container may wait for its GPUs.
 const DEFAULT_CDI_TIMEOUT: Duration = Duration::from_secs(100);
 
+/// How long a device that is plugged in may take to come.
+const DEFAULT_HOTPLUG_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// The agent's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -21,6 +24,8 @@ pub struct Config {
     pub log: LevelFilter,
     /// The longest wait for GPUs.
     pub cdi_timeout: Duration,
+    /// The longest wait for a device that is being plugged in.
+    pub hotplug_timeout: Duration,
     /// PID 1's socket; without one the agent works alone.
     pub control: Option<PathBuf>,
 }
@@ -37,11 +42,15 @@ impl Config {
     /// be read leaves the default: an agent that does not start helps nobody.
     pub fn of(line: &CommandLine, environment: impl Fn(&str) -> Option<String>) -> Self {
         let address = environment("AGENT_ADDR").or_else(|| line.value("agent.server_addr").map(str::to_owned));
-        let seconds = line.value("agent.cdi_timeout").and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0);
+        let seconds = |name| {
+            let seconds = line.value(name).and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0);
+            seconds.map(Duration::from_secs)
+        };
         Self {
             address: address.filter(|address| !address.is_empty()).unwrap_or_else(|| DEFAULT_ADDRESS.to_owned()),
             log: line.value("agent.log").and_then(level).unwrap_or(LevelFilter::Error),
-            cdi_timeout: seconds.map_or(DEFAULT_CDI_TIMEOUT, Duration::from_secs),
+            cdi_timeout: seconds("agent.cdi_timeout").unwrap_or(DEFAULT_CDI_TIMEOUT),
+            hotplug_timeout: seconds("agent.hotplug_timeout").unwrap_or(DEFAULT_HOTPLUG_TIMEOUT),
             control: environment("FIRSTLIGHT_CONTROL").filter(|path| !path.is_empty()).map(PathBuf::from),
         }
     }
@@ -73,10 +82,12 @@ mod tests {
 
     #[test]
     fn the_environment_beats_the_command_line() {
-        let line = CommandLine::parse("agent.log=debug agent.server_addr=tcp://x agent.cdi_timeout=7");
+        let line =
+            CommandLine::parse("agent.log=debug agent.server_addr=tcp://x agent.cdi_timeout=7 agent.hotplug_timeout=9");
         let config = Config::of(&line, |_| None);
         assert_eq!((config.address.as_str(), config.log), ("tcp://x", LevelFilter::Debug));
         assert_eq!(config.cdi_timeout, Duration::from_secs(7));
+        assert_eq!(config.hotplug_timeout, Duration::from_secs(9));
         let config = Config::of(&line, |name| Some(format!("/{name}")));
         assert_eq!(config.address, "/AGENT_ADDR");
         assert_eq!(config.control, Some("/FIRSTLIGHT_CONTROL".into()));
@@ -84,7 +95,8 @@ mod tests {
 
     #[test]
     fn nonsense_leaves_the_defaults() {
-        let line = CommandLine::parse("agent.log=loud agent.cdi_timeout=soon agent.server_addr=");
+        let line =
+            CommandLine::parse("agent.log=loud agent.cdi_timeout=soon agent.hotplug_timeout=0 agent.server_addr=");
         assert_eq!(Config::of(&line, |_| None), Config::of(&CommandLine::default(), |_| None));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oci_spec::runtime::LinuxCapabilities;
 
+use crate::devices::Functions;
 use crate::error::{Error, Result};
 use crate::process::Process;
 
@@ -33,6 +34,8 @@ pub struct Container {
     pub cgroup: PathBuf,
     /// What a further process may do unless it says so itself.
     pub capabilities: Option<LinuxCapabilities>,
+    /// Its PCI functions, on the host and here.
+    pub functions: Functions,
     inner: Mutex<Inner>,
 }
 
@@ -67,7 +70,15 @@ impl Container {
         let first = Entry { process: first, fetched: false };
         let processes = HashMap::from([(String::new(), first)]);
         let inner = Inner { phase: Phase::Creating, pid: None, storages: Vec::new(), processes, execs: 0 };
-        Self { id: id.to_owned(), bundle, cgroup, capabilities, inner: Mutex::new(inner) }
+        let functions = Functions::default();
+        Self { id: id.to_owned(), bundle, cgroup, capabilities, functions, inner: Mutex::new(inner) }
+    }
+
+    /// The same with these PCI functions.
+    #[must_use]
+    pub fn with(mut self, functions: Functions) -> Self {
+        self.functions = functions;
+        self
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -10,6 +10,7 @@ use rustix::termios::Winsize;
 
 use crate::agent::Agent;
 use crate::container::{Container, Phase};
+use crate::devices::Functions;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
@@ -50,15 +51,15 @@ impl Agent {
         let id = request.container_id.clone();
         check_id(&id)?;
         self.free(&id)?;
-        let mut message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?.clone();
+        let message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?;
         if !request.shared_mounts.is_empty() {
             return Err(Error::new(ttrpc::Code::UNIMPLEMENTED, "shared mounts between containers"));
         }
         let size = message.Process.as_ref().and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
-        let annotations = std::mem::take(&mut message.Annotations);
-        let wants = gpu::wants(&annotations, &request.devices, &self.paths.sysfs)?;
-        message.Annotations = annotations;
-        let mut spec = convert::spec(&message).map_err(|error| Error::invalid(error.to_string()))?;
+        let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
+        let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
+        let functions = attached.map_err(|error| error.during(&format!("container {id}")))?;
+        let wants = gpu::wants(&message.Annotations, &request.devices, &self.paths.sysfs)?;
         let patience = timeout
             .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
         let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
@@ -66,7 +67,7 @@ impl Agent {
 
         let agent = Arc::clone(self);
         let undoing = Arc::clone(self);
-        let job = async move { agent.make(request, spec, size).await };
+        let job = async move { agent.make(request, spec, functions, size).await };
         work::whole_or_undone(job, move |container: Arc<Container>| async move {
             log::warn!("container {}: whoever asked for it is gone; removing it", container.id);
             if let Err(error) = remove::remove(&undoing, &container, remove::PATIENCE).await {
@@ -81,6 +82,7 @@ impl Agent {
         self: Arc<Self>,
         request: CreateContainerRequest,
         mut spec: Spec,
+        functions: Functions,
         size: Option<Winsize>,
     ) -> Result<Arc<Container>> {
         let id = request.container_id.as_str();
@@ -99,7 +101,8 @@ impl Agent {
         let terminal = process.terminal().unwrap_or(false);
         let first = Arc::new(Process::new(terminal));
         let capabilities = process.capabilities().clone();
-        let container = Arc::new(Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first)));
+        let container = Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first));
+        let container = Arc::new(container.with(functions));
         self.add(&container)?;
         match self.assemble(&container, &first, request, spec, terminal, size).await {
             Ok(()) => {

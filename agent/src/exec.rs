@@ -35,6 +35,7 @@ impl Agent {
         if message.Capabilities.is_none() {
             process.set_capabilities(container.capabilities.clone());
         }
+        container.functions.translate(&mut process);
         let size = message.ConsoleSize.as_ref().and_then(winsize);
         let terminal = process.terminal().unwrap_or(false);
         let name = request.exec_id;

@@ -28,7 +28,19 @@ const VSOCK_DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
 const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 
 /// What containers' file systems and networks are made of.
-const CONTAINER_MODULES: &[&str] = &["overlay", "erofs", "virtiofs", "virtio_blk", "virtio_net"];
+const CONTAINER_MODULES: &[&str] = &[
+    "overlay",
+    "erofs",
+    "virtiofs",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_scsi",
+    "sd_mod",
+    "nfit",
+    "nd_pmem",
+    "vfio_iommu_type1",
+    "vfio-pci",
+];
 
 /// The GPU driver, in the order in which it is loaded.
 const NVIDIA_MODULES: &[&str] = &["nvidia", "nvidia-uvm"];

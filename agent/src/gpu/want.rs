@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firstlight_agent_api::agent::Device;
 use firstlight_cdi::{DeviceName, GPU_KIND};
-use firstlight_pci::Address;
+use firstlight_pci::{Address, Place};
 
 use crate::error::{Error, Result};
 
@@ -130,42 +130,11 @@ fn is_gpu(sysfs: &Path, address: Address) -> bool {
     })
 }
 
-/// The address of a function whose place in the PCI tree is given as slots from
-/// the root complex, e.g. `02/00`: hexadecimal, each with an optional function
-/// number. `None` if there is no such place.
+/// The address of the function at a PCI path such as `02/00`; `None` if there
+/// is no such place.
 #[must_use]
 pub fn pci_path(sysfs: &Path, path: &str) -> Option<Address> {
-    let steps: Vec<(u8, u8)> = path.split('/').map(step).collect::<Option<_>>()?;
-    // A first step that is no slot number is the bus of a second root complex.
-    let (root, steps) = match steps.split_first()? {
-        ((bus, 0), rest) if *bus >= 0x20 && rest.len() >= 2 => (*bus, rest),
-        _ => (0, &steps[..]),
-    };
-    let mut folder = sysfs.join(format!("devices/pci0000:{root:02x}"));
-    let mut bus = root;
-    let mut address = None;
-    for (at, (device, function)) in steps.iter().enumerate() {
-        let here = Address { domain: 0, bus, device: *device, function: *function };
-        folder.push(here.to_string());
-        address = Some(here);
-        if at + 1 < steps.len() {
-            bus = bus_behind(&folder)?;
-        }
-    }
-    address.filter(|_| folder.exists())
-}
-
-fn step(text: &str) -> Option<(u8, u8)> {
-    let (slot, function) = text.split_once('.').unwrap_or((text, "0"));
-    let number = |text: &str| u8::from_str_radix(text, 16).ok().filter(|_| !text.starts_with('+'));
-    Some((number(slot)?, number(function).filter(|function| *function < 8)?))
-}
-
-/// The bus behind a bridge.
-fn bus_behind(bridge: &Path) -> Option<u8> {
-    let entry: PathBuf = std::fs::read_dir(bridge.join("pci_bus")).ok()?.flatten().next()?.path();
-    let name = entry.file_name()?.to_string_lossy().into_owned();
-    u8::from_str_radix(name.rsplit(':').next()?, 16).ok()
+    path.parse::<Place>().ok()?.find(sysfs).ok().map(|found| found.address)
 }
 
 #[cfg(test)]

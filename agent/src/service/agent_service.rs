@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use firstlight_agent_api::agent::{
-    AgentDetails, CloseStdinRequest, CreateContainerRequest, CreateSandboxRequest, DestroySandboxRequest,
-    ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent, OnlineCPUMemRequest,
-    ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest, RemoveStaleVirtiofsShareMountsRequest,
-    SignalProcessRequest, StartContainerRequest, StatsContainerRequest, StatsContainerResponse, TtyWinResizeRequest,
-    UpdateEphemeralMountsRequest, WaitProcessRequest, WaitProcessResponse, WriteStreamRequest, WriteStreamResponse,
+    AddSwapPathRequest, AddSwapRequest, AgentDetails, CloseStdinRequest, CreateContainerRequest, CreateSandboxRequest,
+    DestroySandboxRequest, ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent,
+    OnlineCPUMemRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
+    RemoveStaleVirtiofsShareMountsRequest, SignalProcessRequest, StartContainerRequest, StatsContainerRequest,
+    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, WaitProcessRequest, WaitProcessResponse,
+    WriteStreamRequest, WriteStreamResponse,
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use protobuf::well_known_types::empty::Empty;
@@ -21,7 +22,7 @@ use ttrpc::r#async::TtrpcContext;
 use super::VERSION;
 use crate::agent::Agent;
 use crate::error::Error;
-use crate::{stats, storage, work};
+use crate::{devices, stats, storage, work};
 
 pub(super) struct Calls(pub(super) Arc<Agent>);
 
@@ -127,6 +128,14 @@ impl AgentService for Calls {
         Err(unimplemented("CPU hot-plug: give the VM its CPUs at the start (static_sandbox_resource_mgmt)"))
     }
 
+    async fn add_swap(&self, _: &TtrpcContext, request: AddSwapRequest) -> Reply<Empty> {
+        Ok(self.0.add_swap(&request.PCIPath).await.map(|()| Empty::new())?)
+    }
+
+    async fn add_swap_path(&self, _: &TtrpcContext, request: AddSwapPathRequest) -> Reply<Empty> {
+        Ok(self.0.add_swap_path(&request.path).await.map(|()| Empty::new())?)
+    }
+
     async fn update_ephemeral_mounts(&self, _: &TtrpcContext, request: UpdateEphemeralMountsRequest) -> Reply<Empty> {
         if request.storages.is_empty() {
             return Ok(Empty::new());
@@ -157,6 +166,7 @@ fn details(request: &GuestDetailsRequest, sysfs: &Path) -> GuestDetailsResponse 
     reply.agent_details = Some(AgentDetails {
         version: VERSION.to_owned(),
         init_daemon: false,
+        device_handlers: devices::kinds().map(str::to_owned).collect(),
         storage_handlers: storage::drivers().map(str::to_owned).collect(),
         supports_seccomp: true,
         ..Default::default()

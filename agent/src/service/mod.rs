@@ -36,6 +36,8 @@ const SERVED: &[&str] = &[
     "OnlineCPUMem",
     "GetGuestDetails",
     "GetOOMEvent",
+    "AddSwap",
+    "AddSwapPath",
 ];
 
 /// Every service of the agent.

@@ -7,7 +7,9 @@
 mod address;
 mod function;
 mod kind;
+mod place;
 
 pub use address::{Address, ParseAddressError};
 pub use function::{Function, ScanError, scan};
 pub use kind::{KINDS, Kind, kind_of};
+pub use place::{Found, Missing, ParsePlaceError, Place};

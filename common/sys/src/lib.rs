@@ -9,3 +9,4 @@ pub mod net;
 pub mod nvidia;
 pub mod signals;
 pub mod spawn;
+pub mod swap;

@@ -134,6 +134,12 @@ impl Agent {
         self
     }
 
+    /// Every call that the agent serves, for what has no method here.
+    #[must_use]
+    pub fn calls(&self) -> &AgentServiceClient {
+        &self.agent
+    }
+
     fn context(&self) -> Context {
         context::with_duration(self.short)
     }

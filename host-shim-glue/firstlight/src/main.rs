@@ -101,6 +101,8 @@ impl RunArgs {
                 cpus: self.cpus,
                 accelerator: Accelerator::detect(),
                 devices: user.chain(host).collect(),
+                persistent: Vec::new(),
+                iommu: false,
                 shares: Vec::new(),
                 cid: 3,
             },

@@ -49,6 +49,14 @@ pub enum VmError {
         /// The end of the console.
         last_words: String,
     },
+    /// QEMU's monitor did not do what it was asked.
+    #[error("virtual machine: monitor: {command}: {what}")]
+    Monitor {
+        /// The command.
+        command: String,
+        /// What QEMU says about it.
+        what: String,
+    },
     /// QEMU could not be waited for.
     #[error("virtual machine: cannot wait for QEMU: {0}")]
     Wait(#[source] io::Error),

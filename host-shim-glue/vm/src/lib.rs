@@ -7,15 +7,19 @@
 #![forbid(unsafe_code)]
 
 mod console;
+mod device;
 mod error;
 mod helper;
 mod machine;
+mod qmp;
 mod tool;
 mod vm;
 pub mod vsock;
 
 pub use console::Console;
+pub use device::Device;
 pub use error::VmError;
-pub use machine::{Accelerator, Device, Machine, Share};
+pub use machine::{Accelerator, Machine, Memory, Share};
+pub use qmp::Qmp;
 pub use tool::Tool;
 pub use vm::{Exit, Vm};

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Tool;
+use crate::{Device, Tool};
 
 /// How guest instructions are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,21 +34,6 @@ impl Accelerator {
     }
 }
 
-/// A PCI device handed to the guest, each behind a root port of its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Device {
-    /// A device served by a process over vfio-user.
-    VfioUser {
-        /// Its socket.
-        socket: PathBuf,
-    },
-    /// A device of this host, bound to vfio-pci.
-    Vfio {
-        /// Its PCI address on the host.
-        host: String,
-    },
-}
-
 /// A folder of the host, shared by virtio-fs.
 #[derive(Debug, Clone)]
 pub struct Share {
@@ -56,6 +41,15 @@ pub struct Share {
     pub tag: String,
     /// The folder.
     pub folder: PathBuf,
+}
+
+/// A file as persistent memory (NVDIMM).
+#[derive(Debug, Clone)]
+pub struct Memory {
+    /// The file, of at least that size.
+    pub file: PathBuf,
+    /// Its size, MiB; a multiple of 2.
+    pub mib: u32,
 }
 
 /// Everything that a virtual machine is made of.
@@ -81,6 +75,10 @@ pub struct Machine {
     pub accelerator: Accelerator,
     /// PCI devices, in the order of their root ports.
     pub devices: Vec<Device>,
+    /// Memory that keeps its content.
+    pub persistent: Vec<Memory>,
+    /// Whether the guest has an IOMMU for its devices.
+    pub iommu: bool,
     /// Shared folders.
     pub shares: Vec<Share>,
     /// The guest's vsock context id, 3 or more.
@@ -101,6 +99,11 @@ impl Files<'_> {
         self.0.join("vsock.sock")
     }
 
+    /// QEMU's monitor.
+    pub(crate) fn monitor(&self) -> PathBuf {
+        self.0.join("monitor.sock")
+    }
+
     /// vhost-user socket of a share.
     pub(crate) fn share(&self, at: usize) -> PathBuf {
         self.0.join(format!("fs{at}.sock"))
@@ -118,9 +121,6 @@ const EVERY_EVENT: &str = "event_idx=off";
 /// uses it in its allocator, to die of that.
 const TCG_CPU: &str = "max,phys-bits=46,-cx16";
 
-/// Root ports are the functions of slots from here on, eight a slot.
-const FIRST_PORT_SLOT: usize = 0x10;
-
 impl Machine {
     /// QEMU's arguments for this machine with its sockets in `folder` and the
     /// serial port's text in `serial`.
@@ -130,9 +130,14 @@ impl Machine {
         let mut line = Arguments::default();
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.pair("-display", "none");
-        line.pair("-machine", "q35,memory-backend=mem");
+        let persistent: u32 = self.persistent.iter().map(|memory| memory.mib).sum();
+        line.pair(
+            "-machine",
+            if persistent > 0 { "q35,memory-backend=mem,nvdimm=on" } else { "q35,memory-backend=mem" },
+        );
         line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
-        line.pair("-m", format!("{}M", self.memory_mib));
+        let room = format!(",slots={},maxmem={}M", self.persistent.len(), self.memory_mib.saturating_add(persistent));
+        line.pair("-m", format!("{}M{}", self.memory_mib, if persistent > 0 { &room } else { "" }));
         line.pair("-smp", self.cpus.to_string());
         match self.accelerator {
             Accelerator::Kvm => {
@@ -163,30 +168,26 @@ impl Machine {
             line.pair("-chardev", option(&format!("socket,id=fs{at},path="), &files.share(at)));
             line.pair("-device", format!("vhost-user-fs-pci,chardev=fs{at},tag={},{EVERY_EVENT}", share.tag));
         }
-        for (at, device) in self.devices.iter().enumerate() {
-            let (slot, function) = (FIRST_PORT_SLOT + at / 8, at % 8);
+        let mut monitor = option("unix:", &files.monitor());
+        monitor.push(",server=on,wait=off");
+        line.pair("-qmp", monitor);
+        if self.iommu {
+            // Without its caching mode QEMU aborts when the guest enables it.
+            line.pair("-device", "intel-iommu,intremap=on,caching-mode=on");
+        }
+        for (at, Memory { file, mib }) in self.persistent.iter().enumerate() {
             line.pair(
-                "-device",
-                format!("pcie-root-port,id=port{at},chassis={},slot={at},bus=pcie.0,addr={slot:x}.{function},multifunction=on", at + 1),
+                "-object",
+                option(&format!("memory-backend-file,id=pmem{at},share=on,size={mib}M,mem-path="), file),
             );
-            line.pair("-device", device.argument(at));
+            line.pair("-device", format!("nvdimm,id=nvdimm{at},memdev=pmem{at}"));
+        }
+        for (at, device) in self.devices.iter().enumerate() {
+            for (option, value) in device.arguments(at) {
+                line.pair(option, value);
+            }
         }
         line.0
-    }
-}
-
-impl Device {
-    fn argument(&self, at: usize) -> OsString {
-        match self {
-            // JSON, because the socket is a structure of its own. Paths are ours
-            // and hold no quote or backslash.
-            Self::VfioUser { socket } => format!(
-                r#"{{"driver":"vfio-user-pci","id":"device{at}","bus":"port{at}","socket":{{"type":"unix","path":"{}"}}}}"#,
-                socket.display()
-            )
-            .into(),
-            Self::Vfio { host } => format!("vfio-pci,id=device{at},bus=port{at},host={host}").into(),
-        }
     }
 }
 
@@ -225,6 +226,8 @@ mod tests {
             cpus: 2,
             accelerator: Accelerator::Tcg,
             devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
+            persistent: Vec::new(),
+            iommu: false,
             shares: vec![Share { tag: "kataShared".into(), folder: "/f".into() }],
             cid: 3,
         }
@@ -245,7 +248,20 @@ mod tests {
         assert_eq!(text.matches("pcie-root-port").count(), 9);
         assert!(text.contains("addr=10.7,multifunction=on"), "{text}");
         assert!(text.contains("addr=11.0,multifunction=on"), "{text}");
-        assert!(text.contains(r#""bus":"port8","socket":{"type":"unix","path":"/s/8.sock"}"#), "{text}");
+        assert!(
+            text.contains(
+                r#""bus":"port8","driver":"vfio-user-pci","id":"device8","socket":{"path":"/s/8.sock","type":"unix"}"#
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn persistent_memory_has_room_beside_the_guests_own() {
+        let mut machine = machine();
+        machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
+        let text = text(&machine);
+        assert!(text.contains("nvdimm=on") && text.contains("-m 512M,slots=1,maxmem=576M"), "{text}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::helper::Helper;
 use crate::machine::Files;
-use crate::{Console, Machine, VmError, vsock};
+use crate::{Console, Machine, Qmp, VmError, vsock};
 
 /// A running virtual machine. Dropping it kills QEMU and its daemons.
 #[derive(Debug)]
@@ -121,6 +121,14 @@ impl Vm {
                 Err(VmError::Connect { port, elapsed: begin.elapsed(), last, last_words })
             }
         }
+    }
+
+    /// Connects to QEMU's monitor; one at a time.
+    ///
+    /// # Errors
+    /// QEMU has not made its socket yet, or has ended.
+    pub async fn monitor(&self) -> Result<Qmp, VmError> {
+        Qmp::connect(&Files(&self.folder).monitor()).await
     }
 
     /// The end of the console, of QEMU's and the daemons' errors; of the serial port where the console is empty.

@@ -41,6 +41,27 @@ pub(crate) const TARGETS: &[Target] = &[
         read: |bytes| drop(text(bytes).parse::<firstlight_pci::Address>()),
     },
     Target {
+        name: "pci-path",
+        seeds: &[b"02/03", b"10.3/00.1", b"20/00/02", b"00/01/02/03/04/05/06/07"],
+        read: |bytes| {
+            if let Ok(place) = text(bytes).parse::<firstlight_pci::Place>() {
+                let _ = (place.to_string(), place.find(Path::new("/sys")));
+            }
+        },
+    },
+    Target {
+        name: "uevent",
+        seeds: &[
+            b"add@/devices/pci0000:00/0000:00:02.0/0000:01:00.0/virtio5/block/vda\0ACTION=add\0DEVPATH=/devices/pci0000:00/0000:00:02.0/0000:01:00.0/virtio5/block/vda\0SUBSYSTEM=block\0MAJOR=254\0MINOR=0\0DEVNAME=vda\0SEQNUM=812\0",
+            b"remove@/x\0ACTION=remove\0DEVPATH=/x\0SUBSYSTEM=memory\0",
+        ],
+        read: |bytes| {
+            if let Some(event) = firstlight_agent::hotplug::Uevent::parse(bytes) {
+                let _ = (event.is_news(), event.variable("DEVNAME"));
+            }
+        },
+    },
+    Target {
         name: "console",
         seeds: &[
             b"firstlight/1 {\"boot\":{\"init_version\":\"1\",\"kernel\":\"6\",\"pid1_start_us\":1}}\nfirstlight/1 {\"state\":\"ready\"}\n",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use firstlight_synthetic_gpu::{Device as Gpu, PROFILES, profile};
-use firstlight_vm::{Accelerator, Device, Machine};
+use firstlight_vm::{Accelerator, Device, Machine, Memory, Share};
 use tempfile::TempDir;
 
 use crate::gpus::{GpuError, SyntheticGpus};
@@ -22,6 +22,14 @@ const COMMAND_LINE: &str = "console=hvc0 earlyprintk=ttyS0 quiet panic=-1 reboot
 pub struct Guest {
     /// Its GPUs and other devices, in bus order.
     pub devices: Vec<Gpu>,
+    /// What else is plugged in, on the root ports after the GPUs'.
+    pub hardware: Vec<Device>,
+    /// Memory that keeps its content.
+    pub persistent: Vec<Memory>,
+    /// Whether it has an IOMMU of its own.
+    pub iommu: bool,
+    /// Folders of the host.
+    pub shares: Vec<Share>,
     /// Appended to the kernel command line.
     pub parameters: Vec<String>,
     /// The image; the lab's own if none is given.
@@ -40,6 +48,10 @@ impl Default for Guest {
     fn default() -> Self {
         Self {
             devices: Vec::new(),
+            hardware: Vec::new(),
+            persistent: Vec::new(),
+            iommu: false,
+            shares: Vec::new(),
             parameters: Vec::new(),
             initrd: None,
             kernel: None,
@@ -105,7 +117,8 @@ impl Lab {
             .tempdir()
             .map_err(|source| GpuError::Spawn { program: std::env::temp_dir(), source })?;
         let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, folder.path(), &guest.devices)?;
-        let devices = gpus.sockets().iter().map(|socket| Device::VfioUser { socket: socket.clone() }).collect();
+        let gpu = |socket: &PathBuf| Device::VfioUser { socket: socket.clone() };
+        let devices = gpus.sockets().iter().map(gpu).chain(guest.hardware.iter().cloned()).collect();
         let accelerator = if guest.counting { Accelerator::TcgCounting } else { accelerator() };
         let mut command_line = COMMAND_LINE.to_owned();
         for parameter in &guest.parameters {
@@ -123,7 +136,9 @@ impl Lab {
             cpus: if guest.counting { 1 } else { guest.cpus },
             accelerator,
             devices,
-            shares: Vec::new(),
+            persistent: guest.persistent.clone(),
+            iommu: guest.iommu,
+            shares: guest.shares.clone(),
             cid: 3,
         };
         Ok(Prepared { machine, _gpus: gpus, _folder: folder })

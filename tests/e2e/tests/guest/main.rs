@@ -6,5 +6,6 @@ mod agent_in_guest;
 mod agent_life;
 mod command;
 mod containers;
+mod devices;
 mod faults;
 mod first_light;

@@ -1,0 +1,154 @@
+//! Devices of a container: those that the request names, and which ones it may open.
+//!
+//! A request describes devices as the host knows them. Each is found in the
+//! guest, waiting if it is on its way, and then stands in the configuration
+//! with the guest's numbers. All are found before anything is changed, and all
+//! changes are made at once: one device cannot undo another's.
+
+mod allow;
+mod apply;
+mod environment;
+mod vfio;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use firstlight_agent_api::agent::Device;
+use firstlight_pci::Address;
+use futures::future::try_join_all;
+use oci_spec::runtime::Spec;
+
+pub use self::allow::allow;
+use self::apply::Node;
+use crate::error::{Error, Result};
+use crate::hotplug::Hotplug;
+use crate::paths::Paths;
+
+/// More devices than this in one request are a mistake or an attack.
+const MAX_DEVICES: usize = 512;
+
+/// How a device is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A disk whose id is its PCI path.
+    PciDisk,
+    /// A disk whose id is `ID:LUN`.
+    ScsiDisk,
+    /// A disk that the request names by its node in the guest.
+    NamedDisk,
+    /// A PCI function that a program in the container drives.
+    Vfio,
+    /// A PCI function that the guest's kernel drives.
+    GuestDriven,
+}
+
+/// The types by the names that shims send.
+const KINDS: &[(&str, Kind)] = &[
+    ("blk", Kind::PciDisk),
+    ("mmioblk", Kind::NamedDisk),
+    ("scsi", Kind::ScsiDisk),
+    ("nvdimm", Kind::NamedDisk),
+    ("vfio-pci", Kind::Vfio),
+    ("vfio-pci-gk", Kind::GuestDriven),
+];
+
+/// The names of the types that there are.
+pub fn kinds() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|(name, _)| *name)
+}
+
+/// PCI functions of a container: the host's address, and the guest's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Functions(BTreeMap<Address, Address>);
+
+/// What one device of a request is in the guest.
+#[derive(Debug, Default)]
+struct Found {
+    nodes: Vec<Node>,
+    functions: Vec<(Address, Address)>,
+    /// Whether the device may have brought nodes below `/dev/infiniband`.
+    passed_through: bool,
+}
+
+/// Finds the devices of a request and puts them into the container's
+/// configuration: nodes, numbers, rules, and addresses in its environment.
+///
+/// # Errors
+/// A type is not known, a device makes no sense or does not come in time; then
+/// the configuration is as it was.
+pub async fn attach(hotplug: &Hotplug, paths: &Paths, devices: &[Device], spec: &mut Spec) -> Result<Functions> {
+    if devices.len() > MAX_DEVICES {
+        return Err(Error::invalid(format!("{} devices in one request; {MAX_DEVICES} at most", devices.len())));
+    }
+    let found = try_join_all(devices.iter().map(|device| async move {
+        let name: String = format!("device {:?} ({})", device.container_path, device.type_).chars().take(200).collect();
+        find(hotplug, paths, device).await.map_err(|error| error.during(&name))
+    }))
+    .await?;
+    let mut functions = Functions::default();
+    let mut nodes = Vec::new();
+    let passed_through = found.iter().any(|found| found.passed_through);
+    for found in found {
+        functions.0.extend(found.functions);
+        nodes.extend(found.nodes);
+    }
+    if passed_through {
+        nodes.extend(apply::infiniband(&paths.root));
+    }
+    apply::nodes(spec, nodes)?;
+    if let Some(process) = spec.process_mut() {
+        functions.translate(process);
+    }
+    Ok(functions)
+}
+
+async fn find(hotplug: &Hotplug, paths: &Paths, device: &Device) -> Result<Found> {
+    let kind = KINDS.iter().find(|(name, _)| *name == device.type_).map(|(_, kind)| *kind);
+    let kind = kind.ok_or_else(|| {
+        let known: Vec<&str> = kinds().collect();
+        Error::invalid(format!("there is no such type of device; this agent has {}", known.join(", ")))
+    })?;
+    let disk = async |node: Result<PathBuf>| -> Result<Found> {
+        let node = Node::disk(&node?, &device.container_path)?;
+        Ok(Found { nodes: vec![node], ..Found::default() })
+    };
+    match kind {
+        Kind::PciDisk if device.id.is_empty() => disk(hotplug.block_by_node(&device.vm_path).await).await,
+        Kind::PciDisk => disk(hotplug.block_by_pci(&device.id).await).await,
+        Kind::ScsiDisk => disk(hotplug.block_by_scsi(&device.id).await).await,
+        Kind::NamedDisk => disk(hotplug.block_by_node(&device.vm_path).await).await,
+        Kind::Vfio => {
+            let functions = placed(hotplug, device).await?;
+            let guests = functions.iter().map(|(_, guest)| *guest).collect();
+            let nodes = vfio::take(hotplug, paths, guests, &device.container_path).await?;
+            Ok(Found { nodes, functions, passed_through: true })
+        }
+        Kind::GuestDriven => {
+            let functions = placed(hotplug, device).await?;
+            Ok(Found { nodes: Vec::new(), functions, passed_through: true })
+        }
+    }
+}
+
+/// The functions that a device's options name, `HOST ADDRESS=GUEST PCI PATH`
+/// each, once they are there.
+async fn placed(hotplug: &Hotplug, device: &Device) -> Result<Vec<(Address, Address)>> {
+    let mut places = Vec::new();
+    for option in device.options.iter().take(MAX_DEVICES) {
+        let shown: String = option.chars().take(80).collect();
+        let wrong = || Error::invalid(format!("option {shown:?} is not HOST-ADDRESS=GUEST-PCI-PATH"));
+        let (host, path) = option.split_once('=').ok_or_else(wrong)?;
+        let host: Address = host.parse().map_err(|_| wrong())?;
+        if path.is_empty() {
+            // A shim that does not know where the VMM has put it.
+            log::warn!("device {host} of the host: the shim names no PCI path; it is not waited for");
+            continue;
+        }
+        places.push((host, path));
+    }
+    try_join_all(places.into_iter().map(|(host, path)| async move { Ok((host, hotplug.pci_function(path).await?)) }))
+        .await
+}
+
+#[cfg(test)]
+mod tests;

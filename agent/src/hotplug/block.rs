@@ -1,0 +1,90 @@
+//! Disks in sysfs.
+
+use std::fs;
+use std::path::Path;
+
+use super::node::Number;
+
+/// A disk or a partition that the kernel lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Disk {
+    /// Its name, which is its node's.
+    pub(super) name: String,
+    /// Its number.
+    pub(super) number: Number,
+}
+
+/// Names in a folder that begin so, sorted; none if there is no such folder.
+pub(super) fn names(folder: &Path, prefix: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(prefix)).collect();
+    names.sort();
+    names
+}
+
+/// The disk of that name.
+pub(super) fn named(sysfs: &Path, name: &str) -> Option<Disk> {
+    let number = Number::of(&sysfs.join("class/block").join(name))?;
+    Some(Disk { name: name.to_owned(), number })
+}
+
+/// The disks that a PCI function is, by its driver: virtio-blk or NVMe.
+pub(super) fn behind(sysfs: &Path, function: &Path) -> Vec<Disk> {
+    let mut found: Vec<String> = Vec::new();
+    for virtio in names(function, "virtio") {
+        found.extend(names(&function.join(virtio).join("block"), ""));
+    }
+    for controller in names(&function.join("nvme"), "nvme") {
+        let spaces = names(&function.join("nvme").join(&controller), "nvme");
+        found.extend(spaces.iter().filter_map(|space| namespace(space)));
+    }
+    found.dedup();
+    found.iter().filter_map(|name| named(sysfs, name)).collect()
+}
+
+/// The disk of an NVMe namespace: `nvme0n1`, also where the kernel shows one
+/// path to it (`nvme0c0n1`), which nobody can open.
+fn namespace(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("nvme")?;
+    let (controller, space) = rest.split_once('n')?;
+    let (subsystem, _) = controller.split_once('c').unwrap_or((controller, ""));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(subsystem) && is_number(space)).then(|| format!("nvme{subsystem}n{space}"))
+}
+
+/// Who drives a function, and what it is: what to look at if no disk comes.
+pub(super) fn driver(function: &Path) -> String {
+    let id = |name: &str| fs::read_to_string(function.join(name)).unwrap_or_default();
+    let id = |name: &str| id(name).trim().trim_start_matches("0x").to_owned();
+    let link = |folder: &Path| {
+        let target = fs::read_link(folder.join("driver")).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    };
+    let virtio = names(function, "virtio").first().map(|name| link(&function.join(name)));
+    let below = match virtio {
+        Some(Some(driver)) => format!(", its virtio device by {driver}"),
+        Some(None) => ", its virtio device by no driver".to_owned(),
+        None => String::new(),
+    };
+    let driver = link(function).unwrap_or_else(|| "no driver".to_owned());
+    format!("{}:{} driven by {driver}{below}", id("vendor"), id("device"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_of_nvme_have_a_disks_name() {
+        for (name, disk) in [
+            ("nvme0n1", Some("nvme0n1")),
+            ("nvme10c3n12", Some("nvme10n12")),
+            ("nvme0", None),
+            ("nvme0n1p1", None),
+            ("nvmen1", None),
+        ] {
+            assert_eq!(namespace(name).as_deref(), disk, "{name}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Disks on SCSI hosts.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use super::block::{self, Disk, names};
+use crate::error::Error;
+
+/// virtio-scsi's largest.
+const MAX_TARGET: u32 = 255;
+const MAX_LUN: u32 = 16383;
+
+/// `ID:LUN` on channel 0 of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scsi {
+    target: u32,
+    lun: u32,
+}
+
+impl fmt::Display for Scsi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.target, self.lun)
+    }
+}
+
+impl FromStr for Scsi {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let number = |text: &str, most: u32| {
+            let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+            text.parse().ok().filter(|number| digits && *number <= most)
+        };
+        let parsed = text
+            .split_once(':')
+            .and_then(|(target, lun)| Some(Self { target: number(target, MAX_TARGET)?, lun: number(lun, MAX_LUN)? }));
+        parsed.ok_or_else(|| {
+            let text: String = text.chars().take(40).collect();
+            Error::invalid(format!("{text:?} is not a SCSI address ID:LUN, decimal, at most {MAX_TARGET}:{MAX_LUN}"))
+        })
+    }
+}
+
+/// The SCSI hosts.
+pub(super) fn hosts(sysfs: &Path) -> Vec<String> {
+    names(&sysfs.join("class/scsi_host"), "host")
+}
+
+/// Has a host look for the disk. Blocks until it has looked.
+pub(super) fn scan(sysfs: &Path, host: &str, scsi: Scsi) -> std::io::Result<()> {
+    let Scsi { target, lun } = scsi;
+    fs::write(sysfs.join("class/scsi_host").join(host).join("scan"), format!("0 {target} {lun}"))
+}
+
+/// The disks at that address, one per host at most.
+pub(super) fn at(sysfs: &Path, scsi: Scsi) -> Vec<Disk> {
+    let devices = sysfs.join("class/scsi_device");
+    let end = format!(":0:{scsi}");
+    let here =
+        names(&devices, "").into_iter().filter(|name| name.strip_suffix(&end).is_some_and(|host| !host.contains(':')));
+    here.flat_map(|name| names(&devices.join(name).join("device/block"), ""))
+        .filter_map(|name| block::named(sysfs, &name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn addresses_are_two_numbers() {
+        assert_eq!("0:1".parse::<Scsi>().unwrap(), Scsi { target: 0, lun: 1 });
+        for text in ["", "0", "0:", ":1", "0:1:2", "256:0", "0:16384", "a:1", "+1:0", " 1:0"] {
+            assert!(text.parse::<Scsi>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_address_or_an_error(text in "[0-9:]{0,12}|\\PC{0,12}") {
+            if let Ok(scsi) = text.parse::<Scsi>() {
+                prop_assert_eq!(scsi.to_string().parse::<Scsi>().unwrap(), scsi);
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! A place in the PCI tree, as a host names it that cannot know the guest's bus numbers.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::Address;
+
+/// The most bridges on the way to a function; PCI itself ends at 256 buses.
+const MAX_STEPS: usize = 32;
+
+/// A first number from here on is no slot but the bus of a further root complex
+/// (QEMU's `pxb-pcie`), as Kata's shims write it.
+const FIRST_ROOT: u8 = 0x20;
+
+/// Slots from the root complex to a function, e.g. `02/03`: hexadecimal, each
+/// with an optional function number (`02.1/00`). `20/00/02` begins at the root
+/// complex whose bus is 0x20.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    root: u8,
+    steps: Vec<Slot>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Slot {
+    device: u8,
+    function: u8,
+}
+
+/// A text that is no place in a PCI tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a PCI path: {reason}; expected slots in hexadecimal such as 02/03, 02.1/00 or 20/00/02")]
+pub struct ParsePlaceError {
+    text: String,
+    reason: &'static str,
+}
+
+/// A function that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its address.
+    pub address: Address,
+    /// Its folder in sysfs.
+    pub folder: PathBuf,
+}
+
+/// How far a place could be followed: what is not there (yet).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// The root complex.
+    #[error("there is no root complex pci0000:{bus:02x}")]
+    Root {
+        /// Its bus.
+        bus: u8,
+    },
+    /// A function on a root complex's bus.
+    #[error("there is no function {address} on root complex pci0000:{:02x}", address.bus)]
+    OnRoot {
+        /// Where it would be.
+        address: Address,
+    },
+    /// A function behind a bridge that is there.
+    #[error("bridge {bridge} is there, function {address} behind it is not")]
+    Behind {
+        /// The last bridge that was found.
+        bridge: Address,
+        /// Where the function would be.
+        address: Address,
+    },
+    /// A function that is there has no bus behind it.
+    #[error(
+        "{bridge} is there and has no bus behind it: it is no bridge, or one without devices that is not set up yet"
+    )]
+    Bus {
+        /// The function.
+        bridge: Address,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.root != 0 {
+            write!(f, "{:02x}/", self.root)?;
+        }
+        for (at, Slot { device, function }) in self.steps.iter().enumerate() {
+            let slash = if at == 0 { "" } else { "/" };
+            write!(f, "{slash}{device:02x}")?;
+            if *function != 0 {
+                write!(f, ".{function:x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn hex(text: &str, reason: &'static str) -> Result<u8, &'static str> {
+    let digits = (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if digits { u8::from_str_radix(text, 16).map_err(|_| reason) } else { Err(reason) }
+}
+
+fn slot(text: &str) -> Result<Slot, &'static str> {
+    let (device, function) = text.split_once('.').unwrap_or((text, "0"));
+    let device = hex(device, "a slot is not one or two hexadecimal digits")?;
+    let function = hex(function, "a function is not 0 to 7")?;
+    match (device < 32, function < 8) {
+        (true, true) => Ok(Slot { device, function }),
+        (false, _) => Err("a slot is above 1f"),
+        (_, false) => Err("a function is not 0 to 7"),
+    }
+}
+
+fn parse(text: &str) -> Result<Place, &'static str> {
+    let mut words = text.split('/').peekable();
+    let first = words.peek().and_then(|word| hex(word, "").ok()).filter(|number| *number >= FIRST_ROOT);
+    if first.is_some() {
+        words.next();
+    }
+    let steps: Vec<Slot> = words.take(MAX_STEPS + 1).map(slot).collect::<Result<_, _>>()?;
+    match steps.len() {
+        0 => Err("a root complex alone is no function"),
+        1..=MAX_STEPS => Ok(Place { root: first.unwrap_or(0), steps }),
+        _ => Err("it has more than 32 slots"),
+    }
+}
+
+impl FromStr for Place {
+    type Err = ParsePlaceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).map_err(|reason| ParsePlaceError { text: text.chars().take(60).collect(), reason })
+    }
+}
+
+impl Place {
+    /// Follows the slots through `sysfs` (normally `/sys`).
+    ///
+    /// # Errors
+    /// The first thing on the way that is not there.
+    pub fn find(&self, sysfs: &Path) -> Result<Found, Missing> {
+        let mut folder = root_complex(sysfs, self.root).ok_or(Missing::Root { bus: self.root })?;
+        let mut bridge: Option<Address> = None;
+        let mut bus = self.root;
+        for Slot { device, function } in &self.steps {
+            if let Some(bridge) = bridge {
+                bus = bus_behind(&folder).ok_or(Missing::Bus { bridge })?;
+            }
+            let address = Address { domain: 0, bus, device: *device, function: *function };
+            folder.push(address.to_string());
+            if !folder.is_dir() {
+                return Err(match bridge {
+                    Some(bridge) => Missing::Behind { bridge, address },
+                    None => Missing::OnRoot { address },
+                });
+            }
+            bridge = Some(address);
+        }
+        // The parser lets no place without a slot through.
+        bridge.map(|address| Found { address, folder }).ok_or(Missing::Root { bus: self.root })
+    }
+}
+
+/// The folder of a root complex: directly below `devices`, or below a platform
+/// device where the firmware describes the machine by a device tree.
+fn root_complex(sysfs: &Path, bus: u8) -> Option<PathBuf> {
+    let devices = sysfs.join("devices");
+    let name = format!("pci0000:{bus:02x}");
+    let direct = devices.join(&name);
+    if direct.is_dir() {
+        return Some(direct);
+    }
+    let platform = fs::read_dir(devices.join("platform")).ok()?;
+    platform.flatten().map(|entry| entry.path().join(&name)).find(|folder| folder.is_dir())
+}
+
+/// The bus behind a bridge: what the kernel says, or else what the functions there say.
+fn bus_behind(bridge: &Path) -> Option<u8> {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let told = names(&bridge.join("pci_bus"));
+    if let [only] = told.as_slice() {
+        let (_, bus) = only.rsplit_once(':')?;
+        return u8::from_str_radix(bus, 16).ok();
+    }
+    names(bridge).iter().find_map(|name| name.parse::<Address>().ok()).map(|child| child.bus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plant(sysfs: &Path, path: &str, bus: Option<&str>) {
+        let folder = sysfs.join("devices").join(path);
+        fs::create_dir_all(&folder).unwrap();
+        if let Some(bus) = bus {
+            fs::create_dir_all(folder.join("pci_bus").join(bus)).unwrap();
+        }
+    }
+
+    fn find(sysfs: &Path, text: &str) -> Result<String, Missing> {
+        text.parse::<Place>().unwrap().find(sysfs).map(|found| found.address.to_string())
+    }
+
+    #[test]
+    fn slots_lead_through_bridges_to_a_function() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = root.path();
+        plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
+        plant(sysfs, "pci0000:00/0000:00:02.0/0000:01:03.0", None);
+        plant(sysfs, "pci0000:00/0000:00:05.1", None);
+        // Without pci_bus, the function behind it tells the bus.
+        plant(sysfs, "pci0000:00/0000:00:05.1/0000:0a:00.7", None);
+        plant(sysfs, "pci0000:20/0000:20:00.0", Some("0000:21"));
+        plant(sysfs, "pci0000:20/0000:20:00.0/0000:21:02.0", None);
+        plant(sysfs, "platform/4010000000.pcie/pci0000:30/0000:30:01.0", None);
+        for (text, address) in [
+            ("02", "0000:00:02.0"),
+            ("02/03", "0000:01:03.0"),
+            ("2/3", "0000:01:03.0"),
+            ("05.1/00.7", "0000:0a:00.7"),
+            ("20/00/02", "0000:21:02.0"),
+            ("30/01", "0000:30:01.0"),
+        ] {
+            assert_eq!(find(sysfs, text).unwrap(), address, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_on_the_way_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = root.path();
+        plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
+        plant(sysfs, "pci0000:00/0000:00:03.0", None);
+        for (text, parts) in [
+            ("20/00/02", &["pci0000:20"][..]),
+            ("04/00", &["0000:00:04.0", "root complex"][..]),
+            ("02/01", &["0000:00:02.0 is there", "0000:01:01.0"][..]),
+            ("03/00", &["0000:00:03.0 is there", "no bus"][..]),
+        ] {
+            let error = find(sysfs, text).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused() {
+        for (text, part) in [
+            ("", "slot"),
+            ("/", "slot"),
+            ("02/", "slot"),
+            ("02/20", "above 1f"),
+            ("20", "alone"),
+            ("02.8", "function"),
+            ("02.", "function"),
+            ("+2/00", "slot"),
+            ("0x2", "slot"),
+            ("002/1", "slot"),
+            ("../02", "slot"),
+            (&["01"; 40].join("/"), "more than 32"),
+        ] {
+            let error = text.parse::<Place>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_place_that_round_trips_or_an_error(text in "[0-9a-f./ ]{0,24}|\\PC{0,24}") {
+            if let Ok(place) = text.parse::<Place>() {
+                prop_assert_eq!(place.to_string().parse::<Place>(), Ok(place.clone()));
+                prop_assert!(place.find(Path::new("/nonexistent")).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What is plugged into a machine, at its start or while it runs.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// A PCI device handed to the guest, each behind a root port of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// A device served by a process over vfio-user.
+    VfioUser {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// A device of this host, bound to vfio-pci.
+    Vfio {
+        /// Its PCI address on the host.
+        host: String,
+    },
+    /// A virtio-blk disk.
+    Disk {
+        /// Its raw content.
+        file: PathBuf,
+    },
+    /// An NVMe controller with one disk.
+    Nvme {
+        /// The disk's raw content.
+        file: PathBuf,
+    },
+    /// A virtio-scsi host with one disk.
+    Scsi {
+        /// The disk's raw content.
+        file: PathBuf,
+        /// The disk's target on the host.
+        target: u8,
+        /// The disk's unit on the target.
+        lun: u16,
+    },
+    /// A virtio network interface that leads nowhere.
+    Nic {
+        /// Its hardware address, e.g. `52:54:00:00:00:01`.
+        mac: String,
+    },
+    /// Nothing yet: a port for something that is plugged in later.
+    Empty,
+    /// A device behind a root complex of its own (`pxb-pcie`).
+    Beyond {
+        /// The root complex's bus, 0x20 or more and above all others.
+        bus: u8,
+        /// The device.
+        device: Box<Device>,
+    },
+}
+
+/// Root ports are the functions of slots from here on, eight a slot.
+const FIRST_PORT_SLOT: usize = 0x10;
+
+/// The slot and the function of a root port.
+fn port(at: usize) -> (usize, usize) {
+    (FIRST_PORT_SLOT + at / 8, at % 8)
+}
+
+impl Device {
+    /// The PCI path of the device that is number `at` of its machine, as a shim
+    /// tells it to the guest's agent.
+    #[must_use]
+    pub fn pci_path(&self, at: usize) -> String {
+        let (slot, function) = port(at);
+        match self {
+            Self::Beyond { bus, .. } => format!("{bus:02x}/00/00"),
+            _ if function == 0 => format!("{slot:02x}/00"),
+            _ => format!("{slot:02x}.{function}/00"),
+        }
+    }
+
+    /// The arguments for it and its root port: pairs of an option and its value.
+    pub(crate) fn arguments(&self, at: usize) -> Vec<(&'static str, OsString)> {
+        let (slot, function) = port(at);
+        let chassis = at + 1;
+        let mut all: Vec<(&'static str, OsString)> = Vec::new();
+        let device = if let Self::Beyond { bus, device } = self {
+            all.push(("-device", format!("pxb-pcie,id=root{at},bus_nr={bus},bus=pcie.0").into()));
+            let port = format!("pcie-root-port,id=port{at},chassis={chassis},slot={at},bus=root{at}");
+            all.push(("-device", port.into()));
+            device
+        } else {
+            let place = format!("bus=pcie.0,addr={slot:x}.{function},multifunction=on");
+            all.push(("-device", format!("pcie-root-port,id=port{at},chassis={chassis},slot={at},{place}").into()));
+            self
+        };
+        // JSON throughout, as QEMU's monitor takes the same. Paths are ours and
+        // hold no quote or backslash.
+        all.extend(device.back(at).map(|(option, value)| (option, value.to_string().into())));
+        all.extend(device.front(at).into_iter().map(|value| ("-device", value.to_string().into())));
+        all
+    }
+
+    /// What QEMU needs behind the device: the option and its value.
+    pub(crate) fn back(&self, at: usize) -> Option<(&'static str, serde_json::Value)> {
+        match self {
+            Self::Disk { file } | Self::Nvme { file } | Self::Scsi { file, .. } => {
+                let file = file.to_string_lossy();
+                Some((
+                    "-blockdev",
+                    serde_json::json!({"driver": "file", "node-name": format!("disk{at}"), "filename": file}),
+                ))
+            }
+            Self::Nic { .. } => {
+                Some(("-netdev", serde_json::json!({"type": "hubport", "id": format!("net{at}"), "hubid": at})))
+            }
+            Self::VfioUser { .. } | Self::Vfio { .. } | Self::Empty | Self::Beyond { .. } => None,
+        }
+    }
+
+    /// What QEMU shows to the guest, in order.
+    pub(crate) fn front(&self, at: usize) -> Vec<serde_json::Value> {
+        let (id, bus, disk) = (format!("device{at}"), format!("port{at}"), format!("disk{at}"));
+        match self {
+            Self::VfioUser { socket } => vec![serde_json::json!({
+                "driver": "vfio-user-pci", "id": id, "bus": bus,
+                "socket": {"type": "unix", "path": socket.to_string_lossy()},
+            })],
+            Self::Vfio { host } => vec![serde_json::json!({"driver": "vfio-pci", "id": id, "bus": bus, "host": host})],
+            Self::Disk { .. } => {
+                vec![serde_json::json!({"driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk})]
+            }
+            Self::Nvme { .. } => {
+                vec![serde_json::json!({"driver": "nvme", "id": id, "bus": bus, "drive": disk, "serial": disk})]
+            }
+            Self::Scsi { target, lun, .. } => vec![
+                serde_json::json!({"driver": "virtio-scsi-pci", "id": id, "bus": bus}),
+                serde_json::json!({
+                    "driver": "scsi-hd", "id": format!("{id}-disk"), "bus": format!("{id}.0"), "drive": disk,
+                    "channel": 0, "scsi-id": target, "lun": lun,
+                }),
+            ],
+            Self::Nic { mac } => vec![serde_json::json!({
+                "driver": "virtio-net-pci", "id": id, "bus": bus, "netdev": format!("net{at}"), "mac": mac,
+                // No firmware boots from it.
+                "romfile": "",
+            })],
+            Self::Empty | Self::Beyond { .. } => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_those_of_the_arguments() {
+        let disk = Device::Disk { file: "/d".into() };
+        assert_eq!(disk.pci_path(0), "10/00");
+        assert_eq!(disk.pci_path(11), "11.3/00");
+        let beyond = Device::Beyond { bus: 0x20, device: Box::new(disk) };
+        assert_eq!(beyond.pci_path(3), "20/00/00");
+        let text: Vec<String> =
+            beyond.arguments(3).iter().map(|(_, value)| value.to_string_lossy().into_owned()).collect();
+        assert!(text[0].contains("pxb-pcie") && text[0].contains("bus_nr=32"), "{text:?}");
+        assert!(text[1].contains("bus=root3") && text[2].contains("disk3") && text[3].contains("port3"), "{text:?}");
+    }
+}

@@ -1,0 +1,129 @@
+//! QEMU's monitor: what is plugged in while the guest runs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::{Device, VmError};
+
+/// One command may take this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// QEMU's longest answer to what is asked here is far below.
+const MAX_LINE: u64 = 1 << 20;
+
+/// A connection to the monitor. Events are passed over.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    /// Connects and takes the commands on.
+    ///
+    /// # Errors
+    /// Nothing listens, or it is no monitor.
+    pub async fn connect(socket: &Path) -> Result<Self, VmError> {
+        let wrong = |what: String| VmError::Monitor { command: "connect".to_owned(), what };
+        let stream = UnixStream::connect(socket).await.map_err(|error| wrong(error.to_string()))?;
+        let mut monitor = Self { stream: BufReader::new(stream) };
+        let greeting = monitor.line().await.map_err(wrong)?;
+        if greeting.get("QMP").is_none() {
+            return Err(wrong(format!("greeted with {greeting}")));
+        }
+        monitor.execute("qmp_capabilities", json!({})).await?;
+        Ok(monitor)
+    }
+
+    /// Runs one command; what it returns.
+    ///
+    /// # Errors
+    /// QEMU refuses it, is gone, or does not answer.
+    pub async fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, VmError> {
+        let request = format!("{}\n", json!({"execute": command, "arguments": arguments}));
+        let answer = async {
+            self.stream.get_mut().write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
+            loop {
+                let mut line = self.line().await?;
+                if let Some(error) = line.get("error") {
+                    return Err(error.get("desc").and_then(Value::as_str).unwrap_or("no reason").to_owned());
+                }
+                if let Some(result) = line.get_mut("return") {
+                    return Ok(result.take());
+                }
+            }
+        };
+        let answer = timeout(PATIENCE, answer).await.unwrap_or_else(|_| Err(format!("no answer in {PATIENCE:?}")));
+        answer.map_err(|what| VmError::Monitor { command: command.to_owned(), what })
+    }
+
+    /// Plugs a device into the machine's empty port number `at`.
+    ///
+    /// # Errors
+    /// QEMU refuses a part of it.
+    pub async fn plug(&mut self, at: usize, device: &Device) -> Result<(), VmError> {
+        if let Some((option, value)) = device.back(at) {
+            let command = if option == "-netdev" { "netdev_add" } else { "blockdev-add" };
+            self.execute(command, value).await?;
+        }
+        for value in device.front(at) {
+            self.execute("device_add", value).await?;
+        }
+        Ok(())
+    }
+
+    async fn line(&mut self) -> Result<Value, String> {
+        let mut line = Vec::new();
+        let mut bounded = (&mut self.stream).take(MAX_LINE);
+        let read = bounded.read_until(b'\n', &mut line).await.map_err(|error| error.to_string())?;
+        if read == 0 {
+            return Err("the monitor has closed".to_owned());
+        }
+        serde_json::from_slice(&line).map_err(|error| format!("not an answer: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+
+    #[tokio::test]
+    async fn commands_are_answered_past_events_and_refusals_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = BufReader::new(stream);
+            let mut asked = Vec::new();
+            for answer in [
+                "{\"QMP\": {}}\n",
+                "{\"return\": {}}\n",
+                "{\"event\": \"X\"}\n{\"return\": {}}\n",
+                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"Bus 'port9' not found\"}}\n",
+            ] {
+                if !asked.is_empty() || answer.contains("return") {
+                    let mut line = String::new();
+                    stream.read_line(&mut line).await.unwrap();
+                    asked.push(line);
+                }
+                stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
+            }
+            asked
+        };
+        let client = async {
+            let mut monitor = Qmp::connect(&path).await.unwrap();
+            monitor.plug(9, &Device::Disk { file: "/d".into() }).await
+        };
+        let (asked, result) = tokio::join!(server, client);
+        assert!(asked[0].contains("qmp_capabilities"), "{asked:?}");
+        assert!(asked[1].contains("blockdev-add") && asked[2].contains("virtio-blk-pci"), "{asked:?}");
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("device_add") && error.contains("port9"), "{error}");
+    }
+}

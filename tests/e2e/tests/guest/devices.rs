@@ -1,0 +1,279 @@
+//! Disks and functions of a guest, there at boot or plugged in, and the
+//! containers that get them. Every disk begins with a name of its own, so a
+//! container proves which one it has.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use firstlight::agent::{Agent, Output, SHARED_TAG};
+use firstlight::container;
+use firstlight_agent_api::agent::{AddSwapPathRequest, AddSwapRequest, CreateContainerRequest, Device as Request};
+use firstlight_agent_api::oci::LinuxDevice;
+use firstlight_boot_record::{BootRecord, State};
+use firstlight_e2e::{Scenario, lab};
+use firstlight_lab::Guest;
+use firstlight_oci::Image;
+use firstlight_vm::{Device, Memory, Share, Vm};
+use tempfile::TempDir;
+use tokio::time::timeout;
+use ttrpc::context::with_duration;
+
+/// For one call; the guest's own deadlines are shorter.
+const CALL: Duration = Duration::from_secs(90);
+
+/// MiB of a disk.
+const SIZE: u32 = 16;
+
+/// The host's files of one guest.
+struct Files(TempDir);
+
+impl Files {
+    fn make() -> Self {
+        let files = Self(tempfile::Builder::new().prefix("firstlight-disks-").tempdir().unwrap());
+        fs::create_dir(files.0.path().join("shared")).unwrap();
+        files
+    }
+
+    /// A disk that begins with its name.
+    fn disk(&self, name: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::write(&path, format!("{name}\n")).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(u64::from(SIZE) << 20).unwrap();
+        path
+    }
+
+    /// A disk with a swap area, as mkswap makes it: version 1, the last page, the signature.
+    fn swap(&self, name: &str) -> PathBuf {
+        let path = self.disk(name);
+        let mut page = vec![0; 4096];
+        page[1024..1028].copy_from_slice(&1u32.to_le_bytes());
+        page[1028..1032].copy_from_slice(&((SIZE << 8) - 1).to_le_bytes());
+        page[4086..].copy_from_slice(b"SWAPSPACE2");
+        use std::os::unix::fs::FileExt;
+        fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&page, 0).unwrap();
+        path
+    }
+
+    fn scenario(&self, hardware: Vec<Device>) -> Scenario {
+        let initrd = Some(lab().variant("devices").unwrap().initrd);
+        let shares = vec![Share { tag: SHARED_TAG.into(), folder: self.0.path().join("shared") }];
+        Scenario::guest(Guest { hardware, shares, initrd, ..Guest::default() })
+    }
+
+    /// A request for a container that runs `script`; `devices` by type, id or node, and path.
+    fn request(&self, id: &str, script: &str, devices: &[(&str, &str, &str)]) -> CreateContainerRequest {
+        let image = Image::open(&lab().busybox_image).unwrap();
+        let root = self.0.path().join("shared").join(id).join("rootfs");
+        fs::create_dir_all(&root).unwrap();
+        image.unpack(&root).unwrap();
+        let command = ["/bin/sh", "-c", script].map(str::to_owned);
+        let mut spec = container::spec(id, &image, &command, &[]);
+        let mut request = CreateContainerRequest { container_id: id.into(), ..Default::default() };
+        for (at, (kind, name, path)) in devices.iter().enumerate() {
+            let mut device = Request { type_: (*kind).into(), container_path: (*path).into(), ..Default::default() };
+            match *kind {
+                "nvdimm" | "mmioblk" => device.vm_path = (*name).into(),
+                "vfio-pci" | "vfio-pci-gk" => device.options = vec![(*name).into()],
+                _ => device.id = (*name).into(),
+            }
+            request.devices.push(device);
+            // The host's numbers, which mean something else in the guest.
+            spec.Linux.mut_or_insert_default().Devices.push(LinuxDevice {
+                Path: (*path).into(),
+                Type: if kind.starts_with("vfio") { "c" } else { "b" }.into(),
+                Major: 8,
+                Minor: i64::try_from(at).unwrap() * 16,
+                ..Default::default()
+            });
+        }
+        request.OCI = Some(spec).into();
+        request
+    }
+}
+
+/// An agent with a sandbox, in a guest whose boot is over: its modules are in.
+async fn ready(vm: &Vm) -> Agent {
+    let booted = |record: &BootRecord| matches!(record.state, State::Ready | State::Degraded);
+    let seen = timeout(Duration::from_secs(90), vm.console().wait_for(booted)).await;
+    assert!(seen.is_ok_and(|seen| seen), "the guest has booted:\n{}", vm.last_words());
+    let agent = Agent::new(vm.connect(1024, Duration::from_secs(30)).await.unwrap(), CALL);
+    agent.create_sandbox("sandbox").await.unwrap();
+    agent
+}
+
+/// Why it was refused.
+async fn refused(agent: &Agent, request: &CreateContainerRequest) -> String {
+    let error = agent.calls().create_container(with_duration(CALL), request).await.unwrap_err();
+    error.to_string()
+}
+
+/// What a container writes from its making to its end.
+async fn output(agent: &Agent, request: &CreateContainerRequest) -> String {
+    let id = &request.container_id;
+    agent.calls().create_container(with_duration(CALL), request).await.unwrap();
+    agent.start_container(id).await.unwrap();
+    let output = agent.read_all(id, Output::Stdout).await.unwrap();
+    agent.wait(id).await.unwrap();
+    agent.remove_container(id).await.unwrap();
+    output
+}
+
+#[test]
+fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
+    let files = Files::make();
+    let beyond = Box::new(Device::Disk { file: files.disk("beyond") });
+    let hardware = vec![
+        Device::Disk { file: files.disk("virtio") },
+        Device::Nvme { file: files.disk("nvme") },
+        Device::Scsi { file: files.disk("scsi"), target: 3, lun: 2 },
+        Device::Beyond { bus: 0x20, device: beyond },
+        Device::Disk { file: files.disk("foreign") },
+        Device::Empty,
+    ];
+    let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
+    let mut scenario = files.scenario(hardware);
+    scenario.guest.persistent = vec![Memory { file: files.disk("persistent"), mib: SIZE }];
+    scenario.parameter("agent.hotplug_timeout=2").watched(async |vm| {
+        let agent = ready(vm).await;
+        let script = "for d in a b c d e; do head -n 1 /dev/xd$d; done; \
+            ls -l /dev/xda | tr -s ' ,' ' ' | cut -d ' ' -f 5,6; \
+            n=0; \
+            while [ $n -lt 64 ]; do mknod /dev/p$n b 254 $n; head -n 1 /dev/p$n 2>&1; n=$((n+16)); done";
+        let request = files.request(
+            "c1",
+            script,
+            &[
+                ("blk", &paths[0], "/dev/xda"),
+                ("blk", &paths[1], "/dev/xdb"),
+                ("scsi", "3:2", "/dev/xdc"),
+                ("blk", &paths[3], "/dev/xdd"),
+                ("nvdimm", "/dev/pmem0", "/dev/xde"),
+            ],
+        );
+        let said = output(&agent, &request).await;
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.get(..5), Some(&["virtio", "nvme", "scsi", "beyond", "persistent"][..]), "{said}");
+        assert!(!said.contains("foreign") && said.contains("Operation not permitted"), "{said}");
+
+        // What is not there is named, with how far its path leads, within the guest's deadline.
+        let begin = Instant::now();
+        let missing = [
+            (("blk", paths[5].as_str()), "bridge 0000:00:10.5 is there"),
+            (("blk", "05/00"), "no function 0000:00:05.0"),
+            (("blk", "30/00/00"), "no root complex pci0000:30"),
+            (("scsi", "3:9"), "looked for it and found none"),
+            (("nvdimm", "/dev/pmem7"), "no block device pmem7"),
+            (("disc", "x"), "no such type of device"),
+        ];
+        for (at, ((kind, name), part)) in missing.into_iter().enumerate() {
+            let request = files.request(&format!("m{at}"), "true", &[(kind, name, "/dev/xda")]);
+            let error = refused(&agent, &request).await;
+            assert!(error.contains(part) && error.contains("/dev/xda"), "{part} in {error}");
+            assert!(kind == "disc" || error.contains("agent.hotplug_timeout=4"), "{error}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
+    });
+}
+
+#[test]
+fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
+    let files = Files::make();
+    let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
+    let hardware = vec![Device::Empty, Device::Empty, Device::Empty];
+    let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
+    files.scenario(hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
+        let agent = ready(vm).await;
+        let mut monitor = vm.monitor().await.unwrap();
+        // Asked for before it comes.
+        let request = files.request("c1", "head -n 1 /dev/xda", &[("blk", &paths[0], "/dev/xda")]);
+        let asked = output(&agent, &request);
+        let plugged = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            monitor.plug(0, &Device::Disk { file: late }).await.unwrap();
+        };
+        let begin = Instant::now();
+        let (said, ()) = tokio::join!(asked, plugged);
+        println!("  asked 1 s before: {:?} to the container's end", begin.elapsed());
+        assert_eq!(said, "late\n");
+
+        // There for a while before it is asked for.
+        monitor.plug(1, &Device::Disk { file: early }).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let begin = Instant::now();
+        let request = files.request("c2", "head -n 1 /dev/xda", &[("blk", &paths[1], "/dev/xda")]);
+        assert_eq!(output(&agent, &request).await, "early\n");
+        println!("  asked after: {:?} to the container's end", begin.elapsed());
+
+        // Plugged in together with its host.
+        let request = files.request("c3", "head -n 1 /dev/xda", &[("scsi", "0:1", "/dev/xda")]);
+        let asked = output(&agent, &request);
+        let unit = Device::Scsi { file: scsi, target: 0, lun: 1 };
+        let plugged = monitor.plug(2, &unit);
+        let (said, plugged) = tokio::join!(asked, plugged);
+        plugged.unwrap();
+        assert_eq!(said, "unit\n");
+    });
+}
+
+#[test]
+fn the_guest_swaps_to_disks_and_to_nothing_else() {
+    let files = Files::make();
+    let hardware = vec![
+        Device::Disk { file: files.swap("swap-a") },
+        Device::Disk { file: files.swap("swap-b") },
+        Device::Disk { file: files.disk("plain") },
+    ];
+    files.scenario(hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
+        let agent = ready(vm).await;
+        let by_place = |slots: &[u32]| AddSwapRequest { PCIPath: slots.to_vec(), ..Default::default() };
+        let by_path = |path: &str| AddSwapPathRequest { path: path.into(), ..Default::default() };
+        agent.calls().add_swap(with_duration(CALL), &by_place(&[0x10, 0])).await.unwrap();
+        let error = agent.calls().add_swap(with_duration(CALL), &by_place(&[0x10, 0])).await.unwrap_err().to_string();
+        assert!(error.contains("/dev/vda") && error.contains("in use"), "{error}");
+        agent.calls().add_swap_path(with_duration(CALL), &by_path("/dev/vdb")).await.unwrap();
+        for (path, part) in [
+            ("/dev/vdc", "no swap area"),
+            ("/etc/passwd", "neither a disk"),
+            ("/run/kata-containers/sandbox/../../../etc/passwd", "cannot open"),
+        ] {
+            let error = agent.calls().add_swap_path(with_duration(CALL), &by_path(path)).await.unwrap_err().to_string();
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        let said = output(&agent, &files.request("c1", "cat /proc/swaps", &[])).await;
+        assert!(said.contains("/dev/vda") && said.contains("/dev/vdb") && !said.contains("/dev/vdc"), "{said}");
+    });
+}
+
+#[test]
+fn a_function_goes_to_a_program_in_the_container_or_stays_with_the_kernel() {
+    let files = Files::make();
+    let hardware: Vec<Device> =
+        ["52:54:00:00:00:01", "52:54:00:00:00:02"].map(|mac| Device::Nic { mac: mac.into() }).into();
+    let mut scenario = files.scenario(hardware).parameter("intel_iommu=on").parameter("agent.hotplug_timeout=20");
+    scenario.guest.iommu = true;
+    scenario.watched(async |vm| {
+        let agent = ready(vm).await;
+        let script = "for n in /dev/vfio/*; do : < $n && echo opened $n; done; echo $PCIDEVICE_NET; \
+            for f in $(echo $PCIDEVICE_NET | tr , ' '); do \
+            basename $(readlink /sys/bus/pci/devices/$f/driver); done";
+        let mut request = files.request(
+            "c1",
+            script,
+            &[
+                ("vfio-pci", "0000:c1:00.0=10/00", "/dev/vfio/77"),
+                ("vfio-pci-gk", "0000:c2:00.0=10.1/00", "/dev/vfio/78"),
+            ],
+        );
+        let spec = request.OCI.mut_or_insert_default();
+        // A shim takes the nodes of functions that the guest's kernel drives out.
+        spec.Linux.mut_or_insert_default().Devices.pop();
+        let environment = &mut spec.Process.mut_or_insert_default().Env;
+        environment.push("PCIDEVICE_NET=0000:c1:00.0,0000:c2:00.0".into());
+        let said = output(&agent, &request).await;
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[0].starts_with("opened /dev/vfio/") && !said.contains("/dev/vfio/77"), "{said}");
+        assert!(lines[1].starts_with("0000:") && !lines[1].contains("0000:c1"), "{said}");
+        assert_eq!(lines[2..], ["vfio-pci", "virtio-pci"], "{said}");
+    });
+}

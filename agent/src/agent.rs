@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use firstlight_agent_api::agent::{CreateSandboxRequest, Storage};
+use firstlight_agent_api::agent::CreateSandboxRequest;
 use firstlight_runtime::Call;
 use ttrpc::Code;
 
@@ -17,7 +17,7 @@ use crate::hotplug::Hotplug;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
-use crate::{dns, storage, work};
+use crate::{dns, storage};
 
 /// The agent. Everything is behind locks that are held for moments.
 #[derive(Debug)]
@@ -36,6 +36,10 @@ pub struct Agent {
     pub hotplug: Hotplug,
     /// Who was killed for want of memory.
     pub oom: Oom,
+    /// What is mounted for containers.
+    pub storages: storage::Table,
+    /// Names of containers in their pod.
+    pub names: storage::Names,
     state: Mutex<State>,
 }
 
@@ -43,7 +47,6 @@ pub struct Agent {
 struct State {
     sandbox: Sandbox,
     containers: BTreeMap<String, Arc<Container>>,
-    storages: BTreeMap<String, Use>,
     first: Option<String>,
 }
 
@@ -54,14 +57,6 @@ enum Sandbox {
     Creating,
     Created,
     Destroyed,
-}
-
-/// How a storage is used.
-#[derive(Debug, Default)]
-struct Use {
-    users: usize,
-    /// Kept until the guest ends, whoever uses it.
-    keep: bool,
 }
 
 impl Agent {
@@ -75,8 +70,10 @@ impl Agent {
         gpus: Source,
     ) -> Arc<Self> {
         let state = Mutex::new(State::default());
+        let (oom, names) = (Oom::default(), storage::Names::default());
         let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
-        Arc::new(Self { config, paths, runtime, control, gpus, hotplug, oom: Oom::default(), state })
+        let storages = storage::Table::new(paths.clone(), hotplug.clone());
+        Arc::new(Self { config, paths, runtime, control, gpus, hotplug, oom, storages, names, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -118,44 +115,13 @@ impl Agent {
         }
         let (folder, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
         self.runtime.call(Call::Namespaces { folder, hostname }, &[]).await?;
-        for storage in &request.storages {
-            self.use_storage(storage.clone(), true).await?;
+        // The sandbox is a user that never leaves, so they stay until the guest ends.
+        let made = self.storages.add_all(request.storages.clone()).await?;
+        let written = dns::write(&self.paths, &request.dns);
+        if written.is_err() {
+            self.storages.remove_all(made).await;
         }
-        dns::write(&self.paths, &request.dns)
-    }
-
-    /// Makes a storage, or uses the one that is there.
-    ///
-    /// # Errors
-    /// It cannot be made.
-    pub async fn use_storage(&self, storage: Storage, keep: bool) -> Result<()> {
-        let mount_point = storage.mount_point.clone();
-        {
-            let mut state = self.state();
-            let entry = state.storages.entry(mount_point.clone()).or_default();
-            entry.users += 1;
-            entry.keep |= keep || storage.shared;
-            if entry.users > 1 {
-                return Ok(());
-            }
-        }
-        let made = work::blocking(move || storage::add(&storage)).await;
-        if made.is_err() {
-            self.state().storages.remove(&mount_point);
-        }
-        made
-    }
-
-    /// Gives a use of a storage back; the last one unmounts it.
-    pub fn drop_storage(&self, mount_point: &str) {
-        let mut state = self.state();
-        let Some(entry) = state.storages.get_mut(mount_point) else { return };
-        entry.users = entry.users.saturating_sub(1);
-        if entry.users == 0 && !entry.keep {
-            state.storages.remove(mount_point);
-            drop(state);
-            storage::remove(mount_point);
-        }
+        written
     }
 
     /// The namespaces that a new container shares.

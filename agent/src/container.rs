@@ -115,17 +115,15 @@ impl Container {
         self.inner().pid = pid;
     }
 
-    /// Notes a storage that it uses.
-    pub fn add_storage(&self, mount_point: &str) {
-        self.inner().storages.push(mount_point.to_owned());
+    /// Notes the storages that it uses.
+    pub fn set_storages(&self, mount_points: Vec<String>) {
+        self.inner().storages = mount_points;
     }
 
-    /// The storages that it uses, last one first; they are no longer its own.
+    /// The storages that it uses; they are no longer its own.
     #[must_use]
     pub fn take_storages(&self) -> Vec<String> {
-        let mut storages = std::mem::take(&mut self.inner().storages);
-        storages.reverse();
-        storages
+        std::mem::take(&mut self.inner().storages)
     }
 
     /// The runtime's name of a process: callers call the first one by the

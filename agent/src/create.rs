@@ -14,7 +14,7 @@ use crate::devices::Functions;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
-use crate::{adapt, bundle, convert, devices, gpu, remove, work};
+use crate::{adapt, bundle, convert, devices, gpu, remove, storage, work};
 
 /// What is left of a caller's deadline for the error to get back to it.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -52,9 +52,7 @@ impl Agent {
         check_id(&id)?;
         self.free(&id)?;
         let message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?;
-        if !request.shared_mounts.is_empty() {
-            return Err(Error::new(ttrpc::Code::UNIMPLEMENTED, "shared mounts between containers"));
-        }
+        storage::check_shared(&request.shared_mounts)?;
         let size = message.Process.as_ref().and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
         let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
@@ -104,6 +102,7 @@ impl Agent {
         let container = Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first));
         let container = Arc::new(container.with(functions));
         self.add(&container)?;
+        self.names.add(id, spec.annotations().as_ref().unwrap_or(&Default::default()));
         match self.assemble(&container, &first, request, spec, terminal, size).await {
             Ok(()) => {
                 self.event("container-created", &container.id, "");
@@ -125,11 +124,7 @@ impl Agent {
         terminal: bool,
         size: Option<Winsize>,
     ) -> Result<()> {
-        for storage in request.storages {
-            let mount_point = storage.mount_point.clone();
-            self.use_storage(storage, false).await?;
-            container.add_storage(&mount_point);
-        }
+        container.set_storages(self.storages.add_all(request.storages).await?);
         let folder = container.bundle.clone();
         work::blocking(move || bundle::make(&folder, spec)).await?;
         let ends = if terminal { Ends(Vec::new()) } else { first.pipes().await? };
@@ -144,6 +139,7 @@ impl Agent {
         if let Some(master) = master {
             first.attach(master, size).await?;
         }
+        self.share_mounts(&request.shared_mounts, done.pid).await?;
         container.advance(&[Phase::Creating], Phase::Created)?;
         Ok(())
     }

@@ -29,6 +29,9 @@ pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: 
     let before = container.advance(&[Phase::Created, Phase::Started], Phase::Removing)?;
     let result = end(agent, container, patience).await;
     if result.is_err() {
+        // What is mounted for it is not left behind; processes that live on keep
+        // what their own namespace has.
+        agent.storages.remove_all(container.take_storages()).await;
         let _ = container.advance(&[Phase::Removing], before);
         return result;
     }
@@ -66,9 +69,8 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
         Ok(())
     })
     .await;
-    for mount_point in container.take_storages() {
-        agent.drop_storage(&mount_point);
-    }
+    agent.storages.remove_all(container.take_storages()).await;
+    agent.names.forget(&container.id);
     agent.forget(container);
 }
 

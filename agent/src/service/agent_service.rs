@@ -11,10 +11,11 @@ use firstlight_agent_api::agent::{
     DestroySandboxRequest, ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent,
     OnlineCPUMemRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
     RemoveStaleVirtiofsShareMountsRequest, SignalProcessRequest, StartContainerRequest, StatsContainerRequest,
-    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, WaitProcessRequest, WaitProcessResponse,
+    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest, WaitProcessResponse,
     WriteStreamRequest, WriteStreamResponse,
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
+use firstlight_agent_api::csi::VolumeStatsResponse;
 use protobuf::well_known_types::empty::Empty;
 use ttrpc::Code;
 use ttrpc::r#async::TtrpcContext;
@@ -137,10 +138,8 @@ impl AgentService for Calls {
     }
 
     async fn update_ephemeral_mounts(&self, _: &TtrpcContext, request: UpdateEphemeralMountsRequest) -> Reply<Empty> {
-        if request.storages.is_empty() {
-            return Ok(Empty::new());
-        }
-        Err(unimplemented("UpdateEphemeralMounts with storages"))
+        let agent = Arc::clone(&self.0);
+        Ok(work::whole(async move { agent.storages.update(request.storages).await }).await.map(|()| Empty::new())?)
     }
 
     async fn remove_stale_virtiofs_share_mounts(
@@ -148,8 +147,11 @@ impl AgentService for Calls {
         _: &TtrpcContext,
         _: RemoveStaleVirtiofsShareMountsRequest,
     ) -> Reply<Empty> {
-        // Bundles hold no mounts of a removed container, so nothing is stale.
-        Ok(Empty::new())
+        Ok(storage::look_for_stale(&self.0.paths.run).await.map(|()| Empty::new())?)
+    }
+
+    async fn get_volume_stats(&self, _: &TtrpcContext, request: VolumeStatsRequest) -> Reply<VolumeStatsResponse> {
+        Ok(storage::stats(self.0.paths.run.clone(), &request.volume_guest_path).await?)
     }
 }
 

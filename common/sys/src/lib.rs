@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
 pub mod child;
 pub mod fork;
+pub mod mount;
 pub mod net;
 pub mod nvidia;
 pub mod signals;

@@ -1,0 +1,32 @@
+//! `ephemeral`: memory, as a tmpfs or as huge pages, with all options that it came with.
+
+use std::path::Path;
+
+use super::huge_pages::HugePages;
+use super::mount::Detached;
+use super::place::{Kind, Place};
+use super::{Job, Made, Part, group};
+use crate::error::{Error, Result};
+
+/// The kind of memory that a storage asks for.
+pub(super) fn kind(fstype: &str) -> Result<&'static str> {
+    match fstype {
+        "" | "tmpfs" => Ok("tmpfs"),
+        "hugetlbfs" => Ok("hugetlbfs"),
+        other => Err(Error::invalid(format!("file system {other:?} is none of tmpfs, hugetlbfs"))),
+    }
+}
+
+pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+    let kind = kind(&job.storage.fstype)?;
+    let mut made = Made::default();
+    if kind == "hugetlbfs" {
+        made.add(Part::Pages(HugePages::add(&job.paths.sysfs, &job.options)?));
+    }
+    let source = if job.storage.source.is_empty() { kind } else { &job.storage.source };
+    let memory = Detached::filesystem(kind, Some(source), &job.options)?;
+    group::give(&memory, job)?;
+    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Folder)?;
+    made.add(Part::Mount(memory.attach(&job.paths.run, place, &job.options)?));
+    Ok(made)
+}

@@ -1,0 +1,54 @@
+//! `nfs`: a folder of a file server, mounted by the guest itself.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::mount::Detached;
+use super::place::{Kind, Place};
+use super::{Job, Made, group};
+use crate::error::{Error, Result};
+
+/// The server's address in a source such as `10.0.0.2:/export` or `[fd00::2]:/export`.
+fn address(source: &str) -> Result<IpAddr> {
+    let wrong = || {
+        let source: String = source.chars().take(200).collect();
+        Error::invalid(format!(
+            "source {source:?} is no ADDRESS:/PATH; the guest does not resolve names, so give the server's address ([...] for IPv6)"
+        ))
+    };
+    let (host, _) = source.split_once(":/").ok_or_else(wrong)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host.parse().map_err(|_| wrong())
+}
+
+pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+    let kind = match job.storage.fstype.as_str() {
+        kind @ ("nfs" | "nfs4") => kind,
+        other => return Err(Error::invalid(format!("file system {other:?} is none of nfs, nfs4"))),
+    };
+    let address = address(&job.storage.source)?;
+    let mut options = job.options.clone();
+    if options.value("addr").is_none() {
+        // mount.nfs would do this; the kernel knows addresses alone.
+        options.data.push(("addr".to_owned(), Some(address.to_string())));
+    }
+    let share = Detached::filesystem(kind, Some(&job.storage.source), &options)?;
+    group::give(&share, job)?;
+    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Folder)?;
+    Ok(share.attach(&job.paths.run, place, &job.options)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_addresses() {
+        assert_eq!(address("10.0.0.2:/a/b").unwrap().to_string(), "10.0.0.2");
+        assert_eq!(address("[fd00::2]:/").unwrap().to_string(), "fd00::2");
+        assert_eq!(address("fd00::2:/x").unwrap().to_string(), "fd00::2");
+        for wrong in ["server:/a", "10.0.0.2", "10.0.0.2:a", ":/a", ""] {
+            assert!(address(wrong).unwrap_err().to_string().contains("does not resolve names"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `overlayfs`: folders on top of each other.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use super::mount::{Detached, Mounted};
+use super::options::Options;
+use super::place::{self, Kind, Place, by_descriptor};
+use super::scratch::{self, Scratch};
+use super::{Job, Made, Part};
+use crate::error::{Error, Result};
+use crate::paths::Paths;
+
+/// Asks for a folder, of a driver's options.
+const CREATE_FOLDER: &str = "io.katacontainers.volume.overlayfs.create_directory=";
+
+/// Asks for a layer that can be written to, in memory.
+const WRITABLE: &str = "io.katacontainers.fs-opt.overlay-rw";
+
+/// The kernel takes no more layers.
+const MOST_LAYERS: usize = 500;
+
+/// Where layers are, top first, and where changes go.
+#[derive(Debug, Default)]
+pub(super) struct Layers {
+    pub(super) lower: Vec<PathBuf>,
+    /// The layer that is written to, and the kernel's own folder beside it.
+    pub(super) upper: Option<(PathBuf, PathBuf)>,
+}
+
+/// Splits layers at colons that no backslash is before.
+fn split(text: &str) -> Vec<PathBuf> {
+    let mut all = vec![String::new()];
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        match (c, all.last_mut()) {
+            (':', _) => all.push(String::new()),
+            ('\\', Some(last)) => last.extend(rest.next()),
+            (c, Some(last)) => last.push(c),
+            (_, None) => {}
+        }
+    }
+    all.into_iter().filter(|path| !path.is_empty()).map(PathBuf::from).collect()
+}
+
+impl Layers {
+    /// Takes the layers out of a storage's options.
+    fn take(options: &mut Options) -> Result<Self> {
+        let lower = options.take("lowerdir").map(|text| split(&text)).unwrap_or_default();
+        let upper = match (options.take("upperdir"), options.take("workdir")) {
+            (Some(upper), Some(work)) => Some((upper.into(), work.into())),
+            (None, None) => None,
+            _ => return Err(Error::invalid("upperdir and workdir need each other")),
+        };
+        if lower.is_empty() {
+            return Err(Error::invalid("an overlay needs the option lowerdir"));
+        }
+        if lower.len() > MOST_LAYERS {
+            return Err(Error::invalid(format!("{} layers; the kernel takes {MOST_LAYERS}", lower.len())));
+        }
+        Ok(Self { lower, upper })
+    }
+
+    /// Opens every layer without following links: the kernel would follow them.
+    fn open(&self) -> Result<(Vec<OwnedFd>, Option<(OwnedFd, OwnedFd)>)> {
+        let open = |path: &PathBuf| place::existing(path).map_err(|error| error.during("layer"));
+        let lower = self.lower.iter().map(open).collect::<Result<_>>()?;
+        let upper = match &self.upper {
+            Some((upper, work)) => Some((open(upper)?, open(work)?)),
+            None => None,
+        };
+        Ok((lower, upper))
+    }
+
+    /// Mounts the layers.
+    pub(super) fn mount(&self, paths: &Paths, target: &Path, options: &Options) -> Result<Mounted> {
+        let (lower, upper) = self.open()?;
+        let mut all = options.clone();
+        let mut add = |name: &str, value: String| all.data.push((name.to_owned(), Some(value)));
+        for layer in &lower {
+            // One by one: all in one option may be longer than the kernel takes.
+            add("lowerdir+", by_descriptor(layer));
+        }
+        if let Some((upper, work)) = &upper {
+            add("upperdir", by_descriptor(upper));
+            add("workdir", by_descriptor(work));
+        }
+        let mount = match Detached::filesystem("overlay", Some("overlay"), &all) {
+            Err(error) if error.message.contains("lowerdir+") => {
+                // Kernels before 6.8 want one option.
+                all.data.retain(|(name, _)| name != "lowerdir+");
+                let lower: Vec<String> = lower.iter().map(by_descriptor).collect();
+                all.data.push(("lowerdir".to_owned(), Some(lower.join(":"))));
+                Detached::filesystem("overlay", Some("overlay"), &all)?
+            }
+            result => result?,
+        };
+        mount.attach(&paths.run, Place::make(&paths.run, target, Kind::Folder)?, options)
+    }
+}
+
+/// A writable layer in memory: a mount of its own, so that it goes away with all that is in it.
+fn writable(paths: &Paths) -> Result<(Mounted, PathBuf, PathBuf)> {
+    let options = Options::of(&["mode=0755".to_owned()])?;
+    let at = scratch::fresh(&paths.run, "overlay");
+    let memory = Detached::filesystem("tmpfs", Some("overlay-rw"), &options)?;
+    let memory = memory.attach(&paths.run, Place::make(&paths.run, &at, Kind::Folder)?, &options)?;
+    let (upper, work) = (at.join("upper"), at.join("work"));
+    drop((scratch::inside(&at, "upper")?, scratch::inside(&at, "work")?));
+    Ok((memory, upper, work))
+}
+
+pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+    let mut made = Made::default();
+    let folders = job.storage.driver_options.iter().filter_map(|option| option.strip_prefix(CREATE_FOLDER));
+    for folder in folders {
+        if let Some(scratch) = Scratch::make(&job.paths.run, Path::new(folder))? {
+            made.add(Part::Scratch(scratch));
+        }
+    }
+    let mut options = job.options.clone();
+    let mut layers = Layers::take(&mut options)?;
+    if job.options.marks.iter().any(|mark| mark == WRITABLE) {
+        if layers.upper.is_some() {
+            return Err(Error::invalid(format!("{WRITABLE} and upperdir exclude each other")));
+        }
+        let (memory, upper, work) = writable(job.paths)?;
+        made.add(Part::Mount(memory));
+        layers.upper = Some((upper, work));
+    }
+    let mount = layers.mount(job.paths, Path::new(&job.storage.mount_point), &options)?;
+    made.add(Part::Mount(mount));
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_taken_from_the_options() {
+        let mut options = Options::of(&["lowerdir=/a:/b\\:c,upperdir=/u,workdir=/w,ro,index=off".to_owned()]).unwrap();
+        let layers = Layers::take(&mut options).unwrap();
+        assert_eq!(layers.lower, [PathBuf::from("/a"), PathBuf::from("/b:c")]);
+        assert_eq!(layers.upper, Some(("/u".into(), "/w".into())));
+        assert_eq!(options.data.len(), 2, "{options:?}");
+        for (text, part) in [("ro", "lowerdir"), ("lowerdir=/a,upperdir=/u", "need each other")] {
+            let error = Layers::take(&mut Options::of(&[text.to_owned()]).unwrap()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_layer_behind_a_link_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/etc", root.path().join("layer")).unwrap();
+        let layers = Layers { lower: vec![root.path().join("layer")], upper: None };
+        assert!(layers.open().unwrap_err().to_string().contains("symbolic link"));
+    }
+}

@@ -1,0 +1,374 @@
+//! Who uses which storage. One storage is made once, whoever asks first; it
+//! goes away with its last user, and nobody sees it half made or half gone.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use firstlight_agent_api::agent::Storage;
+use futures::future::try_join_all;
+use tokio::sync::Notify;
+use ttrpc::Code;
+
+use super::layers::Group;
+use super::options::Options;
+use super::{Job, Made, called, device, find, layers};
+use crate::error::{Error, Result};
+use crate::hotplug::Hotplug;
+use crate::paths::Paths;
+use crate::work;
+
+/// All storages of the guest, by mount point.
+#[derive(Debug)]
+pub struct Table {
+    paths: Paths,
+    hotplug: Hotplug,
+    entries: Mutex<BTreeMap<PathBuf, Entry>>,
+    changed: Notify,
+}
+
+/// One storage.
+#[derive(Debug)]
+struct Entry {
+    /// What it is: the same mount point cannot be something else for another user.
+    what: String,
+    users: usize,
+    /// Kept until the guest ends, whoever uses it.
+    keep: bool,
+    /// `None` while it is being made or taken away.
+    made: Option<Made>,
+}
+
+/// What has to be made at once.
+#[derive(Debug)]
+enum Order {
+    One(Box<Storage>),
+    Layers(Box<Group>),
+}
+
+/// What a user has to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Make,
+    Wait,
+    Use,
+}
+
+/// The same name for the same place.
+fn key(mount_point: &str) -> PathBuf {
+    Path::new(mount_point).components().collect()
+}
+
+/// Puts a request's storages into the order in which they are made: layers of
+/// one root together, where the first of them stands.
+///
+/// # Errors
+/// Layers that do not make one root.
+fn plan(storages: Vec<Storage>) -> Result<Vec<Order>> {
+    let first = storages.iter().position(layers::is_layer);
+    let (layered, alone): (Vec<_>, Vec<_>) = storages.into_iter().partition(layers::is_layer);
+    let mut orders: Vec<Order> = alone.into_iter().map(|storage| Order::One(Box::new(storage))).collect();
+    if let Some(first) = first {
+        orders.insert(first, Order::Layers(Box::new(Group::of(layered)?)));
+    }
+    Ok(orders)
+}
+
+impl Order {
+    fn storage(&self) -> &Storage {
+        match self {
+            Order::One(storage) => storage,
+            Order::Layers(group) => &group.upper,
+        }
+    }
+
+    /// Where it is mounted.
+    fn mount_point(&self) -> &str {
+        &self.storage().mount_point
+    }
+
+    fn what(&self) -> String {
+        let Storage { driver, source, fstype, .. } = self.storage();
+        format!("{driver} {source} {fstype}")
+    }
+}
+
+/// Takes an entry away again if nobody sees its making through.
+struct Making<'a> {
+    table: &'a Table,
+    key: &'a Path,
+    done: bool,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.table.entries().remove(self.key);
+        }
+        self.table.changed.notify_waiters();
+    }
+}
+
+impl Table {
+    /// No storages.
+    #[must_use]
+    pub fn new(paths: Paths, hotplug: Hotplug) -> Self {
+        Self { paths, hotplug, entries: Mutex::default(), changed: Notify::new() }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a user to a storage, and makes it if it is the first. Returns when
+    /// the storage is there.
+    ///
+    /// # Errors
+    /// It cannot be made, or the mount point is another storage's. Then there is no user more.
+    async fn add(&self, order: Order) -> Result<()> {
+        let (key, what, keep) = (key(order.mount_point()), order.what(), order.storage().shared);
+        let name = called(order.storage());
+        self.hold(&key, &what, keep, self.make(order)).await.map_err(|error| error.during(&name))
+    }
+
+    async fn hold(&self, key: &Path, what: &str, keep: bool, make: impl Future<Output = Result<Made>>) -> Result<()> {
+        loop {
+            // Listening begins before looking, or a change in between would be missed.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            match self.next(key, what, keep)? {
+                Next::Use => return Ok(()),
+                Next::Wait => changed.await,
+                Next::Make => break,
+            }
+        }
+        let mut making = Making { table: self, key, done: false };
+        let made = make.await?;
+        if let Some(entry) = self.entries().get_mut(key) {
+            entry.made = Some(made);
+        }
+        making.done = true;
+        Ok(())
+    }
+
+    /// Adds a user to each of a request's storages; the mount points, for [`remove_all`](Self::remove_all).
+    ///
+    /// # Errors
+    /// As [`add`](Self::add). Then none of them has a user more.
+    pub async fn add_all(&self, storages: Vec<Storage>) -> Result<Vec<String>> {
+        let mut added = Vec::new();
+        for order in plan(storages)? {
+            let mount_point = order.mount_point().to_owned();
+            if let Err(error) = self.add(order).await {
+                self.remove_all(added).await;
+                return Err(error);
+            }
+            added.push(mount_point);
+        }
+        Ok(added)
+    }
+
+    /// Takes a user from each storage, last one first.
+    pub async fn remove_all(&self, mount_points: Vec<String>) {
+        for mount_point in mount_points.into_iter().rev() {
+            self.remove(&mount_point).await;
+        }
+    }
+
+    fn next(&self, key: &Path, what: &str, keep: bool) -> Result<Next> {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(key) else {
+            let entry = Entry { what: what.to_owned(), users: 1, keep, made: None };
+            entries.insert(key.to_owned(), entry);
+            return Ok(Next::Make);
+        };
+        if entry.made.is_none() {
+            return Ok(Next::Wait);
+        }
+        if entry.what != what {
+            let there: String = entry.what.chars().take(200).collect();
+            return Err(Error::new(Code::ALREADY_EXISTS, format!("the mount point has another storage ({there})")));
+        }
+        entry.users += 1;
+        entry.keep |= keep;
+        Ok(Next::Use)
+    }
+
+    async fn make(&self, order: Order) -> Result<Made> {
+        let paths = self.paths.clone();
+        match order {
+            Order::One(storage) => {
+                let driver = find(&storage.driver)?;
+                let options = Options::of(&storage.options)?;
+                let device = device::find(&self.hotplug, driver.source, &storage.source).await?;
+                work::blocking(move || (driver.make)(&Job { storage: &storage, options, device, paths: &paths })).await
+            }
+            Order::Layers(group) => {
+                let source = find(layers::NAME)?.source;
+                let devices = try_join_all(group.all().map(|layer| device::find(&self.hotplug, source, &layer.source))).await?;
+                let devices: Vec<PathBuf> = devices.into_iter().flatten().collect();
+                work::blocking(move || layers::make(&group, &devices, &paths)).await
+            }
+        }
+    }
+
+    /// Takes a user from a storage; the last one unmounts it, unless it is kept.
+    async fn remove(&self, mount_point: &str) {
+        let key = key(mount_point);
+        let made = {
+            let mut entries = self.entries();
+            let Some(entry) = entries.get_mut(&key) else { return };
+            if entry.made.is_none() {
+                // Somebody else's is being made here: this one is gone already.
+                return;
+            }
+            entry.users = entry.users.saturating_sub(1);
+            if entry.users > 0 || entry.keep {
+                return;
+            }
+            entry.made.take()
+        };
+        let _gone = Making { table: self, key: &key, done: false };
+        let _ = work::blocking(move || {
+            drop(made);
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Looks at a storage that is there: its driver's name and what was made.
+    ///
+    /// # Errors
+    /// There is none, or the function's own.
+    pub(crate) fn look<T>(&self, mount_point: &str, look: impl FnOnce(&str, &Made) -> Result<T>) -> Result<T> {
+        let entries = self.entries();
+        let found = entries.get(&key(mount_point)).and_then(|entry| Some((entry, entry.made.as_ref()?)));
+        let (entry, made) = found.ok_or_else(|| {
+            let message = format!("{mount_point} is no storage of this sandbox: it was never added, or it was removed");
+            Error::new(Code::NOT_FOUND, message)
+        })?;
+        look(entry.what.split(' ').next().unwrap_or_default(), made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    fn run<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    fn table() -> Arc<Table> {
+        let paths = Paths::below(Path::new("/nowhere"));
+        Arc::new(Table::new(paths.clone(), Hotplug::new(&paths, Duration::from_secs(1))))
+    }
+
+    fn users(table: &Table) -> Vec<usize> {
+        table.entries().values().map(|entry| entry.users).collect()
+    }
+
+    #[test]
+    fn a_second_user_waits_until_the_first_ones_mount_is_there() {
+        run(async {
+            let (table, done) = (table(), Arc::new(AtomicUsize::new(0)));
+            let slow = {
+                let done = Arc::clone(&done);
+                async move {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    done.store(1, Ordering::SeqCst);
+                    Ok(Made::default())
+                }
+            };
+            let never = async { Err(Error::internal("made twice")) };
+            let key = Path::new("/m");
+            let first = table.hold(key, "a", false, slow);
+            let second = async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let result = table.hold(key, "a", false, never).await;
+                (result, done.load(Ordering::SeqCst))
+            };
+            let (first, (second, seen)) = tokio::join!(first, second);
+            assert_eq!((first, second, seen), (Ok(()), Ok(()), 1));
+            assert_eq!(users(&table), [2]);
+        });
+    }
+
+    #[test]
+    fn after_a_failure_the_waiting_one_tries_itself() {
+        run(async {
+            let table = table();
+            let failing = async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Err(Error::internal("no disk"))
+            };
+            let key = Path::new("/m");
+            let first = table.hold(key, "a", false, failing);
+            let second = async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                table.hold(key, "a", false, async { Ok(Made::default()) }).await
+            };
+            let (first, second) = tokio::join!(first, second);
+            assert_eq!(first.unwrap_err().message, "no disk");
+            second.unwrap();
+            assert_eq!(users(&table), [1]);
+        });
+    }
+
+    #[test]
+    fn an_abandoned_making_blocks_nobody() {
+        run(async {
+            let table = table();
+            let key = Path::new("/m");
+            let stuck = table.hold(key, "a", false, std::future::pending());
+            assert!(tokio::time::timeout(Duration::from_millis(50), stuck).await.is_err());
+            let next = table.hold(key, "a", false, async { Ok(Made::default()) });
+            tokio::time::timeout(Duration::from_secs(5), next).await.unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn the_last_user_takes_it_away_unless_it_is_kept() {
+        run(async {
+            let table = table();
+            let ok = || async { Ok(Made::default()) };
+            for keep in [false, true] {
+                let at = PathBuf::from(format!("/m/{keep}"));
+                table.hold(&at, "a", false, ok()).await.unwrap();
+                table.hold(&at, "a", keep, ok()).await.unwrap();
+                table.remove(&format!("/m/{keep}")).await;
+                assert_eq!(users(&table), [1]);
+                table.remove(&format!("/m//{keep}/")).await;
+                assert_eq!(users(&table).len(), usize::from(keep));
+            }
+            table.remove("/m/true").await;
+            let error = table.hold(Path::new("/m/true"), "b", false, ok()).await.unwrap_err();
+            assert_eq!(error.code, Code::ALREADY_EXISTS);
+            assert!(table.look("/m/false", |_, _| Ok(())).unwrap_err().message.contains("no storage of this sandbox"));
+            assert_eq!(table.look("/m/true", |what, _| Ok(what.to_owned())).unwrap(), "a");
+        });
+    }
+
+    #[test]
+    fn layers_stand_where_the_first_of_them_stands() {
+        let storage = |mount_point: &str, options: &[&str], fstype: &str| Storage {
+            mount_point: mount_point.into(),
+            fstype: fstype.into(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            ..Default::default()
+        };
+        let layer = "X-kata.multi-layer=true";
+        let all = vec![
+            storage("/a", &[], "tmpfs"),
+            storage("/r", &[layer], "ext4"),
+            storage("/b", &[], "tmpfs"),
+            storage("/r", &[layer], "erofs"),
+        ];
+        let orders = plan(all.clone()).unwrap();
+        assert_eq!(orders.iter().map(Order::mount_point).collect::<Vec<_>>(), ["/a", "/r", "/b"]);
+        assert!(plan(all[..2].to_vec()).is_err());
+    }
+}

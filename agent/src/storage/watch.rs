@@ -1,0 +1,162 @@
+//! `watchable-bind`: small files of the host that shall change in the guest when
+//! the host changes them, although the share does not tell. They are copied into
+//! memory and looked at every two seconds; what is too large is bound instead.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FileType, OFlags, StatxAttributes, StatxFlags};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use super::mount::{Detached, Mounted};
+use super::options::Options;
+use super::place::{self, Kind, Place};
+use super::watched::{self, MOST_BYTES, MOST_ENTRIES, Tree};
+use super::{Job, Made, Part};
+use crate::error::{Error, Result};
+use crate::work;
+
+/// Between two looks at the source.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// The folder that the copies are in, in which the agent has its memory.
+const FOLDER: &str = "watchable";
+
+/// A copy that follows its source. Dropped, it is removed.
+#[derive(Debug)]
+pub struct Watcher {
+    task: JoinHandle<()>,
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // The copy goes with the last holder, which may be a look that waits for the host.
+        self.task.abort();
+    }
+}
+
+/// A source and its copy.
+#[derive(Debug)]
+struct Copy {
+    run: PathBuf,
+    source: PathBuf,
+    target: PathBuf,
+    kind: Kind,
+    /// The copy's root.
+    root: OwnedFd,
+    tree: Tree,
+    /// In the copy's stead, once the source is too large.
+    bound: Option<Mounted>,
+}
+
+impl Copy {
+    /// Looks at the source and brings the copy up to date.
+    fn refresh(&mut self) -> Result<()> {
+        if self.bound.is_some() {
+            return Ok(());
+        }
+        let source = place::existing(&self.source)?;
+        let folder = place::kind(&source)? == FileType::Directory;
+        if folder != (self.kind == Kind::Folder) {
+            return Err(Error::internal(format!("{} is no longer what it was", self.source.display())));
+        }
+        let Some(new) = watched::look(&source)? else {
+            log::warn!(
+                "{}: more than {MOST_ENTRIES} entries or {MOST_BYTES} bytes; bound instead of copied",
+                self.source.display()
+            );
+            self.bound = Some(bind(&self.run, &source, &self.target, self.kind)?);
+            return Ok(());
+        };
+        if new == self.tree {
+            return Ok(());
+        }
+        match self.kind {
+            Kind::Folder => watched::refresh(&source, &self.root, &self.tree, &new)?,
+            Kind::File => watched::refresh_file(&source, &self.root, &new)?,
+        }
+        self.tree = new;
+        Ok(())
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.bound = None;
+        // Not if somebody else's is there by now.
+        let same = |found: OwnedFd| {
+            let (ours, there) = (rustix::fs::fstat(&self.root).ok()?, rustix::fs::fstat(&found).ok()?);
+            Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
+        };
+        let found = place::open_below(&self.run, &self.target, OFlags::PATH);
+        if !found.ok().and_then(same).unwrap_or(false) {
+            return;
+        }
+        let removed = match self.kind {
+            Kind::Folder => std::fs::remove_dir_all(&self.target),
+            Kind::File => std::fs::remove_file(&self.target),
+        };
+        if let Err(error) = removed {
+            log::warn!("{}: cannot be removed: {error}", self.target.display());
+        }
+    }
+}
+
+fn bind(run: &Path, source: &impl AsFd, target: &Path, kind: Kind) -> Result<Mounted> {
+    let options = Options::of(&[])?;
+    Detached::bind(source, &options)?.attach(run, Place::make(run, target, kind)?, &options)
+}
+
+/// Mounts memory on the folder of the copies, once: nothing is written to the host's share.
+fn memory(run: &Path, target: &Path) -> Result<()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let folder = target.parent().filter(|folder| folder.file_name().is_some_and(|name| name == FOLDER));
+    let folder = folder.ok_or_else(|| {
+        Error::invalid(format!("the mount point of a watchable-bind has to be directly below a folder {FOLDER}"))
+    })?;
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Place::make(run, folder, Kind::Folder)?;
+    let data = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)
+        .map_err(|error| Error::internal(format!("{}: {error}", folder.display())))?;
+    if data.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Ok(());
+    }
+    let options = Options::of(&["mode=0755,nosuid,nodev".to_owned()])?;
+    Detached::filesystem("tmpfs", Some(FOLDER), &options)?.attach(run, place, &options)?.leave();
+    Ok(())
+}
+
+pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+    let (run, target) = (job.paths.run.clone(), PathBuf::from(&job.storage.mount_point));
+    memory(&run, &target)?;
+    let source = PathBuf::from(&job.storage.source);
+    let opened = place::existing(&source).map_err(|error| error.during("source"))?;
+    let kind = if place::kind(&opened)? == FileType::Directory { Kind::Folder } else { Kind::File };
+    drop(Place::make(&run, &target, kind)?);
+    let flags = if kind == Kind::Folder { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::RDONLY };
+    let root = place::open_below(&run, &target, flags)?;
+    let mut copy = Copy { run, source, target, kind, root, tree: Tree::new(), bound: None };
+    copy.refresh()?;
+    let runtime = Handle::try_current().map_err(|error| Error::internal(error.to_string()))?;
+    let mut made = Made::default();
+    made.add(Part::Watch(Watcher { task: runtime.spawn(follow(Arc::new(Mutex::new(copy)))) }));
+    Ok(made)
+}
+
+/// Looks for changes until it is aborted. A host that does not answer holds this one up and nobody else.
+async fn follow(copy: Arc<Mutex<Copy>>) {
+    let mut last = String::new();
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let copy = Arc::clone(&copy);
+        let looked = work::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
+        let error = looked.err().map(|error| error.message).unwrap_or_default();
+        if !error.is_empty() && error != last {
+            log::warn!("watchable-bind: {error}");
+        }
+        last = error;
+    }
+}

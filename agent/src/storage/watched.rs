@@ -1,0 +1,327 @@
+//! A copy of a small tree that is brought up to date step by step: files and
+//! folders first, then links, which may point at them, then what is no longer there.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
+use rustix::io::Errno;
+
+use super::place::by_descriptor;
+use crate::error::{Error, Result};
+
+/// What is larger is bound instead of copied.
+pub(super) const MOST_ENTRIES: usize = 16;
+
+/// In bytes, all files together.
+pub(super) const MOST_BYTES: u64 = 1 << 20;
+
+/// The name under which a file is completed.
+const UNFINISHED: &str = ".firstlight-unfinished";
+
+const STEP: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+/// One thing in the tree; the empty path is its root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    kind: Kind,
+    mode: u32,
+    owner: (u32, u32),
+    size: u64,
+    /// When content and properties changed, and the file's number: what tells a change.
+    seen: (i64, u64, i64, u64, u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Folder,
+    File,
+    Link(PathBuf),
+}
+
+/// A tree as it was found.
+pub(super) type Tree = BTreeMap<PathBuf, Entry>;
+
+fn io(path: &Path) -> impl Fn(Errno) -> Error {
+    move |error| Error::internal(format!("{}: {error}", path.display()))
+}
+
+fn open(folder: impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    // Non-blocking, so that a FIFO does not stop us.
+    rustix::fs::openat2(folder, name, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), STEP)
+}
+
+fn entry(data: &Stat, kind: Kind) -> Entry {
+    let size = if kind == Kind::File { u64::try_from(data.st_size).unwrap_or(0) } else { 0 };
+    Entry {
+        kind,
+        mode: data.st_mode & 0o7777,
+        owner: (data.st_uid, data.st_gid),
+        size,
+        seen: (data.st_mtime, data.st_mtime_nsec, data.st_ctime, data.st_ctime_nsec, data.st_ino),
+    }
+}
+
+/// Looks at a tree; `None` if it has too much in it. Sockets and the like are left out.
+pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
+    let mut tree = Tree::new();
+    let data = rustix::fs::fstat(root).map_err(io(Path::new("source")))?;
+    if FileType::from_raw_mode(data.st_mode) != FileType::Directory {
+        tree.insert(PathBuf::new(), entry(&data, Kind::File));
+        return Ok((data.st_size <= i64::try_from(MOST_BYTES).unwrap_or(0)).then_some(tree));
+    }
+    tree.insert(PathBuf::new(), entry(&data, Kind::Folder));
+    let mut folders = vec![PathBuf::new()];
+    let mut bytes = 0;
+    while let Some(at) = folders.pop() {
+        let name = if at.as_os_str().is_empty() { OsStr::new(".") } else { at.as_os_str() };
+        let folder = match open(root, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(folder) => folder,
+            // The host replaced it meanwhile: the next look finds what it is then.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+            Err(error) => return Err(io(&at)(error)),
+        };
+        for found in Dir::read_from(&folder).map_err(io(&at))? {
+            let found = found.map_err(io(&at))?;
+            let name = OsStr::from_bytes(found.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            let Ok(data) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let path = at.join(name);
+            let kind = match FileType::from_raw_mode(data.st_mode) {
+                FileType::Directory => {
+                    folders.push(path.clone());
+                    Kind::Folder
+                }
+                FileType::RegularFile => Kind::File,
+                FileType::Symlink => {
+                    let Ok(target) = rustix::fs::readlinkat(&folder, name, Vec::new()) else { continue };
+                    Kind::Link(OsString::from_vec(target.into_bytes()).into())
+                }
+                _ => continue,
+            };
+            let entry = entry(&data, kind);
+            bytes += entry.size;
+            tree.insert(path, entry);
+            // The root is none of them.
+            if tree.len() > MOST_ENTRIES + 1 || bytes > MOST_BYTES {
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some(tree))
+}
+
+/// The folder of a path below `root`, and its name there.
+fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
+    let name = path.file_name().ok_or_else(|| Error::internal("no name"))?;
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((open(root, above.as_os_str(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(above))?, name))
+}
+
+fn take_away(folder: &OwnedFd, name: &OsStr) -> Result<()> {
+    let failed = |error: Errno| io(Path::new(name))(error);
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {
+            // By descriptor, and the standard library does not follow links on the way down.
+            let path = Path::new(&by_descriptor(folder)).join(name);
+            std::fs::remove_dir_all(&path).map_err(|error| Error::internal(format!("{}: {error}", name.display())))
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn properties(fd: &OwnedFd, entry: &Entry) -> rustix::io::Result<()> {
+    let (user, group) = entry.owner;
+    rustix::fs::fchown(fd, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
+    rustix::fs::fchmod(fd, Mode::from_raw_mode(entry.mode))
+}
+
+/// Copies a file's content; no more than it may have.
+fn content(source: OwnedFd, target: &OwnedFd) -> Result<()> {
+    let failed = |error: std::io::Error| Error::internal(format!("cannot copy: {error}"));
+    let mut data = Vec::new();
+    std::fs::File::from(source).take(MOST_BYTES).read_to_end(&mut data).map_err(failed)?;
+    let target = target.try_clone().map_err(failed)?;
+    let mut target = std::fs::File::from(target);
+    target.write_all(&data).map_err(failed)?;
+    target.set_len(data.len() as u64).map_err(failed)
+}
+
+/// A single file is written where it is: whoever has bound it sees the change.
+pub(super) fn refresh_file(source: &OwnedFd, target: &OwnedFd, tree: &Tree) -> Result<()> {
+    let reopened = |fd: &OwnedFd, flags: OFlags| {
+        rustix::fs::open(by_descriptor(fd), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
+            .map_err(io(Path::new("file")))
+    };
+    let target = reopened(target, OFlags::WRONLY)?;
+    content(reopened(source, OFlags::RDONLY)?, &target)?;
+    tree.values().try_for_each(|entry| properties(&target, entry).map_err(io(Path::new("file"))))
+}
+
+/// Makes `target` what `source` was when `new` was seen; `old` is what it was made of before.
+pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree) -> Result<()> {
+    let changed = |path: &Path, entry: &Entry| old.get(path) != Some(entry);
+    let is_link = |entry: &Entry| matches!(entry.kind, Kind::Link(_));
+    for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && !is_link(entry)) {
+        if path.as_os_str().is_empty() {
+            let root = open(target, OsStr::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
+            properties(&root, entry).map_err(io(path))?;
+            continue;
+        }
+        let (folder, name) = parent(target, path)?;
+        if old.get(path).is_some_and(|old| old.kind != entry.kind) {
+            take_away(&folder, name)?;
+        }
+        if entry.kind == Kind::Folder {
+            match rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o700)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(io(path)(error)),
+            }
+            let made = open(&folder, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
+            properties(&made, entry).map_err(io(path))?;
+        } else {
+            file(source, &folder, path, name, entry)?;
+        }
+    }
+    for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && is_link(entry)) {
+        let (folder, name) = parent(target, path)?;
+        let Kind::Link(to) = &entry.kind else { continue };
+        if old.get(path).is_some_and(|old| old.kind == Kind::Folder) {
+            take_away(&folder, name)?;
+        }
+        take_away(&folder, OsStr::new(UNFINISHED))?;
+        rustix::fs::symlinkat(to, &folder, UNFINISHED).map_err(io(path))?;
+        rustix::fs::renameat(&folder, UNFINISHED, &folder, name).map_err(io(path))?;
+    }
+    for path in old.keys().filter(|path| !new.contains_key(*path)) {
+        // With its folder it may be gone already.
+        if let Ok((folder, name)) = parent(target, path) {
+            take_away(&folder, name)?;
+        }
+    }
+    Ok(())
+}
+
+/// A file is complete before it has its name.
+fn file(source: &OwnedFd, folder: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
+    let from = match open(source, path.as_os_str(), OFlags::RDONLY) {
+        Ok(from) => from,
+        // The next look sees that it is gone.
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
+        Err(error) => return Err(io(path)(error)),
+    };
+    take_away(folder, OsStr::new(UNFINISHED))?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let unfinished =
+        rustix::fs::openat2(folder, UNFINISHED, flags, Mode::from_raw_mode(0o600), STEP).map_err(io(path))?;
+    content(from, &unfinished)?;
+    properties(&unfinished, entry).map_err(io(path))?;
+    rustix::fs::renameat(folder, UNFINISHED, folder, name).map_err(io(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn opened(path: &Path) -> OwnedFd {
+        fs::File::open(path).unwrap().into()
+    }
+
+    /// A volume as kubelet writes it.
+    fn version(root: &Path, name: &str, text: &str) {
+        fs::create_dir(root.join(name)).unwrap();
+        fs::write(root.join(name).join("key"), text).unwrap();
+        symlink(name, root.join("..tmp")).unwrap();
+        fs::rename(root.join("..tmp"), root.join("..data")).unwrap();
+        let _ = symlink("..data/key", root.join("key"));
+    }
+
+    #[test]
+    fn a_copy_follows_its_source() {
+        let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (from, to) = (opened(source.path()), opened(target.path()));
+        version(source.path(), "..1", "one");
+        let first = look(&from).unwrap().unwrap();
+        refresh(&from, &to, &Tree::new(), &first).unwrap();
+        assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "one");
+        assert_eq!(look(&from).unwrap().unwrap(), first, "nothing changed");
+
+        version(source.path(), "..2", "two");
+        fs::remove_dir_all(source.path().join("..1")).unwrap();
+        let second = look(&from).unwrap().unwrap();
+        refresh(&from, &to, &first, &second).unwrap();
+        assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "two");
+        let mut names: Vec<_> = fs::read_dir(target.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["..2", "..data", "key"]);
+    }
+
+    #[test]
+    fn kinds_may_change() {
+        let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (from, to) = (opened(source.path()), opened(target.path()));
+        let mut old = Tree::new();
+        let at = source.path().join("x");
+        let turns: [&dyn Fn(); 4] = [
+            &|| fs::write(&at, "file").unwrap(),
+            &|| {
+                fs::remove_file(&at).unwrap();
+                fs::create_dir(&at).unwrap();
+                fs::write(at.join("y"), "inner").unwrap();
+            },
+            &|| {
+                fs::remove_dir_all(&at).unwrap();
+                symlink("nowhere", &at).unwrap();
+            },
+            &|| {
+                fs::remove_file(&at).unwrap();
+                fs::write(&at, "file again").unwrap();
+            },
+        ];
+        for turn in turns {
+            turn();
+            let new = look(&from).unwrap().unwrap();
+            refresh(&from, &to, &old, &new).unwrap();
+            old = new;
+        }
+        assert_eq!(fs::read_to_string(target.path().join("x")).unwrap(), "file again");
+    }
+
+    #[test]
+    fn too_much_is_not_copied() {
+        let source = tempfile::tempdir().unwrap();
+        let from = opened(source.path());
+        for number in 0..MOST_ENTRIES {
+            fs::write(source.path().join(number.to_string()), "").unwrap();
+        }
+        assert!(look(&from).unwrap().is_some());
+        fs::write(source.path().join("one more"), "").unwrap();
+        assert!(look(&from).unwrap().is_none());
+        let large = tempfile::tempdir().unwrap();
+        fs::File::create(large.path().join("f")).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        assert!(look(&opened(large.path())).unwrap().is_none());
+        assert!(look(&opened(&large.path().join("f"))).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_link_in_the_copy_leads_nobody_outside() {
+        let (source, target, outside) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (from, to) = (opened(source.path()), opened(target.path()));
+        fs::create_dir(source.path().join("a")).unwrap();
+        fs::write(source.path().join("a/f"), "x").unwrap();
+        // Whoever uses the copy has put a link into it.
+        symlink(outside.path(), target.path().join("a")).unwrap();
+        refresh(&from, &to, &Tree::new(), &look(&from).unwrap().unwrap()).unwrap_err();
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+}

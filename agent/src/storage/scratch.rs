@@ -23,7 +23,8 @@ impl Scratch {
         let ours = std::fs::metadata(run).map_err(failed)?.dev();
         let device = rustix::fs::fstat(&place).map_err(|error| failed(error.into()))?.st_dev;
         let (path, _, made) = place.into_parts();
-        Ok((made && device == ours).then_some(Self(path)))
+        // Not then_some: a value that is not returned would be dropped, and the folder with it.
+        Ok(if made && device == ours { Some(Self(path)) } else { None })
     }
 }
 

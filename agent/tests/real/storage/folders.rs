@@ -1,0 +1,137 @@
+//! Folders and files of the guest at other places, and what comes over a network.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::{Duration, Instant};
+
+use super::{code, create, inside, mounted, mounts, read, refused, storage, with_agent};
+
+#[test]
+fn a_local_folder_has_its_mode_and_outlives_its_users() {
+    with_agent(async |agent| {
+        let at = "shared/containers/s1/rootfs/local/x";
+        create(&agent, "c1", vec![storage("local", "local", "local", at, &["mode=0777"])]).await.unwrap();
+        assert_eq!(fs::metadata(inside(&agent, at)).unwrap().permissions().mode() & 0o7777, 0o777);
+        agent.remove("c1").await.unwrap();
+        assert!(inside(&agent, at).is_dir());
+        let message = refused(&agent, vec![storage("local", "local", "local", at, &["mode=wide"])]).await;
+        assert!(message.contains("mode=wide"), "{message}");
+    });
+}
+
+#[test]
+fn files_and_folders_are_bound_with_their_options() {
+    with_agent(async |agent| {
+        let source = agent.folder.path().join("source");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("file"), "bound").unwrap();
+        let folder = storage("bind", &source, "bind", "sandbox/folder", &["rbind", "ro", "noexec", "rprivate"]);
+        let file = storage("bind", source.join("file"), "bind", "sandbox/file", &["bind"]);
+        create(&agent, "c1", vec![folder, file]).await.unwrap();
+        assert_eq!(
+            (read(&agent, "sandbox/folder/file").as_str(), read(&agent, "sandbox/file").as_str()),
+            ("bound", "bound")
+        );
+        let line = mounted(&agent, "sandbox/folder").unwrap();
+        assert!(line.contains(" ro,noexec"), "{line}");
+        fs::write(inside(&agent, "sandbox/folder/new"), "").unwrap_err();
+        fs::write(inside(&agent, "sandbox/file"), "changed").unwrap();
+        assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "changed");
+        agent.remove("c1").await.unwrap();
+        assert!(mounts(&agent).is_empty() && source.join("file").exists());
+
+        symlink(&source, agent.folder.path().join("link")).unwrap();
+        let at = "sandbox/folder";
+        let linked = storage("bind", agent.folder.path().join("link"), "bind", at, &[]);
+        assert!(refused(&agent, vec![linked]).await.contains("\"link\" is a symbolic link"));
+        let missing = storage("bind", source.join("nothere"), "bind", at, &[]);
+        assert!(refused(&agent, vec![missing]).await.contains("there is no \"nothere\""));
+    });
+}
+
+/// Waits for what a poll every two seconds has to bring.
+fn soon(what: &str, mut there: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !there() {
+        assert!(begin.elapsed() < Duration::from_secs(15), "not in 15 s: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_watched_folder_follows_its_source_and_is_bound_when_too_large() {
+    with_agent(async |agent| {
+        let source = agent.folder.path().join("config");
+        fs::create_dir_all(source.join("..1")).unwrap();
+        fs::write(source.join("..1/key"), "one").unwrap();
+        symlink("..1", source.join("..data")).unwrap();
+        symlink("..data/key", source.join("key")).unwrap();
+        let single = agent.folder.path().join("single");
+        fs::write(&single, "first").unwrap();
+        let at = "shared/containers/watchable/config";
+        let volumes = vec![
+            storage("watchable-bind", &source, "bind", at, &[]),
+            storage("watchable-bind", &single, "bind", "shared/containers/watchable/single", &[]),
+        ];
+        create(&agent, "c1", volumes).await.unwrap();
+        assert_eq!(read(&agent, &format!("{at}/key")), "one");
+        assert!(mounted(&agent, at).is_none(), "a copy, not a mount");
+
+        // As kubelet does it.
+        fs::create_dir(source.join("..2")).unwrap();
+        fs::write(source.join("..2/key"), "two").unwrap();
+        symlink("..2", source.join("..tmp")).unwrap();
+        fs::rename(source.join("..tmp"), source.join("..data")).unwrap();
+        fs::write(&single, "second").unwrap();
+        soon("the new version", || read(&agent, &format!("{at}/key")) == "two");
+        soon("the new file", || read(&agent, "shared/containers/watchable/single") == "second");
+
+        for number in 0..20 {
+            fs::write(source.join(format!("more{number}")), "").unwrap();
+        }
+        soon("the bind", || mounted(&agent, at).is_some());
+        agent.remove("c1").await.unwrap();
+        assert!(mounted(&agent, at).is_none());
+        assert!(source.join("..2/key").exists(), "the source is not ours");
+        soon("the copies' end", || !inside(&agent, at).exists());
+
+        let message =
+            refused(&agent, vec![storage("watchable-bind", &single, "bind", "shared/containers/x", &[])]).await;
+        assert!(message.contains("below a folder watchable"), "{message}");
+    });
+}
+
+#[test]
+fn a_share_that_is_not_there_is_named() {
+    with_agent(async |agent| {
+        let message =
+            refused(&agent, vec![storage("virtio-fs", "kataShared", "virtiofs", "shared/containers", &["nodev"])])
+                .await;
+        assert!(message.contains("virtiofs") && message.contains("share with this tag"), "{message}");
+    });
+}
+
+#[test]
+fn a_file_server_is_an_address_and_the_kernel_has_to_know_nfs() {
+    with_agent(async |agent| {
+        let message = refused(&agent, vec![storage("nfs", "server:/export", "nfs4", "sandbox/nfs", &[])]).await;
+        assert!(message.contains("does not resolve names"), "{message}");
+        let message = refused(&agent, vec![storage("nfs", "127.0.0.1:/export", "nfs4", "sandbox/nfs", &[])]).await;
+        assert!(message.contains("the guest's kernel has no file system nfs4"), "{message}");
+    });
+}
+
+#[test]
+fn drivers_that_are_not_there_are_named() {
+    with_agent(async |agent| {
+        let (kind, message) = code(create(&agent, "c1", vec![storage("nonsense", "", "", "x", &[])]).await);
+        assert_eq!(kind, ttrpc::Code::INTERNAL);
+        assert!(
+            message.contains("Failed to find the storage handler nonsense") && message.contains("erofs.multi-layer"),
+            "{message}"
+        );
+        let (kind, message) = code(create(&agent, "c1", vec![storage("image_guest_pull", "", "", "x", &[])]).await);
+        assert_eq!(kind, ttrpc::Code::UNIMPLEMENTED);
+        assert!(message.contains("let the host pull"), "{message}");
+    });
+}

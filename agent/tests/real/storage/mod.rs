@@ -1,0 +1,120 @@
+//! Storages with the kernel's own file systems.
+
+mod attacks;
+mod disks;
+mod erofs;
+mod folders;
+mod memory;
+mod overlays;
+mod pods;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use firstlight_agent_api::agent::{CreateContainerRequest, Storage};
+use ttrpc::{Code, Error};
+
+use crate::support::{Agent, short, spec, with_containers};
+
+/// Where storages may be mounted.
+const RUN: &str = "/run/kata-containers";
+
+fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
+    with_containers(async || test(Agent::start().await).await);
+}
+
+fn storage(driver: &str, source: impl AsRef<Path>, fstype: &str, at: &str, options: &[&str]) -> Storage {
+    Storage {
+        driver: driver.into(),
+        source: source.as_ref().display().to_string(),
+        fstype: fstype.into(),
+        mount_point: format!("{RUN}/{at}"),
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+/// Creates a container that uses storages. It is not started: its program waits.
+async fn create(agent: &Agent, container: &str, storages: Vec<Storage>) -> ttrpc::Result<()> {
+    let root = agent.root(container);
+    let mut request = CreateContainerRequest::new();
+    request.container_id = container.into();
+    request.exec_id = container.into();
+    request.OCI = Some(spec(&root, "sleep 1000")).into();
+    request.storages = storages;
+    agent.calls.create_container(short(), &request).await.map(|_| ())
+}
+
+/// Why a container with these storages cannot be created; nothing may be left of them.
+async fn refused(agent: &Agent, storages: Vec<Storage>) -> String {
+    let before = mounts(agent);
+    let (_, message) = code(create(agent, "refused", storages).await);
+    assert_eq!(mounts(agent), before, "something was left after: {message}");
+    message
+}
+
+fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (Code, String) {
+    match result.unwrap_err() {
+        Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The mounts that the agent sees below its folder.
+fn mounts(agent: &Agent) -> Vec<String> {
+    let table = fs::read_to_string(format!("/proc/{}/mountinfo", agent.pids()[0])).unwrap();
+    table.lines().filter(|line| line.contains(RUN)).map(str::to_owned).collect()
+}
+
+/// The line of the mount at a place.
+fn mounted(agent: &Agent, at: &str) -> Option<String> {
+    let place = format!(" {RUN}/{at} ");
+    mounts(agent).into_iter().find(|line| line.contains(&place))
+}
+
+fn inside(agent: &Agent, at: &str) -> PathBuf {
+    agent.inside(&format!("{RUN}/{at}"))
+}
+
+fn read(agent: &Agent, at: &str) -> String {
+    fs::read_to_string(inside(agent, at)).unwrap()
+}
+
+/// Runs a program of busybox; its output.
+fn busybox(arguments: &[&str]) -> String {
+    let output = Command::new("/bin/busybox").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// An image as a block device, for as long as this is there.
+struct Loop(String);
+
+impl Loop {
+    fn of(image: &Path) -> Self {
+        let node = busybox(&["losetup", "-f"]);
+        busybox(&["losetup", &node, &image.display().to_string()]);
+        Self(node)
+    }
+
+    /// A disk with an ext4 file system that has a file `name` in it.
+    fn ext4(folder: &Path, name: &str, text: &str) -> Self {
+        let image = folder.join(format!("{name}.img"));
+        fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        let disk = Self::of(&image);
+        busybox(&["mke2fs", "-F", &disk.0]);
+        let at = folder.join(format!("{name}.mnt"));
+        fs::create_dir(&at).unwrap();
+        busybox(&["mount", "-t", "ext4", &disk.0, &at.display().to_string()]);
+        fs::write(at.join(name), text).unwrap();
+        busybox(&["umount", &at.display().to_string()]);
+        disk
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("/bin/busybox").args(["losetup", "-d", &self.0]).status();
+    }
+}

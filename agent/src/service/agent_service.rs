@@ -11,8 +11,8 @@ use firstlight_agent_api::agent::{
     DestroySandboxRequest, ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent,
     OnlineCPUMemRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
     RemoveStaleVirtiofsShareMountsRequest, SignalProcessRequest, StartContainerRequest, StatsContainerRequest,
-    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest, WaitProcessResponse,
-    WriteStreamRequest, WriteStreamResponse,
+    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest,
+    WaitProcessResponse, WriteStreamRequest, WriteStreamResponse,
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use firstlight_agent_api::csi::VolumeStatsResponse;

@@ -205,7 +205,8 @@ impl Table {
             }
             Order::Layers(group) => {
                 let source = find(layers::NAME)?.source;
-                let devices = try_join_all(group.all().map(|layer| device::find(&self.hotplug, source, &layer.source))).await?;
+                let devices =
+                    try_join_all(group.all().map(|layer| device::find(&self.hotplug, source, &layer.source))).await?;
                 let devices: Vec<PathBuf> = devices.into_iter().flatten().collect();
                 work::blocking(move || layers::make(&group, &devices, &paths)).await
             }

@@ -22,10 +22,10 @@ const MOST_LAYERS: usize = 500;
 
 /// Where layers are, top first, and where changes go.
 #[derive(Debug, Default)]
-pub(super) struct Layers {
-    pub(super) lower: Vec<PathBuf>,
+pub(super) struct Layers<T = PathBuf> {
+    pub(super) lower: Vec<T>,
     /// The layer that is written to, and the kernel's own folder beside it.
-    pub(super) upper: Option<(PathBuf, PathBuf)>,
+    pub(super) upper: Option<(T, T)>,
 }
 
 /// Splits layers at colons that no backslash is before.
@@ -62,19 +62,19 @@ impl Layers {
     }
 
     /// Opens every layer without following links: the kernel would follow them.
-    fn open(&self) -> Result<(Vec<OwnedFd>, Option<(OwnedFd, OwnedFd)>)> {
+    fn open(&self) -> Result<Layers<OwnedFd>> {
         let open = |path: &PathBuf| place::existing(path).map_err(|error| error.during("layer"));
         let lower = self.lower.iter().map(open).collect::<Result<_>>()?;
         let upper = match &self.upper {
             Some((upper, work)) => Some((open(upper)?, open(work)?)),
             None => None,
         };
-        Ok((lower, upper))
+        Ok(Layers { lower, upper })
     }
 
     /// Mounts the layers.
     pub(super) fn mount(&self, paths: &Paths, target: &Path, options: &Options) -> Result<Mounted> {
-        let (lower, upper) = self.open()?;
+        let Layers { lower, upper } = self.open()?;
         let mut all = options.clone();
         let mut add = |name: &str, value: String| all.data.push((name.to_owned(), Some(value)));
         for layer in &lower {

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 /// Deeper places are somebody's trick.
 const DEEPEST: usize = 64;
 
+/// Longer paths the kernel does not take, in bytes.
+const LONGEST: usize = 4096;
+
 const STEP: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// What something is mounted on.
@@ -36,6 +39,9 @@ pub struct Place {
 
 /// The path's parts below `trusted`.
 fn parts<'a>(trusted: &Path, path: &'a Path) -> Result<Vec<&'a OsStr>> {
+    if path.as_os_str().len() >= LONGEST {
+        return Err(Error::invalid(format!("a path is longer than {LONGEST} bytes")));
+    }
     let refuse = |why: String| Err(Error::invalid(format!("{}: {why}", path.display())));
     if !path.is_absolute() {
         return refuse("the path is not absolute".to_owned());
@@ -251,6 +257,8 @@ mod tests {
             let error = Place::make(root.path(), path, Kind::Folder).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
+        let long = root.path().join("d".repeat(5000));
+        assert!(Place::make(root.path(), &long, Kind::Folder).unwrap_err().to_string().len() < 100);
         let deep = root.path().join("d/".repeat(65));
         assert!(Place::make(root.path(), &deep, Kind::Folder).unwrap_err().to_string().contains("deeper"));
     }

@@ -18,6 +18,9 @@ use crate::hotplug::Hotplug;
 use crate::paths::Paths;
 use crate::work;
 
+/// More storages than this in one request are somebody's trick.
+const MOST: usize = 1024;
+
 /// All storages of the guest, by mount point.
 #[derive(Debug)]
 pub struct Table {
@@ -65,6 +68,9 @@ fn key(mount_point: &str) -> PathBuf {
 /// # Errors
 /// Layers that do not make one root.
 fn plan(storages: Vec<Storage>) -> Result<Vec<Order>> {
+    if storages.len() > MOST {
+        return Err(Error::invalid(format!("{} storages; at most {MOST}", storages.len())));
+    }
     let first = storages.iter().position(layers::is_layer);
     let (layered, alone): (Vec<_>, Vec<_>) = storages.into_iter().partition(layers::is_layer);
     let mut orders: Vec<Order> = alone.into_iter().map(|storage| Order::One(Box::new(storage))).collect();
@@ -371,5 +377,6 @@ mod tests {
         let orders = plan(all.clone()).unwrap();
         assert_eq!(orders.iter().map(Order::mount_point).collect::<Vec<_>>(), ["/a", "/r", "/b"]);
         assert!(plan(all[..2].to_vec()).is_err());
+        assert!(plan(vec![all[0].clone(); 1025]).unwrap_err().message.contains("1025"));
     }
 }

@@ -109,6 +109,25 @@ pub(crate) const TARGETS: &[Target] = &[
         },
     },
     Target {
+        name: "mountinfo",
+        seeds: &[
+            b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue\n",
+            b"1 1 0:2 / / rw - rootfs rootfs rw\n31 1 0:20 / /run/a\\134b rw - tmpfs none rw,size=4k\n",
+        ],
+        read: |bytes| drop(firstlight_agent::storage::mountinfo::parse(bytes)),
+    },
+    Target {
+        name: "storage-options",
+        seeds: &[
+            b"noexec\nnosuid\nmode=1777\nsize=67108864\nfsgid=7",
+            b"lowerdir=/a:/b\\:c,upperdir=/u,workdir=/w\ncontext=\"a:b:c0,c1\",rro,rshared,X-kata.overlay-upper",
+        ],
+        read: |bytes| {
+            let options: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+            drop(firstlight_agent::storage::Options::of(&options));
+        },
+    },
+    Target {
         name: "kernel-log",
         seeds: &[
             b"6,812,2198765,-;Run /init as init process\n",

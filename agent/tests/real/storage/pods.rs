@@ -1,10 +1,16 @@
 //! What containers of a pod have in common.
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
 
-use firstlight_agent_api::agent::{CreateContainerRequest, RemoveStaleVirtiofsShareMountsRequest, SharedMount};
+use firstlight_agent_api::agent::{
+    CreateContainerRequest, RemoveContainerRequest, RemoveStaleVirtiofsShareMountsRequest, SharedMount,
+    WriteStreamRequest,
+};
+use firstlight_agent_api::oci;
 
-use super::{code, create, mounted, storage, with_agent};
+use super::{Loop, RUN, busybox, code, create, mounted, storage, with_agent};
 use crate::support::{Agent, short, spec};
 
 async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedMount>) -> ttrpc::Result<()> {
@@ -70,5 +76,42 @@ fn a_shared_storage_stays_and_mounts_in_the_share_are_looked_at() {
         let (kind, message) = code(create(&agent, "c3", vec![other]).await);
         assert_eq!(kind, ttrpc::Code::ALREADY_EXISTS);
         assert!(message.contains("ephemeral"), "{message}");
+    });
+}
+
+/// As in kata-containers issue 13757: a container that does not end keeps no mount of the guest's.
+#[test]
+fn a_container_that_cannot_be_ended_keeps_no_storage() {
+    with_agent(async |agent| {
+        let disk = Loop::ext4(agent.folder.path(), "data", "x");
+        let root = agent.root("c1");
+        let mut spec = spec(&root, "read go; echo more > /v/data");
+        spec.Mounts.push(oci::Mount {
+            destination: "/v".into(),
+            source: format!("{RUN}/sandbox/storage/v"),
+            type_: "bind".into(),
+            options: vec!["rbind".into()],
+            ..Default::default()
+        });
+        let mut request = CreateContainerRequest::new();
+        request.container_id = "c1".into();
+        request.OCI = Some(spec).into();
+        request.storages = vec![storage("blk", &disk.0, "ext4", "sandbox/storage/v", &[])];
+        agent.calls.create_container(short(), &request).await.unwrap();
+        agent.begin("c1").await;
+        // By descriptor, which is of the disk also when it is mounted nowhere any more.
+        let folder = fs::File::open(super::inside(&agent, "sandbox/storage/v")).unwrap();
+        let frozen = format!("/proc/{}/fd/{}", std::process::id(), folder.as_raw_fd());
+        busybox(&["fsfreeze", "--freeze", &frozen]);
+        // It waits for the disk, and no signal ends that.
+        let write = WriteStreamRequest { container_id: "c1".into(), data: b"go\n".to_vec(), ..Default::default() };
+        agent.calls.write_stdin(short(), &write).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let remove = RemoveContainerRequest { container_id: "c1".into(), timeout: 1, ..Default::default() };
+        let (_, message) = code(agent.calls.remove_container(short(), &remove).await);
+        assert!(message.contains("ETIME"), "{message}");
+        assert_eq!(mounted(&agent, "sandbox/storage/v"), None);
+        busybox(&["fsfreeze", "--unfreeze", &frozen]);
+        agent.remove("c1").await.unwrap();
     });
 }

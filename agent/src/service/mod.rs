@@ -38,6 +38,7 @@ const SERVED: &[&str] = &[
     "GetOOMEvent",
     "AddSwap",
     "AddSwapPath",
+    "GetVolumeStats",
 ];
 
 /// Every service of the agent.

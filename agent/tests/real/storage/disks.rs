@@ -13,13 +13,13 @@ fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
     with_agent(async |agent| {
         let disk = Loop::ext4(agent.folder.path(), "data", "from the disk");
         let mut volume =
-            storage("blk", &disk.0, "ext4", "sandbox/storage/v", &["nosuid,noexec", "noatime", "commit=7"]);
+            storage("blk", &disk.0, "ext4", "sandbox/storage/v", &["nosuid,noexec", "noatime", "stripe=16"]);
         volume.fs_group = Some(FSGroup { group_id: 4711, ..Default::default() }).into();
         create(&agent, "c1", vec![volume.clone()]).await.unwrap();
         create(&agent, "c2", vec![volume.clone()]).await.unwrap();
         assert_eq!(read(&agent, "sandbox/storage/v/data"), "from the disk");
         let line = mounted(&agent, "sandbox/storage/v").unwrap();
-        for part in ["nosuid", "noexec", "noatime", "commit=7", " ext4 ", &disk.0] {
+        for part in ["nosuid", "noexec", "noatime", "stripe=16", " ext4 ", &disk.0] {
             assert!(line.contains(part), "no {part} in {line}");
         }
         let root = fs::metadata(inside(&agent, "sandbox/storage/v")).unwrap();

@@ -69,7 +69,7 @@ fn huge_pages_are_set_aside_and_given_back() {
         create(&agent, "c1", vec![volume("pagesize=2097152,size=4194304")]).await.unwrap();
         assert_eq!(count(), "2");
         let line = mounted(&agent, "sandbox/ephemeral/huge").unwrap();
-        assert!(line.contains("pagesize=2M") && line.contains("size=4096K"), "{line}");
+        assert!(line.contains("pagesize=2M") && line.contains("size=4194304"), "{line}");
         agent.remove("c1").await.unwrap();
         assert_eq!(count(), "0");
         let message = refused(&agent, vec![volume("pagesize=3145728,size=4194304")]).await;

@@ -11,6 +11,7 @@ mod pods;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use firstlight_agent_api::agent::{CreateContainerRequest, Storage};
 use ttrpc::{Code, Error};
@@ -37,13 +38,19 @@ fn storage(driver: &str, source: impl AsRef<Path>, fstype: &str, at: &str, optio
 
 /// Creates a container that uses storages. It is not started: its program waits.
 async fn create(agent: &Agent, container: &str, storages: Vec<Storage>) -> ttrpc::Result<()> {
-    let root = agent.root(container);
+    let root = fresh_root(agent, container);
     let mut request = CreateContainerRequest::new();
     request.container_id = container.into();
     request.exec_id = container.into();
     request.OCI = Some(spec(&root, "sleep 1000")).into();
     request.storages = storages;
     agent.calls.create_container(short(), &request).await.map(|_| ())
+}
+
+/// A root that no earlier container had.
+fn fresh_root(agent: &Agent, container: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    agent.root(&format!("{container}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Why a container with these storages cannot be created; nothing may be left of them.

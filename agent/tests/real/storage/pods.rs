@@ -14,7 +14,7 @@ use super::{Loop, RUN, busybox, code, create, mounted, storage, with_agent};
 use crate::support::{Agent, short, spec};
 
 async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedMount>) -> ttrpc::Result<()> {
-    let root = agent.root(container);
+    let root = super::fresh_root(agent, container);
     let mut spec = spec(&root, script);
     spec.Annotations.insert("io.kubernetes.cri.container-name".into(), format!("name-of-{container}"));
     let mut request = CreateContainerRequest::new();

@@ -49,11 +49,13 @@ fn users_at_the_same_time_share_one_mount() {
             let one = create(&agent, "c1", vec![volume.clone()]);
             let two = create(&agent, "c2", vec![volume.clone()]);
             let (one, two) = tokio::join!(one, two);
-            (one.unwrap(), two.unwrap());
+            one.unwrap();
+            two.unwrap();
             assert_eq!(mounts(&agent).iter().filter(|line| line.contains("storage/v")).count(), 1, "round {round}");
             assert_eq!(read(&agent, "sandbox/storage/v/data"), "x");
             let (one, two) = tokio::join!(agent.remove("c1"), agent.remove("c2"));
-            (one.unwrap(), two.unwrap());
+            one.unwrap();
+            two.unwrap();
             assert_eq!(mounted(&agent, "sandbox/storage/v"), None, "round {round}");
         }
     });

@@ -215,14 +215,10 @@ impl Agent {
     }
 
     /// Notes the end of a process, as the runtime tells it.
-    pub fn ended(&self, container: &str, name: &str, code: i32, detail: &str) {
-        if !detail.is_empty() {
-            log::error!("container {container}: process {name:?} could not start: {detail}");
-        }
+    pub fn ended(&self, container: &str, name: &str, code: i32) {
         let Ok(found) = self.container(container) else { return };
         if name.is_empty() {
-            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-            self.event("container-exited", container, &format!("code {code}{detail}"));
+            self.event("container-exited", container, &format!("code {code}"));
         }
         found.ended(name, code);
     }

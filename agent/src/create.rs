@@ -133,6 +133,7 @@ impl Agent {
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
+            cgroup: container.cgroup.clone(),
             terminal,
             no_pivot: root_is_initramfs(),
         };

@@ -1,10 +1,12 @@
 //! The sandbox: everything the agent has made, and who may find what.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use firstlight_agent_api::agent::{CreateSandboxRequest, Storage};
 use firstlight_runtime::Call;
+use oci_spec::runtime::Hooks;
 use ttrpc::Code;
 
 use crate::adapt::Shared;
@@ -16,7 +18,7 @@ use crate::gpu::Source;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
-use crate::{dns, storage, work};
+use crate::{dns, hooks, modules, storage, work};
 
 /// The agent. Everything is behind locks that are held for moments.
 #[derive(Debug)]
@@ -42,6 +44,7 @@ struct State {
     containers: BTreeMap<String, Arc<Container>>,
     storages: BTreeMap<String, Use>,
     first: Option<String>,
+    hooks: Arc<Hooks>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -104,14 +107,8 @@ impl Agent {
     }
 
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
-        if let Some(module) = request.kernel_modules.first() {
-            let message =
-                format!("kernel module {}: modules are loaded at boot only, before the guest locks them", module.name);
-            return Err(Error::new(Code::FAILED_PRECONDITION, message));
-        }
-        if !request.guest_hook_path.is_empty() {
-            log::warn!("guest_hook_path {:?} is ignored: hooks of the guest are not run", request.guest_hook_path);
-        }
+        modules::load(self.control.as_deref(), &self.paths.sysfs, &request.kernel_modules).await?;
+        self.hooks(Path::new(&request.guest_hook_path)).await;
         let (folder, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
         self.runtime.call(Call::Namespaces { folder, hostname }, &[]).await?;
         for storage in &request.storages {
@@ -152,6 +149,25 @@ impl Agent {
             drop(state);
             storage::remove(mount_point);
         }
+    }
+
+    /// Notes the guest's own hooks. A folder that is not there has none: the same
+    /// configuration is used with images that bring hooks and images that do not.
+    async fn hooks(&self, folder: &Path) {
+        if folder == Path::new("") {
+            return;
+        }
+        let path = self.paths.root.join(folder.strip_prefix("/").unwrap_or(folder));
+        match work::blocking(move || hooks::scan(&path)).await {
+            Ok(hooks) => self.state().hooks = Arc::new(hooks),
+            Err(error) => log::warn!("guest_hook_path: {error}"),
+        }
+    }
+
+    /// The guest's own hooks, which every container gets.
+    #[must_use]
+    pub fn guest_hooks(&self) -> Arc<Hooks> {
+        Arc::clone(&self.state().hooks)
     }
 
     /// The namespaces that a new container shares.
@@ -224,15 +240,9 @@ impl Agent {
     }
 
     /// Marks the sandbox as going away; nothing new is made from now on.
-    ///
-    /// # Errors
-    /// It is going away already.
-    pub fn destroy(&self) -> Result<()> {
-        let mut state = self.state();
-        if state.sandbox == Sandbox::Destroyed {
-            return Err(Error::internal("the sandbox is being destroyed already"));
-        }
-        state.sandbox = Sandbox::Destroyed;
-        Ok(())
+    /// `false`: it is going away already.
+    #[must_use]
+    pub fn destroy(&self) -> bool {
+        std::mem::replace(&mut self.state().sandbox, Sandbox::Destroyed) != Sandbox::Destroyed
     }
 }

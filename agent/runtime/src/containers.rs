@@ -11,12 +11,13 @@ use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
 use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Process, Spec};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use crate::entry::{Confine, Entry};
 use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
 use crate::socket::receive;
-use crate::words::{LastWords, errors, explain};
+use crate::words::{LastWords, explain, first_error};
 
 /// The standard descriptors of a process: three pipe ends, or none for a terminal.
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
@@ -48,6 +49,7 @@ impl Work {
 
     pub(crate) fn create(&self, container: &str, bundle: &Path, stdio: Stdio, no_pivot: bool) -> Result<Made, Failure> {
         let (builder, console) = self.builder(container, stdio)?;
+        let overheard = Overheard::begin();
         let built = builder
             .with_executor(Entry::first())
             .as_init(bundle)
@@ -57,7 +59,11 @@ impl Work {
             // The runtime's child, not this process's, which ends.
             .as_sibling(true)
             .build();
-        let mut made = built.map_err(|error| self.fail("create", container, &error))?;
+        let mut made = built.map_err(|error| {
+            let mut failure = self.fail("create", container, &error);
+            failure.message.push_str(&overheard.map(Overheard::said).unwrap_or_default());
+            failure
+        })?;
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
             return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
         };
@@ -77,7 +83,8 @@ impl Work {
     pub(crate) fn start(&self, container: &str, bundle: &Path, words: &LastWords) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
         loaded.start().map_err(|error| self.fail("start", container, &error))?;
-        let said = errors(&words.to_the_end());
+        let said = words.to_the_end();
+        let said = first_error(&said);
         if !said.is_empty() {
             return Err(Failure::internal(format!("cannot start container {container}: {said}")));
         }
@@ -236,6 +243,33 @@ impl Console {
 impl Drop for Console {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What hooks that libcontainer runs write to standard error. It throws away
+/// what they write to standard output.
+struct Overheard(OwnedFd);
+
+impl Overheard {
+    /// Hooks that say more than this wait for their deadline, bytes.
+    const ROOM: usize = 1 << 20;
+    /// What is quoted, bytes.
+    const QUOTED: usize = 2048;
+
+    fn begin() -> Option<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
+        let _ = fcntl_setpipe_size(&writer, Self::ROOM);
+        rustix::io::ioctl_fionbio(&reader, true).ok()?;
+        rustix::stdio::dup2_stderr(&writer).ok()?;
+        Some(Self(reader))
+    }
+
+    fn said(self) -> String {
+        let mut text = vec![0; Self::QUOTED];
+        let len = rustix::io::read(&self.0, &mut text).unwrap_or(0);
+        let text: String =
+            String::from_utf8_lossy(&text[..len]).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if text.trim().is_empty() { String::new() } else { format!("; it said: {}", text.trim()) }
     }
 }
 

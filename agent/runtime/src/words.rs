@@ -119,6 +119,11 @@ pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
     text.replace('\0', "").replace('\n', " ")
 }
 
+/// The error event closest to the cause; nothing if there is none.
+pub(crate) fn first_error(events: &str) -> &str {
+    events.lines().find_map(|line| line.strip_prefix('E')).unwrap_or_default()
+}
+
 /// The error events alone, as one line.
 pub(crate) fn errors(events: &str) -> String {
     events.lines().filter_map(|line| line.strip_prefix('E')).collect::<Vec<_>>().join("; ")

@@ -15,6 +15,7 @@ use oci_spec::runtime::{Hook, HookBuilder, Hooks, HooksBuilder, Mount, MountBuil
 use serde::de::DeserializeOwned;
 
 pub use process::process;
+pub use resources::resources;
 
 /// The search path of programs whose configuration has none. libcontainer
 /// refuses a process without one.

@@ -352,13 +352,13 @@ fn a_program_that_cannot_be_run_fails_with_its_reason() {
 
         // A further one: what the kernel refuses at the last moment is the call's error, not a code of a process.
         agent.run("c2", "sleep 1000").await;
-        fs::write(root.parent().unwrap().parent().unwrap().join("c2/rootfs/bin/garbage"), [0u8; 64]).unwrap();
+        fs::write(root.parent().unwrap().parent().unwrap().join("c2/rootfs/bin/garbage"), "#!/bin/nowhere\n").unwrap();
         let garbage = agent.folder.path().join("c2/rootfs/bin/garbage");
         fs::set_permissions(garbage, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let mut request = firstlight_agent_api::agent::ExecProcessRequest::new();
         request.container_id = "c2".into();
         for (number, (program, part)) in
-            [("/bin/garbage", "ENOEXEC"), ("/etc/passwd", "permission"), ("/bin/none", "/bin/none")].iter().enumerate()
+            [("/bin/garbage", "ENOENT"), ("/etc/passwd", "permission"), ("/bin/none", "/bin/none")].iter().enumerate()
         {
             request.exec_id = format!("e{number}");
             let mut process = process("");

@@ -140,8 +140,8 @@ fn callers_that_go_away_at_once_leave_nothing() {
         agent.run("c1", "sleep 100000").await;
         tokio::time::sleep(Duration::from_secs(12)).await;
         let before = held(&agent);
-        let root = agent.root("gone");
         for round in 0..12 {
+            let root = agent.root(&format!("gone{round}"));
             // The connection itself ends, two milliseconds after the request was sent, or later.
             let wait = Duration::from_millis(2 + 3 * round);
             let client = agent.connect().await;

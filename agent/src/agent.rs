@@ -1,10 +1,12 @@
 //! The sandbox: everything the agent has made, and who may find what.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use firstlight_agent_api::agent::CreateSandboxRequest;
 use firstlight_runtime::Call;
+use oci_spec::runtime::Hooks;
 use ttrpc::Code;
 
 use crate::adapt::Shared;
@@ -17,7 +19,7 @@ use crate::hotplug::Hotplug;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
-use crate::{dns, storage};
+use crate::{dns, hooks, modules, storage, work};
 
 /// The agent. Everything is behind locks that are held for moments.
 #[derive(Debug)]
@@ -48,6 +50,7 @@ struct State {
     sandbox: Sandbox,
     containers: BTreeMap<String, Arc<Container>>,
     first: Option<String>,
+    hooks: Arc<Hooks>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -105,14 +108,8 @@ impl Agent {
     }
 
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
-        if let Some(module) = request.kernel_modules.first() {
-            let message =
-                format!("kernel module {}: modules are loaded at boot only, before the guest locks them", module.name);
-            return Err(Error::new(Code::FAILED_PRECONDITION, message));
-        }
-        if !request.guest_hook_path.is_empty() {
-            log::warn!("guest_hook_path {:?} is ignored: hooks of the guest are not run", request.guest_hook_path);
-        }
+        modules::load(self.control.as_deref(), &self.paths.sysfs, &request.kernel_modules).await?;
+        self.hooks(Path::new(&request.guest_hook_path)).await;
         let (folder, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
         self.runtime.call(Call::Namespaces { folder, hostname }, &[]).await?;
         // The sandbox is a user that never leaves, so they stay until the guest ends.
@@ -122,6 +119,25 @@ impl Agent {
             self.storages.remove_all(made).await;
         }
         written
+    }
+
+    /// Notes the guest's own hooks. A folder that is not there has none: the same
+    /// configuration is used with images that bring hooks and images that do not.
+    async fn hooks(&self, folder: &Path) {
+        if folder == Path::new("") {
+            return;
+        }
+        let path = self.paths.root.join(folder.strip_prefix("/").unwrap_or(folder));
+        match work::blocking(move || hooks::scan(&path)).await {
+            Ok(hooks) => self.state().hooks = Arc::new(hooks),
+            Err(error) => log::warn!("guest_hook_path: {error}"),
+        }
+    }
+
+    /// The guest's own hooks, which every container gets.
+    #[must_use]
+    pub fn guest_hooks(&self) -> Arc<Hooks> {
+        Arc::clone(&self.state().hooks)
     }
 
     /// The namespaces that a new container shares.
@@ -185,28 +201,18 @@ impl Agent {
     }
 
     /// Notes the end of a process, as the runtime tells it.
-    pub fn ended(&self, container: &str, name: &str, code: i32, detail: &str) {
-        if !detail.is_empty() {
-            log::error!("container {container}: process {name:?} could not start: {detail}");
-        }
+    pub fn ended(&self, container: &str, name: &str, code: i32) {
         let Ok(found) = self.container(container) else { return };
         if name.is_empty() {
-            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-            self.event("container-exited", container, &format!("code {code}{detail}"));
+            self.event("container-exited", container, &format!("code {code}"));
         }
         found.ended(name, code);
     }
 
     /// Marks the sandbox as going away; nothing new is made from now on.
-    ///
-    /// # Errors
-    /// It is going away already.
-    pub fn destroy(&self) -> Result<()> {
-        let mut state = self.state();
-        if state.sandbox == Sandbox::Destroyed {
-            return Err(Error::internal("the sandbox is being destroyed already"));
-        }
-        state.sandbox = Sandbox::Destroyed;
-        Ok(())
+    /// `false`: it is going away already.
+    #[must_use]
+    pub fn destroy(&self) -> bool {
+        std::mem::replace(&mut self.state().sandbox, Sandbox::Destroyed) != Sandbox::Destroyed
     }
 }

@@ -10,8 +10,8 @@ use oci_spec::runtime::{Process, RootBuilder, Spec};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
 
-use crate::adapt;
 use crate::error::{Error, Result};
+use crate::{adapt, hooks};
 
 /// Larger files are somebody's trick.
 const LONGEST_PASSWD: u64 = 1 << 20;
@@ -53,7 +53,20 @@ pub fn make(bundle: &Path, mut spec: Spec) -> Result<()> {
     if let Some(process) = spec.process_mut() {
         complete(process, bundle);
     }
+    if let Some(hooks) = spec.hooks_mut().as_mut().and_then(hooks::take_own) {
+        write(&bundle.join(firstlight_runtime::HOOKS_FILE), &hooks)?;
+    }
     write(&bundle.join("config.json"), &spec)
+}
+
+/// Writes a file that readers see as it was or as it is, and nothing between.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn replace<T: serde::Serialize>(path: &Path, value: &T) -> Result<()> {
+    let new = path.with_extension("new");
+    write(&new, value)?;
+    fs::rename(&new, path).map_err(io(path, "cannot replace"))
 }
 
 /// Gives a process's environment what libcontainer would otherwise look for itself.

@@ -23,6 +23,17 @@ pub enum Phase {
     Removing,
 }
 
+/// Whether a container's processes may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freezer {
+    /// They run.
+    Off,
+    /// They are being stopped or let go.
+    Changing,
+    /// They are stopped.
+    On,
+}
+
 /// A container. Its locks are held for moments, never across a wait.
 #[derive(Debug)]
 pub struct Container {
@@ -37,16 +48,32 @@ pub struct Container {
     /// Its PCI functions, on the host and here.
     pub functions: Functions,
     inner: Mutex<Inner>,
+    /// Held while its limits are changed, by a thread that may block.
+    updating: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct Inner {
     phase: Phase,
+    freezer: Freezer,
     pid: Option<i32>,
     storages: Vec<String>,
     /// By the runtime's names: the empty one is the first process.
     processes: HashMap<String, Entry>,
     execs: u64,
+}
+
+impl Inner {
+    /// Whether the first process is alive and the container in one of these phases.
+    fn running(&self, id: &str, phases: &[Phase]) -> Result<()> {
+        let alive = self.processes.get("").is_some_and(|first| first.process.code().is_none());
+        if alive && phases.contains(&self.phase) {
+            return Ok(());
+        }
+        let ended = if alive { "" } else { ", its first process has ended" };
+        let message = format!("container {id} does not run ({:?}{ended})", self.phase);
+        Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message))
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -69,9 +96,23 @@ impl Container {
     ) -> Self {
         let first = Entry { process: first, fetched: false };
         let processes = HashMap::from([(String::new(), first)]);
-        let inner = Inner { phase: Phase::Creating, pid: None, storages: Vec::new(), processes, execs: 0 };
-        let functions = Functions::default();
-        Self { id: id.to_owned(), bundle, cgroup, capabilities, functions, inner: Mutex::new(inner) }
+        let inner = Inner {
+            phase: Phase::Creating,
+            freezer: Freezer::Off,
+            pid: None,
+            storages: Vec::new(),
+            processes,
+            execs: 0,
+        };
+        Self {
+            id: id.to_owned(),
+            bundle,
+            cgroup,
+            capabilities,
+            functions: Functions::default(),
+            inner: Mutex::new(inner),
+            updating: Mutex::new(()),
+        }
     }
 
     /// The same with these PCI functions.
@@ -101,7 +142,37 @@ impl Container {
             let message = format!("container {} is {:?}, which has to be one of {from:?}", self.id, inner.phase);
             return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
         }
+        if to == Phase::Started && inner.freezer != Freezer::Off {
+            let message = format!("container {} is paused; resume it first", self.id);
+            return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
+        }
         Ok(std::mem::replace(&mut inner.phase, to))
+    }
+
+    /// Takes the right to change the limits.
+    pub fn updating(&self) -> MutexGuard<'_, ()> {
+        self.updating.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes whether its processes may run.
+    ///
+    /// # Errors
+    /// It is not as it has to be before, or has no process that could be stopped.
+    pub fn switch(&self, from: Freezer, to: Freezer) -> Result<()> {
+        let mut inner = self.inner();
+        if from == Freezer::Off && to == Freezer::Changing {
+            inner.running(&self.id, &[Phase::Created, Phase::Started])?;
+        }
+        if inner.freezer != from {
+            let is = match inner.freezer {
+                Freezer::Off => "is not paused",
+                Freezer::Changing => "is being paused or resumed",
+                Freezer::On => "is paused",
+            };
+            return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, format!("container {} {is}", self.id)));
+        }
+        inner.freezer = to;
+        Ok(())
     }
 
     /// The first process's number in the guest, once it exists.
@@ -163,10 +234,9 @@ impl Container {
         if name.is_empty() || inner.processes.get(name).is_some_and(|entry| !entry.fetched) {
             return Err(Error::exists(format!("exec_id '{exec}' already exists in container {}", self.id)));
         }
-        let runs = inner.phase == Phase::Started
-            && inner.processes.get("").is_some_and(|first| first.process.code().is_none());
-        if !runs {
-            let message = format!("container {} does not run ({:?})", self.id, inner.phase);
+        inner.running(&self.id, &[Phase::Started])?;
+        if inner.freezer != Freezer::Off {
+            let message = format!("container {} is paused; resume it first", self.id);
             return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
         }
         inner.processes.insert(name.to_owned(), Entry { process: Arc::clone(process), fetched: false });
@@ -228,6 +298,24 @@ mod tests {
         assert_eq!(container.add("e", &process()).unwrap(), 1);
         container.ended("", 0);
         assert_eq!(container.add("f", &process()).unwrap_err().code, Code::FAILED_PRECONDITION);
+    }
+
+    #[test]
+    fn a_paused_container_takes_no_process_and_no_second_pause() {
+        let container = container();
+        assert!(container.switch(Freezer::Off, Freezer::Changing).is_err(), "it is being made");
+        container.advance(&[Phase::Creating], Phase::Created).unwrap();
+        container.switch(Freezer::Off, Freezer::Changing).unwrap();
+        container.switch(Freezer::Changing, Freezer::On).unwrap();
+        assert!(container.switch(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("is paused"));
+        assert!(container.advance(&[Phase::Created], Phase::Started).unwrap_err().message.contains("resume"));
+        container.switch(Freezer::On, Freezer::Off).unwrap();
+        container.advance(&[Phase::Created], Phase::Started).unwrap();
+        container.switch(Freezer::Off, Freezer::On).unwrap();
+        assert!(container.add("e", &process()).unwrap_err().message.contains("resume"));
+        container.switch(Freezer::On, Freezer::Off).unwrap();
+        container.ended("", 0);
+        assert!(container.switch(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("ended"));
     }
 
     #[test]

@@ -22,12 +22,19 @@ use crate::gpu::View;
 /// PID 1 answers from memory; longer means that it hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// A driver may look for its devices while it is loaded.
+const MODULE_PATIENCE: Duration = Duration::from_secs(30);
+
 /// PID 1, from the agent's side.
 #[derive(Debug)]
 pub struct Control {
     messages: mpsc::UnboundedSender<ToInit>,
     records: Mutex<VecDeque<oneshot::Sender<String>>>,
+    modules: Mutex<Vec<Asked>>,
 }
+
+/// A module that PID 1 was asked for, and who waits for it.
+type Asked = (String, oneshot::Sender<Option<String>>);
 
 impl Control {
     /// Connects and follows what PID 1 says about GPUs, which goes into `view`.
@@ -35,7 +42,7 @@ impl Control {
     #[must_use]
     pub fn connect(path: &Path, view: watch::Sender<View>) -> Arc<Self> {
         let (messages, queue) = mpsc::unbounded_channel();
-        let control = Arc::new(Self { messages, records: Mutex::new(VecDeque::new()) });
+        let control = Arc::new(Self { messages, records: Mutex::default(), modules: Mutex::default() });
         let path = path.to_owned();
         let follower = Arc::clone(&control);
         tokio::spawn(async move {
@@ -46,6 +53,7 @@ impl Control {
             log::error!("PID 1 at {}: {why}", path.display());
             view.send_modify(|view| view.lost = Some(why));
             follower.records().clear();
+            follower.modules().clear();
         });
         control.say(ToInit::Subscribe);
         control
@@ -53,6 +61,28 @@ impl Control {
 
     fn records(&self) -> std::sync::MutexGuard<'_, VecDeque<oneshot::Sender<String>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn modules(&self) -> std::sync::MutexGuard<'_, Vec<Asked>> {
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has PID 1 load a kernel module.
+    ///
+    /// # Errors
+    /// PID 1 cannot, with its reason, or does not answer.
+    pub async fn load_module(&self, name: &str, parameters: &str) -> Result<()> {
+        let unreachable =
+            |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("kernel module {name}: PID 1 {why}"));
+        let (sender, receiver) = oneshot::channel();
+        self.modules().push((name.to_owned(), sender));
+        self.say(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
+        match tokio::time::timeout(MODULE_PATIENCE, receiver).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(why))) => Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, why)),
+            Ok(Err(_)) => Err(unreachable("is not connected")),
+            Err(_) => Err(unreachable("has not loaded it in time")),
+        }
     }
 
     /// Says something; never waits.
@@ -125,6 +155,12 @@ impl Control {
                         let _ = waiting.send(text);
                     }
                 }
+                Ok(FromInit::Module { name, error }) => {
+                    let mut asked = self.modules();
+                    if let Some(at) = asked.iter().position(|(wanted, _)| *wanted == name) {
+                        let _ = asked.remove(at).1.send(error);
+                    }
+                }
                 Ok(FromInit::Refused { reason }) => log::warn!("PID 1 refused a message: {reason}"),
                 Err(error) if line.len() > MAX_LINE => return error.to_string(),
                 Err(error) => log::warn!("PID 1: {error}"),
@@ -177,6 +213,13 @@ mod tests {
             };
             let (record, ()) = tokio::join!(control.record(), answer);
             assert!(record.unwrap().contains("firstlight.boot-record/1"));
+            let answer = async {
+                assert!(lines.next_line().await.unwrap().unwrap().contains("\"load-module\":{\"name\":\"dm-mod\""));
+                let module = FromInit::Module { name: "dm-mod".into(), error: Some("locked".into()) };
+                writer.write_all(&encode(&module).unwrap()).await.unwrap();
+            };
+            let (loaded, ()) = tokio::join!(control.load_module("dm-mod", "a=1"), answer);
+            assert_eq!(loaded.unwrap_err().message, "locked");
             drop((lines, writer));
             view.wait_for(|view| view.lost.is_some()).await.unwrap();
             assert_eq!(control.record().await.unwrap_err().code, ttrpc::Code::UNAVAILABLE);

@@ -14,7 +14,7 @@ use crate::devices::Functions;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
-use crate::{adapt, bundle, convert, devices, gpu, remove, storage, work};
+use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
 
 /// What is left of a caller's deadline for the error to get back to it.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -88,6 +88,7 @@ impl Agent {
         for rule in devices::allow(&mut spec).map_err(internal)? {
             log::warn!("container {id}: device rule {rule:?} names no driver and is dropped");
         }
+        hooks::add(&mut spec, &self.guest_hooks());
         adapt::namespaces(&mut spec, &self.shared(request.sandbox_pidns))?;
         let cgroup = {
             let linux = spec.linux_mut().get_or_insert_default();
@@ -131,6 +132,7 @@ impl Agent {
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
+            cgroup: container.cgroup.clone(),
             terminal,
             no_pivot: root_is_initramfs(),
         };

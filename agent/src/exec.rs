@@ -23,6 +23,9 @@ const LINGER: Duration = Duration::from_secs(10);
 /// What "kill the container" means as a signal.
 const SIGKILL: u32 = 9;
 
+/// The code of a process that never ran; nobody gets to see it.
+const NEVER_RAN: i32 = 255;
+
 impl Agent {
     /// Runs a further process in a container.
     ///
@@ -51,6 +54,8 @@ impl Agent {
             if result.is_err() {
                 made.close().await;
                 container.forget(&name, &made);
+                // Whoever waits for everything in the container waits for this one too.
+                made.ended(NEVER_RAN);
             }
             result
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use firstlight_control::ToInit;
 use firstlight_runtime::Call;
+use tokio::time::Instant;
 use ttrpc::Code;
 
 use crate::agent::Agent;
@@ -15,6 +16,9 @@ use crate::{bundle, work};
 /// How long killed processes may take to end when the caller sets no time. One
 /// that waits for a device can take long, and nothing can hurry it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// When to kill again what has not ended.
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// How long the reply to DestroySandbox has to get out before this process is ended.
 const FAREWELL: Duration = Duration::from_millis(100);
@@ -41,19 +45,36 @@ pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: 
 
 async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
     let id = || container.id.clone();
-    agent.runtime.call(Call::Kill { container: id() }, &[]).await?;
-    let all = async {
-        for process in container.processes() {
-            process.wait().await;
+    let deadline = Instant::now() + patience;
+    loop {
+        agent.runtime.call(Call::Kill { container: id() }, &[]).await?;
+        let all = async {
+            for process in container.processes() {
+                process.wait().await;
+            }
+        };
+        // One that was about to enter the container is in it only now.
+        match tokio::time::timeout_at(deadline.min(Instant::now() + AGAIN), all).await {
+            Ok(()) => break,
+            Err(_) if Instant::now() < deadline => {}
+            Err(_) => {
+                let seconds = patience.as_secs();
+                let message =
+                    format!("ETIME: processes of container {} have not ended {seconds} s after SIGKILL", container.id);
+                return Err(Error::new(Code::INTERNAL, message));
+            }
         }
-    };
-    if tokio::time::timeout(patience, all).await.is_err() {
-        let seconds = patience.as_secs();
-        let message =
-            format!("ETIME: processes of container {} have not ended {seconds} s after SIGKILL", container.id);
-        return Err(Error::new(Code::INTERNAL, message));
     }
-    agent.runtime.call(Call::Delete { container: id() }, &[]).await.map(|_| ())
+    // The last kills for want of memory are counted in files that are about to go.
+    agent.oom.look();
+    match agent.runtime.call(Call::Delete { container: id() }, &[]).await {
+        // It is gone from the runtime: a hook of its end failed.
+        Err(error) if agent.runtime.call(Call::Kill { container: id() }, &[]).await.is_err() => {
+            clear(agent, container).await;
+            Err(error)
+        }
+        result => result.map(|_| ()),
+    }
 }
 
 /// Takes away what was made for a container that does not run: streams,
@@ -88,11 +109,14 @@ impl Agent {
 
     /// Removes every container, and then ends the guest, or the agent if it works alone.
     ///
+    /// A second call finds nothing to do.
+    ///
     /// # Errors
-    /// The sandbox is being destroyed already, or a container cannot be
-    /// removed; the guest ends in that case too.
+    /// A container cannot be removed; the guest ends in that case too.
     pub async fn destroy_sandbox(self: &Arc<Self>) -> Result<()> {
-        self.destroy()?;
+        if !self.destroy() {
+            return Ok(());
+        }
         let agent = Arc::clone(self);
         work::whole(async move {
             let mut result = Ok(());

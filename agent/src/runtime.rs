@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 
 type Answer = std::result::Result<(Done, Option<OwnedFd>), firstlight_runtime::Failure>;
 
-/// The runtime, from the server's side. Calls are answered one after the other
-/// in the order in which they were sent; no lock is held while waiting.
+/// The runtime, from the server's side. Calls are answered when they are done,
+/// in any order; no lock is held while waiting.
 #[derive(Debug)]
 pub struct Runtime {
     // tokio has no SEQPACKET socket; this type only registers the descriptor and waits for it.
@@ -64,12 +64,12 @@ impl Runtime {
         }
     }
 
-    /// Reads replies and hands exits (container, name, code, detail) to `exited`
+    /// Reads replies and hands exits (container, name, code) to `exited`
     /// until the runtime is gone.
     ///
     /// # Errors
     /// Always, with the reason: a server without its runtime is of no use.
-    pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32, &str)) -> io::Error {
+    pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32)) -> io::Error {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             let received = self
@@ -87,7 +87,7 @@ impl Runtime {
                         let _ = sender.send(result.map(|done| (done, fds.pop())));
                     }
                 }
-                Ok(FromRuntime::Exited { container, exec, code, detail }) => exited(&container, &exec, code, &detail),
+                Ok(FromRuntime::Exited { container, exec, code }) => exited(&container, &exec, code),
                 Err(error) => log::error!("container runtime: not a message: {error}"),
             }
         }
@@ -121,8 +121,7 @@ mod tests {
                     let request: Request = serde_json::from_slice(&buffer[..len]).unwrap();
                     ids.push((request.id, fds.len()));
                 }
-                let exit =
-                    FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3, detail: "why".into() };
+                let exit = FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3 };
                 send(&theirs, &serde_json::to_vec(&exit).unwrap(), &[]).unwrap();
                 // Out of order, to be sure that the number counts.
                 for (id, fds) in ids.iter().rev() {
@@ -142,7 +141,7 @@ mod tests {
                 let null = [null.as_fd()];
                 tokio::join!(runtime.call(start(), &null), runtime.call(start(), &[]))
             };
-            let served = runtime.serve(|c, e, code, _| exits.lock().unwrap().push((c.to_owned(), e.to_owned(), code)));
+            let served = runtime.serve(|c, e, code| exits.lock().unwrap().push((c.to_owned(), e.to_owned(), code)));
             let ((first, second), end) = tokio::join!(calls, served);
             assert_eq!(first.unwrap().0.pid, Some(42));
             assert_eq!(second.unwrap_err().code, ttrpc::Code::NOT_FOUND);

@@ -43,7 +43,7 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     if let Some(control) = &agent.control {
         control.say(ToInit::Listening { at_us: bound_us });
     }
-    Err(runtime.serve(|container, name, code, detail| agent.ended(container, name, code, detail)).await)
+    Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
 }
 
 /// Binds an address: `vsock://CID:PORT` (`-1` is any), `unix://PATH` or `tcp://HOST:PORT`.

@@ -114,7 +114,8 @@ fn memory(group: &Group<'_>) -> MemoryStats {
     let mut stats = MemoryStats::new();
     stats.cache = value(&text, "file");
     stats.usage = Some(MemoryData { failcnt: failures, ..data("") }).into();
-    stats.swap_usage = Some(data("swap.")).into();
+    let swap_failures = value(&group.text("memory.swap.events"), "fail");
+    stats.swap_usage = Some(MemoryData { failcnt: swap_failures, ..data("swap.") }).into();
     stats.kernel_usage = Some(MemoryData { usage: value(&text, "kernel"), ..Default::default() }).into();
     stats.use_hierarchy = true;
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
@@ -143,7 +144,8 @@ fn hugepages(group: &Group<'_>) -> std::collections::HashMap<String, HugetlbStat
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names
         .filter_map(|name| {
-            let size = name.strip_prefix("hugetlb.")?.strip_suffix(".current")?;
+            // Reserved pages have files of their own, which are no page size.
+            let size = name.strip_prefix("hugetlb.")?.strip_suffix(".current").filter(|size| !size.contains('.'))?;
             let stats = HugetlbStats {
                 usage: group.number(&name),
                 failcnt: value(&group.text(&format!("hugetlb.{size}.events")), "max"),

@@ -9,7 +9,7 @@ use firstlight_pci::{Address, Function};
 
 use crate::executor::End;
 use crate::mode::{self, Decision};
-use crate::modules::{Loaded, Modules};
+use crate::modules::{self, Loaded, Modules};
 use crate::mounts::{self, When};
 use crate::nodes::{self, Minor, Mknod};
 use crate::params::Params;
@@ -171,6 +171,33 @@ fn load(modules: &Modules, name: &str, inputs: &Inputs) -> Result<String, String
             format!("loaded {}", parts.join(", "))
         }
         Loaded::BuiltIn => format!("{name} built in"),
+    })
+}
+
+/// Loads a module that somebody asked for after the boot plan was made.
+///
+/// # Errors
+/// The module is not in the image, or the kernel did not take it.
+pub fn load_asked(inputs: &Inputs, name: &str, parameters: &str) -> Result<(), String> {
+    let modules = Modules::read(&inputs.root, &inputs.release);
+    let own = |module: &str| inputs.params.for_module(module);
+    let asked = |module: &str| {
+        if modules::same(module, name) {
+            format!("{} {parameters}", own(module)).trim().to_owned()
+        } else {
+            own(module)
+        }
+    };
+    modules.load(name, asked).map(drop).map_err(|error| {
+        let locked = fs::read_to_string(inputs.root.path("/proc/sys/kernel/modules_disabled"));
+        if locked.is_ok_and(|text| text.trim() == "1") {
+            format!(
+                "kernel module {name}: the guest has locked module loading, as it does when it has booted; have the \
+                 image load it, or boot with firstlight.lockdown=off"
+            )
+        } else {
+            error.to_string()
+        }
     })
 }
 
@@ -354,6 +381,17 @@ mod tests {
         write(&folder, "lib/modules/6.12/modules.dep", "kernel/other.ko:\n");
         assert_eq!(at_once(Action::ContainerModules, &inputs(&folder)), None);
         assert_eq!(run(Action::ContainerModules, &inputs(&folder)).0, End::Ok(String::new()));
+    }
+
+    #[test]
+    fn a_locked_kernel_is_named_as_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(load_asked(&inputs(&folder), "dm-mod", "").unwrap_err().contains("modules.dep"));
+        write(&folder, "lib/modules/6.12/modules.builtin", "kernel/fs/fuse/virtiofs.ko\n");
+        load_asked(&inputs(&folder), "virtiofs", "").unwrap();
+        write(&folder, "proc/sys/kernel/modules_disabled", "1\n");
+        let text = load_asked(&inputs(&folder), "dm-mod", "").unwrap_err();
+        assert!(text.contains("dm-mod") && text.contains("firstlight.lockdown=off"), "{text}");
     }
 
     #[test]

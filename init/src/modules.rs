@@ -81,7 +81,7 @@ pub struct Modules {
 }
 
 /// `-` and `_` are the same in module names.
-fn same(a: &str, b: &str) -> bool {
+pub(crate) fn same(a: &str, b: &str) -> bool {
     let fold = |byte: u8| if byte == b'-' { b'_' } else { byte };
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| fold(a) == fold(b))
 }

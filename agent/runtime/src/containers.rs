@@ -1,6 +1,5 @@
-//! libcontainer's calls, each with what has to be put right after it.
+//! libcontainer's calls, each with what has to be put right before or after it.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
@@ -12,16 +11,13 @@ use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
 use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Process, Spec};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use crate::entry::{Confine, Entry};
+use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
 use crate::socket::receive;
-use crate::words::{LastWords, explain};
-
-/// Where the kernel shows cgroups. libcontainer looks there too.
-const CGROUPS: &str = "/sys/fs/cgroup";
-
-const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+use crate::words::{LastWords, explain, first_error};
 
 /// The standard descriptors of a process: three pipe ends, or none for a terminal.
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
@@ -32,33 +28,16 @@ pub(crate) struct Made {
     pub(crate) master: Option<OwnedFd>,
 }
 
-/// What is remembered of a container.
-struct Kept {
-    cgroup: PathBuf,
-    seccomp: Option<LinuxSeccomp>,
+/// One call's work, done in a process that is made for it and ends with it. So
+/// nothing that libcontainer changes in its process (working directory, OOM
+/// score, log) is ours, and nobody waits when it does.
+pub(crate) struct Work {
+    /// Where libcontainer keeps its state.
+    pub(crate) state: PathBuf,
+    pub(crate) words: LastWords,
 }
 
-/// All containers.
-pub(crate) struct Containers {
-    state: PathBuf,
-    words: LastWords,
-    kept: BTreeMap<String, Kept>,
-    swept: bool,
-}
-
-impl Containers {
-    pub(crate) fn new(state: PathBuf, words: LastWords) -> Self {
-        Self { state, words, kept: BTreeMap::new(), swept: false }
-    }
-
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.kept.keys().cloned().collect()
-    }
-
-    pub(crate) fn words(&self) -> &LastWords {
-        &self.words
-    }
-
+impl Work {
     fn folder(&self, container: &str) -> PathBuf {
         self.state.join(container)
     }
@@ -68,45 +47,30 @@ impl Containers {
         Failure::new(kind, format!("cannot {what} container {container}: {}", explain(error, &self.words.take())))
     }
 
-    pub(crate) fn create(
-        &mut self,
-        container: &str,
-        bundle: &Path,
-        stdio: Stdio,
-        no_pivot: bool,
-    ) -> Result<Made, Failure> {
-        self.sweep();
-        if self.kept.contains_key(container) {
-            return Err(Failure::new(FailureKind::Exists, format!("container {container} exists")));
-        }
-        let config = bundle.join("config.json");
-        let spec = Spec::load(&config).map_err(|error| {
-            Failure::new(FailureKind::Invalid, format!("container {container}: {}: {error}", config.display()))
-        })?;
-        let linux = spec.linux().as_ref();
-        let cgroup = linux.and_then(|linux| linux.cgroups_path().clone()).unwrap_or_default();
-        let kept =
-            Kept { cgroup: below(Path::new(CGROUPS), &cgroup), seccomp: linux.and_then(|l| l.seccomp().clone()) };
-
+    pub(crate) fn create(&self, container: &str, bundle: &Path, stdio: Stdio, no_pivot: bool) -> Result<Made, Failure> {
         let (builder, console) = self.builder(container, stdio)?;
-        let score = Score::read();
+        let overheard = Overheard::begin();
         let built = builder
             .with_executor(Entry::first())
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
             .with_no_pivot(no_pivot)
+            // The runtime's child, not this process's, which ends.
+            .as_sibling(true)
             .build();
-        score.restore();
-        let mut made = built.map_err(|error| self.fail("create", container, &error))?;
+        let mut made = built.map_err(|error| {
+            let mut failure = self.fail("create", container, &error);
+            failure.message.push_str(&overheard.map(Overheard::said).unwrap_or_default());
+            failure
+        })?;
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
             return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
         };
+        // Warnings of a call that went well explain nothing that comes later.
+        self.words.take();
         match console.map(Console::master).transpose() {
-            Ok(master) => {
-                self.kept.insert(container.to_owned(), kept);
-                Ok(Made { pid, master })
-            }
+            Ok(master) => Ok(Made { pid, master }),
             Err(failure) => {
                 let _ = made.delete(true);
                 Err(failure)
@@ -114,56 +78,51 @@ impl Containers {
         }
     }
 
-    pub(crate) fn start(&mut self, container: &str) -> Result<(), Failure> {
+    /// Lets the program run and waits until it does. `words` are those of the
+    /// container's first process.
+    pub(crate) fn start(&self, container: &str, bundle: &Path, words: &LastWords) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
-        let result = loaded.start();
-        result.map_err(|error| self.fail("start", container, &error))
+        loaded.start().map_err(|error| self.fail("start", container, &error))?;
+        let said = words.to_the_end();
+        let said = first_error(&said);
+        if !said.is_empty() {
+            return Err(Failure::internal(format!("cannot start container {container}: {said}")));
+        }
+        self.hooks(container, bundle, Point::Poststart)
     }
 
-    pub(crate) fn exec(&mut self, container: &str, process: &Path, stdio: Stdio) -> Result<Made, Failure> {
-        let kept = self.kept.get(container).ok_or_else(|| unknown(container))?;
-        let confine = match &kept.seccomp {
-            Some(seccomp) => Some(widen(process, seccomp)?),
-            None => None,
-        };
+    pub(crate) fn exec(&self, container: &str, bundle: &Path, process: &Path, stdio: Stdio) -> Result<Made, Failure> {
+        let spec = Spec::load(bundle.join("config.json"))
+            .map_err(|error| Failure::internal(format!("container {container}: its configuration: {error}")))?;
+        let seccomp = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
+        let confine = seccomp.map(|seccomp| widen(process, &seccomp)).transpose()?;
         let (builder, console) = self.builder(container, stdio)?;
-        let score = Score::read();
         let built = builder
             .with_executor(Entry::further(confine))
             .as_tenant()
             .with_detach(true)
+            .as_sibling(true)
             .with_process(Some(process))
             .build();
-        score.restore();
-        self.remove_sockets(container);
         let pid = built.map_err(|error| self.fail("run a process in", container, &error))?;
         Ok(Made { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
     }
 
-    /// Kills everything in the container's cgroup and in the groups below it.
-    pub(crate) fn kill(&self, container: &str) -> Result<(), Failure> {
-        let kept = self.kept.get(container).ok_or_else(|| unknown(container))?;
-        let file = kept.cgroup.join("cgroup.kill");
-        match fs::write(&file, "1") {
-            Ok(()) => Ok(()),
-            // Nothing has run in it, or everything is gone.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(Failure::internal(format!("container {container}: {}: {error}", file.display()))),
-        }
+    pub(crate) fn delete(&self, container: &str, bundle: &Path) -> Result<(), Failure> {
+        let mut loaded = self.load(container)?;
+        loaded.delete(true).map_err(|error| self.fail("delete", container, &error))?;
+        self.hooks(container, bundle, Point::Poststop)
     }
 
-    pub(crate) fn delete(&mut self, container: &str) -> Result<(), Failure> {
-        let mut loaded = self.load(container)?;
-        let result = loaded.delete(true);
-        result.map_err(|error| self.fail("delete", container, &error))?;
-        self.kept.remove(container);
-        Ok(())
+    fn hooks(&self, container: &str, bundle: &Path, point: Point) -> Result<(), Failure> {
+        let state = || {
+            let pid = Container::load(self.folder(container)).ok().and_then(|loaded| loaded.pid());
+            hooks::state(container, bundle, point, pid.map(|pid| pid.as_raw()))
+        };
+        hooks::run_all(bundle, point, state).map_err(|text| Failure::internal(format!("container {container}: {text}")))
     }
 
     fn load(&self, container: &str) -> Result<Container, Failure> {
-        if !self.kept.contains_key(container) {
-            return Err(unknown(container));
-        }
         Container::load(self.folder(container)).map_err(|error| self.fail("load", container, &error))
     }
 
@@ -183,42 +142,51 @@ impl Containers {
             }
         })
     }
+}
 
-    /// Every further process leaves a socket behind: one inode per probe for
-    /// the life of the container.
-    fn remove_sockets(&self, container: &str) {
-        let Ok(entries) = fs::read_dir(self.folder(container)) else { return };
-        for entry in entries.flatten() {
-            if entry.file_name().as_encoded_bytes().starts_with(b"tenant-") {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-    }
-
-    /// Removes what a runtime that was killed has left, before the first container.
-    fn sweep(&mut self) {
-        if std::mem::replace(&mut self.swept, true) {
-            return;
-        }
-        let Ok(entries) = fs::read_dir(&self.state) else { return };
-        for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
-            log::warn!("removing container {} of an earlier runtime", entry.path().display());
-            if Container::load(entry.path()).and_then(|mut left| left.delete(true)).is_err() {
-                let _ = fs::remove_dir_all(entry.path());
-            }
+/// Every further process leaves a socket behind: one inode per probe for the
+/// life of the container. To be called when none is being made.
+pub(crate) fn remove_sockets(state: &Path, container: &str) {
+    let Ok(entries) = fs::read_dir(state.join(container)) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b"tenant-") {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-fn unknown(container: &str) -> Failure {
+/// Removes what is left of a container, running or not.
+pub(crate) fn discard(state: &Path, container: &str) {
+    let folder = state.join(container);
+    if Container::load(folder.clone()).and_then(|mut left| left.delete(true)).is_err() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Removes what a runtime that was killed has left.
+pub(crate) fn sweep(state: &Path) {
+    let Ok(entries) = fs::read_dir(state) else { return };
+    for entry in entries.flatten() {
+        match entry.file_name().to_str() {
+            Some(name) if entry.path().is_dir() => discard(state, name),
+            _ => drop(fs::remove_file(entry.path())),
+        }
+    }
+}
+
+/// Kills everything in a resource group and in the groups below it.
+pub(crate) fn kill(container: &str, cgroup: &Path) -> Result<(), Failure> {
+    let file = cgroup.join("cgroup.kill");
+    match fs::write(&file, "1") {
+        Ok(()) => Ok(()),
+        // Nothing has run in it, or everything is gone.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Failure::internal(format!("container {container}: {}: {error}", file.display()))),
+    }
+}
+
+pub(crate) fn unknown(container: &str) -> Failure {
     Failure::new(FailureKind::NotFound, format!("no container {container}"))
-}
-
-/// A path that the specification gives, below a folder of ours.
-fn below(root: &Path, path: &Path) -> PathBuf {
-    let mut all = root.to_owned();
-    all.extend(path.components().filter(|part| matches!(part, std::path::Component::Normal(_))));
-    all
 }
 
 /// Asks libcontainer for every capability, in the process's file, and returns
@@ -252,7 +220,8 @@ struct Console {
 
 impl Console {
     fn listen(state: &Path) -> Result<Self, Failure> {
-        let path = state.join("console.sock");
+        // One for each process that makes a container's, several of which may be at it.
+        let path = state.join(format!("console-{}.sock", std::process::id()));
         let wrong = |error: std::io::Error| Failure::internal(format!("{}: {error}", path.display()));
         fs::create_dir_all(state).map_err(wrong)?;
         let _ = fs::remove_file(&path);
@@ -277,31 +246,36 @@ impl Drop for Console {
     }
 }
 
-/// The runtime's own OOM score, which libcontainer overwrites with each container's.
-struct Score(Option<String>);
+/// What hooks that libcontainer runs write to standard error. It throws away
+/// what they write to standard output.
+struct Overheard(OwnedFd);
 
-impl Score {
-    fn read() -> Self {
-        Self(fs::read_to_string(OOM_SCORE).ok())
+impl Overheard {
+    /// Hooks that say more than this wait for their deadline, bytes.
+    const ROOM: usize = 1 << 20;
+    /// What is quoted, bytes.
+    const QUOTED: usize = 2048;
+
+    fn begin() -> Option<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
+        let _ = fcntl_setpipe_size(&writer, Self::ROOM);
+        rustix::io::ioctl_fionbio(&reader, true).ok()?;
+        rustix::stdio::dup2_stderr(&writer).ok()?;
+        Some(Self(reader))
     }
 
-    fn restore(self) {
-        if let Some(score) = self.0 {
-            let _ = fs::write(OOM_SCORE, score.trim());
-        }
+    fn said(self) -> String {
+        let mut text = vec![0; Self::QUOTED];
+        let len = rustix::io::read(&self.0, &mut text).unwrap_or(0);
+        let text: String =
+            String::from_utf8_lossy(&text[..len]).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if text.trim().is_empty() { String::new() } else { format!("; it said: {}", text.trim()) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cgroup_paths_stay_below_the_root() {
-        let root = Path::new("/sys/fs/cgroup");
-        assert_eq!(below(root, Path::new("/kubepods/c1")), Path::new("/sys/fs/cgroup/kubepods/c1"));
-        assert_eq!(below(root, Path::new("../../etc")), Path::new("/sys/fs/cgroup/etc"));
-    }
 
     #[test]
     fn a_process_under_a_filter_is_widened_and_remembers_what_it_wanted() {

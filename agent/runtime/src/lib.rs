@@ -3,9 +3,12 @@
 //! libcontainer clones processes without telling the C library, changes the
 //! caller's working directory and OOM score, and waits for children of its own.
 //! None of that goes together with threads or with another reaper, so one
-//! process does nothing else: it is forked before any thread exists, takes one
-//! [`Call`] at a time from a `SEQPACKET` socket, and reaps children only
-//! between calls. Exits are sent as [`FromRuntime::Exited`].
+//! process does nothing else: it is forked before any thread exists and takes
+//! [`Call`]s from a `SEQPACKET` socket. libcontainer also waits, for file
+//! systems, hooks and processes, so each call to it is made by a copy of that
+//! process: the processes of containers become the original's children all the
+//! same, and nothing that is slow or stuck is in anybody's way. Exits are sent
+//! as [`FromRuntime::Exited`].
 //!
 //! The containers live as long as the socket: when its other end is gone, the
 //! runtime kills them and ends.
@@ -14,13 +17,17 @@
 mod children;
 mod containers;
 mod entry;
+mod flights;
+mod hooks;
 mod message;
 mod namespaces;
 mod signal;
 mod socket;
 mod supervisor;
 mod words;
+mod worker;
 
+pub use hooks::FILE as HOOKS_FILE;
 pub use message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 pub use socket::{MAX_MESSAGE, receive, send};
 pub use supervisor::{Options, run};

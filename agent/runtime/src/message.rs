@@ -33,17 +33,20 @@ pub enum Call {
         container: String,
         /// The folder.
         bundle: PathBuf,
+        /// Its resource group, as an absolute path.
+        cgroup: PathBuf,
         /// Whether the configuration asks for a terminal.
         terminal: bool,
         /// Whether the root is one that `pivot_root` cannot leave (an initramfs).
         no_pivot: bool,
     },
-    /// Let the container's program run.
+    /// Let the container's program run. Answered when it does, or with the
+    /// reason why it cannot; the hooks of that moment have then run as well.
     Start {
         /// The container.
         container: String,
     },
-    /// Run a further process; descriptors as for [`Call::Create`].
+    /// Run a further process; descriptors as for [`Call::Create`]. Answered when it runs.
     Exec {
         /// The container.
         container: String,
@@ -68,7 +71,8 @@ pub enum Call {
         /// The container.
         container: String,
     },
-    /// Forget the container and remove its cgroup.
+    /// Forget the container, remove its cgroup and run the hooks of its end. If
+    /// only a hook fails, the container is gone all the same.
     Delete {
         /// The container.
         container: String,
@@ -94,9 +98,6 @@ pub enum FromRuntime {
         exec: String,
         /// Exit status, or 128 and the signal's number.
         code: i32,
-        /// What libcontainer said last, if the program could not be started.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
-        detail: String,
     },
 }
 
@@ -129,6 +130,21 @@ pub enum FailureKind {
     Invalid,
     /// Everything else.
     Internal,
+}
+
+impl Call {
+    /// The container that it is about; empty if it is about the sandbox.
+    pub(crate) fn container(&self) -> &str {
+        match self {
+            Self::Namespaces { .. } => "",
+            Self::Create { container, .. }
+            | Self::Start { container }
+            | Self::Exec { container, .. }
+            | Self::Signal { container, .. }
+            | Self::Kill { container }
+            | Self::Delete { container } => container,
+        }
+    }
 }
 
 impl Failure {

@@ -78,8 +78,8 @@ mod tests {
     fn ended_processes_and_odd_numbers_are_told_apart() {
         let mut children = Children::default();
         assert_eq!(send(&children, "c", "", 9).unwrap_err().kind, FailureKind::NotFound);
-        children.insert(i32::MAX, "c", "e");
-        children.insert(i32::try_from(std::process::id()).unwrap(), "c", "me");
+        children.claim(i32::MAX, 1, "c", "e");
+        children.claim(i32::try_from(std::process::id()).unwrap(), 1, "c", "me");
         assert_eq!(send(&children, "c", "me", 4711).unwrap_err().kind, FailureKind::Invalid);
         assert_eq!(send(&children, "c", "e", 9), Ok(()));
     }

@@ -2,18 +2,23 @@
 //!
 //! A helper process that fails tells its parent only the name of the step,
 //! e.g. "failed to prepare rootfs". What went wrong is in its log events, so
-//! those go into a pipe that every helper inherits, and the parent empties it
-//! when a call has failed. The pipe is open before the helper changes its
-//! root, and it is never waited for: what does not fit is dropped.
+//! those go into a pipe that the helpers of one call inherit. It is open before
+//! a helper changes its root, and nobody waits to write into it: what does not
+//! fit is dropped. Its end tells that a helper has become its program, because
+//! the program does not get it.
 
 use std::os::fd::OwnedFd;
 
 use log::{LevelFilter, Log, Metadata, Record};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 /// How many events an error message quotes, and how much of each, in characters.
 const QUOTED: usize = 3;
 const LONGEST: usize = 300;
+
+/// What is kept of one helper's words, bytes.
+const MOST: usize = 64 << 10;
 
 struct Writer(OwnedFd);
 
@@ -35,36 +40,64 @@ impl Log for Writer {
     fn flush(&self) {}
 }
 
+/// The two ends of a pipe for last words, reading end first. A program that a
+/// helper becomes has neither.
+pub(crate) fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    Ok(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
+}
+
 /// The reading end.
 #[derive(Debug)]
 pub(crate) struct LastWords {
-    pipe: Option<OwnedFd>,
+    pipe: OwnedFd,
 }
 
 impl LastWords {
-    /// Makes the pipe and sends this process's log records into it. If there
-    /// is a logger already (tests), there are simply no last words.
-    pub(crate) fn listen() -> Self {
-        let Ok((reader, writer)) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) else {
-            return Self { pipe: None };
-        };
-        if log::set_boxed_logger(Box::new(Writer(writer))).is_err() {
-            return Self { pipe: None };
+    /// Listens at a pipe, into which this process's log records go from now on.
+    pub(crate) fn listen(pipe: OwnedFd, writer: OwnedFd) -> Self {
+        // There is no other logger: a helper is a copy of a process that has none.
+        if log::set_boxed_logger(Box::new(Writer(writer))).is_ok() {
+            log::set_max_level(LevelFilter::Warn);
         }
-        log::set_max_level(LevelFilter::Warn);
-        Self { pipe: Some(reader) }
+        Self { pipe }
+    }
+
+    /// Listens to another helper.
+    pub(crate) fn of(pipe: OwnedFd) -> Self {
+        Self { pipe }
     }
 
     /// Everything since the last time.
     pub(crate) fn take(&self) -> String {
         let mut all = Vec::new();
-        let mut buffer = [0; 4096];
-        if let Some(pipe) = &self.pipe {
-            while let Ok(len @ 1..) = rustix::io::read(pipe, &mut buffer) {
-                all.extend_from_slice(&buffer[..len]);
+        self.read(&mut all);
+        String::from_utf8_lossy(&all).into_owned()
+    }
+
+    /// Everything until nobody can say anything any more: until the last helper
+    /// has ended or become a program.
+    pub(crate) fn to_the_end(&self) -> String {
+        let mut all = Vec::new();
+        while !self.read(&mut all) {
+            let mut waited = [PollFd::new(&self.pipe, PollFlags::IN)];
+            if poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+                break;
             }
         }
         String::from_utf8_lossy(&all).into_owned()
+    }
+
+    /// Reads what is there; `true` at the end.
+    fn read(&self, all: &mut Vec<u8>) -> bool {
+        let mut buffer = [0; 4096];
+        loop {
+            match rustix::io::read(&self.pipe, &mut buffer) {
+                Ok(0) => return true,
+                Ok(len) if all.len() < MOST => all.extend_from_slice(&buffer[..len]),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return error != rustix::io::Errno::AGAIN,
+            }
+        }
     }
 }
 
@@ -84,6 +117,11 @@ pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
     }
     // Some of libcontainer's texts come through buffers with NULs at the end.
     text.replace('\0', "").replace('\n', " ")
+}
+
+/// The error event closest to the cause; nothing if there is none.
+pub(crate) fn first_error(events: &str) -> &str {
+    events.lines().find_map(|line| line.strip_prefix('E')).unwrap_or_default()
 }
 
 /// The error events alone, as one line.

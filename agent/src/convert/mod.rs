@@ -15,6 +15,7 @@ use oci_spec::runtime::{Hook, HookBuilder, Hooks, HooksBuilder, Mount, MountBuil
 use serde::de::DeserializeOwned;
 
 pub use process::process;
+pub use resources::resources;
 
 /// The search path of programs whose configuration has none. libcontainer
 /// refuses a process without one.
@@ -22,6 +23,9 @@ pub const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/u
 
 /// The seconds that a hook without a limit of its own gets.
 const HOOK_TIMEOUT: i64 = 10;
+
+/// Each mount costs the kernel and every process that looks at its mount table.
+const MOST_MOUNTS: usize = 4096;
 
 /// Why a message is no configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +48,16 @@ pub enum ConvertError {
         what: &'static str,
         /// Its value.
         value: i64,
+    },
+    /// More than anybody needs.
+    #[error("OCI configuration: {count} {what} are more than {most}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
     },
     /// A combination that oci-spec refuses.
     #[error("OCI configuration: {0}")]
@@ -81,6 +95,9 @@ pub fn spec(message: &oci::Spec) -> Result<Spec> {
     let root = message.Root.as_ref().ok_or(ConvertError::Missing("Root"))?;
     if root.Path.is_empty() {
         return Err(ConvertError::Missing("Root.Path"));
+    }
+    if message.Mounts.len() > MOST_MOUNTS {
+        return Err(ConvertError::TooMany { what: "mounts", count: message.Mounts.len(), most: MOST_MOUNTS });
     }
     let mut spec = Spec::default();
     // libcontainer takes any 1.x; some callers send none.

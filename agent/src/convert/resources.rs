@@ -1,18 +1,24 @@
 //! Limits.
 //!
 //! Zero is "not set" and -1 is "no limit". Left out are what cgroup v2 does not
-//! have (kernel memory, swappiness, real-time shares, network classes) and
-//! block I/O, whose device numbers are the host's.
+//! have (kernel memory, swappiness, real-time shares, network classes, leaf
+//! weights). Block I/O is taken as it is: shims, whose device numbers would be
+//! the host's, send none.
 
 use firstlight_agent_api::oci;
 use oci_spec::runtime::{
-    LinuxCpu, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxHugepageLimit,
-    LinuxHugepageLimitBuilder, LinuxMemory, LinuxPidsBuilder, LinuxResources,
+    LinuxBlockIo, LinuxCpu, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxHugepageLimit,
+    LinuxHugepageLimitBuilder, LinuxMemory, LinuxPidsBuilder, LinuxResources, LinuxThrottleDevice,
+    LinuxThrottleDeviceBuilder, LinuxWeightDevice, LinuxWeightDeviceBuilder,
 };
 
-use super::{ConvertError, Result, word};
+use super::{ConvertError, Result, some, word};
 
-pub(super) fn resources(message: Option<&oci::LinuxResources>) -> Result<LinuxResources> {
+/// Limits and device rules.
+///
+/// # Errors
+/// A device rule has unknown words, or a number is out of range.
+pub fn resources(message: Option<&oci::LinuxResources>) -> Result<LinuxResources> {
     let mut resources = LinuxResources::default();
     let Some(message) = message else { return Ok(resources) };
     resources.set_devices(Some(message.Devices.iter().map(rule).collect::<Result<_>>()?));
@@ -34,7 +40,45 @@ pub(super) fn resources(message: Option<&oci::LinuxResources>) -> Result<LinuxRe
     if !message.HugepageLimits.is_empty() {
         resources.set_hugepage_limits(Some(message.HugepageLimits.iter().map(hugepages).collect::<Result<_>>()?));
     }
+    if let Some(given) = message.BlockIO.as_ref() {
+        resources.set_block_io(Some(block(given)?));
+    }
     Ok(resources)
+}
+
+fn block(message: &oci::LinuxBlockIO) -> Result<LinuxBlockIo> {
+    let mut io = LinuxBlockIo::default();
+    let weight = |weight: u32| -> Result<Option<u16>> {
+        let wrong = || ConvertError::Range { what: "block I/O weight", value: weight.into() };
+        set(weight).map(|_| u16::try_from(weight).map_err(|_| wrong())).transpose()
+    };
+    let weights: Vec<LinuxWeightDevice> = message
+        .WeightDevice
+        .iter()
+        .map(|device| {
+            let builder = LinuxWeightDeviceBuilder::default().major(device.Major).minor(device.Minor);
+            let entry = match weight(device.Weight)? {
+                Some(weight) => builder.weight(weight),
+                None => builder,
+            }
+            .build()?;
+            Ok(entry)
+        })
+        .collect::<Result<_>>()?;
+    let throttles = |devices: &[oci::LinuxThrottleDevice]| -> Result<Option<Vec<LinuxThrottleDevice>>> {
+        let all = devices.iter().map(|device| {
+            let builder = LinuxThrottleDeviceBuilder::default().major(device.Major).minor(device.Minor);
+            Ok(builder.rate(device.Rate).build()?)
+        });
+        Ok(some(&all.collect::<Result<Vec<_>>>()?))
+    };
+    io.set_weight(weight(message.Weight)?)
+        .set_weight_device(some(&weights))
+        .set_throttle_read_bps_device(throttles(&message.ThrottleReadBpsDevice)?)
+        .set_throttle_write_bps_device(throttles(&message.ThrottleWriteBpsDevice)?)
+        .set_throttle_read_iops_device(throttles(&message.ThrottleReadIOPSDevice)?)
+        .set_throttle_write_iops_device(throttles(&message.ThrottleWriteIOPSDevice)?);
+    Ok(io)
 }
 
 fn set<T: PartialEq + Default>(value: T) -> Option<T> {
@@ -77,6 +121,20 @@ mod tests {
         let cpu = resources.cpu().clone().unwrap();
         assert_eq!((cpu.quota(), cpu.shares(), cpu.period(), cpu.cpus()), (Some(-1), Some(512), None, &None));
         assert!(resources.pids().is_none() && resources.hugepage_limits().is_none());
+    }
+
+    #[test]
+    fn block_io_arrives() {
+        let mut message = oci::LinuxResources::new();
+        let io = message.BlockIO.mut_or_insert_default();
+        io.Weight = 500;
+        io.WeightDevice.push(oci::LinuxWeightDevice { Major: 8, Weight: 70_000, ..Default::default() });
+        io.ThrottleReadBpsDevice.push(oci::LinuxThrottleDevice { Major: 8, Rate: 7, ..Default::default() });
+        assert!(resources(Some(&message)).unwrap_err().to_string().contains("70000"));
+        message.BlockIO.mut_or_insert_default().WeightDevice.clear();
+        let io = resources(Some(&message)).unwrap().block_io().clone().unwrap();
+        assert_eq!((io.weight(), io.throttle_read_bps_device().clone().unwrap()[0].rate()), (Some(500), 7));
+        assert!(io.throttle_write_bps_device().is_none());
     }
 
     #[test]

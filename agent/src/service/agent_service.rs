@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use firstlight_agent_api::agent::{
     AddSwapPathRequest, AddSwapRequest, AgentDetails, CloseStdinRequest, CreateContainerRequest, CreateSandboxRequest,
     DestroySandboxRequest, ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent,
-    OnlineCPUMemRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
-    RemoveStaleVirtiofsShareMountsRequest, SignalProcessRequest, StartContainerRequest, StatsContainerRequest,
-    StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest,
-    WaitProcessResponse, WriteStreamRequest, WriteStreamResponse,
+    OnlineCPUMemRequest, PauseContainerRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
+    RemoveStaleVirtiofsShareMountsRequest, ResumeContainerRequest, SignalProcessRequest, StartContainerRequest,
+    StatsContainerRequest, StatsContainerResponse, TtyWinResizeRequest, UpdateContainerRequest,
+    UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest, WaitProcessResponse, WriteStreamRequest,
+    WriteStreamResponse,
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use firstlight_agent_api::csi::VolumeStatsResponse;
@@ -106,13 +107,27 @@ impl AgentService for Calls {
         Ok(self.0.resize(container_id, exec_id, *row, *column).map(|()| Empty::new())?)
     }
 
-    async fn stats_container(&self, _: &TtrpcContext, request: StatsContainerRequest) -> Reply<StatsContainerResponse> {
-        let container = self.0.container(&request.container_id)?;
-        Ok(stats::read(&container.cgroup, &self.0.paths.sysfs))
+    async fn pause_container(&self, _: &TtrpcContext, request: PauseContainerRequest) -> Reply<Empty> {
+        Ok(self.0.pause_container(&request.container_id).await.map(|()| Empty::new())?)
     }
 
-    async fn get_oom_event(&self, _: &TtrpcContext, _: GetOOMEventRequest) -> Reply<OOMEvent> {
-        Ok(OOMEvent { container_id: self.0.oom.next().await, ..Default::default() })
+    async fn resume_container(&self, _: &TtrpcContext, request: ResumeContainerRequest) -> Reply<Empty> {
+        Ok(self.0.resume_container(&request.container_id).await.map(|()| Empty::new())?)
+    }
+
+    async fn update_container(&self, _: &TtrpcContext, request: UpdateContainerRequest) -> Reply<Empty> {
+        let resources = request.resources.into_option();
+        Ok(self.0.update_container(&request.container_id, resources).await.map(|()| Empty::new())?)
+    }
+
+    async fn stats_container(&self, _: &TtrpcContext, request: StatsContainerRequest) -> Reply<StatsContainerResponse> {
+        let container = self.0.container(&request.container_id)?;
+        let sysfs = self.0.paths.sysfs.clone();
+        Ok(work::blocking(move || Ok(stats::read(&container.cgroup, &sysfs))).await?)
+    }
+
+    async fn get_oom_event(&self, context: &TtrpcContext, _: GetOOMEventRequest) -> Reply<OOMEvent> {
+        Ok(OOMEvent { container_id: self.0.oom.next(&context.connection_data).await, ..Default::default() })
     }
 
     async fn get_guest_details(&self, _: &TtrpcContext, request: GuestDetailsRequest) -> Reply<GuestDetailsResponse> {

@@ -6,8 +6,19 @@
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
+mod bad_input;
 mod containers;
 mod gpus;
+mod hooks;
 mod limits;
+mod nothing_left;
+mod pause;
+mod processes;
+mod short_processes;
+mod statuses;
 mod storage;
+mod streams;
+mod stuck;
 mod support;
+mod traps;
+mod update;

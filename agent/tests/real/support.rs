@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use firstlight_agent_api::agent::{
-    CreateContainerRequest, CreateSandboxRequest, ExecProcessRequest, ReadStreamRequest, RemoveContainerRequest,
-    SignalProcessRequest, StartContainerRequest, WaitProcessRequest,
+    CreateContainerRequest, CreateSandboxRequest, ExecProcessRequest, PauseContainerRequest, ReadStreamRequest,
+    RemoveContainerRequest, ResumeContainerRequest, SignalProcessRequest, StartContainerRequest, WaitProcessRequest,
 };
 use firstlight_agent_api::agent_ttrpc::AgentServiceClient;
 use firstlight_agent_api::health_ttrpc::HealthClient;
@@ -50,6 +50,29 @@ fn assert_containers_can_run() {
     );
 }
 
+/// Runs a test with an agent of its own.
+pub(crate) fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
+    with_containers(async || test(Agent::start().await).await);
+}
+
+/// The code and the text of an error.
+pub(crate) fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (ttrpc::Code, String) {
+    match result.unwrap_err() {
+        ttrpc::Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How much of something that takes long is done: from the environment as
+/// `NAME`, or from the guest's command line as `tests.NAME=`.
+pub(crate) fn amount(name: &str, default: usize) -> usize {
+    let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let given =
+        line.split_whitespace().find_map(|word| word.strip_prefix("tests.")?.strip_prefix(name)?.strip_prefix('='));
+    let text = std::env::var(name).ok().or(given.map(str::to_owned));
+    text.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 /// A running agent, with clients.
 pub(crate) struct Agent {
     process: Child,
@@ -57,6 +80,7 @@ pub(crate) struct Agent {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) calls: AgentServiceClient,
     pub(crate) health: HealthClient,
+    pub(crate) address: String,
 }
 
 pub(crate) fn short() -> Context {
@@ -86,7 +110,7 @@ impl Agent {
             }
         };
         let (calls, health) = (AgentServiceClient::new(client.clone()), HealthClient::new(client));
-        Self { process, folder, calls, health }
+        Self { process, folder, calls, health, address }
     }
 
     /// The agent's two processes, server first.
@@ -117,10 +141,15 @@ impl Agent {
         for folder in ["bin", "dev", "etc", "proc", "sys", "tmp", "root"] {
             fs::create_dir_all(root.join(folder)).unwrap();
         }
-        fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        // One copy for all.
+        let copy = self.folder.path().join("busybox");
+        if !copy.exists() {
+            fs::copy("/bin/busybox", &copy).unwrap();
+        }
+        fs::hard_link(copy, root.join("bin/busybox")).unwrap();
         for name in [
             "sh", "cat", "echo", "sleep", "true", "mknod", "head", "yes", "stty", "id", "env", "kill", "ls", "grep",
-            "mkdir", "tr", "sort",
+            "mkdir", "tr", "sort", "touch", "seq", "dd", "usleep", "trap", "pwd", "wc",
         ] {
             symlink("busybox", root.join("bin").join(name)).unwrap();
         }
@@ -143,8 +172,32 @@ impl Agent {
     }
 
     pub(crate) async fn begin(&self, container: &str) {
+        self.start_container(container).await.unwrap();
+    }
+
+    pub(crate) async fn start_container(&self, container: &str) -> ttrpc::Result<()> {
         let request = StartContainerRequest { container_id: container.into(), ..Default::default() };
-        self.calls.start_container(short(), &request).await.unwrap();
+        self.calls.start_container(short(), &request).await.map(|_| ())
+    }
+
+    /// One more connection.
+    pub(crate) async fn connect(&self) -> AgentServiceClient {
+        AgentServiceClient::new(Client::connect(&self.address).await.unwrap())
+    }
+
+    pub(crate) async fn pause(&self, container: &str) -> ttrpc::Result<()> {
+        let request = PauseContainerRequest { container_id: container.into(), ..Default::default() };
+        self.calls.pause_container(short(), &request).await.map(|_| ())
+    }
+
+    pub(crate) async fn resume(&self, container: &str) -> ttrpc::Result<()> {
+        let request = ResumeContainerRequest { container_id: container.into(), ..Default::default() };
+        self.calls.resume_container(short(), &request).await.map(|_| ())
+    }
+
+    /// A file of a container's resource group.
+    pub(crate) fn group(&self, container: &str, file: &str) -> PathBuf {
+        self.inside(&format!("/sys/fs/cgroup/firstlight-test/{container}/{file}"))
     }
 
     /// Creates and starts a shell script.

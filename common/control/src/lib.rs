@@ -44,6 +44,13 @@ pub enum ToInit {
     },
     /// Send me the boot record as it is now.
     Record,
+    /// Load a kernel module, and what it needs.
+    LoadModule {
+        /// Its name.
+        name: String,
+        /// Its parameters, separated by spaces.
+        parameters: String,
+    },
     /// Stop everything in order and power off.
     PowerOff {
         /// Who wants it and why, for the record.
@@ -64,6 +71,13 @@ pub enum FromInit {
     },
     /// The answer to [`ToInit::Record`].
     Record(Box<BootRecord>),
+    /// The answer to [`ToInit::LoadModule`].
+    Module {
+        /// The module's name, as it was asked for.
+        name: String,
+        /// Why it is not loaded, if it is not.
+        error: Option<String>,
+    },
     /// The client's last message could not be used; the connection stays.
     Refused {
         /// Why.

@@ -42,6 +42,14 @@ pub fn default_signals() -> io::Result<()> {
     if unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
     }
+    unblock_signals()
+}
+
+/// Blocks no signal in the calling thread.
+///
+/// # Errors
+/// Never for the arguments used here; the call is fallible by type.
+pub fn unblock_signals() -> io::Result<()> {
     // SAFETY: `sigset_t` is plain data; sigemptyset initialises it before it is
     // read, and a null third argument means that the old mask is not wanted.
     let rc = unsafe {

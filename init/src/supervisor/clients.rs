@@ -2,7 +2,8 @@
 
 use firstlight_control::{FromInit, ToInit};
 
-use super::Supervisor;
+use super::{Message, STACK, Supervisor};
+use crate::actions;
 use crate::clock::now_us;
 use crate::control::ClientId;
 use crate::record::cut;
@@ -38,7 +39,27 @@ impl Supervisor {
                     server.send(client, &record);
                 }
             }
+            ToInit::LoadModule { name, parameters } => self.load_module(client, name, parameters),
             ToInit::PowerOff { reason } => self.begin_shutdown(Goal::PowerOff, &cut(reason)),
+        }
+    }
+
+    /// Loads a module for a client, on a thread: a driver may take its time.
+    fn load_module(&mut self, client: ClientId, name: String, parameters: String) {
+        let (inputs, outbox, asked) = (self.inputs(), self.outbox.clone(), name.clone());
+        let spawned = std::thread::Builder::new().name("load-module".to_owned()).stack_size(STACK).spawn(move || {
+            let error = actions::load_asked(&inputs, &asked, &parameters).err();
+            outbox.send(Message::Module(client, asked, error));
+        });
+        if let Err(error) = spawned {
+            self.module_loaded(client, name, Some(format!("cannot start a thread: {error}; is memory short?")));
+        }
+    }
+
+    pub(super) fn module_loaded(&mut self, client: ClientId, name: String, error: Option<String>) {
+        self.recorder.event(now_us(), "module-asked", &cut(name.clone()), &cut(error.clone().unwrap_or_default()));
+        if let Some(server) = &mut self.server {
+            server.send(client, &FromInit::Module { name, error });
         }
     }
 

@@ -20,7 +20,7 @@ use rustix::process::nice;
 
 use crate::actions::{self, Inputs, Product, Report};
 use crate::clock::{ms, now_us};
-use crate::control::Server;
+use crate::control::{ClientId, Server};
 use crate::executor::{Effect, End, Event, Executor};
 use crate::kmsg::{Log, Reader};
 use crate::open::Answer;
@@ -49,6 +49,8 @@ enum Message {
     Opened(usize),
     /// An attach ended.
     Attach(usize, Answer),
+    /// A module that a client asked for is loaded, or why not.
+    Module(ClientId, String, Option<String>),
     /// GPUs are let go and file systems written.
     Released,
 }
@@ -297,6 +299,7 @@ impl Supervisor {
             Message::Unit(unit, report) => self.unit_reported(unit, report),
             Message::Opened(gpu) => self.gpu_opened(gpu),
             Message::Attach(gpu, answer) => self.gpu_answered(gpu, answer),
+            Message::Module(client, name, error) => self.module_loaded(client, name, error),
             Message::Released => self.released(),
         }
         self.drain();

@@ -1,0 +1,247 @@
+//! Hooks after the start and after the end of a container.
+//!
+//! libcontainer would run these in its own folder and throw away what they
+//! say, so the server takes them out of the configuration and leaves them in
+//! the bundle as [`FILE`]. A hook has no environment but its own, `/` as its
+//! folder, the container's state on standard input, and a time limit for itself
+//! and everything it starts.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use oci_spec::runtime::{ContainerState, Hook, Hooks, StateBuilder};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+/// The file in a bundle with the hooks that are not libcontainer's business.
+pub const FILE: &str = "hooks.json";
+
+/// How long a hook may take that says nothing about it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is quoted of a failed hook's output, bytes.
+const QUOTED: usize = 2048;
+
+/// When a hook runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Point {
+    Poststart,
+    Poststop,
+}
+
+impl Point {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Poststart => "poststart",
+            Self::Poststop => "poststop",
+        }
+    }
+
+    fn of(self, hooks: &Hooks) -> &[Hook] {
+        let list = match self {
+            Self::Poststart => hooks.poststart(),
+            Self::Poststop => hooks.poststop(),
+        };
+        list.as_deref().unwrap_or_default()
+    }
+}
+
+/// The state of a container as hooks are told it.
+pub(crate) fn state(container: &str, bundle: &Path, point: Point, pid: Option<i32>) -> String {
+    let status = match point {
+        Point::Poststart => ContainerState::Running,
+        Point::Poststop => ContainerState::Stopped,
+    };
+    let state = StateBuilder::default().version("1.2.0").id(container).status(status).bundle(bundle);
+    let state = match pid.filter(|_| point == Point::Poststart) {
+        Some(pid) => state.pid(pid),
+        None => state,
+    };
+    state.build().ok().and_then(|state| serde_json::to_string(&state).ok()).unwrap_or_default()
+}
+
+/// Runs every hook of a point, also those after one that fails.
+///
+/// # Errors
+/// The first failure, with the hook's name and output.
+pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> String) -> Result<(), String> {
+    let file = bundle.join(FILE);
+    let text = match fs::read(&file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(format!("hooks: {}: {error}", file.display())),
+    };
+    let hooks: Hooks = serde_json::from_slice(&text).map_err(|error| format!("hooks: {}: {error}", file.display()))?;
+    let list = point.of(&hooks);
+    if list.is_empty() {
+        return Ok(());
+    }
+    let state = state();
+    let mut result = Ok(());
+    for hook in list {
+        let ran = run(hook, &state).map_err(|text| format!("{} hook {}: {text}", point.name(), hook.path().display()));
+        result = result.and(ran);
+    }
+    result
+}
+
+fn run(hook: &Hook, state: &str) -> Result<(), String> {
+    let patience = hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    let patience = patience.map_or(PATIENCE, Duration::from_secs);
+    let mut command = Command::new(hook.path());
+    if let Some((name, rest)) = hook.args().as_deref().and_then(<[String]>::split_first) {
+        command.arg0(name).args(rest);
+    }
+    let own = hook.env().iter().flatten().filter_map(|entry| entry.split_once('='));
+    command.env_clear().envs(own).current_dir("/").process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begin = Instant::now();
+    let mut child = command.spawn().map_err(|error| format!("cannot be run: {error}"))?;
+    let (status, said) = follow(&mut child, state, begin + patience).map_err(|error| format!("lost: {error}"))?;
+    let took = begin.elapsed().as_millis();
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(format!("{status} after {took} ms{}", quote(&said))),
+        None => Err(format!("killed, because it had not ended after {took} ms{}", quote(&said))),
+    }
+}
+
+fn quote(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.is_empty() { "; it said nothing".to_owned() } else { format!("; it said: {line}") }
+}
+
+/// Gives the hook its input and takes its output until it has ended; what it
+/// leaves behind may go on, but nobody waits for that. `None`: it was killed.
+fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<(Option<ExitStatus>, Vec<u8>)> {
+    let pid = Pid::from_child(child);
+    let ended = pidfd_open(pid, PidfdFlags::empty())?;
+    let (mut input, mut left) = (child.stdin.take(), state.as_bytes());
+    let (mut output, mut errors) = (child.stdout.take(), child.stderr.take());
+    let fds = [input.as_ref().map(AsFd::as_fd), output.as_ref().map(AsFd::as_fd), errors.as_ref().map(AsFd::as_fd)];
+    for fd in fds.into_iter().flatten() {
+        rustix::io::ioctl_fionbio(fd, true)?;
+    }
+    let mut said = Vec::new();
+    loop {
+        let left_time = deadline.saturating_duration_since(Instant::now());
+        if left_time.is_zero() {
+            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = child.wait();
+            return Ok((None, said));
+        }
+        let mut waited = vec![PollFd::new(&ended, PollFlags::IN)];
+        waited.extend(input.as_ref().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)));
+        waited.extend(output.as_ref().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
+        waited.extend(errors.as_ref().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
+        match poll(&mut waited, Timespec::try_from(left_time).ok().as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let over = !waited[0].revents().is_empty();
+        drop(waited);
+        if let Some(pipe) = &mut input {
+            match pipe.write(left) {
+                Ok(len) => left = &left[len..],
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                // It does not want to know.
+                Err(_) => left = &[],
+            }
+            if left.is_empty() {
+                input = None;
+            }
+        }
+        drain(&mut output, &mut said);
+        drain(&mut errors, &mut said);
+        if over {
+            return child.wait().map(|status| (Some(status), said));
+        }
+    }
+}
+
+/// Takes what is in a pipe; at its end it is closed.
+fn drain(pipe: &mut Option<impl Read>, said: &mut Vec<u8>) {
+    let mut buffer = [0; 4096];
+    // A hook that never stops talking ends at its deadline, not here.
+    for _ in 0..16 {
+        let Some(open) = pipe else { return };
+        match open.read(&mut buffer) {
+            Ok(0) => *pipe = None,
+            Ok(len) => said.extend_from_slice(&buffer[..len.min(QUOTED.saturating_sub(said.len()))]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(_) => *pipe = None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oci_spec::runtime::{HookBuilder, HooksBuilder};
+
+    fn hook(script: &str, timeout: i64) -> Hook {
+        let args = ["sh", "-c", script].map(str::to_owned).to_vec();
+        HookBuilder::default()
+            .path("/bin/sh")
+            .args(args)
+            .env(vec!["OWN=1".to_owned()])
+            .timeout(timeout)
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_hook_sees_its_own_environment_the_root_and_the_state() {
+        let script = r#"[ "$PWD" = / ] && [ -z "$HOME" ] && [ "$OWN" = 1 ] && [ "$(cat)" = state ]"#;
+        run(&hook(script, 5), "state").unwrap();
+        // More than a pipe holds, to one that does not read.
+        run(&hook("exit 0", 5), &"x".repeat(1 << 20)).unwrap();
+    }
+
+    #[test]
+    fn a_failure_is_told_with_the_output() {
+        let text = run(&hook("echo out; echo err >&2; exit 3", 5), "").unwrap_err();
+        for part in ["exit status: 3", "out", "err", "ms"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = run(&hook("yes | head -c 100000; exit 1", 5), "").unwrap_err();
+        assert!(text.len() < QUOTED + 200, "{}", text.len());
+        let missing = HookBuilder::default().path("/nonexistent/hook").build().unwrap();
+        assert!(run(&missing, "").unwrap_err().contains("cannot be run"));
+    }
+
+    #[test]
+    fn a_hook_and_what_it_starts_have_a_deadline() {
+        let begin = Instant::now();
+        let text = run(&hook("echo before; sleep 60; true", 1), "").unwrap_err();
+        assert!(text.contains("killed") && text.contains("before"), "{text}");
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        // What stays in the background holds nobody up.
+        let begin = Instant::now();
+        run(&hook("sleep 30 & exit 0", 20), "").unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn all_hooks_of_a_point_run_and_the_first_failure_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        run_all(folder.path(), Point::Poststop, String::new).unwrap();
+        let mark = folder.path().join("mark");
+        let list = vec![hook("exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
+        let hooks = HooksBuilder::default().poststop(list).build().unwrap();
+        fs::write(folder.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
+        run_all(folder.path(), Point::Poststart, || unreachable!("there is none of that point")).unwrap();
+        let told = || state("c1", Path::new("/b"), Point::Poststop, Some(7));
+        let text = run_all(folder.path(), Point::Poststop, told).unwrap_err();
+        assert!(text.contains("poststop hook /bin/sh") && text.contains('4'), "{text}");
+        let state: serde_json::Value = serde_json::from_slice(&fs::read(mark).unwrap()).unwrap();
+        assert_eq!((state["id"].as_str(), state["status"].as_str()), (Some("c1"), Some("stopped")));
+        assert!(state.get("pid").is_none_or(serde_json::Value::is_null), "{state}");
+    }
+}

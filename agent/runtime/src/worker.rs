@@ -1,0 +1,104 @@
+//! The process that carries out one call.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use crate::containers::{Stdio, Work};
+use crate::message::{Call, Done, Failure, FailureKind};
+use crate::namespaces;
+use crate::socket::{MAX_MESSAGE, receive, send};
+use crate::words::LastWords;
+
+/// What a worker needs besides the call.
+pub(crate) struct Tools {
+    pub(crate) state: PathBuf,
+    /// The container's bundle.
+    pub(crate) bundle: PathBuf,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Both ends of the pipe for last words.
+    pub(crate) words: (OwnedFd, OwnedFd),
+    /// What the container's first process says.
+    pub(crate) first: Option<OwnedFd>,
+}
+
+/// How a call ended.
+pub(crate) type Outcome = Result<(Done, Option<OwnedFd>), Failure>;
+
+/// Carries out a call and tells how it went. For a process that ends then.
+pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
+    // Only for people who look at the process table.
+    let _ = rustix::thread::set_name(c"fl-call");
+    let _ = firstlight_sys::fork::unblock_signals();
+    let (result, master) = match work(call, tools) {
+        Ok((done, master)) => (Ok(done), master),
+        Err(mut failure) => {
+            failure.message = failure.message.chars().take(MAX_MESSAGE / 8).collect();
+            (Err(failure), None)
+        }
+    };
+    let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
+    if let Ok(packet) = serde_json::to_vec::<Result<Done, Failure>>(&result) {
+        // Without an answer the runtime tells what is left of the last words.
+        let _ = send(answer, &packet, &fds);
+    }
+}
+
+fn work(call: Call, tools: Tools) -> Outcome {
+    let Tools { state, bundle, fds, words: (reader, writer), first } = tools;
+    let work = Work { state, words: LastWords::listen(reader, writer) };
+    let nothing = |()| (Done::default(), None);
+    match call {
+        Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
+        Call::Create { container, bundle, terminal, no_pivot, .. } => {
+            let made = work.create(&container, &bundle, stdio(terminal, fds)?, no_pivot)?;
+            Ok((Done { pid: Some(made.pid) }, made.master))
+        }
+        Call::Start { container } => {
+            let first = first.ok_or_else(|| {
+                Failure::new(FailureKind::Invalid, format!("container {container} has been started already"))
+            })?;
+            work.start(&container, &bundle, &LastWords::of(first)).map(nothing)
+        }
+        Call::Exec { container, process, terminal, .. } => {
+            let made = work.exec(&container, &bundle, &process, stdio(terminal, fds)?)?;
+            Ok((Done { pid: Some(made.pid) }, made.master))
+        }
+        Call::Delete { container } => work.delete(&container, &bundle).map(nothing),
+        Call::Signal { .. } | Call::Kill { .. } => Err(Failure::internal("a call without work; this is a bug")),
+    }
+}
+
+/// Reads a worker's answer; without one it has died.
+pub(crate) fn outcome(answer: &OwnedFd, words: &str, what: &str) -> Outcome {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    match receive(answer, &mut buffer) {
+        Ok((len @ 1.., mut fds)) => match serde_json::from_slice::<Result<Done, Failure>>(&buffer[..len]) {
+            Ok(result) => result.map(|done| (done, fds.pop())),
+            Err(error) => Err(Failure::internal(format!("{what}: not an answer: {error}"))),
+        },
+        _ => Err(Failure::internal(format!("{what}: the helper process ended without an answer {words}"))),
+    }
+}
+
+fn stdio(terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
+    if terminal {
+        return Ok(None);
+    }
+    let got = fds.len();
+    let fds: [OwnedFd; 3] = fds
+        .try_into()
+        .map_err(|_| Failure::new(FailureKind::Invalid, format!("{got} descriptors came, 3 are needed")))?;
+    Ok(Some(fds))
+}
+
+/// What a call is about, for errors.
+pub(crate) fn about(call: &Call) -> String {
+    match call {
+        Call::Namespaces { folder, .. } => format!("namespaces in {}", Path::display(folder)),
+        Call::Create { container, .. } => format!("creating container {container}"),
+        Call::Start { container } => format!("starting container {container}"),
+        Call::Exec { container, exec, .. } => format!("running process {exec} in container {container}"),
+        Call::Signal { container, .. } | Call::Kill { container } => format!("container {container}"),
+        Call::Delete { container } => format!("deleting container {container}"),
+    }
+}

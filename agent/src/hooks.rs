@@ -1,0 +1,131 @@
+//! The guest's own hooks, and where hooks of a configuration run.
+//!
+//! A guest image may bring programs in `<guest_hook_path>/{prestart,poststart,
+//! poststop}`; every container gets them, besides those of its configuration.
+//! They run outside the container as root, so nothing of the container's may
+//! reach them: their environment is [`DEFAULT_PATH`] and nothing else.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use oci_spec::runtime::{Hook, HookBuilder, Hooks, HooksBuilder, Spec};
+
+use crate::convert::DEFAULT_PATH;
+use crate::error::{Error, Result};
+
+/// How long a hook of the guest's may take, seconds. Some look for devices.
+const TIMEOUT: i64 = 30;
+
+/// More than that in one folder is no folder of hooks.
+const MOST: usize = 64;
+
+type List = Option<Vec<Hook>>;
+
+fn join(first: &List, second: &List) -> List {
+    let all: Vec<Hook> = first.iter().chain(second).flatten().cloned().collect();
+    if all.is_empty() { None } else { Some(all) }
+}
+
+/// Reads the folder of the guest's hooks.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(crate) fn scan(folder: &Path) -> Result<Hooks> {
+    fs::read_dir(folder).map_err(|error| Error::internal(format!("{}: {error}", folder.display())))?;
+    let mut hooks = HooksBuilder::default().build().map_err(|error| Error::internal(error.to_string()))?;
+    // The first kind runs when the container's namespaces are there and its
+    // root is not changed yet; the specification now calls that otherwise.
+    hooks.set_create_runtime(kind(folder, "prestart"));
+    hooks.set_poststart(kind(folder, "poststart"));
+    hooks.set_poststop(kind(folder, "poststop"));
+    Ok(hooks)
+}
+
+fn kind(folder: &Path, kind: &str) -> List {
+    let entries = fs::read_dir(folder.join(kind)).ok()?;
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).take(MOST).collect();
+    // An order that people can choose.
+    paths.sort();
+    let hooks = paths.into_iter().filter_map(|path| {
+        let metadata = fs::metadata(&path).ok()?;
+        if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+            log::warn!("guest hook {}: not an executable file", path.display());
+            return None;
+        }
+        let name = path.file_name()?.to_str()?.to_owned();
+        let hook = HookBuilder::default().path(&path).args(vec![name, kind.to_owned()]);
+        hook.env(vec![DEFAULT_PATH.to_owned()]).timeout(TIMEOUT).build().ok()
+    });
+    Some(hooks.collect())
+}
+
+/// Adds the guest's hooks to a configuration, after its own.
+pub(crate) fn add(spec: &mut Spec, guest: &Hooks) {
+    let own = spec.hooks().clone().unwrap_or_default();
+    let mut all = own.clone();
+    all.set_create_runtime(join(own.create_runtime(), guest.create_runtime()));
+    all.set_poststart(join(own.poststart(), guest.poststart()));
+    all.set_poststop(join(own.poststop(), guest.poststop()));
+    let any = [all.create_runtime(), all.create_container(), all.start_container(), all.poststart(), all.poststop()];
+    let any = any.iter().any(|list| list.is_some());
+    spec.set_hooks(Some(all).filter(|_| any));
+}
+
+/// Takes out what the runtime runs itself and libcontainer must not: it would
+/// run them in a folder of its own and throw away what they say.
+pub(crate) fn take_own(hooks: &mut Hooks) -> Option<Hooks> {
+    let mut own = HooksBuilder::default().build().ok()?;
+    own.set_poststart(hooks.poststart().clone()).set_poststop(hooks.poststop().clone());
+    hooks.set_poststart(None).set_poststop(None);
+    let any = [own.poststart(), own.poststop()].iter().any(|list| list.as_ref().is_some_and(|list| !list.is_empty()));
+    Some(own).filter(|_| any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant(folder: &Path, name: &str, mode: u32) {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn programs_are_hooks_in_the_order_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        plant(folder.path(), "prestart/20-b", 0o755);
+        plant(folder.path(), "prestart/10-a", 0o755);
+        plant(folder.path(), "prestart/readme", 0o644);
+        fs::create_dir_all(folder.path().join("poststop/dir")).unwrap();
+        let hooks = scan(folder.path()).unwrap();
+        let prestart = hooks.create_runtime().clone().unwrap();
+        let names: Vec<_> = prestart.iter().map(|hook| hook.args().clone().unwrap()).collect();
+        assert_eq!(names, [["10-a", "prestart"], ["20-b", "prestart"]]);
+        assert_eq!(prestart[0].env().clone().unwrap(), [DEFAULT_PATH]);
+        assert_eq!((hooks.poststart().is_none(), hooks.poststop().clone().unwrap().len()), (true, 0));
+        assert!(scan(&folder.path().join("nothere")).is_err());
+    }
+
+    #[test]
+    fn a_configuration_keeps_its_own_hooks_beside_the_guests() {
+        let folder = tempfile::tempdir().unwrap();
+        plant(folder.path(), "poststop/clean", 0o755);
+        let guest = scan(folder.path()).unwrap();
+        let mut spec = Spec::default();
+        add(&mut spec, &Hooks::default());
+        assert!(spec.hooks().is_none());
+        let own = HookBuilder::default().path("/own").build().unwrap();
+        let hooks = HooksBuilder::default().poststop(vec![own.clone()]).start_container(vec![own]).build().unwrap();
+        spec.set_hooks(Some(hooks));
+        add(&mut spec, &guest);
+        let mut all = spec.hooks().clone().unwrap();
+        let paths: Vec<_> = all.poststop().iter().flatten().map(|hook| hook.path().clone()).collect();
+        assert_eq!(paths, [Path::new("/own"), &folder.path().join("poststop/clean")]);
+        assert_eq!(take_own(&mut all).unwrap().poststop().clone().unwrap().len(), 2);
+        assert!(all.poststop().is_none() && all.start_container().is_some());
+        assert!(take_own(&mut all).is_none());
+    }
+}

@@ -1,0 +1,123 @@
+//! Requests that make no sense, or too much of it. After each the agent answers.
+
+use std::time::Duration;
+
+use firstlight_agent_api::agent::{CreateContainerRequest, ExecProcessRequest};
+use firstlight_agent_api::health::CheckRequest;
+use firstlight_agent_api::oci;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use ttrpc::Code;
+
+use crate::support::{Agent, code, process, short, spec, with_agent};
+
+async fn answers(agent: &Agent) {
+    agent.health.check(short(), &CheckRequest::new()).await.unwrap();
+}
+
+#[test]
+fn names_that_are_none() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        for name in ["", "x", "../x", "a/b", "a\0b", ".hidden", "shared", &"x".repeat(300), "a\nb"] {
+            let (kind, text) = code(agent.create(spec(&root, "true"), name).await);
+            assert!(kind == Code::INVALID_ARGUMENT && text.len() < 400 && !text.contains('\n'), "{text}");
+            answers(&agent).await;
+        }
+        agent.create(spec(&root, "sleep 1000"), "c1").await.unwrap();
+        agent.begin("c1").await;
+        // A process's name is only ever a name: it is in no path.
+        for name in ["../../x", "a/b", "a b\u{7}", "\0"] {
+            agent.exec("c1", name, "exit 4").await.unwrap();
+            assert_eq!(agent.wait("c1", name).await.unwrap(), 4);
+        }
+        let mut bad = ExecProcessRequest::new();
+        bad.container_id = "c1".into();
+        bad.exec_id = "e1".into();
+        for argument in ["a\0b", "/bin/\0sh"] {
+            let mut nul = process("");
+            nul.Args = vec![argument.into()];
+            bad.process = Some(nul).into();
+            assert!(agent.calls.exec_process(short(), &bad).await.is_err());
+            answers(&agent).await;
+        }
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn configurations_without_measure() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("healthy", "sleep 1000").await;
+        let root = agent.root("c1");
+        let mount = |number: usize| oci::Mount {
+            destination: format!("/tmp/{number}"),
+            source: "/nowhere".into(),
+            type_: "bind".into(),
+            ..Default::default()
+        };
+        let mut many = spec(&root, "true");
+        many.Mounts.extend((0..100_000).map(mount));
+        let (kind, text) = code(agent.create(many, "c1").await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("100004 mounts") && text.len() < 400, "{text}");
+        answers(&agent).await;
+
+        let mut huge = spec(&root, "true");
+        huge.Annotations.insert("x".repeat(1000), "y".repeat(3 << 20));
+        let result = agent.create(huge, "c1").await;
+        if let Err(error) = result {
+            assert!(error.to_string().len() < 2000);
+        } else {
+            agent.remove("c1").await.unwrap();
+        }
+        answers(&agent).await;
+
+        // Larger than a message may be: refused by its length.
+        let mut request = CreateContainerRequest::new();
+        request.container_id = "c1".into();
+        request.OCI = Some(spec(&root, "true")).into();
+        request.OCI.mut_or_insert_default().Annotations.insert("a".into(), "z".repeat(5 << 20));
+        let client = agent.connect().await;
+        assert!(client.create_container(short(), &request).await.is_err());
+        answers(&agent).await;
+        assert_eq!(agent.shell("healthy", "e1", "echo alive").await.0, "alive\n");
+        assert!(!agent.inside("/run/kata-containers/c1").exists());
+        agent.remove("healthy").await.unwrap();
+    });
+}
+
+/// Ten bytes: length, stream, kind, flags.
+fn frame(length: u32, stream: u32, kind: u8, payload: &[u8]) -> Vec<u8> {
+    let mut all = length.to_be_bytes().to_vec();
+    all.extend(stream.to_be_bytes());
+    all.extend([kind, 0]);
+    all.extend(payload);
+    all
+}
+
+#[test]
+fn frames_that_are_none() {
+    with_agent(async |agent| {
+        let path = agent.address.strip_prefix("unix://").unwrap().to_owned();
+        let frames = [
+            frame(5, 1, 1, b"\xff\xff\xff\xff\xff"),
+            frame(0, 2, 1, b""),
+            frame(3, 1, 77, b"abc"),
+            frame(u32::MAX, 1, 1, &[0; 4096]),
+            frame((4 << 20) + 1, 1, 1, &vec![7; (4 << 20) + 1]),
+            frame(100, 1, 1, b"short"),
+            vec![0; 3],
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        ];
+        for bytes in frames {
+            let mut stream = UnixStream::connect(&path).await.unwrap();
+            // The other side may hang up in the middle.
+            let _ = tokio::time::timeout(Duration::from_secs(5), stream.write_all(&bytes)).await;
+            let mut reply = [0; 1024];
+            let _ = tokio::time::timeout(Duration::from_millis(300), stream.read(&mut reply)).await;
+            answers(&agent).await;
+        }
+    });
+}

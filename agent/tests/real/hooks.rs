@@ -1,0 +1,135 @@
+//! The guest's own hooks and those of a configuration.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use firstlight_agent_api::agent::{CreateSandboxRequest, KernelModule};
+use firstlight_agent_api::oci;
+use ttrpc::Code;
+
+use crate::support::{Agent, code, short, spec, with_agent};
+
+/// Writes down what it sees, or does what the name of its container says.
+const HOOK: &str = r#"#!/bin/busybox sh
+state=$(/bin/busybox cat)
+{ echo "args=$0 $*"; echo "pwd=$(pwd)"; /bin/busybox env; echo "state=$state"; } > FOLDER/seen-$1
+case "$state" in
+  *fail-$1*) echo "no luck" >&2; exit 9 ;;
+  *slow-$1*) /bin/busybox sleep 3 ;;
+esac
+"#;
+
+fn plant(folder: &Path, kind: &str) {
+    let path = folder.join("hooks").join(kind).join("10-hook");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, HOOK.replace("FOLDER", &folder.display().to_string())).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+async fn sandbox(agent: &Agent) {
+    for kind in ["prestart", "poststart", "poststop"] {
+        plant(agent.folder.path(), kind);
+    }
+    let hooks = agent.folder.path().join("hooks").display().to_string();
+    let request = CreateSandboxRequest { sandbox_id: "s1".into(), guest_hook_path: hooks, ..Default::default() };
+    agent.calls.create_sandbox(short(), &request).await.unwrap();
+}
+
+#[test]
+fn guest_hooks_run_outside_and_see_nothing_of_the_container() {
+    with_agent(async |agent| {
+        sandbox(&agent).await;
+        let root = agent.root("c1");
+        let mut evil = spec(&root, "sleep 1000");
+        let process = evil.Process.mut_or_insert_default();
+        process.Env = vec!["LD_PRELOAD=/proc/self/cwd/evil.so".into(), "EVIL=1".into()];
+        // One of the configuration's own, which runs in the container, besides the guest's.
+        let own = ["sh", "-c", "pwd > /tmp/own; env >> /tmp/own"].map(str::to_owned).to_vec();
+        evil.Hooks.mut_or_insert_default().StartContainer =
+            vec![oci::Hook { Path: "/bin/sh".into(), Args: own, ..Default::default() }];
+        agent.create(evil, "c1").await.unwrap();
+        let seen =
+            |kind: &str| fs::read_to_string(agent.folder.path().join(format!("seen-{kind}"))).unwrap_or_default();
+        assert!(!seen("prestart").is_empty() && seen("poststart").is_empty());
+        agent.begin("c1").await;
+        assert!(!seen("poststart").is_empty() && seen("poststop").is_empty());
+        agent.remove("c1").await.unwrap();
+        for kind in ["prestart", "poststart", "poststop"] {
+            let text = seen(kind);
+            assert!(text.contains("pwd=/\n") && text.contains(&format!("10-hook {kind}")), "{text}");
+            assert!(text.contains("\"id\":\"c1\"") && text.contains("PATH=/usr"), "{text}");
+            assert!(!text.contains("EVIL") && !text.contains("LD_PRELOAD") && !text.contains("AGENT_ADDR"), "{text}");
+        }
+        assert!(seen("poststart").contains("\"pid\":") && seen("poststart").contains("running"));
+        let own = fs::read_to_string(root.join("tmp/own")).unwrap();
+        assert!(own.contains("PATH=/usr") && !own.contains("EVIL") && !own.contains("LD_PRELOAD"), "{own}");
+    });
+}
+
+#[test]
+fn a_failed_hook_is_an_error_with_its_output() {
+    with_agent(async |agent| {
+        sandbox(&agent).await;
+        let annotated = |container: &str| {
+            let root = agent.root(container);
+            spec(&root, "sleep 1000")
+        };
+        let (_, text) = code(agent.create(annotated("fail-prestart"), "fail-prestart").await);
+        assert!(text.contains("hook") && text.contains('9') && text.contains("no luck"), "{text}");
+        agent.create(annotated("fail-poststart"), "fail-poststart").await.unwrap();
+        let (_, text) = code(agent.start_container("fail-poststart").await);
+        assert!(text.contains("poststart hook") && text.contains("no luck") && !text.contains('\n'), "{text}");
+        agent.remove("fail-poststart").await.unwrap();
+        // One after the end is told, and holds nothing back.
+        agent.create(annotated("fail-poststop"), "fail-poststop").await.unwrap();
+        agent.begin("fail-poststop").await;
+        let (_, text) = code(agent.remove("fail-poststop").await);
+        assert!(text.contains("poststop hook") && text.contains("no luck"), "{text}");
+        assert_eq!(code(agent.remove("fail-poststop").await).0, Code::INVALID_ARGUMENT);
+        assert!(!agent.inside("/run/kata-containers/fail-poststop").exists());
+        assert!(!agent.group("fail-poststop", "").exists());
+    });
+}
+
+#[test]
+fn a_slow_hook_holds_up_its_own_container_only() {
+    with_agent(async |agent| {
+        sandbox(&agent).await;
+        agent.run("c1", "sleep 1000").await;
+        let root = agent.root("slow-prestart");
+        let slow = async {
+            let begin = Instant::now();
+            agent.create(spec(&root, "sleep 1000"), "slow-prestart").await.unwrap();
+            begin.elapsed()
+        };
+        let other = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let begin = Instant::now();
+            assert_eq!(agent.shell("c1", "e1", "echo hi").await.0, "hi\n");
+            begin.elapsed()
+        };
+        let (slow, other) = tokio::join!(slow, other);
+        assert!(slow >= Duration::from_secs(3) && other < Duration::from_secs(2), "{slow:?} {other:?}");
+        for container in ["c1", "slow-prestart"] {
+            agent.remove(container).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn kernel_modules_that_are_there_are_taken_and_others_explained() {
+    with_agent(async |agent| {
+        let there = fs::read_dir("/sys/module").unwrap().flatten().next().unwrap();
+        let module = |name: &str| KernelModule { name: name.into(), ..Default::default() };
+        let request = |modules| CreateSandboxRequest { kernel_modules: modules, ..Default::default() };
+        let missing = request(vec![module("not_a_module")]);
+        let (_, text) = code(agent.calls.create_sandbox(short(), &missing).await);
+        assert!(text.contains("not_a_module") && text.contains("PID 1"), "{text}");
+        let (kind, _) = code(agent.calls.create_sandbox(short(), &request(vec![module("../x")])).await);
+        assert_eq!(kind, Code::INVALID_ARGUMENT);
+        let good = request(vec![module(there.file_name().to_str().unwrap())]);
+        agent.calls.create_sandbox(short(), &good).await.unwrap();
+    });
+}

@@ -1,0 +1,133 @@
+//! UpdateContainer and StatsContainer. Needs the controllers of cgroup v2.
+
+use std::fs;
+
+use firstlight_agent_api::agent::{StatsContainerRequest, UpdateContainerRequest};
+use firstlight_agent_api::oci;
+use ttrpc::Code;
+
+use crate::support::{Agent, code, short, spec, with_agent};
+
+const MIB: i64 = 1 << 20;
+
+async fn update(agent: &Agent, container: &str, change: impl FnOnce(&mut oci::LinuxResources)) -> ttrpc::Result<()> {
+    let mut request = UpdateContainerRequest { container_id: container.into(), ..Default::default() };
+    change(request.resources.mut_or_insert_default());
+    agent.calls.update_container(short(), &request).await.map(|_| ())
+}
+
+fn read(agent: &Agent, container: &str, file: &str) -> String {
+    fs::read_to_string(agent.group(container, file)).unwrap().trim().to_owned()
+}
+
+#[test]
+fn limits_are_set_and_lifted() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut limited = spec(&root, "sleep 1000");
+        let resources = limited.Linux.mut_or_insert_default().Resources.mut_or_insert_default();
+        resources.Memory.mut_or_insert_default().Limit = 64 * MIB;
+        resources.CPU.mut_or_insert_default().Shares = 512;
+        agent.create(limited, "c1").await.unwrap();
+        agent.begin("c1").await;
+        assert_eq!(read(&agent, "c1", "memory.max"), (64 * MIB).to_string());
+        let weight = read(&agent, "c1", "cpu.weight");
+
+        update(&agent, "c1", |resources| {
+            let memory = resources.Memory.mut_or_insert_default();
+            (memory.Limit, memory.Reservation) = (96 * MIB, 8 * MIB);
+            let cpu = resources.CPU.mut_or_insert_default();
+            (cpu.Quota, cpu.Period, cpu.Shares, cpu.Cpus) = (50_000, 200_000, 512, "0".into());
+            resources.Pids.mut_or_insert_default().Limit = 77;
+        })
+        .await
+        .unwrap();
+        for (file, text) in [
+            ("memory.max", (96 * MIB).to_string()),
+            ("memory.low", (8 * MIB).to_string()),
+            ("cpu.max", "50000 200000".to_owned()),
+            ("cpu.weight", weight.clone()),
+            ("cpuset.cpus", "0".to_owned()),
+            ("pids.max", "77".to_owned()),
+        ] {
+            assert_eq!(read(&agent, "c1", file), text, "{file}");
+        }
+        // A further process feels it, and what is not given stays.
+        update(&agent, "c1", |resources| resources.CPU.mut_or_insert_default().Period = 100_000).await.unwrap();
+        assert_eq!(read(&agent, "c1", "cpu.max"), "50000 100000");
+        assert_eq!(read(&agent, "c1", "memory.max"), (96 * MIB).to_string());
+
+        // -1 is "no limit", and not "nothing to do".
+        update(&agent, "c1", |resources| {
+            resources.Memory.mut_or_insert_default().Limit = -1;
+            resources.CPU.mut_or_insert_default().Quota = -1;
+            resources.Pids.mut_or_insert_default().Limit = -1;
+        })
+        .await
+        .unwrap();
+        for (file, text) in [("memory.max", "max"), ("cpu.max", "max 100000"), ("pids.max", "max")] {
+            assert_eq!(read(&agent, "c1", file), text, "{file}");
+        }
+        // It is remembered, and processes can still be made from what is remembered.
+        let config = fs::read_to_string(agent.inside("/run/kata-containers/c1/config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        assert_eq!(config["linux"]["resources"]["memory"]["limit"], -1);
+        assert_eq!(config["linux"]["resources"]["cpu"]["cpus"], "0");
+        assert_eq!(agent.shell("c1", "e1", "echo hi").await.0, "hi\n");
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn what_the_kernel_refuses_is_named() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        let (_, text) = code(update(&agent, "c1", |all| all.CPU.mut_or_insert_default().Cpus = "900-901".into()).await);
+        assert!(text.contains("c1") && text.contains("\"900-901\" to cpuset.cpus"), "{text}");
+        let wrong = |all: &mut oci::LinuxResources| {
+            let memory = all.Memory.mut_or_insert_default();
+            (memory.Limit, memory.Swap) = (64 * MIB, 32 * MIB);
+        };
+        let (kind, text) = code(update(&agent, "c1", wrong).await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("swap"), "{text}");
+        let page = |size: &str| oci::LinuxHugepageLimit { Pagesize: size.into(), Limit: 1, ..Default::default() };
+        let (kind, _) = code(update(&agent, "c1", |all| all.HugepageLimits.push(page("../../../x"))).await);
+        assert_eq!(kind, Code::INVALID_ARGUMENT);
+        assert_eq!(code(update(&agent, "none", |_| {}).await).0, Code::INVALID_ARGUMENT);
+        // Nothing asked for is nothing done.
+        update(&agent, "c1", |_| {}).await.unwrap();
+        assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+#[test]
+fn statistics_are_those_of_the_group() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut limited = spec(&root, "sleep 1000");
+        let resources = limited.Linux.mut_or_insert_default().Resources.mut_or_insert_default();
+        let cpu = resources.CPU.mut_or_insert_default();
+        (cpu.Quota, cpu.Period) = (10_000, 100_000);
+        resources.Pids.mut_or_insert_default().Limit = 55;
+        agent.create(limited, "c1").await.unwrap();
+        agent.begin("c1").await;
+        // Ten milliseconds of every hundred are not enough for this.
+        agent.shell("c1", "e1", "i=0; while [ $i -lt 300 ]; do i=$((i+1)); done").await;
+        let request = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
+        let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
+        let usage = stats.cpu_stats.cpu_usage.clone().unwrap();
+        assert!(usage.total_usage > 0 && usage.usage_in_usermode > 0 && usage.percpu_usage.is_empty());
+        let throttling = stats.cpu_stats.throttling_data.clone().unwrap();
+        assert!(throttling.periods > 0 && throttling.throttled_periods > 0 && throttling.throttled_time > 0);
+        let memory = stats.memory_stats.clone().unwrap();
+        assert!(memory.usage.usage > 0 && memory.usage.max_usage >= memory.usage.usage / 2);
+        assert!(memory.stats.contains_key("anon") && memory.stats.contains_key("file"), "{:?}", memory.stats);
+        assert_eq!((stats.pids_stats.current, stats.pids_stats.limit), (1, 55));
+        agent.remove("c1").await.unwrap();
+        assert_eq!(code(agent.calls.stats_container(short(), &request).await).0, Code::INVALID_ARGUMENT);
+    });
+}

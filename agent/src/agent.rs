@@ -11,6 +11,7 @@ use crate::adapt::Shared;
 use crate::config::Config;
 use crate::container::Container;
 use crate::control::Control;
+use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
 use crate::oom::Oom;
@@ -33,6 +34,8 @@ pub struct Agent {
     pub gpus: Source,
     /// Who was killed for want of memory.
     pub oom: Oom,
+    /// Files that the host is putting into the guest.
+    pub copies: Copies,
     state: Mutex<State>,
 }
 
@@ -72,7 +75,7 @@ impl Agent {
         gpus: Source,
     ) -> Arc<Self> {
         let state = Mutex::new(State::default());
-        Arc::new(Self { config, paths, runtime, control, gpus, oom: Oom::default(), state })
+        Arc::new(Self { config, paths, runtime, control, gpus, oom: Oom::default(), copies: Copies::default(), state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

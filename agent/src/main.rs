@@ -47,6 +47,9 @@ fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
 fn serve(socket: OwnedFd) -> anyhow::Result<()> {
     let config = Config::read();
     agent_log::start(config.log, config.control.is_some());
+    for complaint in &config.complaints {
+        log::error!("{complaint}");
+    }
     let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     executor.block_on(server::serve(config, socket)).context("agent")
 }

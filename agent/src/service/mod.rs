@@ -36,6 +36,10 @@ const SERVED: &[&str] = &[
     "OnlineCPUMem",
     "GetGuestDetails",
     "GetOOMEvent",
+    "MemHotplugByProbe",
+    "ReseedRandomDev",
+    "SetGuestDateTime",
+    "CopyFile",
 ];
 
 /// Every service of the agent.

@@ -129,7 +129,7 @@ impl Agent {
         }
         let folder = container.bundle.clone();
         work::blocking(move || bundle::make(&folder, spec)).await?;
-        let ends = if terminal { Ends(Vec::new()) } else { first.pipes().await? };
+        let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),

@@ -6,11 +6,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use firstlight_agent_api::agent::{
     CloseStdinRequest, CopyFileRequest, CreateContainerRequest, CreateSandboxRequest, DestroySandboxRequest,
-    ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, MemHotplugByProbeRequest,
-    OOMEvent, OnlineCPUMemRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
-    RemoveStaleVirtiofsShareMountsRequest, ReseedRandomDevRequest, SetGuestDateTimeRequest, SignalProcessRequest,
-    StartContainerRequest, StatsContainerRequest, StatsContainerResponse, TtyWinResizeRequest,
-    UpdateEphemeralMountsRequest, WaitProcessRequest, WaitProcessResponse, WriteStreamRequest, WriteStreamResponse,
+    ExecProcessRequest, GetDiagnosticDataRequest, GetDiagnosticDataResponse, GetMetricsRequest, GetOOMEventRequest,
+    GuestDetailsRequest, GuestDetailsResponse, MemHotplugByProbeRequest, Metrics, OOMEvent, OnlineCPUMemRequest,
+    ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest, RemoveStaleVirtiofsShareMountsRequest,
+    ReseedRandomDevRequest, SetGuestDateTimeRequest, SignalProcessRequest, StartContainerRequest,
+    StatsContainerRequest, StatsContainerResponse, TtyWinResizeRequest, UpdateEphemeralMountsRequest,
+    WaitProcessRequest, WaitProcessResponse, WriteStreamRequest, WriteStreamResponse,
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use protobuf::well_known_types::empty::Empty;
@@ -139,6 +140,19 @@ impl AgentService for Calls {
         let agent = Arc::clone(&self.0);
         let copied = work::blocking(move || agent.copies.take(&agent.paths.share(), &request)).await;
         Ok(copied.map(|()| Empty::new())?)
+    }
+
+    async fn get_diagnostic_data(
+        &self,
+        _: &TtrpcContext,
+        request: GetDiagnosticDataRequest,
+    ) -> Reply<GetDiagnosticDataResponse> {
+        let data = self.0.diagnostic(&request.log_type, &request.container_id).await?;
+        Ok(GetDiagnosticDataResponse { data, ..Default::default() })
+    }
+
+    async fn get_metrics(&self, _: &TtrpcContext, _: GetMetricsRequest) -> Reply<Metrics> {
+        Ok(Metrics { metrics: self.0.metrics().await?, ..Default::default() })
     }
 
     async fn update_ephemeral_mounts(&self, _: &TtrpcContext, request: UpdateEphemeralMountsRequest) -> Reply<Empty> {

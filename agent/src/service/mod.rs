@@ -40,6 +40,8 @@ const SERVED: &[&str] = &[
     "ReseedRandomDev",
     "SetGuestDateTime",
     "CopyFile",
+    "GetDiagnosticData",
+    "GetMetrics",
 ];
 
 /// Every service of the agent.

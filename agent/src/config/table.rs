@@ -8,6 +8,7 @@ use log::LevelFilter;
 use super::Config;
 use super::ignored::{
     CDH, CONFIG_FILE, DEVMODE, GUEST_COMPONENTS, IMAGE_PULL, MEM_AGENT, PASSFD, PROXY, SECURE_STORAGE, TRACE,
+    VISIBLE_CDI,
 };
 
 /// What a parameter does.
@@ -133,6 +134,7 @@ pub const TABLE: &[Parameter] = &[
         |config, value| store(&mut config.address, value.filter(|value| !value.is_empty()).map(str::to_owned)),
     ),
     ignored("agent.trace", TRACE),
+    ignored("agent.visible_cdi_devices", VISIBLE_CDI),
 ];
 
 /// What `F_SETPIPE_SZ` takes at most.

@@ -8,5 +8,6 @@
 
 mod containers;
 mod gpus;
+mod guest;
 mod limits;
 mod support;

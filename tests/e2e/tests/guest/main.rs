@@ -8,3 +8,4 @@ mod command;
 mod containers;
 mod faults;
 mod first_light;
+mod ports;

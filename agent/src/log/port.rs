@@ -17,13 +17,16 @@ pub(crate) async fn serve(port: u32, queue: &Queue) {
             return;
         }
     };
-    let mut stream = vsock::next(&listener, "log port").await;
     loop {
-        tokio::select! {
-            // A client that is gone; the next one continues where it was.
-            _ = feed(queue, &mut stream) => stream = vsock::next(&listener, "log port").await,
-            // A second one at the same time would get half of the records.
-            second = vsock::next(&listener, "log port") => drop(second),
+        let mut stream = vsock::next(&listener, "log port").await;
+        let mut fed = std::pin::pin!(feed(queue, &mut stream));
+        loop {
+            tokio::select! {
+                // A client that is gone; the next one continues where it was.
+                _ = &mut fed => break,
+                // A second one at the same time would get half of the records.
+                second = vsock::next(&listener, "log port") => drop(second),
+            }
         }
     }
 }

@@ -82,8 +82,7 @@ fn firstlight(text: &mut Text, known: &Known) {
     let named: Vec<_> = known.gpus.iter().map(|gpu| (gpu, gpu.pci.to_string(), gpu.index.to_string())).collect();
     let mut family = text.family("firstlight_gpu_ready", Kind::Gauge, "Whether a container can have this GPU now");
     for (gpu, pci, index) in &named {
-        let labels = [("pci", pci.as_str()), ("index", index), ("phase", gpu.phase.word())];
-        family.sample(&labels, u8::from(gpu.phase == GpuPhase::Ready));
+        family.sample(&[("pci", pci), ("index", index)], u8::from(gpu.phase == GpuPhase::Ready));
     }
     let mut family = text.family(
         "firstlight_gpu_attach_seconds",

@@ -132,9 +132,8 @@ fn gpus_are_told_with_their_addresses() {
     let gpus = vec![json("0000:01:00.0", 0, "ready", r#","attach_us":1500000"#), json("0000:02:00.0", 1, "failed", "")];
     let known = Known { gpus, containers: 3, log_dropped: 2 };
     let samples = parse(&metrics(Path::new("/nonexistent"), Path::new("/nonexistent"), &known));
-    let gpu = |pci, index, phase| [("pci", pci), ("index", index), ("phase", phase)];
-    assert_eq!(value(&samples, "firstlight_gpu_ready", &gpu("0000:01:00.0", "0", "ready")), Some(1.0));
-    assert_eq!(value(&samples, "firstlight_gpu_ready", &gpu("0000:02:00.0", "1", "failed")), Some(0.0));
+    let ready = |pci, index| value(&samples, "firstlight_gpu_ready", &[("pci", pci), ("index", index)]);
+    assert_eq!((ready("0000:01:00.0", "0"), ready("0000:02:00.0", "1")), (Some(1.0), Some(0.0)));
     let attach = |pci, index| value(&samples, "firstlight_gpu_attach_seconds", &[("pci", pci), ("index", index)]);
     assert_eq!((attach("0000:01:00.0", "0"), attach("0000:02:00.0", "1")), (Some(1.5), None));
     assert_eq!(value(&samples, "firstlight_containers", &[]), Some(3.0));

@@ -13,6 +13,7 @@ use crate::adapt::Shared;
 use crate::config::Config;
 use crate::container::Container;
 use crate::control::Control;
+use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
 use crate::hotplug::Hotplug;
@@ -42,6 +43,8 @@ pub struct Agent {
     pub storages: storage::Table,
     /// Names of containers in their pod.
     pub names: storage::Names,
+    /// Files that the host is putting into the guest.
+    pub copies: Copies,
     state: Mutex<State>,
 }
 
@@ -76,7 +79,19 @@ impl Agent {
         let (oom, names) = (Oom::default(), storage::Names::default());
         let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
         let storages = storage::Table::new(paths.clone(), hotplug.clone());
-        Arc::new(Self { config, paths, runtime, control, gpus, hotplug, oom, storages, names, state })
+        Arc::new(Self {
+            config,
+            paths,
+            runtime,
+            control,
+            gpus,
+            hotplug,
+            oom,
+            storages,
+            names,
+            copies: Copies::default(),
+            state,
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -128,7 +128,7 @@ impl Agent {
         container.set_storages(self.storages.add_all(request.storages).await?);
         let folder = container.bundle.clone();
         work::blocking(move || bundle::make(&folder, spec)).await?;
-        let ends = if terminal { Ends(Vec::new()) } else { first.pipes().await? };
+        let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),

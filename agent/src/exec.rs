@@ -85,7 +85,7 @@ impl Agent {
             bundle::write(&path, &process)
         })
         .await?;
-        let ends = if terminal { Ends(Vec::new()) } else { made.pipes().await? };
+        let ends = if terminal { Ends(Vec::new()) } else { made.pipes(self.config.pipe_size).await? };
         let call =
             Call::Exec { container: container.id.clone(), exec: name.to_owned(), process: file.to_owned(), terminal };
         let (_, master) = self.runtime.call(call, &borrow(&ends.0)).await?;

@@ -12,6 +12,10 @@ use firstlight_sys::fork::{Side, fork};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == "--print-params") {
+        print!("{}", firstlight_agent::config::print());
+        return ExitCode::SUCCESS;
+    }
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -46,7 +50,10 @@ fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
 
 fn serve(socket: OwnedFd) -> anyhow::Result<()> {
     let config = Config::read();
-    agent_log::start(config.log, config.control.is_some());
+    agent_log::start(config.log, config.control.is_some(), config.log_port.is_some());
+    for complaint in &config.complaints {
+        log::error!("{complaint}");
+    }
     let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     executor.block_on(server::serve(config, socket)).context("agent")
 }

@@ -15,6 +15,8 @@ pub struct Paths {
     pub cdi: PathBuf,
     /// The kernel's device tree.
     pub sysfs: PathBuf,
+    /// The kernel's figures.
+    pub proc: PathBuf,
     /// The kernel's resource groups.
     pub cgroups: PathBuf,
     /// What device nodes are looked up below.
@@ -31,9 +33,16 @@ impl Paths {
             state: root.join("run/firstlight/containers"),
             cdi: root.join(firstlight_cdi::SPEC_DIR.trim_start_matches('/')),
             sysfs: root.join("sys"),
+            proc: root.join("proc"),
             cgroups: root.join("sys/fs/cgroup"),
             root: root.to_owned(),
         }
+    }
+
+    /// The one folder into which the host may copy files.
+    #[must_use]
+    pub fn share(&self) -> PathBuf {
+        self.run.join("shared/containers")
     }
 
     /// A container's bundle.

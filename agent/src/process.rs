@@ -44,11 +44,12 @@ impl Process {
         }
     }
 
-    /// Makes the three pipes, and returns the process's ends.
+    /// Makes the three pipes, each for that many bytes if a number is given,
+    /// and returns the process's ends.
     ///
     /// # Errors
     /// No descriptors are left.
-    pub async fn pipes(&self) -> Result<Ends> {
+    pub async fn pipes(&self, size: Option<usize>) -> Result<Ends> {
         let failed = |error: std::io::Error| Error::internal(format!("cannot make a pipe: {error}"));
         let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
         let (stdin, input) = pair()?;
@@ -56,6 +57,12 @@ impl Process {
         let (errors, stderr) = pair()?;
         for ours in [&input, &output, &errors] {
             nonblocking(ours).map_err(failed)?;
+            if let Some(size) = size
+                && let Err(error) = rustix::pipe::fcntl_setpipe_size(ours, size)
+            {
+                // A smaller pipe is slower and nothing else.
+                log::warn!("agent.container_pipe_size={size}: {error}; the kernel's size is used");
+            }
         }
         self.stdin.open(input).await.map_err(failed)?;
         self.stdout.open(output).await.map_err(failed)?;
@@ -157,7 +164,7 @@ mod tests {
     fn pipes_connect_and_close() {
         run(async {
             let process = Process::new(false);
-            let Ends(ends) = process.pipes().await.unwrap();
+            let Ends(ends) = process.pipes(None).await.unwrap();
             process.stdin.write(b"in").await.unwrap();
             let mut buffer = [0; 8];
             assert_eq!(rustix::io::read(&ends[0], &mut buffer).unwrap(), 2);
@@ -167,6 +174,18 @@ mod tests {
             assert!(!rustix::fs::fcntl_getfl(&ends[1]).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
             process.close().await;
             assert!(!process.has_output());
+        });
+    }
+
+    #[test]
+    fn pipes_have_the_size_that_was_asked_for() {
+        run(async {
+            let size = |fd: &OwnedFd| rustix::pipe::fcntl_getpipe_size(fd).unwrap();
+            let Ends(usual) = Process::new(false).pipes(None).await.unwrap();
+            let Ends(wide) = Process::new(false).pipes(Some(2 * size(&usual[0]))).await.unwrap();
+            assert!(wide.iter().all(|end| size(end) == 2 * size(&usual[0])));
+            // More than any kernel gives: the pipes are there all the same.
+            assert_eq!(Process::new(false).pipes(Some(1 << 40)).await.unwrap().0.len(), 3);
         });
     }
 

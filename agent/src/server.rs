@@ -10,7 +10,7 @@ use firstlight_control::ToInit;
 use futures::StreamExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
-use tokio_vsock::{VMADDR_CID_HOST, VsockAddr, VsockListener};
+use tokio_vsock::{VsockAddr, VsockListener};
 use ttrpc::r#async::transport::Listener;
 
 use crate::agent::Agent;
@@ -20,8 +20,8 @@ use crate::control::Control;
 use crate::gpu::{Source, View};
 use crate::paths::Paths;
 use crate::runtime::Runtime;
-use crate::service;
 use crate::stream::MAX_REPLY;
+use crate::{console, log as agent_log, service, vsock};
 
 /// Serves until the runtime is gone. Nothing that can wait comes before the bind.
 ///
@@ -42,6 +42,12 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     server.start().await.map_err(io::Error::other)?;
     if let Some(control) = &agent.control {
         control.say(ToInit::Listening { at_us: bound_us });
+    }
+    if let Some((port, queue)) = agent.config.log_port.zip(agent_log::queue()) {
+        tokio::spawn(agent_log::port::serve(port, queue));
+    }
+    if let Some(port) = agent.config.console_port.filter(|_| agent.config.console) {
+        tokio::spawn(console::serve(port));
     }
     Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
 }
@@ -65,17 +71,7 @@ fn bind_vsock(text: &str) -> io::Result<Listener> {
     let port = port.parse().map_err(|_| wrong())?;
     let listener = VsockListener::bind(VsockAddr::new(cid, port))?;
     Ok(Listener::new(futures::stream::unfold(listener, |listener| async {
-        loop {
-            match listener.accept().await {
-                // A container can open vsock connections too, and the guest's
-                // own address leads back to us; only the host may give orders.
-                Ok((_, peer)) if peer.cid() != VMADDR_CID_HOST => {
-                    log::error!("refused a connection from vsock CID {}: only the host may connect", peer.cid());
-                }
-                Ok((stream, _)) => return Some((Ok(Capped(stream)), listener)),
-                Err(error) => return Some((Err(error), listener)),
-            }
-        }
+        Some((vsock::accept(&listener).await.map(Capped), listener))
     })))
 }
 

@@ -43,26 +43,34 @@ fn deny() -> anyhow::Result<()> {
     must(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
-/// Tables in documents that come from the code: the marker in the document, the command that prints it.
-const TABLES: &[(&str, &[&str])] =
-    &[("docs/kernel-command-line.md", &["--print-params"]), ("docs/boot-plan.md", &["--print-plan"])];
+/// Tables in documents that come from the code: the document, and the program
+/// and option that print it, which the marker in the document names too.
+const TABLES: &[(&str, &str, &str)] = &[
+    ("docs/kernel-command-line.md", "firstlight-init", "--print-params"),
+    ("docs/kernel-command-line.md", "firstlight-agent", "--print-params"),
+    ("docs/boot-plan.md", "firstlight-init", "--print-plan"),
+];
 
-const BEGIN: &str = "<!-- generated: begin -->\n";
 const END: &str = "<!-- generated: end -->";
+
+/// What is before a generated part.
+fn begin(program: &str, option: &str) -> String {
+    format!("<!-- generated: {program} {option} -->\n")
+}
 
 /// Compares, or with `FIRSTLIGHT_BLESS=1` rewrites, the generated parts of documents.
 fn documents() -> anyhow::Result<()> {
-    for (document, arguments) in TABLES {
+    for (document, package, option) in TABLES {
         let path = workspace().join(document);
         let text = std::fs::read_to_string(&path)?;
         let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let mut command = Command::new(program);
-        command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", "firstlight-init", "--"]);
-        let output = command.args(*arguments).output()?;
+        command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", package, "--"]);
+        let output = command.arg(option).output()?;
         if !output.status.success() {
-            bail!("firstlight-init {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+            bail!("{package} {option} failed: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let wanted = replaced(&text, &String::from_utf8(output.stdout)?, &path)?;
+        let wanted = replaced(&text, &begin(package, option), &String::from_utf8(output.stdout)?, &path)?;
         if wanted == text {
             continue;
         }
@@ -76,10 +84,10 @@ fn documents() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn replaced(text: &str, table: &str, path: &Path) -> anyhow::Result<String> {
-    let parts = text.split_once(BEGIN).and_then(|(head, rest)| rest.split_once(END).map(|(_, tail)| (head, tail)));
-    let Some((head, tail)) = parts else { bail!("{}: no generated part", path.display()) };
-    Ok(format!("{head}{BEGIN}{table}{END}{tail}"))
+fn replaced(text: &str, begin: &str, table: &str, path: &Path) -> anyhow::Result<String> {
+    let parts = text.split_once(begin).and_then(|(head, rest)| rest.split_once(END).map(|(_, tail)| (head, tail)));
+    let Some((head, tail)) = parts else { bail!("{}: no part {begin:?}", path.display()) };
+    Ok(format!("{head}{begin}{table}{END}{tail}"))
 }
 
 #[cfg(test)]
@@ -88,8 +96,10 @@ mod tests {
 
     #[test]
     fn generated_part_is_replaced_and_must_exist() {
-        let text = format!("a\n{BEGIN}old\n{END}\nb\n");
-        assert_eq!(replaced(&text, "new\n", Path::new("x")).unwrap(), format!("a\n{BEGIN}new\n{END}\nb\n"));
-        assert!(replaced("a", "new", Path::new("x")).is_err());
+        let (one, two) = (begin("a", "--x"), begin("b", "--x"));
+        let text = format!("a\n{one}old\n{END}\nb\n{two}other\n{END}\n");
+        let wanted = format!("a\n{one}old\n{END}\nb\n{two}new\n{END}\n");
+        assert_eq!(replaced(&text, &two, "new\n", Path::new("x")).unwrap(), wanted);
+        assert!(replaced("a", &one, "new", Path::new("x")).is_err());
     }
 }

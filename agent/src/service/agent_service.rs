@@ -1,16 +1,16 @@
 //! `grpc.AgentService`.
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use firstlight_agent_api::agent::{
-    AddSwapPathRequest, AddSwapRequest, AgentDetails, CloseStdinRequest, CreateContainerRequest, CreateSandboxRequest,
-    DestroySandboxRequest, ExecProcessRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse, OOMEvent,
-    OnlineCPUMemRequest, PauseContainerRequest, ReadStreamRequest, ReadStreamResponse, RemoveContainerRequest,
-    RemoveStaleVirtiofsShareMountsRequest, ResumeContainerRequest, SignalProcessRequest, StartContainerRequest,
+    AddSwapPathRequest, AddSwapRequest, CloseStdinRequest, CopyFileRequest, CreateContainerRequest,
+    CreateSandboxRequest, DestroySandboxRequest, ExecProcessRequest, GetDiagnosticDataRequest,
+    GetDiagnosticDataResponse, GetMetricsRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse,
+    MemHotplugByProbeRequest, Metrics, OOMEvent, OnlineCPUMemRequest, PauseContainerRequest, ReadStreamRequest,
+    ReadStreamResponse, RemoveContainerRequest, RemoveStaleVirtiofsShareMountsRequest, ReseedRandomDevRequest,
+    ResumeContainerRequest, SetGuestDateTimeRequest, SignalProcessRequest, StartContainerRequest,
     StatsContainerRequest, StatsContainerResponse, TtyWinResizeRequest, UpdateContainerRequest,
     UpdateEphemeralMountsRequest, VolumeStatsRequest, WaitProcessRequest, WaitProcessResponse, WriteStreamRequest,
     WriteStreamResponse,
@@ -21,10 +21,10 @@ use protobuf::well_known_types::empty::Empty;
 use ttrpc::Code;
 use ttrpc::r#async::TtrpcContext;
 
-use super::VERSION;
 use crate::agent::Agent;
 use crate::error::Error;
-use crate::{devices, stats, storage, work};
+use crate::guest::{date, details, entropy, probe};
+use crate::{stats, storage, work};
 
 pub(super) struct Calls(pub(super) Arc<Agent>);
 
@@ -37,10 +37,6 @@ fn timeout(context: &TtrpcContext) -> Option<Duration> {
 
 fn wanted(len: u32) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
-}
-
-fn unimplemented(what: &str) -> ttrpc::Error {
-    Error::new(Code::UNIMPLEMENTED, what).into()
 }
 
 #[async_trait]
@@ -131,17 +127,45 @@ impl AgentService for Calls {
     }
 
     async fn get_guest_details(&self, _: &TtrpcContext, request: GuestDetailsRequest) -> Reply<GuestDetailsResponse> {
-        Ok(details(&request, &self.0.paths.sysfs))
+        Ok(details::details(&request, &self.0.paths.sysfs))
     }
 
     async fn online_cpu_mem(&self, _: &TtrpcContext, request: OnlineCPUMemRequest) -> Reply<Empty> {
-        // Memory comes online by itself (the guest's kernel is built so); CPUs
-        // are there from the start or not at all.
-        let online = fs::read_to_string(self.0.paths.sysfs.join("devices/system/cpu/online")).unwrap_or_default();
-        if request.nb_cpus <= count(online.trim()) {
-            return Ok(Empty::new());
-        }
-        Err(unimplemented("CPU hot-plug: give the VM its CPUs at the start (static_sandbox_resource_mgmt)"))
+        Ok(self.0.online(request).await.map(|()| Empty::new())?)
+    }
+
+    async fn mem_hotplug_by_probe(&self, _: &TtrpcContext, request: MemHotplugByProbeRequest) -> Reply<Empty> {
+        let sysfs = self.0.paths.sysfs.clone();
+        let probed = work::blocking(move || probe::probe(&sysfs, &request.memHotplugProbeAddr)).await;
+        Ok(probed.map(|()| Empty::new())?)
+    }
+
+    async fn reseed_random_dev(&self, _: &TtrpcContext, request: ReseedRandomDevRequest) -> Reply<Empty> {
+        let root = self.0.paths.root.clone();
+        Ok(work::blocking(move || entropy::reseed(&root, &request.data)).await.map(|()| Empty::new())?)
+    }
+
+    async fn set_guest_date_time(&self, _: &TtrpcContext, request: SetGuestDateTimeRequest) -> Reply<Empty> {
+        Ok(date::set(request.Sec, request.Usec).map(|()| Empty::new())?)
+    }
+
+    async fn copy_file(&self, _: &TtrpcContext, request: CopyFileRequest) -> Reply<Empty> {
+        let agent = Arc::clone(&self.0);
+        let copied = work::blocking(move || agent.copies.take(&agent.paths.share(), &request)).await;
+        Ok(copied.map(|()| Empty::new())?)
+    }
+
+    async fn get_diagnostic_data(
+        &self,
+        _: &TtrpcContext,
+        request: GetDiagnosticDataRequest,
+    ) -> Reply<GetDiagnosticDataResponse> {
+        let data = self.0.diagnostic(&request.log_type, &request.container_id).await?;
+        Ok(GetDiagnosticDataResponse { data, ..Default::default() })
+    }
+
+    async fn get_metrics(&self, _: &TtrpcContext, _: GetMetricsRequest) -> Reply<Metrics> {
+        Ok(Metrics { metrics: self.0.metrics().await?, ..Default::default() })
     }
 
     async fn add_swap(&self, _: &TtrpcContext, request: AddSwapRequest) -> Reply<Empty> {
@@ -167,64 +191,5 @@ impl AgentService for Calls {
 
     async fn get_volume_stats(&self, _: &TtrpcContext, request: VolumeStatsRequest) -> Reply<VolumeStatsResponse> {
         Ok(storage::stats(self.0.paths.run.clone(), &request.volume_guest_path).await?)
-    }
-}
-
-fn details(request: &GuestDetailsRequest, sysfs: &Path) -> GuestDetailsResponse {
-    let memory = sysfs.join("devices/system/memory");
-    let mut reply = GuestDetailsResponse::new();
-    if request.mem_block_size {
-        let text = fs::read_to_string(memory.join("block_size_bytes")).unwrap_or_default();
-        reply.mem_block_size_bytes = u64::from_str_radix(text.trim(), 16).unwrap_or(0);
-    }
-    if request.mem_hotplug_probe {
-        reply.support_mem_hotplug_probe = memory.join("probe").exists();
-    }
-    reply.agent_details = Some(AgentDetails {
-        version: VERSION.to_owned(),
-        init_daemon: false,
-        device_handlers: devices::kinds().map(str::to_owned).collect(),
-        storage_handlers: storage::drivers().map(str::to_owned).collect(),
-        supports_seccomp: true,
-        ..Default::default()
-    })
-    .into();
-    reply
-}
-
-/// How many numbers a list such as `0-3,7` has.
-fn count(list: &str) -> u32 {
-    let len = |range: &str| -> u32 {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        match (first.parse::<u32>(), last.parse::<u32>()) {
-            (Ok(first), Ok(last)) if first <= last => (last - first).saturating_add(1),
-            _ => 0,
-        }
-    };
-    list.split(',').map(len).fold(0, u32::saturating_add)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_lists_are_counted() {
-        for (list, cpus) in [("0", 1), ("0-3", 4), ("0-3,7", 5), ("", 0), ("3-1", 0), ("x", 0)] {
-            assert_eq!(count(list), cpus, "{list}");
-        }
-    }
-
-    #[test]
-    fn details_answer_what_was_asked() {
-        let root = tempfile::tempdir().unwrap();
-        let memory = root.path().join("devices/system/memory");
-        fs::create_dir_all(&memory).unwrap();
-        fs::write(memory.join("block_size_bytes"), "8000000\n").unwrap();
-        let request = GuestDetailsRequest { mem_block_size: true, mem_hotplug_probe: true, ..Default::default() };
-        let reply = details(&request, root.path());
-        assert_eq!((reply.mem_block_size_bytes, reply.support_mem_hotplug_probe), (0x800_0000, false));
-        assert!(reply.agent_details.storage_handlers.contains(&"virtio-fs".to_owned()));
-        assert_eq!(details(&GuestDetailsRequest::new(), root.path()).mem_block_size_bytes, 0);
     }
 }

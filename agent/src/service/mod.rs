@@ -42,6 +42,12 @@ const SERVED: &[&str] = &[
     "AddSwap",
     "AddSwapPath",
     "GetVolumeStats",
+    "MemHotplugByProbe",
+    "ReseedRandomDev",
+    "SetGuestDateTime",
+    "CopyFile",
+    "GetDiagnosticData",
+    "GetMetrics",
 ];
 
 /// Every service of the agent.

@@ -9,6 +9,7 @@
 mod bad_input;
 mod containers;
 mod gpus;
+mod guest;
 mod hooks;
 mod limits;
 mod nothing_left;

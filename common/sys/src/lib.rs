@@ -4,6 +4,7 @@
 //! is not wrapped again.
 #![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
 pub mod child;
+pub mod entropy;
 pub mod fork;
 pub mod mount;
 pub mod net;

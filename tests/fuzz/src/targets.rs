@@ -148,6 +148,34 @@ pub(crate) const TARGETS: &[Target] = &[
         },
     },
     Target {
+        name: "agent-parameters",
+        seeds: &[b"agent.log=debug agent.server_addr=vsock://-1:1024 agent.debug_console agent.debug_console_vport=1026 agent.mem_agent_enable=1"],
+        read: |bytes| {
+            let line = CommandLine::parse(&text(bytes));
+            let config = firstlight_agent::config::Config::of(&line, |name| (name == "AGENT_ADDR").then(|| text(bytes)));
+            assert!(config.cdi_timeout.as_secs() > 0 && config.log_port != Some(0));
+        },
+    },
+    Target {
+        name: "copied-path",
+        seeds: &[b"/s/c1-volume/etc/app.conf", b"/s/../etc/passwd", b"/s//./a/..data"],
+        read: |bytes| {
+            for name in firstlight_agent::copy::names(Path::new("/s"), &text(bytes)).into_iter().flatten() {
+                assert!(!name.contains(['/', '\0']) && !["", ".", ".."].contains(&name));
+            }
+        },
+    },
+    Target {
+        name: "termination-log-source",
+        seeds: &[
+            br#"{"annotations":{"io.kubernetes.container.terminationMessagePath":"/dev/log"},"mounts":[{"destination":"/dev/log","source":"/run/x"}]}"#,
+        ],
+        read: |bytes| drop(firstlight_agent::guest::diagnostic::source(bytes)),
+    },
+    Target { name: "cpu-list", seeds: &[b"0-3,7\n", b"0"], read: |bytes| {
+        let _ = firstlight_agent::guest::cpuset::count(&text(bytes));
+    } },
+    Target {
         name: "image-manifest",
         seeds: &[firstlight_image_builder::manifest::LAB.as_bytes()],
         read: |bytes| {

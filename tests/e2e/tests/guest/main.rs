@@ -9,3 +9,4 @@ mod containers;
 mod devices;
 mod faults;
 mod first_light;
+mod ports;

@@ -1,10 +1,19 @@
 //! The log: one short line per record, to the kernel's log in a guest, else to standard error.
+//!
+//! With a log port, whole records go there, and only warnings and errors also
+//! to the kernel's log, which is small.
+
+mod json;
+pub(crate) mod port;
+mod queue;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::OnceLock;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+
+pub(crate) use queue::Queue;
 
 /// The kernel cuts records at about 1 KiB.
 const LONGEST: usize = 900;
@@ -28,6 +37,12 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
+        if let Some(queue) = QUEUE.get() {
+            queue.push(json::line(record));
+            if record.level() > Level::Warn {
+                return;
+            }
+        }
         let line = line(priority(record.level()), &record.args().to_string(), self.kmsg().is_some());
         // One write per record, so that records do not mix; a log that cannot be written is no reason to stop.
         let _ = match self.kmsg() {
@@ -53,8 +68,19 @@ fn line(priority: u8, text: &str, kernel: bool) -> String {
     if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
 }
 
-/// Starts the log. A second call changes nothing.
-pub fn start(level: LevelFilter, in_guest: bool) {
+/// Where records wait for the log port's client, if there is a log port.
+static QUEUE: OnceLock<Queue> = OnceLock::new();
+
+/// The records for the log port's client.
+pub(crate) fn queue() -> Option<&'static Queue> {
+    QUEUE.get()
+}
+
+/// Starts the log; `port` tells whether somebody will ask for it. A second call changes nothing.
+pub fn start(level: LevelFilter, in_guest: bool, port: bool) {
+    if port {
+        QUEUE.get_or_init(Queue::default);
+    }
     if log::set_boxed_logger(Box::new(Logger { in_guest, kmsg: OnceLock::new() })).is_ok() {
         log::set_max_level(level);
     }

@@ -1,0 +1,25 @@
+//! Why parameters of Kata's agent do nothing here.
+
+pub(super) const CDH: &str = "there is no Confidential Data Hub in the guest";
+
+pub(super) const CONFIG_FILE: &str =
+    "a file in the image could silently replace the whole command line; say it on the command line";
+
+pub(super) const DEVMODE: &str = "it has no effect in Kata's agent either";
+
+pub(super) const GUEST_COMPONENTS: &str = "the guest components of confidential computing are not started";
+
+pub(super) const IMAGE_PULL: &str = "images are not pulled in the guest";
+
+pub(super) const MEM_AGENT: &str = "there is no memory agent; its calls answer UNIMPLEMENTED";
+
+pub(super) const PASSFD: &str = "only Dragonball hands descriptors through vsock; streams go through the calls";
+
+pub(super) const PROXY: &str = "nothing in the guest fetches anything";
+
+pub(super) const SECURE_STORAGE: &str = "there is no trusted storage in the guest";
+
+pub(super) const TRACE: &str = "there is no trace export; the boot record has the times";
+
+pub(super) const VISIBLE_CDI: &str =
+    "a container's environment grants nothing; devices are asked for by the annotations `cdi.k8s.io/*`";

@@ -1,0 +1,224 @@
+//! The parameters that the agent takes or ignores, as a table.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use log::LevelFilter;
+
+use super::Config;
+use super::ignored::{
+    CDH, CONFIG_FILE, DEVMODE, GUEST_COMPONENTS, IMAGE_PULL, MEM_AGENT, PASSFD, PROXY, SECURE_STORAGE, TRACE,
+    VISIBLE_CDI,
+};
+
+/// What a parameter does.
+#[derive(Debug, Clone, Copy)]
+pub enum Effect {
+    /// This, by that function, which says whether the value makes sense.
+    Does(&'static str, fn(&mut Config, Option<&str>) -> bool),
+    /// Nothing, because of this.
+    Ignored(&'static str),
+}
+
+/// One parameter.
+#[derive(Debug, Clone, Copy)]
+pub struct Parameter {
+    /// Its name; one that ends with `*` stands for all that begin so.
+    pub name: &'static str,
+    /// The values that it takes.
+    pub values: &'static str,
+    /// The value that it has when it is not given.
+    pub default: &'static str,
+    /// What it does.
+    pub effect: Effect,
+}
+
+impl Parameter {
+    /// Whether this is the parameter of that name; `-` and `_` are the same, as the kernel has it.
+    #[must_use]
+    pub fn is(&self, name: &str) -> bool {
+        let folded = name.replace('-', "_");
+        match self.name.strip_suffix('*') {
+            Some(prefix) => folded.starts_with(prefix),
+            None => folded == self.name,
+        }
+    }
+}
+
+const fn does(
+    name: &'static str,
+    values: &'static str,
+    default: &'static str,
+    effect: &'static str,
+    set: fn(&mut Config, Option<&str>) -> bool,
+) -> Parameter {
+    Parameter { name, values, default, effect: Effect::Does(effect, set) }
+}
+
+const fn ignored(name: &'static str, why: &'static str) -> Parameter {
+    Parameter { name, values: "any", default: "", effect: Effect::Ignored(why) }
+}
+
+const SECONDS: &str = "whole seconds, 1 or more";
+const PORT: &str = "a vsock port, 1 or more";
+
+/// Every parameter, in the order of names.
+pub const TABLE: &[Parameter] = &[
+    ignored("agent.cdh_api_timeout", CDH),
+    does("agent.cdi_timeout", SECONDS, "100", "how long CreateContainer waits for GPUs", |config, value| {
+        store(&mut config.cdi_timeout, value.and_then(seconds))
+    }),
+    ignored("agent.config_file", CONFIG_FILE),
+    does(
+        "agent.container_pipe_size",
+        "bytes; `0` is the kernel's size",
+        "0",
+        "how much a pipe of a container's process holds",
+        |config, value| {
+            let size = value.and_then(|text| text.parse::<usize>().ok()).filter(|size| *size <= MAX_PIPE);
+            store(&mut config.pipe_size, size.map(|size| Some(size).filter(|size| *size > 0)))
+        },
+    ),
+    does(
+        "agent.debug_console",
+        "a bare flag",
+        "",
+        "whoever connects from the host to the port of the debug console gets a root shell in the guest",
+        |config, value| {
+            config.console |= value.is_none();
+            value.is_none()
+        },
+    ),
+    does(
+        "agent.debug_console_vport",
+        PORT,
+        "",
+        "the port of the debug console; nothing listens without `agent.debug_console`",
+        |config, value| store(&mut config.console_port, value.and_then(port).map(Some)),
+    ),
+    ignored("agent.devmode", DEVMODE),
+    ignored("agent.guest_components_*", GUEST_COMPONENTS),
+    does(
+        "agent.hotplug_timeout",
+        SECONDS,
+        "3",
+        "how long a device that the host has plugged in may take to appear",
+        |config, value| store(&mut config.hotplug_timeout, value.and_then(seconds)),
+    ),
+    ignored("agent.https_proxy", PROXY),
+    ignored("agent.image_pull_timeout", IMAGE_PULL),
+    ignored("agent.launch_process_timeout", GUEST_COMPONENTS),
+    does(
+        "agent.log",
+        "`fatal`, `panic`, `critical`, `error`, `warn`, `warning`, `info`, `debug`, `trace`",
+        "error",
+        "what the agent says in the kernel's log, or on standard error outside of a guest, and on the log port",
+        |config, value| store(&mut config.log, value.and_then(level)),
+    ),
+    does(
+        "agent.log_vport",
+        PORT,
+        "",
+        "one client from the host reads the log there, as lines of JSON",
+        |config, value| store(&mut config.log_port, value.and_then(port).map(Some)),
+    ),
+    ignored("agent.mem_agent_*", MEM_AGENT),
+    ignored("agent.no_proxy", PROXY),
+    ignored("agent.passfd_listener_port", PASSFD),
+    ignored("agent.secure_storage_integrity", SECURE_STORAGE),
+    does(
+        "agent.server_addr",
+        "`vsock://CID:PORT`, `unix://PATH`, `tcp://HOST:PORT`",
+        "vsock://-1:1024",
+        "where the agent listens",
+        |config, value| store(&mut config.address, value.filter(|value| !value.is_empty()).map(str::to_owned)),
+    ),
+    ignored("agent.trace", TRACE),
+    ignored("agent.visible_cdi_devices", VISIBLE_CDI),
+];
+
+/// What `F_SETPIPE_SZ` takes at most.
+const MAX_PIPE: usize = 1 << 31;
+
+fn store<T>(slot: &mut T, value: Option<T>) -> bool {
+    match value {
+        Some(value) => {
+            *slot = value;
+            true
+        }
+        None => false,
+    }
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    text.parse().ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)
+}
+
+fn port(text: &str) -> Option<u32> {
+    // The largest number means "any" to the kernel.
+    text.parse().ok().filter(|port| (1..u32::MAX).contains(port))
+}
+
+/// Kata's words for log levels.
+fn level(word: &str) -> Option<LevelFilter> {
+    Some(match word {
+        "fatal" | "panic" | "critical" | "error" => LevelFilter::Error,
+        "warn" | "warning" => LevelFilter::Warn,
+        "info" => LevelFilter::Info,
+        "debug" => LevelFilter::Debug,
+        "trace" => LevelFilter::Trace,
+        _ => return None,
+    })
+}
+
+/// The table as Markdown, for the documentation.
+#[must_use]
+pub fn print() -> String {
+    let mut text = String::from("| parameter | values | default | effect |\n|---|---|---|---|\n");
+    for Parameter { name, values, default, effect } in TABLE {
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        // Writing into a string cannot fail.
+        let _ = match effect {
+            Effect::Does(what, _) => writeln!(text, "| `{name}` | {values} | {default} | {what} |"),
+            Effect::Ignored(why) => writeln!(text, "| `{name}` | {values} | {default} | **ignored**: {why} |"),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_table() {
+        for parameter in TABLE {
+            let Effect::Does(_, set) = parameter.effect else { continue };
+            if parameter.default.is_empty() {
+                continue;
+            }
+            let mut config = Config::default();
+            assert!(set(&mut config, Some(parameter.default)), "{}", parameter.name);
+            assert_eq!(config, Config::default(), "{}", parameter.name);
+        }
+        assert!(TABLE.is_sorted_by_key(|parameter| parameter.name));
+    }
+
+    #[test]
+    fn names_may_have_dashes_and_end_open() {
+        let parameter = |name: &str| TABLE.iter().find(|parameter| parameter.is(name)).map(|found| found.name);
+        assert_eq!(parameter("agent.log-vport"), Some("agent.log_vport"));
+        assert_eq!(parameter("agent.mem_agent_enable"), Some("agent.mem_agent_*"));
+        assert_eq!(parameter("agent.log_"), None);
+    }
+
+    #[test]
+    fn the_printed_table_marks_what_is_ignored() {
+        let text = print();
+        assert!(TABLE.iter().all(|parameter| text.contains(&format!("| `{}` |", parameter.name))));
+        assert!(text.lines().all(|line| line.matches('|').count() == 5), "{text}");
+        let ignored = TABLE.iter().filter(|parameter| matches!(parameter.effect, Effect::Ignored(_))).count();
+        assert_eq!(text.matches("**ignored**: ").count(), ignored);
+        assert!(ignored > 5);
+    }
+}

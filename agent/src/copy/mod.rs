@@ -1,0 +1,138 @@
+//! CopyFile: files, folders and links that the host puts into the guest, below
+//! one folder.
+//!
+//! A file comes in pieces. They are collected in a file of a name that nobody
+//! can guess next to the target, which is renamed when all is there: whoever
+//! looks sees the old file or the new one. What is never completed is given up
+//! when the file begins anew, or when too many others are under way.
+
+mod parts;
+mod place;
+
+use std::io;
+use std::path::Path;
+
+use firstlight_agent_api::agent::CopyFileRequest;
+use rustix::fs::{AtFlags, FileType, Mode, symlinkat};
+
+use crate::error::{Error, Result};
+use parts::Parts;
+use place::{Missing, Owner, Place};
+
+pub use place::names;
+
+/// The most that one file may hold, bytes. The guest's memory ends long before.
+const LARGEST: u64 = 1 << 40;
+
+/// The longest target of a link that the kernel takes.
+const LONGEST_TARGET: usize = 4095;
+
+/// A step that failed.
+#[derive(Debug)]
+struct Failed {
+    step: String,
+    source: io::Error,
+}
+
+impl Failed {
+    fn new(step: String, source: io::Error) -> Self {
+        Self { step, source }
+    }
+}
+
+/// What is written at the end of every piece.
+#[derive(Debug, Clone, Copy)]
+struct Finish {
+    mode: Mode,
+    owner: Owner,
+    size: u64,
+}
+
+/// The copies under way.
+#[derive(Debug, Default)]
+pub struct Copies(Parts);
+
+impl Copies {
+    /// Takes one request. Blocks for as long as the file system does.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a path outside of `share`, another type than
+    /// folder, link or file, and sizes that make no sense; `FAILED_PRECONDITION`
+    /// for a piece whose predecessor is missing; `INTERNAL` with the step for
+    /// what the kernel refuses, a link on the way among it (`ELOOP`).
+    pub fn take(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
+        self.copy(share, request).map_err(|error| error.during(&format!("CopyFile {:?}", request.path)))
+    }
+
+    fn copy(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
+        let names = names(share, &request.path).map_err(Error::invalid)?;
+        let owner = Owner::of(request.uid, request.gid);
+        let missing = Missing { mode: Mode::from_raw_mode(request.dir_mode & 0o777), owner };
+        let mode = Mode::from_raw_mode(request.file_mode & 0o7777);
+        let wrong = |failed: Failed| {
+            let hint = if failed.source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+                " (a link on the way is not followed)"
+            } else {
+                ""
+            };
+            Error::internal(format!("{}: {}{hint}", failed.step, failed.source))
+        };
+        match FileType::from_raw_mode(request.file_mode) {
+            FileType::Directory => {
+                let place = place::go(share, &names, missing).map_err(wrong)?;
+                let made = place::make(&place.folder, &place.name, mode, owner);
+                made.map(drop).map_err(|error| wrong(Failed::new("make the folder".to_owned(), error.into())))
+            }
+            FileType::Symlink => {
+                check_target(&request.data)?;
+                let place = place::go(share, &names, missing).map_err(wrong)?;
+                link(&place, &request.data, owner).map_err(wrong)
+            }
+            FileType::RegularFile => {
+                let (offset, size) = check_sizes(request)?;
+                let place = place::go(share, &names, missing).map_err(wrong)?;
+                let finish = Finish { mode, owner, size };
+                self.0.piece(&names.join("/"), place, offset, &request.data, finish)?.map_err(wrong)
+            }
+            _ => Err(Error::invalid(format!("file mode {:#o} is no folder, link or file", request.file_mode))),
+        }
+    }
+}
+
+fn check_target(target: &[u8]) -> Result<()> {
+    if target.is_empty() || target.len() > LONGEST_TARGET || target.contains(&0) {
+        return Err(Error::invalid(format!("the link's target is not 1 to {LONGEST_TARGET} bytes without a NUL")));
+    }
+    Ok(())
+}
+
+/// Offset and size of the whole.
+fn check_sizes(request: &CopyFileRequest) -> Result<(u64, u64)> {
+    let CopyFileRequest { offset, file_size, data, .. } = request;
+    let of = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= LARGEST);
+    let end = |offset: u64| u64::try_from(data.len()).ok().and_then(|len| offset.checked_add(len));
+    match (of(offset), of(file_size)) {
+        (Some(offset), Some(size)) if end(offset).is_some_and(|end| end <= size) => Ok((offset, size)),
+        _ => Err(Error::invalid(format!(
+            "{} bytes at {offset} of a file of {file_size} bytes make no sense (at most {LARGEST} bytes)",
+            data.len()
+        ))),
+    }
+}
+
+/// Makes a link, or puts it in the place of a file or link that is there.
+fn link(place: &Place, target: &[u8], owner: Owner) -> std::result::Result<(), Failed> {
+    let step = |what: &'static str| move |error: rustix::io::Errno| Failed::new(what.to_owned(), error.into());
+    let (temporary, ()) = parts::fresh(|name| symlinkat(target, &place.folder, name)).map_err(step("make the link"))?;
+    let owned = rustix::fs::chownat(&place.folder, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
+    let renamed = owned.map_err(step("owner of the link")).and_then(|()| {
+        rustix::fs::renameat(&place.folder, &temporary, &place.folder, &place.name).map_err(step("rename the link"))
+    });
+    if renamed.is_err() {
+        let _ = rustix::fs::unlinkat(&place.folder, &temporary, AtFlags::empty());
+    }
+    renamed
+}
+
+#[cfg(test)]
+mod tests;

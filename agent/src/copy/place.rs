@@ -1,0 +1,158 @@
+//! Where a file of the host may go: below one folder, and through no link.
+//!
+//! Other people write below that folder while we walk it: containers have parts
+//! of it mounted. So every step starts from a descriptor and takes one name,
+//! and a name that is a link is an error, whenever it became one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+
+use super::Failed;
+
+/// A name in a folder.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) folder: OwnedFd,
+    pub(super) name: String,
+}
+
+/// What folders that are missing on the way get.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Missing {
+    pub(super) mode: Mode,
+    /// Of the last one only, as the host's own program would have it.
+    pub(super) owner: Owner,
+}
+
+/// A user and a group; `None` leaves what is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) user: Option<Uid>,
+    pub(super) group: Option<Gid>,
+}
+
+impl Owner {
+    /// From the wire, where numbers above 2^31 arrive negative and -1 is nobody, as in chown(2).
+    pub(super) fn of(user: i32, group: i32) -> Self {
+        let id = |id: i32| Some(id.cast_unsigned()).filter(|id| *id != u32::MAX);
+        Self { user: id(user).map(Uid::from_raw), group: id(group).map(Gid::from_raw) }
+    }
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// The names of `path` below `share`.
+///
+/// # Errors
+/// It is not below it, has a `..`, or a character that no name has.
+pub fn names<'a>(share: &Path, path: &'a str) -> std::result::Result<Vec<&'a str>, String> {
+    let share_text = share.to_string_lossy();
+    let below = path.strip_prefix(share_text.as_ref()).and_then(|rest| rest.strip_prefix('/'));
+    let below = below.ok_or_else(|| format!("not below {share_text}"))?;
+    let names: Vec<&str> = below.split('/').filter(|name| !name.is_empty() && *name != ".").collect();
+    if names.is_empty() {
+        return Err(format!("not below {share_text}"));
+    }
+    if names.contains(&"..") {
+        return Err("it has a \"..\"".to_owned());
+    }
+    if path.contains('\0') {
+        return Err("it has a NUL".to_owned());
+    }
+    Ok(names)
+}
+
+/// Opens the folder of that name in a folder; never another one by a link.
+pub(super) fn folder(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    let strict = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(parent, name, FOLDER, Mode::empty(), strict)
+}
+
+/// Goes to the last of `names`, and makes the folders that are missing on the way.
+pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result::Result<Place, Failed> {
+    let step = |what: String| move |error: Errno| Failed::new(what, error.into());
+    let [parents @ .., name] = names else {
+        return Err(Failed::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
+    };
+    std::fs::create_dir_all(share).map_err(|error| Failed::new("make the shared folder".to_owned(), error))?;
+    let mut at = rustix::fs::open(share, FOLDER | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(step("open the shared folder".to_owned()))?;
+    for (index, parent) in parents.iter().enumerate() {
+        at = match folder(&at, parent) {
+            Err(Errno::NOENT) => {
+                let is_last = index + 1 == parents.len();
+                let owner = if is_last { missing.owner } else { Owner::default() };
+                make(&at, parent, missing.mode, owner).map_err(step(format!("make the folder {parent:?}")))?
+            }
+            opened => opened.map_err(step(format!("folder {parent:?}")))?,
+        };
+    }
+    Ok(Place { folder: at, name: (*name).to_owned() })
+}
+
+/// Makes a folder, or takes the one that is there, and gives it mode and owner.
+pub(super) fn make(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error),
+    }
+    let made = folder(parent, name)?;
+    rustix::fs::fchown(&made, owner.user, owner.group)?;
+    // After the owner, whose change takes bits away; and free of the umask.
+    rustix::fs::fchmod(&made, mode)?;
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_below_the_share() {
+        fn of(path: &str) -> Option<Vec<&str>> {
+            names(Path::new("/run/kata-containers/shared/containers"), path).ok()
+        }
+        assert_eq!(of("/run/kata-containers/shared/containers/a/b"), Some(vec!["a", "b"]));
+        assert_eq!(of("/run/kata-containers/shared/containers//a/./b/"), Some(vec!["a", "b"]));
+        for bad in [
+            "",
+            "/",
+            "a",
+            "/etc/passwd",
+            "/run/kata-containers/shared/containers",
+            "/run/kata-containers/shared/containers/",
+            "/run/kata-containers/shared/containers/.",
+            "/run/kata-containers/shared/containersX/a",
+            "/run/kata-containers/shared/containers/../x",
+            "/run/kata-containers/shared/containers/a/../../x",
+            "/run/kata-containers/shared/containers/a/..",
+            "/run/kata-containers/shared/./containers/a",
+            "/run/kata-containers/shared/containers/a\0b",
+        ] {
+            assert_eq!(of(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn owners_are_as_in_chown() {
+        let owner = Owner::of(-1, 7);
+        assert_eq!((owner.user, owner.group.map(Gid::as_raw)), (None, Some(7)));
+        assert_eq!(Owner::of(-2, -1).user.map(Uid::as_raw), Some(4_294_967_294));
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_names_lead_below(path in "(/s|/\\.\\.|/\\.|/|a|\\PC){0,8}") {
+            if let Ok(names) = names(Path::new("/s"), &path) {
+                for name in &names {
+                    prop_assert!(!name.contains('/') && !["", ".", ".."].contains(name));
+                }
+            }
+        }
+    }
+}

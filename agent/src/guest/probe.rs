@@ -1,0 +1,51 @@
+//! MemHotplugByProbe: the kernel is told where memory has been plugged in.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Writes each address to the kernel's probe, as it wants them.
+///
+/// # Errors
+/// The kernel has no probe (memory then comes by ACPI), or refuses an address.
+pub fn probe(sysfs: &Path, addresses: &[u64]) -> Result<()> {
+    let path = sysfs.join("devices/system/memory/probe");
+    for address in addresses {
+        // Opened each time: the kernel takes one address per open. Never made: a name that is missing is the answer.
+        let written =
+            OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(text(*address).as_bytes()));
+        written.map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::NotFound => "; this kernel finds memory by itself (GetGuestDetails says so)",
+                _ => "; is the memory plugged in there, and the address a block's?",
+            };
+            Error::internal(format!("MemHotplugByProbe: {} to {}: {error}{hint}", text(*address), path.display()))
+        })?;
+    }
+    Ok(())
+}
+
+fn text(address: u64) -> String {
+    format!("{address:#X}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_the_kernel_wants_them() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("devices/system/memory");
+        std::fs::create_dir_all(&folder).unwrap();
+        let error = probe(root.path(), &[0x4000_0000]).unwrap_err().message;
+        assert!(error.contains("0x40000000") && error.contains("by itself"), "{error}");
+        assert!(!folder.join("probe").exists());
+        std::fs::write(folder.join("probe"), "").unwrap();
+        probe(root.path(), &[0xABC0_0000]).unwrap();
+        assert_eq!(std::fs::read_to_string(folder.join("probe")).unwrap(), "0xABC00000");
+        probe(Path::new("/nonexistent"), &[]).unwrap();
+    }
+}

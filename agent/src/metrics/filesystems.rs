@@ -1,0 +1,108 @@
+//! How full the guest's file systems are.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::text::{Kind, Text};
+use super::{MOST, read};
+
+/// File systems that can fill up. Those of the kernel cannot, and a share is the host's.
+const KINDS: &[&str] = &["ext4", "xfs", "btrfs", "vfat", "overlay"];
+
+/// A mounted file system.
+#[derive(Debug, PartialEq, Eq)]
+struct Mounted {
+    device: String,
+    mount: String,
+}
+
+/// Those of `/proc/mounts` that can be written to, each device once.
+fn mounted(table: &str) -> Vec<Mounted> {
+    let mut seen = BTreeSet::new();
+    let mut all = Vec::new();
+    for line in table.lines() {
+        let mut words = line.split(' ');
+        let (Some(device), Some(mount), Some(kind), Some(options)) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        let writable = !options.split(',').any(|option| option == "ro");
+        if KINDS.contains(&kind) && writable && seen.insert(device) {
+            all.push(Mounted { device: plain(device), mount: plain(mount) });
+        }
+    }
+    all
+}
+
+/// The kernel writes blanks and the like as a backslash and three octal digits.
+fn plain(word: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = word.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let code = rest.get(1..4).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = rest.get(4..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// May block for as long as a disk does.
+pub(super) fn write(text: &mut Text, proc: &Path, root: &Path) {
+    let all: Vec<_> = mounted(&read(proc, "mounts"))
+        .into_iter()
+        .take(MOST)
+        .filter_map(|one| {
+            let path = root.join(one.mount.trim_start_matches('/'));
+            rustix::fs::statvfs(&path).ok().map(|figures| (one, figures))
+        })
+        .collect();
+    let mut family = text.family("kata_guest_filesystem_bytes", Kind::Gauge, "Guest file systems, bytes");
+    for (Mounted { device, mount }, figures) in &all {
+        let bytes = |blocks: u64| blocks.saturating_mul(figures.f_frsize);
+        for (item, value) in [
+            ("total", bytes(figures.f_blocks)),
+            ("used", bytes(figures.f_blocks.saturating_sub(figures.f_bfree))),
+            ("available", bytes(figures.f_bavail)),
+        ] {
+            family.sample(&[("mount", mount), ("device", device), ("item", item)], value);
+        }
+    }
+    let mut family = text.family("kata_guest_filesystem_inodes", Kind::Gauge, "Guest file systems, files");
+    for (Mounted { device, mount }, figures) in &all {
+        for (item, value) in [
+            ("total", figures.f_files),
+            ("used", figures.f_files.saturating_sub(figures.f_ffree)),
+            ("available", figures.f_favail),
+        ] {
+            family.sample(&[("mount", mount), ("device", device), ("item", item)], value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_writable_disk_is_told_once() {
+        let table = "proc /proc proc rw 0 0\n/dev/vda / ext4 ro,relatime 0 0\n/dev/vdb /a\\040b xfs rw 0 0\n\
+                     /dev/vdb /c xfs rw 0 0\nshare /run/s virtiofs rw 0 0\noverlay /o overlay rw,errors=ro 0 0\nrubbish\n";
+        let of = |device: &str, mount: &str| Mounted { device: device.into(), mount: mount.into() };
+        assert_eq!(mounted(table), [of("/dev/vdb", "/a b"), of("overlay", "/o")]);
+    }
+
+    #[test]
+    fn escapes_that_are_none_stay() {
+        assert_eq!(plain("a\\134b\\"), "a\\b\\");
+        assert_eq!(plain("\\9\\777\\04"), "\\9\\777\\04");
+    }
+}

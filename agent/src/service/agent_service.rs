@@ -18,11 +18,9 @@ use firstlight_agent_api::agent::{
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use firstlight_agent_api::csi::VolumeStatsResponse;
 use protobuf::well_known_types::empty::Empty;
-use ttrpc::Code;
 use ttrpc::r#async::TtrpcContext;
 
 use crate::agent::Agent;
-use crate::error::Error;
 use crate::guest::{date, details, entropy, probe};
 use crate::{stats, storage, work};
 

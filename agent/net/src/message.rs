@@ -1,0 +1,172 @@
+//! Messages as bytes: what is sent, and what is made of an answer.
+
+use netlink_packet_core::{
+    NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator, Parseable,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::Errno;
+
+/// An answer's header, `struct nlmsghdr`.
+const HEADER: usize = 16;
+
+/// The list changed while it was told.
+const INTERRUPTED: u16 = 0x10;
+
+/// Of an error: only the request's header is repeated in it; its words follow.
+const CAPPED: u16 = 0x100;
+const WORDS_FOLLOW: u16 = 0x200;
+
+/// `NLMSGERR_ATTR_MSG`.
+const WORDS: u16 = 1;
+
+/// One message of an answer.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// An entry of a list.
+    Entry(RouteNetlinkMessage),
+    /// Something whose shape is not known. Of a list, the other entries are good.
+    Unreadable(String),
+    /// The end, and whether the list changed meanwhile.
+    Done { interrupted: bool },
+    /// No, with the kernel's words.
+    Refused(Errno, String),
+}
+
+/// A request's bytes.
+pub(crate) fn request(message: RouteNetlinkMessage, flags: u16, sequence: u32) -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    header.sequence_number = sequence;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+/// What a datagram says about the request of that number; an error is why no
+/// more of it can be read.
+pub(crate) fn answers(datagram: &[u8], sequence: u32) -> Result<Vec<Answer>, String> {
+    let mut answers = Vec::new();
+    let mut rest = datagram;
+    while !rest.is_empty() {
+        let buffer = NetlinkBuffer::new_checked(rest).map_err(|error| error.to_string())?;
+        let length = usize::try_from(buffer.length()).unwrap_or(usize::MAX);
+        let (message, after) = rest.split_at_checked(length).ok_or("a message ends early")?;
+        // What lies between messages only aligns them.
+        rest = after.get(length.next_multiple_of(4) - length..).unwrap_or_default();
+        if buffer.sequence_number() == sequence {
+            answers.push(answer(message, buffer.flags()));
+        }
+    }
+    Ok(answers)
+}
+
+fn answer(bytes: &[u8], flags: u16) -> Answer {
+    let parsed = NetlinkBuffer::new_checked(&bytes).and_then(|buffer| NetlinkMessage::parse(&buffer));
+    let interrupted = flags & INTERRUPTED != 0;
+    match parsed.map(|message| message.payload) {
+        Ok(NetlinkPayload::InnerMessage(entry)) => Answer::Entry(entry),
+        Ok(NetlinkPayload::Done(done)) if done.code < 0 => Answer::Refused(errno(done.code), String::new()),
+        Ok(NetlinkPayload::Done(_)) => Answer::Done { interrupted },
+        Ok(NetlinkPayload::Error(error)) if error.raw_code() == 0 => Answer::Done { interrupted },
+        Ok(NetlinkPayload::Error(error)) => Answer::Refused(errno(error.raw_code()), words(&error.header, flags)),
+        Ok(_) => Answer::Unreadable("a message of another kind".to_owned()),
+        Err(error) => Answer::Unreadable(error.to_string()),
+    }
+}
+
+/// Errors are small negative numbers; rustix takes no others.
+fn errno(code: i32) -> Errno {
+    if (-4095..0).contains(&code) { Errno::from_raw_os_error(-code) } else { Errno::PROTO }
+}
+
+/// The kernel's own words in a refusal, in parentheses; they come after the request that it repeats.
+fn words(repeated: &[u8], flags: u16) -> String {
+    let length = repeated.first_chunk::<4>().map_or(0, |length| u32::from_ne_bytes(*length));
+    let length = if flags & CAPPED == 0 { usize::try_from(length).unwrap_or(usize::MAX) } else { HEADER };
+    let attributes = length.checked_next_multiple_of(4).and_then(|at| repeated.get(at..)).unwrap_or_default();
+    if flags & WORDS_FOLLOW == 0 || attributes.is_empty() {
+        return String::new();
+    }
+    let found = NlasIterator::new(attributes).filter_map(Result::ok).find(|attribute| attribute.kind() == WORDS);
+    let text = found.map(|attribute: NlaBuffer<&[u8]>| String::from_utf8_lossy(attribute.value()).into_owned());
+    let text: String = text.unwrap_or_default().chars().filter(|letter| !letter.is_control()).take(200).collect();
+    if text.is_empty() { text } else { format!(" ({text})") }
+}
+
+/// How many messages of a datagram can be read; for tests with bytes of any kind.
+#[must_use]
+pub fn readable(datagram: &[u8]) -> usize {
+    let sequence = datagram.get(8..12).and_then(<[u8]>::first_chunk).map_or(0, |number| u32::from_ne_bytes(*number));
+    let all = answers(datagram, sequence).unwrap_or_default();
+    all.iter().filter(|answer| !matches!(answer, Answer::Unreadable(_))).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+    use proptest::prelude::*;
+
+    fn link(name: &str) -> RouteNetlinkMessage {
+        let mut link = LinkMessage::default();
+        link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        RouteNetlinkMessage::NewLink(link)
+    }
+
+    fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER + payload.len()).unwrap();
+        let mut bytes =
+            [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &7u32.to_ne_bytes(), &[0; 4]]
+                .concat();
+        bytes.extend(payload);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn answers_to_others_are_passed_over() {
+        let mut bytes = request(link("a"), 0, 6);
+        bytes.extend(request(link("bcde"), 0, 7));
+        bytes.extend(message(3, INTERRUPTED, &0i32.to_ne_bytes()));
+        let all = answers(&bytes, 7).unwrap();
+        let [Answer::Entry(entry), Answer::Done { interrupted: true }] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(*entry, link("bcde"));
+    }
+
+    #[test]
+    fn a_refusal_has_the_kernels_words() {
+        let asked = request(link("a"), 0, 7);
+        let mut words = vec![];
+        words.extend(u16::try_from(4 + 6).unwrap().to_ne_bytes());
+        words.extend(WORDS.to_ne_bytes());
+        words.extend(b"no mtu");
+        let code = (-22i32).to_ne_bytes();
+        let whole = message(2, WORDS_FOLLOW, &[&code[..], &asked, &words].concat());
+        let capped = message(2, WORDS_FOLLOW | CAPPED, &[&code[..], &asked[..HEADER], &words].concat());
+        for bytes in [whole, capped] {
+            let all = answers(&bytes, 7).unwrap();
+            let [Answer::Refused(Errno::INVAL, words)] = &all[..] else { panic!("{all:?}") };
+            assert_eq!(words, " (no mtu)");
+        }
+        assert!(matches!(answers(&message(2, 0, &[0; 20]), 7).unwrap()[..], [Answer::Done { interrupted: false }]));
+        assert!(matches!(answers(&message(3, 0, &code), 7).unwrap()[..], [Answer::Refused(Errno::INVAL, _)]));
+    }
+
+    #[test]
+    fn one_odd_entry_does_not_hide_the_others() {
+        let mut bytes = message(16, 0, &[1, 2, 3]);
+        bytes.extend(request(link("a"), 0, 7));
+        assert!(matches!(answers(&bytes, 7).unwrap()[..], [Answer::Unreadable(_), Answer::Entry(_)]));
+        assert!(answers(&bytes[..bytes.len() - 3], 7).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answers_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u16..60, flags: u16) {
+            prop_assert!(readable(&bytes) <= bytes.len());
+            let _ = readable(&message(kind, flags, &bytes));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Names of interfaces and hardware addresses.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The kernel's limit with its end mark, `IFNAMSIZ`.
+const NAME_SIZE: usize = 16;
+
+/// An interface's name that the kernel accepts as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Name(String);
+
+/// A text that no interface can be called.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no name of an interface: {reason}")]
+pub struct NotAName {
+    text: String,
+    reason: &'static str,
+}
+
+impl Name {
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// A name for the moment between two others, for the interface of this number.
+    pub(crate) fn passing(index: u32) -> Self {
+        Self(format!("fl-swap{index:x}"))
+    }
+}
+
+impl FromStr for Name {
+    type Err = NotAName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let reason = if text.is_empty() {
+            "it is empty"
+        } else if text.len() >= NAME_SIZE {
+            "it is longer than 15 bytes"
+        } else if matches!(text, "." | "..") {
+            "it is a folder's"
+        } else if text.contains(['/', ':', '%']) {
+            // To the kernel `%d` in a new name is a request to number it.
+            "it has a '/', ':' or '%'"
+        } else if text.contains(|letter: char| letter.is_whitespace() || letter.is_control()) {
+            "it has white space or control characters"
+        } else {
+            return Ok(Self(text.to_owned()));
+        };
+        Err(NotAName { text: text.chars().take(40).collect(), reason })
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A hardware address that one interface can have: of Ethernet (6 bytes) or `InfiniBand` (20).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mac(Vec<u8>);
+
+/// A text that is not the hardware address of one interface.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not the hardware address of an interface: {reason}")]
+pub struct NotAMac {
+    text: String,
+    reason: &'static str,
+}
+
+const LENGTHS: [usize; 2] = [6, 20];
+
+impl Mac {
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Any bytes as hardware addresses are written, `02:00:00:00:00:01`.
+    #[must_use]
+    pub fn text(bytes: &[u8]) -> String {
+        let pairs: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        pairs.join(":")
+    }
+}
+
+fn pair(text: &str) -> Option<u8> {
+    let hexadecimal = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if hexadecimal { u8::from_str_radix(text, 16).ok() } else { None }
+}
+
+impl FromStr for Mac {
+    type Err = NotAMac;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = |reason| Err(NotAMac { text: text.chars().take(60).collect(), reason });
+        // 20 pairs and what is between them, so that a long text is not collected first.
+        let bytes: Option<Vec<u8>> = if text.len() < 60 { text.split(':').map(pair).collect() } else { None };
+        let Some(bytes) = bytes.filter(|bytes| LENGTHS.contains(&bytes.len())) else {
+            return wrong("expected 6 (or 20) pairs of hexadecimal digits with ':' between them");
+        };
+        if bytes.iter().all(|byte| *byte == 0) {
+            return wrong("it is all zero, which is what interfaces without one have");
+        }
+        if bytes.len() == 6 && bytes.first().is_some_and(|first| first & 1 == 1) {
+            return wrong("it is a multicast address");
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Self::text(&self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_that_the_kernel_would_refuse_or_change() {
+        for (text, part) in [
+            ("", "empty"),
+            ("sixteen-letters-", "15"),
+            ("..", "folder"),
+            ("a/b", "'/'"),
+            ("eth%d", "'%'"),
+            ("a b", "white"),
+            ("a\0b", "control"),
+            ("a\nb", "white"),
+        ] {
+            let error = text.parse::<Name>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text:?}: {error}");
+        }
+        for text in ["lo", "eth0", "enp1s0f0.100", "fifteen-letters"] {
+            assert_eq!(text.parse::<Name>().unwrap().as_str(), text);
+        }
+        assert!(Name::passing(u32::MAX).as_str().parse::<Name>().is_ok());
+    }
+
+    #[test]
+    fn hardware_addresses_of_one_interface() {
+        assert_eq!("02:AB:00:00:00:01".parse::<Mac>().unwrap().bytes(), [2, 0xab, 0, 0, 0, 1]);
+        for text in
+            ["", "02", "02:00:00:00:00", "0x:00:00:00:00:01", "+2:00:00:00:00:01", "2:0:0:0:0:1", "0200.0000.0001"]
+        {
+            assert!(text.parse::<Mac>().unwrap_err().to_string().contains("pairs"), "{text}");
+        }
+        for (text, part) in
+            [("00:00:00:00:00:00", "all zero"), ("01:00:5e:00:00:01", "multicast"), ("ff:ff:ff:ff:ff:ff", "multicast")]
+        {
+            assert!(text.parse::<Mac>().unwrap_err().to_string().contains(part), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_name_or_an_error(text in ".{0,20}") {
+            if let Ok(name) = text.parse::<Name>() {
+                prop_assert!(name.as_str() == text && text.len() < 16 && !text.contains(['/', '\0', ' ']));
+            }
+        }
+
+        #[test]
+        fn hardware_addresses_round_trip(bytes in any::<[u8; 6]>()) {
+            let text = Mac::text(&bytes);
+            match text.parse::<Mac>() {
+                Ok(mac) => prop_assert_eq!((mac.bytes(), mac.to_string()), (&bytes[..], text)),
+                Err(_) => prop_assert!(bytes[0] & 1 == 1 || bytes == [0; 6]),
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_hardware_address_or_an_error(text in "[0-9a-fx:+]{0,70}") {
+            if let Ok(mac) = text.parse::<Mac>() {
+                prop_assert_eq!(mac.to_string(), text);
+            }
+        }
+    }
+}

@@ -17,6 +17,7 @@ use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
 use crate::hotplug::Hotplug;
+use crate::network;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
@@ -45,6 +46,8 @@ pub struct Agent {
     pub names: storage::Names,
     /// Files that the host is putting into the guest.
     pub copies: Copies,
+    /// Whose turn it is to change the network.
+    pub network: network::Turn,
     state: Mutex<State>,
 }
 
@@ -90,6 +93,7 @@ impl Agent {
             storages,
             names,
             copies: Copies::default(),
+            network: network::Turn::default(),
             state,
         })
     }

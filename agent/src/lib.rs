@@ -30,6 +30,7 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 mod modules;
+pub mod network;
 pub mod oom;
 pub mod paths;
 pub mod process;

@@ -160,7 +160,8 @@ fn network(sysfs: &Path) -> Vec<NetworkStats> {
     let entries = fs::read_dir(sysfs.join("class/net")).into_iter().flatten().flatten();
     let mut all: Vec<NetworkStats> = entries
         .filter_map(|entry| entry.file_name().into_string().ok().map(|name| (name, entry.path())))
-        .filter(|(name, _)| name != "lo")
+        // Some drivers keep a file of settings beside the interfaces.
+        .filter(|(name, path)| name != "lo" && path.join("statistics").is_dir())
         .map(|(name, path)| {
             let mut stats = NetworkStats { name, ..Default::default() };
             for (file, field) in COUNTERS {
@@ -204,6 +205,7 @@ mod tests {
                 ("g/hugetlb.2MB.events", "max 4\n"),
                 ("sys/class/net/eth0/statistics/rx_bytes", "11\n"),
                 ("sys/class/net/lo/statistics/rx_bytes", "99\n"),
+                ("sys/class/net/bonding_masters", "bond0\n"),
             ],
         );
         let reply = read(&root.path().join("g"), &root.path().join("sys"));

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use firstlight_agent_api::agent::{
+    AddARPNeighborsRequest, GetIPTablesRequest, GetIPTablesResponse, Interfaces, ListInterfacesRequest,
+    ListRoutesRequest, Routes, SetIPTablesRequest, SetIPTablesResponse, UpdateInterfaceRequest, UpdateRoutesRequest,
+};
+use firstlight_agent_api::agent::{
     AddSwapPathRequest, AddSwapRequest, CloseStdinRequest, CopyFileRequest, CreateContainerRequest,
     CreateSandboxRequest, DestroySandboxRequest, ExecProcessRequest, GetDiagnosticDataRequest,
     GetDiagnosticDataResponse, GetMetricsRequest, GetOOMEventRequest, GuestDetailsRequest, GuestDetailsResponse,
@@ -17,6 +21,7 @@ use firstlight_agent_api::agent::{
 };
 use firstlight_agent_api::agent_ttrpc::AgentService;
 use firstlight_agent_api::csi::VolumeStatsResponse;
+use firstlight_agent_api::types::Interface;
 use protobuf::well_known_types::empty::Empty;
 use ttrpc::r#async::TtrpcContext;
 
@@ -112,6 +117,34 @@ impl AgentService for Calls {
     async fn update_container(&self, _: &TtrpcContext, request: UpdateContainerRequest) -> Reply<Empty> {
         let resources = request.resources.into_option();
         Ok(self.0.update_container(&request.container_id, resources).await.map(|()| Empty::new())?)
+    }
+
+    async fn update_interface(&self, _: &TtrpcContext, request: UpdateInterfaceRequest) -> Reply<Interface> {
+        Ok(self.0.update_interface(request).await?)
+    }
+
+    async fn update_routes(&self, _: &TtrpcContext, request: UpdateRoutesRequest) -> Reply<Routes> {
+        Ok(self.0.update_routes(request).await?)
+    }
+
+    async fn list_interfaces(&self, _: &TtrpcContext, _: ListInterfacesRequest) -> Reply<Interfaces> {
+        Ok(self.0.list_interfaces().await?)
+    }
+
+    async fn list_routes(&self, _: &TtrpcContext, _: ListRoutesRequest) -> Reply<Routes> {
+        Ok(self.0.list_routes().await?)
+    }
+
+    async fn add_arp_neighbors(&self, _: &TtrpcContext, request: AddARPNeighborsRequest) -> Reply<Empty> {
+        Ok(self.0.add_neighbours(request).await.map(|()| Empty::new())?)
+    }
+
+    async fn get_ip_tables(&self, _: &TtrpcContext, request: GetIPTablesRequest) -> Reply<GetIPTablesResponse> {
+        Ok(GetIPTablesResponse { data: self.0.get_iptables(request).await?, ..Default::default() })
+    }
+
+    async fn set_ip_tables(&self, _: &TtrpcContext, request: SetIPTablesRequest) -> Reply<SetIPTablesResponse> {
+        Ok(SetIPTablesResponse { data: self.0.set_iptables(request).await?, ..Default::default() })
     }
 
     async fn stats_container(&self, _: &TtrpcContext, request: StatsContainerRequest) -> Reply<StatsContainerResponse> {

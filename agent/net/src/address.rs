@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
@@ -47,6 +47,11 @@ fn message(link: u32, network: Network) -> AddressMessage {
             message.header.scope = AddressScope::Host;
         }
         message.attributes.push(AddressAttribute::Local(address));
+    } else {
+        // Whoever gave the pod its address has looked for duplicates. To look
+        // again takes a second or two, in which no program can bind the address
+        // and no route can begin at it.
+        message.header.flags = AddressHeaderFlags::Nodad;
     }
     message.attributes.push(AddressAttribute::Address(address));
     message.attributes.extend(network.broadcast().map(AddressAttribute::Broadcast));

@@ -93,10 +93,21 @@ impl Agent {
     }
 
     pub(crate) async fn start_in(folder: tempfile::TempDir, environment: &[(&str, &str)]) -> Self {
+        Self::start_as(&["--mount"], SCRIPT, folder, environment).await
+    }
+
+    /// In namespaces and with a script of the test's own.
+    pub(crate) async fn start_as(
+        namespaces: &[&str],
+        script: &str,
+        folder: tempfile::TempDir,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let socket = folder.path().join("agent.sock");
         let address = format!("unix://{}", socket.display());
         let process = Command::new("unshare")
-            .args(["--mount", "/bin/sh", "-c", SCRIPT])
+            .args(namespaces)
+            .args(["/bin/sh", "-c", script])
             .env("AGENT", env!("CARGO_BIN_EXE_firstlight-agent"))
             .env("AGENT_ADDR", &address)
             .envs(environment.iter().copied())

@@ -41,6 +41,19 @@ pub(crate) const TARGETS: &[Target] = &[
         read: |bytes| drop(text(bytes).parse::<firstlight_pci::Address>()),
     },
     Target {
+        name: "netlink-answer",
+        // An interface called eth0 in a list, its end, a refusal, and a route.
+        seeds: &[
+            b"\x28\0\0\0\x10\0\x02\0\x07\0\0\0\0\0\0\0\0\0\x01\0\x02\0\0\0\x01\0\0\0\0\0\0\0\x09\0\x03\0eth0",
+            b"\x14\0\0\0\x03\0\x02\0\x07\0\0\0\0\0\0\0\0\0\0\0",
+            b"\x24\0\0\0\x02\0\0\x03\x07\0\0\0\0\0\0\0\xea\xff\xff\xff\x28\0\0\0\x10\0\x05\0\x07\0\0\0\0\0\0\0",
+            b"\x2c\0\0\0\x18\0\x02\0\x07\0\0\0\0\0\0\0\x02\x10\0\0\xfe\x04\0\x01\0\0\0\0\x08\0\x01\0\x0a\x01\0\0\x08\0\x04\0\x02\0\0\0",
+        ],
+        read: |bytes| {
+            let _ = firstlight_net::readable(bytes);
+        },
+    },
+    Target {
         name: "pci-path",
         seeds: &[b"02/03", b"10.3/00.1", b"20/00/02", b"00/01/02/03/04/05/06/07"],
         read: |bytes| {

@@ -1,0 +1,143 @@
+//! An agent in a network namespace of its own, and eyes in there.
+
+use std::fs;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::Command;
+
+use firstlight_agent_api::agent::{
+    ARPNeighbors, AddARPNeighborsRequest, Routes, UpdateInterfaceRequest, UpdateRoutesRequest,
+};
+use firstlight_agent_api::types::{ARPNeighbor, IPAddress, Interface, Route};
+use rustix::io::Errno;
+
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::support::{Agent, short};
+
+/// As the usual script; the new sysfs shows the new network namespace.
+const SCRIPT: &str = r#"
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup || true
+[ -e /var/run ] || ln -s /run /var/run
+exec "$AGENT"
+"#;
+
+pub(super) fn run(test: impl AsyncFnOnce(Stand)) {
+    assert!(rustix::process::geteuid().is_root(), "no network namespace can be made here: not root");
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        test(Stand { agent: Agent::start_as(&["--mount", "--net"], SCRIPT, folder, &[]).await }).await;
+    });
+}
+
+pub(super) struct Stand {
+    pub(super) agent: Agent,
+}
+
+/// An interface as shims ask for it.
+pub(super) fn wanted(name: &str, mac: &str, addresses: &[(&str, &str)]) -> Interface {
+    let addresses = addresses.iter().map(|(address, mask)| IPAddress {
+        address: (*address).into(),
+        mask: (*mask).into(),
+        ..Default::default()
+    });
+    Interface {
+        device: name.into(),
+        name: name.into(),
+        hwAddr: mac.into(),
+        IPAddresses: addresses.collect(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn route(dest: &str, gateway: &str, device: &str) -> Route {
+    Route { dest: dest.into(), gateway: gateway.into(), device: device.into(), ..Default::default() }
+}
+
+pub(super) fn refusal(error: ttrpc::Error) -> (ttrpc::Code, String) {
+    let ttrpc::Error::RpcStatus(status) = error else { panic!("not an answer: {error}") };
+    (status.code(), status.message)
+}
+
+impl Stand {
+    /// Runs a program in the agent's network namespace; what it wrote.
+    pub(super) fn inside(&self, script: &str) -> String {
+        let pid = self.agent.pids()[0].to_string();
+        let output = Command::new("nsenter").args(["-t", &pid, "-m", "-n", "/bin/sh", "-c", script]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {text}");
+        text
+    }
+
+    /// Makes a NIC that is plugged in.
+    pub(super) fn nic(&self, name: &str, mac: &str) {
+        let others = || {
+            let all = self.inside("ls /sys/class/net");
+            all.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = others();
+        self.inside(&format!("ip link add {name} address {mac} type veth"));
+        let peer = others().into_iter().find(|it| it != name && !before.contains(it)).unwrap();
+        // Out of the way of the names that tests use.
+        self.inside(&format!("ip link set {peer} name far-{name} && ip link set far-{name} up"));
+    }
+
+    /// One of the kernel's files of an interface.
+    pub(super) fn sysfs(&self, name: &str, file: &str) -> Option<String> {
+        let path = self.agent.inside(&format!("/sys/class/net/{name}/{file}"));
+        fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// One of the kernel's tables of the namespace.
+    pub(super) fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/net/{file}", self.agent.pids()[0])).unwrap()
+    }
+
+    /// The largest packet that the namespace's kernel sends there in one piece.
+    pub(super) fn largest_packet(&self, to: [u8; 4]) -> usize {
+        /// Of IPv4 and UDP.
+        const HEADERS: usize = 28;
+        let namespace = fs::File::open(format!("/proc/{}/ns/net", self.agent.pids()[0])).unwrap();
+        let measure = move || {
+            // Only this thread, which ends with it.
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO).unwrap();
+            let fits = |size: &usize| match socket.send_to(&vec![0; size - HEADERS], (Ipv4Addr::from(to), 9)) {
+                Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => false,
+                other => other.is_ok(),
+            };
+            (HEADERS..9000).rev().find(fits).unwrap()
+        };
+        std::thread::spawn(measure).join().unwrap()
+    }
+
+    /// Sockets that the agent's server has open.
+    pub(super) fn sockets(&self) -> usize {
+        let folder = fs::read_dir(format!("/proc/{}/fd", self.agent.pids()[0])).unwrap();
+        let links = folder.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    }
+
+    pub(super) async fn update(&self, interface: Interface) -> ttrpc::Result<Interface> {
+        let request = UpdateInterfaceRequest { interface: Some(interface).into(), ..Default::default() };
+        self.agent.calls.update_interface(short(), &request).await
+    }
+
+    pub(super) async fn update_routes(&self, routes: Vec<Route>) -> ttrpc::Result<Vec<Route>> {
+        let routes = Some(Routes { Routes: routes, ..Default::default() }).into();
+        let request = UpdateRoutesRequest { routes, ..Default::default() };
+        self.agent.calls.update_routes(short(), &request).await.map(|reply| reply.Routes)
+    }
+
+    pub(super) async fn add_neighbours(&self, all: Vec<ARPNeighbor>) -> ttrpc::Result<()> {
+        let neighbors = Some(ARPNeighbors { ARPNeighbors: all, ..Default::default() }).into();
+        let request = AddARPNeighborsRequest { neighbors, ..Default::default() };
+        self.agent.calls.add_arp_neighbors(short(), &request).await.map(|_| ())
+    }
+}

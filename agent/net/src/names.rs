@@ -59,7 +59,8 @@ impl fmt::Display for Name {
     }
 }
 
-/// A hardware address that one interface can have: of Ethernet (6 bytes) or `InfiniBand` (20).
+/// A hardware address of Ethernet (6 bytes) or `InfiniBand` (20). Read from a
+/// text by `parse`, it is one that a single interface can have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mac(Vec<u8>);
 
@@ -80,6 +81,19 @@ impl Mac {
         &self.0
     }
 
+    /// Reads any address, also one that stands for many or for none: a
+    /// neighbour may be a whole cluster.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn any(text: &str) -> Result<Self, NotAMac> {
+        // 20 pairs and what is between them, so that a long text is not collected first.
+        let bytes: Option<Vec<u8>> = if text.len() < 60 { text.split(':').map(pair).collect() } else { None };
+        let reason = "expected 6 (or 20) pairs of hexadecimal digits with ':' between them";
+        let bytes = bytes.filter(|bytes| LENGTHS.contains(&bytes.len()));
+        bytes.map(Self).ok_or_else(|| NotAMac { text: text.chars().take(60).collect(), reason })
+    }
+
     /// Any bytes as hardware addresses are written, `02:00:00:00:00:01`.
     #[must_use]
     pub fn text(bytes: &[u8]) -> String {
@@ -97,19 +111,15 @@ impl FromStr for Mac {
     type Err = NotAMac;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = |reason| Err(NotAMac { text: text.chars().take(60).collect(), reason });
-        // 20 pairs and what is between them, so that a long text is not collected first.
-        let bytes: Option<Vec<u8>> = if text.len() < 60 { text.split(':').map(pair).collect() } else { None };
-        let Some(bytes) = bytes.filter(|bytes| LENGTHS.contains(&bytes.len())) else {
-            return wrong("expected 6 (or 20) pairs of hexadecimal digits with ':' between them");
-        };
-        if bytes.iter().all(|byte| *byte == 0) {
+        let mac = Self::any(text)?;
+        let wrong = |reason| Err(NotAMac { text: text.to_owned(), reason });
+        if mac.0.iter().all(|byte| *byte == 0) {
             return wrong("it is all zero, which is what interfaces without one have");
         }
-        if bytes.len() == 6 && bytes.first().is_some_and(|first| first & 1 == 1) {
+        if mac.0.len() == 6 && mac.0.first().is_some_and(|first| first & 1 == 1) {
             return wrong("it is a multicast address");
         }
-        Ok(Self(bytes))
+        Ok(mac)
     }
 }
 
@@ -157,6 +167,7 @@ mod tests {
             [("00:00:00:00:00:00", "all zero"), ("01:00:5e:00:00:01", "multicast"), ("ff:ff:ff:ff:ff:ff", "multicast")]
         {
             assert!(text.parse::<Mac>().unwrap_err().to_string().contains(part), "{text}");
+            assert_eq!(Mac::any(text).unwrap().to_string(), text);
         }
     }
 

@@ -53,10 +53,6 @@ fn optional<T>(text: &str, read: impl FnOnce(&str) -> Result<T>) -> Result<Optio
     if text.is_empty() { Ok(None) } else { read(text).map(Some) }
 }
 
-fn mac(field: impl Display, text: &str) -> Result<Option<Mac>> {
-    optional(text, |text| text.parse().map_err(|error| invalid(field, error)))
-}
-
 fn name(field: impl Display, text: &str) -> Result<Name> {
     text.parse().map_err(|error| invalid(field, error))
 }
@@ -72,7 +68,7 @@ pub(super) fn interface(request: &Interface) -> Result<Wanted> {
         u32::try_from(request.mtu).map_err(|_| invalid("interface.mtu", format_args!("{} bytes", request.mtu)))?;
     let wanted = Wanted {
         place: Some(request.devicePath.clone()).filter(|place| !place.is_empty()),
-        mac: mac("interface.hwAddr", &request.hwAddr)?,
+        mac: optional(&request.hwAddr, |text| text.parse().map_err(|error| invalid("interface.hwAddr", error)))?,
         name: name("interface.name", text)?,
         addresses: addresses.collect::<Result<_>>()?,
         mtu: Some(mtu).filter(|mtu| *mtu != 0),
@@ -152,7 +148,7 @@ fn neighbour(at: usize, request: &ARPNeighbor) -> Result<Neighbour> {
     Ok(Neighbour {
         address: ip(field("toIPAddress.address"), address)?,
         device: name(field("device"), &request.device)?,
-        mac: mac(field("lladdr"), &request.lladdr)?,
+        mac: optional(&request.lladdr, |text| Mac::any(text).map_err(|error| invalid(field("lladdr"), error)))?,
         state: if state == 0 { PERMANENT } else { state.into() },
         flags: u8::try_from(request.flags).map_err(|_| wrong("flags", request.flags))?,
     })

@@ -37,7 +37,7 @@ pub(crate) fn with_containers(test: impl AsyncFnOnce()) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
 }
 
-fn assert_containers_can_run() {
+pub(crate) fn assert_containers_can_run() {
     assert!(rustix::process::geteuid().is_root(), "containers cannot be run here: not root");
     assert!(Path::new("/bin/busybox").exists(), "containers cannot be run here: no /bin/busybox (static)");
     let resource = rustix::process::Resource::Memlock;

@@ -16,7 +16,7 @@ const MAC: &str = "02:00:00:00:00:0a";
 fn hostile_requests_are_refused_by_field_and_change_nothing() {
     run(async |stand: Stand| {
         stand.nic("eth0", MAC);
-        let state = |stand: &Stand| [stand.inside("ip link"), stand.proc("route"), stand.proc("fib_trie")];
+        let state = |stand: &Stand| [stand.inside("ip link show eth0"), stand.proc("route"), stand.proc("fib_trie")];
         let before = state(&stand);
         let mut errors = Vec::new();
         for (field, request) in [
@@ -67,6 +67,7 @@ fn iptables_are_the_images_own() {
             printf '#!/bin/sh\n[ "$*" = "--wait 5" ] && cat > /run/rules && echo done' > /run/sbin/ip6tables-nft-restore
             printf '#!/bin/sh\ncat /run/rules; [ -z "$AGENT_ADDR" ] || exit 3' > /run/sbin/ip6tables-nft-save
             chmod 755 /run/sbin/*
+            mkdir -p /sbin
             mount --bind /run/sbin /sbin
             "#,
         );

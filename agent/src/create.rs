@@ -57,11 +57,19 @@ impl Agent {
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
         let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
         let functions = attached.map_err(|error| error.during(&format!("container {id}")))?;
-        let wants = gpu::wants(&message.Annotations, &request.devices, &self.paths.sysfs)?;
+        let asking = gpu::Asking {
+            annotations: &message.Annotations,
+            devices: &request.devices,
+            environment: message.Process.as_ref().map_or(&[], |process| &process.Env),
+            by_environment: self.config.visible_cdi_devices,
+        };
+        let wants = gpu::wants(asking, &self.paths.sysfs)?;
         let patience = timeout
             .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
         let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
-        given.map_err(|error| error.during(&format!("container {id}")))?;
+        for remark in given.map_err(|error| error.during(&format!("container {id}")))? {
+            log::warn!("container {id}: {remark}");
+        }
 
         let agent = Arc::clone(self);
         let undoing = Arc::clone(self);

@@ -20,6 +20,3 @@ pub(super) const PROXY: &str = "nothing in the guest fetches anything";
 pub(super) const SECURE_STORAGE: &str = "there is no trusted storage in the guest";
 
 pub(super) const TRACE: &str = "there is no trace export; the boot record has the times";
-
-pub(super) const VISIBLE_CDI: &str =
-    "a container's environment grants nothing; devices are asked for by the annotations `cdi.k8s.io/*`";

@@ -27,6 +27,8 @@ pub struct Config {
     pub cdi_timeout: Duration,
     /// The longest wait for a device that the host has just plugged in.
     pub hotplug_timeout: Duration,
+    /// Whether the variable `VISIBLE_CDI_DEVICES` of a container grants devices.
+    pub visible_cdi_devices: bool,
     /// Bytes that a pipe of a container's process holds; the kernel's own size if `None`.
     pub pipe_size: Option<usize>,
     /// The vsock port on which the log can be read.
@@ -49,6 +51,7 @@ impl Default for Config {
             log: LevelFilter::Error,
             cdi_timeout: Duration::from_secs(100),
             hotplug_timeout: Duration::from_secs(3),
+            visible_cdi_devices: false,
             pipe_size: None,
             log_port: None,
             console: false,

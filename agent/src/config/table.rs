@@ -8,7 +8,6 @@ use log::LevelFilter;
 use super::Config;
 use super::ignored::{
     CDH, CONFIG_FILE, DEVMODE, GUEST_COMPONENTS, IMAGE_PULL, MEM_AGENT, PASSFD, PROXY, SECURE_STORAGE, TRACE,
-    VISIBLE_CDI,
 };
 
 /// What a parameter does.
@@ -134,7 +133,13 @@ pub const TABLE: &[Parameter] = &[
         |config, value| store(&mut config.address, value.filter(|value| !value.is_empty()).map(str::to_owned)),
     ),
     ignored("agent.trace", TRACE),
-    ignored("agent.visible_cdi_devices", VISIBLE_CDI),
+    does(
+        "agent.visible_cdi_devices",
+        "`true`, `false`, a number (not `0` is true)",
+        "false",
+        "whether a container's variable `VISIBLE_CDI_DEVICES` grants devices",
+        |config, value| store(&mut config.visible_cdi_devices, value.and_then(truth)),
+    ),
 ];
 
 /// What `F_SETPIPE_SZ` takes at most.
@@ -157,6 +162,11 @@ fn seconds(text: &str) -> Option<Duration> {
 fn port(text: &str) -> Option<u32> {
     // The largest number means "any" to the kernel.
     text.parse().ok().filter(|port| (1..u32::MAX).contains(port))
+}
+
+/// Kata's words for yes and no.
+fn truth(text: &str) -> Option<bool> {
+    text.parse().ok().or_else(|| text.parse::<u64>().ok().map(|number| number != 0))
 }
 
 /// Kata's words for log levels.
@@ -202,6 +212,18 @@ mod tests {
             assert_eq!(config, Config::default(), "{}", parameter.name);
         }
         assert!(TABLE.is_sorted_by_key(|parameter| parameter.name));
+    }
+
+    #[test]
+    fn devices_by_environment_are_off_unless_the_command_line_says_yes() {
+        use firstlight_cmdline::CommandLine;
+        let of = |text: &str| Config::of(&CommandLine::parse(text), |_| None);
+        for yes in ["true", "1"] {
+            assert!(of(&format!("agent.visible_cdi_devices={yes}")).visible_cdi_devices, "{yes}");
+        }
+        for no in ["", "agent.visible_cdi_devices", "agent.visible_cdi_devices=0", "agent.visible_cdi_devices=yes"] {
+            assert!(!of(no).visible_cdi_devices, "{no}");
+        }
     }
 
     #[test]

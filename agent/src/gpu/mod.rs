@@ -1,6 +1,8 @@
 //! GPUs for containers: which one asks for which, when they are there, and how they get in.
 
 mod decide;
+mod environment;
+mod narrow;
 mod want;
 
 use std::time::Duration;
@@ -13,7 +15,8 @@ use tokio::time::{Instant, timeout_at};
 use ttrpc::Code;
 
 pub use decide::{Decision, decide};
-pub use want::{Wants, Which, pci_path, wants};
+pub use environment::{Visible, cdi_devices};
+pub use want::{Asking, Wants, Which, pci_path, wants};
 
 use crate::clock::now_us;
 use crate::error::{Error, Result};
@@ -40,34 +43,46 @@ pub enum Source {
 }
 
 impl Source {
-    /// Waits until every GPU that is wanted is ready and changes the
-    /// configuration so that the container has them. Nothing is changed before
-    /// all are there; dropping the future leaves nothing behind.
+    /// Waits until every GPU that is granted, and that the container's environment
+    /// leaves it, is ready, and changes the configuration so that the container
+    /// has them. Nothing is changed before all are there; dropping the future
+    /// leaves nothing behind. Returns what is odd about the request, a sentence each.
     ///
     /// # Errors
     /// `INTERNAL` for a GPU that failed, with its address, step, times and the
     /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
     /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
-    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Duration, paths: &Paths) -> Result<()> {
+    pub async fn give(
+        &self,
+        spec: &mut Spec,
+        wants: &Wants,
+        patience: Duration,
+        paths: &Paths,
+    ) -> Result<Vec<String>> {
         if wants.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let names = match self {
-            Self::Init(view) => {
-                let gpus = ready(view.clone(), &wants.gpus, patience).await?;
-                let folder = read(paths)?;
-                let mut names: Vec<DeviceName> = gpus.iter().map(|gpu| name(gpu, &folder)).collect();
-                names.extend(wants.opaque().map(gpu_name));
-                names
-            }
-            Self::Files => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
+        let gpus = match self {
+            Self::Init(view) => Some(ready(view.clone(), wants, patience).await?),
+            Self::Files => None,
         };
-        inject(spec, names.iter().chain(&wants.others), paths)
+        let folder = Folder::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))?;
+        let granted: Vec<DeviceName> = match gpus {
+            Some(gpus) => {
+                let opaque = wants.opaque().map(gpu_name);
+                gpus.iter().map(|gpu| name(gpu, &folder)).chain(opaque).collect()
+            }
+            None => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
+        };
+        // A grant that is nowhere is an error, also where the environment would not use it.
+        for name in &granted {
+            folder.find(name).map_err(|error| Error::invalid(error.to_string()))?;
+        }
+        let (left, remarks) = narrow::narrow(granted, &wants.visible, &folder);
+        let files = wants.capabilities.devices().filter(|name| !wants.gpus.is_empty() && folder.has(name));
+        inject(spec, left.into_iter().chain(wants.others.iter().cloned()).chain(files), &folder, paths)?;
+        Ok(wants.remarks.iter().cloned().chain(remarks).collect())
     }
-}
-
-fn read(paths: &Paths) -> Result<Folder> {
-    Folder::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))
 }
 
 fn gpu_name(device: &str) -> DeviceName {
@@ -80,12 +95,11 @@ fn name(gpu: &Gpu, folder: &Folder) -> DeviceName {
     if folder.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
 }
 
-fn inject<'a>(spec: &mut Spec, names: impl Iterator<Item = &'a DeviceName>, paths: &Paths) -> Result<()> {
-    let folder = read(paths)?;
+fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, folder: &Folder, paths: &Paths) -> Result<()> {
     // A copy, so that an error half-way leaves the configuration as it was.
     let mut changed = spec.clone();
     for name in names {
-        let (whole, device) = folder.find(name).map_err(|error| Error::invalid(error.to_string()))?;
+        let (whole, device) = folder.find(&name).map_err(|error| Error::invalid(error.to_string()))?;
         for edits in [&whole.container_edits, &device.container_edits] {
             apply(&mut changed, edits, &paths.root).map_err(|error| Error::internal(format!("{name}: {error}")))?;
         }
@@ -95,13 +109,16 @@ fn inject<'a>(spec: &mut Spec, names: impl Iterator<Item = &'a DeviceName>, path
 }
 
 /// Waits for the GPUs, by event.
-async fn ready(mut view: watch::Receiver<View>, wanted: &[Which], patience: Duration) -> Result<Vec<Gpu>> {
-    if wanted.is_empty() {
+async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Duration) -> Result<Vec<Gpu>> {
+    if wants.gpus.is_empty() {
         return Ok(Vec::new());
     }
     let begin = Instant::now();
     loop {
-        let decision = decide(&view.borrow_and_update(), wanted);
+        let decision = {
+            let view = view.borrow_and_update();
+            decide(&view, &wants.visible.before_waiting(&wants.gpus, &view.gpus))
+        };
         let missing = match decision {
             Decision::Ready(gpus) => return Ok(gpus),
             Decision::Fail(error) => return Err(error),
@@ -155,7 +172,7 @@ mod tests {
     }
 
     fn want(which: &[Which]) -> Wants {
-        Wants { gpus: which.to_vec(), others: vec![] }
+        Wants { gpus: which.to_vec(), ..Wants::default() }
     }
 
     #[test]
@@ -218,6 +235,54 @@ mod tests {
                 error.message.contains("nvidia.com/gpu=7") && error.message.contains("nvidia.com/gpu=0"),
                 "{error}"
             );
+        });
+    }
+
+    #[test]
+    fn a_gpu_that_the_environment_leaves_out_is_not_waited_for() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            plant(&paths);
+            let gpus = vec![gpu(0, GpuPhase::Failed), gpu(1, GpuPhase::Ready)];
+            let (_sender, view) = watch::channel(View { scanned: true, gpus, lost: None });
+            let mut spec = Spec::default();
+            let visible = Visible::Only(vec![Which::Index(1), Which::Index(7)]);
+            let wants = Wants { gpus: vec![Which::All], visible, ..Wants::default() };
+            let remarks = Source::Init(view).give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+            assert_eq!(minors(&spec), [1]);
+            assert!(remarks.len() == 1 && remarks[0].contains("names 7"), "{remarks:?}");
+        });
+    }
+
+    #[test]
+    fn the_drivers_files_come_with_a_grant_and_by_what_is_asked_for() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            plant(&paths);
+            let device = |name: &str| {
+                format!(
+                    r#"{{"name":"{name}","containerEdits":{{"mounts":[{{"hostPath":"/{name}","containerPath":"/{name}"}}]}}}}"#
+                )
+            };
+            let devices = [device("compute"), device("utility"), device("video")].join(",");
+            let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/driver","devices":[{devices}]}}"#);
+            fs::write(paths.cdi.join("b.json"), text).unwrap();
+            let mounted = async |gpus: &[Which], capabilities: &str| {
+                let mut spec = Spec::default();
+                let capabilities = firstlight_cdi::Capabilities::parse(capabilities).0;
+                let others = vec!["nvidia.com/driver=utility".parse().unwrap()];
+                let others = if gpus.is_empty() { others } else { vec![] };
+                let wants = Wants { gpus: gpus.to_vec(), others, capabilities, ..Wants::default() };
+                Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+                let mounts = spec.mounts().clone().unwrap_or_default();
+                let ours = mounts.iter().filter(|mount| mount.typ().as_deref() == Some("bind"));
+                ours.map(|mount| mount.destination().display().to_string()).collect::<Vec<_>>()
+            };
+            assert_eq!(mounted(&[Which::Index(0)], "").await, ["/compute", "/utility"]);
+            assert_eq!(mounted(&[Which::Index(0)], "video,ngx").await, ["/video"]);
+            assert_eq!(mounted(&[], "all").await, ["/utility"], "without a GPU only what was granted by name");
         });
     }
 }

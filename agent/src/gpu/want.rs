@@ -5,9 +5,10 @@ use std::fmt;
 use std::path::Path;
 
 use firstlight_agent_api::agent::Device;
-use firstlight_cdi::{DeviceName, GPU_KIND};
+use firstlight_cdi::{Capabilities, DeviceName, GPU_KIND};
 use firstlight_pci::{Address, Place};
 
+use super::environment::{self, Visible};
 use crate::error::{Error, Result};
 
 /// Annotations whose names begin so carry CDI names.
@@ -59,6 +60,12 @@ pub struct Wants {
     pub gpus: Vec<Which>,
     /// Devices of other kinds, which nobody has to wait for.
     pub others: Vec<DeviceName>,
+    /// Which of its GPUs its environment leaves it.
+    pub visible: Visible,
+    /// Which of the driver's files come with a GPU.
+    pub capabilities: Capabilities,
+    /// What in the environment means nothing here, a sentence each.
+    pub remarks: Vec<String>,
 }
 
 impl Wants {
@@ -68,21 +75,44 @@ impl Wants {
         self.gpus.is_empty() && self.others.is_empty()
     }
 
+    fn grant(&mut self, name: DeviceName) {
+        if name.kind == GPU_KIND {
+            push(&mut self.gpus, Which::from(name.device.as_str()));
+        } else if !self.others.contains(&name) {
+            self.others.push(name);
+        }
+    }
+
     /// GPU names that have to be looked up as they are.
     pub fn opaque(&self) -> impl Iterator<Item = &str> {
         self.gpus.iter().filter_map(|which| if let Which::Name(name) = which { Some(name.as_str()) } else { None })
     }
 }
 
-/// What a container asks for by annotations and by devices of the kind
-/// `vfio-pci-gk` (passed through, driven by the guest's kernel).
+/// What is known about a container that may want devices.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking<'a> {
+    /// Its annotations.
+    pub annotations: &'a HashMap<String, String>,
+    /// The devices that the host passed through for it.
+    pub devices: &'a [Device],
+    /// Its variables, `NAME=value`.
+    pub environment: &'a [String],
+    /// Whether `VISIBLE_CDI_DEVICES` among them grants devices.
+    pub by_environment: bool,
+}
+
+/// What a container is granted, and what its environment leaves of that.
 ///
-/// Such devices say where in the guest's PCI tree they are. That beats the
+/// Grants come from annotations, from devices of the kind `vfio-pci-gk` (passed
+/// through, driven by the guest's kernel), and from the variable
+/// `VISIBLE_CDI_DEVICES` where the kernel command line allows that. Such devices say where in the guest's PCI tree they are. That beats the
 /// index in an annotation: the shim can only guess how the guest will sort.
 ///
 /// # Errors
-/// An annotation holds something that is no qualified CDI name.
-pub fn wants(annotations: &HashMap<String, String>, devices: &[Device], sysfs: &Path) -> Result<Wants> {
+/// An annotation or `VISIBLE_CDI_DEVICES` holds something that is no qualified CDI name.
+pub fn wants(asking: Asking<'_>, sysfs: &Path) -> Result<Wants> {
+    let Asking { annotations, devices, environment, by_environment } = asking;
     let mut wants = Wants::default();
     if annotations.get(CONTAINER_TYPE).is_some_and(|kind| kind == SANDBOX) {
         return Ok(wants);
@@ -92,13 +122,8 @@ pub fn wants(annotations: &HashMap<String, String>, devices: &[Device], sysfs: &
     named.sort();
     for (key, value) in named {
         for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-            let name: DeviceName =
-                text.parse().map_err(|error| Error::invalid(format!("annotation {key}: {error}")))?;
-            if name.kind == GPU_KIND {
-                push(&mut wants.gpus, Which::from(name.device.as_str()));
-            } else if !wants.others.contains(&name) {
-                wants.others.push(name);
-            }
+            let name = text.parse().map_err(|error| Error::invalid(format!("annotation {key}: {error}")))?;
+            wants.grant(name);
         }
     }
     let placed: Vec<Which> = devices
@@ -112,6 +137,17 @@ pub fn wants(annotations: &HashMap<String, String>, devices: &[Device], sysfs: &
     if !placed.is_empty() {
         wants.gpus.retain(|which| !matches!(which, Which::Index(_)));
         placed.into_iter().for_each(|which| push(&mut wants.gpus, which));
+    }
+    if by_environment && let Some(text) = environment::value(environment, environment::CDI_DEVICES) {
+        environment::cdi_devices(text)?.into_iter().for_each(|name| wants.grant(name));
+    }
+    if !wants.gpus.is_empty() {
+        wants.visible = Visible::of(environment);
+        let text = environment::value(environment, environment::CAPABILITIES).unwrap_or_default();
+        let (capabilities, unknown) = Capabilities::parse(text);
+        wants.capabilities = capabilities;
+        let remark = |word| format!("{}: {word:?} is no part of a driver; ignored", environment::CAPABILITIES);
+        wants.remarks = unknown.into_iter().map(remark).collect();
     }
     Ok(wants)
 }
@@ -147,6 +183,10 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
+    fn asked(annotations: &HashMap<String, String>, devices: &[Device], sysfs: &Path) -> Result<Wants> {
+        wants(Asking { annotations, devices, environment: &[], by_environment: false }, sysfs)
+    }
+
     #[test]
     fn names_become_gpus_and_others() {
         let annotations = annotated(&[
@@ -155,7 +195,7 @@ mod tests {
             ("cdi.k8s.io/x", "nvidia.com/gpu=GPU-1"),
             ("other", "nvidia.com/gpu=9"),
         ]);
-        let wants = wants(&annotations, &[], Path::new("/nonexistent")).unwrap();
+        let wants = asked(&annotations, &[], Path::new("/nonexistent")).unwrap();
         let address = "0000:02:00.0".parse().unwrap();
         assert_eq!(wants.gpus, [Which::Index(0), Which::Pci(address), Which::All, Which::Name("GPU-1".into())]);
         assert_eq!(wants.others, ["a.b/c=d".parse().unwrap()]);
@@ -165,10 +205,10 @@ mod tests {
     #[test]
     fn the_pause_container_gets_nothing_and_broken_names_are_refused() {
         let mut annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=0"), (CONTAINER_TYPE, SANDBOX)]);
-        assert!(wants(&annotations, &[], Path::new("/")).unwrap().is_empty());
+        assert!(asked(&annotations, &[], Path::new("/")).unwrap().is_empty());
         annotations.remove(CONTAINER_TYPE);
         annotations.insert("cdi.k8s.io/vfio1".into(), "gpu0".into());
-        let error = wants(&annotations, &[], Path::new("/")).unwrap_err();
+        let error = asked(&annotations, &[], Path::new("/")).unwrap_err();
         assert!(error.message.contains("cdi.k8s.io/vfio1") && error.message.contains("gpu0"), "{error}");
     }
 
@@ -202,14 +242,45 @@ mod tests {
         let device =
             Device { type_: "vfio-pci-gk".into(), options: vec!["0000:c1:00.0=02/00".into()], ..Default::default() };
         let annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=3")]);
-        let wants = wants(&annotations, &[device], sysfs).unwrap();
+        let wants = asked(&annotations, &[device], sysfs).unwrap();
         assert_eq!(wants.gpus, [Which::Pci("0000:01:00.0".parse().unwrap())]);
+    }
+
+    #[test]
+    fn the_environment_grants_only_where_that_is_allowed() {
+        let none = HashMap::new();
+        let environment = ["A=b".to_owned(), "VISIBLE_CDI_DEVICES=nvidia.com/gpu=0,1:a.b/c=d".to_owned()];
+        let asking =
+            |by_environment| Asking { annotations: &none, devices: &[], environment: &environment, by_environment };
+        assert!(wants(asking(false), Path::new("/nonexistent")).unwrap().is_empty());
+        let granted = wants(asking(true), Path::new("/nonexistent")).unwrap();
+        assert_eq!(granted.gpus, [Which::Index(0), Which::Index(1)]);
+        assert_eq!(granted.others, ["a.b/c=d".parse().unwrap()]);
+
+        let pause = annotated(&[(CONTAINER_TYPE, SANDBOX)]);
+        let pause = Asking { annotations: &pause, ..asking(true) };
+        assert!(wants(pause, Path::new("/nonexistent")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_nvidia_s_variables_say_is_no_grant() {
+        let none = HashMap::new();
+        let environment =
+            ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), "NVIDIA_DRIVER_CAPABILITIES=all,tea".to_owned()];
+        let asking =
+            Asking { annotations: &none, devices: &[], environment: &environment, by_environment: true };
+        assert!(wants(asking, Path::new("/nonexistent")).unwrap().is_empty());
+        let annotations = annotated(&[("cdi.k8s.io/x", "nvidia.com/gpu=0")]);
+        let granted = wants(Asking { annotations: &annotations, ..asking }, Path::new("/nonexistent")).unwrap();
+        assert_eq!(granted.gpus, [Which::Index(0)]);
+        assert_eq!(granted.capabilities, Capabilities::parse("all").0);
+        assert!(granted.remarks[0].contains("tea"), "{:?}", granted.remarks);
     }
 
     proptest! {
         #[test]
         fn any_texts_are_wants_or_errors(value in "\\PC{0,60}", path in "\\PC{0,20}") {
-            let _ = wants(&annotated(&[("cdi.k8s.io/x", &value)]), &[], Path::new("/nonexistent"));
+            let _ = asked(&annotated(&[("cdi.k8s.io/x", &value)]), &[], Path::new("/nonexistent"));
             let _ = pci_path(Path::new("/nonexistent"), &path);
         }
     }

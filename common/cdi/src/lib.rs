@@ -6,12 +6,14 @@
 
 #[cfg(feature = "apply")]
 mod apply;
+mod capability;
 mod folder;
 mod name;
 mod spec;
 
 #[cfg(feature = "apply")]
 pub use apply::{ApplyError, apply};
+pub use capability::{Capabilities, Capability, DRIVER_KIND};
 pub use folder::{Folder, FolderError, UnknownDevice};
 pub use name::{DeviceName, ParseNameError};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, SPEC_VERSION, Spec, SpecError};

@@ -1,0 +1,120 @@
+//! The last word on which devices a container gets.
+//!
+//! Names are many and one GPU has several, so what counts here is device nodes:
+//! a name that the container's environment uses stands only if every node
+//! behind it is a node of the grant.
+
+use firstlight_cdi::{DeviceName, DeviceNode, Folder};
+
+use super::environment::VISIBLE;
+use super::{Visible, gpu_name};
+
+/// Those of the `granted` GPUs that the environment leaves, and a remark about
+/// each that it names and the container was not granted. Such a name is no
+/// error: images carry the variable from places where it meant something else,
+/// and a container that asks for too much is as safe as one that does not.
+pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, folder: &Folder) -> (Vec<DeviceName>, Vec<String>) {
+    let only = match visible {
+        Visible::All => return (granted, Vec::new()),
+        Visible::None => return (Vec::new(), Vec::new()),
+        Visible::Only(only) => only,
+    };
+    let nodes = |name: &DeviceName| -> &[DeviceNode] {
+        folder.find(name).map_or(&[], |(_, device)| &device.container_edits.device_nodes)
+    };
+    let open: Vec<&DeviceNode> = granted.iter().flat_map(nodes).collect();
+    let mut left: Vec<DeviceName> = Vec::new();
+    let mut remarks = Vec::new();
+    for which in only {
+        let name = gpu_name(&which.to_string());
+        let behind = nodes(&name);
+        // Something without a node would get the nodes that all GPUs share.
+        if behind.is_empty() || !behind.iter().all(|node| open.contains(&node)) {
+            remarks.push(format!("{VISIBLE} names {which}, which the container was not granted; ignored"));
+        } else if !left.iter().any(|known| nodes(known) == behind) {
+            left.push(name);
+        }
+    }
+    if left.is_empty() && !granted.is_empty() {
+        remarks.push(format!("{VISIBLE} leaves none of the GPUs that were granted"));
+    }
+    (left, remarks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs;
+
+    /// Four GPUs with three names each, `all`, a pair, and one without a node.
+    fn folder() -> Folder {
+        let root = tempfile::tempdir().unwrap();
+        let node = |minor: u32| format!(r#"{{"path":"/dev/nvidia{minor}","type":"c","major":195,"minor":{minor}}}"#);
+        let device = |name: &str, nodes: &[u32]| {
+            let nodes: Vec<String> = nodes.iter().copied().map(node).collect();
+            format!(r#"{{"name":"{name}","containerEdits":{{"env":["A=b"],"deviceNodes":[{}]}}}}"#, nodes.join(","))
+        };
+        let mut devices = vec![device("all", &[0, 1, 2, 3]), device("pair", &[0, 1]), device("empty", &[])];
+        for at in 0..4 {
+            for name in [at.to_string(), format!("0000:{:02x}:00.0", at + 1), format!("GPU-{at}")] {
+                devices.push(device(&name, &[at]));
+            }
+        }
+        let text =
+            format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{}]}}"#, devices.join(","));
+        fs::write(root.path().join("a.json"), text).unwrap();
+        Folder::read(root.path()).unwrap()
+    }
+
+    fn visible(text: &str) -> Visible {
+        Visible::of(&[format!("{VISIBLE}={text}")])
+    }
+
+    fn left(granted: &[&str], text: &str) -> (Vec<String>, usize) {
+        let granted = granted.iter().copied().map(gpu_name).collect();
+        let (names, remarks) = narrow(granted, &visible(text), &folder());
+        (names.into_iter().map(|name| name.device).collect(), remarks.len())
+    }
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn one_of_two_by_any_of_its_names() {
+        for name in ["1", "0000:02:00.0", "GPU-1"] {
+            assert_eq!(left(&["0000:01:00.0", "0000:02:00.0"], name), (names(&[name]), 0));
+        }
+        assert_eq!(left(&["pair"], "1,GPU-1"), (names(&["1"]), 0), "one GPU by two names is one");
+        assert_eq!(left(&["0", "1"], "all"), (names(&["0", "1"]), 0));
+        assert_eq!(left(&["0", "1"], "none"), (vec![], 0));
+    }
+
+    #[test]
+    fn what_was_not_granted_is_ignored_with_a_remark() {
+        for name in ["2", "GPU-2", "0000:03:00.0", "pair", "9", "GPU-none", "../0", "empty"] {
+            assert_eq!(left(&["1"], name), (vec![], 2), "{name}");
+        }
+        assert_eq!(left(&["1"], "2,1"), (names(&["1"]), 1));
+    }
+
+    proptest! {
+        #[test]
+        fn the_result_is_always_a_subset_of_the_grant(
+            granted in proptest::collection::vec(0usize..14, 0..4),
+            words in "((0|1|2|3|all|pair|empty|none|void|GPU-[0-4]|0000:0[1-5]:00\\.0|[a-z]{1,3}),?){0,6}",
+        ) {
+            let folder = folder();
+            let all = ["all", "pair", "0", "1", "2", "3", "GPU-0", "GPU-1", "GPU-2", "GPU-3", "0000:01:00.0", "0000:02:00.0", "nothing", "empty"];
+            let granted: Vec<DeviceName> = granted.into_iter().map(|at| gpu_name(all[at])).collect();
+            let nodes = |names: &[DeviceName]| -> Vec<String> {
+                let devices = names.iter().filter_map(|name| folder.find(name).ok());
+                devices.flat_map(|(_, device)| &device.container_edits.device_nodes).map(|node| node.path.clone()).collect()
+            };
+            let (left, _) = narrow(granted.clone(), &visible(&words), &folder);
+            let open = nodes(&granted);
+            prop_assert!(nodes(&left).iter().all(|node| open.contains(node)), "{:?} of {:?}", left, granted);
+        }
+    }
+}

@@ -10,12 +10,16 @@ use firstlight_pci::Address;
 use rustix::fs::{major, minor};
 
 use crate::root::Root;
+use crate::{driver_files, nodes};
 
 /// Nodes that every container with a GPU gets, if the driver made them.
 const COMMON: &[&str] = &["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// The file's name.
+/// The file with the GPUs.
 const FILE: &str = "nvidia.json";
+
+/// The file with the driver's libraries and programs.
+const DRIVER_FILE: &str = "nvidia-driver.json";
 
 /// A GPU that can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +54,8 @@ fn node(root: &Root, path: &str) -> Option<DeviceNode> {
     })
 }
 
-/// The specification for these GPUs. Each goes by its index and by its PCI
-/// address; `all` is all of them.
+/// The specification for these GPUs. Each goes by its index, by its PCI address
+/// and by its UUID; `all` is all of them.
 #[must_use]
 pub fn spec(root: &Root, gpus: &[ReadyGpu]) -> Spec {
     let own = |gpu: &ReadyGpu| {
@@ -63,9 +67,14 @@ pub fn spec(root: &Root, gpus: &[ReadyGpu]) -> Spec {
         name,
         container_edits: ContainerEdits { device_nodes, ..ContainerEdits::default() },
     };
-    let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 2 + 1);
+    let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
     devices.extend(gpus.iter().map(|gpu| device(gpu.index.to_string(), vec![own(gpu)])));
     devices.extend(gpus.iter().map(|gpu| device(gpu.pci.to_string(), vec![own(gpu)])));
+    for gpu in gpus {
+        // Two GPUs with one UUID would make the file wrong as a whole.
+        let uuid = nodes::uuid(root, gpu.pci).filter(|uuid| devices.iter().all(|known| known.name != *uuid));
+        devices.extend(uuid.map(|uuid| device(uuid, vec![own(gpu)])));
+    }
     devices.push(device("all".to_owned(), gpus.iter().map(own).collect()));
     Spec {
         cdi_version: SPEC_VERSION.to_owned(),
@@ -96,21 +105,32 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
     fs::rename(&new, path).map_err(failed("replace", path))
 }
 
-/// Writes the specification for these GPUs into the folder where CDI files are looked for.
+/// Writes the specification for these GPUs into the folder where CDI files are
+/// looked for; before the first GPU also that of the driver's files, which does
+/// not change as long as the driver runs.
 ///
 /// # Errors
-/// The folder or the file could not be written.
+/// The folder or a file could not be written.
 pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
     let folder = root.path(SPEC_DIR);
-    let path = folder.join(FILE);
+    let (path, driver) = (folder.join(FILE), folder.join(DRIVER_FILE));
     fs::create_dir_all(&folder).map_err(|source| CdiError { what: "make", path: folder, source })?;
-    let text = serde_json::to_vec(&spec(root, gpus)).map_err(|source| CdiError {
+    if !driver.exists()
+        && let Some(spec) = driver_files::spec(root)
+    {
+        write_spec(&driver, &spec)?;
+    }
+    write_spec(&path, &spec(root, gpus))?;
+    Ok(path)
+}
+
+fn write_spec(path: &Path, spec: &Spec) -> Result<(), CdiError> {
+    let text = serde_json::to_vec(spec).map_err(|source| CdiError {
         what: "encode",
-        path: path.clone(),
+        path: path.to_owned(),
         source: source.into(),
     })?;
-    write_whole(&path, &text)?;
-    Ok(path)
+    write_whole(path, &text)
 }
 
 #[cfg(test)]
@@ -150,6 +170,31 @@ mod tests {
         let read = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
         assert_eq!(read, spec(&root, &gpus()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_uuid_is_a_name_too_and_the_drivers_files_are_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let plant = |path: &str, text: &str| {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let uuid = "GPU-12345678-9abc-def0-1234-56789abcdef0";
+        for gpu in gpus() {
+            let information = format!("/proc/driver/nvidia/gpus/{}/information", gpu.pci);
+            plant(&information, &format!("GPU UUID: \t {uuid}\n"));
+        }
+        plant(driver_files::VERSION_FILE, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.2  x\n");
+        plant("/usr/bin/nvidia-smi", "");
+        let path = publish(&root, &gpus()).unwrap();
+        let spec = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+        let nodes = &spec.device(uuid).unwrap().container_edits.device_nodes;
+        assert!(nodes.len() == 1 && nodes[0].path == "/dev/nvidia1", "the first of two counts: {nodes:?}");
+        let path = root.path("/var/run/cdi/nvidia-driver.json");
+        let driver = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+        assert_eq!(driver.device("utility").unwrap().container_edits.mounts[0].container_path, "/usr/bin/nvidia-smi");
     }
 
     #[test]

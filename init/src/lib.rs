@@ -14,6 +14,7 @@ pub mod cdi;
 pub mod clock;
 pub mod console;
 pub mod control;
+pub mod driver_files;
 pub mod executor;
 pub mod kmsg;
 pub mod mode;

@@ -81,6 +81,16 @@ pub fn minor(root: &Root, pci: Address) -> Result<u32, NodesError> {
     value.parse().map_err(|_| wrong(format!("its device minor is {value:?}")))
 }
 
+/// The GPU's own name, which the driver knows once the GPU has been attached.
+#[must_use]
+pub fn uuid(root: &Root, pci: Address) -> Option<String> {
+    let text = fs::read_to_string(root.path(&format!("/proc/driver/nvidia/gpus/{pci}/information"))).ok()?;
+    let uuid = field(&text, "GPU UUID")?;
+    let rest = uuid.strip_prefix("GPU-")?;
+    let fits = rest.len() == 36 && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    fits.then(|| uuid.to_owned())
+}
+
 /// Makes nodes; a test puts something else in its place.
 pub trait MakeNode {
     /// Makes one character device, or leaves it if it is already right.
@@ -190,6 +200,21 @@ mod tests {
         );
         assert!(minors[0].1.as_ref().unwrap_err().contains("did not take this GPU"));
         assert_eq!(minors[1].1, Ok(1));
+    }
+
+    #[test]
+    fn a_uuid_counts_once_it_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, gpu) = (Root::at(folder.path()), addresses(&["0000:01:00.0"])[0]);
+        assert_eq!(uuid(&root, gpu), None);
+        for (text, known) in [
+            ("GPU-12345678-9abc-def0-1234-56789abcdef0", true),
+            ("GPU-????????-????-????-????-????????????", false),
+            ("GPU-/../", false),
+        ] {
+            write(&folder, "proc/driver/nvidia/gpus/0000:01:00.0/information", &format!("GPU UUID: \t {text}\n"));
+            assert_eq!(uuid(&root, gpu), known.then(|| text.to_owned()), "{text}");
+        }
     }
 
     #[test]

@@ -69,6 +69,7 @@ impl Agent {
         let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
         for remark in given.map_err(|error| error.during(&format!("container {id}")))? {
             log::warn!("container {id}: {remark}");
+            self.event("container-remark", &id, &remark);
         }
 
         let agent = Arc::clone(self);

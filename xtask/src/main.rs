@@ -6,6 +6,7 @@ mod cargo;
 mod check;
 mod conformance;
 mod elf;
+mod gpu_test;
 mod guest;
 mod run;
 mod size;
@@ -35,6 +36,8 @@ enum Command {
     Bench(bench::Args),
     /// Feed mutated input to everything that reads somebody else's bytes.
     Fuzz(test::FuzzArgs),
+    /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
+    GpuTest(gpu_test::Args),
     /// Sizes of the guest's programs against their budgets.
     Size,
 }
@@ -54,6 +57,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::check(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Fuzz(args) => test::fuzz(&args),
+        Command::GpuTest(args) => gpu_test::gpu_test(&args),
         Command::Size => size::size(),
     }
 }

@@ -52,13 +52,7 @@ impl Source {
     /// `INTERNAL` for a GPU that failed, with its address, step, times and the
     /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
     /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
-    pub async fn give(
-        &self,
-        spec: &mut Spec,
-        wants: &Wants,
-        patience: Duration,
-        paths: &Paths,
-    ) -> Result<Vec<String>> {
+    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Duration, paths: &Paths) -> Result<Vec<String>> {
         if wants.is_empty() {
             return Ok(Vec::new());
         }

@@ -61,8 +61,7 @@ mod tests {
                 devices.push(device(&name, &[at]));
             }
         }
-        let text =
-            format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{}]}}"#, devices.join(","));
+        let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{}]}}"#, devices.join(","));
         fs::write(root.path().join("a.json"), text).unwrap();
         Folder::read(root.path()).unwrap()
     }

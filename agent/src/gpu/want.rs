@@ -265,10 +265,8 @@ mod tests {
     #[test]
     fn what_nvidia_s_variables_say_is_no_grant() {
         let none = HashMap::new();
-        let environment =
-            ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), "NVIDIA_DRIVER_CAPABILITIES=all,tea".to_owned()];
-        let asking =
-            Asking { annotations: &none, devices: &[], environment: &environment, by_environment: true };
+        let environment = ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), "NVIDIA_DRIVER_CAPABILITIES=all,tea".to_owned()];
+        let asking = Asking { annotations: &none, devices: &[], environment: &environment, by_environment: true };
         assert!(wants(asking, Path::new("/nonexistent")).unwrap().is_empty());
         let annotations = annotated(&[("cdi.k8s.io/x", "nvidia.com/gpu=0")]);
         let granted = wants(Asking { annotations: &annotations, ..asking }, Path::new("/nonexistent")).unwrap();

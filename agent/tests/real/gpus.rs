@@ -21,7 +21,7 @@ const CDI: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[
  {"name":"9","containerEdits":{"hooks":[{"hookName":"createContainer","path":"/usr/bin/nvidia-ctk"}]}}],
  "containerEdits":{"env":["NVIDIA_VISIBLE_DEVICES=void"]}}"#;
 
-struct Init {
+pub(crate) struct Init {
     lines: Lines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
 }
@@ -32,17 +32,25 @@ impl Init {
         decode(line.unwrap().unwrap().as_bytes()).unwrap()
     }
 
-    async fn tell(&mut self, scanned: bool, gpus: Vec<Gpu>) {
+    pub(crate) async fn tell(&mut self, scanned: bool, gpus: Vec<Gpu>) {
         self.writer.write_all(&encode(&FromInit::Gpus { scanned, gpus }).unwrap()).await.unwrap();
     }
 }
 
 async fn boot() -> (Agent, Init) {
+    boot_with(CDI, "").await
+}
+
+/// An agent with a PID 1 that has published this, and a kernel command line of its own if one is given.
+pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let control = path.display().to_string();
-    let environment = [("FIRSTLIGHT_CONTROL", control.as_str())];
+    let line = folder.path().join("cmdline");
+    fs::write(&line, command_line).unwrap();
+    let line = if command_line.is_empty() { String::new() } else { line.display().to_string() };
+    let environment = [("FIRSTLIGHT_CONTROL", control.as_str()), ("CMDLINE", line.as_str())];
     let (agent, connected) = tokio::join!(Agent::start_in(folder, &environment), listener.accept());
     let (reader, writer) = connected.unwrap().0.into_split();
     let mut init = Init { lines: BufReader::new(reader).lines(), writer };
@@ -50,11 +58,11 @@ async fn boot() -> (Agent, Init) {
     assert!(matches!(init.hear().await, ToInit::Listening { at_us: 1.. }));
     let folder = agent.inside("/run/cdi");
     fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("nvidia.json"), CDI).unwrap();
+    fs::write(folder.join("nvidia.json"), cdi).unwrap();
     (agent, init)
 }
 
-fn gpu(index: u32, phase: GpuPhase) -> Gpu {
+pub(crate) fn gpu(index: u32, phase: GpuPhase) -> Gpu {
     Gpu {
         pci: format!("0000:{:02x}:00.0", index + 1).parse().unwrap(),
         index,

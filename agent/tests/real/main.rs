@@ -12,6 +12,7 @@ mod gpus;
 mod guest;
 mod hooks;
 mod limits;
+mod narrow;
 mod network;
 mod nothing_left;
 mod pause;

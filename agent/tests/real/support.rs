@@ -28,6 +28,7 @@ mount -t tmpfs tmpfs /run
 umount -l /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 [ -e /var/run ] || ln -s /run /var/run
+[ -z "$CMDLINE" ] || mount --bind "$CMDLINE" /proc/cmdline
 exec "$AGENT"
 "#;
 

@@ -74,6 +74,17 @@ pub fn new_ipc_and_uts() -> io::Result<()> {
     }
 }
 
+/// Moves the calling process into a mount namespace of its own. Mounts still
+/// spread to where it came from until their propagation is changed.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC` above the kernel's limit.
+pub fn new_mounts() -> io::Result<()> {
+    // SAFETY: the flag takes nothing away that safe code relies on; of what a
+    // thread shares only its working directory and root become its own.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Sends any signal, the real-time ones included, to one process.
 ///
 /// # Errors

@@ -12,8 +12,13 @@ pub(super) const WIDE: &[&str] =
     &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/local/nvidia/lib64"];
 
 /// The same for 32-bit libraries.
-pub(super) const NARROW: &[&str] =
-    &["/usr/lib/i386-linux-gnu", "/usr/lib32", "/usr/lib", "/usr/lib/i386-linux-gnu/nvidia/current", "/usr/local/nvidia/lib"];
+pub(super) const NARROW: &[&str] = &[
+    "/usr/lib/i386-linux-gnu",
+    "/usr/lib32",
+    "/usr/lib",
+    "/usr/lib/i386-linux-gnu/nvidia/current",
+    "/usr/local/nvidia/lib",
+];
 
 /// Where a container's loader looks without a cache and without variables:
 /// Debian's and its relatives', then everybody else's. Which one a container

@@ -110,6 +110,16 @@ pub(crate) const TARGETS: &[Target] = &[
         read: |bytes| drop(text(bytes).parse::<DeviceName>()),
     },
     Target {
+        name: "gpu-environment",
+        seeds: &[b"nvidia.com/gpu=0,0000:01:00.0:a.b/c=all", b"0,GPU-1,00000000:0A:00.0", b"compute,utility,compat32", b"none"],
+        read: |bytes| {
+            let text = text(bytes);
+            let _ = firstlight_agent::gpu::cdi_devices(&text);
+            let _ = firstlight_agent::gpu::Visible::of(&[format!("NVIDIA_VISIBLE_DEVICES={text}")]);
+            let _ = firstlight_cdi::Capabilities::parse(&text).0.devices().count();
+        },
+    },
+    Target {
         name: "shim-oci-spec",
         // Version, process (terminal, args, environment, folder, a capability), root, a namespace, propagation.
         seeds: &[

@@ -63,6 +63,25 @@ fn existing(path: PathBuf) -> Result<PathBuf, BuildError> {
     if path.is_file() { Ok(path) } else { Err(BuildError::Missing(path)) }
 }
 
+fn build_static(workspace: &Path, package: &str) -> Result<(), BuildError> {
+    let arguments = ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
+    cargo(workspace, &arguments, GUEST_ENVIRONMENT)
+}
+
+/// Where the static programs are.
+fn guest() -> PathBuf {
+    target().join(TARGET).join("guest")
+}
+
+/// Builds one package as the guest's programs are built, and says where its program is.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn static_program(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
+    build_static(workspace, package)?;
+    existing(guest().join(program))
+}
+
 impl Binaries {
     /// Builds what has changed; the guest's programs with the profile `guest`.
     ///
@@ -71,13 +90,10 @@ impl Binaries {
     pub fn build(workspace: &Path) -> Result<Self, BuildError> {
         for package in GUEST_PACKAGES {
             // One at a time: built together, each would get the other's features.
-            let arguments =
-                ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
-            cargo(workspace, &arguments, GUEST_ENVIRONMENT)?;
+            build_static(workspace, package)?;
         }
         cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight-synthetic-gpu"], &[])?;
-        let target = target();
-        let guest = target.join(TARGET).join("guest");
+        let (target, guest) = (target(), guest());
         Ok(Self {
             init: existing(guest.join("firstlight-init"))?,
             agent: existing(guest.join("firstlight-agent"))?,

@@ -33,6 +33,14 @@ const FILES: &[(&str, &str)] = &[("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n
 /// # Errors
 /// busybox cannot say its applets, or a file cannot be written.
 pub(crate) fn write_layout(busybox: &Path, folder: &Path) -> Result<(), BusyboxError> {
+    write_layout_with(busybox, Vec::new(), folder)
+}
+
+/// Writes the layout into `folder`, with more files than busybox.
+///
+/// # Errors
+/// busybox cannot say its applets, or a file cannot be read or written.
+pub(crate) fn write_layout_with(busybox: &Path, more: Vec<File>, folder: &Path) -> Result<(), BusyboxError> {
     let list = || BusyboxError::List(busybox.display().to_string());
     let output = Command::new(busybox).arg("--list").output().map_err(|_| list())?;
     let applets = String::from_utf8(output.stdout).map_err(|_| list())?;
@@ -42,6 +50,7 @@ pub(crate) fn write_layout(busybox: &Path, folder: &Path) -> Result<(), BusyboxE
     let links = applets.lines().filter(|name| !name.is_empty() && *name != "busybox" && !name.contains('/'));
     files.extend(links.map(|name| File::Link { path: format!("bin/{name}"), target: "busybox".into() }));
     files.extend(FILES.iter().map(|(path, text)| File::Text { path: (*path).into(), text: (*text).into() }));
+    files.extend(more);
     let image = NewImage { files, env: vec!["PATH=/bin".into(), "HOME=/root".into()], command: vec!["/bin/sh".into()] };
     Ok(image.write(folder)?)
 }

@@ -9,6 +9,7 @@ use firstlight_image_builder::progress::Progress;
 
 use crate::binaries::{AgentTests, Binaries, BuildError, workspace};
 use crate::busybox::{self, BusyboxError};
+use crate::gpu_bundle::{self, BundleError};
 use crate::{StandIn, Toolbox, host_packages, stand_in, toolbox};
 
 /// Why the lab is not ready.
@@ -32,6 +33,9 @@ pub enum LabError {
     /// The guest image could not be built.
     #[error(transparent)]
     Image(#[from] build::Error),
+    /// `gpu-test` could not be packed up.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
     /// The container image could not be made.
     #[error(transparent)]
     Busybox(#[from] BusyboxError),
@@ -146,6 +150,21 @@ impl Lab {
         let manifest = workspace().join("tests/lab/manifests/own-kernel.toml");
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
         Ok(build::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)
+    }
+
+    /// Builds the guest image that runs `gpu-test` beside the stand-in driver,
+    /// with a library that stands in for libcuda.
+    ///
+    /// # Errors
+    /// The bundle or the image does not build.
+    pub fn gpu_test(&self) -> Result<Image, LabError> {
+        progress().say("building gpu-test");
+        let folder = output().join("gpu-bundle");
+        gpu_bundle::make(&folder)?;
+        let (bundle, cuda) = (output().join("gpu-bundle.tar"), output().join("libcuda.so"));
+        gpu_bundle::stand_in_cuda(&cuda)?;
+        gpu_bundle::pack(&folder, &bundle)?;
+        self.variant_with("gpu-test", &[("BUNDLE", &bundle), ("LIBCUDA", &cuda)])
     }
 
     fn variant_with(&self, name: &str, more: &[(&str, &Path)]) -> Result<Image, LabError> {

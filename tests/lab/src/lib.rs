@@ -9,6 +9,7 @@
 
 pub mod binaries;
 mod busybox;
+pub mod gpu_bundle;
 mod gpus;
 mod guest;
 pub mod host_packages;

@@ -9,4 +9,5 @@ mod containers;
 mod devices;
 mod faults;
 mod first_light;
+mod gpu_test;
 mod ports;

@@ -139,6 +139,14 @@ const FIRMWARE: &[&str] = &["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe
 /// Where QEMU finds its loadable parts, relative to its tree.
 const QEMU_MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
 
+/// A static busybox alone, for what needs no guest.
+///
+/// # Errors
+/// The package cannot be had, or a failed file operation.
+pub fn busybox(cache: &Path, progress: Progress) -> Result<PathBuf, Error> {
+    Tree::prepare(cache, &BUSYBOX, progress)?.file(&["usr/bin/busybox", "bin/busybox"])
+}
+
 impl Toolbox {
     /// Prepares what is missing under the folder `cache`.
     ///

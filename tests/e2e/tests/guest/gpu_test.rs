@@ -1,0 +1,43 @@
+//! `gpu-test`, as it runs beside a real driver, beside the stand-in.
+
+use std::time::Duration;
+
+use firstlight_e2e::{Scenario, lab};
+use tokio::time::timeout;
+
+/// Beyond the guest's own limit for the test.
+const LIMIT: Duration = Duration::from_mins(4);
+
+/// What the guest puts before each line.
+const PREFIX: &str = "tests: ";
+
+/// Lines of the table that have to be there and to hold.
+const PROMISES: &[&str] = &[
+    "CUDA: sums that were right",
+    "CUDA: devices",
+    "CUDA: the device is the one granted, 0000:01:00.0",
+    "GPU nodes in the container's /dev",
+    "of minors 0 to 7, after mknod as root, only 0 opens",
+    "other GPUs of this machine that the container opened",
+    "NVIDIA_VISIBLE_DEVICES=0000:02:00.0: only minor 1 opens",
+    "NVIDIA_DRIVER_CAPABILITIES=utility: libnvidia-ml is there, libcuda is not",
+];
+
+#[test]
+fn a_container_runs_its_kernel_on_its_gpu_and_opens_no_other() {
+    let image = lab().gpu_test().unwrap();
+    let mut scenario = Scenario::gpus(3);
+    scenario.guest.initrd = Some(image.initrd);
+    let mut ended = false;
+    let console = scenario.watched(async |vm| ended = timeout(LIMIT, vm.wait()).await.is_ok());
+    let output: Vec<&str> =
+        console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1.trim_end_matches('\r'))).collect();
+    let shown = if output.is_empty() { console.clone() } else { output.join("\n") };
+    assert!(ended, "the guest did not end in {LIMIT:?}:\n{shown}");
+    assert_eq!(output.last(), Some(&"ended with status 0"), "{shown}");
+    for promise in PROMISES {
+        let holds = output.iter().any(|line| line.starts_with(promise) && line.ends_with("  yes"));
+        assert!(holds, "{promise}:\n{shown}");
+    }
+    println!("{shown}");
+}

@@ -1,0 +1,35 @@
+//! What the CUDA program printed.
+
+/// The lines `cuda KEY VALUE`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cuda(Vec<(String, String)>);
+
+impl Cuda {
+    /// Reads a container's output.
+    pub(crate) fn read(stdout: &str) -> Self {
+        let lines = stdout.lines().filter_map(|line| line.strip_prefix("cuda ")?.split_once(' '));
+        Self(lines.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect())
+    }
+
+    /// A value.
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// A value that is a number.
+    pub(crate) fn number(&self, key: &str) -> Option<f64> {
+        self.text(key)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_numbers_and_other_lines() {
+        let cuda = Cuda::read("sees x\ncuda us-init 12.5\ncuda name NVIDIA H200\ncuda error no\ncudax y z\n");
+        assert_eq!((cuda.number("us-init"), cuda.text("name")), (Some(12.5), Some("NVIDIA H200")));
+        assert_eq!((cuda.text("error"), cuda.number("devices")), (Some("no"), None));
+    }
+}

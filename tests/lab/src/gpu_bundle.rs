@@ -1,0 +1,140 @@
+//! The folder that runs `gpu-test` on a machine without cargo: two static
+//! programs and a container image with the CUDA program.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use firstlight_image_builder::cache;
+use firstlight_image_builder::progress::Progress;
+use firstlight_oci::File;
+
+use crate::binaries::{BuildError, static_program, workspace};
+use crate::busybox::{self, BusyboxError};
+use crate::toolbox;
+
+/// Why there is no bundle.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// A program does not build.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A file or folder could not be made.
+    #[error("gpu-test's bundle: {path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The C compiler did not do its part.
+    #[error("gpu-test's bundle: gcc (of the package gcc): {0}")]
+    Gcc(String),
+    /// There is no place for the cache.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// busybox could not be had.
+    #[error(transparent)]
+    Toolbox(#[from] toolbox::Error),
+    /// The image could not be made.
+    #[error(transparent)]
+    Image(#[from] BusyboxError),
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
+    let path = path.to_owned();
+    move |source| BundleError::File { path, source }
+}
+
+/// Package and program of what runs outside the container.
+const PROGRAMS: &[(&str, &str)] = &[("firstlight-gpu-test", "gpu-test"), ("firstlight-agent", "firstlight-agent")];
+
+/// What libcuda and the CUDA program are linked to.
+const C_LIBRARY: &[&str] = &["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
+
+/// The loader, by the place that programs name.
+const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
+
+/// Where Debian's loader looks; links in `lib64` are for all others.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Makes the bundle in `folder`, in the place of what is there, and returns its programs.
+///
+/// # Errors
+/// The first step that failed.
+pub fn make(folder: &Path) -> Result<Vec<PathBuf>, BundleError> {
+    let mut built = Vec::new();
+    for (package, program) in PROGRAMS {
+        built.push((static_program(&workspace(), package, program)?, folder.join(program)));
+    }
+    if folder.exists() {
+        // Blobs of an older image would go along.
+        std::fs::remove_dir_all(folder).map_err(at(folder))?;
+    }
+    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    for (from, to) in &built {
+        std::fs::copy(from, to).map_err(at(to))?;
+    }
+    image(&folder.join("image"))?;
+    Ok(built.into_iter().map(|(_, to)| to).collect())
+}
+
+/// busybox, the CUDA program, and the C library that both the program and libcuda need.
+fn image(folder: &Path) -> Result<(), BundleError> {
+    let work = tempfile::tempdir().map_err(at(folder))?;
+    let probe = work.path().join("cuda-probe");
+    compile(&workspace().join("tests/gpu-test/cuda-probe.c"), &probe, &[])?;
+    let file = |path: String, source: PathBuf| File::Copy { path, source, mode: 0o755 };
+    let folders = ["lib64", "usr", "usr/lib", LIBRARIES];
+    let mut files: Vec<File> =
+        folders.iter().map(|path| File::Folder { path: (*path).to_owned(), mode: 0o755 }).collect();
+    files.push(file("bin/cuda-probe".to_owned(), probe));
+    files.push(file(LOADER.to_owned(), Path::new("/").join(LOADER)));
+    for library in C_LIBRARY {
+        files.push(file(format!("{LIBRARIES}/{library}"), c_library(library)?));
+        files.push(File::Link { path: format!("lib64/{library}"), target: format!("/{LIBRARIES}/{library}") });
+    }
+    let program = toolbox::busybox(&cache::root()?, Progress::stderr("lab"))?;
+    Ok(busybox::write_layout_with(&program, files, folder)?)
+}
+
+/// Packs the bundle into one file, for an image.
+///
+/// # Errors
+/// tar cannot be started, or says no.
+pub fn pack(folder: &Path, tar: &Path) -> Result<(), BundleError> {
+    let mut command = Command::new("tar");
+    let status = command.arg("-cf").arg(tar).arg("-C").arg(folder).arg(".").status().map_err(at(tar))?;
+    if status.success() { Ok(()) } else { Err(at(tar)(io::Error::other(format!("tar: {status}")))) }
+}
+
+/// Compiles the stand-in for libcuda.
+///
+/// # Errors
+/// There is no gcc, or it does not like the source.
+pub fn stand_in_cuda(library: &Path) -> Result<(), BundleError> {
+    let source = workspace().join("tests/stand-in-cuda/libcuda.c");
+    compile(&source, library, &["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"])
+}
+
+fn compile(source: &Path, target: &Path, more: &[&str]) -> Result<(), BundleError> {
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror"]).args(more).arg("-o").arg(target).arg(source);
+    let output = gcc.output().map_err(|error| BundleError::Gcc(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(BundleError::Gcc(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr).trim())))
+}
+
+/// Where the compiler would link a library from.
+fn c_library(name: &str) -> Result<PathBuf, BundleError> {
+    let output = Command::new("gcc").arg(format!("-print-file-name={name}")).output();
+    let output = output.map_err(|error| BundleError::Gcc(error.to_string()))?;
+    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    // Without the file it answers the name alone.
+    if path.is_absolute() && path.exists() {
+        return Ok(path);
+    }
+    Err(BundleError::Gcc(format!("it does not know where {name} is")))
+}

@@ -23,6 +23,8 @@ pub struct Config {
     pub cdi_timeout: Duration,
     /// PID 1's socket; without one the agent works alone.
     pub control: Option<PathBuf>,
+    /// The policy, in place of the image's own.
+    pub policy: Option<PathBuf>,
 }
 
 impl Config {
@@ -43,6 +45,7 @@ impl Config {
             log: line.value("agent.log").and_then(level).unwrap_or(LevelFilter::Error),
             cdi_timeout: seconds.map_or(DEFAULT_CDI_TIMEOUT, Duration::from_secs),
             control: environment("FIRSTLIGHT_CONTROL").filter(|path| !path.is_empty()).map(PathBuf::from),
+            policy: environment("KATA_AGENT_POLICY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
         }
     }
 }
@@ -80,6 +83,7 @@ mod tests {
         let config = Config::of(&line, |name| Some(format!("/{name}")));
         assert_eq!(config.address, "/AGENT_ADDR");
         assert_eq!(config.control, Some("/FIRSTLIGHT_CONTROL".into()));
+        assert_eq!(config.policy, Some("/KATA_AGENT_POLICY_FILE".into()));
     }
 
     #[test]

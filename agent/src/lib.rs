@@ -23,6 +23,7 @@ pub mod gpu;
 pub mod log;
 pub mod oom;
 pub mod paths;
+pub mod policy;
 pub mod process;
 mod remove;
 pub mod runtime;

@@ -12,6 +12,10 @@ use firstlight_sys::fork::{Side, fork};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 fn main() -> ExitCode {
+    #[cfg(feature = "agent-policy")]
+    if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::JUDGE_ARGUMENT) {
+        return firstlight_policy::judge::run();
+    }
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -17,6 +17,8 @@ pub struct Paths {
     pub sysfs: PathBuf,
     /// The kernel's resource groups.
     pub cgroups: PathBuf,
+    /// The policy that the image brings.
+    pub policy: PathBuf,
     /// What device nodes are looked up below.
     pub root: PathBuf,
 }
@@ -32,6 +34,7 @@ impl Paths {
             cdi: root.join(firstlight_cdi::SPEC_DIR.trim_start_matches('/')),
             sysfs: root.join("sys"),
             cgroups: root.join("sys/fs/cgroup"),
+            policy: root.join("etc/kata-opa/default-policy.rego"),
             root: root.to_owned(),
         }
     }

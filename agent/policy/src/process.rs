@@ -92,6 +92,11 @@ impl Judge {
         }
     }
 
+    /// Changes how long requests may take from now on; the judge that runs keeps its own limit.
+    pub fn limit(&mut self, limits: Limits) {
+        self.launch.limits = limits;
+    }
+
     /// The judge's process, if it lives.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {

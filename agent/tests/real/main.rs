@@ -9,4 +9,5 @@
 mod containers;
 mod gpus;
 mod limits;
+mod policy;
 mod support;

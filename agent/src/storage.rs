@@ -116,6 +116,14 @@ pub fn add(storage: &Storage) -> Result<()> {
     })
 }
 
+/// Whether the options of a storage make sense; nothing is mounted.
+///
+/// # Errors
+/// The first one that does not.
+pub fn understood(storage: &Storage) -> Result<()> {
+    Options::parse(storage).map(drop)
+}
+
 /// Unmounts a storage if it is a mount. A folder stays: it may be the host's.
 pub fn remove(mount_point: &str) {
     match rustix::mount::unmount(mount_point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {

@@ -5,6 +5,7 @@ mod bench;
 mod cargo;
 mod check;
 mod elf;
+mod fuzz;
 mod guest;
 mod run;
 mod size;
@@ -33,7 +34,7 @@ enum Command {
     /// Measure; prints figures, with --json into a file.
     Bench(bench::Args),
     /// Feed mutated input to everything that reads somebody else's bytes.
-    Fuzz(test::FuzzArgs),
+    Fuzz(fuzz::Args),
     /// Sizes of the guest's programs against their budgets.
     Size,
 }
@@ -52,7 +53,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::Test(args) => test::test(&args),
         Command::Check(args) => check::check(&args),
         Command::Bench(args) => bench::bench(&args),
-        Command::Fuzz(args) => test::fuzz(&args),
+        Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Size => size::size(),
     }
 }

@@ -90,7 +90,9 @@ fn nonsense_nests_no_deeper_than_the_judge_can_bear() {
     assert!(Judge::start(brief, nested).is_err());
     assert!(matches!(start("package agent_policy\nX := (\n"), Err(Fault::Policy(_))));
     let missing = Launch { program: "/nowhere/judge".into(), ..launch() };
-    assert!(matches!(Judge::start(missing, "package agent_policy\n".into()), Err(Fault::Judge(why)) if why.contains("/nowhere/judge")));
+    assert!(
+        matches!(Judge::start(missing, "package agent_policy\n".into()), Err(Fault::Judge(why)) if why.contains("/nowhere/judge"))
+    );
 }
 
 #[test]

@@ -75,7 +75,10 @@ fn a_workload_is_known_by_image_arguments_environment_and_mounts() {
     let spec = |request: &mut CreateContainerRequest| request.OCI.mut_or_insert_default().Process.take().unwrap();
     assert_eq!(spec(&mut web()).Args.len(), 3);
     denied(|request| request.OCI.mut_or_insert_default().Annotations.clear(), "");
-    denied(|request| request.OCI.mut_or_insert_default().Process.mut_or_insert_default().Args.push("x".into()), "known;");
+    denied(
+        |request| request.OCI.mut_or_insert_default().Process.mut_or_insert_default().Args.push("x".into()),
+        "known;",
+    );
     denied(
         |request| request.OCI.mut_or_insert_default().Process.mut_or_insert_default().Env.push("LD_PRELOAD=/x".into()),
         "arguments are right;",

@@ -158,11 +158,7 @@ fn create_sandbox() {
         dns: vec!["nameserver 10.0.0.10".into()],
         storages: vec![storage()],
         sandbox_id: "s".into(),
-        kernel_modules: vec![KernelModule {
-            name: "m".into(),
-            parameters: vec!["a=1".into()],
-            ..Default::default()
-        }],
+        kernel_modules: vec![KernelModule { name: "m".into(), parameters: vec!["a=1".into()], ..Default::default() }],
         ..Default::default()
     };
     let wanted = json!({

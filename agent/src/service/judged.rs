@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ttrpc::proto::{Request, Response};
 use ttrpc::r#async::{MethodHandler, TtrpcContext};
+use ttrpc::proto::{Request, Response};
 
 use crate::error::Error;
 use crate::policy::Gate;

@@ -1,7 +1,11 @@
 //! What is fed.
 
+mod frames;
+mod policies;
+
 use std::path::Path;
 
+use firstlight_agent_api::agent::Storage;
 use firstlight_boot_record::{Assembler, BootRecord};
 use firstlight_cdi::{DeviceName, Spec};
 use firstlight_cmdline::CommandLine;
@@ -87,6 +91,24 @@ pub(crate) const TARGETS: &[Target] = &[
             }
         },
     },
+    Target {
+        name: "storage-options",
+        seeds: &[b"ro,nosuid\nmode=1777,size=67108864\nfsgid=1000", b"rbind\ndefaults\nlowerdir=/a:/b,upperdir=/c"],
+        read: |bytes| {
+            let options = text(bytes).lines().map(str::to_owned).collect();
+            let storage = Storage { options, mount_point: "/m".into(), ..Default::default() };
+            let _ = firstlight_agent::storage::understood(&storage);
+        },
+    },
+    Target {
+        name: "agent-config",
+        seeds: &[b"agent.log=debug agent.cdi_timeout=7 agent.server_addr=vsock://-1:1024"],
+        read: |bytes| drop(firstlight_agent::config::Config::of(&CommandLine::parse(&text(bytes)), |_| None)),
+    },
+    Target { name: "ttrpc-frames", seeds: &[frames::CHECK, frames::MORE], read: frames::send },
+    Target { name: "policy-request", seeds: policies::REQUESTS, read: policies::request },
+    Target { name: "policy-text", seeds: policies::TEXTS, read: policies::load },
+    Target { name: "policy-result", seeds: policies::RESULTS, read: policies::result },
     Target {
         name: "kernel-log",
         seeds: &[

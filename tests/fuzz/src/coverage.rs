@@ -5,7 +5,7 @@
 //! compiler's code tells where the counters are. Without those flags there are
 //! none, and inputs are mutated blindly.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Where counters are, as address and length; each once, however often it is told.
@@ -17,7 +17,7 @@ static TOLD: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 /// compiler's own, and nothing that ships has them.
 #[expect(unsafe_code, reason = "the compiler's coverage calls these symbols and owns the counters")]
 mod abi {
-    use super::{AtomicU8, PoisonError, TOLD};
+    use super::{AtomicU8, AtomicU64, Counters, PoisonError, TOLD};
 
     /// Called before `main`, once per compiled unit, with the ends of the counters' section.
     // SAFETY: the name and the type are those of LLVM's SanitizerCoverage, and no other object defines it.
@@ -30,18 +30,25 @@ mod abi {
         }
     }
 
-    /// The counters of a range that was told.
-    pub(super) fn counters((address, length): (usize, usize)) -> &'static [AtomicU8] {
+    /// The counters of a range that was told, eight to a word, and those that are left at its ends.
+    pub(super) fn counters((address, length): (usize, usize)) -> Counters {
         // SAFETY: the compiler's code told that this is its section of counters, which is writable and lives as
         // long as the program. Its increments are plain stores of single bytes; seen through atomics the worst
-        // that a race with another thread can do is a lost count. AtomicU8 has the size and alignment of u8.
-        unsafe { std::slice::from_raw_parts(address as *const AtomicU8, length) }
+        // that a race with another thread can do is a lost count. AtomicU8 and AtomicU64 have the size of u8 and
+        // u64 and no invalid values, and align_to sees to the alignment.
+        unsafe {
+            let bytes: &'static [AtomicU8] = std::slice::from_raw_parts(address as *const AtomicU8, length);
+            bytes.align_to::<AtomicU64>()
+        }
     }
 }
 
+/// Counters before the first whole word, in words, and after the last.
+type Counters = (&'static [AtomicU8], &'static [AtomicU64], &'static [AtomicU8]);
+
 /// All counters of the program; empty if it was compiled without.
-fn counters() -> &'static [&'static [AtomicU8]] {
-    static ALL: OnceLock<Vec<&'static [AtomicU8]>> = OnceLock::new();
+fn counters() -> &'static [Counters] {
+    static ALL: OnceLock<Vec<Counters>> = OnceLock::new();
     let told = || TOLD.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().map(abi::counters).collect();
     ALL.get_or_init(told)
 }
@@ -53,21 +60,45 @@ pub(crate) fn is_there() -> bool {
 
 /// Begins a run.
 pub(crate) fn reset() {
-    for counter in counters().iter().copied().flatten() {
-        // Most are zero: reading is cheaper than writing.
-        if counter.load(Ordering::Relaxed) != 0 {
+    for (before, words, after) in counters() {
+        for counter in before.iter().chain(*after) {
             counter.store(0, Ordering::Relaxed);
+        }
+        for word in *words {
+            // Most are zero, and reading is cheaper than writing.
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
         }
     }
 }
 
 /// Gives every edge that the run has taken, with its count.
 pub(crate) fn taken(mut edge: impl FnMut(usize, u8)) {
-    for (number, counter) in counters().iter().copied().flatten().enumerate() {
-        let count = counter.load(Ordering::Relaxed);
+    let mut base = 0;
+    let mut some = |number: usize, count: u8| {
         if count != 0 {
             edge(number, count);
         }
+    };
+    for (before, words, after) in counters() {
+        for (number, counter) in before.iter().enumerate() {
+            some(base + number, counter.load(Ordering::Relaxed));
+        }
+        base += before.len();
+        for (number, word) in words.iter().enumerate() {
+            let word = word.load(Ordering::Relaxed);
+            if word != 0 {
+                for (byte, count) in word.to_ne_bytes().into_iter().enumerate() {
+                    some(base + number * 8 + byte, count);
+                }
+            }
+        }
+        base += words.len() * 8;
+        for (number, counter) in after.iter().enumerate() {
+            some(base + number, counter.load(Ordering::Relaxed));
+        }
+        base += after.len();
     }
 }
 

@@ -107,6 +107,8 @@ fn replay(target: &Target, input: &PathBuf) -> ExitCode {
 
 /// The process of one target. A panic is left in `current` like every other end.
 fn work(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
+    // A panic that a target bears is no news, and one that counts is replayed.
+    std::panic::set_hook(Box::new(|_| {}));
     let file: Option<File> = OpenOptions::new().write(true).create(true).truncate(false).open(current).ok();
     let time = arguments.time.unwrap_or_default();
     let hunted = hunt(target, corpus::load(target.name), End::After(time), fastrand::u64(..), true, file.as_ref());

@@ -1,5 +1,6 @@
 //! One target: run inputs, keep those that reach something new, mutate them.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,6 +85,45 @@ pub(crate) fn hunt(
     }
     hunted.edges = reached.edges();
     hunted
+}
+
+/// The most bytes of an input that is kept in the tree.
+const KEPT: usize = 2048;
+
+/// The most inputs of a target that are kept in the tree.
+const MOST: usize = 40;
+
+/// The few inputs of a pool that together take most of the edges: again and
+/// again the one that adds most, the shorter of two that add the same.
+pub(crate) fn least(target: &Target, mut pool: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    pool.retain(|input| input.len() <= KEPT);
+    pool.sort();
+    pool.sort_by_key(Vec::len);
+    let edges = |input: Vec<u8>| {
+        coverage::reset();
+        let fine = catch_unwind(AssertUnwindSafe(|| (target.read)(&input))).is_ok();
+        let mut run = BTreeSet::new();
+        coverage::taken(|edge, _| {
+            run.insert(edge);
+        });
+        fine.then_some((input, run))
+    };
+    let mut runs: Vec<_> = pool.into_iter().filter_map(edges).collect();
+    let mut kept = Vec::new();
+    while kept.len() < MOST {
+        // Of equals the last is taken, so the shortest comes last.
+        let best = runs.iter().enumerate().rev().max_by_key(|(_, (_, edges))| edges.len()).map(|(index, _)| index);
+        let Some(best) = best else { break };
+        let (input, taken) = runs.remove(best);
+        if taken.is_empty() {
+            break;
+        }
+        for (_, edges) in &mut runs {
+            edges.retain(|edge| !taken.contains(edge));
+        }
+        kept.push(input);
+    }
+    kept
 }
 
 /// A length and the input: one write, no truncation. That it fails is no reason not to hunt.

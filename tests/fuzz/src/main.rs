@@ -117,13 +117,7 @@ fn work(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
         return ExitCode::FAILURE;
     }
     if arguments.grow {
-        // The shortest first: what a longer one reaches too is then not kept twice.
-        let mut pool = hunted.pool;
-        pool.sort_by_key(Vec::len);
-        let seeds = Target { name: target.name, seeds: &[], read: target.read };
-        let known = u64::try_from(pool.len()).unwrap_or(u64::MAX);
-        let least = hunt(&seeds, pool, End::Inputs(known), 0, true, None).pool;
-        if let Err(error) = corpus::replace(target.name, &least) {
+        if let Err(error) = corpus::replace(target.name, &hunt::least(target, hunted.pool)) {
             eprintln!("{}: {error}", corpus::folder(target.name).display());
             return ExitCode::FAILURE;
         }

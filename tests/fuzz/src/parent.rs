@@ -1,7 +1,7 @@
 //! The process that starts one for each target and sees how it ends.
 
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ fn worker(target: &Target, time: Duration, grow: bool, current: &Path) -> std::i
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--worker").arg(current).args(["--milliseconds", &time.as_millis().to_string()]);
     command.args(grow.then_some("--grow")).arg(target.name);
+    // Engines chatter; what a panic says is seen when its input is replayed.
+    command.stderr(Stdio::null());
     let mut child = command.spawn()?;
     let end = Instant::now() + time + GRACE;
     while Instant::now() < end {

@@ -1,4 +1,5 @@
 //! The judge's process: what policies do to it, and what the agent makes of that.
+#![cfg(test)]
 #![forbid(unsafe_code)]
 
 use std::fs;

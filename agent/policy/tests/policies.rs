@@ -1,4 +1,5 @@
 //! Policies of the kind that Kata's users write, against requests of a shim.
+#![cfg(test)]
 #![forbid(unsafe_code)]
 
 use std::time::Duration;

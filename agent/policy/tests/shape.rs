@@ -1,5 +1,6 @@
 //! Requests as JSON, byte for byte in meaning: this is what policies that were
 //! written for Kata's agent look at.
+#![cfg(test)]
 #![forbid(unsafe_code)]
 
 use firstlight_agent_api::agent::{

@@ -116,13 +116,16 @@ fn work(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
     if hunted.crash.is_some() {
         return ExitCode::FAILURE;
     }
-    if arguments.grow {
-        if let Err(error) = corpus::replace(target.name, &hunt::least(target, hunted.pool)) {
-            eprintln!("{}: {error}", corpus::folder(target.name).display());
-            return ExitCode::FAILURE;
+    if !arguments.grow {
+        return ExitCode::SUCCESS;
+    }
+    match corpus::replace(target.name, &hunt::least(target, hunted.pool)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{}: {error}", corpus::folder(target.name).display());
+            ExitCode::FAILURE
         }
     }
-    ExitCode::SUCCESS
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Policies, what they result in, and the requests that they see.
 
+#![expect(clippy::panic, reason = "a target panics where it cannot do its work")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 

@@ -33,6 +33,7 @@ mod modules;
 pub mod network;
 pub mod oom;
 pub mod paths;
+pub mod policy;
 pub mod process;
 mod remove;
 pub mod runtime;

@@ -16,6 +16,10 @@ fn main() -> ExitCode {
         print!("{}", firstlight_agent::config::print());
         return ExitCode::SUCCESS;
     }
+    #[cfg(feature = "agent-policy")]
+    if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::JUDGE_ARGUMENT) {
+        return firstlight_policy::judge::run();
+    }
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

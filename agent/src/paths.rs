@@ -19,6 +19,8 @@ pub struct Paths {
     pub proc: PathBuf,
     /// The kernel's resource groups.
     pub cgroups: PathBuf,
+    /// The policy that the image brings.
+    pub policy: PathBuf,
     /// What device nodes are looked up below.
     pub root: PathBuf,
 }
@@ -35,6 +37,7 @@ impl Paths {
             sysfs: root.join("sys"),
             proc: root.join("proc"),
             cgroups: root.join("sys/fs/cgroup"),
+            policy: root.join("etc/kata-opa/default-policy.rego"),
             root: root.to_owned(),
         }
     }

@@ -19,26 +19,29 @@ use crate::config::Config;
 use crate::control::Control;
 use crate::gpu::{Source, View};
 use crate::paths::Paths;
+use crate::policy;
 use crate::runtime::Runtime;
 use crate::stream::MAX_REPLY;
 use crate::{console, log as agent_log, service, vsock};
 
-/// Serves until the runtime is gone. Nothing that can wait comes before the bind.
+/// Serves until the runtime is gone. Nothing that can wait comes before the
+/// bind, but for a policy: where one must be obeyed, nothing is served without.
 ///
 /// # Errors
-/// The address cannot be bound, or the runtime has ended; both are for PID 1
-/// to deal with.
+/// The policy cannot be used, the address cannot be bound, or the runtime has
+/// ended; all are for PID 1 to deal with.
 pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
+    let paths = Paths::below("/".as_ref());
+    let gate = Arc::new(policy::from_image(&config, &paths).await?);
     let listener = bind(&config.address).map_err(|error| io::Error::other(format!("{}: {error}", config.address)))?;
     let bound_us = now_us();
     let runtime = Runtime::new(runtime)?;
     let (sender, view) = watch::channel(View::default());
     let control = config.control.as_deref().map(|path| Control::connect(path, sender));
     let gpus = if control.is_some() { Source::Init(view) } else { Source::Files };
-    let paths = Paths::below("/".as_ref());
     let agent = Agent::new(config, paths, Arc::clone(&runtime), control, gpus);
     let mut server = ttrpc::r#async::Server::new().add_listener(listener);
-    server = server.register_service(service::all(&agent));
+    server = server.register_service(service::all(&agent, &gate));
     server.start().await.map_err(io::Error::other)?;
     if let Some(control) = &agent.control {
         control.say(ToInit::Listening { at_us: bound_us });

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
 
-use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize};
+use protobuf::descriptor::field_descriptor_proto::Type;
+use protobuf::reflect::{EnumDescriptor, FieldDescriptor, MessageDescriptor, OneofDescriptor};
+use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize, ProtobufCustomizeCallback};
 
 /// File stem, whether it holds services, and what it is, for the module's documentation.
 const FILES: &[(&str, bool, &str)] = &[
@@ -23,7 +25,11 @@ fn main() -> io::Result<()> {
     let out = env::var("OUT_DIR").map_err(io::Error::other)?;
     let out = Path::new(&out);
     println!("cargo::rerun-if-changed=proto");
-    Codegen::new()
+    let mut generator = Codegen::new();
+    if env::var_os("CARGO_FEATURE_SERDE").is_some() {
+        generator.rust_protobuf_customize_callback(Json);
+    }
+    generator
         .out_dir(out)
         .include("proto")
         .inputs(FILES.iter().map(|(stem, ..)| format!("proto/{stem}.proto")))
@@ -41,6 +47,43 @@ fn main() -> io::Result<()> {
         }
     }
     fs::write(out.join("mod.rs"), modules)
+}
+
+/// Makes messages serialisable: fields by the generated names, enums as their
+/// numbers, messages that are not set as null, one-ofs by the name of what is
+/// set, unknown fields left out. That is what Kata's agent hands to policies.
+struct Json;
+
+impl Json {
+    fn with(attribute: &str) -> ProtobufCustomize {
+        ProtobufCustomize::default().before(attribute)
+    }
+}
+
+impl ProtobufCustomizeCallback for Json {
+    fn message(&self, _: &MessageDescriptor) -> ProtobufCustomize {
+        Self::with("#[derive(::serde::Serialize)]")
+    }
+
+    fn oneof(&self, _: &OneofDescriptor) -> ProtobufCustomize {
+        Self::with("#[derive(::serde::Serialize)]")
+    }
+
+    fn enumeration(&self, _: &EnumDescriptor) -> ProtobufCustomize {
+        ProtobufCustomize::default()
+    }
+
+    fn field(&self, field: &FieldDescriptor) -> ProtobufCustomize {
+        match (field.proto().type_(), field.is_singular()) {
+            (Type::TYPE_ENUM, true) => Self::with("#[serde(serialize_with = \"crate::json::number\")]"),
+            (Type::TYPE_MESSAGE, true) => Self::with("#[serde(serialize_with = \"crate::json::message\")]"),
+            _ => ProtobufCustomize::default(),
+        }
+    }
+
+    fn special_field(&self, _: &MessageDescriptor, _: &str) -> ProtobufCustomize {
+        Self::with("#[serde(skip)]")
+    }
 }
 
 /// Adds a module, and takes a line out of its file that would lift the crate's `forbid(unsafe_code)`;

@@ -6,6 +6,7 @@ mod cargo;
 mod check;
 mod conformance;
 mod elf;
+mod fuzz;
 mod gpu_test;
 mod guest;
 mod run;
@@ -35,7 +36,7 @@ enum Command {
     /// Measure; prints figures, with --json into a file.
     Bench(bench::Args),
     /// Feed mutated input to everything that reads somebody else's bytes.
-    Fuzz(test::FuzzArgs),
+    Fuzz(fuzz::Args),
     /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
     GpuTest(gpu_test::Args),
     /// Sizes of the guest's programs against their budgets.
@@ -56,7 +57,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::Test(args) => test::test(&args),
         Command::Check(args) => check::check(&args),
         Command::Bench(args) => bench::bench(&args),
-        Command::Fuzz(args) => test::fuzz(&args),
+        Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::GpuTest(args) => gpu_test::gpu_test(&args),
         Command::Size => size::size(),
     }

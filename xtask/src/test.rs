@@ -1,11 +1,11 @@
-//! `cargo xtask test` and `cargo xtask fuzz`.
+//! `cargo xtask test`.
 
 use std::process::ExitCode;
 
 use firstlight_lab::Lab;
 
 use crate::cargo::cargo;
-use crate::{check, size};
+use crate::{check, fuzz, size};
 
 /// Options of `test`.
 #[derive(Debug, clap::Args)]
@@ -18,21 +18,12 @@ pub(crate) struct Args {
     no_lab: bool,
 }
 
-/// Options of `fuzz`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct FuzzArgs {
-    /// Seconds per target.
-    #[arg(long, default_value_t = 10)]
-    seconds: u64,
-    /// Only targets whose name contains this.
-    target: Option<String>,
-}
-
 /// Prepares the machine, checks, and runs every test.
 pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     Lab::install_packages(args.yes)?;
     check::check(&check::Args {})?;
     cargo(&["test", "--quiet", "--locked", "--workspace", "--exclude", "firstlight-e2e"])?;
+    fuzz::smoke()?;
     if args.no_lab {
         return Ok(ExitCode::SUCCESS);
     }
@@ -43,14 +34,5 @@ pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     // Prepared once here, so that no test's time contains a download.
     Lab::prepare(args.yes)?.agent_tests()?;
     cargo(&["test", "--locked", "--package", "firstlight-e2e", "--", "--test-threads=1"])?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Runs the fuzz targets.
-pub(crate) fn fuzz(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
-    let seconds = args.seconds.to_string();
-    let mut arguments = vec!["run", "--quiet", "--locked", "--release", "--package", "firstlight-fuzz", "--", &seconds];
-    arguments.extend(args.target.as_deref());
-    cargo(&arguments)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -39,6 +39,8 @@ pub struct Config {
     pub console_port: Option<u32>,
     /// PID 1's socket; without one the agent works alone.
     pub control: Option<PathBuf>,
+    /// The policy, in place of the image's own.
+    pub policy: Option<PathBuf>,
     /// What was said and could not be used, one line each.
     pub complaints: Vec<String>,
 }
@@ -57,6 +59,7 @@ impl Default for Config {
             console: false,
             console_port: None,
             control: None,
+            policy: None,
             complaints: Vec::new(),
         }
     }
@@ -95,6 +98,7 @@ impl Config {
                     .to_owned(),
             );
         }
+        config.policy = environment("KATA_AGENT_POLICY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
         config.control = environment("FIRSTLIGHT_CONTROL").filter(|path| !path.is_empty()).map(PathBuf::from);
         config
     }

@@ -2,6 +2,8 @@
 
 mod agent_service;
 mod health;
+#[cfg(feature = "agent-policy")]
+mod judged;
 mod record;
 
 use std::collections::HashMap;
@@ -11,6 +13,7 @@ use firstlight_agent_api::{agent_ttrpc, firstlight_ttrpc, health_ttrpc};
 use ttrpc::r#async::Service;
 
 use crate::agent::Agent;
+use crate::policy::Gate;
 
 pub use health::VERSION;
 
@@ -55,17 +58,23 @@ const SERVED: &[&str] = &[
     "CopyFile",
     "GetDiagnosticData",
     "GetMetrics",
+    #[cfg(feature = "agent-policy")]
+    "SetPolicy",
 ];
 
-/// Every service of the agent.
+/// Every service of the agent; its calls pass the policy's gate.
 #[must_use]
-pub fn all(agent: &Arc<Agent>) -> HashMap<String, Service> {
+pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
     let calls = Arc::new(agent_service::Calls(Arc::clone(agent)));
     let mut services = agent_ttrpc::create_agent_service(calls);
     for service in services.values_mut() {
         // The generated table has every call of the schema, and answers those
         // that nobody serves with a code that no caller expects.
         service.methods.retain(|name, _| SERVED.contains(&name.as_str()));
+        #[cfg(feature = "agent-policy")]
+        {
+            service.methods = judged::judged(std::mem::take(&mut service.methods), gate);
+        }
     }
     services.extend(health_ttrpc::create_health(Arc::new(health::Alive::new(Arc::clone(agent)))));
     services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));

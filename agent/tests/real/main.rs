@@ -16,6 +16,7 @@ mod narrow;
 mod network;
 mod nothing_left;
 mod pause;
+mod policy;
 mod processes;
 mod short_processes;
 mod statuses;

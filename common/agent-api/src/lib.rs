@@ -5,6 +5,9 @@
 //! the package and the service, e.g. `grpc.AgentService`.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "serde")]
+mod json;
+
 include!(concat!(env!("OUT_DIR"), "/mod.rs"));
 
 /// The port on which a guest's agent listens, on vsock.

@@ -5,10 +5,9 @@ use fastrand::Rng;
 /// Longest input.
 const MAX: usize = 16 * 1024;
 
-/// Makes inputs from seeds; the same number gives the same inputs.
+/// Makes inputs of others; the same number makes the same inputs of the same.
 pub(crate) struct Mutator {
     rng: Rng,
-    seeds: &'static [&'static [u8]],
 }
 
 /// Pieces that parsers stumble over.
@@ -38,28 +37,31 @@ const PIECES: &[&[u8]] = &[
 ];
 
 impl Mutator {
-    pub(crate) fn new(seed: u64, seeds: &'static [&'static [u8]]) -> Self {
-        Self { rng: Rng::with_seed(seed), seeds }
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { rng: Rng::with_seed(seed) }
     }
 
-    fn seed(&mut self) -> &'static [u8] {
-        self.rng.choice(self.seeds).copied().unwrap_or_default()
+    /// One of the pool; every other time one of the youngest, which nobody has looked behind yet.
+    fn one<'a>(&mut self, pool: &'a [Vec<u8>]) -> &'a [u8] {
+        let young = pool.len().saturating_sub(8);
+        let from = if self.rng.bool() { young } else { 0 };
+        self.rng.choice(pool.get(from..).unwrap_or_default()).map_or(&[], Vec::as_slice)
     }
 
     /// The next input.
-    pub(crate) fn next(&mut self) -> Vec<u8> {
-        let mut input = self.seed().to_vec();
-        for _ in 0..self.rng.u8(0..6) {
-            self.mutate(&mut input);
+    pub(crate) fn next(&mut self, pool: &[Vec<u8>]) -> Vec<u8> {
+        let mut input = self.one(pool).to_vec();
+        for _ in 0..=self.rng.u8(0..5) {
+            self.mutate(&mut input, pool);
         }
         input.truncate(MAX);
         input
     }
 
-    fn mutate(&mut self, input: &mut Vec<u8>) {
+    fn mutate(&mut self, input: &mut Vec<u8>, pool: &[Vec<u8>]) {
         let at = self.rng.usize(0..=input.len());
         let end = self.rng.usize(at..=input.len());
-        match self.rng.u8(0..7) {
+        match self.rng.u8(0..10) {
             0 => input.truncate(at),
             1 => drop(input.drain(at..end)),
             2 => {
@@ -76,9 +78,15 @@ impl Mutator {
                 input.splice(at..end.min(at + 4), piece.iter().copied());
             }
             5 => {
-                let other = self.seed();
+                let other = self.one(pool);
                 let from = self.rng.usize(0..=other.len());
                 input.splice(at..end, other[from..].iter().copied());
+            }
+            6 => input.insert(at, self.rng.u8(..)),
+            7 | 8 => {
+                if let Some(byte) = input.get_mut(at) {
+                    *byte = self.rng.u8(..);
+                }
             }
             _ => {
                 for byte in &mut input[at..end] {

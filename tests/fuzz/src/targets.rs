@@ -1,5 +1,8 @@
 //! What is fed.
 
+mod frames;
+mod policies;
+
 use std::path::Path;
 
 use firstlight_boot_record::{Assembler, BootRecord};
@@ -150,6 +153,10 @@ pub(crate) const TARGETS: &[Target] = &[
             drop(firstlight_agent::storage::Options::of(&options));
         },
     },
+    Target { name: "ttrpc-frames", seeds: &[frames::CHECK, frames::MORE], read: frames::send },
+    Target { name: "policy-request", seeds: policies::REQUESTS, read: policies::request },
+    Target { name: "policy-text", seeds: policies::TEXTS, read: policies::load },
+    Target { name: "policy-result", seeds: policies::RESULTS, read: policies::result },
     Target {
         name: "kernel-log",
         seeds: &[

@@ -1,0 +1,12 @@
+# Everything but kubectl exec and kubectl logs; the policy stays.
+package agent_policy
+
+default CreateContainerRequest := true
+default CreateSandboxRequest := true
+default ExecProcessRequest := false
+default ReadStreamRequest := false
+default SetPolicyRequest := false
+default StartContainerRequest := true
+default WaitProcessRequest := true
+default GuestDetailsRequest := true
+default RemoveContainerRequest := true

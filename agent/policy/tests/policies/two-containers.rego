@@ -1,0 +1,19 @@
+# Two containers, no more, and only they may be started: the policy remembers.
+package agent_policy
+
+import future.keywords.if
+
+default CreateContainerRequest := {"allowed": false}
+
+CreateContainerRequest := {"allowed": true, "ops": ops} if {
+	count(object.get(data.pstate, "containers", {})) < 2
+	ops := array.concat(folder, [{"op": "add", "path": concat("", ["/pstate/containers/", input.container_id]), "value": true}])
+}
+
+folder := [] if data.pstate.containers
+
+folder := [{"op": "add", "path": "/pstate/containers", "value": {}}] if not data.pstate.containers
+
+StartContainerRequest if data.pstate.containers[input.container_id]
+
+RemoveContainerRequest := {"allowed": true, "ops": [{"op": "remove", "path": concat("", ["/pstate/containers/", input.container_id])}]}

@@ -1,0 +1,169 @@
+//! Policies, over a real connection.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use firstlight_agent_api::agent::{
+    GuestDetailsRequest, ReadStreamRequest, SetPolicyRequest, StartContainerRequest, StatsContainerRequest,
+};
+use firstlight_agent_api::health::CheckRequest;
+use ttrpc::{Code, Error};
+
+use crate::support::{Agent, short, spec, with_containers};
+
+/// No exec and no output; signals have no rule.
+const NO_EXEC: &str = include_str!("../../policy/tests/policies/no-exec.rego");
+const TWO_CONTAINERS: &str = include_str!("../../policy/tests/policies/two-containers.rego");
+
+async fn with_policy(policy: &str) -> Agent {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy.rego");
+    fs::write(&path, policy).unwrap();
+    let path = path.display().to_string();
+    Agent::start_in(folder, &[("KATA_AGENT_POLICY_FILE", &path)]).await
+}
+
+fn status<T>(result: ttrpc::Result<T>) -> (Code, String) {
+    match result {
+        Err(Error::RpcStatus(status)) => (status.code(), status.message().to_owned()),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("no error"),
+    }
+}
+
+async fn set(agent: &Agent, policy: &str) -> ttrpc::Result<()> {
+    let request = SetPolicyRequest { policy: policy.into(), ..Default::default() };
+    agent.calls.set_policy(short(), &request).await.map(|_| ())
+}
+
+/// The processes that judge, of all agents in this guest.
+fn judges() -> usize {
+    let folders = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let names = folders.filter_map(|folder| fs::read_to_string(folder.path().join("comm")).ok());
+    names.filter(|name| name == "fl-policy\n").count()
+}
+
+#[test]
+fn the_images_policy_denies_exec_and_hides_output() {
+    with_containers(async || {
+        let agent = with_policy(NO_EXEC).await;
+        agent.sandbox().await;
+        agent.run("c1", "echo secret; sleep 1000").await;
+        let read =
+            ReadStreamRequest { container_id: "c1".into(), exec_id: "c1".into(), len: 100, ..Default::default() };
+        assert_eq!(agent.calls.read_stdout(short(), &read).await.unwrap().data, b"");
+        let denied = (Code::PERMISSION_DENIED, "ExecProcessRequest is blocked by policy: ".to_owned());
+        assert_eq!(status(agent.exec("c1", "e1", "true").await), denied);
+        let (code, message) = status(agent.signal("c1", "", 9).await);
+        assert_eq!(code, Code::PERMISSION_DENIED);
+        assert!(message.contains("no rule SignalProcessRequest"), "{message}");
+        assert_eq!(status(set(&agent, "package agent_policy\n").await).0, Code::PERMISSION_DENIED);
+        assert_eq!(agent.remove("c1").await, Ok(()));
+    });
+}
+
+#[test]
+fn a_policy_that_is_set_decides_from_then_on() {
+    with_containers(async || {
+        let before = judges();
+        let agent = Agent::start().await;
+        agent.sandbox().await;
+        agent.run("c1", "sleep 1000").await;
+        assert_eq!(agent.shell("c1", "e1", "echo one").await, ("one\n".into(), 0));
+        let (code, message) = status(set(&agent, "package agent_policy\nX := \n").await);
+        assert_eq!(code, Code::INVALID_ARGUMENT);
+        assert!(message.contains("policy.rego:3:1: "), "{message}");
+        assert_eq!(judges(), before, "nobody is to judge where there is no policy");
+        assert_eq!(agent.shell("c1", "e2", "echo two").await, ("two\n".into(), 0));
+
+        let rules = ["ExecProcessRequest := false", "SetPolicyRequest := true", "ReadStreamRequest := true"];
+        let strict = format!("package agent_policy\ndefault {}\n", rules.join("\ndefault "));
+        set(&agent, &strict).await.unwrap();
+        assert_eq!(judges(), before + 1);
+        assert_eq!(status(agent.exec("c1", "e3", "true").await).0, Code::PERMISSION_DENIED);
+        // One that is no policy changes nothing.
+        assert_eq!(status(set(&agent, "not rego").await).0, Code::INVALID_ARGUMENT);
+        assert_eq!(status(agent.exec("c1", "e3", "true").await).0, Code::PERMISSION_DENIED);
+        set(&agent, &format!("{strict}AllowRequestsFailingPolicy := true\n")).await.unwrap();
+        assert_eq!(agent.shell("c1", "e3", "echo three").await, ("three\n".into(), 0));
+        assert_eq!(judges(), before + 1);
+        drop(agent);
+        let end = Instant::now() + Duration::from_secs(5);
+        while judges() > before {
+            assert!(Instant::now() < end, "the judge outlives its agent");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
+fn a_policy_counts_containers() {
+    with_containers(async || {
+        let agent = with_policy(TWO_CONTAINERS).await;
+        for id in ["c1", "c2", "c3"] {
+            let created = agent.create(spec(&agent.root(id), "sleep 1000"), id).await;
+            assert_eq!(created.is_ok(), id != "c3", "{id}: {created:?}");
+        }
+        let start = |id: &str| StartContainerRequest { container_id: id.into(), ..Default::default() };
+        agent.calls.start_container(short(), &start("c1")).await.unwrap();
+        assert_eq!(
+            status(agent.calls.start_container(short(), &start("c3")).await).0,
+            Code::PERMISSION_DENIED,
+            "one that the policy does not remember"
+        );
+        agent.remove("c1").await.unwrap();
+        agent.create(spec(&agent.root("c4"), "sleep 1000"), "c4").await.unwrap();
+        assert_eq!(status(agent.wait("c2", "").await).0, Code::PERMISSION_DENIED);
+    });
+}
+
+#[test]
+fn check_is_answered_while_a_policy_evaluates() {
+    with_containers(async || {
+        let slow = "package agent_policy\nimport rego.v1\ndefault GuestDetailsRequest := true\n\
+            StatsContainerRequest if count([1 | some i in numbers.range(1, 9000); some j in numbers.range(1, 9000); i * j == 0]) > 1\n";
+        let agent = with_policy(slow).await;
+        let stats = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
+        let mut evaluation = std::pin::pin!(agent.calls.stats_container(short(), &stats));
+        let mut answered = 0;
+        let verdict = loop {
+            tokio::select! {
+                verdict = &mut evaluation => break verdict,
+                () = tokio::time::sleep(Duration::from_millis(100)) => {
+                    let begin = Instant::now();
+                    agent.health.check(short(), &CheckRequest::new()).await.unwrap();
+                    assert!(begin.elapsed() < Duration::from_secs(1), "Check took {:?}", begin.elapsed());
+                    answered += 1;
+                }
+            }
+        };
+        assert!(answered > 10, "{answered} checks during the evaluation");
+        let (code, message) = status(verdict);
+        assert_eq!(code, Code::PERMISSION_DENIED);
+        assert!(message.contains("time limit"), "{message}");
+        agent.calls.get_guest_details(short(), &GuestDetailsRequest::new()).await.unwrap();
+    });
+}
+
+#[test]
+fn an_agent_whose_policy_cannot_be_used_does_not_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, socket) = (folder.path().join("policy.rego"), folder.path().join("agent.sock"));
+    for (text, why) in [(Some("package agent_policy\nX := \n"), "policy.rego:3:1"), (None, "No such file")] {
+        if let Some(text) = text {
+            fs::write(&policy, text).unwrap();
+        } else {
+            fs::remove_file(&policy).unwrap();
+        }
+        let output = Command::new(env!("CARGO_BIN_EXE_firstlight-agent"))
+            .env("AGENT_ADDR", format!("unix://{}", socket.display()))
+            .env("KATA_AGENT_POLICY_FILE", &policy)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(why) && said.contains("policy.rego: "), "{said}");
+        assert!(!socket.exists(), "it listened");
+    }
+}

@@ -12,13 +12,13 @@ use firstlight_sys::fork::{Side, fork};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 fn main() -> ExitCode {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == "--print-params") {
-        print!("{}", firstlight_agent::config::print());
-        return ExitCode::SUCCESS;
-    }
     #[cfg(feature = "agent-policy")]
     if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::JUDGE_ARGUMENT) {
         return firstlight_policy::judge::run();
+    }
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == "--print-params") {
+        print!("{}", firstlight_agent::config::print());
+        return ExitCode::SUCCESS;
     }
     match start() {
         Ok(()) => ExitCode::SUCCESS,

@@ -22,7 +22,7 @@ const MAX: u64 = 16 * 1024 * 1024;
 /// What the agent does where it was built without an engine: nothing, as long as no policy asks for one.
 #[cfg(not(feature = "agent-policy"))]
 #[derive(Debug, Default)]
-pub struct Gate;
+pub struct Gate {}
 
 #[cfg(not(feature = "agent-policy"))]
 impl Gate {

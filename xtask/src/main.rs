@@ -35,10 +35,10 @@ enum Command {
     Check(check::Args),
     /// Measure; prints figures, with --json into a file.
     Bench(bench::Args),
-    /// Feed mutated input to everything that reads somebody else's bytes.
-    Fuzz(fuzz::Args),
     /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
     GpuTest(gpu_test::Args),
+    /// Feed inputs, guided by coverage, to everything that reads somebody else's bytes.
+    Fuzz(fuzz::Args),
     /// Sizes of the guest's programs against their budgets.
     Size,
 }
@@ -57,8 +57,8 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::Test(args) => test::test(&args),
         Command::Check(args) => check::check(&args),
         Command::Bench(args) => bench::bench(&args),
-        Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::GpuTest(args) => gpu_test::gpu_test(&args),
+        Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Size => size::size(),
     }
 }

@@ -98,8 +98,9 @@ impl Config {
                     .to_owned(),
             );
         }
-        config.policy = environment("KATA_AGENT_POLICY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
-        config.control = environment("FIRSTLIGHT_CONTROL").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let path = |name| environment(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        config.control = path("FIRSTLIGHT_CONTROL");
+        config.policy = path("KATA_AGENT_POLICY_FILE");
         config
     }
 

@@ -71,6 +71,8 @@ pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
         // The generated table has every call of the schema, and answers those
         // that nobody serves with a code that no caller expects.
         service.methods.retain(|name, _| SERVED.contains(&name.as_str()));
+        #[cfg(not(feature = "agent-policy"))]
+        let _ = gate;
         #[cfg(feature = "agent-policy")]
         {
             service.methods = judged::judged(std::mem::take(&mut service.methods), gate);

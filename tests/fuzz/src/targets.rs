@@ -153,6 +153,11 @@ pub(crate) const TARGETS: &[Target] = &[
             drop(firstlight_agent::storage::Options::of(&options));
         },
     },
+    Target {
+        name: "agent-config",
+        seeds: &[b"agent.log=debug agent.cdi_timeout=7 agent.server_addr=vsock://-1:1024"],
+        read: |bytes| drop(firstlight_agent::config::Config::of(&CommandLine::parse(&text(bytes)), |_| None)),
+    },
     Target { name: "ttrpc-frames", seeds: &[frames::CHECK, frames::MORE], read: frames::send },
     Target { name: "policy-request", seeds: policies::REQUESTS, read: policies::request },
     Target { name: "policy-text", seeds: policies::TEXTS, read: policies::load },

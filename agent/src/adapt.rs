@@ -2,6 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use firstlight_runtime::HOME_OF_PASSWD;
 use oci_spec::runtime::{Linux, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Spec};
 
 use crate::error::{Error, Result};
@@ -105,23 +106,13 @@ pub fn cgroup(asked: &Path, container: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The home folder of a user, from the text of `/etc/passwd`.
-#[must_use]
-pub fn home(passwd: &str, uid: u32) -> Option<&str> {
-    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let mut homes = fields.filter_map(|fields| match fields.as_slice() {
-        [_, _, id, _, _, home, ..] if id.parse() == Ok(uid) && home.starts_with('/') => Some(*home),
-        _ => None,
-    });
-    homes.next()
-}
-
-/// Gives the environment a `HOME` unless it has one. Without it libcontainer
-/// asks the C library, which would load the container's own libraries into a
-/// process that still has privileges.
-pub fn set_home(env: &mut Vec<String>, home: Option<&str>) {
-    if !env.iter().any(|entry| entry.starts_with("HOME=")) {
-        env.push(format!("HOME={}", home.unwrap_or("/")));
+/// Gives the environment a `HOME` unless it has one that says something. The
+/// container's own process looks it up: see [`HOME_OF_PASSWD`].
+pub fn set_home(env: &mut Vec<String>) {
+    let says = |entry: &String| entry.strip_prefix("HOME=").is_some_and(|home| !home.is_empty());
+    if !env.iter().any(says) {
+        env.retain(|entry| !entry.starts_with("HOME="));
+        env.extend(["HOME=/".to_owned(), format!("{HOME_OF_PASSWD}=1")]);
     }
 }
 
@@ -167,22 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn homes_come_from_passwd() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:33::/var/www:/bin/sh\nrel:x:5:5::home:\n";
-        assert_eq!(home(passwd, 33), Some("/var/www"));
-        assert_eq!((home(passwd, 5), home(passwd, 7)), (None, None));
-        let mut env = vec!["A=1".to_owned()];
-        set_home(&mut env, home(passwd, 0));
-        set_home(&mut env, Some("/other"));
-        assert_eq!(env, ["A=1", "HOME=/root"]);
+    fn a_home_that_says_nothing_is_looked_up() {
+        let marked = format!("{HOME_OF_PASSWD}=1");
+        for nothing in [vec!["A=1"], vec!["HOME=", "A=1"]] {
+            let mut env: Vec<String> = nothing.iter().map(ToString::to_string).collect();
+            set_home(&mut env);
+            assert_eq!(env, ["A=1", "HOME=/", marked.as_str()]);
+        }
+        let mut env = vec!["HOME=/mine".to_owned()];
+        set_home(&mut env);
+        assert_eq!(env, ["HOME=/mine"]);
     }
 
     proptest! {
         #[test]
-        fn any_passwd_and_any_path_are_taken(text in "\\PC{0,80}", uid: u32) {
-            if let Some(home) = home(&text, uid) {
-                prop_assert!(home.starts_with('/'));
-            }
+        fn any_path_is_taken(text in "\\PC{0,80}") {
             if let Ok(path) = cgroup(Path::new(&text), "c") {
                 prop_assert!(path.starts_with("/") && path != Path::new("/"));
                 prop_assert!(path.components().all(|part| part != Component::ParentDir));

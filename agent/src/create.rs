@@ -130,20 +130,24 @@ impl Agent {
         container: &Arc<Container>,
         first: &Process,
         request: CreateContainerRequest,
-        spec: Spec,
+        mut spec: Spec,
         terminal: bool,
         size: Option<Winsize>,
     ) -> Result<()> {
+        let root = spec.root().as_ref().map(|root| root.path().clone());
+        let root = root.ok_or_else(|| Error::invalid("OCI configuration: Root is missing"))?;
         container.set_storages(self.storages.add_all(request.storages).await?);
-        let folder = container.bundle.clone();
-        work::blocking(move || bundle::make(&folder, spec)).await?;
+        let hooks = spec.hooks().is_some();
+        bundle::make(&container.bundle, &mut spec)?;
         let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
             cgroup: container.cgroup.clone(),
+            root: container.bundle.join(root),
             terminal,
             no_pivot: root_is_initramfs(),
+            hooks,
         };
         let (done, master) = self.runtime.call(call, &borrow(&ends.0)).await?;
         container.set_pid(done.pid);

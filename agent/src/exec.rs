@@ -14,7 +14,7 @@ use crate::create::winsize;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
-use crate::{bundle, convert, work};
+use crate::{adapt, bundle, convert, work};
 
 /// How long what an ended process wrote can still be read after its code was
 /// fetched. Shims read to the end before they fetch it; others read meanwhile.
@@ -79,12 +79,8 @@ impl Agent {
         terminal: bool,
         size: Option<rustix::termios::Winsize>,
     ) -> Result<()> {
-        let (folder, path) = (container.bundle.clone(), file.to_owned());
-        work::blocking(move || {
-            bundle::complete(&mut process, &folder);
-            bundle::write(&path, &process)
-        })
-        .await?;
+        adapt::set_home(process.env_mut().get_or_insert_default());
+        bundle::write(file, &process)?;
         let ends = if terminal { Ends(Vec::new()) } else { made.pipes(self.config.pipe_size).await? };
         let call =
             Call::Exec { container: container.id.clone(), exec: name.to_owned(), process: file.to_owned(), terminal };

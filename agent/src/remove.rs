@@ -46,7 +46,8 @@ pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: 
 async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
     let id = || container.id.clone();
     let deadline = Instant::now() + patience;
-    loop {
+    // If all have ended, there is nothing to kill but strays, which the runtime sees.
+    while container.processes().iter().any(|process| process.code().is_none()) {
         agent.runtime.call(Call::Kill { container: id() }, &[]).await?;
         let all = async {
             for process in container.processes() {
@@ -84,13 +85,17 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
     for process in container.processes() {
         process.close().await;
     }
-    let folder = container.bundle.clone();
-    let _ = work::blocking(move || {
+    let (folder, storages) = (container.bundle.clone(), container.take_storages());
+    if storages.is_empty() {
         bundle::remove(&folder);
-        Ok(())
-    })
-    .await;
-    agent.storages.remove_all(container.take_storages()).await;
+    } else {
+        let removed = work::blocking(move || {
+            bundle::remove(&folder);
+            Ok(())
+        });
+        let _ = removed.await;
+        agent.storages.remove_all(storages).await;
+    }
     agent.names.forget(&container.id);
     agent.forget(container);
 }

@@ -6,12 +6,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use libcontainer::container::Container;
+use libcontainer::container::{Container, ContainerStatus};
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
+use libcontainer::notify_socket::{NOTIFY_FILE, NotifySocket};
 use libcontainer::syscall::syscall::SyscallType;
 use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Process, Spec};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::thread::CpuSet;
 
 use crate::entry::{Confine, Entry};
 use crate::hooks::{self, Point};
@@ -35,6 +37,8 @@ pub(crate) struct Work {
     /// Where libcontainer keeps its state.
     pub(crate) state: PathBuf,
     pub(crate) words: LastWords,
+    /// Where a container's program may run, if this process is held to one processor.
+    pub(crate) free: Option<CpuSet>,
 }
 
 impl Work {
@@ -47,11 +51,18 @@ impl Work {
         Failure::new(kind, format!("cannot {what} container {container}: {}", explain(error, &self.words.take())))
     }
 
-    pub(crate) fn create(&self, container: &str, bundle: &Path, stdio: Stdio, no_pivot: bool) -> Result<Made, Failure> {
+    pub(crate) fn create(
+        &self,
+        container: &str,
+        bundle: &Path,
+        stdio: Stdio,
+        no_pivot: bool,
+        hooks: bool,
+    ) -> Result<Made, Failure> {
         let (builder, console) = self.builder(container, stdio)?;
-        let overheard = Overheard::begin();
+        let overheard = if hooks { Overheard::begin() } else { None };
         let built = builder
-            .with_executor(Entry::first())
+            .with_executor(Entry::first(self.free))
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
@@ -78,7 +89,7 @@ impl Work {
         }
     }
 
-    /// Lets the program run and waits until it does. `words` are those of the
+    /// Lets the program run and waits until it does, then runs the hooks of that moment. `words` are those of the
     /// container's first process.
     pub(crate) fn start(&self, container: &str, bundle: &Path, words: &LastWords) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
@@ -98,7 +109,7 @@ impl Work {
         let confine = seccomp.map(|seccomp| widen(process, &seccomp)).transpose()?;
         let (builder, console) = self.builder(container, stdio)?;
         let built = builder
-            .with_executor(Entry::further(confine))
+            .with_executor(Entry::further(confine, self.free))
             .as_tenant()
             .with_detach(true)
             .as_sibling(true)
@@ -172,6 +183,34 @@ pub(crate) fn sweep(state: &Path) {
             _ => drop(fs::remove_file(entry.path())),
         }
     }
+}
+
+/// Lets a container's program run, and does not wait for it.
+pub(crate) fn let_go(state: &Path, container: &str) -> Result<(), Failure> {
+    NotifySocket::new(state.join(container).join(NOTIFY_FILE)).notify_container_start().map_err(|error| {
+        Failure::internal(format!("cannot start container {container}: {}", explain(&error, "")))
+    })
+}
+
+/// Notes that a container's program runs; libcontainer starts further processes only then.
+pub(crate) fn runs(state: &Path, container: &str) -> Result<(), Failure> {
+    let noted = Container::load(state.join(container))
+        .and_then(|mut loaded| loaded.set_status(ContainerStatus::Running).save());
+    noted.map_err(|error| Failure::internal(format!("container {container}: its state: {}", explain(&error, ""))))
+}
+
+/// Takes away the resource group and the state of a container in which nothing
+/// runs. `None`: the group is in use, so this is work for libcontainer.
+pub(crate) fn take_away(state: &Path, container: &str, cgroup: &Path) -> Option<Result<(), Failure>> {
+    match fs::remove_dir(cgroup) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
+        _ => {}
+    }
+    let folder = state.join(container);
+    let removed = fs::remove_dir_all(&folder);
+    Some(removed.map_err(|error| {
+        Failure::internal(format!("container {container}: cannot remove its state {}: {error}", folder.display()))
+    }))
 }
 
 /// Kills everything in a resource group and in the groups below it.

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 use crate::message::Call;
 
 /// Calls that run at once, not counting those that take long. A guest has few
@@ -37,14 +39,16 @@ pub(crate) struct Waiting {
 pub(crate) struct Flight {
     /// Counts calls in the order in which they began.
     pub(crate) number: u64,
-    /// The process that does it.
-    pub(crate) pid: i32,
+    /// The process that does it; none if it is the container's own that does.
+    pub(crate) pid: Option<Pid>,
     pub(crate) request: Option<u64>,
     pub(crate) call: Call,
-    /// Where its answer comes from.
+    /// Where its answer comes from; without a process, the container's last words.
     pub(crate) answer: OwnedFd,
     /// What the container's first process says before it becomes its program.
     pub(crate) words: Option<OwnedFd>,
+    /// What has come of an answer that comes in pieces.
+    pub(crate) said: Vec<u8>,
     began: Instant,
 }
 
@@ -94,11 +98,16 @@ impl Flights {
         self.flying.iter().map(|flight| flight.number).min()
     }
 
-    pub(crate) fn begun(&mut self, pid: i32, waiting: Waiting, answer: OwnedFd, words: Option<OwnedFd>) {
+    /// Whether none is under way or waits.
+    pub(crate) fn none(&self) -> bool {
+        self.flying.is_empty() && self.waiting.is_empty()
+    }
+
+    pub(crate) fn begun(&mut self, pid: Option<Pid>, waiting: Waiting, answer: OwnedFd, words: Option<OwnedFd>) {
         self.last += 1;
         let Waiting { request, call, .. } = waiting;
         let (number, began) = (self.last, Instant::now());
-        self.flying.push(Flight { number, pid, request, call, answer, words, began });
+        self.flying.push(Flight { number, pid, request, call, answer, words, said: Vec::new(), began });
     }
 
     /// Takes out the calls whose time is over.
@@ -146,7 +155,7 @@ mod tests {
         for number in 0..ABREAST {
             let next = flights.next().unwrap();
             assert_eq!(next.call.container(), number.to_string());
-            flights.begun(1, next, null(), None);
+            flights.begun(Pid::from_raw(1), next, null(), None);
         }
         assert!(flights.next().is_none());
         assert!(flights.next_look().unwrap() <= LONG);
@@ -158,12 +167,12 @@ mod tests {
     #[test]
     fn late_ones_are_taken_out() {
         let mut flights = Flights::default();
-        flights.begun(1, waiting("a"), null(), None);
-        flights.begun(2, waiting("b"), null(), None);
+        flights.begun(Pid::from_raw(1), waiting("a"), null(), None);
+        flights.begun(Pid::from_raw(2), waiting("b"), null(), None);
         let call = flights.flying[0].call.clone();
         flights.flying[0].began = Instant::now().checked_sub(patience(&call)).unwrap();
         let late = flights.late();
-        assert_eq!(late.iter().map(|flight| flight.pid).collect::<Vec<_>>(), [1]);
+        assert_eq!(late.iter().map(|flight| flight.pid).collect::<Vec<_>>(), [Pid::from_raw(1)]);
         assert!(flights.any("b", |call| matches!(call, Call::Start { .. })));
         assert!(!flights.any("a", |_| true) && !flights.any("b", |call| matches!(call, Call::Kill { .. })));
     }

@@ -35,10 +35,14 @@ pub enum Call {
         bundle: PathBuf,
         /// Its resource group, as an absolute path.
         cgroup: PathBuf,
+        /// The folder that its configuration names as its root.
+        root: PathBuf,
         /// Whether the configuration asks for a terminal.
         terminal: bool,
         /// Whether the root is one that `pivot_root` cannot leave (an initramfs).
         no_pivot: bool,
+        /// Whether any hook, of any moment, is to be run.
+        hooks: bool,
     },
     /// Let the container's program run. Answered when it does, or with the
     /// reason why it cannot; the hooks of that moment have then run as well.

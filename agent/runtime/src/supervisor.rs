@@ -7,18 +7,19 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use firstlight_sys::fork::{Side, fork};
 use firstlight_sys::signals::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use crate::children::Children;
 use crate::containers::{self, unknown};
 use crate::flights::{Flight, Flights, Waiting, patience};
 use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
+use crate::processors::{self, Processors};
 use crate::socket::{MAX_MESSAGE, receive, send};
+use crate::spare::{self, Advice, Copied, Job, Season, Spare};
 use crate::worker::{self, Outcome, Tools};
 use crate::{signal, words};
 
@@ -37,8 +38,18 @@ pub struct Options {
 struct Kept {
     bundle: PathBuf,
     cgroup: PathBuf,
+    /// Whether hooks run when it starts or ends.
+    hooks: bool,
     /// What its first process says until it becomes its program.
     words: Option<OwnedFd>,
+}
+
+/// Whether a call needed no copy of this process.
+enum AtOnce {
+    No,
+    /// It is under way, and its end will be heard of.
+    Under,
+    Done(Outcome),
 }
 
 struct Supervisor {
@@ -49,6 +60,11 @@ struct Supervisor {
     kept: BTreeMap<String, Kept>,
     children: Children,
     flights: Flights,
+    processors: Processors,
+    /// Whether this process is held to one processor.
+    held: bool,
+    spare: Option<Spare>,
+    season: Season,
 }
 
 /// Serves calls until the other end of `socket` is gone, then kills every
@@ -68,6 +84,10 @@ pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
         kept: BTreeMap::new(),
         children: Children::default(),
         flights: Flights::default(),
+        processors: Processors::ours(),
+        held: false,
+        spare: None,
+        season: Season::default(),
     };
     let mut buffer = vec![0; MAX_MESSAGE];
     while supervisor.turn(&mut buffer)? {}
@@ -84,23 +104,36 @@ impl Supervisor {
         let (Some(socket), Some(signals)) = (&self.socket, &self.signals) else { return Ok(false) };
         let mut waited = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         waited.extend(self.flights.flying.iter().map(|flight| PollFd::new(&flight.answer, PollFlags::IN)));
-        let timeout = self.flights.next_look().and_then(|left| Timespec::try_from(left).ok());
+        // Last, because it may not be there. It says nothing; its end is heard.
+        waited.extend(self.spare.iter().map(|spare| PollFd::new(&spare.socket, PollFlags::IN)));
+        let timeout = [self.flights.next_look(), self.next_spare()].into_iter().flatten().min();
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut waited, timeout.as_ref()) {
+            Ok(0) => {
+                drop(waited);
+                self.give_up_late();
+                self.tend_spare();
+                return Ok(true);
+            }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let called = !waited[0].revents().is_empty();
-        let landed: Vec<bool> = waited[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut landed: Vec<bool> = waited[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        if self.spare.is_some() && landed.pop() == Some(true) {
+            self.spare = None;
+        }
         while signals.next()?.is_some() {}
         self.report();
         let mut landed = landed.into_iter();
         let over: Vec<Flight> = self.flights.flying.extract_if(.., |_| landed.next().unwrap_or_default()).collect();
         for flight in over {
-            self.land(flight);
+            match flight.pid {
+                Some(_) => self.land(flight),
+                None => self.listen(flight),
+            }
         }
-        for flight in self.flights.late() {
-            self.give_up(flight);
-        }
+        self.give_up_late();
         if called {
             let received = self.socket.as_ref().map(|socket| receive(socket, buffer));
             match received {
@@ -113,6 +146,7 @@ impl Supervisor {
     }
 
     fn serve(&mut self, packet: &[u8], fds: Vec<OwnedFd>) {
+        self.season.called();
         match serde_json::from_slice::<Request>(packet) {
             Ok(Request { id, call }) => {
                 if let Some(outcome) = self.begin(id, call, fds) {
@@ -141,6 +175,11 @@ impl Supervisor {
         }
         if let Err(failure) = self.check(&call) {
             return Some(Err(failure));
+        }
+        match self.at_once(id, &call) {
+            AtOnce::No => {}
+            AtOnce::Under => return None,
+            AtOnce::Done(outcome) => return Some(outcome),
         }
         let refused = self.flights.queue(Waiting { request: Some(id), call, fds }).err()?;
         let message = format!("{}: thousands of calls wait already", worker::about(&refused.call));
@@ -177,48 +216,195 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Most containers have no hooks, and then their start and their end are
+    /// a few short system calls.
+    fn at_once(&mut self, id: u64, call: &Call) -> AtOnce {
+        let nothing = |()| (Done::default(), None);
+        let container = call.container();
+        let Some(kept) = self.kept.get_mut(container).filter(|kept| !kept.hooks) else { return AtOnce::No };
+        match call {
+            Call::Start { .. } => {
+                let Some(words) = kept.words.take() else { return AtOnce::No };
+                if let Err(failure) = containers::let_go(&self.state, container) {
+                    kept.words = Some(words);
+                    return AtOnce::Done(Err(failure));
+                }
+                // Meanwhile it becomes its program.
+                if let Err(failure) = containers::runs(&self.state, container) {
+                    return AtOnce::Done(Err(failure));
+                }
+                let waiting = Waiting { request: Some(id), call: call.clone(), fds: Vec::new() };
+                self.flights.begun(None, waiting, words, None);
+                AtOnce::Under
+            }
+            Call::Delete { .. } => match containers::take_away(&self.state, container, &kept.cgroup) {
+                Some(result) => {
+                    if result.is_ok() {
+                        self.kept.remove(container);
+                    }
+                    AtOnce::Done(result.map(nothing))
+                }
+                None => AtOnce::No,
+            },
+            _ => AtOnce::No,
+        }
+    }
+
+    /// Takes what a container's first process says after it was let go: nothing
+    /// but an end if it has become its program.
+    fn listen(&mut self, mut flight: Flight) {
+        if !words::more(&flight.answer, &mut flight.said) {
+            self.flights.flying.push(flight);
+            return;
+        }
+        self.season.called();
+        let container = flight.call.container();
+        let said = String::from_utf8_lossy(&flight.said);
+        let outcome = match words::first_error(&said) {
+            "" => Ok((Done::default(), None)),
+            said => Err(Failure::internal(format!("cannot start container {container}: {said}"))),
+        };
+        self.reply(flight.request, outcome);
+    }
+
     /// Copies this process; the copy carries the call out.
     fn launch(&mut self, waiting: Waiting) {
         let Waiting { request, call, fds } = waiting;
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::internal(format!("{}: cannot start a helper process: {error}", worker::about(&call)))
+        // A hook may have work for every processor.
+        let alone = self.flights.none() && !matches!(call, Call::Create { hooks: true, .. });
+        let (call, fds) = match self.launch_spare(request, call, fds, alone) {
+            Ok(()) => return,
+            Err(left) => left,
         };
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (answer, theirs) = match pair {
-            Ok(pair) => pair,
-            Err(error) => return self.reply(request, Err(failed(&error))),
-        };
-        let words = match words::pipe() {
-            Ok(words) => words,
-            Err(error) => return self.reply(request, Err(failed(&error))),
-        };
-        match fork() {
-            Ok(Side::Child) => {
+        self.hold(alone, None);
+        match spare::copy() {
+            Ok(Copied::There(copy)) => {
                 let kept = self.kept.remove(call.container());
                 let (bundle, first) = kept.map(|kept| (kept.bundle, kept.words)).unwrap_or_default();
-                let state = std::mem::take(&mut self.state);
-                // What is open here would stay open in what this becomes the parent of.
-                drop((answer, self.socket.take(), self.signals.take()));
-                drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));
-                worker::run(call, Tools { state, bundle, fds, words, first }, &theirs);
+                let free = if self.held { self.processors.home() } else { None };
+                let state = self.shed();
+                worker::run(call, Tools { state, bundle, fds, words: copy.words, first, free }, &copy.socket);
                 std::process::exit(0)
             }
-            Ok(Side::Parent(pid)) => {
-                let waiting = Waiting { request, call, fds: Vec::new() };
-                self.flights.begun(pid, waiting, answer, Some(words.0));
-            }
+            Ok(Copied::Here(copy)) => self.begun(copy, request, call),
             Err(error) => {
-                let failure = failed(&error);
+                let about = worker::about(&call);
+                let failure = Failure::internal(format!("{about}: cannot start a helper process: {error}"));
                 self.reply(request, Err(failure));
             }
         }
     }
 
+    /// Gives the call to the spare copy if there is one and it can do it;
+    /// otherwise returns the call.
+    fn launch_spare(
+        &mut self,
+        request: Option<u64>,
+        call: Call,
+        fds: Vec<OwnedFd>,
+        alone: bool,
+    ) -> Result<(), (Call, Vec<OwnedFd>)> {
+        // Others need what only a copy of the present state has.
+        let Some(spare) = self.spare.take_if(|_| matches!(call, Call::Create { .. } | Call::Exec { .. })) else {
+            return Err((call, fds));
+        };
+        self.hold(alone, Some(spare.pid));
+        let bundle = self.kept.get(call.container()).map(|kept| kept.bundle.clone()).unwrap_or_default();
+        let job = Job { call, bundle, held: self.held };
+        match spare.take(&job, &fds) {
+            Ok(()) => {
+                self.begun(spare, request, job.call);
+                Ok(())
+            }
+            // It has been killed.
+            Err(_) => Err((job.call, fds)),
+        }
+    }
+
+    fn begun(&mut self, copy: Spare, request: Option<u64>, call: Call) {
+        let waiting = Waiting { request, call, fds: Vec::new() };
+        self.flights.begun(Some(copy.pid), waiting, copy.socket, Some(copy.words));
+    }
+
+    /// A call that is alone keeps to one processor, and so does this process until it has ended.
+    fn hold(&mut self, alone: bool, other: Option<Pid>) {
+        if alone && self.processors.hold(other) {
+            self.held = true;
+        } else {
+            self.let_loose();
+        }
+    }
+
+    fn let_loose(&mut self) {
+        if std::mem::take(&mut self.held)
+            && let Some(home) = self.processors.home()
+        {
+            // It was allowed a moment ago.
+            let _ = processors::free(&home);
+        }
+    }
+
+    /// In a copy: lets go of everything that would stay open in what it becomes
+    /// the parent of, and returns the folder for states.
+    fn shed(&mut self) -> PathBuf {
+        drop((self.socket.take(), self.signals.take(), self.spare.take()));
+        drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));
+        std::mem::take(&mut self.state)
+    }
+
+    /// When something has to be done about the spare copy.
+    fn next_spare(&self) -> Option<Duration> {
+        if !self.flights.none() {
+            return None;
+        }
+        match self.season.advice(self.spare.is_some()) {
+            Advice::Rest => None,
+            Advice::Wait(left) => Some(left),
+            Advice::Now => Some(Duration::ZERO),
+        }
+    }
+
+    /// Makes the spare copy, or lets it go.
+    fn tend_spare(&mut self) {
+        if !self.flights.none() || self.season.advice(self.spare.is_some()) != Advice::Now {
+            return;
+        }
+        if self.spare.take().is_some() {
+            return;
+        }
+        match spare::copy() {
+            Ok(Copied::There(copy)) => {
+                let home = self.processors.home();
+                let state = self.shed();
+                if let Some((Job { call, bundle, held }, fds)) = copy.job() {
+                    let free = home.filter(|_| held);
+                    let tools = Tools { state, bundle, fds, words: copy.words, first: None, free };
+                    worker::run(call, tools, &copy.socket);
+                }
+                std::process::exit(0)
+            }
+            Ok(Copied::Here(copy)) => self.spare = Some(copy),
+            // A call will try again, and tell.
+            Err(_) => self.season = Season::default(),
+        }
+    }
+
+    fn give_up_late(&mut self) {
+        for flight in self.flights.late() {
+            self.give_up(flight);
+        }
+    }
+
     /// Takes a worker's answer.
     fn land(&mut self, mut flight: Flight) {
-        let said = flight.words.as_ref().and_then(|words| words.try_clone().ok()).map(words::LastWords::of);
+        self.season.called();
+        self.let_loose();
         let outcome = worker::outcome(&flight.answer, "", &worker::about(&flight.call)).map_err(|mut failure| {
-            let more = said.map(|words| words::errors(&words.take())).unwrap_or_default();
+            let mut said = Vec::new();
+            if let Some(words) = &flight.words {
+                words::more(words, &mut said);
+            }
+            let more = words::errors(&String::from_utf8_lossy(&said));
             if !more.is_empty() {
                 failure.message = format!("{}; {more}", failure.message);
             }
@@ -227,10 +413,10 @@ impl Supervisor {
         let made = outcome.as_ref().ok().and_then(|(done, _)| done.pid);
         let mut ended = None;
         match &flight.call {
-            Call::Create { container, bundle, cgroup, .. } => {
+            Call::Create { container, bundle, cgroup, hooks, .. } => {
                 if let Some(pid) = made {
-                    let (bundle, cgroup) = (bundle.clone(), cgroup.clone());
-                    self.kept.insert(container.clone(), Kept { bundle, cgroup, words: flight.words.take() });
+                    let (bundle, cgroup, hooks) = (bundle.clone(), cgroup.clone(), *hooks);
+                    self.kept.insert(container.clone(), Kept { bundle, cgroup, hooks, words: flight.words.take() });
                     ended = self.children.claim(pid, flight.number, container, "").map(|code| ("", code));
                 }
             }
@@ -268,7 +454,8 @@ impl Supervisor {
 
     /// Ends a call that takes too long, and what it has made so far.
     fn give_up(&mut self, flight: Flight) {
-        if let Some(pid) = Pid::from_raw(flight.pid) {
+        self.let_loose();
+        if let Some(pid) = flight.pid {
             let _ = kill_process(pid, Signal::KILL);
         }
         if let Call::Create { container, cgroup, .. } = &flight.call {
@@ -309,11 +496,12 @@ impl Supervisor {
 
     /// The server is gone: nobody can reach these containers any more.
     fn end(&mut self) {
+        self.spare = None;
         for flight in &self.flights.flying {
             if let Call::Create { container, cgroup, .. } = &flight.call {
                 let _ = containers::kill(container, cgroup);
             }
-            if let Some(pid) = Pid::from_raw(flight.pid) {
+            if let Some(pid) = flight.pid {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }

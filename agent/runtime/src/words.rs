@@ -70,7 +70,7 @@ impl LastWords {
     /// Everything since the last time.
     pub(crate) fn take(&self) -> String {
         let mut all = Vec::new();
-        self.read(&mut all);
+        more(&self.pipe, &mut all);
         String::from_utf8_lossy(&all).into_owned()
     }
 
@@ -78,7 +78,7 @@ impl LastWords {
     /// has ended or become a program.
     pub(crate) fn to_the_end(&self) -> String {
         let mut all = Vec::new();
-        while !self.read(&mut all) {
+        while !more(&self.pipe, &mut all) {
             let mut waited = [PollFd::new(&self.pipe, PollFlags::IN)];
             if poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
                 break;
@@ -86,17 +86,17 @@ impl LastWords {
         }
         String::from_utf8_lossy(&all).into_owned()
     }
+}
 
-    /// Reads what is there; `true` at the end.
-    fn read(&self, all: &mut Vec<u8>) -> bool {
-        let mut buffer = [0; 4096];
-        loop {
-            match rustix::io::read(&self.pipe, &mut buffer) {
-                Ok(0) => return true,
-                Ok(len) if all.len() < MOST => all.extend_from_slice(&buffer[..len]),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return error != rustix::io::Errno::AGAIN,
-            }
+/// Reads what is there; `true` at the end.
+pub(crate) fn more(pipe: &OwnedFd, all: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 4096];
+    loop {
+        match rustix::io::read(pipe, &mut buffer) {
+            Ok(0) => return true,
+            Ok(len) if all.len() < MOST => all.extend_from_slice(&buffer[..len]),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return error != rustix::io::Errno::AGAIN,
         }
     }
 }

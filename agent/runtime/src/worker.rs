@@ -3,6 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::thread::CpuSet;
+
 use crate::containers::{Stdio, Work};
 use crate::message::{Call, Done, Failure, FailureKind};
 use crate::namespaces;
@@ -19,6 +22,8 @@ pub(crate) struct Tools {
     pub(crate) words: (OwnedFd, OwnedFd),
     /// What the container's first process says.
     pub(crate) first: Option<OwnedFd>,
+    /// Where the container's program may run, if this process is held to one processor.
+    pub(crate) free: Option<CpuSet>,
 }
 
 /// How a call ended.
@@ -44,13 +49,14 @@ pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
 }
 
 fn work(call: Call, tools: Tools) -> Outcome {
-    let Tools { state, bundle, fds, words: (reader, writer), first } = tools;
-    let work = Work { state, words: LastWords::listen(reader, writer) };
+    let Tools { state, bundle, fds, words: (reader, writer), first, free } = tools;
+    let work = Work { state, words: LastWords::listen(reader, writer), free };
     let nothing = |()| (Done::default(), None);
     match call {
         Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
-        Call::Create { container, bundle, terminal, no_pivot, .. } => {
-            let made = work.create(&container, &bundle, stdio(terminal, fds)?, no_pivot)?;
+        Call::Create { container, bundle, root, terminal, no_pivot, hooks, .. } => {
+            look_at(&root)?;
+            let made = work.create(&container, &bundle, stdio(terminal, fds)?, no_pivot, hooks)?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
         Call::Start { container } => {
@@ -66,6 +72,19 @@ fn work(call: Call, tools: Tools) -> Outcome {
         Call::Delete { container } => work.delete(&container, &bundle).map(nothing),
         Call::Signal { .. } | Call::Kill { .. } => Err(Failure::internal("a call without work; this is a bug")),
     }
+}
+
+/// Whether a container's root is there. Looking may take as long as the file
+/// system likes, which is why it is done here.
+fn look_at(root: &Path) -> Result<(), Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat2(CWD, root, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS);
+    opened.map(drop).map_err(|error| {
+        let root = root.display();
+        Failure::internal(format!(
+            "cannot open the root {root}: {error}; is the host's share mounted (CreateSandbox) and the image in it?"
+        ))
+    })
 }
 
 /// Reads a worker's answer; without one it has died.

@@ -6,6 +6,7 @@
 pub mod child;
 pub mod entropy;
 pub mod fork;
+pub mod memory;
 pub mod mount;
 pub mod net;
 pub mod nvidia;

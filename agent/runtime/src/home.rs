@@ -1,0 +1,94 @@
+//! The home folder of a container's user.
+//!
+//! Without a `HOME` libcontainer asks the C library, which would load the
+//! container's own libraries into a process that still has privileges. And the
+//! server would have to read a file of the container's root, which may be on a
+//! file system that does not answer. So the server leaves a mark in the
+//! environment, and the container's own process, which already is the user it
+//! will be and has the container's root, replaces it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+/// The variable that asks for `HOME` to be looked up. No program gets it.
+pub const HOME_OF_PASSWD: &str = "FIRSTLIGHT_HOME_OF_PASSWD";
+
+/// Larger files are somebody's trick, bytes.
+const LONGEST_PASSWD: u64 = 1 << 20;
+
+/// Sets `HOME` if that was asked for.
+pub(crate) fn settle(environment: &mut HashMap<String, String>, passwd: &Path, uid: u32) {
+    if environment.remove(HOME_OF_PASSWD).is_some() {
+        let text = read(passwd).unwrap_or_default();
+        environment.insert("HOME".to_owned(), home(&text, uid).unwrap_or("/").to_owned());
+    }
+}
+
+/// The home folder of a user, from the text of `/etc/passwd`.
+fn home(passwd: &str, uid: u32) -> Option<&str> {
+    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut homes = fields.filter_map(|fields| match fields.as_slice() {
+        [_, _, id, _, _, home, ..] if id.parse() == Ok(uid) && home.starts_with('/') => Some(*home),
+        _ => None,
+    });
+    homes.next()
+}
+
+fn read(path: &Path) -> Option<String> {
+    // Non-blocking, so that a FIFO in its place does not stop us.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(LONGEST_PASSWD).read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:33::/var/www:/bin/sh\nrel:x:5:5::home:\n";
+
+    #[test]
+    fn homes_come_from_passwd() {
+        assert_eq!(home(PASSWD, 33), Some("/var/www"));
+        assert_eq!((home(PASSWD, 5), home(PASSWD, 7)), (None, None));
+    }
+
+    #[test]
+    fn only_a_marked_environment_is_changed_and_the_mark_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("passwd");
+        let settled = |environment: &[(&str, &str)]| {
+            let mut all = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            settle(&mut all, &file, 33);
+            let mut all: Vec<_> = all.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+            all.sort();
+            all.join(" ")
+        };
+        assert_eq!(settled(&[("HOME", "/"), (HOME_OF_PASSWD, "1")]), "HOME=/", "no such file");
+        std::fs::write(&file, PASSWD).unwrap();
+        assert_eq!(settled(&[("HOME", "/"), (HOME_OF_PASSWD, "1"), ("A", "b")]), "A=b HOME=/var/www");
+        assert_eq!(settled(&[("HOME", "/mine")]), "HOME=/mine");
+        std::fs::remove_file(&file).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(settled(&[(HOME_OF_PASSWD, "1")]), "HOME=/", "a FIFO does not stop anybody");
+    }
+
+    proptest! {
+        #[test]
+        fn any_passwd_is_taken(text in "\\PC{0,80}", uid: u32) {
+            if let Some(home) = home(&text, uid) {
+                prop_assert!(home.starts_with('/'));
+            }
+        }
+    }
+}

@@ -134,6 +134,7 @@ impl Agent {
         terminal: bool,
         size: Option<Winsize>,
     ) -> Result<()> {
+        let devices = devices::rules(&spec)?;
         container.set_storages(self.storages.add_all(request.storages).await?);
         let folder = container.bundle.clone();
         work::blocking(move || bundle::make(&folder, spec)).await?;
@@ -142,6 +143,7 @@ impl Agent {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
             cgroup: container.cgroup.clone(),
+            devices,
             terminal,
             no_pivot: root_is_initramfs(),
         };

@@ -16,9 +16,10 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use crate::children::Children;
 use crate::containers::{self, unknown};
+use crate::filter::Filters;
 use crate::flights::{Flight, Flights, Waiting, patience};
 use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
-use crate::socket::{MAX_MESSAGE, receive, send};
+use crate::socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
 use crate::worker::{self, Outcome, Tools};
 use crate::{signal, words};
 
@@ -49,6 +50,7 @@ struct Supervisor {
     kept: BTreeMap<String, Kept>,
     children: Children,
     flights: Flights,
+    filters: Filters,
 }
 
 /// Serves calls until the other end of `socket` is gone, then kills every
@@ -68,8 +70,9 @@ pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
         kept: BTreeMap::new(),
         children: Children::default(),
         flights: Flights::default(),
+        filters: Filters::default(),
     };
-    let mut buffer = vec![0; MAX_MESSAGE];
+    let mut buffer = vec![0; MAX_REQUEST];
     while supervisor.turn(&mut buffer)? {}
     supervisor.end();
     Ok(())
@@ -183,6 +186,10 @@ impl Supervisor {
         let failed = |error: &dyn std::fmt::Display| {
             Failure::internal(format!("{}: cannot start a helper process: {error}", worker::about(&call)))
         };
+        let program = match self.filters.program(&call) {
+            Ok(program) => program,
+            Err(failure) => return self.reply(request, Err(failure)),
+        };
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (answer, theirs) = match pair {
             Ok(pair) => pair,
@@ -200,7 +207,8 @@ impl Supervisor {
                 // What is open here would stay open in what this becomes the parent of.
                 drop((answer, self.socket.take(), self.signals.take()));
                 drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));
-                worker::run(call, Tools { state, bundle, fds, words, first }, &theirs);
+                drop(std::mem::take(&mut self.filters));
+                worker::run(call, Tools { state, bundle, fds, words, first, program }, &theirs);
                 std::process::exit(0)
             }
             Ok(Side::Parent(pid)) => {

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::containers::{Stdio, Work};
+use crate::filter;
 use crate::message::{Call, Done, Failure, FailureKind};
 use crate::namespaces;
 use crate::socket::{MAX_MESSAGE, receive, send};
@@ -19,6 +20,8 @@ pub(crate) struct Tools {
     pub(crate) words: (OwnedFd, OwnedFd),
     /// What the container's first process says.
     pub(crate) first: Option<OwnedFd>,
+    /// The device filter of a container that is to be made.
+    pub(crate) program: Option<OwnedFd>,
 }
 
 /// How a call ended.
@@ -44,13 +47,15 @@ pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
 }
 
 fn work(call: Call, tools: Tools) -> Outcome {
-    let Tools { state, bundle, fds, words: (reader, writer), first } = tools;
+    let Tools { state, bundle, fds, words: (reader, writer), first, program } = tools;
     let work = Work { state, words: LastWords::listen(reader, writer) };
     let nothing = |()| (Done::default(), None);
     match call {
         Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
-        Call::Create { container, bundle, terminal, no_pivot, .. } => {
-            let made = work.create(&container, &bundle, stdio(terminal, fds)?, no_pivot)?;
+        Call::Create { container, bundle, cgroup, terminal, no_pivot, .. } => {
+            let stdio = stdio(terminal, fds)?;
+            let group = filter::guard(&container, &cgroup, program)?;
+            let made = work.create(&container, &bundle, stdio, no_pivot).inspect_err(|_| group.discard())?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
         Call::Start { container } => {

@@ -30,7 +30,7 @@ impl Filters {
         let Call::Create { container, devices, .. } = call else { return Ok(None) };
         let filter = Filter::new(devices)
             .map_err(|error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}")))?;
-        let program = self.find(filter, |instructions| bpf::load_device_program(instructions));
+        let program = self.find(filter, bpf::load_device_program);
         program.map(Some).map_err(|why| Failure::internal(format!("container {container}: its device filter: {why}")))
     }
 

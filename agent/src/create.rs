@@ -136,6 +136,7 @@ impl Agent {
     ) -> Result<()> {
         let root = spec.root().as_ref().map(|root| root.path().clone());
         let root = root.ok_or_else(|| Error::invalid("OCI configuration: Root is missing"))?;
+        let devices = devices::rules(&spec)?;
         container.set_storages(self.storages.add_all(request.storages).await?);
         let hooks = spec.hooks().is_some();
         bundle::make(&container.bundle, &mut spec)?;
@@ -145,6 +146,7 @@ impl Agent {
             bundle: container.bundle.clone(),
             cgroup: container.cgroup.clone(),
             root: container.bundle.join(root),
+            devices,
             terminal,
             no_pivot: root_is_initramfs(),
             hooks,

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use libcontainer::container::{Container, ContainerStatus};
 use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::container::{Container, ContainerStatus};
 use libcontainer::error::LibcontainerError;
 use libcontainer::notify_socket::{NOTIFY_FILE, NotifySocket};
 use libcontainer::syscall::syscall::SyscallType;
@@ -187,9 +187,9 @@ pub(crate) fn sweep(state: &Path) {
 
 /// Lets a container's program run, and does not wait for it.
 pub(crate) fn let_go(state: &Path, container: &str) -> Result<(), Failure> {
-    NotifySocket::new(state.join(container).join(NOTIFY_FILE)).notify_container_start().map_err(|error| {
-        Failure::internal(format!("cannot start container {container}: {}", explain(&error, "")))
-    })
+    NotifySocket::new(state.join(container).join(NOTIFY_FILE))
+        .notify_container_start()
+        .map_err(|error| Failure::internal(format!("cannot start container {container}: {}", explain(&error, ""))))
 }
 
 /// Notes that a container's program runs; libcontainer starts further processes only then.

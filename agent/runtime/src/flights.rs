@@ -71,9 +71,9 @@ pub(crate) fn patience(call: &Call) -> Duration {
 
 impl Flights {
     /// Puts a call into the line; gives it back if the line is too long.
-    pub(crate) fn queue(&mut self, waiting: Waiting) -> Result<(), Waiting> {
+    pub(crate) fn queue(&mut self, waiting: Waiting) -> Result<(), Box<Waiting>> {
         if self.waiting.len() >= MOST_WAITING {
-            return Err(waiting);
+            return Err(Box::new(waiting));
         }
         self.waiting.push_back(waiting);
         Ok(())

@@ -17,7 +17,9 @@
 mod children;
 mod containers;
 mod entry;
+mod filter;
 mod flights;
+mod group;
 mod home;
 mod hooks;
 mod message;
@@ -33,5 +35,5 @@ mod worker;
 pub use home::HOME_OF_PASSWD;
 pub use hooks::FILE as HOOKS_FILE;
 pub use message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
-pub use socket::{MAX_MESSAGE, receive, send};
+pub use socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
 pub use supervisor::{Options, run};

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use firstlight_device_filter::Rule;
 use serde::{Deserialize, Serialize};
 
 /// A call with the number that its reply will carry.
@@ -37,6 +38,8 @@ pub enum Call {
         cgroup: PathBuf,
         /// The folder that its configuration names as its root.
         root: PathBuf,
+        /// Which devices it may open, as its configuration says.
+        devices: Vec<Rule>,
         /// Whether the configuration asks for a terminal.
         terminal: bool,
         /// Whether the root is one that `pivot_root` cannot leave (an initramfs).

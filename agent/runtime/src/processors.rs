@@ -80,7 +80,9 @@ mod tests {
 
     #[test]
     fn lists_are_counted() {
-        for (list, number) in [("0\n", 1), ("0-3\n", 4), ("0-3,7", 5), ("", 0), ("x,2-1,5", 1), ("0-4294967295", u32::MAX)] {
+        for (list, number) in
+            [("0\n", 1), ("0-3\n", 4), ("0-3,7", 5), ("", 0), ("x,2-1,5", 1), ("0-4294967295", u32::MAX)]
+        {
             assert_eq!(count(list), number, "{list:?}");
         }
     }

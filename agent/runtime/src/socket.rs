@@ -10,12 +10,15 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// The largest packet either side sends, bytes. Long texts are cut, and
-/// configurations travel as files.
+/// The largest answer, bytes. Long texts are cut.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 
-/// Standard input, output and error.
-const MAX_FDS: usize = 3;
+/// The largest request, bytes: the longest list of device rules is in it, and
+/// all else of a configuration travels as a file.
+pub const MAX_REQUEST: usize = 64 * 1024;
+
+/// Standard input, output and error, and a device filter.
+const MAX_FDS: usize = 4;
 
 /// Sends one packet. The descriptors stay the caller's; the receiver gets copies.
 ///
@@ -24,7 +27,7 @@ const MAX_FDS: usize = 3;
 pub fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if fds.len() > MAX_FDS || message.len() > MAX_MESSAGE {
+    if fds.len() > MAX_FDS || message.len() > MAX_REQUEST {
         return Err(Errno::MSGSIZE);
     }
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -98,7 +101,7 @@ mod tests {
     #[test]
     fn long_packets_are_refused_on_both_sides() {
         let (a, b) = pair();
-        assert_eq!(send(&a, &vec![0; MAX_MESSAGE + 1], &[]).unwrap_err(), Errno::MSGSIZE);
+        assert_eq!(send(&a, &vec![0; MAX_REQUEST + 1], &[]).unwrap_err(), Errno::MSGSIZE);
         send(&a, &[0; 32], &[]).unwrap();
         assert_eq!(receive(&b, &mut [0; 16]).unwrap_err(), Errno::MSGSIZE);
     }

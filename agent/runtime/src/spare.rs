@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::message::Call;
-use crate::socket::{MAX_MESSAGE, receive, send};
+use crate::socket::{MAX_REQUEST, receive, send};
 use crate::words;
 
 /// How long after a call the next one is expected.
@@ -24,7 +24,7 @@ const KEPT: Duration = Duration::from_secs(10);
 
 /// How long nothing may have happened before one is made: whoever calls now
 /// must not wait for it.
-const QUIET: Duration = Duration::from_millis(1);
+const QUIET: Duration = Duration::from_millis(5);
 
 /// What a copy is told to do; descriptors come with it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,7 +91,7 @@ impl Copy {
         let _ = rustix::thread::set_name(c"fl-spare");
         // What a call will touch is better touched now. That it cannot be is no reason to stop.
         let _ = firstlight_sys::memory::populate();
-        let mut buffer = vec![0; MAX_MESSAGE];
+        let mut buffer = vec![0; MAX_REQUEST];
         let (len, fds) = receive(&self.socket, &mut buffer).ok()?;
         let job = serde_json::from_slice(buffer.get(..len)?).ok()?;
         Some((job, fds))

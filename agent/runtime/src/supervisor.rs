@@ -15,10 +15,11 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use crate::children::Children;
 use crate::containers::{self, unknown};
+use crate::filter::Filters;
 use crate::flights::{Flight, Flights, Waiting, patience};
 use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 use crate::processors::{self, Processors};
-use crate::socket::{MAX_MESSAGE, receive, send};
+use crate::socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
 use crate::spare::{self, Advice, Copied, Job, Season, Spare};
 use crate::worker::{self, Outcome, Tools};
 use crate::{signal, words};
@@ -42,6 +43,8 @@ struct Kept {
     hooks: bool,
     /// What its first process says until it becomes its program.
     words: Option<OwnedFd>,
+    /// Why libcontainer could not be told that it runs.
+    unnoted: Option<Failure>,
 }
 
 /// Whether a call needed no copy of this process.
@@ -60,6 +63,7 @@ struct Supervisor {
     kept: BTreeMap<String, Kept>,
     children: Children,
     flights: Flights,
+    filters: Filters,
     processors: Processors,
     /// Whether this process is held to one processor.
     held: bool,
@@ -84,12 +88,13 @@ pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
         kept: BTreeMap::new(),
         children: Children::default(),
         flights: Flights::default(),
+        filters: Filters::default(),
         processors: Processors::ours(),
         held: false,
         spare: None,
         season: Season::default(),
     };
-    let mut buffer = vec![0; MAX_MESSAGE];
+    let mut buffer = vec![0; MAX_REQUEST];
     while supervisor.turn(&mut buffer)? {}
     supervisor.end();
     Ok(())
@@ -198,6 +203,9 @@ impl Supervisor {
             }
             Call::Exec { exec, .. } => {
                 let same = |call: &Call| matches!(call, Call::Exec { exec: other, .. } if other == exec);
+                if let Some(failure) = self.kept.get(id).and_then(|kept| kept.unnoted.clone()) {
+                    return Err(failure);
+                }
                 if self.children.pid(id, exec).is_some() || self.flights.any(id, same) {
                     let message = format!("process {exec} of container {id} exists");
                     return Err(Failure::new(FailureKind::Exists, message));
@@ -227,10 +235,6 @@ impl Supervisor {
                 let Some(words) = kept.words.take() else { return AtOnce::No };
                 if let Err(failure) = containers::let_go(&self.state, container) {
                     kept.words = Some(words);
-                    return AtOnce::Done(Err(failure));
-                }
-                // Meanwhile it becomes its program.
-                if let Err(failure) = containers::runs(&self.state, container) {
                     return AtOnce::Done(Err(failure));
                 }
                 let waiting = Waiting { request: Some(id), call: call.clone(), fds: Vec::new() };
@@ -264,18 +268,26 @@ impl Supervisor {
             "" => Ok((Done::default(), None)),
             said => Err(Failure::internal(format!("cannot start container {container}: {said}"))),
         };
+        let runs = outcome.is_ok();
         self.reply(flight.request, outcome);
+        if runs
+            && let Err(failure) = containers::runs(&self.state, container)
+            && let Some(kept) = self.kept.get_mut(container)
+        {
+            // Those who want a further process are told.
+            kept.unnoted = Some(failure);
+        }
     }
 
-    /// Copies this process; the copy carries the call out.
-    fn launch(&mut self, waiting: Waiting) {
-        let Waiting { request, call, fds } = waiting;
+    /// Has a copy of this process carry the call out.
+    fn launch(&mut self, mut waiting: Waiting) {
+        match self.filters.program(&waiting.call) {
+            Ok(program) => waiting.fds.extend(program),
+            Err(failure) => return self.reply(waiting.request, Err(failure)),
+        }
         // A hook may have work for every processor.
-        let alone = self.flights.none() && !matches!(call, Call::Create { hooks: true, .. });
-        let (call, fds) = match self.launch_spare(request, call, fds, alone) {
-            Ok(()) => return,
-            Err(left) => left,
-        };
+        let alone = self.flights.none() && !matches!(waiting.call, Call::Create { hooks: true, .. });
+        let Some(Waiting { request, call, fds }) = self.launch_spare(waiting, alone) else { return };
         self.hold(alone, None);
         match spare::copy() {
             Ok(Copied::There(copy)) => {
@@ -295,30 +307,21 @@ impl Supervisor {
         }
     }
 
-    /// Gives the call to the spare copy if there is one and it can do it;
-    /// otherwise returns the call.
-    fn launch_spare(
-        &mut self,
-        request: Option<u64>,
-        call: Call,
-        fds: Vec<OwnedFd>,
-        alone: bool,
-    ) -> Result<(), (Call, Vec<OwnedFd>)> {
+    /// Gives the call to the spare copy. Without one that can do it, the call comes back.
+    fn launch_spare(&mut self, waiting: Waiting, alone: bool) -> Option<Waiting> {
         // Others need what only a copy of the present state has.
-        let Some(spare) = self.spare.take_if(|_| matches!(call, Call::Create { .. } | Call::Exec { .. })) else {
-            return Err((call, fds));
-        };
+        let able = matches!(waiting.call, Call::Create { .. } | Call::Exec { .. });
+        let Some(spare) = self.spare.take_if(|_| able) else { return Some(waiting) };
         self.hold(alone, Some(spare.pid));
+        let Waiting { request, call, fds } = waiting;
         let bundle = self.kept.get(call.container()).map(|kept| kept.bundle.clone()).unwrap_or_default();
         let job = Job { call, bundle, held: self.held };
-        match spare.take(&job, &fds) {
-            Ok(()) => {
-                self.begun(spare, request, job.call);
-                Ok(())
-            }
+        if spare.take(&job, &fds).is_err() {
             // It has been killed.
-            Err(_) => Err((job.call, fds)),
+            return Some(Waiting { request, call: job.call, fds });
         }
+        self.begun(spare, request, job.call);
+        None
     }
 
     fn begun(&mut self, copy: Spare, request: Option<u64>, call: Call) {
@@ -349,6 +352,7 @@ impl Supervisor {
     fn shed(&mut self) -> PathBuf {
         drop((self.socket.take(), self.signals.take(), self.spare.take()));
         drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));
+        drop(std::mem::take(&mut self.filters));
         std::mem::take(&mut self.state)
     }
 
@@ -416,7 +420,10 @@ impl Supervisor {
             Call::Create { container, bundle, cgroup, hooks, .. } => {
                 if let Some(pid) = made {
                     let (bundle, cgroup, hooks) = (bundle.clone(), cgroup.clone(), *hooks);
-                    self.kept.insert(container.clone(), Kept { bundle, cgroup, hooks, words: flight.words.take() });
+                    self.kept.insert(
+                        container.clone(),
+                        Kept { bundle, cgroup, hooks, words: flight.words.take(), unnoted: None },
+                    );
                     ended = self.children.claim(pid, flight.number, container, "").map(|code| ("", code));
                 }
             }

@@ -7,6 +7,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::thread::CpuSet;
 
 use crate::containers::{Stdio, Work};
+use crate::filter;
 use crate::message::{Call, Done, Failure, FailureKind};
 use crate::namespaces;
 use crate::socket::{MAX_MESSAGE, receive, send};
@@ -17,6 +18,7 @@ pub(crate) struct Tools {
     pub(crate) state: PathBuf,
     /// The container's bundle.
     pub(crate) bundle: PathBuf,
+    /// The process's standard descriptors; for a container that is to be made its device filter comes last.
     pub(crate) fds: Vec<OwnedFd>,
     /// Both ends of the pipe for last words.
     pub(crate) words: (OwnedFd, OwnedFd),
@@ -45,18 +47,23 @@ pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
     if let Ok(packet) = serde_json::to_vec::<Result<Done, Failure>>(&result) {
         // Without an answer the runtime tells what is left of the last words.
         let _ = send(answer, &packet, &fds);
+        // Who waits for it may be held to this processor; ending takes a while.
+        rustix::thread::sched_yield();
     }
 }
 
 fn work(call: Call, tools: Tools) -> Outcome {
-    let Tools { state, bundle, fds, words: (reader, writer), first, free } = tools;
+    let Tools { state, bundle, mut fds, words: (reader, writer), first, free } = tools;
     let work = Work { state, words: LastWords::listen(reader, writer), free };
     let nothing = |()| (Done::default(), None);
     match call {
         Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
-        Call::Create { container, bundle, root, terminal, no_pivot, hooks, .. } => {
+        Call::Create { container, bundle, cgroup, root, terminal, no_pivot, hooks, .. } => {
+            let program = fds.pop();
+            let stdio = stdio(terminal, fds)?;
             look_at(&root)?;
-            let made = work.create(&container, &bundle, stdio(terminal, fds)?, no_pivot, hooks)?;
+            let group = filter::guard(&container, &cgroup, program)?;
+            let made = work.create(&container, &bundle, stdio, no_pivot, hooks).inspect_err(|_| group.discard())?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
         Call::Start { container } => {

@@ -1,15 +1,18 @@
 //! Which devices a container may open.
 //!
-//! libcontainer compiles the rules into a cgroup program that looks at the last
-//! rule first and denies what no rule matches; a rule of type "all" throws
-//! away the rules before it. Making a node of any number is allowed, because
-//! that alone opens nothing. Shims send no rules, so they are made here: the
+//! `firstlight-device-filter` says what rules mean, and makes the kernel's
+//! program of them: the last rule that matches decides, what no rule matches is
+//! denied, and a rule of type "all" throws away the rules before it. Making a
+//! node of any number is allowed, because that alone opens nothing. Shims send no rules, so they are made here: the
 //! usual harmless devices, the devices of the configuration, and what CDI added.
 //!
 //! A rule that would let a container open devices without naming them is
 //! dropped: then any GPU of the guest would be a `mknod` away.
 
+use firstlight_device_filter::{Access, Filter, Kind, Rule};
 use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxResources, Spec};
+
+use crate::error::{Error, Result};
 
 /// Character devices every container gets: major, minor (all when absent), what it is.
 const USUAL: &[(i64, Option<i64>, &str)] = &[
@@ -28,7 +31,7 @@ const USUAL: &[(i64, Option<i64>, &str)] = &[
 ///
 /// # Errors
 /// Never for the values used here; oci-spec's builders are fallible by type.
-pub fn allow(spec: &mut Spec) -> Result<Vec<String>, oci_spec::OciSpecError> {
+pub fn allow(spec: &mut Spec) -> std::result::Result<Vec<String>, oci_spec::OciSpecError> {
     let linux = spec.linux_mut().get_or_insert_with(Linux::default);
     let nodes = linux.devices().clone().unwrap_or_default();
     let resources = linux.resources_mut().get_or_insert_with(LinuxResources::default);
@@ -64,6 +67,41 @@ pub fn allow(spec: &mut Spec) -> Result<Vec<String>, oci_spec::OciSpecError> {
     Ok(dropped)
 }
 
+/// The rules of a configuration as the runtime takes them. A number that no
+/// device can have is refused: it must not become "any".
+///
+/// # Errors
+/// A rule makes no sense, or there are too many.
+pub fn rules(spec: &Spec) -> Result<Vec<Rule>> {
+    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+    let given = resources.and_then(|resources| resources.devices().as_deref()).unwrap_or_default();
+    let rules = given.iter().map(rule).collect::<Result<Vec<Rule>>>()?;
+    Filter::new(&rules).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok(rules)
+}
+
+fn rule(given: &LinuxDeviceCgroup) -> Result<Rule> {
+    let wrong = |what: &str| Error::invalid(format!("device rule {:?}: {what}", given.to_string()));
+    let number = |number: Option<i64>| {
+        let out_of_range = |_| wrong("a number that no device can have");
+        number.map(|number| u32::try_from(number).map_err(out_of_range)).transpose()
+    };
+    let kind = match given.typ().unwrap_or_default() {
+        LinuxDeviceType::A => Kind::All,
+        LinuxDeviceType::C | LinuxDeviceType::U => Kind::Char,
+        LinuxDeviceType::B => Kind::Block,
+        LinuxDeviceType::P => return Err(wrong("a pipe is no device")),
+    };
+    let access = given.access().as_deref().unwrap_or_default();
+    Ok(Rule {
+        allow: given.allow(),
+        kind,
+        major: number(given.major())?,
+        minor: number(given.minor())?,
+        access: Access::of(access).ok_or_else(|| wrong("access is made of r, w and m"))?,
+    })
+}
+
 /// Whether one of the rules is about exactly this node.
 fn named(rules: &[LinuxDeviceCgroup], node: &oci_spec::runtime::LinuxDevice) -> bool {
     rules.iter().any(|rule| {
@@ -80,6 +118,7 @@ fn is_narrow(rule: &LinuxDeviceCgroup) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use firstlight_device_filter::Asked;
     use oci_spec::runtime::LinuxDeviceBuilder;
     use proptest::prelude::*;
 
@@ -115,24 +154,11 @@ mod tests {
         spec
     }
 
-    /// What libcontainer's program answers: the last rule that matches, else no.
-    fn may(spec: &Spec, kind: LinuxDeviceType, major: i64, minor: i64, access: char) -> bool {
-        let resources = spec.linux().as_ref().unwrap().resources().clone().unwrap();
-        let rules = resources.devices().clone().unwrap();
-        let last_wipe = rules.iter().rposition(|rule| rule.typ() == Some(LinuxDeviceType::A));
-        if last_wipe.is_some_and(|at| rules[at].allow()) {
-            return true;
-        }
-        rules[last_wipe.map_or(0, |at| at + 1)..]
-            .iter()
-            .rev()
-            .find(|rule| {
-                rule.typ() == Some(kind)
-                    && rule.major().is_none_or(|wanted| wanted == major)
-                    && rule.minor().is_none_or(|wanted| wanted == minor)
-                    && rule.access().as_deref().unwrap_or("").contains(access)
-            })
-            .is_some_and(LinuxDeviceCgroup::allow)
+    /// What the filter answers.
+    fn may(spec: &Spec, kind: LinuxDeviceType, major: u32, minor: u32, access: char) -> bool {
+        let kind = if kind == LinuxDeviceType::B { Kind::Block } else { Kind::Char };
+        let access = Access::of(&access.to_string()).unwrap();
+        Filter::new(&rules(spec).unwrap()).unwrap().allows(&Asked { kind, major, minor, access })
     }
 
     const C: LinuxDeviceType = LinuxDeviceType::C;
@@ -145,8 +171,10 @@ mod tests {
         assert!(!may(&spec, C, 195, 0, 'r') && !may(&spec, C, 195, 0, 'w'));
         assert!(!may(&spec, LinuxDeviceType::B, 254, 0, 'r'));
         for (major, minor, name) in USUAL {
-            assert!(may(&spec, C, *major, minor.unwrap_or(7), 'r'), "{name}");
+            let number = |number: i64| u32::try_from(number).unwrap();
+            assert!(may(&spec, C, number(*major), number(minor.unwrap_or(7)), 'r'), "{name}");
         }
+        assert!(!may(&spec, C, 10, 200, 'r'), "tun");
         assert!(!may(&spec, C, 1, 1, 'r'), "/dev/mem");
         assert!(!may(&spec, C, 4, 64, 'w'), "the serial console");
     }
@@ -172,6 +200,26 @@ mod tests {
         assert_eq!(allow(&mut spec).unwrap(), ["a *:* rwm", "c *:* rw"]);
         assert!(!may(&spec, C, 195, 0, 'r'));
         assert!(may(&spec, C, 10, 229, 'r') && may(&spec, C, 1, 3, 'r'));
+    }
+
+    #[test]
+    fn a_number_that_no_device_has_is_not_any_number() {
+        for (major, minor) in [(-1, 0), (195, -1), (1 << 32, 0)] {
+            let mut spec = spec_with(vec![], &[(major, minor)]);
+            allow(&mut spec).unwrap();
+            let error = rules(&spec).unwrap_err().message;
+            assert!(error.contains("no device can have") && error.contains("c "), "{error}");
+        }
+        let mut spec = spec_with(vec![], &[(195, 0); 1100]);
+        allow(&mut spec).unwrap();
+        assert!(rules(&spec).unwrap_err().message.contains("more than 1024"));
+    }
+
+    #[test]
+    fn an_asked_for_denial_takes_a_usual_device_away() {
+        let mut spec = spec_with(vec![rule(false, C, Some(5), Some(2), "w")], &[]);
+        allow(&mut spec).unwrap();
+        assert!(may(&spec, C, 5, 2, 'r') && !may(&spec, C, 5, 2, 'w') && may(&spec, C, 5, 0, 'w'));
     }
 
     proptest! {

@@ -18,7 +18,7 @@ use firstlight_pci::Address;
 use futures::future::try_join_all;
 use oci_spec::runtime::Spec;
 
-pub use self::allow::allow;
+pub use self::allow::{allow, rules};
 use self::apply::Node;
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;

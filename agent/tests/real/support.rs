@@ -17,9 +17,6 @@ use firstlight_agent_api::oci;
 use ttrpc::r#async::Client;
 use ttrpc::context::{Context, with_duration};
 
-/// What libcontainer raises the limit of locked memory to for its device filter.
-const MEMLOCK: u64 = 128 << 20;
-
 /// Prepares the namespace and becomes the agent.
 const SCRIPT: &str = r#"
 set -e
@@ -41,14 +38,6 @@ pub(crate) fn with_containers(test: impl AsyncFnOnce()) {
 pub(crate) fn assert_containers_can_run() {
     assert!(rustix::process::geteuid().is_root(), "containers cannot be run here: not root");
     assert!(Path::new("/bin/busybox").exists(), "containers cannot be run here: no /bin/busybox (static)");
-    let resource = rustix::process::Resource::Memlock;
-    let now = rustix::process::getrlimit(resource);
-    let wanted = rustix::process::Rlimit { current: now.current, maximum: Some(MEMLOCK) };
-    let enough = now.maximum.is_none_or(|hard| hard >= MEMLOCK);
-    assert!(
-        enough || rustix::process::setrlimit(resource, wanted).is_ok(),
-        "containers cannot be run here: the limit of locked memory cannot be raised (CAP_SYS_RESOURCE)"
-    );
 }
 
 /// Runs a test with an agent of its own.

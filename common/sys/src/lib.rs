@@ -3,6 +3,7 @@
 //! One module per idea. Whatever rustix or the standard library offers safely
 //! is not wrapped again.
 #![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
+pub mod bpf;
 pub mod child;
 pub mod entropy;
 pub mod fork;

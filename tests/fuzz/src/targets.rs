@@ -1,5 +1,6 @@
 //! What is fed.
 
+mod device_rules;
 mod frames;
 mod policies;
 
@@ -137,6 +138,7 @@ pub(crate) const TARGETS: &[Target] = &[
             }
         },
     },
+    Target { name: "device-rules", seeds: device_rules::SEEDS, read: device_rules::read },
     Target {
         name: "mountinfo",
         seeds: &[

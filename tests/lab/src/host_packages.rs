@@ -21,14 +21,12 @@ const fn needs(name: &'static str, reason: &'static str) -> HostPackage {
 
 /// Everything needed to build the project and run the lab.
 pub const PACKAGES: &[HostPackage] = &[
-    needs("gcc", "links Rust programs; compiles libbpf and the stand-in modules"),
+    needs("gcc", "links Rust programs; compiles the stand-in modules"),
     needs("libc6-dev", "has libc.a for the static programs of the guest"),
     needs("binutils", "strips the stand-in modules"),
-    needs("make", "builds libbpf and the stand-in modules"),
-    needs("pkg-config", "finds libelf and zlib for libbpf"),
+    needs("make", "builds the stand-in modules"),
+    needs("pkg-config", "tells the container runtime which libseccomp it links"),
     needs("libseccomp-dev", "has libseccomp.a, which the container runtime links"),
-    needs("libelf-dev", "has libelf.a, which libbpf links for device rules"),
-    needs("zlib1g-dev", "has libz.a, which libelf links"),
     needs("xz-utils", "unpacks packages with older versions of dpkg"),
     needs("ca-certificates", "lets cargo and apt verify HTTPS servers"),
     needs("debian-archive-keyring", "verifies the packages of kernel and QEMU"),
@@ -39,6 +37,7 @@ pub const KERNEL_PACKAGES: &[HostPackage] = &[
     needs("flex", "reads the kernel's configuration language"),
     needs("bison", "reads the kernel's configuration language"),
     needs("bc", "computes constants of the kernel's timers"),
+    needs("libelf-dev", "reads object files in objtool, which the kernel builds for itself"),
 ];
 
 /// Why packages are still missing.

@@ -1,0 +1,182 @@
+//! Device filters: which program a container's resource group gets.
+//!
+//! Loading a program costs more than the rest of making a resource group, and
+//! most containers have the same rules. So the runtime keeps the programs that
+//! it has loaded, and the copy of it that makes a container only attaches one,
+//! before any process is in the group. A program ends when neither the runtime
+//! nor a group has it.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use firstlight_device_filter::{Filter, Instruction};
+use firstlight_sys::bpf;
+
+use crate::group;
+use crate::message::{Call, Failure, FailureKind};
+
+/// More are forgotten, and loaded again when they are asked for.
+const MOST_KEPT: usize = 32;
+
+/// Programs that are loaded, the one that was used last in front.
+#[derive(Debug, Default)]
+pub(crate) struct Filters(VecDeque<(Filter, OwnedFd)>);
+
+impl Filters {
+    /// The program that a call needs: one for a container that is to be made.
+    pub(crate) fn program(&mut self, call: &Call) -> Result<Option<OwnedFd>, Failure> {
+        let Call::Create { container, devices, .. } = call else { return Ok(None) };
+        let filter = Filter::new(devices)
+            .map_err(|error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}")))?;
+        let program = self.find(filter, bpf::load_device_program);
+        program.map(Some).map_err(|why| Failure::internal(format!("container {container}: its device filter: {why}")))
+    }
+
+    fn find<E: std::fmt::Display>(
+        &mut self,
+        filter: Filter,
+        load: impl FnOnce(&[Instruction]) -> Result<OwnedFd, E>,
+    ) -> Result<OwnedFd, String> {
+        let at = self.0.iter().position(|(kept, _)| *kept == filter);
+        let entry = match at.and_then(|at| self.0.remove(at)) {
+            Some(entry) => entry,
+            None => {
+                let program = load(&filter.program()).map_err(|error| error.to_string())?;
+                (filter, program)
+            }
+        };
+        let copy = entry.1.try_clone().map_err(|error| error.to_string());
+        self.0.push_front(entry);
+        self.0.truncate(MOST_KEPT);
+        copy
+    }
+}
+
+/// A resource group that has its filter.
+#[derive(Debug)]
+pub(crate) struct Guarded {
+    path: PathBuf,
+    made: bool,
+}
+
+/// Makes a container's resource group, unless it is there, and attaches the
+/// program. What a group has already holds as well.
+pub(crate) fn guard(container: &str, path: &Path, program: Option<OwnedFd>) -> Result<Guarded, Failure> {
+    let wrong = |what: &str, error: std::io::Error| {
+        Failure::internal(format!("container {container}: cannot {what} {}: {error}", path.display()))
+    };
+    let Some(program) = program else {
+        return Err(Failure::internal(format!("container {container} has no device filter; this is a bug")));
+    };
+    let made = group::make(path).map_err(|error| wrong("make the resource group", error))?;
+    let guarded = Guarded { path: path.to_owned(), made };
+    attach(program, path).map_err(|error| {
+        guarded.discard();
+        wrong("attach the device filter to", error)
+    })?;
+    Ok(guarded)
+}
+
+fn attach(program: impl AsFd, path: &Path) -> std::io::Result<()> {
+    let group = File::open(path)?;
+    let Err(error) = bpf::attach(&program, &group) else { return Ok(()) };
+    // A container may share another's group, and then often has the same rules.
+    let id = bpf::id(&program)?;
+    if bpf::attached(&group).is_ok_and(|ids| ids.contains(&id)) { Ok(()) } else { Err(error) }
+}
+
+impl Guarded {
+    /// Removes the group again if it was made here and nobody is in it.
+    pub(crate) fn discard(&self) {
+        if self.made {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_device_filter::{Access, Kind, Rule};
+
+    fn devices(major: u32) -> Vec<Rule> {
+        vec![Rule { allow: true, kind: Kind::Char, major: Some(major), minor: None, access: Access::READ }]
+    }
+
+    /// Looks for the filter of a major; whether it had to be loaded.
+    fn loaded(filters: &mut Filters, major: u32) -> bool {
+        let mut loaded = false;
+        let load = |_: &[Instruction]| {
+            loaded = true;
+            File::open("/dev/null").map(OwnedFd::from)
+        };
+        filters.find(Filter::new(&devices(major)).unwrap(), load).unwrap();
+        loaded
+    }
+
+    #[test]
+    fn a_program_is_loaded_once_and_the_least_used_is_forgotten() {
+        let mut filters = Filters::default();
+        assert!((0..32).all(|major| loaded(&mut filters, major)));
+        assert!(!loaded(&mut filters, 0), "kept");
+        assert!(loaded(&mut filters, 32));
+        assert_eq!(filters.0.len(), MOST_KEPT);
+        assert!(!loaded(&mut filters, 0) && loaded(&mut filters, 1), "1 was the one not used for longest");
+    }
+
+    #[test]
+    fn a_refused_program_is_not_kept() {
+        let mut filters = Filters::default();
+        let refuse = |_: &[Instruction]| Err::<OwnedFd, _>("no");
+        assert_eq!(filters.find(Filter::default(), refuse).unwrap_err(), "no");
+        assert!(filters.0.is_empty());
+    }
+
+    fn create(devices: Vec<Rule>) -> Call {
+        Call::Create {
+            container: "c1".into(),
+            bundle: "/b".into(),
+            cgroup: "/g".into(),
+            devices,
+            root: "/r".into(),
+            terminal: false,
+            no_pivot: false,
+            hooks: false,
+        }
+    }
+
+    #[test]
+    fn only_a_container_that_is_made_needs_one_and_too_many_rules_are_named() {
+        let mut filters = Filters::default();
+        assert!(filters.program(&Call::Kill { container: "c1".into() }).unwrap().is_none());
+        let failure = filters.program(&create(devices(1).repeat(2000))).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Invalid);
+        assert!(failure.message.contains("container c1: 2000 device rules"), "{}", failure.message);
+        assert!(guard("c1", Path::new("/nowhere"), None).unwrap_err().message.contains("bug"));
+    }
+
+    #[test]
+    fn the_longest_request_fits_into_a_packet() {
+        let long =
+            Rule { allow: false, kind: Kind::Char, major: Some(u32::MAX), minor: Some(u32::MAX), access: Access::ALL };
+        let request = crate::Request { id: u64::MAX, call: create(vec![long; firstlight_device_filter::MOST_RULES]) };
+        let length = serde_json::to_vec(&request).unwrap().len();
+        // Two paths of the kernel's longest, and the rest, have to fit as well.
+        assert!(length + 3 * 4096 < crate::socket::MAX_REQUEST, "{length}");
+    }
+
+    #[test]
+    fn what_is_no_group_is_refused_and_removed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c1");
+        let program = OwnedFd::from(File::open("/dev/null").unwrap());
+        let failure = guard("c1", &path, Some(program)).unwrap_err();
+        assert!(
+            failure.message.contains("attach the device filter to") && failure.message.contains("c1"),
+            "{failure:?}"
+        );
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,157 @@
+//! Which devices a container may open, asked of the kernel.
+
+use std::fs;
+
+use crate::support::{Agent, code, spec, with_agent};
+use firstlight_agent_api::oci;
+use ttrpc::Code;
+
+/// Makes a node of `$1:$2` and says which ways of opening it the filter lets through.
+const PROBE: &str = r#"probe() {
+  mknod /dev/probe c $1 $2
+  for way in r w rw; do
+    case $way in
+      r) said=$( { : < /dev/probe; } 2>&1 ) ;;
+      w) said=$( { : > /dev/probe; } 2>&1 ) ;;
+      rw) said=$( { : <> /dev/probe; } 2>&1 ) ;;
+    esac
+    case "$said" in *"Operation not permitted"*) ;; *) printf "%s " $way ;; esac
+  done
+  echo
+}
+"#;
+
+fn rule(allow: bool, major: i64, minor: i64, access: &str) -> oci::LinuxDeviceCgroup {
+    let (kind, access) = ("c".into(), access.into());
+    oci::LinuxDeviceCgroup {
+        Allow: allow,
+        Type: kind,
+        Major: major,
+        Minor: minor,
+        Access: access,
+        ..Default::default()
+    }
+}
+
+fn ruled(agent: &Agent, id: &str, script: &str, rules: Vec<oci::LinuxDeviceCgroup>) -> oci::Spec {
+    let mut spec = spec(&agent.root(id), script);
+    spec.Linux.mut_or_insert_default().Resources.mut_or_insert_default().Devices = rules;
+    spec
+}
+
+/// The ways in which a container with these rules opens a device.
+async fn opens(agent: &Agent, id: &str, rules: Vec<oci::LinuxDeviceCgroup>, device: &str) -> String {
+    let script = format!("{PROBE} probe {device}");
+    agent.create(ruled(agent, id, &script, rules), id).await.unwrap();
+    agent.begin(id).await;
+    let output = agent.output(id, "").await;
+    assert_eq!(agent.wait(id, "").await.unwrap(), 0, "{output}");
+    agent.remove(id).await.unwrap();
+    output.trim().to_owned()
+}
+
+/// How many programs a process holds.
+fn programs(pid: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().contains("bpf-prog"))).count()
+}
+
+#[test]
+fn tun_opens_only_where_it_is_listed() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        assert_eq!(opens(&agent, "c1", vec![], "10 200").await, "");
+        // Whether the kernel has it is another question.
+        assert_eq!(opens(&agent, "c2", vec![rule(true, 10, 200, "rw")], "10 200").await, "r w rw");
+        assert_eq!(opens(&agent, "c3", vec![], "1 3").await, "r w rw");
+    });
+}
+
+#[test]
+fn an_open_for_both_needs_both() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let zero = |allow, access| rule(allow, 1, 5, access);
+        assert_eq!(opens(&agent, "c1", vec![zero(false, "w")], "1 5").await, "r");
+        assert_eq!(opens(&agent, "c2", vec![zero(false, "rw"), zero(true, "r")], "1 5").await, "r");
+        let both = vec![zero(false, "rw"), zero(true, "r"), zero(true, "w")];
+        assert_eq!(opens(&agent, "c3", both, "1 5").await, "r w rw");
+    });
+}
+
+#[test]
+fn one_program_serves_every_container_with_the_same_rules() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let runtime = *agent.pids().last().unwrap();
+        for id in ["c1", "c2", "c3"] {
+            agent.run(id, "mknod /dev/g c 1 11; while :; do sleep 1; done").await;
+        }
+        assert_eq!(programs(runtime), 1);
+        agent.remove("c1").await.unwrap();
+        let open = "(: > /dev/g) 2>&1 | grep -o 'Operation not permitted'";
+        assert_eq!(agent.shell("c2", "e1", open).await.0, "Operation not permitted\n");
+        let first = fs::read_to_string(agent.group("c2", "cgroup.procs")).unwrap();
+        let first: u32 = first.split_whitespace().next().unwrap().parse().unwrap();
+        assert_eq!(programs(first), 0, "no container has it in its hands");
+        assert_eq!(opens(&agent, "c4", vec![rule(true, 10, 229, "rw")], "10 229").await, "r w rw");
+        assert_eq!(programs(runtime), 2);
+    });
+}
+
+#[test]
+fn containers_of_one_group_are_held_by_the_rules_of_both() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let wait = "while :; do sleep 1; done";
+        agent.run("c1", wait).await;
+        let mut same = spec(&agent.root("c2"), wait);
+        same.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
+        agent.create(same, "c2").await.unwrap();
+        agent.begin("c2").await;
+        let mut wider = ruled(&agent, "c3", &format!("{PROBE} probe 10 200"), vec![rule(true, 10, 200, "rw")]);
+        wider.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
+        agent.create(wider, "c3").await.unwrap();
+        agent.begin("c3").await;
+        assert_eq!(agent.output("c3", "").await.trim(), "");
+        assert!(!agent.group("c3", "").exists());
+    });
+}
+
+#[test]
+fn long_lists_hold_and_longer_ones_are_refused() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let many = |count: i64| (0..count).map(|minor| rule(minor % 2 == 0, 300 + minor % 7, minor, "rw")).collect();
+        assert_eq!(opens(&agent, "c1", many(1000), "306 6").await, "r w rw");
+        assert_eq!(opens(&agent, "c2", many(1000), "300 7").await, "");
+        let (kind, text) = code(agent.create(ruled(&agent, "c3", "true", many(100_000)), "c3").await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("more than 1024"), "{text}");
+        assert!(!agent.group("c3", "").exists());
+
+        let mut negative = spec(&agent.root("c4"), "true");
+        let node = oci::LinuxDevice { Path: "/dev/x".into(), Type: "c".into(), Major: -1, ..Default::default() };
+        negative.Linux.mut_or_insert_default().Devices.push(node);
+        let (kind, text) = code(agent.create(negative, "c4").await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("no device can have"), "{text}");
+    });
+}
+
+#[test]
+fn a_container_that_fails_leaves_no_group() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let mut broken = spec(&agent.root("c1"), "true");
+        let nowhere = oci::Mount {
+            destination: "/tmp/x".into(),
+            source: "/nowhere".into(),
+            type_: "bind".into(),
+            ..Default::default()
+        };
+        broken.Mounts.push(nowhere);
+        code(agent.create(broken, "c1").await);
+        assert!(!agent.group("c1", "").exists());
+        agent.run("c1-again", "exit 7").await;
+        assert_eq!(agent.wait("c1-again", "").await.unwrap(), 7);
+    });
+}

@@ -50,6 +50,19 @@ impl Processors {
     }
 }
 
+/// Moves this process to another processor: what it leaves behind there is
+/// about to be woken, and would find the place taken.
+pub(crate) fn leave(home: &CpuSet) -> std::io::Result<()> {
+    let mut others = *home;
+    let cpu = sched_getcpu();
+    if cpu < CpuSet::MAX_CPU {
+        others.unset(cpu);
+    }
+    // Without others to go to it stays.
+    let _ = sched_setaffinity(None, &others);
+    free(home)
+}
+
 /// Lets this process run where it may.
 pub(crate) fn free(home: &CpuSet) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, home)?)

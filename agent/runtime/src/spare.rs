@@ -84,13 +84,22 @@ impl Spare {
     }
 }
 
+/// Writes to the memory that a call will take first.
+fn touch() {
+    /// About what making a container takes, bytes.
+    const SIZE: usize = 64 << 10;
+    std::hint::black_box(&mut [0_u8; SIZE]);
+    std::hint::black_box(&mut vec![1_u8; SIZE]);
+}
+
 impl Copy {
     /// Waits for a call. `None`: none will come.
     pub(crate) fn job(&self) -> Option<(Job, Vec<OwnedFd>)> {
         // Only for people who look at the process table.
         let _ = rustix::thread::set_name(c"fl-spare");
         // What a call will touch is better touched now. That it cannot be is no reason to stop.
-        let _ = firstlight_sys::memory::populate();
+        let _ = firstlight_sys::memory::populate_program();
+        touch();
         let mut buffer = vec![0; MAX_REQUEST];
         let (len, fds) = receive(&self.socket, &mut buffer).ok()?;
         let job = serde_json::from_slice(buffer.get(..len)?).ok()?;

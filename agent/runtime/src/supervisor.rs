@@ -343,7 +343,7 @@ impl Supervisor {
             && let Some(home) = self.processors.home()
         {
             // It was allowed a moment ago.
-            let _ = processors::free(&home);
+            let _ = processors::leave(&home);
         }
     }
 
@@ -402,7 +402,6 @@ impl Supervisor {
     /// Takes a worker's answer.
     fn land(&mut self, mut flight: Flight) {
         self.season.called();
-        self.let_loose();
         let outcome = worker::outcome(&flight.answer, "", &worker::about(&flight.call)).map_err(|mut failure| {
             let mut said = Vec::new();
             if let Some(words) = &flight.words {
@@ -457,6 +456,7 @@ impl Supervisor {
         if let Some(exited) = exited {
             self.tell(&exited, &[]);
         }
+        self.let_loose();
     }
 
     /// Ends a call that takes too long, and what it has made so far.

@@ -1,6 +1,6 @@
 //! CreateContainer and StartContainer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use firstlight_agent_api::agent::CreateContainerRequest;
@@ -196,9 +196,12 @@ pub(crate) fn winsize(size: &firstlight_agent_api::oci::Box) -> Option<Winsize> 
 }
 
 /// `pivot_root` cannot leave a mount that has no parent, as the kernel's first
-/// root is one. PID 1 puts the guest's root on top of that.
+/// root is one. PID 1 puts the guest's root on top of that, before it starts
+/// this process; from then on it is what it is.
 fn root_is_initramfs() -> bool {
-    std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table))
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let look = || std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table));
+    *ANSWER.get_or_init(look)
 }
 
 /// Whether the topmost mount of `/` is its own parent.

@@ -43,8 +43,11 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> AgentTestsError {
 }
 
 /// What is a script, by its name in the bundle.
-const SCRIPTS: &[(&str, &str)] =
-    &[("run", include_str!("../agent-tests/run")), ("in-root", include_str!("../agent-tests/in-root"))];
+const SCRIPTS: &[(&str, &str)] = &[
+    ("run", include_str!("../agent-tests/run")),
+    ("in-root", include_str!("../agent-tests/in-root")),
+    ("one-by-one", include_str!("../agent-tests/one-by-one")),
+];
 
 /// Makes the bundle in `folder` and returns its programs.
 ///
@@ -105,11 +108,11 @@ case $2 in
 esac
 "#;
 
-    fn in_root(folder: &Path, filters: &[&str]) -> (String, Option<i32>) {
+    fn one_by_one(folder: &Path, filters: &[&str]) -> (String, Option<i32>) {
         let program = folder.join("tests");
         fs::write(&program, PROGRAM).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let script = workspace().join("tests/lab/agent-tests/in-root");
+        let script = workspace().join("tests/lab/agent-tests/one-by-one");
         let mut command = Command::new("sh");
         command.arg(script).args(filters).env("TESTS", &program).env("SHORT_PROCESSES", "9");
         let output = command.output().unwrap();
@@ -119,7 +122,7 @@ esac
     #[test]
     fn what_cannot_run_is_told_and_never_counts_as_passed() {
         let folder = tempfile::tempdir().unwrap();
-        let (text, code) = in_root(folder.path(), &[]);
+        let (text, code) = one_by_one(folder.path(), &[]);
         for part in [
             "ok       good (",
             "         7 of 9\n",
@@ -131,12 +134,12 @@ esac
         }
         assert!(text.ends_with("\n4 tests: 1 ok, 2 failed, 1 not runnable here\n"), "{text}");
         assert_eq!(code, Some(1));
-        let (text, code) = in_root(folder.path(), &["goo", "lack"]);
+        let (text, code) = one_by_one(folder.path(), &["goo", "lack"]);
         assert!(text.ends_with("\n2 tests: 1 ok, 0 failed, 1 not runnable here\n"), "{text}");
         assert_eq!(code, Some(0));
         // Nothing that ran is no success.
-        assert_eq!(in_root(folder.path(), &["lacks"]).1, Some(1));
-        let (text, code) = in_root(folder.path(), &["nowhere"]);
+        assert_eq!(one_by_one(folder.path(), &["lacks"]).1, Some(1));
+        let (text, code) = one_by_one(folder.path(), &["nowhere"]);
         assert!(text.contains("no test has one of these in its name: nowhere") && code == Some(1), "{text}");
     }
 

@@ -1,14 +1,13 @@
 //! `cargo xtask gpu-test`: the agent beside a real NVIDIA driver.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use firstlight_lab::binaries::target;
 use firstlight_lab::gpu_bundle;
 
-use crate::elf::needs_interpreter;
+use crate::bundle;
 
 /// Options of `gpu-test`.
 #[derive(Debug, clap::Args)]
@@ -30,16 +29,8 @@ const BUDGET: u64 = 60_000_000;
 /// Makes the bundle, and runs it unless it is for elsewhere.
 pub(crate) fn gpu_test(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = args.bundle.clone().unwrap_or_else(|| target().join("gpu-bundle"));
-    for program in gpu_bundle::make(&folder)? {
-        let bytes = fs::read(&program).with_context(|| program.display().to_string())?;
-        if needs_interpreter(&bytes).with_context(|| program.display().to_string())? {
-            bail!("{} is not static: it would not run on another machine", program.display());
-        }
-    }
-    let bytes = weigh(&folder)?;
-    if bytes > BUDGET {
-        bail!("{} weighs {bytes} bytes; {BUDGET} are the limit", folder.display());
-    }
+    let programs = gpu_bundle::make(&folder)?;
+    let bytes = bundle::judge(&folder, &programs, BUDGET)?;
     if args.bundle.is_some() {
         eprintln!("xtask: {} has {} kB; on a machine with an NVIDIA driver, as root:", folder.display(), bytes / 1000);
         eprintln!("  {}/gpu-test --json gpu.json", folder.display());
@@ -53,14 +44,4 @@ pub(crate) fn gpu_test(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let status = command.status().with_context(|| format!("start {}", program.display()))?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn weigh(folder: &Path) -> anyhow::Result<u64> {
-    let mut bytes = 0;
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let entry = entry?;
-        let data = entry.metadata()?;
-        bytes += if data.is_dir() { weigh(&entry.path())? } else { data.len() };
-    }
-    Ok(bytes)
 }

@@ -1,7 +1,9 @@
 //! `cargo xtask`: the one door for contributors.
 #![forbid(unsafe_code)]
 
+mod agent_tests;
 mod bench;
+mod bundle;
 mod cargo;
 mod check;
 mod conformance;
@@ -37,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
     GpuTest(gpu_test::Args),
+    /// A folder with the agent's own tests with real containers, for another machine.
+    AgentTests(agent_tests::Args),
     /// Feed inputs, guided by coverage, to everything that reads somebody else's bytes.
     Fuzz(fuzz::Args),
     /// Sizes of the guest's programs against their budgets.
@@ -58,6 +62,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::check(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::GpuTest(args) => gpu_test::gpu_test(&args),
+        Command::AgentTests(args) => agent_tests::agent_tests(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Size => size::size(),
     }

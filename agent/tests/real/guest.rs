@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use firstlight_agent_api::agent::{
@@ -13,7 +12,7 @@ use firstlight_agent_api::health::CheckRequest;
 use firstlight_agent_api::oci;
 use ttrpc::Code;
 
-use crate::support::{Agent, short, spec, with_containers};
+use crate::support::{Agent, only_in_a_guest, short, spec, with_containers};
 
 const SHARE: &str = "/run/kata-containers/shared/containers";
 
@@ -22,12 +21,6 @@ fn code(error: &ttrpc::Error) -> (Code, String) {
         ttrpc::Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
         other => panic!("no status: {other}"),
     }
-}
-
-/// The clock and the processors are the whole machine's.
-fn assert_in_a_guest() {
-    let ours = Path::new("/run/firstlight").exists();
-    assert!(ours, "this changes the machine: run it in a guest (cargo test -p firstlight-e2e agent_in_guest)");
 }
 
 fn file(path: &str, mode: u32, data: &[u8]) -> CopyFileRequest {
@@ -104,7 +97,7 @@ fn random_numbers_are_reseeded() {
 #[test]
 fn the_clock_is_set() {
     with_containers(async || {
-        assert_in_a_guest();
+        only_in_a_guest("it sets the machine's clock");
         let agent = Agent::start().await;
         let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let set = async |sec: i64, usec: i64| {
@@ -127,7 +120,7 @@ fn the_clock_is_set() {
 #[test]
 fn a_cpu_comes_online_and_one_that_never_does_delays_nobody() {
     with_containers(async || {
-        assert_in_a_guest();
+        only_in_a_guest("it switches one of the machine's processors off");
         let agent = Agent::start().await;
         let online = async |count: u32| {
             let request = OnlineCPUMemRequest { nb_cpus: count, ..Default::default() };

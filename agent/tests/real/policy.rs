@@ -10,7 +10,7 @@ use firstlight_agent_api::agent::{
 use firstlight_agent_api::health::CheckRequest;
 use ttrpc::{Code, Error};
 
-use crate::support::{Agent, short, spec, with_containers};
+use crate::support::{Agent, program, short, spec, with_containers};
 
 /// No exec and no output; signals have no rule.
 const NO_EXEC: &str = include_str!("../../policy/tests/policies/no-exec.rego");
@@ -156,7 +156,7 @@ fn an_agent_whose_policy_cannot_be_used_does_not_serve() {
         } else {
             fs::remove_file(&policy).unwrap();
         }
-        let output = Command::new(env!("CARGO_BIN_EXE_firstlight-agent"))
+        let output = Command::new(program())
             .env("AGENT_ADDR", format!("unix://{}", socket.display()))
             .env("KATA_AGENT_POLICY_FILE", &policy)
             .stdin(Stdio::null())

@@ -40,6 +40,33 @@ pub(crate) fn assert_containers_can_run() {
     assert!(Path::new("/bin/busybox").exists(), "containers cannot be run here: no /bin/busybox (static)");
 }
 
+/// Ends a test that cannot be run on this machine, which is no fault of the
+/// agent's: whoever runs the tests elsewhere than in a guest knows it by these
+/// words, and by its name.
+pub(crate) fn not_here(why: impl std::fmt::Display) -> ! {
+    panic!("not runnable here: {why}");
+}
+
+/// For what belongs to the whole machine.
+pub(crate) fn only_in_a_guest(why: &str) {
+    if !Path::new("/run/firstlight").exists() {
+        not_here(format_args!("{why}: only in a guest (cargo test -p firstlight-e2e agent_in_guest)"));
+    }
+}
+
+/// For tests with a file system that not every kernel has.
+pub(crate) fn needs_file_system(name: &str) {
+    let all = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !all.lines().any(|line| line.split_whitespace().next_back() == Some(name)) {
+        not_here(format_args!("this kernel has no file system {name} (modprobe {name})"));
+    }
+}
+
+/// The agent's program: `FIRSTLIGHT_AGENT`, or the one that was built with this test.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("FIRSTLIGHT_AGENT").unwrap_or_else(|| env!("CARGO_BIN_EXE_firstlight-agent").into()).into()
+}
+
 /// Runs a test with an agent of its own.
 pub(crate) fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
     with_containers(async || test(Agent::start().await).await);
@@ -60,7 +87,7 @@ pub(crate) fn amount(name: &str, default: usize) -> usize {
     let given =
         line.split_whitespace().find_map(|word| word.strip_prefix("tests.")?.strip_prefix(name)?.strip_prefix('='));
     let text = std::env::var(name).ok().or(given.map(str::to_owned));
-    text.and_then(|text| text.parse().ok()).unwrap_or(default)
+    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
 /// A running agent, with clients.
@@ -98,7 +125,7 @@ impl Agent {
         let process = Command::new("unshare")
             .args(namespaces)
             .args(["/bin/sh", "-c", script])
-            .env("AGENT", env!("CARGO_BIN_EXE_firstlight-agent"))
+            .env("AGENT", program())
             .env("AGENT_ADDR", &address)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())

@@ -7,6 +7,7 @@ use firstlight_image_builder::cache;
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::Progress;
 
+use crate::agent_tests_bundle::{self, AgentTestsError};
 use crate::binaries::{AgentTests, Binaries, BuildError, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
@@ -36,6 +37,9 @@ pub enum LabError {
     /// `gpu-test` could not be packed up.
     #[error(transparent)]
     Bundle(#[from] BundleError),
+    /// The agent's tests could not be packed up.
+    #[error(transparent)]
+    AgentTests(#[from] AgentTestsError),
     /// The container image could not be made.
     #[error(transparent)]
     Busybox(#[from] BusyboxError),
@@ -119,6 +123,19 @@ impl Lab {
         progress().say("building the agent's tests");
         let tests = AgentTests::build(&workspace())?;
         self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
+    }
+
+    /// Builds the guest image that runs those tests from a folder, as on any
+    /// machine.
+    ///
+    /// # Errors
+    /// The bundle or the image does not build.
+    pub fn agent_tests_bundle(&self) -> Result<Image, LabError> {
+        progress().say("building the agent's tests");
+        let (folder, bundle) = (output().join("agent-tests"), output().join("agent-tests.tar"));
+        agent_tests_bundle::make(&folder)?;
+        gpu_bundle::pack(&folder, &bundle)?;
+        self.variant_with("agent-tests-bundle", &[("BUNDLE", &bundle)])
     }
 
     /// What measures the agent beside crun and runc.

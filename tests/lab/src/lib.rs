@@ -7,6 +7,7 @@
 //! [`Lab`] is all of it ready, and makes machines from a [`Guest`].
 #![forbid(unsafe_code)]
 
+pub mod agent_tests_bundle;
 pub mod binaries;
 mod busybox;
 pub mod gpu_bundle;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::support::{Agent, short};
+use crate::support::{Agent, not_here, short};
 
 /// As the usual script; the new sysfs shows the new network namespace.
 const SCRIPT: &str = r#"
@@ -67,11 +67,15 @@ pub(super) fn refusal(error: ttrpc::Error) -> (ttrpc::Code, String) {
 impl Stand {
     /// Runs a program in the agent's network namespace; what it wrote.
     pub(super) fn inside(&self, script: &str) -> String {
+        self.attempt(script).unwrap_or_else(|text| panic!("{script}: {text}"))
+    }
+
+    /// What it wrote, as an error if it failed.
+    fn attempt(&self, script: &str) -> Result<String, String> {
         let pid = self.agent.pids()[0].to_string();
         let output = Command::new("nsenter").args(["-t", &pid, "-m", "-n", "/bin/sh", "-c", script]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script}: {text}");
-        text
+        if output.status.success() { Ok(text) } else { Err(text) }
     }
 
     /// Makes a NIC that is plugged in.
@@ -81,7 +85,14 @@ impl Stand {
             all.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
         let before = others();
-        self.inside(&format!("ip link add {name} address {mac} type veth"));
+        let add = format!("ip link add {name} address {mac} type veth");
+        if let Err(text) = self.attempt(&add) {
+            // How the kernel says that it does not know the kind.
+            if text.contains("not supported") {
+                not_here("this kernel has no pairs of NICs (modprobe veth)");
+            }
+            panic!("{add}: {text}");
+        }
         let peer = others().into_iter().find(|it| it != name && !before.contains(it)).unwrap();
         // Out of the way of the names that tests use.
         self.inside(&format!("ip link set {peer} name far-{name} && ip link set far-{name} up"));

@@ -1,6 +1,8 @@
 //! The smallest EROFS images: one folder with one file, uncompressed. After the
 //! kernel's fs/erofs/erofs_fs.h.
 
+use crate::support::needs_file_system;
+
 const BLOCK: usize = 4096;
 /// Block 1 has the inodes, 2 the folder, 3 the file.
 const INODES: usize = BLOCK;
@@ -23,6 +25,7 @@ fn inode(image: &mut [u8], number: u64, mode: u16, links: u16, size: u32, block:
 
 /// An image with a file.
 pub(super) fn image(name: &str, text: &str) -> Vec<u8> {
+    needs_file_system("erofs");
     let mut image = vec![0; 4 * BLOCK];
     put(&mut image, 1024, &0xE0F5_E1E2_u32.to_le_bytes());
     image[1024 + 12] = 12; // blocks of 4096 bytes

@@ -7,7 +7,7 @@ use firstlight_agent_api::agent::{CreateSandboxRequest, UpdateEphemeralMountsReq
 use ttrpc::Code;
 
 use super::{RUN, code, create, inside, mounted, refused, storage, with_agent};
-use crate::support::{Agent, short};
+use crate::support::{Agent, only_in_a_guest, short};
 
 /// As shims send it; upstream loses all of its options.
 const SHM: &[&str] = &["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"];
@@ -63,6 +63,7 @@ fn a_volume_of_memory_belongs_to_its_group() {
 #[test]
 fn huge_pages_are_set_aside_and_given_back() {
     with_agent(async |agent| {
+        only_in_a_guest("huge pages are taken from the machine's memory");
         let count =
             || fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").unwrap().trim().to_owned();
         let volume = |options| storage("ephemeral", "nodev", "hugetlbfs", "sandbox/ephemeral/huge", &[options]);

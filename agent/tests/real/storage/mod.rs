@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use firstlight_agent_api::agent::{CreateContainerRequest, Storage};
 use ttrpc::{Code, Error};
 
-use crate::support::{Agent, short, spec, with_containers};
+use crate::support::{Agent, needs_file_system, not_here, short, spec, with_containers};
 
 /// Where storages may be mounted.
 const RUN: &str = "/run/kata-containers";
@@ -100,13 +100,18 @@ struct Loop(String);
 
 impl Loop {
     fn of(image: &Path) -> Self {
-        let node = busybox(&["losetup", "-f"]);
+        let free = Command::new("/bin/busybox").args(["losetup", "-f"]).output().unwrap();
+        let node = String::from_utf8_lossy(&free.stdout).trim().to_owned();
+        if !Path::new(&node).exists() {
+            not_here(format_args!("no loop device is free (modprobe loop): {}", String::from_utf8_lossy(&free.stderr)));
+        }
         busybox(&["losetup", &node, &image.display().to_string()]);
         Self(node)
     }
 
     /// A disk with an ext4 file system that has a file `name` in it.
     fn ext4(folder: &Path, name: &str, text: &str) -> Self {
+        needs_file_system("ext4");
         let image = folder.join(format!("{name}.img"));
         fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let disk = Self::of(&image);

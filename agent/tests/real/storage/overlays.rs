@@ -4,10 +4,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::{Loop, create, erofs, inside, mounted, mounts, read, refused, storage, with_agent};
+use crate::support::needs_file_system;
 
 #[test]
 fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
     with_agent(async |agent| {
+        needs_file_system("overlay");
         let [top, bottom] = ["top:layer", "bottom"].map(|name| agent.folder.path().join(name));
         for (layer, text) in [(&top, "top"), (&bottom, "bottom")] {
             fs::create_dir(layer).unwrap();
@@ -57,6 +59,7 @@ fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
 #[test]
 fn a_root_is_put_together_from_images_and_a_disk() {
     with_agent(async |agent| {
+        needs_file_system("overlay");
         let image = |name: &str, text: &str| {
             let path = agent.folder.path().join(format!("{name}.erofs"));
             fs::write(&path, erofs::image(name, text)).unwrap();

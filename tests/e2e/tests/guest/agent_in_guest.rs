@@ -18,6 +18,11 @@ const AT_LEAST: usize = 45;
 /// What the guest puts before each line of the tests.
 const PREFIX: &str = "tests: ";
 
+/// The lines of the tests.
+fn said(console: &str) -> Vec<&str> {
+    console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1.trim_end_matches('\r'))).collect()
+}
+
 /// How many tests passed, if that is all that happened to them.
 fn all_passed(output: &[&str]) -> Option<usize> {
     let result = output.iter().find_map(|line| line.strip_prefix("test result: ok. "))?;
@@ -41,12 +46,44 @@ fn agents_tests_with_real_containers_pass() {
     }
     let mut ended = false;
     let console = scenario.watched(async |vm| ended = timeout(LIMIT, vm.wait()).await.is_ok());
-    let output: Vec<&str> =
-        console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1.trim_end_matches('\r'))).collect();
+    let output = said(&console);
     let passed = all_passed(&output);
     let shown = if output.is_empty() { console.clone() } else { output.join("\n") };
     assert!(ended, "the guest did not end in {LIMIT:?}:\n{shown}");
     assert!(passed.is_some_and(|passed| passed >= AT_LEAST), "not {AT_LEAST} tests, all passed:\n{shown}");
+    for line in output.iter().filter(|line| line.starts_with("figures: ")) {
+        println!("{line}");
+    }
+}
+
+/// The folder that `cargo xtask agent-tests` makes, on a machine that knows nothing of it.
+#[test]
+fn agents_tests_run_from_a_folder_and_tell_what_they_could_not_run() {
+    let image = lab().agent_tests_bundle().unwrap();
+    let filters = "short_processes,many_containers,the_clock_is_set,iptables";
+    let mut scenario = Scenario::gpus(0)
+        .parameter("firstlight.on-failure=hold")
+        .parameter(&format!("tests.run=--short-processes,60,--many-containers,3,{filters}"));
+    scenario.guest.initrd = Some(image.initrd);
+    let mut ended = false;
+    let console = scenario.watched(async |vm| ended = timeout(LIMIT, vm.wait()).await.is_ok());
+    let output = said(&console);
+    let shown = if output.is_empty() { console.clone() } else { output.join("\n") };
+    assert!(ended, "the guest did not end in {LIMIT:?}:\n{shown}");
+    for start in [
+        "ok       short_processes::output_of_short_processes_is_never_lost (",
+        "         60 short processes, 4 at a time, in ",
+        "ok       nothing_left::many_containers_with_processes_leave_nothing (",
+        "         3 containers with 4 further processes each, there after ",
+        "ok       network::requests::iptables_are_the_images_own (",
+        "not run  guest::the_clock_is_set: it sets the machine's clock: only in a guest",
+    ] {
+        assert!(output.iter().any(|line| line.starts_with(start)), "no {start:?} in:\n{shown}");
+    }
+    // The machine keeps nothing of it.
+    let end = ["4 tests: 3 ok, 0 failed, 1 not runnable here", "ended with status 0", "left: "];
+    assert_eq!(output[output.len() - 3..], end, "{shown}");
+    println!("{shown}");
 }
 
 #[test]

@@ -1,0 +1,134 @@
+//! What the agent's two processes hold, to be the same again later.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::Agent;
+
+/// What an allocator and a pool of threads may keep of a burst, KiB.
+const KEPT: usize = 3 << 10;
+
+/// Server and runtime together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    fds: usize,
+    threads: usize,
+    mounts: usize,
+    pub(crate) groups: usize,
+    /// The runtime's children: the containers' and those of their further processes.
+    pub(crate) processes: usize,
+    /// Of containers, in the agent's folders.
+    files: Vec<String>,
+}
+
+/// Memory of both processes, KiB.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    /// What they have allocated.
+    anonymous: usize,
+    /// That and what they have read of their program.
+    resident: usize,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fds, threads, mounts, groups, processes, files } = self;
+        let files = files.len();
+        write!(
+            f,
+            "{fds} fds, {threads} threads, {mounts} mounts, {groups} cgroups, {processes} processes, {files} folders"
+        )
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} KiB resident, {} KiB of them allocated", self.resident, self.anonymous)
+    }
+}
+
+fn pids(agent: &Agent) -> Vec<u32> {
+    let pids: Vec<u32> = agent.pids().into_iter().take(2).collect();
+    assert_eq!(pids.len(), 2, "server and runtime");
+    pids
+}
+
+/// Folders below a folder whose name begins so.
+fn groups(folder: &Path, start: &str) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
+        .map(|entry| 1 + groups(&entry.path(), ""))
+        .sum()
+}
+
+fn count(path: String) -> usize {
+    fs::read_dir(path).map_or(0, Iterator::count)
+}
+
+impl Held {
+    pub(crate) fn by(agent: &Agent) -> Self {
+        let pids = pids(agent);
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pids[1])).unwrap();
+        let mountinfo = fs::read_to_string(format!("/proc/{}/mountinfo", pids[0])).unwrap();
+        let mut files = Vec::new();
+        for folder in ["/run/kata-containers", "/run/firstlight/containers"] {
+            let entries = fs::read_dir(agent.inside(folder)).into_iter().flatten().flatten();
+            files.extend(entries.map(|entry| entry.path().display().to_string()));
+        }
+        files.sort();
+        Self {
+            fds: pids.iter().map(|pid| count(format!("/proc/{pid}/fd"))).sum(),
+            threads: pids.iter().map(|pid| count(format!("/proc/{pid}/task"))).sum(),
+            mounts: mountinfo.lines().count(),
+            // Others of the machine come and go.
+            groups: groups(&agent.inside("/sys/fs/cgroup"), "firstlight"),
+            processes: children.split_whitespace().count(),
+            files,
+        }
+    }
+
+    /// Threads of the pool end after ten idle seconds, and unread output stays
+    /// for as long; everything else is gone at once.
+    pub(crate) async fn settles(&self, agent: &Agent) {
+        for _ in 0..250 {
+            if Self::by(agent) == *self {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(Self::by(agent), *self, "now and before");
+    }
+}
+
+impl Memory {
+    pub(crate) fn of(agent: &Agent) -> Self {
+        let sum = |name: &str| {
+            let of = |pid: u32| {
+                let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                line.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+            };
+            pids(agent).into_iter().map(of).sum()
+        };
+        Self { anonymous: sum("RssAnon:"), resident: sum("VmRSS:") }
+    }
+}
+
+/// At rest, after a first use has made what stays: pools, buffers, folders.
+pub(crate) async fn at_rest(agent: &Agent) -> (Held, Memory) {
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    (Held::by(agent), Memory::of(agent))
+}
+
+/// Waits until the agent holds what it held, and prints both.
+pub(crate) async fn back_at(agent: &Agent, (before, memory_before): (Held, Memory)) {
+    println!("figures: before: {before}; {memory_before}");
+    before.settles(agent).await;
+    let memory = Memory::of(agent);
+    println!("figures: after:  {}; {memory}", Held::by(agent));
+    assert!(memory.anonymous <= memory_before.anonymous + KEPT, "{memory_before} became {memory}");
+}

@@ -1,0 +1,164 @@
+//! The folder that runs the agent's tests with real containers on a machine
+//! without cargo: `run`, and the static programs that it needs.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use firstlight_image_builder::cache;
+use firstlight_image_builder::progress::Progress;
+
+use crate::binaries::{AgentTests, BuildError, static_program, workspace};
+use crate::toolbox;
+
+/// Why there is no bundle.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentTestsError {
+    /// A program does not build.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A file or folder could not be made.
+    #[error("the agent's tests' bundle: {path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The symbols could not be left out.
+    #[error("the agent's tests' bundle: strip (of the package binutils): {0}")]
+    Strip(String),
+    /// There is no place for the cache.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// busybox could not be had.
+    #[error(transparent)]
+    Toolbox(#[from] toolbox::Error),
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> AgentTestsError {
+    let path = path.to_owned();
+    move |source| AgentTestsError::File { path, source }
+}
+
+/// What is a script, by its name in the bundle.
+const SCRIPTS: &[(&str, &str)] = &[
+    ("run", include_str!("../agent-tests/run")),
+    ("in-root", include_str!("../agent-tests/in-root")),
+    ("one-by-one", include_str!("../agent-tests/one-by-one")),
+];
+
+/// Makes the bundle in `folder` and returns its programs.
+///
+/// # Errors
+/// The first step that failed.
+pub fn make(folder: &Path) -> Result<Vec<PathBuf>, AgentTestsError> {
+    let agent = static_program(&workspace(), "firstlight-agent", "firstlight-agent")?;
+    let tests = AgentTests::build(&workspace())?.program;
+    let busybox = toolbox::busybox(&cache::root()?, Progress::stderr("lab"))?;
+    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    let mut programs = Vec::new();
+    for (from, name) in [(agent, "firstlight-agent"), (tests, "tests"), (busybox, "busybox")] {
+        let to = folder.join(name);
+        std::fs::copy(&from, &to).map_err(at(&to))?;
+        programs.push(to);
+    }
+    strip(&folder.join("tests"))?;
+    for (name, text) in SCRIPTS {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(at(&path))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(at(&path))?;
+    }
+    Ok(programs)
+}
+
+/// The lab's build of the tests has lines for backtraces, most of its size.
+fn strip(program: &Path) -> Result<(), AgentTestsError> {
+    let output =
+        Command::new("strip").arg(program).output().map_err(|error| AgentTestsError::Strip(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(AgentTestsError::Strip(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// In the place of the test program: says what a test of this name says.
+    const PROGRAM: &str = r#"#!/bin/sh
+if [ "$1" = --list ]; then
+  shift 3
+  for name in good lacks bad quiet; do
+    [ $# = 0 ] && echo "$name: test"
+    for filter in "$@"; do case $name in *$filter*) echo "$name: test" ;; esac; done
+  done
+  exit 0
+fi
+[ "$1 $3 $4" = "--exact --test-threads=1 --show-output" ] || exit 9
+case $2 in
+  good) printf 'figures: 7 of %s\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n' "$SHORT_PROCESSES" ;;
+  lacks) printf 'panicked at x.rs:1:\nnot runnable here: no such disk\n'; exit 101 ;;
+  bad) echo 'is not: not runnable here: x'; exit 101 ;;
+  quiet) echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured' ;;
+esac
+"#;
+
+    fn one_by_one(folder: &Path, filters: &[&str]) -> (String, Option<i32>) {
+        let program = folder.join("tests");
+        fs::write(&program, PROGRAM).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = workspace().join("tests/lab/agent-tests/one-by-one");
+        let mut command = Command::new("sh");
+        command.arg(script).args(filters).env("TESTS", &program).env("SHORT_PROCESSES", "9");
+        let output = command.output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    }
+
+    #[test]
+    fn what_cannot_run_is_told_and_never_counts_as_passed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, code) = one_by_one(folder.path(), &[]);
+        for part in [
+            "ok       good (",
+            "         7 of 9\n",
+            "not run  lacks: no such disk\n",
+            "FAILED   bad (",
+            "FAILED   quiet (",
+        ] {
+            assert!(text.contains(part), "no {part:?} in:\n{text}");
+        }
+        assert!(text.ends_with("\n4 tests: 1 ok, 2 failed, 1 not runnable here\n"), "{text}");
+        assert_eq!(code, Some(1));
+        let (text, code) = one_by_one(folder.path(), &["goo", "lack"]);
+        assert!(text.ends_with("\n2 tests: 1 ok, 0 failed, 1 not runnable here\n"), "{text}");
+        assert_eq!(code, Some(0));
+        // Nothing that ran is no success.
+        assert_eq!(one_by_one(folder.path(), &["lacks"]).1, Some(1));
+        let (text, code) = one_by_one(folder.path(), &["nowhere"]);
+        assert!(text.contains("no test has one of these in its name: nowhere") && code == Some(1), "{text}");
+    }
+
+    #[test]
+    fn run_refuses_what_it_does_not_know() {
+        let run = |arguments: &[&str]| {
+            let script = workspace().join("tests/lab/agent-tests/run");
+            let output = Command::new("sh").arg(script).args(arguments).output().unwrap();
+            (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+        };
+        for (arguments, part) in [
+            (&["--short-processes", "many"][..], "--short-processes wants a number, not \"many\""),
+            (&["--many-containers"], "--many-containers wants a number, not \"\""),
+            (&["--fast"], "what is --fast?"),
+            (&["limits", "--list"], "options stand before the first FILTER: --list"),
+        ] {
+            let (text, code) = run(arguments);
+            assert!(text.contains(part) && code == Some(1), "{code:?} {text}");
+        }
+        assert_eq!(run(&["--help"]).1, Some(0));
+    }
+}

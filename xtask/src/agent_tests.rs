@@ -1,0 +1,31 @@
+//! `cargo xtask agent-tests`: the agent's own tests with real containers, to be
+//! run at full size on a real machine.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use firstlight_lab::agent_tests_bundle;
+
+use crate::bundle;
+
+/// Options of `agent-tests`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Make a folder that runs on a machine without cargo: copy it there and run DIR/run as root.
+    #[arg(long, value_name = "DIR")]
+    bundle: PathBuf,
+}
+
+/// The most a bundle may weigh, bytes.
+const BUDGET: u64 = 50_000_000;
+
+/// Makes the bundle.
+pub(crate) fn agent_tests(args: &Args) -> anyhow::Result<ExitCode> {
+    let folder = &args.bundle;
+    let programs = agent_tests_bundle::make(folder)?;
+    let bytes = bundle::judge(folder, &programs, BUDGET)?;
+    let shown = folder.display();
+    eprintln!("xtask: {shown} has {} kB; on a Linux machine with cgroup v2, as root:", bytes / 1000);
+    eprintln!("  {shown}/run --short-processes 10000 --many-containers 100");
+    Ok(ExitCode::SUCCESS)
+}

@@ -71,6 +71,8 @@ pub struct Machine {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
+    /// Processors that can be plugged in while it runs, beside those.
+    pub spare_cpus: u32,
     /// How instructions are run.
     pub accelerator: Accelerator,
     /// PCI devices, in the order of their root ports.
@@ -138,7 +140,9 @@ impl Machine {
         line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
         let room = format!(",slots={},maxmem={}M", self.persistent.len(), self.memory_mib.saturating_add(persistent));
         line.pair("-m", format!("{}M{}", self.memory_mib, if persistent > 0 { &room } else { "" }));
-        line.pair("-smp", self.cpus.to_string());
+        let most = self.cpus.saturating_add(self.spare_cpus);
+        let room = if self.spare_cpus > 0 { format!(",maxcpus={most}") } else { String::new() };
+        line.pair("-smp", format!("{}{room}", self.cpus));
         match self.accelerator {
             Accelerator::Kvm => {
                 line.pair("-accel", "kvm");
@@ -224,6 +228,7 @@ mod tests {
             command_line: "console=hvc0 quiet".into(),
             memory_mib: 512,
             cpus: 2,
+            spare_cpus: 0,
             accelerator: Accelerator::Tcg,
             devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
             persistent: Vec::new(),
@@ -262,6 +267,14 @@ mod tests {
         machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
         let text = text(&machine);
         assert!(text.contains("nvdimm=on") && text.contains("-m 512M,slots=1,maxmem=576M"), "{text}");
+    }
+
+    #[test]
+    fn spare_processors_are_room_and_no_processors() {
+        let mut machine = machine();
+        assert!(text(&machine).contains("-smp 2 "));
+        machine.spare_cpus = 3;
+        assert!(text(&machine).contains("-smp 2,maxcpus=5 "));
     }
 
     #[test]

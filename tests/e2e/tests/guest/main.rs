@@ -11,3 +11,5 @@ mod faults;
 mod first_light;
 mod gpu_test;
 mod ports;
+mod storages;
+mod support;

@@ -123,6 +123,11 @@ const EVERY_EVENT: &str = "event_idx=off";
 /// uses it in its allocator, to die of that.
 const TCG_CPU: &str = "max,phys-bits=46,-cx16";
 
+/// Linux believes in spare processors only under a hypervisor that it knows, and
+/// it knows no QEMU that translates. This serial number has it ask for VMware,
+/// where QEMU answers (vmport), unless the processor says that it is virtual.
+const HYPERVISOR: &str = "type=1,serial=VMware-translated";
+
 impl Machine {
     /// QEMU's arguments for this machine with its sockets in `folder` and the
     /// serial port's text in `serial`.
@@ -141,8 +146,14 @@ impl Machine {
         let room = format!(",slots={},maxmem={}M", self.persistent.len(), self.memory_mib.saturating_add(persistent));
         line.pair("-m", format!("{}M{}", self.memory_mib, if persistent > 0 { &room } else { "" }));
         let most = self.cpus.saturating_add(self.spare_cpus);
-        let room = if self.spare_cpus > 0 { format!(",maxcpus={most}") } else { String::new() };
+        // A socket for each, as Kata has it: new sockets are what Linux expects.
+        let sockets = format!(",maxcpus={most},sockets={most},cores=1,threads=1");
+        let room = if self.spare_cpus > 0 { sockets } else { String::new() };
         line.pair("-smp", format!("{}{room}", self.cpus));
+        let translated = if self.spare_cpus > 0 { format!("{TCG_CPU},-hypervisor") } else { TCG_CPU.to_owned() };
+        if self.spare_cpus > 0 && self.accelerator != Accelerator::Kvm {
+            line.pair("-smbios", HYPERVISOR);
+        }
         match self.accelerator {
             Accelerator::Kvm => {
                 line.pair("-accel", "kvm");
@@ -150,12 +161,12 @@ impl Machine {
             }
             Accelerator::Tcg => {
                 line.pair("-accel", "tcg,thread=multi");
-                line.pair("-cpu", TCG_CPU);
+                line.pair("-cpu", &translated);
             }
             Accelerator::TcgCounting => {
                 line.pair("-accel", "tcg,thread=single");
                 line.pair("-icount", "shift=0,sleep=off");
-                line.pair("-cpu", TCG_CPU);
+                line.pair("-cpu", &translated);
             }
         }
         line.pair("-kernel", &self.kernel);
@@ -274,7 +285,9 @@ mod tests {
         let mut machine = machine();
         assert!(text(&machine).contains("-smp 2 "));
         machine.spare_cpus = 3;
-        assert!(text(&machine).contains("-smp 2,maxcpus=5 "));
+        assert!(text(&machine).contains("-smp 2,maxcpus=5,sockets=5,") && text(&machine).contains("-smbios"));
+        machine.accelerator = Accelerator::Kvm;
+        assert!(!text(&machine).contains("-smbios"));
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firstlight::agent::{Agent, SHARED};
-use firstlight_agent_api::agent::{
-    CreateContainerRequest, CreateSandboxRequest, FSGroup, KernelModule, RemoveStaleVirtiofsShareMountsRequest, Storage,
-};
+use firstlight_agent_api::agent::{CreateContainerRequest, FSGroup, RemoveStaleVirtiofsShareMountsRequest, Storage};
 use firstlight_agent_api::oci::Mount;
 use firstlight_e2e::lab;
 use firstlight_lab::FileSystem::{self, Erofs, Ext4, Squashfs, Xfs};
@@ -17,6 +15,7 @@ use firstlight_vm::{Device, Memory};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
 
+use crate::grown::sandbox_with_module;
 use crate::support::{CALL, Files, booted, ended, output, ready, refused, started};
 
 /// Where shims have volumes mounted.
@@ -180,7 +179,7 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
     scenario.parameter("agent.hotplug_timeout=5").watched(async |vm| {
         let agent = booted(vm).await;
         // A guest that has locked its kernel says so, and can have a sandbox all the same.
-        let error = modules(&agent, &[("dummy", &[])]).await.unwrap_err();
+        let error = sandbox_with_module(&agent, "dummy", &[]).await.unwrap_err();
         assert!(error.contains("kernel module dummy") && error.contains("firstlight.lockdown=off"), "{error}");
         agent.create_sandbox("sandbox").await.unwrap();
 
@@ -266,21 +265,4 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         let mounts = guests_mounts(&agent, &files, "w2").await;
         assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
     });
-}
-
-/// Begins a sandbox with these modules and their parameters; why it was refused.
-async fn modules(agent: &Agent, wanted: &[(&str, &[&str])]) -> Result<(), String> {
-    let module = |(name, parameters): &(&str, &[&str])| KernelModule {
-        name: (*name).into(),
-        parameters: parameters.iter().map(|one| (*one).into()).collect(),
-        ..Default::default()
-    };
-    let request = CreateSandboxRequest {
-        sandbox_id: "sandbox".into(),
-        storages: firstlight::agent::sandbox_storages(),
-        kernel_modules: wanted.iter().map(module).collect(),
-        ..Default::default()
-    };
-    let call = agent.calls().create_sandbox(with_duration(CALL), &request).await;
-    call.map(drop).map_err(|error| error.to_string())
 }

@@ -7,10 +7,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firstlight::agent::{Agent, SHARED};
-use firstlight_agent_api::agent::{CreateContainerRequest, FSGroup, RemoveStaleVirtiofsShareMountsRequest, Storage};
+use firstlight_agent_api::agent::{
+    CreateContainerRequest, FSGroup, RemoveStaleVirtiofsShareMountsRequest, Storage, UpdateInterfaceRequest,
+};
 use firstlight_agent_api::oci::Mount;
+use firstlight_agent_api::types::{IPAddress, Interface};
 use firstlight_e2e::lab;
 use firstlight_lab::FileSystem::{self, Erofs, Ext4, Squashfs, Xfs};
+use firstlight_lab::toolbox::EXPORT;
 use firstlight_vm::{Device, Memory};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
@@ -264,5 +268,46 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         }
         let mounts = guests_mounts(&agent, &files, "w2").await;
         assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
+    });
+}
+
+#[test]
+fn a_file_server_of_the_host_keeps_what_containers_write() {
+    const MAC: &str = "52:54:00:00:00:07";
+    let (files, server) = (Files::make(), lab().toolbox.file_server().unwrap());
+    files.scenario("storages", vec![Device::UserNic { mac: MAC.into() }]).watched(async |vm| {
+        let agent = ready(vm).await;
+        let address = IPAddress { address: "10.0.2.15".into(), mask: "24".into(), ..Default::default() };
+        let interface = Interface {
+            name: "eth0".into(),
+            device: "eth0".into(),
+            IPAddresses: vec![address],
+            mtu: 1500,
+            hwAddr: MAC.into(),
+            ..Default::default()
+        };
+        let request = UpdateInterfaceRequest { interface: Some(interface).into(), ..Default::default() };
+        agent.calls().update_interface(with_duration(CALL), &request).await.unwrap();
+
+        let port = format!("port={}", server.port());
+        let source = format!("10.0.2.2:{EXPORT}");
+        let at = format!("{VOLUMES}/nfs");
+        let volume = |source: &str, fstype: &str, options: &[&str]| {
+            storage("nfs", source, fstype, &at, &[&[port.as_str()], options].concat())
+        };
+        let script = "[ -e /nfs/file ] || echo written > /nfs/file; cat /nfs/file; (echo x > /nfs/more) 2>/dev/null || echo refused; grep ' /nfs ' /proc/self/mountinfo | grep -o ' nfs4 [^ ]*'";
+        // Not 4.2: what this server answers to its READ_PLUS is read as holes.
+        for (id, fstype, options, wanted) in [
+            ("c1", "nfs4", &["vers=4.1"][..], "written\n"),
+            ("c2", "nfs", &["vers=4.1", "ro"], "written\nrefused\n"),
+        ] {
+            let mut request = files.request(id, script, &[]);
+            request.storages = vec![volume(&source, fstype, options)];
+            bind(&mut request, &at, "/nfs", &[]);
+            let said = output(&agent, &request).await;
+            assert_eq!(said, format!("{wanted} nfs4 {source}\n"), "{id}");
+            let mounts = guests_mounts(&agent, &files, &format!("{id}-witness")).await;
+            assert!(mounts.contains(" kataShared ") && !mounts.contains("nfs"), "{mounts}");
+        }
     });
 }

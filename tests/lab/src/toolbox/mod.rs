@@ -6,6 +6,7 @@
 //! changes; a warm [`Toolbox::prepare`] opens no connection.
 
 mod disks;
+mod file_server;
 mod headers;
 mod host_qemu;
 mod tree;
@@ -18,6 +19,7 @@ use firstlight_image_builder::{cache, debian, manifest};
 use firstlight_vm::Tool;
 
 pub use disks::{DiskTools, FileSystem};
+pub use file_server::{EXPORT, FileServer};
 pub use headers::KernelHeaders;
 pub use tree::Origin;
 
@@ -46,6 +48,14 @@ pub enum Error {
         /// The disk.
         image: PathBuf,
         /// What it said.
+        what: String,
+    },
+    /// The file server does not serve.
+    #[error("the file server does not listen on port {port} of the loopback:\n{what}")]
+    FileServer {
+        /// Its port.
+        port: u16,
+        /// The end of its log.
         what: String,
     },
     /// A prepared tree lacks a file it must have.

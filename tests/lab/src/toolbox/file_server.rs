@@ -103,7 +103,7 @@ impl Toolbox {
         command.arg("-p").arg(at("pid"));
         let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn();
         let child = child.map_err(|error| Error::from(io_error("run", &tree.root.join(PROGRAM), error)))?;
-        let mut server = FileServer { child, port, folder: folder };
+        let mut server = FileServer { child, port, folder };
         let begin = Instant::now();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         while TcpStream::connect(address).is_err() {

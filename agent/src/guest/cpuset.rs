@@ -16,9 +16,12 @@ pub fn count(list: &str) -> u32 {
     list.trim().split(',').map(len).fold(0, u32::saturating_add)
 }
 
-/// Writes a resource group's CPU list once more, so that the kernel takes the
-/// CPUs of it that were missing before. A group without a list has what its
-/// parent has, by itself. Returns whether there is a list.
+/// Binds a resource group's processes to its CPU list again after CPUs have come.
+/// The kernel does so by itself only where the CPUs that the list leaves have
+/// changed: a process that entered a group with all CPUs of that time was never
+/// bound, and runs on the new ones as well. So the group gets all its parent has,
+/// then its list again. A group without a list has what its parent has, by
+/// itself. Returns whether there is a list.
 ///
 /// # Errors
 /// The kernel refuses the list.
@@ -30,7 +33,10 @@ pub fn renew(cgroup: &Path) -> std::io::Result<bool> {
     if list.is_empty() {
         return Ok(false);
     }
-    fs::write(&file, list).map(|()| true)
+    let parents = cgroup.parent().map(|parent| parent.join("cpuset.cpus.effective"));
+    let all = parents.and_then(|parents| fs::read_to_string(parents).ok()).unwrap_or_default();
+    let widened = if all.trim().is_empty() { Ok(()) } else { fs::write(&file, all.trim()) };
+    fs::write(&file, list).and(widened).map(|()| true)
 }
 
 #[cfg(test)]
@@ -57,5 +63,12 @@ mod tests {
         fs::write(&file, "2-3\n").unwrap();
         assert!(renew(root.path()).unwrap());
         assert_eq!(fs::read_to_string(&file).unwrap(), "2-3");
+        // What the parent has is there for a moment only.
+        let group = root.path().join("group");
+        fs::create_dir(&group).unwrap();
+        fs::write(root.path().join("cpuset.cpus.effective"), "0-3\n").unwrap();
+        fs::write(group.join("cpuset.cpus"), "2-3\n").unwrap();
+        assert!(renew(&group).unwrap());
+        assert_eq!(fs::read_to_string(group.join("cpuset.cpus")).unwrap(), "2-3");
     }
 }

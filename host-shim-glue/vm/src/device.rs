@@ -40,6 +40,13 @@ pub enum Device {
         /// Its hardware address, e.g. `52:54:00:00:00:01`.
         mac: String,
     },
+    /// A virtio network interface into QEMU's user-mode network, 10.0.2.0/24: the
+    /// guest is 10.0.2.15 there, and what it says to 10.0.2.2 goes to this
+    /// host's loopback. Needs no rights on the host.
+    UserNic {
+        /// Its hardware address.
+        mac: String,
+    },
     /// Nothing yet: a port for something that is plugged in later.
     Empty,
     /// A device behind a root complex of its own (`pxb-pcie`).
@@ -107,6 +114,9 @@ impl Device {
             Self::Nic { .. } => {
                 Some(("-netdev", serde_json::json!({"type": "hubport", "id": format!("net{at}"), "hubid": at})))
             }
+            Self::UserNic { .. } => {
+                Some(("-netdev", serde_json::json!({"type": "user", "id": format!("net{at}"), "ipv6": false})))
+            }
             Self::VfioUser { .. } | Self::Vfio { .. } | Self::Empty | Self::Beyond { .. } => None,
         }
     }
@@ -133,7 +143,7 @@ impl Device {
                     "channel": 0, "scsi-id": target, "lun": lun,
                 }),
             ],
-            Self::Nic { mac } => vec![serde_json::json!({
+            Self::Nic { mac } | Self::UserNic { mac } => vec![serde_json::json!({
                 "driver": "virtio-net-pci", "id": id, "bus": bus, "netdev": format!("net{at}"), "mac": mac,
                 // No firmware boots from it.
                 "romfile": "",

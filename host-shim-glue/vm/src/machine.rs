@@ -71,6 +71,8 @@ pub struct Machine {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
+    /// Processors that can be plugged in while it runs, beside those.
+    pub spare_cpus: u32,
     /// How instructions are run.
     pub accelerator: Accelerator,
     /// PCI devices, in the order of their root ports.
@@ -121,6 +123,11 @@ const EVERY_EVENT: &str = "event_idx=off";
 /// uses it in its allocator, to die of that.
 const TCG_CPU: &str = "max,phys-bits=46,-cx16";
 
+/// Linux believes in spare processors only under a hypervisor that it knows, and
+/// it knows no QEMU that translates. This serial number has it ask for VMware,
+/// where QEMU answers (vmport), unless the processor says that it is virtual.
+const HYPERVISOR: &str = "type=1,serial=VMware-translated";
+
 impl Machine {
     /// QEMU's arguments for this machine with its sockets in `folder` and the
     /// serial port's text in `serial`.
@@ -138,7 +145,15 @@ impl Machine {
         line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
         let room = format!(",slots={},maxmem={}M", self.persistent.len(), self.memory_mib.saturating_add(persistent));
         line.pair("-m", format!("{}M{}", self.memory_mib, if persistent > 0 { &room } else { "" }));
-        line.pair("-smp", self.cpus.to_string());
+        let most = self.cpus.saturating_add(self.spare_cpus);
+        // A socket for each, as Kata has it: new sockets are what Linux expects.
+        let sockets = format!(",maxcpus={most},sockets={most},cores=1,threads=1");
+        let room = if self.spare_cpus > 0 { sockets } else { String::new() };
+        line.pair("-smp", format!("{}{room}", self.cpus));
+        let translated = if self.spare_cpus > 0 { format!("{TCG_CPU},-hypervisor") } else { TCG_CPU.to_owned() };
+        if self.spare_cpus > 0 && self.accelerator != Accelerator::Kvm {
+            line.pair("-smbios", HYPERVISOR);
+        }
         match self.accelerator {
             Accelerator::Kvm => {
                 line.pair("-accel", "kvm");
@@ -146,12 +161,12 @@ impl Machine {
             }
             Accelerator::Tcg => {
                 line.pair("-accel", "tcg,thread=multi");
-                line.pair("-cpu", TCG_CPU);
+                line.pair("-cpu", &translated);
             }
             Accelerator::TcgCounting => {
                 line.pair("-accel", "tcg,thread=single");
                 line.pair("-icount", "shift=0,sleep=off");
-                line.pair("-cpu", TCG_CPU);
+                line.pair("-cpu", &translated);
             }
         }
         line.pair("-kernel", &self.kernel);
@@ -224,6 +239,7 @@ mod tests {
             command_line: "console=hvc0 quiet".into(),
             memory_mib: 512,
             cpus: 2,
+            spare_cpus: 0,
             accelerator: Accelerator::Tcg,
             devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
             persistent: Vec::new(),
@@ -262,6 +278,16 @@ mod tests {
         machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
         let text = text(&machine);
         assert!(text.contains("nvdimm=on") && text.contains("-m 512M,slots=1,maxmem=576M"), "{text}");
+    }
+
+    #[test]
+    fn spare_processors_are_room_and_no_processors() {
+        let mut machine = machine();
+        assert!(text(&machine).contains("-smp 2 "));
+        machine.spare_cpus = 3;
+        assert!(text(&machine).contains("-smp 2,maxcpus=5,sockets=5,") && text(&machine).contains("-smbios"));
+        machine.accelerator = Accelerator::Kvm;
+        assert!(!text(&machine).contains("-smbios"));
     }
 
     #[test]

@@ -76,6 +76,28 @@ impl Qmp {
         Ok(())
     }
 
+    /// Plugs `count` of the machine's spare processors in, lowest number first.
+    ///
+    /// # Errors
+    /// There are not so many, or QEMU refuses one.
+    pub async fn plug_cpus(&mut self, count: usize) -> Result<(), VmError> {
+        let command = "query-hotpluggable-cpus";
+        let all = self.execute(command, json!({})).await?;
+        // QEMU tells the highest first; those with a path are in.
+        let all = all.as_array().map(Vec::as_slice).unwrap_or_default();
+        let spare: Vec<&Value> = all.iter().rev().filter(|cpu| cpu.get("qom-path").is_none()).collect();
+        if spare.len() < count {
+            let what = format!("{} spare processors, not {count}; see spare_cpus of the machine", spare.len());
+            return Err(VmError::Monitor { command: command.to_owned(), what });
+        }
+        for cpu in &spare[..count] {
+            let mut device = cpu.get("props").and_then(Value::as_object).cloned().unwrap_or_default();
+            device.insert("driver".to_owned(), cpu.get("type").cloned().unwrap_or_default());
+            self.execute("device_add", Value::Object(device)).await?;
+        }
+        Ok(())
+    }
+
     async fn line(&mut self) -> Result<Value, String> {
         let mut line = Vec::new();
         let mut bounded = (&mut self.stream).take(MAX_LINE);
@@ -92,35 +114,61 @@ mod tests {
     use super::*;
     use tokio::net::UnixListener;
 
+    /// Serves one connection these answers, the greeting first; what was asked.
+    async fn serve(listener: UnixListener, answers: &[&str]) -> Vec<String> {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = BufReader::new(stream);
+        let mut asked = Vec::new();
+        for (at, answer) in answers.iter().enumerate() {
+            if at > 0 {
+                let mut line = String::new();
+                stream.read_line(&mut line).await.unwrap();
+                asked.push(line);
+            }
+            stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
+        }
+        asked
+    }
+
+    #[tokio::test]
+    async fn spare_processors_are_plugged_in_from_the_lowest_and_never_too_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let cpus = json!({"return": [
+            {"type": "max-x86_64-cpu", "props": {"core-id": 2}},
+            {"type": "max-x86_64-cpu", "props": {"core-id": 1}},
+            {"type": "max-x86_64-cpu", "props": {"core-id": 0}, "qom-path": "/machine/unattached/device[0]"},
+        ]});
+        let cpus = format!("{cpus}\n");
+        let answers = ["{\"QMP\": {}}\n", "{\"return\": {}}\n", &cpus, "{\"return\": {}}\n", &cpus];
+        let client = async {
+            let mut monitor = Qmp::connect(&path).await.unwrap();
+            monitor.plug_cpus(1).await.unwrap();
+            monitor.plug_cpus(3).await.unwrap_err().to_string()
+        };
+        let (asked, error) = tokio::join!(serve(listener, &answers), client);
+        assert!(asked[2].contains("device_add") && asked[2].contains("\"core-id\":1"), "{asked:?}");
+        assert!(asked[2].contains("max-x86_64-cpu"), "{asked:?}");
+        assert!(error.contains("2 spare processors, not 3"), "{error}");
+    }
+
     #[tokio::test]
     async fn commands_are_answered_past_events_and_refusals_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
-        let server = async {
-            let (stream, _) = listener.accept().await.unwrap();
-            let mut stream = BufReader::new(stream);
-            let mut asked = Vec::new();
-            for answer in [
-                "{\"QMP\": {}}\n",
-                "{\"return\": {}}\n",
-                "{\"event\": \"X\"}\n{\"return\": {}}\n",
-                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"Bus 'port9' not found\"}}\n",
-            ] {
-                if !asked.is_empty() || answer.contains("return") {
-                    let mut line = String::new();
-                    stream.read_line(&mut line).await.unwrap();
-                    asked.push(line);
-                }
-                stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
-            }
-            asked
-        };
+        let answers = [
+            "{\"QMP\": {}}\n",
+            "{\"return\": {}}\n",
+            "{\"event\": \"X\"}\n{\"return\": {}}\n",
+            "{\"error\": {\"class\": \"GenericError\", \"desc\": \"Bus 'port9' not found\"}}\n",
+        ];
         let client = async {
             let mut monitor = Qmp::connect(&path).await.unwrap();
             monitor.plug(9, &Device::Disk { file: "/d".into() }).await
         };
-        let (asked, result) = tokio::join!(server, client);
+        let (asked, result) = tokio::join!(serve(listener, &answers), client);
         assert!(asked[0].contains("qmp_capabilities"), "{asked:?}");
         assert!(asked[1].contains("blockdev-add") && asked[2].contains("virtio-blk-pci"), "{asked:?}");
         let error = result.unwrap_err().to_string();

@@ -40,6 +40,8 @@ pub struct Guest {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
+    /// Processors that can be plugged in while it runs.
+    pub spare_cpus: u32,
     /// Count instructions instead of time; one processor.
     pub counting: bool,
 }
@@ -57,6 +59,7 @@ impl Default for Guest {
             kernel: None,
             memory_mib: 1024,
             cpus: 2,
+            spare_cpus: 0,
             counting: false,
         }
     }
@@ -134,6 +137,7 @@ impl Lab {
             command_line,
             memory_mib: guest.memory_mib,
             cpus: if guest.counting { 1 } else { guest.cpus },
+            spare_cpus: guest.spare_cpus,
             accelerator,
             devices,
             persistent: guest.persistent.clone(),

@@ -23,4 +23,4 @@ pub use gpus::{GpuError, SyntheticGpus};
 pub use guest::{Guest, Prepared, accelerator, fail_with, h100};
 pub use lab::{AgentBench, Lab, LabError};
 pub use stand_in::StandIn;
-pub use toolbox::Toolbox;
+pub use toolbox::{DiskTools, FileSystem, Toolbox};

@@ -3,120 +3,25 @@
 //! container proves which one it has.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use firstlight::agent::{Agent, Output, SHARED_TAG};
-use firstlight::container;
-use firstlight_agent_api::agent::{AddSwapPathRequest, AddSwapRequest, CreateContainerRequest, Device as Request};
-use firstlight_agent_api::oci::LinuxDevice;
-use firstlight_boot_record::{BootRecord, State};
-use firstlight_e2e::{Scenario, lab};
-use firstlight_lab::Guest;
-use firstlight_oci::Image;
-use firstlight_vm::{Device, Memory, Share, Vm};
-use tempfile::TempDir;
-use tokio::time::timeout;
+use firstlight_agent_api::agent::{AddSwapPathRequest, AddSwapRequest};
+use firstlight_vm::{Device, Memory};
 use ttrpc::context::with_duration;
 
-/// For one call; the guest's own deadlines are shorter.
-const CALL: Duration = Duration::from_secs(90);
+use crate::support::{CALL, Files, SIZE, output, ready, refused};
 
-/// MiB of a disk.
-const SIZE: u32 = 16;
-
-/// The host's files of one guest.
-struct Files(TempDir);
-
-impl Files {
-    fn make() -> Self {
-        let files = Self(tempfile::Builder::new().prefix("firstlight-disks-").tempdir().unwrap());
-        fs::create_dir(files.0.path().join("shared")).unwrap();
-        files
-    }
-
-    /// A disk that begins with its name.
-    fn disk(&self, name: &str) -> PathBuf {
-        let path = self.0.path().join(name);
-        fs::write(&path, format!("{name}\n")).unwrap();
-        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(u64::from(SIZE) << 20).unwrap();
-        path
-    }
-
-    /// A disk with a swap area, as mkswap makes it: version 1, the last page, the signature.
-    fn swap(&self, name: &str) -> PathBuf {
-        let path = self.disk(name);
-        let mut page = vec![0; 4096];
-        page[1024..1028].copy_from_slice(&1u32.to_le_bytes());
-        page[1028..1032].copy_from_slice(&((SIZE << 8) - 1).to_le_bytes());
-        page[4086..].copy_from_slice(b"SWAPSPACE2");
-        use std::os::unix::fs::FileExt;
-        fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&page, 0).unwrap();
-        path
-    }
-
-    fn scenario(&self, hardware: Vec<Device>) -> Scenario {
-        let initrd = Some(lab().variant("devices").unwrap().initrd);
-        let shares = vec![Share { tag: SHARED_TAG.into(), folder: self.0.path().join("shared") }];
-        Scenario::guest(Guest { hardware, shares, initrd, ..Guest::default() })
-    }
-
-    /// A request for a container that runs `script`; `devices` by type, id or node, and path.
-    fn request(&self, id: &str, script: &str, devices: &[(&str, &str, &str)]) -> CreateContainerRequest {
-        let image = Image::open(&lab().busybox_image).unwrap();
-        let root = self.0.path().join("shared").join(id).join("rootfs");
-        fs::create_dir_all(&root).unwrap();
-        image.unpack(&root).unwrap();
-        let command = ["/bin/sh", "-c", script].map(str::to_owned);
-        let mut spec = container::spec(id, &image, &command, &[]);
-        let mut request = CreateContainerRequest { container_id: id.into(), ..Default::default() };
-        for (at, (kind, name, path)) in devices.iter().enumerate() {
-            let mut device = Request { type_: (*kind).into(), container_path: (*path).into(), ..Default::default() };
-            match *kind {
-                "nvdimm" | "mmioblk" => device.vm_path = (*name).into(),
-                "vfio-pci" | "vfio-pci-gk" => device.options = vec![(*name).into()],
-                _ => device.id = (*name).into(),
-            }
-            request.devices.push(device);
-            // The host's numbers, which mean something else in the guest.
-            spec.Linux.mut_or_insert_default().Devices.push(LinuxDevice {
-                Path: (*path).into(),
-                Type: if kind.starts_with("vfio") { "c" } else { "b" }.into(),
-                Major: 8,
-                Minor: i64::try_from(at).unwrap() * 16,
-                ..Default::default()
-            });
-        }
-        request.OCI = Some(spec).into();
-        request
-    }
-}
-
-/// An agent with a sandbox, in a guest whose boot is over: its modules are in.
-async fn ready(vm: &Vm) -> Agent {
-    let booted = |record: &BootRecord| matches!(record.state, State::Ready | State::Degraded);
-    let seen = timeout(Duration::from_secs(90), vm.console().wait_for(booted)).await;
-    assert!(seen.is_ok_and(|seen| seen), "the guest has booted:\n{}", vm.last_words());
-    let agent = Agent::new(vm.connect(1024, Duration::from_secs(30)).await.unwrap(), CALL);
-    agent.create_sandbox("sandbox").await.unwrap();
-    agent
-}
-
-/// Why it was refused.
-async fn refused(agent: &Agent, request: &CreateContainerRequest) -> String {
-    let error = agent.calls().create_container(with_duration(CALL), request).await.unwrap_err();
-    error.to_string()
-}
-
-/// What a container writes from its making to its end.
-async fn output(agent: &Agent, request: &CreateContainerRequest) -> String {
-    let id = &request.container_id;
-    agent.calls().create_container(with_duration(CALL), request).await.unwrap();
-    agent.start_container(id).await.unwrap();
-    let output = agent.read_all(id, Output::Stdout).await.unwrap();
-    agent.wait(id).await.unwrap();
-    agent.remove_container(id).await.unwrap();
-    output
+/// A disk with a swap area, as mkswap makes it: version 1, the last page, the signature.
+fn swap(files: &Files, name: &str) -> PathBuf {
+    let path = files.disk(name);
+    let mut page = vec![0; 4096];
+    page[1024..1028].copy_from_slice(&1u32.to_le_bytes());
+    page[1028..1032].copy_from_slice(&((SIZE << 8) - 1).to_le_bytes());
+    page[4086..].copy_from_slice(b"SWAPSPACE2");
+    fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&page, 0).unwrap();
+    path
 }
 
 #[test]
@@ -132,7 +37,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
         Device::Empty,
     ];
     let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
-    let mut scenario = files.scenario(hardware);
+    let mut scenario = files.scenario("devices", hardware);
     scenario.guest.persistent = vec![Memory { file: files.disk("persistent"), mib: SIZE }];
     scenario.parameter("agent.hotplug_timeout=2").watched(async |vm| {
         let agent = ready(vm).await;
@@ -182,7 +87,7 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
     let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
     let hardware = vec![Device::Empty, Device::Empty, Device::Empty];
     let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
-    files.scenario(hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
+    files.scenario("devices", hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
         let agent = ready(vm).await;
         let mut monitor = vm.monitor().await.unwrap();
         // Asked for before it comes.
@@ -220,11 +125,11 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
 fn the_guest_swaps_to_disks_and_to_nothing_else() {
     let files = Files::make();
     let hardware = vec![
-        Device::Disk { file: files.swap("swap-a") },
-        Device::Disk { file: files.swap("swap-b") },
+        Device::Disk { file: swap(&files, "swap-a") },
+        Device::Disk { file: swap(&files, "swap-b") },
         Device::Disk { file: files.disk("plain") },
     ];
-    files.scenario(hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
+    files.scenario("devices", hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
         let agent = ready(vm).await;
         let by_place = |slots: &[u32]| AddSwapRequest { PCIPath: slots.to_vec(), ..Default::default() };
         let by_path = |path: &str| AddSwapPathRequest { path: path.into(), ..Default::default() };
@@ -250,7 +155,8 @@ fn a_function_goes_to_a_program_in_the_container_or_stays_with_the_kernel() {
     let files = Files::make();
     let hardware: Vec<Device> =
         ["52:54:00:00:00:01", "52:54:00:00:00:02"].map(|mac| Device::Nic { mac: mac.into() }).into();
-    let mut scenario = files.scenario(hardware).parameter("intel_iommu=on").parameter("agent.hotplug_timeout=20");
+    let mut scenario =
+        files.scenario("devices", hardware).parameter("intel_iommu=on").parameter("agent.hotplug_timeout=20");
     scenario.guest.iommu = true;
     scenario.watched(async |vm| {
         let agent = ready(vm).await;

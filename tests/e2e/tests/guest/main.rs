@@ -10,4 +10,7 @@ mod devices;
 mod faults;
 mod first_light;
 mod gpu_test;
+mod grown;
 mod ports;
+mod storages;
+mod support;

@@ -5,6 +5,8 @@
 //! matter nor change. What is prepared stays as it is until its recipe
 //! changes; a warm [`Toolbox::prepare`] opens no connection.
 
+mod disks;
+mod file_server;
 mod headers;
 mod host_qemu;
 mod tree;
@@ -16,6 +18,8 @@ use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::{cache, debian, manifest};
 use firstlight_vm::Tool;
 
+pub use disks::{DiskTools, FileSystem};
+pub use file_server::{EXPORT, FileServer};
 pub use headers::KernelHeaders;
 pub use tree::Origin;
 
@@ -36,6 +40,24 @@ pub enum Error {
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
+    /// A disk could not be made or read.
+    #[error("{program} on {}: {what}", image.display())]
+    Disk {
+        /// The program that did it.
+        program: &'static str,
+        /// The disk.
+        image: PathBuf,
+        /// What it said.
+        what: String,
+    },
+    /// The file server does not serve.
+    #[error("the file server does not listen on port {port} of the loopback:\n{what}")]
+    FileServer {
+        /// Its port.
+        port: u16,
+        /// The end of its log.
+        what: String,
+    },
     /// A prepared tree lacks a file it must have.
     #[error("{} is missing: remove the folder {} and prepare again", file.display(), tree.display())]
     Missing {

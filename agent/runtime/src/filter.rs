@@ -21,7 +21,7 @@ use crate::message::{Call, Failure, FailureKind};
 /// More are forgotten, and loaded again when they are asked for.
 const MOST_KEPT: usize = 32;
 
-/// Rules of a list that is worth keeping.
+/// Lists of more rules are not kept.
 const LONG: usize = 64;
 
 /// Programs that are loaded, the one that was used last in front.

@@ -8,8 +8,10 @@
 //! The verifier follows every way through a program and knows what a register
 //! must hold on each. Would the numbers stay in registers, every comparison
 //! would give it another state to follow to the end, and its work would grow
-//! with the square of the rules. So a rule loads the numbers that it needs:
-//! when it is done with they mean nothing any more, and states meet again.
+//! with the square of the rules. So a rule loads what it needs: when it is done
+//! with that means nothing any more, and states meet again. For the same reason
+//! the bits that are asked wait on the stack, in a byte of which the verifier
+//! remembers only that it holds something.
 
 use crate::filter::{Filter, MOST_RULES, is_whole};
 use crate::rule::{Kind, Rule};
@@ -18,7 +20,7 @@ use crate::rule::{Kind, Rule};
 pub type Instruction = [u8; 8];
 
 /// The longest that one rule becomes.
-const PER_RULE: usize = 8;
+const PER_RULE: usize = 10;
 
 /// The rest, generously.
 const FRAME: usize = 32;
@@ -36,6 +38,7 @@ enum Register {
     /// The bits that are asked and not allowed yet.
     Left = 3,
     Number = 4,
+    Stack = 10,
 }
 
 /// Offsets in `struct bpf_cgroup_dev_ctx`.
@@ -43,13 +46,18 @@ const ACCESS_TYPE: i16 = 0;
 const MAJOR: i16 = 4;
 const MINOR: i16 = 8;
 
+/// Where on the stack the bits are. Of words at multiples of eight the verifier would remember more.
+const WAITING: i16 = -1;
+
 /// `BPF_DEVCG_DEV_BLOCK` and `BPF_DEVCG_DEV_CHAR`.
 const BLOCK: u32 = 1;
 const CHAR: u32 = 2;
 
-// Codes: the class (LDX 1, ALU of 32 bits 4, JMP 5, JMP of 32 bits 6), the
+// Codes: the class (LDX 1, STX 3, ALU of 32 bits 4, JMP 5, JMP of 32 bits 6), the
 // operation, and whether it takes a register (8) or the immediate value.
 const LOAD_WORD: u8 = 0x61;
+const LOAD_BYTE: u8 = 0x71;
+const STORE_BYTE: u8 = 0x73;
 const MOVE: u8 = 0xb4;
 const MOVE_REGISTER: u8 = 0xbc;
 const AND: u8 = 0x54;
@@ -90,7 +98,11 @@ fn answer(allow: bool) -> [Instruction; 2] {
 /// The instructions of one rule; behind them is the rule before it.
 fn rule(program: &mut Vec<Instruction>, rule: &Rule) {
     let whole = is_whole(rule);
-    let decision = if whole { 2 } else { 4 };
+    let decision = match (whole, rule.allow) {
+        (true, _) => 2,
+        (false, true) => 6,
+        (false, false) => 5,
+    };
     let minor = if rule.minor.is_some() { 2 } else { 0 };
     for (number, offset, rest) in [(rule.major, MAJOR, minor + decision), (rule.minor, MINOR, decision)] {
         if let Some(number) = number {
@@ -99,8 +111,12 @@ fn rule(program: &mut Vec<Instruction>, rule: &Rule) {
         }
     }
     let bits = u32::from(rule.access.bits());
+    if !whole {
+        program.push(instruction(LOAD_BYTE, Register::Left, Register::Stack, WAITING, 0));
+    }
     if !whole && rule.allow {
         program.push(with_value(AND, Register::Left, !bits));
+        program.push(instruction(STORE_BYTE, Register::Stack, Register::Left, WAITING, 0));
         program.push(over(2, JUMP_IF_OTHER, Register::Left, 0));
     } else if !whole {
         program.push(over(1, JUMP_IF_ANY, Register::Left, bits));
@@ -118,6 +134,7 @@ pub(crate) fn of(filter: &Filter) -> Vec<Instruction> {
         over(2, JUMP_IF_OTHER, Register::Left, 0),
     ];
     program.extend(answer(true));
+    program.push(instruction(STORE_BYTE, Register::Stack, Register::Left, WAITING, 0));
     for (kind, number) in [(Kind::Char, CHAR), (Kind::Block, BLOCK)] {
         let mut part = Vec::new();
         for one in filter.rules.iter().rev().filter(|rule| rule.kind == kind) {

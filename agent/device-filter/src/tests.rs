@@ -26,27 +26,36 @@ fn run(program: &[Instruction], asked: &Asked) -> bool {
     let kind = if asked.kind == Kind::Block { 1 } else { 2 };
     let question = [u32::from(asked.access.bits()) << 16 | kind, asked.major, asked.minor];
     let mut registers = [None::<u32>; 11];
+    let mut stack = None;
     let mut at = 0;
     loop {
         let [code, places, low, high, value @ ..] = program[at];
         let (to, from) = (usize::from(places & 15), usize::from(places >> 4));
         let offset = i16::from_ne_bytes([low, high]);
         let value = u32::from_ne_bytes(value);
-        let jump = usize::try_from(offset).expect("a way back");
+        let jump = || usize::try_from(offset).expect("a way back");
         let held = |register: usize| registers[register].expect("a register that holds nothing");
         at += 1;
         match code {
             0x61 => {
                 assert!(from == 1 && to != 1 && offset % 4 == 0, "a load from elsewhere");
-                registers[to] = Some(question[jump / 4]);
+                registers[to] = Some(question[jump() / 4]);
+            }
+            0x71 => {
+                assert_eq!((from, offset), (10, -1), "a load from elsewhere");
+                registers[to] = Some(u32::from(stack.expect("a byte that holds nothing")));
+            }
+            0x73 => {
+                assert_eq!((to, offset), (10, -1), "a store to elsewhere");
+                stack = Some(held(from).to_le_bytes()[0]);
             }
             0xb4 => registers[to] = Some(value),
             0xbc => registers[to] = Some(held(from)),
             0x54 => registers[to] = Some(held(to) & value),
             0x74 => registers[to] = Some(held(to) >> value),
-            0x05 => at += jump,
-            0x56 if held(to) != value => at += jump,
-            0x46 if held(to) & value != 0 => at += jump,
+            0x05 => at += jump(),
+            0x56 if held(to) != value => at += jump(),
+            0x46 if held(to) & value != 0 => at += jump(),
             0x56 | 0x46 => {}
             0x95 => {
                 let answer = held(0);

@@ -3,15 +3,16 @@
 //! Loading a program costs more than the rest of making a resource group, and
 //! most containers have the same rules. So the runtime keeps the programs that
 //! it has loaded, and the copy of it that makes a container only attaches one,
-//! before any process is in the group. A program ends when neither the runtime
-//! nor a group has it.
+//! before any process is in the group. Long lists are rare, and the kernel takes
+//! milliseconds for one: those the copy loads itself, in nobody's way, and
+//! nobody keeps them. A program ends when neither the runtime nor a group has it.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use firstlight_device_filter::{Filter, Instruction};
+use firstlight_device_filter::{Filter, Instruction, Rule};
 use firstlight_sys::bpf;
 
 use crate::group;
@@ -20,18 +21,24 @@ use crate::message::{Call, Failure, FailureKind};
 /// More are forgotten, and loaded again when they are asked for.
 const MOST_KEPT: usize = 32;
 
+/// Lists of more rules are not kept.
+const LONG: usize = 64;
+
 /// Programs that are loaded, the one that was used last in front.
 #[derive(Debug, Default)]
 pub(crate) struct Filters(VecDeque<(Filter, OwnedFd)>);
 
 impl Filters {
-    /// The program that a call needs: one for a container that is to be made.
+    /// The program that a call needs: one for a container that is to be made,
+    /// unless its list is long.
     pub(crate) fn program(&mut self, call: &Call) -> Result<Option<OwnedFd>, Failure> {
-        let Call::Create { container, devices, .. } = call else { return Ok(None) };
-        let filter = Filter::new(devices)
-            .map_err(|error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}")))?;
-        let program = self.find(filter, bpf::load_device_program);
-        program.map(Some).map_err(|why| Failure::internal(format!("container {container}: its device filter: {why}")))
+        match call {
+            Call::Create { container, devices, .. } if is_kept(devices) => {
+                let program = self.find(filter(container, devices)?, bpf::load_device_program);
+                program.map(Some).map_err(|why| unloaded(container, why))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn find<E: std::fmt::Display>(
@@ -54,6 +61,20 @@ impl Filters {
     }
 }
 
+/// Whether the program of such a list is loaded once, and comes with the call.
+pub(crate) fn is_kept(devices: &[Rule]) -> bool {
+    devices.len() <= LONG
+}
+
+fn filter(container: &str, devices: &[Rule]) -> Result<Filter, Failure> {
+    let wrong = |error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}"));
+    Filter::new(devices).map_err(wrong)
+}
+
+fn unloaded(container: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::internal(format!("container {container}: its device filter: {why}"))
+}
+
 /// A resource group that has its filter.
 #[derive(Debug)]
 pub(crate) struct Guarded {
@@ -62,13 +83,21 @@ pub(crate) struct Guarded {
 }
 
 /// Makes a container's resource group, unless it is there, and attaches the
-/// program. What a group has already holds as well.
-pub(crate) fn guard(container: &str, path: &Path, program: Option<OwnedFd>) -> Result<Guarded, Failure> {
+/// program, or one for these devices. What a group has already holds as well.
+pub(crate) fn guard(
+    container: &str,
+    path: &Path,
+    devices: &[Rule],
+    program: Option<OwnedFd>,
+) -> Result<Guarded, Failure> {
     let wrong = |what: &str, error: std::io::Error| {
         Failure::internal(format!("container {container}: cannot {what} {}: {error}", path.display()))
     };
-    let Some(program) = program else {
-        return Err(Failure::internal(format!("container {container} has no device filter; this is a bug")));
+    let program = match program {
+        Some(program) => program,
+        None => {
+            bpf::load_device_program(&filter(container, devices)?.program()).map_err(|why| unloaded(container, why))?
+        }
     };
     let made = group::make(path).map_err(|error| wrong("make the resource group", error))?;
     let guarded = Guarded { path: path.to_owned(), made };
@@ -99,7 +128,7 @@ impl Guarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_device_filter::{Access, Kind, Rule};
+    use firstlight_device_filter::{Access, Kind};
 
     fn devices(major: u32) -> Vec<Rule> {
         vec![Rule { allow: true, kind: Kind::Char, major: Some(major), minor: None, access: Access::READ }]
@@ -151,10 +180,10 @@ mod tests {
     fn only_a_container_that_is_made_needs_one_and_too_many_rules_are_named() {
         let mut filters = Filters::default();
         assert!(filters.program(&Call::Kill { container: "c1".into() }).unwrap().is_none());
-        let failure = filters.program(&create(devices(1).repeat(2000))).unwrap_err();
+        assert!(filters.program(&create(devices(1).repeat(2000))).unwrap().is_none(), "the copy looks at it");
+        let failure = guard("c1", Path::new("/nowhere"), &devices(1).repeat(2000), None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Invalid);
         assert!(failure.message.contains("container c1: 2000 device rules"), "{}", failure.message);
-        assert!(guard("c1", Path::new("/nowhere"), None).unwrap_err().message.contains("bug"));
     }
 
     #[test]
@@ -172,7 +201,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c1");
         let program = OwnedFd::from(File::open("/dev/null").unwrap());
-        let failure = guard("c1", &path, Some(program)).unwrap_err();
+        let failure = guard("c1", &path, &[], Some(program)).unwrap_err();
         assert!(
             failure.message.contains("attach the device filter to") && failure.message.contains("c1"),
             "{failure:?}"

@@ -18,7 +18,8 @@ pub(crate) struct Tools {
     pub(crate) state: PathBuf,
     /// The container's bundle.
     pub(crate) bundle: PathBuf,
-    /// The process's standard descriptors; for a container that is to be made its device filter comes last.
+    /// The process's standard descriptors; for a container that is to be made its device filter comes last,
+    /// if it is kept.
     pub(crate) fds: Vec<OwnedFd>,
     /// Both ends of the pipe for last words.
     pub(crate) words: (OwnedFd, OwnedFd),
@@ -58,11 +59,11 @@ fn work(call: Call, tools: Tools) -> Outcome {
     let nothing = |()| (Done::default(), None);
     match call {
         Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
-        Call::Create { container, bundle, cgroup, root, terminal, no_pivot, hooks, .. } => {
-            let program = fds.pop();
+        Call::Create { container, bundle, cgroup, devices, root, terminal, no_pivot, hooks, .. } => {
+            let program = if filter::is_kept(&devices) { fds.pop() } else { None };
             let stdio = stdio(terminal, fds)?;
             look_at(&root)?;
-            let group = filter::guard(&container, &cgroup, program)?;
+            let group = filter::guard(&container, &cgroup, &devices, program)?;
             let made = work.create(&container, &bundle, stdio, no_pivot, hooks).inspect_err(|_| group.discard())?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }

@@ -74,13 +74,18 @@ impl Agent {
         Ok(())
     }
 
-    /// The server and its runtime.
+    /// The server, its runtime, and the runtime's spare copy if there is one.
     fn pids(&self) -> Result<Vec<(&'static str, u32)>> {
+        let child = |parent: u32| -> Result<Option<u32>> {
+            let path = format!("/proc/{parent}/task/{parent}/children");
+            let children = fs::read_to_string(&path).context(path)?;
+            children.split_whitespace().next().map(|pid| pid.parse().context("a child's number")).transpose()
+        };
         let server = self.process.id();
-        let path = format!("/proc/{server}/task/{server}/children");
-        let children = fs::read_to_string(&path).context(path)?;
-        let child = children.split_whitespace().next().context("the agent has no child")?;
-        Ok(vec![("agent", server), ("runtime", child.parse().context("its child's number")?)])
+        let runtime = child(server)?.context("the agent has no child")?;
+        let mut all = vec![("agent", server), ("runtime", runtime)];
+        all.extend(child(runtime)?.map(|spare| ("spare", spare)));
+        Ok(all)
     }
 
     /// Processor time of both since their start, µs.

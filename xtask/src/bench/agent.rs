@@ -143,6 +143,9 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     figures.push(Figure::at_most("resident at rest, server and runtime", "MiB", mib(server + runtime), 7.0));
     let after = value("agent resident after all KiB")? + value("runtime resident after all KiB")?;
     figures.push(Figure::shown("resident after all rounds, server and runtime", "MiB", mib(after)));
+    if let Ok(spare) = value("spare resident after all KiB") {
+        figures.push(Figure::shown("resident after all rounds, the runtime's spare copy", "MiB", mib(spare)));
+    }
     let size = value("agent size bytes")? / 1e6;
     figures.push(Figure::at_most("program, stripped", "MB", size, 8.0).beside("kata-agent", 26.0));
     let log = value("agent log bytes")? / value("containers")?;

@@ -114,6 +114,8 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         let scratch = format!("{SHARED}sandbox/rootfs/local/scratch");
         request.storages.push(storage("local", "local", "local", &scratch, &["mode=0777"]));
         bind(&mut request, &scratch, "/scratch", &[]);
+        let memory = "/run/kata-containers/sandbox/ephemeral/c1-memory";
+        request.storages.push(storage("ephemeral", "tmpfs", "tmpfs", memory, &[]));
         started(&agent, &request).await;
 
         // What the container has written is the host's while it runs, and the other way round.
@@ -129,7 +131,7 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         assert_eq!(fs::metadata(&local).unwrap().permissions().mode() & 0o7777, 0o777);
         let alive = guests_mounts(&agent, &files, "w1").await;
         assert!(alive.contains(" kataShared "), "{alive}");
-        assert!(alive.contains("/c1/rootfs") && alive.contains("watchable"), "{alive}");
+        assert!(alive.contains(memory) && alive.contains("/watchable "), "{alive}");
 
         write_config(&config, "..second");
         write_config(&watched, "..second");

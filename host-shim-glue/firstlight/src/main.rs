@@ -99,6 +99,7 @@ impl RunArgs {
                 command_line: self.append.clone(),
                 memory_mib: self.memory,
                 cpus: self.cpus,
+                spare_cpus: 0,
                 accelerator: Accelerator::detect(),
                 devices: user.chain(host).collect(),
                 persistent: Vec::new(),

@@ -134,9 +134,12 @@ impl Agent {
         let (container, exec) = (Arc::clone(container), exec.to_owned());
         tokio::spawn(async move {
             process.stdin.close().await;
-            if process.has_output() {
-                tokio::time::sleep(LINGER).await;
-            }
+            let read = async {
+                process.stdout.told().await;
+                process.stderr.told().await;
+            };
+            // Whoever reads to the end needs it no longer, and thousands may come in ten seconds.
+            let _ = tokio::time::timeout(LINGER, read).await;
             process.close().await;
             container.forget(&exec, &process);
         });

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tokio::net::unix::pipe;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ pub type ExitWatch = watch::Receiver<Option<Exit>>;
 pub struct Output {
     state: Mutex<State>,
     exit: ExitWatch,
+    /// Told when the end has been told.
+    told: Notify,
 }
 
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl Output {
     /// A stream with nothing in it; it gets its pipe with [`Output::open`].
     #[must_use]
     pub fn new(exit: ExitWatch) -> Self {
-        Self { state: Mutex::new(State { reader: None, left: None }), exit }
+        Self { state: Mutex::new(State { reader: None, left: None }), exit, told: Notify::new() }
     }
 
     /// Gives the stream its pipe or terminal, which must be non-blocking.
@@ -86,6 +88,7 @@ impl Output {
             match got {
                 Ok(0) => {
                     *reader = None;
+                    self.told.notify_one();
                     return Ok(Vec::new());
                 }
                 Ok(got) => {
@@ -99,6 +102,7 @@ impl Output {
                 // A terminal whose last user is gone.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
                     *reader = None;
+                    self.told.notify_one();
                     return Ok(Vec::new());
                 }
                 Err(error) => return Err(Error::internal(format!("cannot read the stream: {error}"))),
@@ -116,6 +120,14 @@ impl Output {
     /// Closes the stream, whatever is still in it.
     pub async fn close(&self) {
         self.state.lock().await.reader = None;
+        self.told.notify_one();
+    }
+
+    /// Waits until the end has been told. For one who waits at a time.
+    pub async fn told(&self) {
+        while self.is_open() {
+            self.told.notified().await;
+        }
     }
 
     /// Whether the end has not been told yet.

@@ -381,7 +381,8 @@ fn a_caller_that_goes_away_leaves_no_container() {
             let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
             request.container_id = "c1".into();
             request.OCI = Some(spec(&root, "sleep 1000")).into();
-            let deadline = ttrpc::context::with_duration(Duration::from_millis(2));
+            // Nobody makes a container that fast.
+            let deadline = ttrpc::context::with_duration(Duration::from_micros(400));
             assert!(agent.calls.create_container(deadline, &request).await.is_err());
             let mut free = false;
             for _ in 0..100 {

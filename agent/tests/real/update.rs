@@ -115,8 +115,10 @@ fn statistics_are_those_of_the_group() {
         resources.Pids.mut_or_insert_default().Limit = 55;
         agent.create(limited, "c1").await.unwrap();
         agent.begin("c1").await;
-        // Ten milliseconds of every hundred are not enough for this.
-        agent.shell("c1", "e1", "i=0; while [ $i -lt 300 ]; do i=$((i+1)); done").await;
+        // Ten milliseconds of every hundred are not enough for a second of this.
+        let busy =
+            "read t x </proc/uptime; e=$((${t%.*}+2)); while [ ${t%.*} -lt $e ]; do read t x </proc/uptime; done";
+        agent.shell("c1", "e1", busy).await;
         let request = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
         let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
         let usage = stats.cpu_stats.cpu_usage.clone().unwrap();

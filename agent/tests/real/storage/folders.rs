@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
 use super::{code, create, inside, mounted, mounts, read, refused, storage, with_agent};
+use crate::support::needs_file_system;
 
 #[test]
 fn a_local_folder_has_its_mode_and_outlives_its_users() {
@@ -103,6 +104,7 @@ fn a_watched_folder_follows_its_source_and_is_bound_when_too_large() {
 
 #[test]
 fn a_share_that_is_not_there_is_named() {
+    needs_file_system("virtiofs");
     with_agent(async |agent| {
         let message =
             refused(&agent, vec![storage("virtio-fs", "kataShared", "virtiofs", "shared/containers", &["nodev"])])

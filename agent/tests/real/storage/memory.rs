@@ -7,7 +7,7 @@ use firstlight_agent_api::agent::{CreateSandboxRequest, UpdateEphemeralMountsReq
 use ttrpc::Code;
 
 use super::{RUN, code, create, inside, mounted, refused, storage, with_agent};
-use crate::support::{Agent, only_in_a_guest, short};
+use crate::support::{Agent, needs_file_system, only_in_a_guest, short};
 
 /// As shims send it; upstream loses all of its options.
 const SHM: &[&str] = &["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"];
@@ -34,6 +34,7 @@ fn the_sandboxs_shared_memory_has_all_its_options() {
 
 #[test]
 fn a_sandbox_that_cannot_be_made_leaves_no_storage() {
+    needs_file_system("virtiofs");
     with_agent(async |agent| {
         let good = storage("ephemeral", "shm", "tmpfs", "sandbox/shm", SHM);
         let bad = storage("virtio-fs", "kataShared", "virtiofs", "shared/containers/", &[]);

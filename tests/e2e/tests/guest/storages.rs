@@ -298,7 +298,7 @@ fn a_file_server_of_the_host_keeps_what_containers_write() {
             storage("nfs", source, fstype, &at, &[&[port.as_str()], options].concat())
         };
         let script = "[ -e /nfs/file ] || echo written > /nfs/file; cat /nfs/file; (echo x > /nfs/more) 2>/dev/null || echo refused; grep ' /nfs ' /proc/self/mountinfo | grep -o ' nfs4 [^ ]*'";
-        // Not 4.2: what this server answers to its READ_PLUS is read as holes.
+        // Not 4.2: with it what the host's file holds is read back as zeros.
         for (id, fstype, options, wanted) in [
             ("c1", "nfs4", &["vers=4.1"][..], "written\n"),
             ("c2", "nfs", &["vers=4.1", "ro"], "written\nrefused\n"),

@@ -81,6 +81,7 @@ mod tests {
             start_us: Some(1),
             ready_us: None,
             end_us: None,
+            processor_us: None,
             outcome,
             detail: String::new(),
             pci: None,

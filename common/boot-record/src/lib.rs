@@ -9,10 +9,12 @@
 
 mod assemble;
 mod line;
+mod log;
 mod record;
 
 pub use assemble::Assembler;
 pub use line::{Line, LineError, PREFIX};
+pub use log::{LEVELS, LOG_PREFIX, Level, LogLine, clean, word};
 pub use record::{
     BootRecord, DriverCode, Event, Failure, Gpu, GpuPhase, Kernel, Milestone, Mode, Outcome, ReadError, SCHEMA,
     Severity, State, Unit,

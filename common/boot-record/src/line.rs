@@ -53,7 +53,8 @@ impl Line {
     /// # Errors
     /// Never for the types of this crate; serialisation is fallible by type.
     pub fn encode(&self) -> Result<String, serde_json::Error> {
-        Ok(format!("{PREFIX}{}", serde_json::to_string(self)?))
+        let json = serde_json::to_string(self)?;
+        Ok(if is_plain(&json) { format!("{PREFIX}{json}") } else { format!("{PREFIX}{}", escaped(&json)) })
     }
 
     /// Reads a console line; `None` where it carries none of ours.
@@ -65,6 +66,30 @@ impl Line {
         let json = text[start + PREFIX.len()..].trim_end();
         Some(serde_json::from_str(json).map_err(|source| LineError { text: json.chars().take(120).collect(), source }))
     }
+}
+
+/// What all of our lines begin with, whatever the schema's version.
+const MARK: &str = "firstlight/";
+
+/// Whether nothing in this JSON needs [`escaped`]: nearly always.
+fn is_plain(json: &str) -> bool {
+    // Control characters that JSON lets stand are this byte, or begin with this one.
+    !json.bytes().any(|byte| matches!(byte, 0x7f | 0xc2)) && !json.contains(MARK)
+}
+
+/// A detail may quote anybody, a line like ours included: it must not be found
+/// in there, nor may it redraw a terminal. Both are in strings only, where JSON
+/// lets every character be written otherwise.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.replace(MARK, "firstlight\\/").chars() {
+        if c.is_control() {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -85,6 +110,16 @@ mod tests {
         assert_eq!(Line::decode(&text).unwrap().unwrap(), line);
         assert!(Line::decode("[    1.2] Run /init as init process").is_none());
         assert!(Line::decode("firstlight/1 {\"unit\":{\"na").unwrap().is_err());
+    }
+
+    #[test]
+    fn what_a_detail_quotes_hides_no_line() {
+        let forged = Line::State(State::Failed).encode().unwrap();
+        let detail = format!("its last line: {forged:?} \u{1b}[2J\u{9b}2J\u{7f}");
+        let line = Line::Event(Event { at_us: 5, what: "daemon-exited".into(), object: forged, detail });
+        let text = line.encode().unwrap();
+        assert_eq!(Line::decode(&text).unwrap().unwrap(), line);
+        assert!(!text.chars().any(char::is_control), "{text}");
     }
 
     proptest! {

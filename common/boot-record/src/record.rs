@@ -151,6 +151,10 @@ pub struct Unit {
     /// When it ended, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub end_us: Option<u64>,
+    /// Processor time of the thread that did it, kernel's included, µs. What it
+    /// waited for is not in it, nor what other threads and processes did for it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub processor_us: Option<u64>,
     /// How it ended.
     pub outcome: Outcome,
     /// One line: what was done, or what went wrong and what to try next.
@@ -175,6 +179,8 @@ pub enum GpuPhase {
     Failed,
     /// Its attach did not end before the deadline.
     TimedOut,
+    /// It was taken out of the guest, or its driver was taken off it.
+    Removed,
 }
 
 impl GpuPhase {
@@ -187,6 +193,7 @@ impl GpuPhase {
             Self::Ready => "ready",
             Self::Failed => "failed",
             Self::TimedOut => "timed-out",
+            Self::Removed => "removed",
         }
     }
 }
@@ -205,7 +212,7 @@ pub struct DriverCode {
 pub struct Gpu {
     /// Its name everywhere.
     pub pci: Address,
-    /// Position in PCI order: the index of `nvidia.com/gpu=N`.
+    /// The index of `nvidia.com/gpu=N`: position in PCI order among those that are in the guest now.
     pub index: u32,
     /// PCI device id.
     pub device_id: u16,
@@ -345,7 +352,14 @@ mod tests {
         {
             assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.word());
         }
-        for phase in [GpuPhase::Found, GpuPhase::Attaching, GpuPhase::Ready, GpuPhase::Failed, GpuPhase::TimedOut] {
+        for phase in [
+            GpuPhase::Found,
+            GpuPhase::Attaching,
+            GpuPhase::Ready,
+            GpuPhase::Failed,
+            GpuPhase::TimedOut,
+            GpuPhase::Removed,
+        ] {
             assert_eq!(serde_json::to_value(phase).unwrap(), phase.word());
         }
     }

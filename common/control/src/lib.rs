@@ -26,6 +26,8 @@ pub const MAX_LINE: usize = 1 << 20;
 pub enum ToInit {
     /// Send me the GPUs now and whenever one changes.
     Subscribe,
+    /// Send me what others in the guest say, as it comes: see [`FromInit::Log`].
+    SubscribeLog,
     /// The agent's server accepts connections.
     Listening {
         /// When, µs of `CLOCK_BOOTTIME`.
@@ -68,6 +70,29 @@ pub enum FromInit {
         scanned: bool,
         /// In PCI order.
         gpus: Vec<Gpu>,
+    },
+    /// A daemon that PID 1 keeps running serves now, or does not any more. Sent
+    /// to subscribers: at once for each that was started, then at every change.
+    Daemon {
+        /// Its name, which is its unit's in the boot record.
+        name: String,
+        /// Whether it serves.
+        ready: bool,
+        /// What happened.
+        detail: String,
+    },
+    /// What the kernel, a daemon or a stranger at `/dev/log` says. Bounded, and
+    /// clean of control characters, but foreign text all the same. A client that
+    /// reads too slowly misses some.
+    Log {
+        /// When, µs of `CLOCK_BOOTTIME`.
+        at_us: u64,
+        /// `emerg` to `debug`.
+        level: String,
+        /// Who.
+        source: String,
+        /// What.
+        text: String,
     },
     /// The answer to [`ToInit::Record`].
     Record(Box<BootRecord>),

@@ -1,7 +1,7 @@
 //! The functions that sysfs lists.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::{Address, Kind, kind_of};
@@ -19,13 +19,18 @@ pub struct Function {
     pub class: u32,
     /// The bound driver's name, if there is one.
     pub driver: Option<String>,
+    /// Whether its VPD says that it manages NVSwitches.
+    pub nvlink_bridge: bool,
 }
 
 impl Function {
     /// What this function is to Firstlight.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
-        kind_of(self.vendor, self.class)
+        match kind_of(self.vendor, self.class) {
+            Some(Kind::Mellanox) if self.nvlink_bridge => Some(Kind::NvLinkBridge),
+            kind => kind,
+        }
     }
 }
 
@@ -62,17 +67,40 @@ fn id(path: PathBuf) -> Result<u16, ScanError> {
     u16::try_from(value).map_err(|_| ScanError::Number { path, text: format!("{value:#x}") })
 }
 
+/// Reads small files only. `uevent` has all of it in one, but it goes on naming a
+/// driver that is just being taken off, and some kernels make a reader wait for
+/// that, while the driver may be waiting for whoever reads.
 fn read(folder: &Path, address: Address) -> Result<Function, ScanError> {
     let driver = fs::read_link(folder.join("driver"))
         .ok()
         .and_then(|target| target.file_name().map(|name| name.to_string_lossy().into_owned()));
-    Ok(Function {
-        address,
-        vendor: id(folder.join("vendor"))?,
-        device: id(folder.join("device"))?,
-        class: number(folder.join("class"))?,
-        driver,
-    })
+    let (vendor, class) = (id(folder.join("vendor"))?, number(folder.join("class"))?);
+    // Reading a VPD takes the kernel milliseconds, so nobody else's is read.
+    let nvlink_bridge = kind_of(vendor, class) == Some(Kind::Mellanox) && vpd_says(folder, SWITCH_MANAGER);
+    Ok(Function { address, vendor, device: id(folder.join("device"))?, class, driver, nvlink_bridge })
+}
+
+/// What the VPD of an NVLink 5 management bridge has as the value of `SMDL`.
+const SWITCH_MANAGER: &[u8] = b"SW_MNG";
+
+/// The format's limit, bytes.
+const LONGEST_VPD: usize = 32 << 10;
+
+/// Whether a function's VPD has these bytes. One that has no VPD, or does not
+/// give it out, has not.
+fn vpd_says(folder: &Path, bytes: &[u8]) -> bool {
+    let Ok(mut file) = fs::File::open(folder.join("vpd")) else { return false };
+    let (mut vpd, mut piece) = (Vec::new(), [0; 256]);
+    while vpd.len() < LONGEST_VPD {
+        match file.read(&mut piece) {
+            Ok(0) | Err(_) => return false,
+            Ok(len) => vpd.extend_from_slice(&piece[..len]),
+        }
+        if vpd.windows(bytes.len()).any(|window| window == bytes) {
+            return true;
+        }
+    }
+    false
 }
 
 /// All PCI functions below `sysfs` (normally `/sys`), sorted by address.
@@ -103,6 +131,23 @@ pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
     Ok(functions)
 }
 
+/// The functions below `sysfs` whose vendor and class are of a kind, sorted by
+/// address. Takes two small reads for each function, and what cannot be read is none.
+#[must_use]
+pub fn of_kind(sysfs: &Path, kind: Kind) -> Vec<Address> {
+    let entries = fs::read_dir(sysfs.join("bus/pci/devices")).into_iter().flatten().flatten();
+    let mut found: Vec<Address> = entries
+        .filter(|entry| {
+            let ids =
+                id(entry.path().join("vendor")).and_then(|vendor| Ok((vendor, number(entry.path().join("class"))?)));
+            ids.is_ok_and(|(vendor, class)| kind_of(vendor, class) == Some(kind))
+        })
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    found.sort();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +176,29 @@ mod tests {
                 ("0000:0a:00.0".to_owned(), Some(Kind::Gpu), Some("nvidia".to_owned())),
             ]
         );
+        plant(root.path(), "0000:03:00.0", &[("vendor", "rubbish\n"), ("class", "0x030200\n")]);
+        assert_eq!(of_kind(root.path(), Kind::Gpu), [functions[1].address]);
+        assert_eq!(of_kind(&root.path().join("none"), Kind::Gpu), []);
+    }
+
+    #[test]
+    fn a_management_bridge_is_known_by_its_vpd_only() {
+        let root = tempfile::tempdir().unwrap();
+        let nic = [("vendor", "0x15b3\n"), ("device", "0x1021\n"), ("class", "0x020700\n")];
+        let long = format!("{}SMDL=SW_MNG", "x".repeat(1000));
+        for (address, vpd) in [("0000:05:00.0", &long[..]), ("0000:05:00.1", "PN MCX75310AAS"), ("0000:05:00.2", "")] {
+            plant(root.path(), address, &nic);
+            plant(root.path(), address, &[("vpd", vpd)]);
+        }
+        plant(root.path(), "0000:05:00.3", &nic);
+        // Whoever is no Mellanox function is not asked.
+        plant(root.path(), "0000:06:00.0", &[("vendor", "0x8086\n"), ("device", "0x1\n"), ("class", "0x020000\n")]);
+        plant(root.path(), "0000:06:00.0", &[("vpd", &long)]);
+        let kinds: Vec<_> = scan(root.path()).unwrap().iter().map(Function::kind).collect();
+        let (bridge, nic) = (Some(Kind::NvLinkBridge), Some(Kind::Mellanox));
+        assert_eq!(kinds, [bridge, nic, nic, nic, None]);
+        std::fs::write(root.path().join("bus/pci/devices/0000:05:00.1/vpd"), vec![0; LONGEST_VPD + 256]).unwrap();
+        assert_eq!(scan(root.path()).unwrap()[1].kind(), nic, "it ends somewhere");
     }
 
     #[test]

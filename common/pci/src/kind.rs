@@ -10,8 +10,10 @@ pub enum Kind {
     Gpu,
     /// An NVSwitch: NVIDIA bridge of class "other".
     NvSwitch,
-    /// A Mellanox/NVIDIA network function. Whether it is an NVLink-5 management
-    /// bridge is written in its VPD, not in its ids.
+    /// An NVLink 5 management bridge: a Mellanox/NVIDIA network function that
+    /// leads to NVSwitches. That it is one is written in its VPD, not in its ids.
+    NvLinkBridge,
+    /// Any other Mellanox/NVIDIA network function.
     Mellanox,
 }
 

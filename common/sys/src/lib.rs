@@ -5,12 +5,18 @@
 #![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
 pub mod bpf;
 pub mod child;
+pub mod daemon;
+pub mod datagram;
 pub mod entropy;
 pub mod fork;
 pub mod memory;
 pub mod mount;
 pub mod net;
 pub mod nvidia;
+#[cfg(feature = "nvml")]
+pub mod nvml;
+pub mod own;
 pub mod signals;
 pub mod spawn;
 pub mod swap;
+pub mod tsc;

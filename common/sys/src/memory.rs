@@ -1,4 +1,4 @@
-//! Pages of this process before they are touched.
+//! Pages of this process: before they are touched, and after they were.
 
 use std::ffi::c_void;
 use std::{fs, io};
@@ -12,13 +12,36 @@ const LARGEST: usize = 16 << 20;
 /// # Errors
 /// `/proc` is not mounted, or the kernel (before 5.14) knows no such advice.
 pub fn populate_program() -> io::Result<()> {
-    let maps = fs::read_to_string("/proc/self/maps")?;
-    for (start, len) in maps.lines().filter_map(program) {
-        let start = std::ptr::with_exposed_provenance_mut::<c_void>(start);
+    for_program(|start, len| {
         // SAFETY: the advice faults pages in as reading would and changes no
         // byte, whatever is mapped there; a range that is not mapped (any more)
         // is an error and nothing else.
-        if unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) } != 0 {
+        unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) }
+    })
+}
+
+/// Gives back what this process does not need while it has nothing to do: free
+/// memory of the heap, and its hold on its program, whose pages the kernel may
+/// then drop or keep as it likes; what is touched again is mapped again.
+///
+/// # Errors
+/// `/proc` is not mounted; the heap's part is done all the same.
+pub fn give_back() -> io::Result<()> {
+    // SAFETY: no precondition; only memory that the heap has free is given back.
+    unsafe { libc::malloc_trim(0) };
+    for_program(|start, len| {
+        // SAFETY: the range is code of a file, mapped private and not for
+        // writing, so that every page of it is the file's, and comes from there
+        // again at the next touch: also the one that runs this.
+        unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) }
+    })
+}
+
+/// Does something with each mapping that has code of a file.
+fn for_program(mut advise: impl FnMut(*mut c_void, usize) -> libc::c_int) -> io::Result<()> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    for (start, len) in maps.lines().filter_map(program) {
+        if advise(std::ptr::with_exposed_provenance_mut(start), len) != 0 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -57,8 +80,34 @@ mod tests {
         }
     }
 
+    /// Resident pages of this process, of files and others, KiB.
+    fn resident() -> (usize, usize) {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let value = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        (value("RssFile:"), value("RssAnon:"))
+    }
+
     #[test]
-    fn a_program_can_be_mapped() {
+    fn what_is_not_needed_is_given_back_and_comes_again() {
+        // Blocks with a kept one after every 64th: the heap's end cannot sink.
+        const BLOCKS: usize = 16 << 10;
+        let mut blocks: Vec<Option<Box<[u8; 1024]>>> = (0..BLOCKS).map(|_| Some(Box::new([7; 1024]))).collect();
+        for (number, block) in blocks.iter_mut().enumerate() {
+            if number % 64 != 0 {
+                *block = None;
+            }
+        }
         populate_program().unwrap();
+        let before = resident();
+        give_back().unwrap();
+        let after = resident();
+        assert!(after.0 + 100 < before.0, "of files: {before:?} {after:?} KiB");
+        assert!(after.1 + (BLOCKS >> 1) < before.1, "others: {before:?} {after:?} KiB");
+        assert!(blocks.iter().flatten().all(|block| block.iter().all(|byte| *byte == 7)));
+        populate_program().unwrap();
+        assert!(resident().0 > after.0 + 100, "the program is mapped again");
     }
 }

@@ -90,6 +90,9 @@ impl Actions {
                 check(code)?;
             }
         }
+        // Ours close by themselves; what a library or a mistake left open must not reach anybody.
+        // SAFETY: the actions are initialised.
+        check(unsafe { libc::posix_spawn_file_actions_addclosefrom_np(&raw mut this.0, 3) })?;
         Ok(this)
     }
 }
@@ -106,7 +109,7 @@ fn pointers(texts: &[&CStr]) -> Vec<*mut c_char> {
 }
 
 /// Starts a program in a session of its own, with no signal blocked or
-/// ignored. Whoever calls has to wait for it.
+/// ignored and no descriptor but the first three. Whoever calls has to wait for it.
 ///
 /// # Errors
 /// It could not be started, `ENOENT` and the like included.

@@ -5,17 +5,18 @@ use std::fs;
 use std::sync::Arc;
 
 use firstlight_cmdline::CommandLine;
-use firstlight_pci::{Address, Function};
+use firstlight_pci::{Address, Function, Kind};
 
 use crate::executor::End;
-use crate::mode::{self, Decision};
-use crate::modules::{self, Loaded, Modules};
+use crate::mode::{self, Decision, OnOddDevices};
+use crate::modules::{Modules, Outcome, Turn, devices, name};
 use crate::mounts::{self, When};
-use crate::nodes::{self, Minor, Mknod};
+use crate::nodes::{self, Minor, Mknod, NodesError};
 use crate::params::Params;
 use crate::root::{Root, leave_first_root};
 use crate::sysctls;
 use crate::units::Action;
+use crate::{cdi, confidential};
 
 /// The folder that only root in the guest's own mount namespace reaches.
 const OWN_FOLDER: &str = "/run/firstlight";
@@ -26,6 +27,11 @@ const VSOCK_DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
 /// What vsock needs. Some kernels have the PCI bus driver of virtio as a
 /// module, which nothing depends on by name.
 const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
+
+/// What virtio's devices are found through. They are all on the bus before a
+/// driver for any of them is, so that disks are named in the bus's order: those on
+/// PCI first, as a shim expects that names the others by letter.
+const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
 
 /// What containers' file systems and networks are made of, as far as the image
 /// has it: nothing in the guest loads a module when it is first used.
@@ -41,7 +47,6 @@ const CONTAINER_MODULES: &[&str] = &[
     "vfat",
     "nfsv4",
     "virtiofs",
-    "virtio_mmio",
     "virtio_blk",
     "virtio_net",
     "virtio_scsi",
@@ -51,6 +56,43 @@ const CONTAINER_MODULES: &[&str] = &[
     "vfio_iommu_type1",
     "vfio-pci",
 ];
+
+/// What SetIPTables' rules are made of, as far as the image has it: the
+/// translation that `iptables-nft` speaks, tables that change addresses, and
+/// the matches and targets of usual rules. The kernel asks for each by itself,
+/// in vain.
+const FILTER_MODULES: &[&str] = &[
+    "nf_tables",
+    "nft_compat",
+    "nft_chain_nat",
+    "nft_limit",
+    "nf_log_syslog",
+    "nft_log",
+    "nft_ct",
+    "xt_tcpudp",
+    "xt_conntrack",
+    "xt_state",
+    "xt_comment",
+    "xt_multiport",
+    "xt_addrtype",
+    "xt_owner",
+    "xt_limit",
+    "xt_mark",
+    "xt_connmark",
+    "xt_LOG",
+    "xt_CT",
+    "xt_TCPMSS",
+    "xt_TPROXY",
+    "xt_nat",
+    "xt_REDIRECT",
+    "xt_MASQUERADE",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+];
+
+/// What the manager of an NVLink 5 fabric speaks through. Nothing asks for it by
+/// name or by device; the drivers below it come by what is on the bus.
+const FABRIC_MODULES: &[&str] = &["ib_umad"];
 
 /// The GPU driver, in the order in which it is loaded.
 const NVIDIA_MODULES: &[&str] = &["nvidia", "nvidia-uvm"];
@@ -98,7 +140,7 @@ fn plain(result: Result<String, String>) -> Report {
     (result.map_or_else(End::Failed, End::Ok), Product::Nothing)
 }
 
-/// Runs an action to its end. The agent, GPUs, and what is already known need
+/// Runs an action to its end. The agent, GPUs, daemons, and what is already known need
 /// no thread and are not run here.
 #[must_use]
 pub fn run(action: Action, inputs: &Inputs) -> Report {
@@ -111,14 +153,17 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
         Action::Mode => decide(inputs),
         Action::NvidiaModules => nvidia_modules(inputs),
         Action::Nodes => make_nodes(inputs),
-        Action::Cdi => cdi(inputs),
+        Action::Cdi => judge_cdi(inputs),
         Action::Cgroup2 => plain(cgroup2(&inputs.root)),
         Action::Sysctl => plain(sysctls::apply(&inputs.root, sysctls::SETTINGS).sentence()),
         Action::Loopback => plain(loopback()),
         Action::LaterMounts => later_mounts(),
+        Action::CloseRoot => close_root(inputs),
         Action::Lockdown => lockdown(inputs),
         Action::BootDone => plain(Ok(format!("{} units have ended", inputs.units.saturating_sub(1)))),
-        Action::Agent | Action::GpuAttach => plain(Err("it cannot be run as an action; this is a bug".to_owned())),
+        Action::Agent | Action::GpuAttach | Action::GpuSettings | Action::Daemon(_) | Action::DevLog => {
+            plain(Err("it cannot be run as an action; this is a bug".to_owned()))
+        }
     }
 }
 
@@ -139,6 +184,13 @@ fn join<E: ToString>(errors: &[E]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
+/// What nodes were left out, not longer than anybody reads.
+fn left_out(errors: &[NodesError]) -> String {
+    let more = errors.len().saturating_sub(4);
+    let text = join(&errors[..errors.len() - more]);
+    if more == 0 { format!("; left out: {text}") } else { format!("; left out: {text}; and {more} more") }
+}
+
 fn first_mounts() -> Result<String, String> {
     let moved = leave_first_root().map_err(|error| error.to_string())?;
     let count = mounts::mount_all(When::First).map_err(|errors| join(&errors))?;
@@ -152,11 +204,28 @@ fn first_mounts() -> Result<String, String> {
 }
 
 fn later_mounts() -> Report {
-    match mounts::mount_all(When::Later) {
-        Ok(count) => plain(Ok(format!("{count} file systems"))),
+    let mut detail = match mounts::mount_all(When::Later) {
+        Ok(count) => format!("{count} file systems"),
         // A kernel without them is a smaller kernel, not a broken one.
-        Err(errors) => plain(Ok(format!("left out: {}", join(&errors)))),
+        Err(errors) => format!("left out: {}", join(&errors)),
+    };
+    match mounts::mount_all(When::Scratch) {
+        Ok(0) => {}
+        Ok(count) => detail.push_str(&format!("; scratch space for {count} folders")),
+        Err(errors) => return plain(Err(format!("{detail}; {}", join(&errors)))),
     }
+    plain(Ok(detail))
+}
+
+fn close_root(inputs: &Inputs) -> Report {
+    if inputs.params.root_writable {
+        return (End::NotNeeded("firstlight.root=rw".to_owned()), Product::Nothing);
+    }
+    plain(mounts::close_root().map(|()| "read-only".to_owned()).map_err(|error| {
+        format!(
+            "cannot make / read-only: {error}; does something on it stay open for writing? firstlight.root=rw leaves it"
+        )
+    }))
 }
 
 fn command_line(inputs: &Inputs) -> Report {
@@ -172,75 +241,100 @@ fn command_line(inputs: &Inputs) -> Report {
     (end, Product::CommandLine(text, Box::new(params)))
 }
 
-fn load(modules: &Modules, name: &str, inputs: &Inputs) -> Result<String, String> {
-    let loaded = modules.load(name, |module| inputs.params.for_module(module)).map_err(|error| error.to_string())?;
-    Ok(match loaded {
-        Loaded::Module(took) => {
-            let parts: Vec<String> =
-                took.iter().map(|(name, us)| format!("{name} {}.{} ms", us / 1000, us % 1000 / 100)).collect();
-            format!("loaded {}", parts.join(", "))
-        }
-        Loaded::BuiltIn => format!("{name} built in"),
-    })
+fn load(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
+    modules.load(names, turn, &|module| settings(modules, inputs, module))
 }
 
-/// Loads a module that somebody asked for after the boot plan was made.
+/// Loads a module, or those that a name is an alias of, that somebody asked
+/// for after the boot plan was made; what came of it.
 ///
 /// # Errors
 /// The module is not in the image, or the kernel did not take it.
-pub fn load_asked(inputs: &Inputs, name: &str, parameters: &str) -> Result<(), String> {
+pub fn load_asked(inputs: &Inputs, asked: &str, parameters: &str) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
-    let own = |module: &str| inputs.params.for_module(module);
-    let asked = |module: &str| {
-        if modules::same(module, name) {
-            format!("{} {parameters}", own(module)).trim().to_owned()
-        } else {
-            own(module)
-        }
-    };
-    modules.load(name, asked).map(drop).map_err(|error| {
-        let locked = fs::read_to_string(inputs.root.path("/proc/sys/kernel/modules_disabled"));
-        if locked.is_ok_and(|text| text.trim() == "1") {
+    let meant = modules.meant(asked, &|module| name::has(&inputs.params.blacklist, module));
+    let names: Vec<&str> = meant.iter().map(String::as_str).collect();
+    let outcome = modules.load(&names, Turn::Free, &|module| {
+        let own = settings(&modules, inputs, module);
+        if name::has(&meant, module) { format!("{own} {parameters}").trim().to_owned() } else { own }
+    });
+    outcome.told().map_err(|error| {
+        if locked(&inputs.root) {
             format!(
-                "kernel module {name}: the guest has locked module loading, as it does when it has booted; have the \
+                "kernel module {asked}: the guest has locked module loading, as it does when it has booted; have the \
                  image load it, or boot with firstlight.lockdown=off"
             )
         } else {
-            error.to_string()
+            error
         }
     })
+}
+
+/// Whether the kernel takes no more modules.
+fn locked(root: &Root) -> bool {
+    fs::read_to_string(root.path("/proc/sys/kernel/modules_disabled")).is_ok_and(|text| text.trim() == "1")
+}
+
+/// Loads the driver for the first GPU that was plugged in, and locks what waited for that.
+///
+/// # Errors
+/// A module is not in the image, the kernel did not take it, or takes none any more.
+pub fn load_driver(inputs: &Inputs) -> Result<String, String> {
+    match nvidia_modules(inputs).0 {
+        End::Ok(text) | End::NotNeeded(text) => {
+            if inputs.params.lockdown {
+                lock_all(inputs)?;
+            }
+            cdi::publish_driver(&inputs.root).map_err(|error| error.to_string())?;
+            Ok(text)
+        }
+        End::Failed(_) | End::TimedOut(_) if locked(&inputs.root) => Err(
+            "the driver is not loaded, and the guest has locked module loading, as it does when it has booted; boot \
+             with firstlight.gpu-hotplug=on where the first GPU comes later"
+                .to_owned(),
+        ),
+        End::Failed(text) | End::TimedOut(text) => Err(text),
+    }
 }
 
 fn vsock(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
-    let mut done = Vec::new();
-    let mut missing = None;
-    for name in VSOCK_MODULES {
-        match load(&modules, name, inputs) {
-            Ok(text) => done.push(text),
-            Err(error) => missing = Some(error),
-        }
-    }
+    let mut outcome = load(&modules, VSOCK_MODULES, Turn::Free, inputs);
     // The last one is what counts; without the first, a kernel may have it built in and not say so.
     if inputs.root.path(VSOCK_DRIVER).exists() {
-        return Ok(done.join(", "));
+        return Ok(outcome.detail());
     }
+    let missing = outcome.errors.pop().map(|error| error.to_string());
     Err(missing.unwrap_or_else(|| "the modules are loaded but the virtio driver of vsock is not there".to_owned()))
 }
 
 fn container_modules(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
-    let (mut done, mut errors) = (Vec::new(), Vec::new());
-    for name in CONTAINER_MODULES {
-        if modules.files(name).is_none() {
+    let params = &inputs.params;
+    let mut outcome = Outcome::default();
+    for (lists, turn) in
+        [(&[TRANSPORT_MODULES][..], Turn::InOrder), (&[CONTAINER_MODULES, FILTER_MODULES, FABRIC_MODULES], Turn::Free)]
+    {
+        let wanted = lists.iter().copied().flatten().copied();
+        let (held, names): (Vec<&str>, Vec<&str>) =
+            wanted.filter(|name| modules.has(name)).partition(|name| name::has(&params.forbidden, name));
+        outcome.add(load(&modules, &names, turn, inputs));
+        outcome.remarks.extend(held.iter().map(|name| format!("left out: {name}, named by module_blacklist=")));
+    }
+    let blocked = |module: &str| {
+        devices::is_the_modes(module) || name::has(&params.blacklist, module) || name::has(&params.forbidden, module)
+    };
+    for bus in devices::BUSES {
+        let undriven = devices::undriven(&inputs.root, bus);
+        if undriven.is_empty() {
             continue;
         }
-        match load(&modules, name, inputs) {
-            Ok(text) => done.push(text),
-            Err(error) => errors.push(error),
-        }
+        let drivers = modules.drivers(&undriven, &blocked);
+        let drivers: Vec<&str> = drivers.iter().map(String::as_str).filter(|name| modules.has(name)).collect();
+        outcome.add(load(&modules, &drivers, Turn::Free, inputs));
     }
-    if errors.is_empty() { Ok(done.join(", ")) } else { Err(errors.join("; ")) }
+    outcome.remarks.extend(modules.config.complaints.iter().cloned());
+    outcome.told()
 }
 
 fn pci_scan(inputs: &Inputs) -> Report {
@@ -252,48 +346,98 @@ fn pci_scan(inputs: &Inputs) -> Report {
 
 fn decide(inputs: &Inputs) -> Report {
     let decision = mode::decide(&inputs.functions, inputs.params.mode);
+    let decision = if decision.attach { decision.in_confidence(confidential(inputs)) } else { decision };
     let detail = format!("{}: {}", decision.mode.name, decision.mode.reason);
-    (End::Ok(detail), Product::Mode(decision))
+    let end = match inputs.params.on_odd_devices {
+        OnOddDevices::Fail if decision.odd.is_some() => {
+            End::Failed(format!("{detail}; firstlight.on-odd-devices=degrade uses what can be used"))
+        }
+        _ => End::Ok(detail),
+    };
+    (end, Product::Mode(decision))
+}
+
+fn confidential(inputs: &Inputs) -> Option<String> {
+    match inputs.params.confidential {
+        Some(true) => Some("firstlight.confidential=on".to_owned()),
+        Some(false) => None,
+        None => confidential::detect(&inputs.root),
+    }
 }
 
 fn nvidia_modules(inputs: &Inputs) -> Report {
-    if let Some(decision) = inputs.decision.as_ref().filter(|decision| !decision.attach) {
+    if let Some(decision) = inputs.decision.as_ref().filter(|decision| !decision.driver) {
         let why = format!("mode {}: {}", decision.mode.name, decision.mode.reason);
         return (End::NotNeeded(why), Product::Nothing);
     }
-    let modules = Modules::read(&inputs.root, &inputs.release);
-    let mut done = Vec::new();
-    for name in NVIDIA_MODULES {
-        match load(&modules, name, inputs) {
-            Ok(text) => done.push(text),
-            Err(error) => return plain(Err(error)),
-        }
+    if awaited(inputs) {
+        let why = "no GPU is on the PCI bus yet; the driver is loaded for the first one (firstlight.gpu-hotplug=on)";
+        return (End::NotNeeded(why.to_owned()), Product::Nothing);
     }
-    plain(Ok(done.join(", ")))
+    let modules = Modules::read(&inputs.root, &inputs.release);
+    // A service VM computes nothing.
+    let attach = inputs.decision.as_ref().is_none_or(|decision| decision.attach);
+    let names = &NVIDIA_MODULES[..if attach { NVIDIA_MODULES.len() } else { 1 }];
+    plain(load(&modules, names, Turn::InOrder, inputs).told())
+}
+
+/// Keeps the driver from waiting for links of a GPU that has none.
+const NO_LINKS: &str = "NVreg_NvLinkDisable";
+
+/// What a module is loaded with: what the image says, then what the command line
+/// says, so that it wins, and what follows from the mode.
+fn settings(modules: &Modules, inputs: &Inputs, module: &str) -> String {
+    let (image, line) = (modules.config.options(module), inputs.params.for_module(module));
+    let given = format!("{image} {line}").trim().to_owned();
+    let lone = inputs.decision.as_ref().is_some_and(|decision| decision.lone_gpu);
+    if lone && module == NVIDIA_MODULES[0] && !given.contains(NO_LINKS) {
+        return format!("{given} {NO_LINKS}=1").trim().to_owned();
+    }
+    given
 }
 
 fn make_nodes(inputs: &Inputs) -> Report {
-    match nodes::make(&inputs.root, &inputs.gpus, &mut Mknod) {
-        Ok(minors) => {
-            let known = minors.iter().filter(|(_, minor)| minor.is_ok()).count();
-            let detail = format!("nodes for {known} of {} GPUs", inputs.gpus.len());
-            (End::Ok(detail), Product::Minors(minors))
+    match nodes::make(&inputs.root, &inputs.gpus, inputs.params.imex_channels, &mut Mknod) {
+        Ok(made) => {
+            let known = made.minors.iter().filter(|(_, minor)| minor.is_ok()).count();
+            let mut detail = format!("nodes for {known} of {} GPUs", inputs.gpus.len());
+            // GPUs can be attached and used without these.
+            if !made.left_out.is_empty() {
+                detail.push_str(&left_out(&made.left_out));
+            }
+            // Before the first GPU is given to anybody. The unit that ends the GPUs' part tries again and fails.
+            if let Err(error) = cdi::publish_driver(&inputs.root) {
+                detail.push_str(&format!("; {error}"));
+            }
+            (End::Ok(detail), Product::Minors(made.minors))
         }
         Err(error) => plain(Err(error.to_string())),
     }
 }
 
-fn cdi(inputs: &Inputs) -> Report {
+fn judge_cdi(inputs: &Inputs) -> Report {
     let total = inputs.gpus.len();
     if inputs.ready == 0 {
         let why = if total == 0 { "there is no GPU" } else { "no GPU is ready, so no file was written" };
         return (End::NotNeeded(why.to_owned()), Product::Nothing);
     }
+    if let Err(error) = cdi::ensure_driver(&inputs.root) {
+        return plain(Err(error.to_string()));
+    }
     let path = inputs.root.path(firstlight_cdi::SPEC_DIR).join("nvidia.json");
     let read = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()));
     let checked =
         read.and_then(|text| firstlight_cdi::Spec::from_json(&text, &path).map_err(|error| error.to_string()));
-    plain(checked.map(|spec| format!("{} names for {} of {total} GPUs", spec.devices.len(), inputs.ready)))
+    let detail = match checked {
+        Ok(spec) => format!("{} names for {} of {total} GPUs", spec.devices.len(), inputs.ready),
+        Err(error) => return plain(Err(error)),
+    };
+    // An attach can bring instances of the GPU; those whose capabilities cannot be read have no name.
+    match nodes::make_capabilities(&inputs.root, &mut Mknod) {
+        Ok(errors) if errors.is_empty() => plain(Ok(detail)),
+        Ok(errors) => plain(Err(format!("{detail}{}", left_out(&errors)))),
+        Err(error) => plain(Err(error.to_string())),
+    }
 }
 
 fn cgroup2(root: &Root) -> Result<String, String> {
@@ -316,7 +460,33 @@ fn lockdown(inputs: &Inputs) -> Report {
     if !inputs.params.lockdown {
         return (End::NotNeeded("firstlight.lockdown=off".to_owned()), Product::Nothing);
     }
-    plain(sysctls::apply(&inputs.root, sysctls::LOCKS).sentence())
+    // Without a driver: the first GPU is still to come, and the kernel would refuse an unsigned module.
+    if inputs.params.gpu_hotplug && nodes::driver_major(&inputs.root).is_none() {
+        let now: Vec<_> =
+            sysctls::LOCKS.iter().filter(|(name, _)| *name != sysctls::MODULES_DISABLED).copied().collect();
+        let sentence = sysctls::apply(&inputs.root, &now).sentence();
+        let later = sysctls::MODULES_DISABLED;
+        return plain(sentence.map(|text| format!("{text}; {later} and kernel lockdown when the first GPU has come")));
+    }
+    plain(lock_all(inputs))
+}
+
+/// Closes all doors: settings, and the kernel itself.
+fn lock_all(inputs: &Inputs) -> Result<String, String> {
+    let settings = sysctls::apply(&inputs.root, sysctls::LOCKS).sentence();
+    let kernel = sysctls::lock_kernel(&inputs.root, inputs.params.kernel_lockdown);
+    match (settings, kernel) {
+        (Ok(settings), Ok(kernel)) => Ok(format!("{settings}; {kernel}")),
+        (Err(settings), Err(kernel)) => Err(format!("{settings}; {kernel}")),
+        (Err(text), Ok(_)) | (Ok(_), Err(text)) => Err(text),
+    }
+}
+
+/// Whether the driver has nothing to start with yet, but is to have. Without a
+/// GPU or a switch its module does not load.
+fn awaited(inputs: &Inputs) -> bool {
+    let some = |function: &Function| matches!(function.kind(), Some(Kind::Gpu | Kind::NvSwitch));
+    inputs.params.gpu_hotplug && !inputs.functions.iter().any(some)
 }
 
 #[cfg(test)]
@@ -377,11 +547,77 @@ mod tests {
     fn a_cpu_guest_needs_no_driver_and_a_gpu_guest_without_one_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&folder);
-        inputs.decision = Some(mode::decide(&[], crate::params::ModeChoice::Auto));
+        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Auto));
         assert!(matches!(run(Action::NvidiaModules, &inputs).0, End::NotNeeded(_)));
-        inputs.decision = Some(mode::decide(&[], crate::params::ModeChoice::Gpu));
+        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
         let (end, _) = run(Action::NvidiaModules, &inputs);
         assert!(matches!(&end, End::Failed(text) if text.contains("module nvidia is neither in")), "{end:?}");
+    }
+
+    #[test]
+    fn a_lone_gpu_waits_for_no_links_unless_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        let gpu = |number: u8| Function {
+            address: format!("0000:{number:02x}:00.0").parse().unwrap(),
+            vendor: 0x10de,
+            device: 0x2335,
+            class: 0x03_0200,
+            driver: None,
+            nvlink_bridge: false,
+        };
+        for (gpus, line, expected) in [
+            (1, "", "NVreg_NvLinkDisable=1"),
+            (1, "firstlight.nvidia.NVreg_X=2", "NVreg_X=2 NVreg_NvLinkDisable=1"),
+            (1, "nvidia.NVreg_NvLinkDisable=0", "NVreg_NvLinkDisable=0"),
+            (2, "", ""),
+        ] {
+            inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
+            let functions: Vec<_> = (0..gpus).map(gpu).collect();
+            inputs.decision = Some(mode::decide(&functions, mode::ModeChoice::Auto));
+            let modules = Modules::read(&inputs.root, &inputs.release);
+            assert_eq!(settings(&modules, &inputs, "nvidia"), expected, "{gpus} {line}");
+            assert_eq!(settings(&modules, &inputs, "nvidia-uvm"), "");
+        }
+        // The command line comes behind the image's options, and the mode's wish only where neither has one.
+        write(&folder, "etc/modprobe.d/x.conf", "options nvidia NVreg_A=1 NVreg_NvLinkDisable=0\n");
+        inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse("nvidia.NVreg_A=2")));
+        inputs.decision = Some(mode::decide(&[gpu(0)], mode::ModeChoice::Auto));
+        let modules = Modules::read(&inputs.root, &inputs.release);
+        assert_eq!(settings(&modules, &inputs, "nvidia"), "NVreg_A=1 NVreg_NvLinkDisable=0 NVreg_A=2");
+    }
+
+    #[test]
+    fn confidence_is_told_by_the_processor_or_the_command_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        write(&folder, "proc/cpuinfo", "flags : fpu tdx_guest\n");
+        for (line, expected) in [
+            ("firstlight.mode=gpu", Some("tdx_guest (Intel TDX)")),
+            ("firstlight.mode=gpu firstlight.confidential=off", None),
+            ("firstlight.mode=gpu firstlight.confidential=on", Some("firstlight.confidential=on")),
+            ("firstlight.mode=cpu firstlight.confidential=on", None),
+        ] {
+            inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
+            let (End::Ok(detail), Product::Mode(decision)) = run(Action::Mode, &inputs) else { panic!("{line}") };
+            assert_eq!(decision.confidential.as_deref(), expected, "{line}");
+            assert_eq!(detail.contains("confidential: "), expected.is_some(), "{detail}");
+        }
+    }
+
+    #[test]
+    fn odd_devices_fail_the_mode_only_where_that_is_wished() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        for (line, fails) in [("firstlight.mode=service-vm-nvl4", false), ("firstlight.on-odd-devices=fail", false)] {
+            inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
+            assert_eq!(matches!(run(Action::Mode, &inputs).0, End::Failed(_)), fails, "{line}");
+        }
+        let line = "firstlight.mode=service-vm-nvl4 firstlight.on-odd-devices=fail";
+        inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
+        let (end, product) = run(Action::Mode, &inputs);
+        assert!(matches!(&end, End::Failed(text) if text.contains("no NVSwitch is on the PCI bus")), "{end:?}");
+        assert!(matches!(product, Product::Mode(decision) if decision.odd.is_some()));
     }
 
     #[test]
@@ -393,12 +629,46 @@ mod tests {
         assert_eq!(run(Action::ContainerModules, &inputs(&folder)).0, End::Ok(String::new()));
     }
 
+    /// No file is behind the list's lines, so what is tried is what fails.
+    #[test]
+    fn devices_on_the_bus_have_their_drivers_loaded_but_for_gpus_and_what_is_held_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        let list = |name: &str, text: &str| write(&folder, &format!("lib/modules/6.12/modules.{name}"), text);
+        list("dep", "i6300esb.ko:\nnvidia.ko:\nnouveau.ko:\nmlx5_ib.ko:\nnvme.ko:\next4.ko:\nib_umad.ko:\n");
+        list(
+            "alias",
+            "alias pci:v00008086d000025ABsv* i6300esb\nalias pci:v000010DEd* nvidia\nalias pci:v000010DEd* nouveau\n\
+             alias auxiliary:mlx5_core.rdma mlx5_ib\nalias pci:v*bc01sc08i02* nvme\nalias pci:v00008086d000025ABsv* notinimage\n",
+        );
+        for (bus, device, text) in [
+            ("pci", "0000:00:01.0", "pci:v00008086d000025ABsv0bc08"),
+            ("pci", "0000:00:02.0", "pci:v000010DEd00002335sv0"),
+            ("pci", "0000:00:03.0", "pci:v00001B36bc01sc08i02"),
+            ("auxiliary", "mlx5_core.rdma.0", "auxiliary:mlx5_core.rdma"),
+        ] {
+            write(&folder, &format!("sys/bus/{bus}/devices/{device}/modalias"), text);
+        }
+        let tried = |inputs: &Inputs| {
+            let End::Failed(text) = run(Action::ContainerModules, inputs).0 else { panic!() };
+            let all = ["i6300esb", "nvidia", "nouveau", "mlx5_ib", "nvme", "ext4", "ib_umad", "notinimage"];
+            all.into_iter().filter(|name| text.contains(&format!("module {name}:"))).collect::<Vec<_>>()
+        };
+        assert_eq!(tried(&inputs), ["i6300esb", "mlx5_ib", "nvme", "ext4", "ib_umad"]);
+        write(&folder, "usr/lib/modprobe.d/x.conf", "blacklist nvme\nblacklist ext4\n");
+        let line = "modprobe.blacklist=mlx5-ib module_blacklist=ib_umad,i6300esb";
+        inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
+        assert_eq!(tried(&inputs), ["ext4"], "what is asked for by name is not held back by modprobe.d");
+        let End::Failed(text) = run(Action::ContainerModules, &inputs).0 else { panic!() };
+        assert!(text.contains("left out: ib_umad, named by module_blacklist="), "{text}");
+    }
+
     #[test]
     fn a_locked_kernel_is_named_as_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         assert!(load_asked(&inputs(&folder), "dm-mod", "").unwrap_err().contains("modules.dep"));
         write(&folder, "lib/modules/6.12/modules.builtin", "kernel/fs/fuse/virtiofs.ko\n");
-        load_asked(&inputs(&folder), "virtiofs", "").unwrap();
+        assert_eq!(load_asked(&inputs(&folder), "virtiofs", "").unwrap(), "virtiofs built in");
         write(&folder, "proc/sys/kernel/modules_disabled", "1\n");
         let text = load_asked(&inputs(&folder), "dm-mod", "").unwrap_err();
         assert!(text.contains("dm-mod") && text.contains("firstlight.lockdown=off"), "{text}");

@@ -5,6 +5,7 @@ use std::io;
 
 use firstlight_sys::spawn::{Program, Stdio, spawn};
 use rustix::process::{Pid, Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use crate::root::Root;
 
@@ -29,6 +30,10 @@ const OOM_SCORE: &str = "-997";
 /// # Errors
 /// A limit could not be set; it is named.
 pub fn prepare(root: &Root) -> Result<(), String> {
+    // The bounding set is what a program gets at most, and PID 1's own threads are no programs: they go on
+    // loading modules, while the agent, its containers and a debug shell have to ask.
+    remove_capability_from_bounding_set(CapabilitySet::SYS_MODULE)
+        .map_err(|error| format!("cannot keep CAP_SYS_MODULE from the agent: {error}"))?;
     let limit = Rlimit { current: Some(FILES), maximum: Some(FILES) };
     setrlimit(Resource::Nofile, limit).map_err(|error| format!("cannot allow {FILES} open files: {error}"))?;
     let path = root.path("/proc/self/oom_score_adj");

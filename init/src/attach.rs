@@ -3,6 +3,12 @@
 //! An attach that has begun is never interrupted: a driver that is killed in
 //! the middle can leave a GPU unusable until it is reset. One that misses its
 //! deadline stays watched, and may still end well.
+//!
+//! How long an attach takes is not known beforehand: 2 s on one system, 34 s on
+//! another, and that times the number of GPUs where the driver takes them one
+//! after the other behind its lock. So a deadline counts from the last sign
+//! that something moves: an interrupt of that GPU, or the driver's answer for
+//! another one. Only a limit on the whole counts from the beginning.
 
 /// How GPUs are attached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,7 +36,8 @@ impl Policy {
 
     /// What `self` comes to in this guest. Under confidential computing the
     /// driver holds its global lock during the whole attach, so that attaching
-    /// at once gains nothing. Nothing detects that yet: callers say `false`.
+    /// at once gains nothing, and nothing is tried twice: there, a GPU whose
+    /// attach failed wants a reset first.
     #[must_use]
     pub fn resolve(self, confidential: bool) -> Self {
         if confidential && self == Self::Auto { Self::Serial } else { self }
@@ -52,6 +59,10 @@ pub enum Event {
     Attached(usize),
     /// This GPU's attempt ended with an error.
     Failed(usize),
+    /// This GPU's attempt ended, and the GPU is not here any more.
+    Abandoned(usize),
+    /// This GPU has been seen at work.
+    Progress(usize),
     /// Time went by.
     Clock,
 }
@@ -83,7 +94,27 @@ pub enum Effect {
         gpu: usize,
         /// Whether it had been given up.
         late: bool,
+        /// Which deadline that was.
+        overdue: Overdue,
     },
+}
+
+/// Which deadline an attempt has missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overdue {
+    /// Nothing has moved for [`Limits::silence_us`].
+    Silent,
+    /// Something moves, but [`Limits::whole_us`] are over.
+    TooLong,
+}
+
+/// How long one attempt may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Since the last sign that something moves, µs.
+    pub silence_us: u64,
+    /// Since its beginning, µs.
+    pub whole_us: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +123,13 @@ enum State {
     Idle,
     /// Waits for its first attempt.
     Queued,
-    /// In the driver since then, µs.
-    Flight(u64),
+    /// In the driver.
+    Flight {
+        /// Since then, µs.
+        since: u64,
+        /// When something moved last, µs.
+        moved: u64,
+    },
     /// In the driver, past its deadline.
     Hung,
     /// Failed; waits for its next attempt.
@@ -113,15 +149,30 @@ struct Slot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     policy: Policy,
-    limit_us: u64,
+    limits: Limits,
     slots: Vec<Slot>,
 }
 
+const NEW: Slot = Slot { state: State::Idle, attempts: 0, given_up: false };
+
 impl Group {
-    /// `gpus` GPUs of which none is attached; one attempt may take `limit_us`.
+    /// `gpus` GPUs of which none is attached.
     #[must_use]
-    pub fn new(policy: Policy, limit_us: u64, gpus: usize) -> Self {
-        Self { policy, limit_us, slots: vec![Slot { state: State::Idle, attempts: 0, given_up: false }; gpus] }
+    pub fn new(policy: Policy, limits: Limits, gpus: usize) -> Self {
+        Self { policy, limits, slots: vec![NEW; gpus] }
+    }
+
+    /// A GPU begins anew, or is one more: it was plugged in. `false` while an
+    /// attempt is in the driver.
+    pub fn renew(&mut self, gpu: usize) -> bool {
+        if gpu >= self.slots.len() {
+            self.slots.resize(gpu + 1, NEW);
+        }
+        let free = self.in_driver(gpu).is_none();
+        if free {
+            self.slots[gpu] = NEW;
+        }
+        free
     }
 
     /// How often this GPU was tried.
@@ -143,9 +194,31 @@ impl Group {
     }
 
     fn deadline(&self, slot: &Slot) -> Option<u64> {
+        let Limits { silence_us, whole_us } = self.limits;
         match slot.state {
-            State::Flight(since) => Some(since.saturating_add(self.limit_us)),
+            State::Flight { since, moved } => {
+                Some(moved.saturating_add(silence_us).min(since.saturating_add(whole_us)))
+            }
             _ => None,
+        }
+    }
+
+    /// Who would be given up at `now` for want of a sign: the time to look for one.
+    pub fn silent(&self, now: u64) -> impl Iterator<Item = usize> {
+        let due = move |slot: &Slot| self.deadline(slot).is_some_and(|at| at <= now) && !self.too_long(slot, now);
+        self.slots.iter().enumerate().filter(move |(_, slot)| due(slot)).map(|(gpu, _)| gpu)
+    }
+
+    fn too_long(&self, slot: &Slot, now: u64) -> bool {
+        matches!(slot.state, State::Flight { since, .. } if since.saturating_add(self.limits.whole_us) <= now)
+    }
+
+    /// The driver answered for one GPU, so it may have been what others waited for.
+    fn all_moved(&mut self, now: u64) {
+        for slot in &mut self.slots {
+            if let State::Flight { moved, .. } = &mut slot.state {
+                *moved = now;
+            }
         }
     }
 
@@ -162,6 +235,7 @@ impl Group {
                 if let Some(slot) = self.in_driver(gpu) {
                     slot.state = State::Ended;
                     effects.push(Effect::Ready { gpu, late: slot.given_up });
+                    self.all_moved(now);
                 }
             }
             Event::Failed(gpu) => {
@@ -174,13 +248,27 @@ impl Group {
                         slot.state = State::Ended;
                         effects.push(Effect::Failed { gpu, late: slot.given_up });
                     }
+                    self.all_moved(now);
+                }
+            }
+            Event::Abandoned(gpu) => {
+                if let Some(slot) = self.in_driver(gpu) {
+                    slot.state = State::Ended;
+                    self.all_moved(now);
+                }
+            }
+            Event::Progress(gpu) => {
+                if let Some(Slot { state: State::Flight { moved, .. }, .. }) = self.slots.get_mut(gpu) {
+                    *moved = now;
                 }
             }
             Event::Clock => {
                 for gpu in 0..self.slots.len() {
                     if self.deadline(&self.slots[gpu]).is_some_and(|at| at <= now) {
+                        let long = self.too_long(&self.slots[gpu], now);
+                        let overdue = if long { Overdue::TooLong } else { Overdue::Silent };
                         let slot = &mut self.slots[gpu];
-                        effects.push(Effect::TimedOut { gpu, late: slot.given_up });
+                        effects.push(Effect::TimedOut { gpu, late: slot.given_up, overdue });
                         slot.state = State::Hung;
                         slot.given_up = true;
                     }
@@ -192,11 +280,11 @@ impl Group {
     }
 
     fn in_driver(&mut self, gpu: usize) -> Option<&mut Slot> {
-        self.slots.get_mut(gpu).filter(|slot| matches!(slot.state, State::Flight(_) | State::Hung))
+        self.slots.get_mut(gpu).filter(|slot| matches!(slot.state, State::Flight { .. } | State::Hung))
     }
 
     fn launch(&mut self, now: u64, effects: &mut Vec<Effect>) {
-        let flying = |slots: &[Slot]| slots.iter().any(|slot| matches!(slot.state, State::Flight(_)));
+        let flying = |slots: &[Slot]| slots.iter().any(|slot| matches!(slot.state, State::Flight { .. }));
         for gpu in 0..self.slots.len() {
             let free = match self.slots[gpu].state {
                 State::Queued => self.policy != Policy::Serial || !flying(&self.slots),
@@ -204,7 +292,7 @@ impl Group {
                 _ => false,
             };
             if free {
-                self.slots[gpu].state = State::Flight(now);
+                self.slots[gpu].state = State::Flight { since: now, moved: now };
                 self.slots[gpu].attempts += 1;
                 effects.push(Effect::Start(gpu));
             }

@@ -1,7 +1,7 @@
 //! The CDI file: what a container gets that asks for a GPU.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -44,38 +44,85 @@ pub struct CdiError {
 fn node(root: &Root, path: &str) -> Option<DeviceNode> {
     let found = fs::symlink_metadata(root.path(path)).ok().filter(|found| found.file_type().is_char_device());
     let device = found?.rdev();
-    Some(DeviceNode {
-        path: path.to_owned(),
+    Some(numbered(path.to_owned(), major(device), minor(device)))
+}
+
+fn numbered(path: String, major: u32, minor: u32) -> DeviceNode {
+    DeviceNode {
+        path,
         node_type: Some("c".to_owned()),
-        major: Some(i64::from(major(device))),
-        minor: Some(i64::from(minor(device))),
+        major: Some(i64::from(major)),
+        minor: Some(i64::from(minor)),
         permissions: Some("rw".to_owned()),
         ..DeviceNode::default()
-    })
+    }
+}
+
+/// A GPU's node and those of its instances.
+struct Nodes {
+    own: DeviceNode,
+    instances: Vec<Vec<DeviceNode>>,
+}
+
+impl Nodes {
+    fn of(root: &Root, gpu: &ReadyGpu) -> Self {
+        let path = format!("/dev/nvidia{}", gpu.minor);
+        // One that cannot be looked at has the numbers that the driver says; without those, whoever
+        // makes the container has to look.
+        let own = node(root, &path).unwrap_or_else(|| match nodes::driver_major(root) {
+            Some(major) => numbered(path, major, gpu.minor),
+            None => DeviceNode { path, ..DeviceNode::default() },
+        });
+        let instances = nodes::instances(root, gpu.minor).into_iter().map(|instance| {
+            let nodes = instance.nodes.into_iter().map(capability);
+            std::iter::once(own.clone()).chain(nodes).collect()
+        });
+        Self { instances: instances.collect(), own }
+    }
+
+    /// The GPU with all of its instances. In MIG mode it is of no use without
+    /// them, and whoever is granted all of it may choose one.
+    fn whole(&self) -> Vec<DeviceNode> {
+        let mut all = vec![self.own.clone()];
+        for node in self.instances.iter().flatten() {
+            if !all.contains(node) {
+                all.push(node.clone());
+            }
+        }
+        all
+    }
+}
+
+/// To open a capability is to have it: nothing is written to one.
+fn capability(node: nodes::CapabilityNode) -> DeviceNode {
+    let permissions = Some("r".to_owned());
+    DeviceNode { file_mode: Some(node.mode), permissions, ..numbered(node.path, node.major, node.minor) }
 }
 
 /// The specification for these GPUs. Each goes by its index, by its PCI address
-/// and by its UUID; `all` is all of them.
+/// and by its UUID; an instance of one by the GPU's index and its own, counted
+/// as NVML does (`0:1`); `all` is all of them. The UUIDs of instances are in no
+/// file of the driver.
 #[must_use]
 pub fn spec(root: &Root, gpus: &[ReadyGpu]) -> Spec {
-    let own = |gpu: &ReadyGpu| {
-        let path = format!("/dev/nvidia{}", gpu.minor);
-        // A node that cannot be looked at is left to whoever makes the container.
-        node(root, &path).unwrap_or(DeviceNode { path, ..DeviceNode::default() })
-    };
     let device = |name: String, device_nodes: Vec<DeviceNode>| Device {
         name,
         container_edits: ContainerEdits { device_nodes, ..ContainerEdits::default() },
     };
+    let rows: Vec<(&ReadyGpu, Nodes)> = gpus.iter().map(|gpu| (gpu, Nodes::of(root, gpu))).collect();
     let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
-    devices.extend(gpus.iter().map(|gpu| device(gpu.index.to_string(), vec![own(gpu)])));
-    devices.extend(gpus.iter().map(|gpu| device(gpu.pci.to_string(), vec![own(gpu)])));
-    for gpu in gpus {
+    devices.extend(rows.iter().map(|(gpu, nodes)| device(gpu.index.to_string(), nodes.whole())));
+    devices.extend(rows.iter().map(|(gpu, nodes)| device(gpu.pci.to_string(), nodes.whole())));
+    for (gpu, own) in &rows {
         // Two GPUs with one UUID would make the file wrong as a whole.
         let uuid = nodes::uuid(root, gpu.pci).filter(|uuid| devices.iter().all(|known| known.name != *uuid));
-        devices.extend(uuid.map(|uuid| device(uuid, vec![own(gpu)])));
+        devices.extend(uuid.map(|uuid| device(uuid, own.whole())));
     }
-    devices.push(device("all".to_owned(), gpus.iter().map(own).collect()));
+    for (gpu, nodes) in &rows {
+        let named = nodes.instances.iter().enumerate();
+        devices.extend(named.map(|(at, nodes)| device(format!("{}:{at}", gpu.index), nodes.clone())));
+    }
+    devices.push(device("all".to_owned(), rows.iter().flat_map(|(_, nodes)| nodes.whole()).collect()));
     Spec {
         cdi_version: SPEC_VERSION.to_owned(),
         kind: GPU_KIND.to_owned(),
@@ -101,27 +148,54 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
     let mut new = path.to_owned().into_os_string();
     new.push(".new");
     let new = PathBuf::from(new);
-    fs::write(&new, text).map_err(failed("write", &new))?;
+    let written = File::create(&new).and_then(|mut file| {
+        file.write_all(text)?;
+        // A name that is on its disk before what it names would be a part of a file after a crash.
+        file.sync_all()
+    });
+    written.map_err(failed("write", &new))?;
     fs::rename(&new, path).map_err(failed("replace", path))
 }
 
-/// Writes the specification for these GPUs into the folder where CDI files are
-/// looked for; before the first GPU also that of the driver's files, which does
-/// not change as long as the driver runs.
+/// Writes the specification of the driver's files, which does not change as
+/// long as the driver runs, into the folder where CDI files are looked for. To
+/// be called before the first GPU is published. An image without any of them
+/// has no such file.
 ///
 /// # Errors
-/// The folder or a file could not be written.
-pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
-    let folder = root.path(SPEC_DIR);
-    let (path, driver) = (folder.join(FILE), folder.join(DRIVER_FILE));
-    fs::create_dir_all(&folder).map_err(|source| CdiError { what: "make", path: folder, source })?;
-    if !driver.exists()
-        && let Some(spec) = driver_files::spec(root)
-    {
-        write_spec(&driver, &spec)?;
+/// The folder or the file could not be written.
+pub fn publish_driver(root: &Root) -> Result<(), CdiError> {
+    match driver_files::spec(root) {
+        Some(spec) => write_spec(&folder(root)?.join(DRIVER_FILE), &spec),
+        None => Ok(()),
     }
+}
+
+/// [`publish_driver`], unless that has been done.
+///
+/// # Errors
+/// As [`publish_driver`].
+pub fn ensure_driver(root: &Root) -> Result<(), CdiError> {
+    if root.path(SPEC_DIR).join(DRIVER_FILE).exists() { Ok(()) } else { publish_driver(root) }
+}
+
+/// Writes the specification for these GPUs into the folder where CDI files are
+/// looked for.
+///
+/// # Errors
+/// The folder or the file could not be written.
+pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
+    let path = folder(root)?.join(FILE);
     write_spec(&path, &spec(root, gpus))?;
     Ok(path)
+}
+
+fn folder(root: &Root) -> Result<PathBuf, CdiError> {
+    let folder = root.path(SPEC_DIR);
+    match fs::create_dir_all(&folder) {
+        Ok(()) => Ok(folder),
+        Err(source) => Err(CdiError { what: "make", path: folder, source }),
+    }
 }
 
 fn write_spec(path: &Path, spec: &Spec) -> Result<(), CdiError> {
@@ -161,6 +235,41 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_is_named_by_two_numbers_and_comes_with_its_whole_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let plant = |path: &str, text: &str| {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        plant("/proc/devices", "Character devices:\n195 nvidia\n241 nvidia-caps\n");
+        for (path, minor) in [("gi1", 10), ("gi1/ci0", 11), ("gi1/ci1", 12), ("gi2", 20), ("gi2/ci0", 21)] {
+            let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+            // The folder goes by the driver's number: this is the GPU with index 0.
+            plant(&format!("/proc/driver/nvidia/capabilities/gpu1/mig/{path}/access"), &text);
+        }
+        let spec = spec(&root, &gpus());
+        let nodes = |name: &str| {
+            let device = spec.device(name).unwrap();
+            let paths = device.container_edits.device_nodes.iter().map(|node| node.path.rsplit('/').next().unwrap());
+            paths.map(|name| name.trim_start_matches("nvidia-").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes("0:0"), ["nvidia1", "cap10", "cap11"]);
+        assert_eq!(nodes("0:1"), ["nvidia1", "cap10", "cap12"]);
+        assert_eq!(nodes("0:2"), ["nvidia1", "cap20", "cap21"]);
+        assert!(spec.device("0:3").is_none() && spec.device("2:0").is_none());
+        let whole = ["nvidia1", "cap10", "cap11", "cap12", "cap20", "cap21"];
+        assert_eq!(nodes("0"), whole);
+        assert_eq!(nodes("0000:01:00.0"), whole);
+        assert_eq!(nodes("2"), ["nvidia0"]);
+        assert_eq!(nodes("all"), [&whole[..], &["nvidia0"]].concat());
+        let node = &spec.device("0:0").unwrap().container_edits.device_nodes[2];
+        assert_eq!((node.major, node.minor, node.file_mode), (Some(241), Some(11), Some(0o444)));
+        assert_eq!(node.permissions.as_deref(), Some("r"), "a capability is never written");
+    }
+
+    #[test]
     fn the_file_is_replaced_as_a_whole_and_can_be_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
@@ -188,6 +297,7 @@ mod tests {
         }
         plant(driver_files::VERSION_FILE, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.2  x\n");
         plant("/usr/bin/nvidia-smi", "");
+        ensure_driver(&root).unwrap();
         let path = publish(&root, &gpus()).unwrap();
         let spec = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
         let nodes = &spec.device(uuid).unwrap().container_edits.device_nodes;

@@ -1,11 +1,14 @@
 //! Lines to the console, through a thread: a slow console never delays a unit.
+//!
+//! The record's lines go before what others say, however much that is, and
+//! neither takes more memory than it may.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,98 +16,139 @@ use rustix::event::{PollFd, PollFlags, poll};
 /// The device. Not `/dev/kmsg`, whose messages `quiet` hides.
 const DEVICE: &str = "/dev/console";
 
-/// Lines that may wait. A console that takes none any more costs no more memory than these.
+/// Lines of the record that may wait. A console that takes none any more costs no more memory than these.
 const MOST: usize = 2048;
 
-enum Message {
-    Line(String),
-    Flush(Sender<()>),
+/// What may wait of what others say, bytes.
+const MOST_LOG: usize = 128 << 10;
+
+/// Lines on their way.
+#[derive(Debug, Default)]
+struct Queues {
+    /// The record's and PID 1's own.
+    record: VecDeque<String>,
+    /// What others say.
+    log: VecDeque<String>,
+    log_bytes: usize,
+    /// Lines of each kind for which there was no room.
+    dropped: usize,
+    log_dropped: usize,
+    /// Who waits until everything is written.
+    flushes: Vec<Sender<()>>,
+}
+
+impl Queues {
+    fn push(&mut self, line: String) {
+        if self.record.len() >= MOST {
+            self.dropped += 1;
+            return;
+        }
+        if self.dropped > 0 {
+            self.record.push_back(missing("", std::mem::take(&mut self.dropped)));
+        }
+        self.record.push_back(line);
+    }
+
+    fn push_log(&mut self, line: String) {
+        if self.log_bytes + line.len() > MOST_LOG {
+            self.log_dropped += 1;
+            return;
+        }
+        if self.log_dropped > 0 {
+            let note = missing("log ", std::mem::take(&mut self.log_dropped));
+            self.log_bytes += note.len();
+            self.log.push_back(note);
+        }
+        self.log_bytes += line.len();
+        self.log.push_back(line);
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        self.record.pop_front().or_else(|| {
+            let line = self.log.pop_front()?;
+            self.log_bytes -= line.len();
+            Some(line)
+        })
+    }
+}
+
+fn missing(kind: &str, lines: usize) -> String {
+    format!("firstlight: the console was too slow, {lines} {kind}lines are missing here")
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queues: Mutex<Queues>,
+    news: Condvar,
+}
+
+impl Shared {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The way to the console. Lines are kept until [`Console::start`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Console {
-    early: Vec<String>,
-    writer: Option<Sender<Message>>,
-    waiting: Arc<AtomicUsize>,
-    dropped: usize,
-}
-
-impl Default for Console {
-    fn default() -> Self {
-        Self::new()
-    }
+    shared: Arc<Shared>,
+    started: bool,
 }
 
 impl Console {
     /// A console that keeps its lines for now.
     #[must_use]
     pub fn new() -> Self {
-        Self { early: Vec::new(), writer: None, waiting: Arc::default(), dropped: 0 }
+        Self::default()
     }
 
-    /// Starts the writer and hands it what was kept.
+    /// Starts the writer.
     pub fn start(&mut self) {
-        if self.writer.is_some() {
+        if self.started {
             return;
         }
-        let (sender, receiver) = channel();
-        let waiting = Arc::clone(&self.waiting);
+        let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("console".to_owned()).stack_size(32 << 10);
-        if thread.spawn(move || write_all(&receiver, &waiting)).is_ok() {
-            self.writer = Some(sender);
-            for line in std::mem::take(&mut self.early) {
-                self.line(line);
-            }
-        }
+        self.started = thread.spawn(move || write_all(&shared)).is_ok();
     }
 
-    /// Puts one line, given without its end, behind those that wait.
+    /// Puts one line, given without its end, behind those of its kind that wait.
     pub fn line(&mut self, line: String) {
-        let Some(writer) = &self.writer else {
-            self.early.push(line);
-            return;
-        };
-        if self.waiting.load(Ordering::Relaxed) >= MOST {
-            self.dropped += 1;
-            return;
-        }
-        if self.dropped > 0 {
-            let note = format!("firstlight: the console was too slow, {} lines are missing here", self.dropped);
-            self.dropped = 0;
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-            let _ = writer.send(Message::Line(note));
-        }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        // The writer never ends while we hold its sender.
-        let _ = writer.send(Message::Line(line));
+        self.shared.queues().push(line);
+        self.shared.news.notify_one();
+    }
+
+    /// Puts one line of what others say behind all that waits.
+    pub fn log(&mut self, line: String) {
+        self.shared.queues().push_log(line);
+        self.shared.news.notify_one();
     }
 
     /// Puts one line before all that are kept, except the first, which says who
     /// speaks. Behind those that wait once the writer runs.
     pub fn urgent(&mut self, line: String) {
-        if self.writer.is_none() {
-            self.early.insert(self.early.len().min(1), line);
-        } else {
+        if self.started {
             self.line(line);
+        } else {
+            let mut queues = self.shared.queues();
+            let at = queues.record.len().min(1);
+            queues.record.insert(at, line);
         }
     }
 
     /// Whether lines are written, not kept.
     #[must_use]
     pub fn is_started(&self) -> bool {
-        self.writer.is_some()
+        self.started
     }
 
     /// Waits until everything is written, but no longer than `limit`.
     pub fn flush(&mut self, limit: Duration) {
         self.start();
         let (sender, receiver) = channel();
-        if let Some(writer) = &self.writer
-            && writer.send(Message::Flush(sender)).is_ok()
-        {
-            let _ = receiver.recv_timeout(limit);
-        }
+        self.shared.queues().flushes.push(sender);
+        self.shared.news.notify_one();
+        let _ = receiver.recv_timeout(limit);
     }
 }
 
@@ -113,25 +157,31 @@ fn open() -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK).open(DEVICE)
 }
 
-fn write_all(lines: &Receiver<Message>, waiting: &AtomicUsize) {
+fn write_all(shared: &Shared) {
     // Without a console the lines go nowhere; the record has them all.
     let mut console = open().ok();
-    for message in lines {
-        match message {
-            Message::Line(mut line) => {
-                line.push('\n');
-                if let Some(console) = &mut console {
-                    write(console, line.as_bytes());
-                }
-                waiting.fetch_sub(1, Ordering::Relaxed);
+    let mut queues = shared.queues();
+    loop {
+        if let Some(mut line) = queues.pop() {
+            drop(queues);
+            line.push('\n');
+            if let Some(console) = &mut console {
+                write(console, line.as_bytes());
             }
-            Message::Flush(done) => {
-                if let Some(console) = &console {
-                    // What the terminal has taken is not yet on the wire.
-                    let _ = rustix::termios::tcdrain(console);
-                }
-                let _ = done.send(());
+            queues = shared.queues();
+        } else if !queues.flushes.is_empty() {
+            let done = std::mem::take(&mut queues.flushes);
+            drop(queues);
+            if let Some(console) = &console {
+                // What the terminal has taken is not yet on the wire.
+                let _ = rustix::termios::tcdrain(console);
             }
+            for waiting in done {
+                let _ = waiting.send(());
+            }
+            queues = shared.queues();
+        } else {
+            queues = shared.news.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -168,30 +218,56 @@ pub fn last_gasp(text: &str) {
 mod tests {
     use super::*;
 
+    fn waiting(console: &Console) -> Vec<String> {
+        std::iter::from_fn(|| console.shared.queues().pop()).collect()
+    }
+
     #[test]
     fn lines_are_kept_until_the_writer_starts() {
         let mut console = Console::new();
         console.line("one".into());
-        assert_eq!(console.early, ["one"]);
         assert!(!console.is_started());
         console.line("two".into());
         console.urgent("now".into());
-        assert_eq!(console.early, ["one", "now", "two"]);
+        assert_eq!(waiting(&console), ["one", "now", "two"]);
+    }
+
+    #[test]
+    fn the_record_goes_before_what_others_say() {
+        let mut console = Console::new();
+        for n in 0..3 {
+            console.log(format!("log {n}"));
+        }
+        console.line("record".into());
+        assert_eq!(waiting(&console), ["record", "log 0", "log 1", "log 2"]);
     }
 
     #[test]
     fn a_console_that_takes_nothing_costs_bounded_memory() {
         let mut console = Console::new();
-        let (sender, receiver) = channel();
-        console.writer = Some(sender);
         for _ in 0..MOST + 10 {
             console.line("x".into());
         }
-        assert_eq!((receiver.try_iter().count(), console.dropped), (MOST, 10));
-        console.waiting.store(0, Ordering::Relaxed);
+        assert_eq!(waiting(&console).len(), MOST);
         console.line("later".into());
-        let rest: Vec<_> =
-            receiver.try_iter().map(|m| if let Message::Line(line) = m { line } else { panic!() }).collect();
-        assert!(rest[0].contains("10 lines are missing") && rest[1] == "later");
+        let rest = waiting(&console);
+        assert!(rest[0].contains(", 10 lines are missing here") && rest[1] == "later", "{rest:?}");
+    }
+
+    #[test]
+    fn a_flood_of_others_costs_bounded_memory_and_no_line_of_the_record() {
+        let mut console = Console::new();
+        for _ in 0..10_000 {
+            console.log("x".repeat(1000));
+            console.line("record".into());
+            console.shared.queues().record.pop_front().unwrap();
+        }
+        assert_eq!(console.shared.queues().dropped, 0);
+        let kept = waiting(&console).len();
+        assert_eq!(kept, MOST_LOG / 1000);
+        console.log("later".into());
+        let rest = waiting(&console);
+        assert!(rest[0].contains(&format!(", {} log lines are missing here", 10_000 - kept)), "{rest:?}");
+        assert_eq!((rest[1].as_str(), console.shared.queues().log_bytes), ("later", 0));
     }
 }

@@ -16,6 +16,9 @@ const MOST_CLIENTS: usize = 32;
 /// What may wait for a client that does not read, bytes. The record fits many times.
 const MOST_OUTPUT: usize = 8 << 20;
 
+/// Output behind which a client gets no lines of the log, bytes.
+const MOST_LOG: usize = 64 << 10;
+
 /// What is read from one client before others have their turn, bytes.
 const TURN: usize = 64 << 10;
 
@@ -38,6 +41,8 @@ struct Client {
     input: Vec<u8>,
     output: Vec<u8>,
     subscribed: bool,
+    /// Whether it reads the log, and how many lines it has missed.
+    reads_log: Option<u64>,
     gone: bool,
 }
 
@@ -79,7 +84,15 @@ impl Server {
                 let id = ClientId(self.next);
                 self.next += 1;
                 let (input, output) = (Vec::new(), Vec::new());
-                self.clients.push(Client { id, stream, input, output, subscribed: false, gone: false });
+                self.clients.push(Client {
+                    id,
+                    stream,
+                    input,
+                    output,
+                    subscribed: false,
+                    reads_log: None,
+                    gone: false,
+                });
             }
         }
     }
@@ -91,6 +104,44 @@ impl Server {
         }
     }
 
+    /// Remembers that a client wants to read the log.
+    pub fn subscribe_log(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.iter_mut().find(|client| client.id == id) {
+            client.reads_log = Some(0);
+        }
+    }
+
+    /// Whether anybody reads the log.
+    #[must_use]
+    pub fn has_readers(&self) -> bool {
+        self.clients.iter().any(|client| client.reads_log.is_some())
+    }
+
+    /// Sends a line of the log to all who read it. One who reads too slowly
+    /// misses it, and is told so with the next.
+    pub fn publish_log(&mut self, message: &FromInit) {
+        let Ok(line) = encode(message) else { return };
+        for client in &mut self.clients {
+            let Some(missed) = &mut client.reads_log else { continue };
+            if client.output.len() + line.len() > MOST_LOG {
+                *missed += 1;
+                continue;
+            }
+            if let missed @ 1.. = std::mem::take(missed)
+                && let FromInit::Log { at_us, .. } = message
+                && let Ok(note) = encode(&FromInit::Log {
+                    at_us: *at_us,
+                    level: "warning".to_owned(),
+                    source: "init".to_owned(),
+                    text: format!("the agent read too slowly, {missed} log lines are missing here"),
+                })
+            {
+                client.send(&note);
+            }
+            client.send(&line);
+        }
+    }
+
     /// Sends to one client.
     pub fn send(&mut self, id: ClientId, message: &FromInit) {
         if let (Some(client), Ok(line)) = (self.clients.iter_mut().find(|client| client.id == id), encode(message)) {
@@ -98,11 +149,14 @@ impl Server {
         }
     }
 
+    /// Whether anybody hears of changes.
+    #[must_use]
+    pub fn has_subscribers(&self) -> bool {
+        self.clients.iter().any(|client| client.subscribed)
+    }
+
     /// Sends to all who subscribed.
     pub fn publish(&mut self, message: &FromInit) {
-        if !self.clients.iter().any(|client| client.subscribed) {
-            return;
-        }
         if let Ok(line) = encode(message) {
             for client in self.clients.iter_mut().filter(|client| client.subscribed) {
                 client.send(&line);
@@ -218,6 +272,43 @@ mod tests {
         assert_eq!(answer(&client), message);
         client.set_nonblocking(true).unwrap();
         assert!(client.read(&mut [0; 1]).is_err(), "there was one message only");
+    }
+
+    #[test]
+    fn readers_of_the_log_miss_lines_rather_than_cost_memory() {
+        let (_folder, mut server, mut client) = pair();
+        client.write_all(&encode(&ToInit::SubscribeLog).unwrap()).unwrap();
+        let (id, message) = server.turn().remove(0);
+        assert!(message == ToInit::SubscribeLog && !server.has_readers());
+        server.subscribe_log(id);
+        let line = |at_us| FromInit::Log { at_us, level: "info".into(), source: "x".into(), text: "y".repeat(500) };
+        for at_us in 0..5000 {
+            server.publish_log(&line(at_us));
+        }
+        assert!(server.has_readers() && server.clients[0].output.len() <= MOST_LOG);
+        // It reads again: all that waited comes, and when there is room, what is missing is told.
+        let mut reader = io::BufReader::new(client);
+        let mut next = |server: &mut Server| {
+            let mut text = String::new();
+            // What waits goes out as there is room.
+            server.turn();
+            reader.read_line(&mut text).unwrap();
+            decode::<FromInit>(text.as_bytes()).unwrap()
+        };
+        let mut count = 0;
+        while !server.clients[0].output.is_empty() {
+            assert_eq!(next(&mut server), line(count));
+            count += 1;
+        }
+        server.publish_log(&line(9999));
+        let mut message = next(&mut server);
+        while message == line(count) {
+            count += 1;
+            message = next(&mut server);
+        }
+        let FromInit::Log { text, .. } = message else { panic!("{message:?}") };
+        assert_eq!(text, format!("the agent read too slowly, {} log lines are missing here", 5000 - count));
+        assert_eq!(next(&mut server), line(9999));
     }
 
     #[test]

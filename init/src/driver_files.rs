@@ -5,6 +5,7 @@
 
 mod table;
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read as _;
 
@@ -54,9 +55,10 @@ pub fn spec(root: &Root) -> Option<Spec> {
     for (narrow, class, folders, inside) in
         [(false, ELF_64, table::WIDE, table::WIDE_INSIDE), (true, ELF_32, table::NARROW, table::NARROW_INSIDE)]
     {
+        let libraries = Listing::of(root, folders);
         for library in table::LIBRARIES {
             let file = format!("{}.so.{}", library.stem, library.fixed.unwrap_or(&version));
-            let Some(host) = find(folders, &file, |path| elf_class(root, path) == Some(class)) else { continue };
+            let Some(host) = libraries.find(&file, |path| elf_class(root, path) == Some(class)) else { continue };
             let other = library.names.iter().map(|ending| format!("{}{ending}", library.stem));
             let names: Vec<String> = std::iter::once(file.clone()).chain(other).collect();
             let places = inside.iter().flat_map(|folder| names.iter().map(move |name| format!("{folder}/{name}")));
@@ -64,8 +66,9 @@ pub fn spec(root: &Root) -> Option<Spec> {
             library.parts.iter().for_each(|part| add(*part, narrow, &mounts));
         }
     }
+    let programs = Listing::of(root, table::PROGRAMS);
     for (tool, part) in table::TOOLS {
-        if let Some(host) = find(table::PROGRAMS, tool, |path| root.path(path).is_file()) {
+        if let Some(host) = programs.find(tool, |path| root.path(path).is_file()) {
             add(*part, false, &[mount(&host, &format!("{}/{tool}", table::PROGRAMS_INSIDE))]);
         }
     }
@@ -94,8 +97,27 @@ fn mount(host: &str, inside: &str) -> Mount {
     }
 }
 
-fn find(folders: &[&str], file: &str, right: impl Fn(&str) -> bool) -> Option<String> {
-    folders.iter().map(|folder| format!("{folder}/{file}")).find(|path| right(path))
+/// What is in some folders, each read once: hundreds of names are looked for,
+/// and most images have few of them.
+struct Listing<'a>(Vec<(&'a str, Vec<OsString>)>);
+
+impl<'a> Listing<'a> {
+    fn of(root: &Root, folders: &[&'a str]) -> Self {
+        let names = |folder: &str| {
+            let entries = fs::read_dir(root.path(folder)).into_iter().flatten().flatten();
+            let mut names: Vec<OsString> = entries.map(|entry| entry.file_name()).collect();
+            names.sort_unstable();
+            names
+        };
+        Self(folders.iter().map(|folder| (*folder, names(folder))).collect())
+    }
+
+    /// The first that has the file, if it is the right one.
+    fn find(&self, file: &str, right: impl Fn(&str) -> bool) -> Option<String> {
+        let there =
+            self.0.iter().filter(|(_, names)| names.binary_search_by(|name| (**name).cmp(file.as_ref())).is_ok());
+        there.map(|(folder, _)| format!("{folder}/{file}")).find(|path| right(path))
+    }
 }
 
 /// Whether a library is of 32 or of 64 bits; systems disagree on which folder has which.

@@ -137,6 +137,12 @@ impl Executor {
         self.slots.iter().filter_map(deadline_of).min()
     }
 
+    /// Gives a unit another deadline, also while it runs.
+    pub fn set_deadline(&mut self, unit: &str, limit_us: u64) {
+        let named = self.slots.iter_mut().filter(|slot| slot.node.name == unit && slot.node.deadline_us.is_some());
+        named.for_each(|slot| slot.node.deadline_us = Some(limit_us));
+    }
+
     /// Takes what happened at `now` and says what has to be done.
     pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
@@ -160,8 +166,10 @@ impl Executor {
                 for unit in 0..self.slots.len() {
                     if deadline_of(&self.slots[unit]).is_some_and(|at| at <= now) {
                         let limit = self.slots[unit].node.deadline_us.unwrap_or_default() / 1000;
-                        let detail =
-                            format!("not done after its deadline of {limit} ms; it is left running, unwatched");
+                        let detail = format!(
+                            "not done after its deadline of {limit} ms; it is left running; {}",
+                            self.slots[unit].node.hint
+                        );
                         self.end(unit, now, Outcome::TimedOut, detail, &mut effects);
                     }
                 }

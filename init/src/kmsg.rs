@@ -1,17 +1,23 @@
-//! The kernel's log: when it reached what, and what the GPU driver said last about a GPU.
+//! The kernel's log: when it reached what, what the GPU driver said last about a
+//! GPU, and what of it is worth a line of ours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use firstlight_boot_record::Milestone;
+use firstlight_boot_record::{Level, Milestone};
 use firstlight_pci::Address;
+
+use crate::log::Source;
+use crate::root::Root;
 
 /// One record of `/dev/kmsg`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
+    /// Facility times eight plus level; the kernel's own facility is 0, and nobody else can have it.
+    pub priority: u32,
     /// When, µs.
     pub at_us: u64,
     /// The message.
@@ -23,8 +29,37 @@ impl<'a> Entry<'a> {
     #[must_use]
     pub fn parse(record: &'a str) -> Option<Self> {
         let (head, text) = record.split_once(';')?;
-        let at_us = head.split(',').nth(2)?.parse().ok()?;
-        Some(Self { at_us, text: text.lines().next().unwrap_or_default() })
+        let mut fields = head.split(',');
+        let priority = fields.next()?.parse().ok()?;
+        let at_us = fields.nth(1)?.parse().ok()?;
+        Some(Self { priority, at_us, text: text.lines().next().unwrap_or_default() })
+    }
+
+    /// Whether the kernel itself says it, not a process by `/dev/kmsg`.
+    #[must_use]
+    pub fn is_kernels(&self) -> bool {
+        self.priority < 8
+    }
+
+    /// How grave it is.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        Level::of_priority(self.priority)
+    }
+
+    fn is_drivers(&self) -> bool {
+        self.is_kernels() && DRIVER.iter().any(|start| self.text.starts_with(start))
+    }
+
+    /// Who says it, and what.
+    #[must_use]
+    pub fn source(&self) -> (Source, &'a str) {
+        match self.text.strip_prefix("agent: ") {
+            _ if self.is_drivers() => (Source::Driver, self.text),
+            _ if self.is_kernels() => (Source::Kernel, self.text),
+            Some(text) => (Source::Agent, text),
+            None => (Source::Kmsg, self.text),
+        }
     }
 
     fn milestone(&self) -> Option<&'static str> {
@@ -41,7 +76,7 @@ const MILESTONES: &[(&str, &str, &str)] = &[
 ];
 
 /// How the GPU driver's messages begin.
-const DRIVER: &[&str] = &["NVRM: ", "nvidia "];
+const DRIVER: &[&str] = &["NVRM: ", "nvidia ", "nvidia-", "nvidia: "];
 
 /// How many messages are kept per GPU. The last line of a failure often says
 /// only that there was one; the line before has the code.
@@ -52,18 +87,24 @@ const KEPT: usize = 2;
 pub struct Log {
     milestones: Vec<Milestone>,
     words: BTreeMap<Address, Vec<String>>,
+    /// About whom the driver has said something since somebody asked.
+    spoken: BTreeSet<Address>,
 }
 
 impl Log {
     /// Takes one record of `/dev/kmsg`.
     pub fn feed(&mut self, record: &str) {
         let Some(entry) = Entry::parse(record) else { return };
+        if !entry.is_kernels() {
+            return;
+        }
         if let Some(name) = entry.milestone() {
             if !self.milestones.iter().any(|known| known.name == name) {
                 self.milestones.push(Milestone { name: name.to_owned(), at_us: entry.at_us });
             }
-        } else if DRIVER.iter().any(|start| entry.text.starts_with(start)) {
+        } else if entry.is_drivers() {
             let Some(pci) = address_in(entry.text) else { return };
+            self.spoken.insert(pci);
             let words = self.words.entry(pci).or_default();
             if words.len() >= KEPT {
                 words.remove(0);
@@ -76,6 +117,11 @@ impl Log {
     #[must_use]
     pub fn milestones(&self) -> &[Milestone] {
         &self.milestones
+    }
+
+    /// About which GPUs the driver has said something since this was asked last.
+    pub fn take_spoken(&mut self) -> BTreeSet<Address> {
+        std::mem::take(&mut self.spoken)
     }
 
     /// The driver's last words about a GPU, on one line.
@@ -97,6 +143,14 @@ fn address_in(text: &str) -> Option<Address> {
     })
 }
 
+/// What the kernel prints on the console by itself: levels below this number. It
+/// is not printed again.
+#[must_use]
+pub fn printed_below(root: &Root) -> u32 {
+    let text = std::fs::read_to_string(root.path("/proc/sys/kernel/printk")).unwrap_or_default();
+    text.split_ascii_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_default()
+}
+
 /// `/dev/kmsg`, from its first record on.
 #[derive(Debug)]
 pub struct Reader {
@@ -115,15 +169,15 @@ impl Reader {
         Ok(Self { file, buffer: vec![0; 8192] })
     }
 
-    /// Takes what is there, at most `most` records. `Ok(false)` when nothing is left.
+    /// Hands out what is there, at most `most` records. `Ok(false)` when nothing is left.
     ///
     /// # Errors
     /// The log cannot be read any more.
-    pub fn read(&mut self, log: &mut Log, most: usize) -> io::Result<bool> {
+    pub fn read(&mut self, most: usize, mut take: impl FnMut(&str)) -> io::Result<bool> {
         for _ in 0..most {
             match self.file.read(&mut self.buffer) {
                 Ok(0) => return Ok(false),
-                Ok(length) => log.feed(&String::from_utf8_lossy(&self.buffer[..length])),
+                Ok(length) => take(&String::from_utf8_lossy(&self.buffer[..length])),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Records were overwritten before they could be read; the next ones are there.
@@ -170,6 +224,29 @@ mod tests {
         assert!(text.contains("(0x22:0x56:894) / NVRM") && !text.contains("early"), "{text}");
         assert!(words("0000:04:00.0").unwrap().contains("Xid"));
         assert_eq!(words("0000:05:00.0"), None);
+    }
+
+    #[test]
+    fn nobody_passes_for_the_kernel_or_its_driver() {
+        let of = |record: &'static str| Entry::parse(record).map(|entry| (entry.source(), entry.level())).unwrap();
+        assert_eq!(of("3,1,1,-;NVRM: Xid 79"), ((Source::Driver, "NVRM: Xid 79"), Level::Error));
+        assert_eq!(of("4,1,1,-;agent: x"), ((Source::Kernel, "agent: x"), Level::Warning));
+        assert_eq!(of("12,1,1,-;agent: x"), ((Source::Agent, "x"), Level::Warning));
+        assert_eq!(of("11,1,1,-;NVRM: Xid 79"), ((Source::Kmsg, "NVRM: Xid 79"), Level::Error));
+        let mut log = Log::default();
+        log.feed("11,1,1,-;NVRM: GPU 0000:03:00.0: RmInitAdapter failed!");
+        log.feed("14,1,1,-;Run /init as init process");
+        assert_eq!((log.last_words("0000:03:00.0".parse().unwrap()), log.milestones().len()), (None, 0));
+    }
+
+    #[test]
+    fn what_the_kernel_prints_is_its_own_setting() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(printed_below(&root), 0);
+        std::fs::create_dir_all(root.path("/proc/sys/kernel")).unwrap();
+        std::fs::write(root.path("/proc/sys/kernel/printk"), "4\t4\t1\t7\n").unwrap();
+        assert_eq!(printed_below(&root), 4);
     }
 
     proptest! {

@@ -4,7 +4,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use firstlight_init::{clock, console, panic, params, plan, supervisor::Supervisor, units};
+use firstlight_init::{clock, console, daemons::table, panic, params, plan, supervisor::Supervisor, units};
 use firstlight_sys::signals::SignalFd;
 use rustix::process::{Pid, getpid};
 use rustix::system::{RebootCommand, reboot};
@@ -12,6 +12,7 @@ use rustix::system::{RebootCommand, reboot};
 const HELP: &str = "\
 PID 1 of a Firstlight guest. The kernel starts it; started by hand it only tells about itself:
   --print-plan    the boot plan, as a Markdown table
+  --print-daemons the daemons that it keeps running, as a Markdown table
   --print-params  the kernel parameters that it takes, as a Markdown table
   --version       its version
 ";
@@ -20,14 +21,14 @@ PID 1 of a Firstlight guest. The kernel starts it; started by hand it only tells
 const SIGNALS: &[i32] = &[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGPWR, libc::SIGUSR1];
 
 fn main() -> ExitCode {
-    let start_us = clock::now_us();
-    if getpid() == Pid::INIT { boot(start_us) } else { tell() }
+    let begin = clock::Moment::now();
+    if getpid() == Pid::INIT { boot(begin) } else { tell() }
 }
 
-fn boot(start_us: u64) -> ! {
+fn boot(begin: clock::Moment) -> ! {
     panic::install();
     let started = SignalFd::block(SIGNALS).map_err(|error| error.to_string());
-    match started.and_then(|signals| Supervisor::new(signals, start_us).map_err(|error| error.to_string())) {
+    match started.and_then(|signals| Supervisor::new(signals, begin).map_err(|error| error.to_string())) {
         Ok(supervisor) => {
             // Ctrl-Alt-Del comes to us as a signal instead of a reboot at once.
             let _ = reboot(RebootCommand::CadOff);
@@ -46,6 +47,7 @@ fn boot(start_us: u64) -> ! {
 fn tell() -> ExitCode {
     let text = match std::env::args().nth(1).as_deref() {
         Some("--print-plan") => plan::print(units::PLAN),
+        Some("--print-daemons") => table::print(),
         Some("--print-params") => params::print(),
         Some("--version") => format!("firstlight-init {}\n", env!("CARGO_PKG_VERSION")),
         Some("--help" | "-h") => HELP.to_owned(),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, mount, mount_remount};
 
 const NOSUID: MountFlags = MountFlags::NOSUID;
 const NODEV: MountFlags = MountFlags::NODEV;
@@ -18,6 +18,8 @@ pub enum When {
     First,
     /// Beside everything else; a kernel may lack it.
     Later,
+    /// Beside everything else, if the image has the folder: what programs write to on a root that is read-only.
+    Scratch,
 }
 
 /// One row of the table.
@@ -54,15 +56,19 @@ pub const MOUNTS: &[MountSpec] = &[
     // ptmxmode: a container without root opens terminals too.
     row("devpts", "/dev/pts", NOSUID.union(NOEXEC), c"gid=5,mode=0620,ptmxmode=0666", When::First),
     row("tmpfs", "/dev/shm", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777", When::First),
-    // Not noexec: containers' root file systems are prepared below /run.
-    row("tmpfs", "/run", NOSUID.union(NODEV), c"mode=0755", When::First),
-    row("tmpfs", "/tmp", NOSUID.union(NODEV), c"mode=1777", When::First),
+    row("tmpfs", "/run", NOSUID.union(NODEV).union(NOEXEC), c"mode=0755", When::First),
+    // Containers' files are made here: a program in an emptyDir runs.
+    row("tmpfs", "/run/kata-containers", NOSUID.union(NODEV), c"mode=0755", When::First),
+    row("tmpfs", "/tmp", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777", When::First),
     // nsdelegate: a container's cgroup namespace is a boundary for its limits.
     row("cgroup2", "/sys/fs/cgroup", NOSUID.union(NODEV).union(NOEXEC), c"nsdelegate", When::First),
     row("securityfs", "/sys/kernel/security", NOSUID.union(NODEV).union(NOEXEC), c"", When::Later),
     row("bpf", "/sys/fs/bpf", NOSUID.union(NODEV).union(NOEXEC), c"mode=0700", When::Later),
     row("mqueue", "/dev/mqueue", NOSUID.union(NODEV).union(NOEXEC), c"", When::Later),
     row("hugetlbfs", "/dev/hugepages", NOSUID.union(NODEV), c"", When::Later),
+    row("tmpfs", "/var/log", NOSUID.union(NODEV).union(NOEXEC), c"mode=0755,size=32m", When::Scratch),
+    row("tmpfs", "/var/cache", NOSUID.union(NODEV).union(NOEXEC), c"mode=0755,size=32m", When::Scratch),
+    row("tmpfs", "/var/tmp", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777,size=32m", When::Scratch),
 ];
 
 /// A mount that did not work.
@@ -103,13 +109,24 @@ fn mount_one(spec: &MountSpec) -> Result<(), MountError> {
 pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
     let mut errors = Vec::new();
     let mut count = 0;
-    for spec in MOUNTS.iter().filter(|spec| spec.when == when) {
+    let absent = |spec: &MountSpec| when == When::Scratch && !Path::new(spec.target).is_dir();
+    for spec in MOUNTS.iter().filter(|spec| spec.when == when && !absent(spec)) {
         match mount_one(spec) {
             Ok(()) => count += 1,
             Err(error) => errors.push(error),
         }
     }
     if errors.is_empty() { Ok(count) } else { Err(errors) }
+}
+
+/// Lets nobody write to the root file system any more. What is mounted on it is not touched.
+///
+/// # Errors
+/// Something on it is open for writing, or the kernel refuses.
+pub fn close_root() -> io::Result<()> {
+    // With BIND it is the mount that is changed, not the file system, which the kernel may not let go.
+    let flags = MountFlags::BIND.union(MountFlags::RDONLY).union(NOSUID).union(NODEV);
+    Ok(mount_remount("/", flags, c"")?)
 }
 
 /// Links that programs expect in `/dev`, and `/var/run`, which is where CDI
@@ -146,6 +163,13 @@ mod tests {
                 spec.target
             );
         }
+    }
+
+    #[test]
+    fn programs_run_only_from_where_containers_files_are() {
+        let runs = |spec: &&MountSpec| !spec.flags.contains(NOEXEC);
+        let places: Vec<_> = MOUNTS.iter().filter(runs).map(|spec| spec.target).collect();
+        assert_eq!(places, ["/run/kata-containers", "/dev/hugepages"]);
     }
 
     #[test]

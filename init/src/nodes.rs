@@ -1,5 +1,8 @@
 //! Device nodes of the NVIDIA driver, made from what its `/proc` files say.
 
+mod capabilities;
+mod fabric;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -10,7 +13,12 @@ use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 
 use crate::root::Root;
 
-/// Minor of `/dev/nvidiactl`.
+pub use capabilities::{CapabilityNode, Instance, instances};
+
+/// What the driver runs with.
+const PARAMS: &str = "/proc/driver/nvidia/params";
+
+/// Minor of `/dev/nvidiactl`, and of the switches' control node.
 const CONTROL_MINOR: u32 = 255;
 
 /// The mode of nodes when the driver does not say: its own default.
@@ -38,6 +46,17 @@ pub enum NodesError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// More channels than there are.
+    #[error(
+        "firstlight.imex-channels asks for {asked} channels and the driver has {there}: give it as many with \
+         firstlight.nvidia.NVreg_ImexChannelCount={asked}"
+    )]
+    Channels {
+        /// Asked for.
+        asked: u32,
+        /// There.
+        there: u32,
+    },
 }
 
 /// A character device's major number, by the first of `names` that is registered.
@@ -51,6 +70,15 @@ fn major(devices: &str, names: &[&str]) -> Option<u32> {
     })
 }
 
+/// The names of the driver's major number, the old one last.
+const DRIVER: &[&str] = &["nvidia", "nvidia-frontend"];
+
+/// The driver's major number, if it runs.
+#[must_use]
+pub fn driver_major(root: &Root) -> Option<u32> {
+    major(&fs::read_to_string(root.path("/proc/devices")).ok()?, DRIVER)
+}
+
 /// The value of `Name: value` in a driver file.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
@@ -59,11 +87,28 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// The mode that the driver wants its nodes to have.
-fn node_mode(root: &Root) -> u32 {
-    let text = fs::read_to_string(root.path("/proc/driver/nvidia/params")).unwrap_or_default();
-    let value = field(&text, "DeviceFileMode").and_then(|value| value.parse::<u32>().ok());
-    value.map_or(DEFAULT_MODE, |mode| mode & 0o777)
+/// The mode that a file of the driver says its nodes have.
+fn mode_in(root: &Root, file: &str) -> Result<u32, NodesError> {
+    let path = root.path(file);
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    match field(&text, "DeviceFileMode").map(|value| (value, value.parse::<u32>())) {
+        None => Ok(DEFAULT_MODE),
+        Some((_, Ok(mode))) => Ok(mode & 0o777),
+        Some((value, Err(_))) => {
+            Err(NodesError::Driver { path, reason: format!("its DeviceFileMode is {value:?}, which is no number") })
+        }
+    }
+}
+
+/// The file in which the driver says what it knows of a GPU.
+fn information(root: &Root, pci: Address) -> PathBuf {
+    root.path(&format!("/proc/driver/nvidia/gpus/{pci}/information"))
+}
+
+/// Whether the driver has taken a GPU: it makes a file for it while it does.
+#[must_use]
+pub fn is_taken(root: &Root, pci: Address) -> bool {
+    information(root, pci).exists()
 }
 
 /// The minor number that the driver gave to a GPU.
@@ -71,7 +116,7 @@ fn node_mode(root: &Root) -> u32 {
 /// # Errors
 /// The driver does not drive this GPU, or its file cannot be understood.
 pub fn minor(root: &Root, pci: Address) -> Result<u32, NodesError> {
-    let path = root.path(&format!("/proc/driver/nvidia/gpus/{pci}/information"));
+    let path = information(root, pci);
     let wrong = |reason: String| NodesError::Driver { path: path.clone(), reason };
     let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => wrong("it is not there: the driver did not take this GPU".to_owned()),
@@ -84,7 +129,7 @@ pub fn minor(root: &Root, pci: Address) -> Result<u32, NodesError> {
 /// The GPU's own name, which the driver knows once the GPU has been attached.
 #[must_use]
 pub fn uuid(root: &Root, pci: Address) -> Option<String> {
-    let text = fs::read_to_string(root.path(&format!("/proc/driver/nvidia/gpus/{pci}/information"))).ok()?;
+    let text = fs::read_to_string(information(root, pci)).ok()?;
     let uuid = field(&text, "GPU UUID")?;
     let rest = uuid.strip_prefix("GPU-")?;
     let fits = rest.len() == 36 && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
@@ -93,7 +138,7 @@ pub fn uuid(root: &Root, pci: Address) -> Option<String> {
 
 /// Makes nodes; a test puts something else in its place.
 pub trait MakeNode {
-    /// Makes one character device, or leaves it if it is already right.
+    /// Makes one character device, or leaves it if it is already right, and the folder that it is in.
     ///
     /// # Errors
     /// What the kernel said.
@@ -113,7 +158,13 @@ impl MakeNode for Mknod {
                 fs::remove_file(path)?;
                 mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?;
             }
-            Err(_) => mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?,
+            Err(_) => {
+                if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
+                    fs::create_dir(folder)?;
+                    chmod(folder, Mode::from_raw_mode(0o755))?;
+                }
+                mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?;
+            }
         }
         // mknod obeys the umask; the driver's wish does not.
         Ok(chmod(path, Mode::from_raw_mode(mode))?)
@@ -123,32 +174,75 @@ impl MakeNode for Mknod {
 /// A GPU's minor number, or why it has none.
 pub type Minor = (Address, Result<u32, String>);
 
-/// Makes the nodes of the driver and of all `gpus`.
+/// What was made.
+#[derive(Debug)]
+pub struct Made {
+    /// The GPUs.
+    pub minors: Vec<Minor>,
+    /// What could not be made and no GPU needs: capabilities, switches, channels.
+    pub left_out: Vec<NodesError>,
+}
+
+/// Makes nodes below a root, by what the kernel says is registered.
+struct Maker<'a, N> {
+    root: &'a Root,
+    devices: String,
+    nodes: &'a mut N,
+}
+
+impl<'a, N: MakeNode> Maker<'a, N> {
+    fn new(root: &'a Root, nodes: &'a mut N) -> Result<Self, NodesError> {
+        let path = root.path("/proc/devices");
+        match fs::read_to_string(&path) {
+            Ok(devices) => Ok(Self { root, devices, nodes }),
+            Err(error) => Err(NodesError::Driver { path, reason: error.to_string() }),
+        }
+    }
+
+    fn major(&self, names: &[&str]) -> Option<u32> {
+        major(&self.devices, names)
+    }
+
+    fn make(&mut self, name: &str, major: u32, minor: u32, mode: u32) -> Result<(), NodesError> {
+        let path = self.root.path("/dev").join(name);
+        self.nodes.make(&path, major, minor, mode).map_err(|source| NodesError::Node { path, source })
+    }
+}
+
+/// Makes the nodes of the driver, of all `gpus`, of what capabilities and
+/// switches there are, and of the first `channels` channels of IMEX.
 ///
 /// # Errors
 /// The driver itself is not there, or a node of it could not be made. What is
 /// wrong with one GPU is in that GPU's [`Minor`].
-pub fn make(root: &Root, gpus: &[Address], nodes: &mut impl MakeNode) -> Result<Vec<Minor>, NodesError> {
-    let path = root.path("/proc/devices");
-    let devices = fs::read_to_string(&path).map_err(|error| NodesError::Driver { path, reason: error.to_string() })?;
-    let mode = node_mode(root);
-    let mut make = |name: &str, major, minor| {
-        let path = root.path("/dev").join(name);
-        nodes.make(&path, major, minor, mode).map_err(|source| NodesError::Node { path, source })
-    };
-    let driver = major(&devices, &["nvidia", "nvidia-frontend"]).ok_or(NodesError::NoMajor("nvidia"))?;
-    make("nvidiactl", driver, CONTROL_MINOR)?;
+pub fn make(root: &Root, gpus: &[Address], channels: u32, nodes: &mut impl MakeNode) -> Result<Made, NodesError> {
+    let mut maker = Maker::new(root, nodes)?;
+    let mode = mode_in(root, PARAMS)?;
+    let driver = maker.major(DRIVER).ok_or(NodesError::NoMajor("nvidia"))?;
+    maker.make("nvidiactl", driver, CONTROL_MINOR, mode)?;
     // Without it GPUs attach, but CUDA does not start: the module's own unit says so.
-    if let Some(uvm) = major(&devices, &["nvidia-uvm"]) {
-        make("nvidia-uvm", uvm, 0)?;
-        make("nvidia-uvm-tools", uvm, 1)?;
+    if let Some(uvm) = maker.major(&["nvidia-uvm"]) {
+        maker.make("nvidia-uvm", uvm, 0, mode)?;
+        maker.make("nvidia-uvm-tools", uvm, 1, mode)?;
     }
     let mut minors = Vec::with_capacity(gpus.len());
     for gpu in gpus {
-        let made = minor(root, *gpu).and_then(|minor| make(&format!("nvidia{minor}"), driver, minor).map(|()| minor));
+        let made = minor(root, *gpu)
+            .and_then(|minor| maker.make(&format!("nvidia{minor}"), driver, minor, mode).map(|()| minor));
         minors.push((*gpu, made.map_err(|error| error.to_string())));
     }
-    Ok(minors)
+    let mut left_out = capabilities::make(&mut maker);
+    left_out.extend(fabric::make(&mut maker, channels, mode));
+    Ok(Made { minors, left_out })
+}
+
+/// Makes the nodes of all capabilities once more: instances of GPUs come and go
+/// while the driver runs. Returns what could not be made.
+///
+/// # Errors
+/// The kernel does not say which devices are registered.
+pub fn make_capabilities(root: &Root, nodes: &mut impl MakeNode) -> Result<Vec<NodesError>, NodesError> {
+    Ok(capabilities::make(&mut Maker::new(root, nodes)?))
 }
 
 #[cfg(test)]
@@ -159,17 +253,21 @@ mod tests {
     const DEVICES: &str =
         "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n238 nvidia-uvm\n\nBlock devices:\n  7 loop\n";
 
+    /// Name below `/dev`, major, minor, mode.
+    pub(super) type Node = (String, u32, u32, u32);
+
     #[derive(Default)]
-    struct Written(Vec<(String, u32, u32, u32)>);
+    pub(super) struct Written(pub(super) Vec<Node>);
 
     impl MakeNode for Written {
         fn make(&mut self, path: &Path, major: u32, minor: u32, mode: u32) -> io::Result<()> {
-            self.0.push((path.file_name().unwrap().to_string_lossy().into_owned(), major, minor, mode));
+            let (_, name) = path.to_str().unwrap().split_once("/dev/").unwrap();
+            self.0.push((name.to_owned(), major, minor, mode));
             Ok(())
         }
     }
 
-    fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
+    pub(super) fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
         let path = folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
@@ -188,7 +286,8 @@ mod tests {
         write(&folder, "proc/driver/nvidia/gpus/0000:02:00.0/information", info);
         let mut written = Written::default();
         let gpus = addresses(&["0000:01:00.0", "0000:02:00.0"]);
-        let minors = make(&Root::at(folder.path()), &gpus, &mut written).unwrap();
+        let Made { minors, left_out } = make(&Root::at(folder.path()), &gpus, 1, &mut written).unwrap();
+        assert!(left_out.is_empty(), "{left_out:?}");
         assert_eq!(
             written.0,
             [
@@ -200,6 +299,25 @@ mod tests {
         );
         assert!(minors[0].1.as_ref().unwrap_err().contains("did not take this GPU"));
         assert_eq!(minors[1].1, Ok(1));
+    }
+
+    #[test]
+    fn a_node_is_made_with_its_folder_and_mode_and_only_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nvidia-caps/nvidia-cap1");
+        // The numbers of /dev/null: nobody but root may make any others, and not everywhere.
+        for _ in 0..2 {
+            match Mknod.make(&path, 1, 3, 0o444) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root() => {}
+                made => {
+                    made.unwrap();
+                    let found = fs::symlink_metadata(&path).unwrap();
+                    assert_eq!((found.rdev(), found.mode() & 0o7777), (makedev(1, 3), 0o444));
+                }
+            }
+            assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o7777, 0o755);
+        }
     }
 
     #[test]
@@ -221,7 +339,7 @@ mod tests {
     fn a_driver_that_is_not_there_is_named() {
         let folder = tempfile::tempdir().unwrap();
         write(&folder, "proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
-        let error = make(&Root::at(folder.path()), &[], &mut Written::default()).unwrap_err().to_string();
+        let error = make(&Root::at(folder.path()), &[], 1, &mut Written::default()).unwrap_err().to_string();
         assert!(error.contains("no character device named nvidia"), "{error}");
     }
 
@@ -235,7 +353,10 @@ mod tests {
         assert!(error.contains("device minor is \"?\""), "{error}");
         write(&folder, path, "Model: x\n");
         assert!(minor(&Root::at(folder.path()), gpu).unwrap_err().to_string().contains("no line"));
-        assert_eq!(node_mode(&Root::at(folder.path())), 0o666);
+        assert_eq!(mode_in(&Root::at(folder.path()), PARAMS).unwrap(), 0o666);
+        write(&folder, "proc/driver/nvidia/params", "DeviceFileMode: 0666x\n");
+        let error = mode_in(&Root::at(folder.path()), PARAMS).unwrap_err().to_string();
+        assert!(error.contains("driver/nvidia/params") && error.contains("\"0666x\""), "{error}");
     }
 
     proptest! {

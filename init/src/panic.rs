@@ -1,5 +1,6 @@
 //! What happens when PID 1 itself is wrong.
 
+use firstlight_sys::own::Own;
 use rustix::process::{Pid, getpid};
 use rustix::system::{RebootCommand, reboot};
 
@@ -8,15 +9,18 @@ use crate::console::last_gasp;
 /// From now on a panic says one line and powers the VM off. An end of PID 1
 /// would be a kernel panic that hides the reason.
 pub fn install() {
-    std::panic::set_hook(Box::new(|info| {
+    // Without it a copy in a namespace of its own would not be known for one; there is none today.
+    let own = Own::mark().ok();
+    std::panic::set_hook(Box::new(move |info| {
+        // A copy between fork and exec inherits this hook and must not use it. Asked first: a copy may not even
+        // take memory, as another thread of the original may have been about to.
+        if getpid() != Pid::INIT || own.as_ref().is_some_and(|own| !own.is_original()) {
+            return;
+        }
         let payload = info.payload();
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         let place = info.location().map(ToString::to_string).unwrap_or_default();
-        // A child between fork and exec inherits this hook and must not use it.
-        if getpid() != Pid::INIT {
-            return;
-        }
         last_gasp(&format!(
             "firstlight: PID 1 failed at {place}: {text}; powering off; this is a bug, report this line"
         ));

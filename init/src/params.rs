@@ -3,9 +3,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use firstlight_boot_record::{LEVELS, Level};
 use firstlight_cmdline::CommandLine;
+use firstlight_settings::{Asked, PerGpu, Ready};
 
 use crate::attach::Policy;
+use crate::mode::{KITS, ModeChoice, OnOddDevices};
+use crate::units::PLAN;
 
 /// What happens when a required unit fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,18 +48,6 @@ pub enum AgentRestart {
     PowerOff,
 }
 
-/// What decides the mode.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ModeChoice {
-    /// What is on the PCI bus.
-    #[default]
-    Auto,
-    /// No GPU is touched.
-    Cpu,
-    /// GPUs are attached.
-    Gpu,
-}
-
 /// A parameter of a kernel module, as `modprobe` takes it from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleParam {
@@ -79,18 +71,52 @@ pub struct Complaint {
 pub struct Params {
     /// How GPUs are attached.
     pub attach: Policy,
-    /// How long one attach may take.
+    /// How long an attach may show no sign that something moves.
     pub attach_deadline: Duration,
+    /// How long one attach may take, whatever moves.
+    pub attach_limit: Duration,
+    /// Whether this is a guest under confidential computing; `None` where the processor is asked.
+    pub confidential: Option<bool>,
+    /// Whether the first GPU may come after the boot.
+    pub gpu_hotplug: bool,
+    /// Deadlines of units that are not those of the plan.
+    pub deadlines: Vec<(&'static str, Duration)>,
+    /// What is set of GPUs once they are attached.
+    pub settings: Asked,
+    /// How long that may take, for all of them.
+    pub settings_deadline: Duration,
+    /// How many channels of IMEX get a node.
+    pub imex_channels: u32,
     /// What decides the mode.
     pub mode: ModeChoice,
+    /// What is done about devices that are no system.
+    pub on_odd_devices: OnOddDevices,
     /// What happens when a required unit fails.
     pub on_failure: OnFailure,
     /// What happens when the agent ends.
     pub agent_restart: AgentRestart,
+    /// How far the kernel is closed to root.
+    pub kernel_lockdown: &'static str,
+    /// Whether the root file system stays writable.
+    pub root_writable: bool,
     /// Whether modules and settings are locked once the boot needs them no more.
     pub lockdown: bool,
+    /// Up to which level lines of others are handed on.
+    pub log: Level,
+    /// Whether DCGM's host engine and exporter run.
+    pub dcgm: bool,
+    /// Whether memory is shared with GPUs of other guests.
+    pub imex: bool,
+    /// Whether `nvidia-persistenced` runs.
+    pub persistenced: bool,
+    /// How long the way down may take.
+    pub shutdown_deadline: Duration,
     /// For modules that are loaded.
     pub modules: Vec<ModuleParam>,
+    /// Modules that are not loaded for a device or by another alias (`modprobe.blacklist=`).
+    pub blacklist: Vec<String>,
+    /// Modules that the kernel refuses whoever asks (`module_blacklist=`).
+    pub forbidden: Vec<String>,
     /// What could not be used.
     pub complaints: Vec<Complaint>,
 }
@@ -100,11 +126,28 @@ impl Default for Params {
         Self {
             attach: Policy::default(),
             attach_deadline: Duration::from_secs(120),
+            attach_limit: Duration::from_secs(600),
+            confidential: None,
+            gpu_hotplug: false,
+            deadlines: Vec::new(),
+            settings: Asked::default(),
+            settings_deadline: Duration::from_secs(60),
+            imex_channels: 1,
             mode: ModeChoice::default(),
+            on_odd_devices: OnOddDevices::default(),
             on_failure: OnFailure::default(),
             agent_restart: AgentRestart::default(),
+            kernel_lockdown: "integrity",
+            root_writable: false,
             lockdown: true,
+            log: Level::Info,
+            dcgm: false,
+            imex: false,
+            persistenced: false,
+            shutdown_deadline: Duration::from_secs(30),
             modules: Vec::new(),
+            blacklist: Vec::new(),
+            forbidden: Vec::new(),
             complaints: Vec::new(),
         }
     }
@@ -134,6 +177,16 @@ fn choose<T: Copy>(slot: &mut T, value: &str, choices: &[(&str, T)]) -> bool {
     }
 }
 
+/// A setting of GPUs; see [`firstlight_settings`] for its grammar.
+fn per_gpu<T: std::str::FromStr>(slot: &mut PerGpu<T>, value: &str) -> bool {
+    PerGpu::parse(value).is_some_and(|setting| {
+        *slot = setting;
+        true
+    })
+}
+
+const SWITCH: &[(&str, bool)] = &[("on", true), ("off", false)];
+
 /// All parameters of PID 1.
 pub const PARAMS: &[ParamSpec] = &[
     ParamSpec {
@@ -152,7 +205,8 @@ pub const PARAMS: &[ParamSpec] = &[
         values: "`parallel`, `serial`, `auto`",
         default: "auto",
         effect: "how GPUs are attached: all at once, one after the other, or all at once and those that fail once more \
-                 one after the other",
+                 one after the other; under confidential computing `auto` is `serial`, for there the driver takes them \
+                 one after the other anyway",
         set: |params, value| {
             let choices = [("parallel", Policy::Parallel), ("serial", Policy::Serial), ("auto", Policy::Auto)];
             choose(&mut params.attach, value, &choices)
@@ -162,12 +216,120 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.attach-deadline",
         values: "a duration: `90s`, `1500ms`",
         default: "120s",
-        effect: "how long one attach may take before its GPU is given up; the attach itself is never interrupted",
+        effect: "how long an attach may show no sign that something moves (an interrupt of the GPU, the driver's answer \
+                 for another GPU) before its GPU is given up; the attach itself is never interrupted, and a GPU that \
+                 is ready later is served",
+        set: |params, value| set_time(&mut params.attach_deadline, value),
+    },
+    ParamSpec {
+        name: "firstlight.attach-limit",
+        values: "a duration: `90s`, `1500ms`",
+        default: "600s",
+        effect: "how long an attach may take before its GPU is given up, even if something moves",
+        set: |params, value| set_time(&mut params.attach_limit, value),
+    },
+    ParamSpec {
+        name: "firstlight.confidential",
+        values: "`auto`, `on`, `off`",
+        default: "auto",
+        effect: "whether this is a guest under confidential computing: by the processor's flags (`tdx_guest`, \
+                 `sev_snp`, `sev_es`, `sev`), or as said here",
         set: |params, value| {
-            duration(value).is_some_and(|time| {
-                params.attach_deadline = time;
-                true
-            })
+            choose(&mut params.confidential, value, &[("auto", None), ("on", Some(true)), ("off", Some(false))])
+        },
+    },
+    ParamSpec {
+        name: "firstlight.dcgm",
+        values: "`on`, `off`",
+        default: "off",
+        effect: "whether DCGM's host engine and its exporter for Prometheus run",
+        set: |params, value| choose(&mut params.dcgm, value, SWITCH),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-clocks",
+        values: "by GPU: MHz, `lowest,highest` MHz, `default`, `keep`",
+        default: "keep",
+        effect: "clocks that GPUs' processors are held to: `1980`, `345,1980`, `all:1500;1:default`",
+        set: |params, value| per_gpu(&mut params.settings.clocks, value),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-compute-mode",
+        values: "by GPU: `default`, `exclusive-process`, `prohibited`, `keep`",
+        default: "keep",
+        effect: "who may compute on GPUs: any number of processes, one at a time, none",
+        set: |params, value| per_gpu(&mut params.settings.compute_mode, value),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-hotplug",
+        values: "`on`, `off`",
+        default: "off",
+        effect: "whether the first GPU may be plugged in after the boot: module loading then stays open until the \
+                 driver is loaded for it. GPUs of a driver that is loaded can be plugged in either way",
+        set: |params, value| choose(&mut params.gpu_hotplug, value, SWITCH),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-memory-clock",
+        values: "by GPU: MHz, `lowest,highest` MHz, `default`, `keep`",
+        default: "keep",
+        effect: "the clock that GPUs' memory is held to",
+        set: |params, value| per_gpu(&mut params.settings.memory_clock, value),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-power-limit",
+        values: "by GPU: watts, `default`, `keep`",
+        default: "keep",
+        effect: "what GPUs may take from their supply: `500`, `0-3:500;4-7:600`",
+        set: |params, value| per_gpu(&mut params.settings.power_limit, value),
+    },
+    ParamSpec {
+        name: "firstlight.gpu-ready",
+        values: "`auto`, `yes`, `no`",
+        default: "auto",
+        effect: "whether GPUs are told to accept work, without which nothing computes on them under confidential \
+                 computing: there, in any case, or not by this guest's boot (after an attestation, say)",
+        set: |params, value| {
+            let all = [("auto", Ready::Auto), ("yes", Ready::Yes), ("no", Ready::No)];
+            choose(&mut params.settings.ready, value, &all)
+        },
+    },
+    ParamSpec {
+        name: "firstlight.gpu-settings-deadline",
+        values: "a duration: `90s`, `1500ms`",
+        default: "60s",
+        effect: "how long all settings of GPUs together may take; then the program that sets them is killed",
+        set: |params, value| set_time(&mut params.settings_deadline, value),
+    },
+    ParamSpec {
+        name: "firstlight.imex",
+        values: "`on`, `off`",
+        default: "off",
+        effect: "whether nvidia-imex runs, by which GPUs of several guests share memory",
+        set: |params, value| choose(&mut params.imex, value, SWITCH),
+    },
+    ParamSpec {
+        name: "firstlight.imex-channels",
+        values: "a whole number, `0` to `1048575`",
+        default: "1",
+        effect: "how many channels of IMEX get a node, beginning with channel 0, if the driver has as many",
+        set: |params, value| {
+            let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+            match value.parse() {
+                Ok(count @ 0..=0xf_ffff) if digits => params.imex_channels = count,
+                _ => return false,
+            }
+            true
+        },
+    },
+    ParamSpec {
+        name: "firstlight.kernel-lockdown",
+        values: "`none`, `integrity`, `confidentiality`",
+        default: "integrity",
+        effect: "how far the kernel is closed even to root, where it can be, with `firstlight.lockdown`: no writing to it \
+                 by `/dev/mem`, PCI configuration space, BARs in sysfs, ports, MSRs, kexec or unsigned modules; \
+                 `confidentiality` lets nobody read its memory either, by BPF, perf or tracing",
+        set: |params, value| {
+            let all = ["none", "integrity", "confidentiality"];
+            choose(&mut params.kernel_lockdown, value, &all.map(|word| (word, word)))
         },
     },
     ParamSpec {
@@ -175,15 +337,36 @@ pub const PARAMS: &[ParamSpec] = &[
         values: "`on`, `off`",
         default: "on",
         effect: "whether module loading and other doors into the kernel are closed after the last module is loaded",
-        set: |params, value| choose(&mut params.lockdown, value, &[("on", true), ("off", false)]),
+        set: |params, value| choose(&mut params.lockdown, value, SWITCH),
+    },
+    ParamSpec {
+        name: "firstlight.log",
+        values: "`emerg`, `alert`, `crit`, `err`, `warning`, `notice`, `info`, `debug`",
+        default: "info",
+        effect: "up to which level lines of daemons, of `/dev/log`, and of the kernel's log are put on the console and \
+                 the log port. Of the kernel's own, except its GPU driver's, only warnings and worse are, unless this \
+                 is `debug`; what the kernel prints on the console by itself is not repeated there",
+        set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.word(), level))),
+    },
+    ParamSpec {
+        name: "firstlight.mig",
+        values: "by GPU: `off`, `on`, instances (`3g.71gb,4g.71gb`, `1g.18gb*7`, `1g.18gb+me`, `19*7`), `keep`",
+        default: "keep",
+        effect: "how GPUs are divided: not, as they are, or into these instances by nvidia-smi's names or numbers, each \
+                 with one compute instance: `0:3g.71gb,4g.71gb;1:off`. A GPU that is not divided as asked is not given \
+                 to containers",
+        set: |params, value| per_gpu(&mut params.settings.mig, value),
     },
     ParamSpec {
         name: "firstlight.mode",
-        values: "`auto`, `cpu`, `gpu`",
+        values: "`auto`, `cpu`, `gpu`, `gpu+fabric-nvl4`, `gpu+fabric-nvl5`, `service-vm-nvl4`, `service-vm-nvl5`",
         default: "auto",
-        effect: "what kind of guest this is: decided by what is on the PCI bus, or as said here",
+        effect: "what kind of guest this is: decided by what is on the PCI bus, or as said here. `gpu+fabric` manages \
+                 the NVLink fabric for itself, a service VM for other guests; NVLink 4 and before has NVSwitches on \
+                 the bus, NVLink 5 management bridges",
         set: |params, value| {
-            let choices = [("auto", ModeChoice::Auto), ("cpu", ModeChoice::Cpu), ("gpu", ModeChoice::Gpu)];
+            let kits = KITS.iter().map(|kit| (kit.name, ModeChoice::Chosen(kit)));
+            let choices: Vec<_> = kits.chain([("auto", ModeChoice::Auto)]).collect();
             choose(&mut params.mode, value, &choices)
         },
     },
@@ -198,10 +381,52 @@ pub const PARAMS: &[ParamSpec] = &[
             choose(&mut params.on_failure, value, &all.map(|choice| (choice.word(), choice)))
         },
     },
+    ParamSpec {
+        name: "firstlight.on-odd-devices",
+        values: "`degrade`, `fail`",
+        default: "degrade",
+        effect: "what happens when the devices on the bus are no system that is known to work, or not the one that \
+                 `firstlight.mode` asks for: what can be used is used, or the failure policy",
+        set: |params, value| {
+            let all = [OnOddDevices::Degrade, OnOddDevices::Fail];
+            choose(&mut params.on_odd_devices, value, &all.map(|choice| (choice.word(), choice)))
+        },
+    },
+    ParamSpec {
+        name: "firstlight.persistenced",
+        values: "`on`, `off`",
+        default: "off",
+        effect: "whether nvidia-persistenced runs; PID 1 keeps attached GPUs initialised without it",
+        set: |params, value| choose(&mut params.persistenced, value, SWITCH),
+    },
+    ParamSpec {
+        name: "firstlight.root",
+        values: "`ro`, `rw`",
+        default: "ro",
+        effect: "whether the root file system can be written to when the guest has booted; `/run`, `/tmp` and, where the \
+                 image has them, `/var/log`, `/var/cache` and `/var/tmp` always can",
+        set: |params, value| choose(&mut params.root_writable, value, &[("rw", true), ("ro", false)]),
+    },
+    ParamSpec {
+        name: "firstlight.shutdown-deadline",
+        values: "a duration: `90s`, `1500ms`",
+        default: "30s",
+        effect: "how long the way down may take in all; what has not ended by its share of that is named and left \
+                 behind, and the power goes off",
+        set: |params, value| {
+            duration(value).is_some_and(|time| {
+                params.shutdown_deadline = time;
+                true
+            })
+        },
+    },
 ];
 
 /// Prefix of parameters that are handed to `nvidia.ko`.
 const NVIDIA: &str = "firstlight.nvidia.";
+
+/// Prefix of deadlines by unit.
+const DEADLINE: &str = "firstlight.deadline.";
 
 /// Prefix of parameters that are read by the agent.
 const AGENT: &str = "firstlight.agent.";
@@ -221,6 +446,13 @@ fn duration(text: &str) -> Option<Duration> {
     (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&time).then_some(time)
 }
 
+fn set_time(slot: &mut Duration, value: &str) -> bool {
+    duration(value).is_some_and(|time| {
+        *slot = time;
+        true
+    })
+}
+
 fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| a == b || (is_dash(a) && is_dash(b)))
 }
@@ -236,6 +468,12 @@ impl Params {
     pub fn from_command_line(line: &CommandLine) -> Self {
         let mut params = Self::default();
         for param in line.iter() {
+            let names = || param.value.iter().flat_map(|value| value.split(',')).filter(|name| !name.is_empty());
+            if param.is("module_blacklist") {
+                params.forbidden.extend(names().map(str::to_owned));
+            } else if param.is("modprobe.blacklist") {
+                params.blacklist.extend(names().map(str::to_owned));
+            }
             let Some((module, rest)) = param.key.split_once('.') else { continue };
             let setting = |name: &str| match &param.value {
                 Some(value) => format!("{name}={}", quoted(value)),
@@ -245,6 +483,8 @@ impl Params {
                 params.modules.push(ModuleParam { module: module.replace('-', "_"), setting: setting(rest) });
             } else if let Some(name) = param.key.strip_prefix(NVIDIA) {
                 params.modules.push(ModuleParam { module: "nvidia".to_owned(), setting: setting(name) });
+            } else if let Some(unit) = param.key.strip_prefix(DEADLINE) {
+                params.take_deadline(unit, param.value.as_deref());
             } else if !param.key.starts_with(AGENT) {
                 params.take(&param.key, param.value.as_deref());
             }
@@ -262,6 +502,26 @@ impl Params {
             }
         };
         self.complaints.push(Complaint { param: key.to_owned(), text });
+    }
+
+    fn take_deadline(&mut self, unit: &str, value: Option<&str>) {
+        let known = PLAN.iter().find(|spec| spec.deadline.is_some() && same(spec.name, unit));
+        let text = match (known, value.and_then(duration)) {
+            (Some(spec), Some(time)) => {
+                self.deadlines.push((spec.name, time));
+                return;
+            }
+            (Some(spec), None) => {
+                let given = value.map_or_else(|| "no value".to_owned(), |value| format!("{value:?}"));
+                format!("takes a duration: 90s, 1500ms; not {given}; {:?} is used", spec.deadline.unwrap_or_default())
+            }
+            (None, _) => {
+                let units: Vec<&str> =
+                    PLAN.iter().filter(|spec| spec.deadline.is_some()).map(|spec| spec.name).collect();
+                format!("no unit of that name has a deadline; those that have one: {}", units.join(", "))
+            }
+        };
+        self.complaints.push(Complaint { param: format!("{DEADLINE}{unit}"), text });
     }
 
     /// The parameter string for a module, as `finit_module` takes it.
@@ -309,8 +569,24 @@ pub fn print() -> String {
         let _ = writeln!(text, "| `{name}` | {values} | `{default}` | {effect} |");
     }
     let _ = writeln!(text, "| `{NVIDIA}NAME` | any | | handed to the module `nvidia` as `NAME`, e.g. `NVreg_...` |");
+    let _ = writeln!(
+        text,
+        "| `{DEADLINE}UNIT` | a duration: `90s`, `1500ms` | the plan's | how long a unit of the boot plan may take \
+         before it is told as timed out |"
+    );
     let _ = writeln!(text, "| `{AGENT}NAME` | | | left to the agent |");
-    let _ = writeln!(text, "| `MODULE.NAME` | any | | handed to `MODULE` as `NAME` when PID 1 loads it |");
+    let _ = writeln!(
+        text,
+        "| `MODULE.NAME` | any | | handed to `MODULE` as `NAME` when PID 1 loads it, behind what the image's `modprobe.d` says, so that it wins |"
+    );
+    let _ = writeln!(
+        text,
+        "| `modprobe.blacklist` | names, with commas | | modules that PID 1 does not load because a device is there or an alias is asked for |"
+    );
+    let _ = writeln!(
+        text,
+        "| `module_blacklist` | names, with commas | | modules that the kernel refuses; PID 1 leaves them out and says so |"
+    );
     text
 }
 
@@ -332,7 +608,7 @@ mod tests {
         assert_eq!(params.complaints, []);
         assert_eq!(params.attach, Policy::Serial);
         assert_eq!(params.attach_deadline, Duration::from_millis(1500));
-        assert_eq!(params.mode, ModeChoice::Cpu);
+        assert!(matches!(params.mode, ModeChoice::Chosen(kit) if kit.name == "cpu"));
         assert_eq!(params.on_failure, OnFailure::Hold);
         assert_eq!(params.agent_restart, AgentRestart::PowerOff);
         assert!(!params.lockdown);
@@ -343,10 +619,23 @@ mod tests {
         let mut changed = Params {
             attach: Policy::Serial,
             attach_deadline: Duration::from_secs(1),
-            mode: ModeChoice::Cpu,
+            attach_limit: Duration::from_secs(1),
+            confidential: Some(true),
+            mode: ModeChoice::Chosen(&KITS[0]),
+            on_odd_devices: OnOddDevices::Fail,
             on_failure: OnFailure::Hold,
             agent_restart: AgentRestart::PowerOff,
+            kernel_lockdown: "none",
+            root_writable: true,
             lockdown: false,
+            log: Level::Error,
+            dcgm: true,
+            gpu_hotplug: true,
+            imex: true,
+            persistenced: true,
+            shutdown_deadline: Duration::from_secs(1),
+            settings: Asked { mig: PerGpu::parse("off").unwrap(), ready: Ready::No, ..Asked::default() },
+            settings_deadline: Duration::from_secs(1),
             ..Params::default()
         };
         for spec in PARAMS {
@@ -357,14 +646,62 @@ mod tests {
     }
 
     #[test]
+    fn deadlines_are_taken_by_unit() {
+        let line = "firstlight.deadline.modules-nvidia=5s firstlight.deadline.mounts_later=1500ms \
+                    firstlight.deadline.agent=soon firstlight.deadline.gpu-attach=1s firstlight.deadline.agent";
+        let params = params(line);
+        let expected = [("modules-nvidia", Duration::from_secs(5)), ("mounts-later", Duration::from_millis(1500))];
+        assert_eq!(params.deadlines, expected);
+        let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
+        assert_eq!(texts[0], "takes a duration: 90s, 1500ms; not \"soon\"; 60s is used");
+        assert!(texts[1].starts_with("no unit of that name has a deadline; those that have one: mounts, cmdline"));
+        assert!(texts[2].contains("not no value; 60s is used"), "{}", texts[2]);
+    }
+
+    #[test]
     fn unknown_names_and_bad_values_are_complaints_with_a_suggestion() {
         let params = params("firstlight.atach=serial firstlight.attach=now firstlight.zzzzzzzzzzzz firstlight.mode");
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
         assert_eq!(texts[0], "there is no such parameter; did you mean firstlight.attach?; it is ignored");
         assert_eq!(texts[1], "takes parallel, serial, auto, not \"now\"; auto is used");
         assert_eq!(texts[2], "there is no such parameter; it is ignored");
-        assert_eq!(texts[3], "takes auto, cpu, gpu, not no value; auto is used");
+        assert!(texts[3].starts_with("takes auto, cpu, gpu, gpu+fabric-nvl4"), "{}", texts[3]);
+        assert!(texts[3].ends_with("service-vm-nvl5, not no value; auto is used"), "{}", texts[3]);
         assert_eq!(params.attach, Policy::Auto);
+    }
+
+    #[test]
+    fn channels_are_a_whole_number() {
+        for (line, count, good) in [
+            ("firstlight.imex-channels=0", 0, true),
+            ("firstlight.imex_channels=1048575", 1_048_575, true),
+            ("firstlight.imex-channels=1048576", 1, false),
+            ("firstlight.imex-channels=+2", 1, false),
+            ("firstlight.imex-channels", 1, false),
+        ] {
+            let params = params(line);
+            assert_eq!((params.imex_channels, params.complaints.is_empty()), (count, good), "{line}");
+        }
+    }
+
+    #[test]
+    fn settings_of_gpus_are_taken_or_told_with_their_form() {
+        let params = params(
+            "firstlight.mig=0:3g.71gb,4g.71gb;1:off firstlight.gpu-power-limit=500 firstlight.gpu_clocks=345,1980 \
+             firstlight.gpu-memory-clock=2619 firstlight.gpu-compute-mode=prohibited firstlight.gpu-ready=no \
+             firstlight.gpu-settings-deadline=5s",
+        );
+        assert_eq!(params.complaints, []);
+        let gpu = params.settings.of(1, "0000:02:00.0".parse().unwrap());
+        let words =
+            (gpu.mig.unwrap().to_string(), gpu.power_limit.unwrap().to_string(), gpu.clocks.unwrap().to_string());
+        assert_eq!(words, ("off".to_owned(), "500".to_owned(), "345,1980".to_owned()));
+        assert_eq!((params.settings.ready, params.settings_deadline), (Ready::No, Duration::from_secs(5)));
+        let params = self::params("firstlight.gpu-power-limit=500W firstlight.mig=9x");
+        let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
+        assert_eq!(texts[0], "takes by GPU: watts, default, keep, not \"500W\"; keep is used");
+        assert!(texts[1].starts_with("takes by GPU: off, on, instances (3g.71gb,4g.71gb, "), "{}", texts[1]);
+        assert_eq!(params.settings, Asked::default());
     }
 
     #[test]
@@ -386,6 +723,8 @@ mod tests {
         );
         assert_eq!(params.for_module("nvidia"), "NVreg_A=1 NVreg_B=\"x y\"");
         assert_eq!(params.for_module("nvidia-uvm"), "uvm_c=2 d");
+        let params = self::params("modprobe.blacklist=a,b-c modprobe.blacklist=d module-blacklist=e,,f");
+        assert_eq!((params.blacklist.join(" "), params.forbidden.join(" ")), ("a b-c d".into(), "e f".into()));
         assert_eq!(params.complaints, []);
     }
 
@@ -393,7 +732,7 @@ mod tests {
     fn the_printed_table_has_every_parameter() {
         let text = print();
         assert!(PARAMS.iter().all(|spec| text.contains(&format!("| `{}` |", spec.name))));
-        assert_eq!(text.lines().count(), PARAMS.len() + 5);
+        assert_eq!(text.lines().count(), PARAMS.len() + 8);
         assert!(text.lines().all(|line| line.matches('|').count() == 5), "{text}");
     }
 

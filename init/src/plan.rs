@@ -28,6 +28,8 @@ pub struct UnitSpec<A> {
     pub action: A,
     /// What it does, for people.
     pub about: &'static str,
+    /// Where to look when it does not end.
+    pub hint: &'static str,
 }
 
 /// A unit with its names resolved.
@@ -45,6 +47,8 @@ pub struct Node {
     pub deadline_us: Option<u64>,
     /// See [`UnitSpec::severity`].
     pub severity: Severity,
+    /// See [`UnitSpec::hint`].
+    pub hint: &'static str,
 }
 
 /// A plan that makes sense: every edge leads to a unit, and none leads back.
@@ -131,7 +135,15 @@ pub fn check<A>(table: &[UnitSpec<A>]) -> Result<Graph, PlanError> {
             return Err(PlanError::Unordered { template: unit.name.to_owned(), per });
         }
         let deadline_us = unit.deadline.map(|limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX));
-        nodes.push(Node { name: unit.name.to_owned(), per, needs, after, deadline_us, severity: unit.severity });
+        nodes.push(Node {
+            name: unit.name.to_owned(),
+            per,
+            needs,
+            after,
+            deadline_us,
+            severity: unit.severity,
+            hint: unit.hint,
+        });
     }
     Graph::new(nodes)
 }
@@ -205,6 +217,7 @@ mod tests {
             severity: Severity::Degraded,
             action: (),
             about: "x",
+            hint: "look there",
         }
     }
 

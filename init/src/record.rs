@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use firstlight_boot_record::{BootRecord, Event, Failure, Gpu, Line, Milestone, Mode, State, Unit};
+use firstlight_boot_record::{BootRecord, Event, Failure, Gpu, Line, LogLine, Milestone, Mode, State, Unit};
 
 use crate::cdi::write_whole;
 use crate::console::Console;
@@ -81,6 +81,11 @@ impl Recorder {
     /// A line for people, beside the record.
     pub fn sentence(&mut self, text: &str) {
         self.console.line(format!("firstlight: {text}"));
+    }
+
+    /// What somebody else says: not before what waits to be said of the record.
+    pub fn log(&mut self, line: &LogLine) {
+        self.console.log(line.encode());
     }
 
     /// The command line, known once `/proc` is there.
@@ -176,9 +181,9 @@ impl Recorder {
         write_whole(&self.file, &text).map_err(|error| error.to_string())
     }
 
-    /// Waits for the console, but not for long.
-    pub fn flush(&mut self) {
-        self.console.flush(Duration::from_secs(2));
+    /// Waits for the console, but not for longer than this.
+    pub fn flush(&mut self, limit: Duration) {
+        self.console.flush(limit);
     }
 }
 
@@ -196,6 +201,7 @@ pub fn unit_of(slot: &Slot, names: &[Slot], daemon: bool) -> Unit {
         // A daemon goes on: it is ready, not at its end.
         ready_us: slot.end_us.filter(|_| ready),
         end_us: slot.end_us.filter(|_| !ready),
+        processor_us: None,
         outcome: slot.outcome,
         detail: slot.detail.clone(),
         pci: slot.node.name.split_once('[').and_then(|(_, rest)| rest.trim_end_matches(']').parse().ok()),

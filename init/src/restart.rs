@@ -1,4 +1,4 @@
-//! Whether the agent is started again, and when.
+//! Whether the agent, or a daemon, is started again, and when.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 /// How many restarts [`WINDOW`] may hold.
 pub const MOST: usize = 5;
 
-/// What to do about an agent that has ended.
+/// What to do about one that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Start it again after this pause; it is the `number`th time in the window.
@@ -33,12 +33,18 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// The agent has ended at `now`, µs.
+    /// It has ended at `now`, µs.
     pub fn step(&mut self, now: u64) -> Decision {
         let window = u64::try_from(WINDOW.as_micros()).unwrap_or(u64::MAX);
         while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= window) {
             self.recent.pop_front();
         }
+        self.step_unserved(now)
+    }
+
+    /// It has ended at `now`, µs, and has never served in that life: nothing is
+    /// forgiven, however long it took to end.
+    pub fn step_unserved(&mut self, now: u64) -> Decision {
         if self.recent.len() >= MOST {
             return Decision::GiveUp;
         }

@@ -1,4 +1,10 @@
-//! The way down, in order: the agent, everybody else, the GPUs, the power.
+//! The way down, in order: the agent, the daemons, everybody else, the GPUs and
+//! file systems, the power.
+//!
+//! Pure: time and what happened come in through [`Shutdown::step`], what has to
+//! be done comes out. The whole has one deadline, of which each stage may use
+//! its share; a stage that has used it up is named and left behind. So the
+//! power goes off by the deadline, whatever happens or does not.
 
 /// How it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,14 +15,18 @@ pub enum Goal {
     Reboot,
 }
 
-/// How long the agent may take to stop its containers, µs.
-pub const GRACE_US: u64 = 5_000_000;
-
-/// How long killed processes may take to be gone, µs.
-const REAP_US: u64 = 1_000_000;
-
-/// How long file systems and drivers may take, µs.
-const RELEASE_US: u64 = 10_000_000;
+/// Shares of the whole: the agent stops its containers.
+const AGENT: u64 = 5;
+/// All daemons end, one after the other.
+const DAEMONS: u64 = 14;
+/// Killed processes are gone.
+const REAP: u64 = 1;
+/// Drivers let GPUs go, and file systems are written.
+const RELEASE: u64 = 8;
+/// The last words come through.
+const LAST_WORDS: u64 = 2;
+/// All shares.
+const WHOLE: u64 = AGENT + DAEMONS + REAP + RELEASE + LAST_WORDS;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +38,31 @@ pub enum Event {
     },
     /// The agent has ended.
     AgentGone,
+    /// All daemons are stopped.
+    DaemonsGone,
     /// PID 1 has no child left.
     ChildrenGone,
-    /// GPUs are let go and file systems written.
-    Released,
+    /// The drivers have let the GPUs go.
+    GpusReleased,
+    /// File systems are written.
+    Synced,
     /// Time went by.
     Clock,
+}
+
+/// Whom it waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The agent, asked to end.
+    Agent,
+    /// The daemons, asked one after the other.
+    Daemons,
+    /// Processes that were killed.
+    Processes,
+    /// Drivers, whose last user let a GPU go.
+    Gpus,
+    /// File systems, being written.
+    Files,
 }
 
 /// What has to be done.
@@ -41,20 +70,25 @@ pub enum Event {
 pub enum Effect {
     /// Ask the agent to stop.
     AskAgent,
+    /// Stop the daemons, the last one first.
+    StopDaemons,
     /// Kill every process but PID 1.
     KillAll,
-    /// Let the GPUs go and write file systems, on a thread of their own.
+    /// Let the GPUs go and write file systems, each on a thread of its own.
     Release,
-    /// Say the last word and turn the power off, or boot again.
-    Finish(Goal),
+    /// Say that this did not end within its share of the time, this many µs.
+    Late(Step, u64),
+    /// Say the last word, which may take this many µs, and turn the power off, or boot again.
+    Finish(Goal, u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     New,
-    Asked(u64),
-    Killed(u64),
-    Releasing(u64),
+    Asked { until: u64 },
+    Daemons { until: u64 },
+    Killed { until: u64 },
+    Releasing { until: u64, gpus: bool, files: bool },
     Finished,
 }
 
@@ -62,79 +96,208 @@ enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shutdown {
     goal: Goal,
+    total: u64,
     phase: Phase,
 }
 
 impl Shutdown {
-    /// Nothing done yet.
+    /// Nothing done yet; all of it may take `total`, µs.
     #[must_use]
-    pub fn new(goal: Goal) -> Self {
-        Self { goal, phase: Phase::New }
+    pub fn new(goal: Goal, total: u64) -> Self {
+        Self { goal, total, phase: Phase::New }
     }
 
     /// When [`Event::Clock`] is due next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         match self.phase {
-            Phase::Asked(until) | Phase::Killed(until) | Phase::Releasing(until) => Some(until),
+            Phase::Asked { until }
+            | Phase::Daemons { until }
+            | Phase::Killed { until }
+            | Phase::Releasing { until, .. } => Some(until),
             Phase::New | Phase::Finished => None,
         }
     }
 
-    /// Takes what happened at `now` and says what has to be done.
-    pub fn step(&mut self, now: u64, event: Event) -> Option<Effect> {
-        let due = self.next_deadline().is_some_and(|until| until <= now) && event == Event::Clock;
-        let (phase, effect) = match (self.phase, event) {
-            (Phase::New, Event::Begin { agent: true }) => (Phase::Asked(now + GRACE_US), Effect::AskAgent),
-            (Phase::New, Event::Begin { agent: false }) | (Phase::Asked(_), Event::AgentGone) => {
-                (Phase::Killed(now + REAP_US), Effect::KillAll)
+    /// A share of the whole, µs; the shares together are never more than the whole.
+    fn share(&self, parts: u64) -> u64 {
+        self.total / WHOLE * parts
+    }
+
+    /// Takes what happened at `now` and says what has to be done, in order.
+    pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
+        let due = event == Event::Clock && self.next_deadline().is_some_and(|until| until <= now);
+        let until = |parts| now.saturating_add(self.share(parts));
+        let late = |step, parts| Effect::Late(step, self.share(parts));
+        let daemons = Phase::Daemons { until: until(DAEMONS) };
+        let killed = Phase::Killed { until: until(REAP) };
+        let releasing = Phase::Releasing { until: until(RELEASE), gpus: false, files: false };
+        let finish = Effect::Finish(self.goal, self.share(LAST_WORDS));
+        let (phase, effects) = match (self.phase, event) {
+            (Phase::New, Event::Begin { agent: true }) => {
+                (Phase::Asked { until: until(AGENT) }, vec![Effect::AskAgent])
             }
-            (Phase::Asked(_), _) if due => (Phase::Killed(now + REAP_US), Effect::KillAll),
-            (Phase::Killed(_), Event::ChildrenGone) => (Phase::Releasing(now + RELEASE_US), Effect::Release),
-            (Phase::Killed(_), _) if due => (Phase::Releasing(now + RELEASE_US), Effect::Release),
-            (Phase::Releasing(_), Event::Released) => (Phase::Finished, Effect::Finish(self.goal)),
-            (Phase::Releasing(_), _) if due => (Phase::Finished, Effect::Finish(self.goal)),
-            _ => return None,
+            (Phase::New, Event::Begin { agent: false }) | (Phase::Asked { .. }, Event::AgentGone) => {
+                (daemons, vec![Effect::StopDaemons])
+            }
+            (Phase::Asked { .. }, _) if due => (daemons, vec![late(Step::Agent, AGENT), Effect::StopDaemons]),
+            (Phase::Daemons { .. }, Event::DaemonsGone) => (killed, vec![Effect::KillAll]),
+            (Phase::Daemons { .. }, _) if due => (killed, vec![late(Step::Daemons, DAEMONS), Effect::KillAll]),
+            (Phase::Killed { .. }, Event::ChildrenGone) => (releasing, vec![Effect::Release]),
+            (Phase::Killed { .. }, _) if due => (releasing, vec![late(Step::Processes, REAP), Effect::Release]),
+            (Phase::Releasing { until, gpus, files }, Event::GpusReleased | Event::Synced) => {
+                let (gpus, files) = (gpus || event == Event::GpusReleased, files || event == Event::Synced);
+                if gpus && files {
+                    (Phase::Finished, vec![finish])
+                } else {
+                    (Phase::Releasing { until, gpus, files }, Vec::new())
+                }
+            }
+            (Phase::Releasing { gpus, files, .. }, _) if due => {
+                let steps = [(gpus, Step::Gpus), (files, Step::Files)].into_iter().filter(|(done, _)| !done);
+                let late = steps.map(|(_, step)| late(step, RELEASE));
+                (Phase::Finished, late.chain([finish]).collect())
+            }
+            _ => return Vec::new(),
         };
         self.phase = phase;
-        Some(effect)
+        effects
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// The default, of which a share is a second each.
+    const TOTAL: u64 = 30_000_000;
+    const SECOND: u64 = 1_000_000;
 
     #[test]
     fn a_willing_agent_is_asked_once_and_the_rest_follows() {
-        let mut down = Shutdown::new(Goal::PowerOff);
-        assert_eq!(down.step(0, Event::Begin { agent: true }), Some(Effect::AskAgent));
-        assert_eq!(down.step(1, Event::Begin { agent: true }), None);
-        assert_eq!(down.step(2, Event::ChildrenGone), None, "the agent's own end comes first");
-        assert_eq!(down.step(3, Event::AgentGone), Some(Effect::KillAll));
-        assert_eq!(down.step(4, Event::ChildrenGone), Some(Effect::Release));
-        assert_eq!(down.step(5, Event::Released), Some(Effect::Finish(Goal::PowerOff)));
+        let mut down = Shutdown::new(Goal::PowerOff, TOTAL);
+        assert_eq!(down.step(0, Event::Begin { agent: true }), [Effect::AskAgent]);
+        assert_eq!(down.step(1, Event::Begin { agent: true }), []);
+        assert_eq!(down.step(2, Event::ChildrenGone), [], "the agent's own end comes first");
+        assert_eq!(down.step(3, Event::DaemonsGone), [], "daemons serve the agent's containers");
+        assert_eq!(down.step(3, Event::AgentGone), [Effect::StopDaemons]);
+        assert_eq!(down.step(3, Event::ChildrenGone), []);
+        assert_eq!(down.step(3, Event::DaemonsGone), [Effect::KillAll]);
+        assert_eq!(down.step(4, Event::ChildrenGone), [Effect::Release]);
+        assert_eq!(down.step(5, Event::Synced), []);
+        assert_eq!(down.step(5, Event::Synced), []);
+        assert_eq!(down.step(5, Event::GpusReleased), [Effect::Finish(Goal::PowerOff, 2 * SECOND)]);
         assert_eq!(down.next_deadline(), None);
     }
 
     #[test]
-    fn nobody_can_hold_it_up() {
-        let mut down = Shutdown::new(Goal::Reboot);
-        let mut effects = vec![down.step(0, Event::Begin { agent: true })];
+    fn nobody_can_hold_it_up_and_all_are_named() {
+        let mut down = Shutdown::new(Goal::Reboot, TOTAL);
+        let mut effects = down.step(0, Event::Begin { agent: true });
         let mut ends = 0;
         while let Some(at) = down.next_deadline() {
-            assert_eq!(down.step(at - 1, Event::Clock), None);
-            effects.push(down.step(at, Event::Clock));
+            assert_eq!(down.step(at - 1, Event::Clock), []);
+            effects.extend(down.step(at, Event::Clock));
             ends = at;
         }
-        let all = [Effect::AskAgent, Effect::KillAll, Effect::Release, Effect::Finish(Goal::Reboot)];
-        assert_eq!(effects, all.map(Some));
-        assert_eq!(ends, GRACE_US + REAP_US + RELEASE_US);
+        let all = [
+            Effect::AskAgent,
+            Effect::Late(Step::Agent, 5 * SECOND),
+            Effect::StopDaemons,
+            Effect::Late(Step::Daemons, 14 * SECOND),
+            Effect::KillAll,
+            Effect::Late(Step::Processes, SECOND),
+            Effect::Release,
+            Effect::Late(Step::Gpus, 8 * SECOND),
+            Effect::Late(Step::Files, 8 * SECOND),
+            Effect::Finish(Goal::Reboot, 2 * SECOND),
+        ];
+        assert_eq!(effects, all);
+        assert_eq!(ends + 2 * SECOND, TOTAL);
     }
 
     #[test]
-    fn without_an_agent_it_starts_with_the_kill() {
-        let mut down = Shutdown::new(Goal::PowerOff);
-        assert_eq!(down.step(0, Event::Begin { agent: false }), Some(Effect::KillAll));
+    fn a_driver_that_hangs_does_not_keep_file_systems_from_being_written() {
+        let mut down = Shutdown::new(Goal::PowerOff, TOTAL);
+        down.step(0, Event::Begin { agent: false });
+        down.step(0, Event::DaemonsGone);
+        assert_eq!(down.step(0, Event::ChildrenGone), [Effect::Release]);
+        assert_eq!(down.step(1, Event::Synced), []);
+        let effects = down.step(8 * SECOND, Event::Clock);
+        assert_eq!(
+            effects,
+            [Effect::Late(Step::Gpus, 8 * SECOND), Effect::Finish(Goal::PowerOff, 2 * SECOND)],
+            "only what did not end is named"
+        );
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            any::<bool>().prop_map(|agent| Event::Begin { agent }),
+            Just(Event::AgentGone),
+            Just(Event::DaemonsGone),
+            Just(Event::ChildrenGone),
+            Just(Event::GpusReleased),
+            Just(Event::Synced),
+            Just(Event::Clock),
+        ]
+    }
+
+    /// The place of an effect in the order that is promised.
+    fn place(effect: Effect) -> usize {
+        match effect {
+            Effect::AskAgent => 0,
+            Effect::Late(Step::Agent, _) => 1,
+            Effect::StopDaemons => 2,
+            Effect::Late(Step::Daemons, _) => 3,
+            Effect::KillAll => 4,
+            Effect::Late(Step::Processes, _) => 5,
+            Effect::Release => 6,
+            Effect::Late(Step::Gpus, _) => 7,
+            Effect::Late(Step::Files, _) => 8,
+            Effect::Finish(..) => 9,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn from_any_state_and_whatever_happens_the_power_goes_off_by_the_deadline(
+            total in 1u64..200_000_000,
+            start in 0u64..1 << 40,
+            agent in any::<bool>(),
+            walk in proptest::collection::vec((0u64..10_000_000, event()), 0..60),
+        ) {
+            let mut down = Shutdown::new(Goal::PowerOff, total);
+            let mut now = start;
+            let mut effects = down.step(now, Event::Begin { agent });
+            let over = |effects: &[Effect]| matches!(effects.last(), Some(Effect::Finish(..)));
+            // The loop wakes at each deadline, and in between things happen in any order.
+            for (pause, event) in walk {
+                let next = now + pause;
+                while let Some(at) = down.next_deadline().filter(|at| *at <= next) {
+                    now = at;
+                    effects.extend(down.step(now, Event::Clock));
+                }
+                if over(&effects) {
+                    break;
+                }
+                now = next;
+                effects.extend(down.step(now, event));
+            }
+            while let Some(at) = down.next_deadline() {
+                now = at;
+                effects.extend(down.step(now, Event::Clock));
+            }
+            let Some(Effect::Finish(Goal::PowerOff, words)) = effects.last().copied() else {
+                return Err(TestCaseError::fail(format!("no end: {effects:?}")));
+            };
+            prop_assert!(now + words <= start + total, "{} of {total} us", now + words - start);
+            prop_assert!(effects.windows(2).all(|pair| place(pair[0]) < place(pair[1])), "{effects:?}");
+            for needed in [Effect::StopDaemons, Effect::KillAll, Effect::Release] {
+                prop_assert!(effects.contains(&needed), "{needed:?} is left out: {effects:?}");
+            }
+            prop_assert!(down.step(now, Event::Clock).is_empty() && down.next_deadline().is_none());
+        }
     }
 }

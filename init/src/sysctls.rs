@@ -26,10 +26,13 @@ pub const SETTINGS: &[Setting] = &[
     ("net.unix.max_dgram_qlen", "512"),
 ];
 
+/// The setting after which the kernel takes no more modules.
+pub const MODULES_DISABLED: &str = "kernel.modules_disabled";
+
 /// Settings that close doors for good, once nothing of the boot needs them.
 pub const LOCKS: &[Setting] = &[
     // Both can only be set, not taken back.
-    ("kernel.modules_disabled", "1"),
+    (MODULES_DISABLED, "1"),
     ("kernel.kexec_load_disabled", "1"),
     // Addresses of kernel objects and the log are for root with CAP_SYSLOG only.
     ("kernel.kptr_restrict", "2"),
@@ -40,6 +43,34 @@ pub const LOCKS: &[Setting] = &[
     // A process may trace its children, not its neighbours.
     ("kernel.yama.ptrace_scope", "1"),
 ];
+
+/// Where the kernel says how far it is closed to root, and is told.
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// How far, in order.
+const STAGES: &[&str] = &["none", "integrity", "confidentiality"];
+
+/// Closes the kernel to root as far as `wish`. It opens no more.
+///
+/// # Errors
+/// The kernel has the door and does not close it.
+pub fn lock_kernel(root: &Root, wish: &str) -> Result<String, String> {
+    let path = root.path(LOCKDOWN);
+    let Ok(text) = fs::read_to_string(&path) else {
+        return Ok("kernel lockdown: not in this kernel".to_owned());
+    };
+    let now = text.split_ascii_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    let place = |stage: &str| STAGES.iter().position(|known| *known == stage);
+    if now.and_then(place) >= place(wish) {
+        return Ok(format!("kernel lockdown: {}", now.unwrap_or_default()));
+    }
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|mut file| io::Write::write_all(&mut file, wish.as_bytes()))
+        .map(|()| format!("kernel lockdown: {wish}"))
+        .map_err(|error| format!("cannot write {wish} to {LOCKDOWN}: {error}"))
+}
 
 /// What writing a table came to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -113,6 +144,35 @@ mod tests {
         fs::create_dir_all(folder.path().join("proc/sys/kernel/panic")).unwrap();
         let applied = apply(&Root::at(folder.path()), &[("kernel.panic", "-1")]);
         assert!(applied.sentence().unwrap_err().contains("kernel.panic=-1"));
+    }
+
+    #[test]
+    fn the_kernel_is_closed_as_far_as_wished_and_never_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(lock_kernel(&root, "integrity").unwrap(), "kernel lockdown: not in this kernel");
+        let file = root.path(LOCKDOWN);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for (now, wish, said, left) in [
+            ("[none] integrity confidentiality\n", "none", "none", "[none] integrity confidentiality\n"),
+            ("none [integrity] confidentiality\n", "none", "integrity", "none [integrity] confidentiality\n"),
+            (
+                "none integrity [confidentiality]\n",
+                "integrity",
+                "confidentiality",
+                "none integrity [confidentiality]\n",
+            ),
+        ] {
+            fs::write(&file, now).unwrap();
+            assert_eq!(lock_kernel(&root, wish).unwrap(), format!("kernel lockdown: {said}"));
+            assert_eq!(fs::read_to_string(&file).unwrap(), left);
+        }
+        fs::write(&file, "[none] integrity").unwrap();
+        assert_eq!(lock_kernel(&root, "integrity").unwrap(), "kernel lockdown: integrity");
+        assert!(fs::read_to_string(&file).unwrap().starts_with("integrity"));
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert!(lock_kernel(&root, "integrity").unwrap().contains("not in this kernel"));
     }
 
     #[test]

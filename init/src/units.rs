@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::Severity::{Degraded, Optional, Required};
 
+use crate::daemons::table::DAEMONS;
 use crate::plan::UnitSpec;
 
 /// What a unit runs.
@@ -29,6 +30,8 @@ pub enum Action {
     Nodes,
     /// One GPU.
     GpuAttach,
+    /// Clocks, power, MIG.
+    GpuSettings,
     /// What containers are given.
     Cdi,
     /// Controllers of the root cgroup.
@@ -39,8 +42,14 @@ pub enum Action {
     Loopback,
     /// File systems that a kernel may lack.
     LaterMounts,
+    /// No more writing to the root.
+    CloseRoot,
     /// No more modules.
     Lockdown,
+    /// `/dev/log`.
+    DevLog,
+    /// A daemon, by its place in the table of daemons.
+    Daemon(usize),
     /// The last unit.
     BootDone,
 }
@@ -52,13 +61,36 @@ impl Action {
     pub fn yields(self) -> bool {
         matches!(
             self,
-            Self::ContainerModules | Self::Cgroup2 | Self::Sysctl | Self::Loopback | Self::LaterMounts | Self::Lockdown
+            Self::ContainerModules
+                | Self::Cgroup2
+                | Self::Sysctl
+                | Self::Loopback
+                | Self::LaterMounts
+                | Self::CloseRoot
+                | Self::Lockdown
         )
     }
 }
 
 const fn seconds(count: u64) -> Option<Duration> {
     Some(Duration::from_secs(count))
+}
+
+/// The unit of a daemon. What it needs and what its failure means is in the daemons' table.
+const fn daemon(at: usize) -> UnitSpec<Action> {
+    let spec = &DAEMONS[at];
+    UnitSpec {
+        name: spec.name,
+        per: None,
+        needs: spec.needs,
+        after: spec.after,
+        // Its life watches each start's.
+        deadline: None,
+        severity: spec.severity,
+        action: Action::Daemon(at),
+        about: spec.about,
+        hint: spec.hint,
+    }
 }
 
 /// The table. Order decides only who goes first among those that may.
@@ -72,6 +104,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Required,
         action: Action::Mounts,
         about: "makes the root a mount that containers can pivot from; mounts /proc, /sys, /dev, /run, /tmp, cgroups",
+        hint: "look in the kernel log for file systems that this kernel lacks",
     },
     UnitSpec {
         name: "cmdline",
@@ -82,6 +115,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::CommandLine,
         about: "takes the firstlight.* kernel parameters; fails if one is unknown or has a bad value",
+        hint: "is /proc mounted?",
     },
     UnitSpec {
         name: "vsock",
@@ -92,16 +126,19 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Vsock,
         about: "loads the virtio transport of vsock, by which the host reaches the agent, unless it is built in",
+        hint: "look for virtio in the kernel log: the host's vsock device may not answer",
     },
     UnitSpec {
         name: "modules",
         per: None,
         needs: &["mounts"],
         after: &["cmdline", "agent"],
-        deadline: seconds(30),
+        // A ConnectX takes seconds to start, and a guest may have a dozen.
+        deadline: seconds(120),
         severity: Optional,
         action: Action::ContainerModules,
-        about: "loads file systems and virtio drivers that containers use, those of them that the image has as modules",
+        about: "loads file systems, virtio drivers and parts of the packet filter, those of them that the image has as modules, and the drivers of the devices on the bus but for GPUs",
+        hint: "the last lines of the kernel log say which module hangs in its start",
     },
     UnitSpec {
         name: "agent",
@@ -112,6 +149,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Required,
         action: Action::Agent,
         about: "starts the agent; ready when it listens. It waits for no GPU",
+        hint: "the agent did not say that it listens: its own lines are above; agent.log=debug has more",
     },
     UnitSpec {
         name: "pci-scan",
@@ -122,6 +160,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::PciScan,
         about: "lists the functions on the PCI bus",
+        hint: "a function on the bus does not answer configuration reads: the host's vfio log",
     },
     UnitSpec {
         name: "mode",
@@ -132,6 +171,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Mode,
         about: "decides what kind of guest this is, by rules over the scan or firstlight.mode",
+        hint: "this unit only computes: the guest has no processor time",
     },
     UnitSpec {
         name: "modules-nvidia",
@@ -145,6 +185,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::NvidiaModules,
         about: "loads nvidia and nvidia-uvm",
+        hint: "the driver hangs in its start: NVRM lines in the kernel log, the host's vfio log",
     },
     UnitSpec {
         name: "nodes",
@@ -155,6 +196,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Nodes,
         about: "makes the driver's device nodes",
+        hint: "the driver does not answer reads of /proc/driver/nvidia",
     },
     UnitSpec {
         name: "gpu-attach",
@@ -165,16 +207,31 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::GpuAttach,
         about: "opens the GPU, waits for the driver, and keeps it open; firstlight.attach and firstlight.attach-deadline",
+        hint: "firstlight.attach=serial; the host's vfio log",
+    },
+    UnitSpec {
+        name: "gpu-settings",
+        per: None,
+        needs: &["nodes"],
+        // The library that does it attaches GPUs by itself, which is not its business.
+        after: &["gpu-attach"],
+        // Its run watches it.
+        deadline: None,
+        severity: Degraded,
+        action: Action::GpuSettings,
+        about: "sets what firstlight.mig and firstlight.gpu-* ask for; a GPU of which something is asked is ready after it",
+        hint: "the GPU and the step that had begun are in the detail; firstlight-gpu-settings check shows what it takes",
     },
     UnitSpec {
         name: "cdi",
         per: None,
         needs: &["nodes"],
-        after: &["gpu-attach"],
+        after: &["gpu-attach", "gpu-settings"],
         deadline: seconds(5),
         severity: Degraded,
         action: Action::Cdi,
         about: "checks the CDI file, which is written each time a GPU becomes ready",
+        hint: "is /run full? the driver's capabilities below /proc/driver/nvidia/capabilities",
     },
     UnitSpec {
         name: "cgroup2",
@@ -185,6 +242,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Cgroup2,
         about: "enables all controllers for the cgroups of containers",
+        hint: "boot with cgroup_no_v1=all; does the kernel have cgroup v2?",
     },
     UnitSpec {
         name: "sysctl",
@@ -195,6 +253,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Sysctl,
         about: "writes kernel settings",
+        hint: "a write to /proc/sys hangs: look in the kernel log",
     },
     UnitSpec {
         name: "loopback",
@@ -205,6 +264,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::Loopback,
         about: "brings lo up",
+        hint: "netlink does not answer: look in the kernel log",
     },
     UnitSpec {
         name: "mounts-later",
@@ -214,18 +274,52 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         deadline: seconds(10),
         severity: Optional,
         action: Action::LaterMounts,
-        about: "mounts securityfs, bpf, mqueue and hugetlbfs where the kernel has them",
+        about: "mounts securityfs, bpf, mqueue and hugetlbfs where the kernel has them, and scratch space where the image \
+                has folders for it",
+        hint: "look in the kernel log for the file system that hangs",
+    },
+    UnitSpec {
+        name: "root",
+        per: None,
+        needs: &["mounts"],
+        // They may have to make what they mount on.
+        after: &["cmdline", "agent", "mounts-later"],
+        deadline: seconds(5),
+        severity: Degraded,
+        action: Action::CloseRoot,
+        about: "makes the root file system read-only; firstlight.root",
+        hint: "a change of the root's mount hangs: look in the kernel log",
     },
     UnitSpec {
         name: "lockdown",
         per: None,
         needs: &["mounts"],
-        after: &["cmdline", "vsock", "modules", "modules-nvidia", "agent"],
+        // The kernel's own lockdown is in securityfs.
+        after: &["cmdline", "vsock", "modules", "modules-nvidia", "agent", "mounts-later"],
         deadline: seconds(5),
         severity: Degraded,
         action: Action::Lockdown,
-        about: "locks module loading, kexec, BPF and kernel addresses; firstlight.lockdown",
+        about: "locks module loading, kexec, BPF and kernel addresses, and the kernel against root; firstlight.lockdown, \
+                firstlight.kernel-lockdown",
+        hint: "a write to /proc/sys or securityfs hangs: look in the kernel log",
     },
+    UnitSpec {
+        name: "syslog",
+        per: None,
+        needs: &["mounts"],
+        after: &["cmdline", "agent"],
+        deadline: seconds(5),
+        severity: Degraded,
+        action: Action::DevLog,
+        about: "makes /dev/log, to which daemons write by syslog(3)",
+        hint: "PID 1 itself is held up: look in the kernel log",
+    },
+    daemon(0),
+    daemon(1),
+    daemon(2),
+    daemon(3),
+    daemon(4),
+    daemon(5),
     UnitSpec {
         name: "boot-done",
         per: None,
@@ -235,6 +329,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::BootDone,
         about: "says that everything else has ended",
+        hint: "the guest has no processor time",
     },
 ];
 
@@ -262,8 +357,24 @@ mod tests {
             next += 1;
             seen.extend(graph.nodes()[unit].needs.iter().chain(&graph.nodes()[unit].after));
         }
-        for name in ["pci-scan", "mode", "modules-nvidia", "nodes", "gpu-attach", "cdi"] {
+        for name in ["pci-scan", "mode", "modules-nvidia", "nodes", "gpu-attach", "gpu-settings", "cdi"] {
             assert!(!seen.contains(&at(name)), "the agent waits for {name}");
+        }
+    }
+
+    #[test]
+    fn each_daemon_is_a_unit() {
+        let daemons = PLAN.iter().filter(|unit| matches!(unit.action, Action::Daemon(_)));
+        assert_eq!(daemons.count(), DAEMONS.len());
+    }
+
+    #[test]
+    fn daemons_find_their_log() {
+        let graph = check(PLAN).unwrap();
+        let log = graph.nodes().iter().position(|node| node.name == "syslog").unwrap();
+        for (unit, node) in PLAN.iter().zip(graph.nodes()) {
+            let is_daemon = matches!(unit.action, Action::Daemon(_));
+            assert!(!is_daemon || node.after.contains(&log), "{}", unit.name);
         }
     }
 
@@ -271,7 +382,7 @@ mod tests {
     fn modules_are_locked_after_every_unit_that_loads_some() {
         let graph = check(PLAN).unwrap();
         let at = |name: &str| graph.nodes().iter().position(|node| node.name == name).unwrap();
-        for name in ["vsock", "modules", "modules-nvidia"] {
+        for name in ["vsock", "modules", "modules-nvidia", "mounts-later"] {
             assert!(graph.nodes()[at("lockdown")].after.contains(&at(name)), "{name}");
         }
     }

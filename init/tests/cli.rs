@@ -29,6 +29,8 @@ fn it_prints_its_plan_and_its_parameters() {
     assert!(plan.starts_with("| unit | needs |") && plan.contains("| gpu-attach[PCI] | nodes | pci-scan |"), "{plan}");
     let params = text(&run(&["--print-params"]).stdout);
     assert!(params.contains("| `firstlight.attach-deadline` |"), "{params}");
+    let daemons = text(&run(&["--print-daemons"]).stdout);
+    assert!(daemons.contains("| fabricmanager | modes with a fabric |"), "{daemons}");
     assert!(text(&run(&["--version"]).stdout).starts_with("firstlight-init "));
     assert!(text(&run(&["--help"]).stdout).contains("--print-plan"));
 }

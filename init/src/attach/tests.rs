@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn begun(policy: Policy, gpus: usize) -> (Group, Vec<Effect>) {
-    let mut group = Group::new(policy, 100, gpus);
+    let mut group = Group::new(policy, Limits { silence_us: 100, whole_us: 1000 }, gpus);
     let effects = (0..gpus).flat_map(|gpu| group.step(0, Event::Begin(gpu))).collect();
     (group, effects)
 }
@@ -11,13 +11,59 @@ fn begun(policy: Policy, gpus: usize) -> (Group, Vec<Effect>) {
 const READY: fn(usize) -> Effect = |gpu| Effect::Ready { gpu, late: false };
 const FAILED: fn(usize) -> Effect = |gpu| Effect::Failed { gpu, late: false };
 
+fn silent(gpu: usize, late: bool) -> Effect {
+    Effect::TimedOut { gpu, late, overdue: Overdue::Silent }
+}
+
+#[test]
+fn a_sign_of_work_moves_the_deadline_but_not_the_limit() {
+    let (mut group, _) = begun(Policy::Parallel, 2);
+    assert_eq!(group.silent(99).count(), 0);
+    assert_eq!(group.silent(100).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(group.step(100, Event::Progress(0)), []);
+    assert_eq!(group.step(100, Event::Clock), [silent(1, false)]);
+    for now in (200..1000).step_by(100) {
+        assert_eq!(group.next_deadline(), Some(now));
+        group.step(now, Event::Progress(0));
+        assert_eq!(group.step(now, Event::Clock), []);
+    }
+    assert_eq!(group.silent(1000).count(), 0, "a sign would not help");
+    group.step(1000, Event::Progress(0));
+    let overdue = Overdue::TooLong;
+    assert_eq!(group.step(1000, Event::Clock), [Effect::TimedOut { gpu: 0, late: false, overdue }]);
+    assert_eq!(group.step(2000, Event::Attached(0)), [Effect::Ready { gpu: 0, late: true }]);
+}
+
+#[test]
+fn an_answer_for_one_gpu_is_a_sign_for_all() {
+    let (mut group, _) = begun(Policy::Parallel, 3);
+    group.step(90, Event::Attached(1));
+    assert_eq!(group.next_deadline(), Some(190));
+    group.step(180, Event::Failed(2));
+    assert_eq!(group.step(200, Event::Clock), []);
+    assert_eq!(group.step(280, Event::Clock), [silent(0, false)]);
+}
+
+#[test]
+fn a_gpu_that_is_plugged_in_begins_anew() {
+    let (mut group, _) = begun(Policy::Auto, 1);
+    assert!(!group.renew(0), "one in the driver stays there");
+    assert_eq!(group.step(1, Event::Attached(0)), [READY(0)]);
+    assert!(group.renew(0));
+    assert_eq!(group.step(2, Event::Begin(0)), [Effect::Start(0)]);
+    assert_eq!(group.step(2, Event::Abandoned(0)), [], "it is nobody's");
+    assert!(group.renew(0) && group.renew(1));
+    assert_eq!(group.step(3, Event::Begin(1)), [Effect::Start(1)]);
+    assert_eq!((group.attempts(0), group.attempts(1), group.attempts(2)), (0, 1, 0));
+}
+
 #[test]
 fn parallel_starts_all_and_tries_once() {
     let (mut group, effects) = begun(Policy::Parallel, 3);
     assert_eq!(effects, [Effect::Start(0), Effect::Start(1), Effect::Start(2)]);
     assert_eq!(group.step(1, Event::Failed(1)), [FAILED(1)]);
     assert_eq!(group.step(2, Event::Attached(0)), [READY(0)]);
-    assert_eq!(group.next_deadline(), Some(100));
+    assert_eq!(group.next_deadline(), Some(102));
 }
 
 #[test]
@@ -25,7 +71,7 @@ fn serial_starts_the_next_when_one_ends_or_hangs() {
     let (mut group, effects) = begun(Policy::Serial, 3);
     assert_eq!(effects, [Effect::Start(0)]);
     assert_eq!(group.step(5, Event::Failed(0)), [FAILED(0), Effect::Start(1)]);
-    assert_eq!(group.step(105, Event::Clock), [Effect::TimedOut { gpu: 1, late: false }, Effect::Start(2)]);
+    assert_eq!(group.step(105, Event::Clock), [silent(1, false), Effect::Start(2)]);
     assert_eq!(group.step(110, Event::Attached(1)), [Effect::Ready { gpu: 1, late: true }]);
     assert_eq!(group.step(120, Event::Attached(2)), [READY(2)]);
     assert_eq!(group.next_deadline(), None);
@@ -46,11 +92,11 @@ fn auto_tries_failed_ones_again_one_at_a_time_when_no_first_attempt_is_left() {
 fn one_that_hangs_is_not_tried_again_unless_it_fails_later() {
     let (mut group, _) = begun(Policy::Auto, 2);
     assert_eq!(group.step(50, Event::Failed(0)), [Effect::Retry(0)]);
-    let effects = group.step(100, Event::Clock);
-    assert_eq!(effects, [Effect::TimedOut { gpu: 1, late: false }, Effect::Start(0)], "a hung one holds nobody up");
-    assert_eq!(group.step(101, Event::Attached(0)), [READY(0)]);
+    let effects = group.step(150, Event::Clock);
+    assert_eq!(effects, [silent(1, false), Effect::Start(0)], "a hung one holds nobody up");
+    assert_eq!(group.step(151, Event::Attached(0)), [READY(0)]);
     assert_eq!(group.step(500, Event::Failed(1)), [Effect::Retry(1), Effect::Start(1)]);
-    assert_eq!(group.step(600, Event::Clock), [Effect::TimedOut { gpu: 1, late: true }]);
+    assert_eq!(group.step(600, Event::Clock), [silent(1, true)]);
     assert_eq!(group.step(700, Event::Failed(1)), [Effect::Failed { gpu: 1, late: true }]);
 }
 
@@ -79,7 +125,7 @@ proptest! {
     fn every_gpu_gets_its_verdict(
         policy in prop::sample::select(vec![Policy::Parallel, Policy::Serial, Policy::Auto]),
         gpus in 1usize..6,
-        answers in prop::collection::vec((any::<u8>(), 0u8..4), 0..60),
+        answers in prop::collection::vec((any::<u8>(), 0u8..5), 0..60),
     ) {
         let (mut group, effects) = begun(policy, gpus);
         let (mut flight, mut hung) = (vec![0u32; gpus], vec![false; gpus]);
@@ -92,7 +138,7 @@ proptest! {
                 match effect {
                     Effect::Start(gpu) => flight[gpu] += 1,
                     Effect::Retry(_) => {}
-                    Effect::TimedOut { gpu, late } => {
+                    Effect::TimedOut { gpu, late, .. } => {
                         hung[gpu] = true;
                         verdicts[gpu] += u32::from(!late);
                     }
@@ -115,6 +161,7 @@ proptest! {
                 0 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Attached(gpu)) }
                 1 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Failed(gpu)) }
                 2 => { now += 100; group.step(now, Event::Clock) }
+                3 => group.step(now, Event::Progress(gpu)),
                 _ => group.step(now, Event::Clock),
             };
         }

@@ -3,7 +3,15 @@ use proptest::prelude::*;
 use super::*;
 
 fn node(name: &str, needs: &[usize], after: &[usize], severity: Severity) -> Node {
-    Node { name: name.into(), per: None, needs: needs.into(), after: after.into(), deadline_us: Some(100), severity }
+    Node {
+        name: name.into(),
+        per: None,
+        needs: needs.into(),
+        after: after.into(),
+        deadline_us: Some(100),
+        severity,
+        hint: "look there",
+    }
 }
 
 fn executor(nodes: Vec<Node>) -> Executor {

@@ -2,9 +2,9 @@
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
-use super::Supervisor;
+use super::{REAP_TURN, Supervisor};
 use crate::agent;
-use crate::clock::{ms, now_us};
+use crate::clock::{Moment, ms, now_us};
 use crate::control::Server;
 use crate::executor::{End, Event};
 use crate::params::AgentRestart;
@@ -22,6 +22,8 @@ pub(super) struct Agent {
     start_us: u64,
     /// When the first one listened, as it says itself, µs. We hear of it later.
     pub(super) listening_us: Option<u64>,
+    /// When the first one had been executed.
+    pub(super) executed: Option<Moment>,
     /// When the next one is to be started, µs.
     pub(super) restart_at: Option<u64>,
     restarts: Restarts,
@@ -46,6 +48,8 @@ impl Supervisor {
         let now = now_us();
         self.agent.pid = Some(agent::start()?);
         self.agent.start_us = now;
+        // It has been executed when its start returns.
+        self.agent.executed.get_or_insert_with(Moment::now);
         Ok(())
     }
 
@@ -65,15 +69,25 @@ impl Supervisor {
         self.open_log();
     }
 
-    /// Takes every child that has ended.
+    /// Reaps a turn's worth of processes: others wait for theirs while
+    /// thousands end that nobody has waited for.
     pub(super) fn reap(&mut self) {
-        loop {
+        self.more_ended = true;
+        for _ in 0..REAP_TURN {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if self.agent.pid == Some(pid) => self.agent_ended(status),
-                Ok(Some(_)) => {}
-                Ok(None) => return,
+                Ok(Some((pid, status))) => {
+                    if !self.settings_process_ended(pid, status) && !self.daemons.process_ended(pid, status) {
+                        self.orphans += 1;
+                    }
+                }
+                Ok(None) => {
+                    self.more_ended = false;
+                    return;
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => {
+                    self.more_ended = false;
                     self.step_shutdown(shutdown::Event::ChildrenGone);
                     return;
                 }

@@ -5,7 +5,7 @@ use firstlight_control::{FromInit, ToInit};
 use super::{Message, STACK, Supervisor};
 use crate::actions;
 use crate::clock::now_us;
-use crate::control::ClientId;
+use crate::control::{ClientId, Server};
 use crate::record::cut;
 use crate::shutdown::Goal;
 
@@ -25,6 +25,12 @@ impl Supervisor {
                 if let Some(server) = &mut self.server {
                     server.subscribe(client);
                     server.send(client, &now);
+                }
+                self.tell_daemons(client);
+            }
+            ToInit::SubscribeLog => {
+                if let Some(server) = &mut self.server {
+                    server.subscribe_log(client);
                 }
             }
             ToInit::Listening { at_us } => self.agent_listens(at_us.min(now_us())),
@@ -48,16 +54,18 @@ impl Supervisor {
     fn load_module(&mut self, client: ClientId, name: String, parameters: String) {
         let (inputs, outbox, asked) = (self.inputs(), self.outbox.clone(), name.clone());
         let spawned = std::thread::Builder::new().name("load-module".to_owned()).stack_size(STACK).spawn(move || {
-            let error = actions::load_asked(&inputs, &asked, &parameters).err();
-            outbox.send(Message::Module(client, asked, error));
+            let result = actions::load_asked(&inputs, &asked, &parameters);
+            outbox.send(Message::Module(client, asked, result));
         });
         if let Err(error) = spawned {
-            self.module_loaded(client, name, Some(format!("cannot start a thread: {error}; is memory short?")));
+            self.module_loaded(client, name, Err(format!("cannot start a thread: {error}; is memory short?")));
         }
     }
 
-    pub(super) fn module_loaded(&mut self, client: ClientId, name: String, error: Option<String>) {
-        self.recorder.event(now_us(), "module-asked", &cut(name.clone()), &cut(error.clone().unwrap_or_default()));
+    pub(super) fn module_loaded(&mut self, client: ClientId, name: String, result: Result<String, String>) {
+        let detail = result.as_ref().unwrap_or_else(|error| error).clone();
+        self.recorder.event(now_us(), "module-asked", &cut(name.clone()), &cut(detail));
+        let error = result.err();
         if let Some(server) = &mut self.server {
             server.send(client, &FromInit::Module { name, error });
         }
@@ -67,8 +75,17 @@ impl Supervisor {
         FromInit::Gpus { scanned: self.scanned, gpus: self.recorder.record().gpus.clone() }
     }
 
-    /// Tells all subscribers how the GPUs stand.
+    /// Has all subscribers told how the GPUs stand, at the end of this turn of
+    /// the loop: eight that become ready at once are one piece of news.
     pub(super) fn publish_gpus(&mut self) {
+        self.gpu_news = true;
+    }
+
+    /// Tells them.
+    pub(super) fn tell_gpus(&mut self) {
+        if !std::mem::take(&mut self.gpu_news) || !self.server.as_ref().is_some_and(Server::has_subscribers) {
+            return;
+        }
         let message = self.gpu_message();
         if let Some(server) = &mut self.server {
             server.publish(&message);

@@ -4,15 +4,17 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use firstlight_boot_record::{Gpu, GpuPhase, Outcome};
-use firstlight_pci::{Address, Kind};
+use firstlight_pci::{Address, Function, Kind};
 
 use super::{Message, Outbox, STACK, Supervisor};
-use crate::attach::{Effect, Event, Group};
+use crate::attach::{Effect, Event, Group, Limits, Overdue, Policy};
 use crate::cdi::{self, ReadyGpu};
-use crate::clock::{ms, now_us};
+use crate::clock::{ms, now_us, thread_us};
 use crate::executor::{self, End};
+use crate::interrupts;
 use crate::nodes::Minor;
 use crate::open::{self, Answer, Refusal};
+use crate::plugged::Standing;
 use crate::units::{Action, PLAN};
 
 /// A duration as the clock counts.
@@ -20,21 +22,64 @@ pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// The step of a GPU that waits for its settings.
+pub(super) const SETTINGS: &str = "settings";
+
 /// One GPU.
 #[derive(Debug)]
-struct Entry {
-    row: Gpu,
+pub(super) struct Entry {
+    pub(super) row: Gpu,
+    /// The unit that attaches it; none for one that was plugged in.
     unit: Option<usize>,
-    minor: Result<u32, String>,
+    pub(super) minor: Result<u32, String>,
+    pub(super) standing: Standing,
+    /// For one that was plugged in: when the driver is to have taken it, µs.
+    pub(super) bind_by: Option<u64>,
+    /// For one that was plugged in: its attach is to begin.
+    pub(super) begin: bool,
     attempt_us: u64,
+    /// Interrupts of this attempt, when they were looked at.
+    interrupts: u64,
     refusal: Option<Refusal>,
-    held: Option<OwnedFd>,
+    pub(super) held: Option<OwnedFd>,
 }
 
-/// All GPUs of this guest, in PCI order.
+impl Entry {
+    /// One that nothing has been done with.
+    pub(super) fn found(index: u32, pci: Address, device: u16) -> Self {
+        let row = Gpu {
+            pci,
+            index,
+            device_id: device,
+            minor: None,
+            phase: GpuPhase::Found,
+            step: "found".to_owned(),
+            attempts: 0,
+            start_us: None,
+            end_us: None,
+            attach_us: None,
+            driver: None,
+            detail: String::new(),
+        };
+        Self {
+            row,
+            unit: None,
+            minor: Err("the driver's nodes were not made".to_owned()),
+            standing: Standing::Driven,
+            bind_by: None,
+            begin: false,
+            attempt_us: 0,
+            interrupts: 0,
+            refusal: None,
+            held: None,
+        }
+    }
+}
+
+/// All GPUs of this guest: those of the boot in PCI order, then those that were plugged in as they came.
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
     group: Option<Group>,
 }
 
@@ -43,12 +88,23 @@ impl Gpus {
         self.entries.iter().map(|entry| entry.row.pci).collect()
     }
 
+    /// One GPU's row, by its place.
+    pub(super) fn row(&self, gpu: usize) -> Option<&Gpu> {
+        self.entries.get(gpu).map(|entry| &entry.row)
+    }
+
+    /// Index and address of each.
+    pub(super) fn places(&self) -> Vec<(u32, Address)> {
+        self.entries.iter().map(|entry| (entry.row.index, entry.row.pci)).collect()
+    }
+
     pub(super) fn ready(&self) -> impl Iterator<Item = &Gpu> {
         self.entries.iter().map(|entry| &entry.row).filter(|row| row.phase == GpuPhase::Ready)
     }
 
     pub(super) fn next_deadline(&self) -> Option<u64> {
-        self.group.as_ref().and_then(Group::next_deadline)
+        let attach = self.group.as_ref().and_then(Group::next_deadline);
+        attach.into_iter().chain(self.entries.iter().filter_map(|entry| entry.bind_by)).min()
     }
 
     pub(super) fn take_minors(&mut self, minors: Vec<Minor>) {
@@ -61,8 +117,8 @@ impl Gpus {
     }
 
     /// Gives up all descriptors: the GPUs are no longer held.
-    pub(super) fn take_held(&mut self) -> Vec<OwnedFd> {
-        self.entries.iter_mut().filter_map(|entry| entry.held.take()).collect()
+    pub(super) fn take_held(&mut self) -> Vec<(Address, OwnedFd)> {
+        self.entries.iter_mut().filter_map(|entry| Some((entry.row.pci, entry.held.take()?))).collect()
     }
 }
 
@@ -70,39 +126,25 @@ impl Supervisor {
     /// Makes a GPU of every function that is one, and instances of the unit that attaches it.
     pub(super) fn gpus_found(&mut self, scan: usize) {
         let functions = self.functions.iter().filter(|function| function.kind() == Some(Kind::Gpu));
-        let mut rows = Vec::new();
-        for (index, function) in functions.enumerate() {
-            rows.push(Gpu {
-                pci: function.address,
-                index: u32::try_from(index).unwrap_or(u32::MAX),
-                device_id: function.device,
-                minor: None,
-                phase: GpuPhase::Found,
-                step: "found".to_owned(),
-                attempts: 0,
-                start_us: None,
-                end_us: None,
-                attach_us: None,
-                driver: None,
-                detail: String::new(),
-            });
-        }
-        let objects = rows.iter().map(|row| row.pci.to_string()).collect();
+        let found = |(index, function): (usize, &Function)| {
+            Entry::found(u32::try_from(index).unwrap_or(u32::MAX), function.address, function.device)
+        };
+        let entries: Vec<Entry> = functions.enumerate().map(found).collect();
+        let objects = entries.iter().map(|entry| entry.row.pci.to_string()).collect();
         let template = PLAN.iter().position(|unit| unit.action == Action::GpuAttach);
         if let Some(template) = template {
             self.feed(executor::Event::Expanded(template, objects));
         }
         let units: Vec<(usize, String)> =
             self.executor.slots().iter().enumerate().map(|(unit, slot)| (unit, slot.node.name.clone())).collect();
-        for row in rows {
-            let name = format!("gpu-attach[{}]", row.pci);
-            let unit = units.iter().find(|(_, known)| *known == name).map(|(unit, _)| *unit);
-            self.recorder.gpu(row.clone());
-            if let Some(unit) = unit {
+        for mut entry in entries {
+            let name = format!("gpu-attach[{}]", entry.row.pci);
+            entry.unit = units.iter().find(|(_, known)| *known == name).map(|(unit, _)| *unit);
+            self.recorder.gpu(entry.row.clone());
+            if let Some(unit) = entry.unit {
                 self.write_unit(unit);
             }
-            let minor = Err("the driver's nodes were not made".to_owned());
-            self.gpus.entries.push(Entry { row, unit, minor, attempt_us: 0, refusal: None, held: None });
+            self.gpus.entries.push(entry);
         }
         debug_assert!(self.action(scan) == Some(Action::PciScan));
     }
@@ -116,9 +158,11 @@ impl Supervisor {
     /// A GPU's unit may start.
     pub(super) fn start_gpu_unit(&mut self, unit: usize) {
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.unit == Some(unit)) else { return };
-        let (policy, limit) = (self.params.attach.resolve(false), micros(self.params.attach_deadline));
-        let count = self.gpus.entries.len();
-        let group = self.gpus.group.get_or_insert_with(|| Group::new(policy, limit, count));
+        if let Some(decision) = self.decision.as_ref().filter(|decision| !decision.attach) {
+            let why = format!("mode {}: {}", decision.mode.name, decision.mode.reason);
+            self.feed(executor::Event::Ended(unit, End::NotNeeded(why)));
+            return;
+        }
         if let Err(text) = &self.gpus.entries[gpu].minor {
             let text = text.clone();
             self.read_whole_log();
@@ -132,8 +176,29 @@ impl Supervisor {
             self.settle(gpu, End::Failed);
             return;
         }
-        let effects = group.step(now_us(), Event::Begin(gpu));
-        self.follow(effects);
+        self.make_group();
+        self.step_group(Event::Begin(gpu));
+    }
+
+    fn make_group(&mut self) {
+        let policy = self.attach_policy();
+        let (silence_us, whole_us) = (micros(self.params.attach_deadline), micros(self.params.attach_limit));
+        let count = self.gpus.entries.len();
+        self.gpus.group.get_or_insert_with(|| Group::new(policy, Limits { silence_us, whole_us }, count));
+    }
+
+    /// Begins with a GPU that was plugged in. If another one at its place is
+    /// still in the driver, that one's end comes first.
+    pub(super) fn begin_plugged(&mut self, gpu: usize) {
+        if !self.gpus.entries.get(gpu).is_some_and(|entry| entry.begin) {
+            return;
+        }
+        self.make_group();
+        let free = self.gpus.group.as_mut().is_some_and(|group| group.renew(gpu));
+        if free {
+            self.gpus.entries[gpu].begin = false;
+            self.step_group(Event::Begin(gpu));
+        }
     }
 
     /// A unit that was skipped leaves a GPU that nobody will attach.
@@ -144,7 +209,7 @@ impl Supervisor {
         let cause = slot.cause.map(|cause| self.name(cause)).unwrap_or_default();
         let step = match cause.as_str() {
             // With no driver needed, the mode is what decided.
-            "modules-nvidia" if slot.not_needed => "mode",
+            "" | "modules-nvidia" if slot.not_needed => "mode",
             "modules-nvidia" => "module",
             other => other,
         };
@@ -162,8 +227,22 @@ impl Supervisor {
         self.change(gpu, |row| open::WAIT.clone_into(&mut row.step));
     }
 
+    /// What an attempt has cost; that of a GPU which was plugged in is in no row.
+    pub(super) fn gpu_worked(&mut self, gpu: usize, processor_us: u64) {
+        if let Some(unit) = self.gpus.entries.get(gpu).and_then(|entry| entry.unit) {
+            self.worked(unit, processor_us);
+        }
+    }
+
     pub(super) fn gpu_answered(&mut self, gpu: usize, answer: Answer) {
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
+        if entry.standing != Standing::Driven || entry.begin {
+            // It has been taken out in the middle; its row says so already.
+            drop(answer);
+            self.step_group(Event::Abandoned(gpu));
+            self.begin_plugged(gpu);
+            return;
+        }
         let event = match answer {
             Answer::Attached(held, code) => {
                 entry.held = Some(held);
@@ -179,10 +258,27 @@ impl Supervisor {
         self.step_group(event);
     }
 
+    /// Looks for a sign of work before a GPU is given up for want of one.
     pub(super) fn watch_gpus(&mut self, now: u64) {
-        if self.gpus.next_deadline().is_some_and(|at| at <= now) {
-            self.step_group(Event::Clock);
+        if self.gpus.next_deadline().is_none_or(|at| at > now) {
+            return;
         }
+        self.watch_plugged(now);
+        let silent: Vec<usize> = self.gpus.group.iter().flat_map(|group| group.silent(now)).collect();
+        for gpu in silent {
+            let Some(entry) = self.gpus.entries.get_mut(gpu) else { continue };
+            let count = interrupts::of(&self.root, entry.row.pci).unwrap_or_default();
+            if count > entry.interrupts {
+                entry.interrupts = count;
+                self.step_group(Event::Progress(gpu));
+            }
+        }
+        self.step_group(Event::Clock);
+    }
+
+    fn attach_policy(&self) -> Policy {
+        let confidential = self.decision.as_ref().is_some_and(|decision| decision.confidential.is_some());
+        self.params.attach.resolve(confidential)
     }
 
     fn step_group(&mut self, event: Event) {
@@ -197,7 +293,7 @@ impl Supervisor {
                 Effect::Retry(gpu) => self.refused(gpu, None),
                 Effect::Ready { gpu, late } => self.attached(gpu, late),
                 Effect::Failed { gpu, late } => self.refused(gpu, Some(late)),
-                Effect::TimedOut { gpu, late } => self.timed_out(gpu, late),
+                Effect::TimedOut { gpu, late, overdue } => self.timed_out(gpu, late, overdue),
             }
         }
     }
@@ -207,6 +303,7 @@ impl Supervisor {
         let attempts = self.gpus.group.as_ref().map_or(0, |group| group.attempts(gpu));
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
         entry.attempt_us = now;
+        entry.interrupts = 0;
         let (pci, minor) = (entry.row.pci, entry.minor.clone().unwrap_or_default());
         self.change(gpu, |row| {
             row.phase = GpuPhase::Attaching;
@@ -219,42 +316,83 @@ impl Supervisor {
         let thread = std::thread::Builder::new().name(format!("attach-{pci}")).stack_size(STACK);
         if let Err(error) = thread.spawn(move || attach(gpu, &node, &outbox)) {
             let reason = format!("cannot start a thread: {error}; is memory short?");
-            self.outbox.send(Message::Attach(gpu, Answer::Failed(Refusal { step: open::OPEN, reason, code: None })));
+            let answer = Answer::Failed(Refusal { step: open::OPEN, reason, code: None });
+            self.outbox.send(Message::Attach(gpu, answer, 0));
         }
     }
 
-    /// The CDI file has the GPU before anybody is told that it is ready.
-    fn attached(&mut self, gpu: usize, late: bool) {
-        let now = now_us();
+    /// Writes the CDI file of all that are ready.
+    pub(super) fn write_cdi(&self) -> Result<(), String> {
+        self.publish_cdi(None)
+    }
+
+    fn publish_cdi(&self, further: Option<usize>) -> Result<(), String> {
         let mut ready: Vec<ReadyGpu> = Vec::new();
         for (at, entry) in self.gpus.entries.iter().enumerate() {
-            if (at == gpu || entry.row.phase == GpuPhase::Ready)
+            if (further == Some(at) || entry.row.phase == GpuPhase::Ready)
                 && let Ok(minor) = entry.minor
             {
                 ready.push(ReadyGpu { index: entry.row.index, pci: entry.row.pci, minor });
             }
         }
-        let written = cdi::publish(&self.root, &ready);
-        let detail = written.as_ref().err().map(|error| self.sentence(gpu, "cdi", &error.to_string()));
+        cdi::publish(&self.root, &ready).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// The driver has it. What is asked of it is set before anybody is told.
+    fn attached(&mut self, gpu: usize, late: bool) {
+        let now = now_us();
+        self.change(gpu, |row| row.attach_us = row.start_us.map(|start| now.saturating_sub(start)));
+        let first = self.settings_come_first(gpu);
+        if first {
+            self.change(gpu, |row| {
+                row.phase = GpuPhase::Attaching;
+                SETTINGS.clone_into(&mut row.step);
+                row.end_us = None;
+                row.detail.clear();
+            });
+            self.wait_for_settings(gpu);
+        } else {
+            self.serve(gpu);
+        }
+        if late {
+            let pci = self.gpus.entries[gpu].row.pci.to_string();
+            self.recorder.event(now, "gpu-late", &pci, "it attached after it had been given up, and is served now");
+        } else if self.gpus.entries[gpu].row.phase == GpuPhase::Failed {
+            self.settle(gpu, End::Failed);
+        } else {
+            let took = ms(self.gpus.entries[gpu].row.attach_us.unwrap_or_default());
+            let attempts = self.gpus.entries[gpu].row.attempts;
+            let tries = if attempts > 1 { format!(", attempt {attempts}") } else { String::new() };
+            let state = if first { "attached" } else { "ready" };
+            self.settle_with(gpu, End::Ok(format!("{state} after {took} ms{tries}")));
+        }
+    }
+
+    /// A GPU that is not divided as asked is given to nobody: who wants a part
+    /// finds none, and who wants less than all of it must not get all.
+    pub(super) fn refuse_undivided(&mut self, gpu: usize, why: &str) {
+        let Some(entry) = self.gpus.entries.get(gpu) else { return };
+        let detail = format!("{}: not divided as firstlight.mig asks, and so not served: {why}", entry.row.pci);
+        self.change(gpu, |row| {
+            row.phase = GpuPhase::Failed;
+            "mig".clone_into(&mut row.step);
+            row.end_us = Some(now_us());
+            row.detail = detail;
+        });
+    }
+
+    /// The CDI file has the GPU before anybody is told that it is ready.
+    pub(super) fn serve(&mut self, gpu: usize) {
+        let now = now_us();
+        let written = self.publish_cdi(Some(gpu));
+        let detail = written.as_ref().err().map(|text| self.sentence(gpu, "cdi", text));
         let good = written.is_ok();
         self.change(gpu, |row| {
             row.end_us = Some(now);
-            row.attach_us = row.start_us.map(|start| now.saturating_sub(start));
             row.phase = if good { GpuPhase::Ready } else { GpuPhase::Failed };
             row.step = if good { "ready" } else { "cdi" }.to_owned();
             row.detail = detail.unwrap_or_default();
         });
-        if late {
-            let pci = self.gpus.entries[gpu].row.pci.to_string();
-            self.recorder.event(now, "gpu-late", &pci, "it attached after it had been given up, and is served now");
-        } else if good {
-            let took = ms(self.gpus.entries[gpu].row.attach_us.unwrap_or_default());
-            let attempts = self.gpus.entries[gpu].row.attempts;
-            let tries = if attempts > 1 { format!(", attempt {attempts}") } else { String::new() };
-            self.settle_with(gpu, End::Ok(format!("ready after {took} ms{tries}")));
-        } else {
-            self.settle(gpu, End::Failed);
-        }
     }
 
     /// An attempt failed; `verdict` is `None` while there will be another one.
@@ -278,12 +416,26 @@ impl Supervisor {
         }
     }
 
-    fn timed_out(&mut self, gpu: usize, late: bool) {
+    fn timed_out(&mut self, gpu: usize, late: bool, overdue: Overdue) {
         self.read_whole_log();
         let Some(entry) = self.gpus.entries.get(gpu) else { return };
         let step = entry.row.step.clone();
-        let limit = self.params.attach_deadline;
-        let reason = format!("no answer before the deadline of {limit:?}; the attach goes on, watched");
+        let seen = match entry.interrupts {
+            0 => "the GPU has not interrupted once".to_owned(),
+            count => format!("the GPU has interrupted {count} times"),
+        };
+        let reason = match overdue {
+            Overdue::Silent => {
+                let limit = self.params.attach_deadline;
+                format!(
+                    "no answer before the deadline, and nothing has moved for {limit:?} ({seen}); the attach goes on, watched"
+                )
+            }
+            Overdue::TooLong => {
+                let limit = self.params.attach_limit;
+                format!("no answer before the limit of {limit:?} ({seen}); the attach goes on, watched")
+            }
+        };
         let detail = self.sentence(gpu, &step, &reason);
         self.change(gpu, |row| {
             row.phase = GpuPhase::TimedOut;
@@ -296,7 +448,7 @@ impl Supervisor {
     }
 
     /// Changes a GPU's row, in the record and for all who listen.
-    fn change(&mut self, gpu: usize, change: impl FnOnce(&mut Gpu)) {
+    pub(super) fn change(&mut self, gpu: usize, change: impl FnOnce(&mut Gpu)) {
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
         let before = entry.row.phase;
         change(&mut entry.row);
@@ -322,9 +474,9 @@ impl Supervisor {
     }
 
     /// What a user reads about a GPU that is not there.
-    fn sentence(&self, gpu: usize, step: &str, reason: &str) -> String {
+    pub(super) fn sentence(&self, gpu: usize, step: &str, reason: &str) -> String {
         let Some(entry) = self.gpus.entries.get(gpu) else { return reason.to_owned() };
-        let policy = self.params.attach.resolve(false);
+        let policy = self.attach_policy();
         let after = match entry.row.start_us {
             Some(_) => format!(" after {} ms", ms(now_us().saturating_sub(entry.attempt_us))),
             None => String::new(),
@@ -333,20 +485,24 @@ impl Supervisor {
             0 => String::new(),
             number => format!(" (attempt {number} of {})", policy.attempts()),
         };
-        let words = match self.log.last_words(entry.row.pci) {
+        let words = match self.words.kernel.last_words(entry.row.pci) {
             Some(words) => format!("; driver's last words: {words:?}"),
             None => "; the driver said nothing about it".to_owned(),
         };
-        let advice = if policy == crate::attach::Policy::Serial { "" } else { "try firstlight.attach=serial or " };
-        format!(
-            "{}: attach failed in {step}{after}{attempt}: {reason}{words}; {advice}look at the host's vfio log",
-            entry.row.pci
-        )
+        let advice = match policy {
+            _ if ![open::OPEN, open::WAIT].contains(&step) => "",
+            Policy::Serial if self.decision.as_ref().is_some_and(|decision| decision.confidential.is_some()) => {
+                "; under confidential computing the host has to reset a GPU whose attach did not end well"
+            }
+            Policy::Serial => "; look at the host's vfio log",
+            _ => "; try firstlight.attach=serial or look at the host's vfio log",
+        };
+        format!("{}: attach failed in {step}{after}{attempt}: {reason}{words}{advice}", entry.row.pci)
     }
 }
 
 /// The body of an attach's thread.
 fn attach(gpu: usize, node: &std::path::Path, outbox: &Outbox) {
     let answer = open::attach(node, || outbox.send(Message::Opened(gpu)));
-    outbox.send(Message::Attach(gpu, answer));
+    outbox.send(Message::Attach(gpu, answer, thread_us()));
 }

@@ -5,10 +5,14 @@
 
 mod agent;
 mod clients;
+mod daemons;
 mod gpus;
+mod log;
+mod plug;
 mod power;
+mod settings;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,16 +23,16 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::nice;
 
 use crate::actions::{self, Inputs, Product, Report};
-use crate::clock::{ms, now_us};
+use crate::clock::{Moment, ms, now_us, process_us, thread_us};
 use crate::control::{ClientId, Server};
+use crate::daemons::table::DAEMONS;
 use crate::executor::{Effect, End, Event, Executor};
-use crate::kmsg::{Log, Reader};
 use crate::open::Answer;
 use crate::params::Params;
 use crate::plan::{PlanError, check};
+use crate::plugged::Look;
 use crate::record::{Recorder, unit_of};
 use crate::root::Root;
-use crate::shutdown::Shutdown;
 use crate::units::{Action, PLAN};
 
 /// Stack of a unit's thread. Address space, not memory: only what is touched counts.
@@ -37,22 +41,28 @@ const STACK: usize = 128 << 10;
 /// Niceness of units that nobody waits for.
 const NICE: i32 = 10;
 
-/// Records of the kernel log that are read before others have their turn.
-const LOG_TURN: usize = 64;
+/// Processes that are reaped before others have their turn.
+const REAP_TURN: usize = 256;
 
 /// What a thread tells the loop.
 #[derive(Debug)]
 enum Message {
-    /// A unit's action ended.
-    Unit(usize, Report),
+    /// A unit's action ended; its thread's processor time, µs.
+    Unit(usize, Report, u64),
     /// The node of a GPU is open, and the driver is at work.
     Opened(usize),
-    /// An attach ended.
-    Attach(usize, Answer),
-    /// A module that a client asked for is loaded, or why not.
-    Module(ClientId, String, Option<String>),
-    /// GPUs are let go and file systems written.
-    Released,
+    /// An attach ended; its thread's processor time, µs.
+    Attach(usize, Answer, u64),
+    /// A module that a client asked for is loaded, and how, or why not.
+    Module(ClientId, String, Result<String, String>),
+    /// What is on the bus now.
+    Looked(Result<Look, String>),
+    /// The driver is loaded for a GPU that was plugged in, or why not.
+    Driver(Result<String, String>),
+    /// The node of a GPU that was plugged in.
+    Node(firstlight_pci::Address, Result<u32, String>),
+    /// A thread of the way down has ended.
+    WayDown(crate::shutdown::Event),
 }
 
 /// How threads reach the loop.
@@ -82,15 +92,27 @@ pub struct Supervisor {
     inbox: Receiver<Message>,
     outbox: Outbox,
     server: Option<Server>,
-    kmsg: Option<Reader>,
-    log: Log,
+    words: log::Words,
     params: Arc<Params>,
     functions: Arc<Vec<firstlight_pci::Function>>,
     decision: Option<crate::mode::Decision>,
     scanned: bool,
     gpus: gpus::Gpus,
+    /// Whether subscribers are to be told how they stand.
+    gpu_news: bool,
+    plug: plug::Plug,
     agent: agent::Agent,
-    shutdown: Option<Shutdown>,
+    daemons: daemons::Daemons,
+    settings: settings::Settings,
+    shutdown: Option<power::WayDown>,
+    /// Processor time of the units that have ended, µs.
+    processor_us: BTreeMap<usize, u64>,
+    /// When this process began.
+    begin: Moment,
+    /// Whether processes have ended that are not reaped yet.
+    more_ended: bool,
+    /// How many processes have been reaped that nobody else waited for.
+    orphans: u64,
 }
 
 /// Why PID 1 cannot even begin.
@@ -109,7 +131,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// The plan makes no sense, or the kernel refuses the most basic things.
-    pub fn new(signals: SignalFd, start_us: u64) -> Result<Self, StartError> {
+    pub fn new(signals: SignalFd, begin: Moment) -> Result<Self, StartError> {
         let graph = check(PLAN)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| StartError::Descriptor("an eventfd", error.into()))?;
@@ -117,7 +139,7 @@ impl Supervisor {
         let root = Root::real();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         let executor = Executor::new(&graph);
-        let mut recorder = Recorder::new(&root, &release, start_us);
+        let mut recorder = Recorder::new(&root, &release, begin.at_us);
         for slot in executor.slots().iter().filter(|slot| !slot.is_template()) {
             recorder.unit(unit_of(slot, executor.slots(), false), None);
         }
@@ -131,15 +153,22 @@ impl Supervisor {
             inbox,
             outbox: Outbox { sender, bell: Arc::new(bell) },
             server: None,
-            kmsg: None,
-            log: Log::default(),
+            words: log::Words::default(),
             params: Arc::default(),
             functions: Arc::default(),
             decision: None,
             scanned: false,
             gpus: gpus::Gpus::default(),
+            gpu_news: false,
+            plug: plug::Plug::default(),
             agent: agent::Agent::default(),
+            daemons: daemons::Daemons::default(),
+            settings: settings::Settings::default(),
             shutdown: None,
+            processor_us: BTreeMap::new(),
+            begin,
+            more_ended: false,
+            orphans: 0,
         })
     }
 
@@ -148,13 +177,21 @@ impl Supervisor {
         self.feed(Event::Begin);
         loop {
             self.drain();
+            self.tell_gpus();
             self.wait();
             self.hear_signals();
+            if self.more_ended {
+                self.reap();
+            }
             while let Ok(message) = self.inbox.try_recv() {
                 self.hear(message);
             }
             self.hear_clients();
-            self.read_log();
+            self.turn_daemons();
+            self.turn_settings();
+            self.read_words();
+            self.check_drivers();
+            self.hear_uevents();
             self.watch_clock();
         }
     }
@@ -165,10 +202,14 @@ impl Supervisor {
             self.executor.next_deadline(),
             self.gpus.next_deadline(),
             self.agent.restart_at,
+            self.daemons.next_deadline(),
+            self.settings.next_deadline(),
             self.shutdown_deadline(),
+            self.words.next_deadline(),
             self.recorder.console_due(),
         ];
-        let timeout = deadlines.into_iter().flatten().min().map(|at| {
+        let more = self.more_ended.then_some(0);
+        let timeout = deadlines.into_iter().chain([more]).flatten().min().map(|at| {
             let left = at.saturating_sub(now_us());
             Timespec {
                 tv_sec: i64::try_from(left / 1_000_000).unwrap_or(i64::MAX),
@@ -180,8 +221,9 @@ impl Supervisor {
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.outbox.bell.as_fd(), PollFlags::IN),
         ];
-        if let Some(kmsg) = &self.kmsg {
-            fds.push(PollFd::from_borrowed_fd(kmsg.as_fd(), PollFlags::IN));
+        fds.extend(self.words.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        if let Some(plug) = self.plug.descriptor() {
+            fds.push(PollFd::from_borrowed_fd(plug, PollFlags::IN));
         }
         if let Some(server) = &self.server {
             for (fd, output) in server.descriptors() {
@@ -189,6 +231,8 @@ impl Supervisor {
                 fds.push(PollFd::from_borrowed_fd(fd, flags));
             }
         }
+        fds.extend(self.settings.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.daemons.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // Nothing can be done about a poll that fails; a signal ends it too.
         let _ = poll(&mut fds, timeout.as_ref());
         let mut count = [0; 8];
@@ -269,10 +313,16 @@ impl Supervisor {
         match self.action(unit) {
             Some(Action::Agent) => self.start_agent_unit(unit),
             Some(Action::GpuAttach) => self.start_gpu_unit(unit),
-            Some(action) => match actions::at_once(action, &self.inputs()) {
-                Some(report) => self.unit_reported(unit, report),
-                None => return false,
-            },
+            Some(Action::DevLog) => self.start_syslog_unit(unit),
+            Some(Action::GpuSettings) => self.start_settings_unit(unit),
+            Some(Action::Daemon(at)) => self.start_daemon_unit(unit, at),
+            Some(action) => {
+                let begin = thread_us();
+                match actions::at_once(action, &self.inputs()) {
+                    Some(report) => self.unit_reported(unit, report, thread_us() - begin),
+                    None => return false,
+                }
+            }
             None => {}
         }
         true
@@ -287,7 +337,8 @@ impl Supervisor {
                 // On Linux the niceness is the thread's own.
                 let _ = nice(NICE);
             }
-            outbox.send(Message::Unit(unit, actions::run(action, &inputs)));
+            let report = actions::run(action, &inputs);
+            outbox.send(Message::Unit(unit, report, thread_us()));
         });
         if let Err(error) = spawned {
             self.feed(Event::Ended(unit, End::Failed(format!("cannot start a thread: {error}; is memory short?"))));
@@ -296,23 +347,33 @@ impl Supervisor {
 
     fn hear(&mut self, message: Message) {
         match message {
-            Message::Unit(unit, report) => self.unit_reported(unit, report),
+            Message::Unit(unit, report, processor_us) => self.unit_reported(unit, report, processor_us),
             Message::Opened(gpu) => self.gpu_opened(gpu),
-            Message::Attach(gpu, answer) => self.gpu_answered(gpu, answer),
-            Message::Module(client, name, error) => self.module_loaded(client, name, error),
-            Message::Released => self.released(),
+            Message::Attach(gpu, answer, processor_us) => {
+                self.gpu_worked(gpu, processor_us);
+                self.gpu_answered(gpu, answer);
+            }
+            Message::Module(client, name, result) => self.module_loaded(client, name, result),
+            Message::Looked(look) => self.looked(look),
+            Message::Driver(result) => self.driver_loaded(result),
+            Message::Node(pci, minor) => self.node_made(pci, minor),
+            Message::WayDown(event) => self.step_shutdown(event),
         }
         self.drain();
     }
 
     /// Takes an action's product, then its end: whoever starts next sees both.
-    fn unit_reported(&mut self, unit: usize, (end, product): Report) {
+    fn unit_reported(&mut self, unit: usize, (end, product): Report, processor_us: u64) {
+        self.worked(unit, processor_us);
         match product {
             Product::Nothing => {}
             Product::CommandLine(text, params) => {
                 self.recorder.command_line(&text);
                 for complaint in &params.complaints {
                     self.recorder.event(now_us(), "parameter-ignored", &complaint.param, &complaint.text);
+                }
+                for (unit, time) in &params.deadlines {
+                    self.executor.set_deadline(unit, gpus::micros(*time));
                 }
                 self.params = Arc::from(params);
             }
@@ -322,6 +383,9 @@ impl Supervisor {
             }
             Product::Mode(decision) => {
                 self.recorder.mode(decision.mode.clone());
+                if let Some(odd) = &decision.odd {
+                    self.recorder.event(now_us(), "odd-devices", &decision.mode.name, odd);
+                }
                 self.decision = Some(decision);
             }
             Product::Minors(minors) => self.gpus.take_minors(minors),
@@ -329,18 +393,31 @@ impl Supervisor {
         self.feed(Event::Ended(unit, end));
     }
 
+    /// Adds to what a unit has cost.
+    fn worked(&mut self, unit: usize, processor_us: u64) {
+        *self.processor_us.entry(unit).or_default() += processor_us;
+    }
+
     /// Puts a unit into the record as the executor has it.
     fn write_unit(&mut self, unit: usize) {
         let slots = self.executor.slots();
         let Some(slot) = slots.get(unit) else { return };
         let action = self.action(unit);
-        let mut row = unit_of(slot, slots, action == Some(Action::Agent));
+        let mut row = unit_of(slot, slots, matches!(action, Some(Action::Agent | Action::Daemon(_))));
         if action == Some(Action::Agent) && row.ready_us.is_some() {
             row.ready_us = self.agent.listening_us.or(row.ready_us);
         }
         if action == Some(Action::GpuAttach) {
             row.deadline_us = gpus::micros(self.params.attach_deadline);
         }
+        if action == Some(Action::GpuSettings) {
+            row.deadline_us = gpus::micros(self.params.settings_deadline);
+        }
+        if let Some(Action::Daemon(at)) = action {
+            row.deadline_us = DAEMONS.get(at).map_or(0, |spec| gpus::micros(spec.deadline));
+            row.severity = self.daemon_severity(at).unwrap_or(row.severity);
+        }
+        row.processor_us = self.processor_us.get(&unit).copied();
         // Instances stand where their template stands in the plan.
         let next = slot.template.and_then(|template| slots.get(template + 1)).map(|slot| slot.node.name.clone());
         self.recorder.unit(row, next.as_deref());
@@ -350,9 +427,21 @@ impl Supervisor {
         self.write_unit(unit);
         match self.action(unit) {
             Some(Action::PciScan) => self.scan_ended(),
+            Some(Action::Mode) => self.mode_ended(unit),
+            Some(Action::Nodes) => self.open_plug(),
             Some(Action::GpuAttach) => self.gpu_unit_ended(unit),
             Some(Action::Agent) => self.agent_unit_ended(),
+            Some(Action::GpuSettings) => self.settings_unit_ended(),
             _ => {}
+        }
+    }
+
+    /// Devices that are no system are a failure of the guest, if that is wished.
+    fn mode_ended(&mut self, unit: usize) {
+        let odd = self.decision.as_ref().is_some_and(|decision| decision.odd.is_some());
+        let failed = self.executor.slots().get(unit).filter(|slot| odd && slot.outcome == Outcome::Failed);
+        if let Some(detail) = failed.map(|slot| slot.detail.clone()) {
+            self.fail("mode", &detail);
         }
     }
 
@@ -369,15 +458,28 @@ impl Supervisor {
             self.recorder.state(if self.executor.degraded() { State::Degraded } else { State::Ready });
         }
         self.note_memory();
+        self.note_processor();
         self.save();
     }
 
     /// Writes the record's file; a record that cannot be written says so.
     fn save(&mut self) {
-        self.recorder.milestones(self.log.milestones());
+        self.recorder.milestones(self.words.kernel.milestones());
         if let Err(text) = self.recorder.save() {
             self.recorder.event(now_us(), "record-not-written", "", &text);
         }
+    }
+
+    /// The processor time of the boot's own work: all threads of this process
+    /// from its beginning, and what the units have of that, which is in their rows.
+    fn note_processor(&mut self) {
+        if let Some(moment) = self.agent.executed {
+            let spent = moment.processor_us.saturating_sub(self.begin.processor_us);
+            self.recorder.event(moment.at_us, "agent-executed", "init", &format!("{spent} us"));
+        }
+        let spent = process_us().saturating_sub(self.begin.processor_us);
+        let units: u64 = self.processor_us.values().sum();
+        self.recorder.event(now_us(), "processor-time", "init", &format!("{spent} us, of which units {units} us"));
     }
 
     /// The resident memory of what stays, once the boot is over.
@@ -393,32 +495,6 @@ impl Supervisor {
                 self.recorder.event(now_us(), "resident", who, &format!("{size} KiB"));
             }
         }
-    }
-
-    /// Opens the kernel's log. It has hundreds of records from before us, so
-    /// this waits until the agent serves.
-    fn open_log(&mut self) {
-        if self.kmsg.is_none() {
-            self.kmsg = Reader::open().ok();
-            self.read_log();
-        }
-    }
-
-    /// Reads a turn's worth of the log; `false` when nothing is left.
-    fn read_log(&mut self) -> bool {
-        let Some(kmsg) = &mut self.kmsg else { return false };
-        // One that cannot be read would wake the loop for ever.
-        kmsg.read(&mut self.log, LOG_TURN).unwrap_or_else(|_| {
-            self.kmsg = None;
-            false
-        })
-    }
-
-    /// Reads all that the log has, before somebody's last words are quoted.
-    fn read_whole_log(&mut self) {
-        self.open_log();
-        // A log that grows faster than it is read has an end here.
-        let _ = (0..64).all(|_| self.read_log());
     }
 
     fn required_failed(&mut self, unit: usize) {

@@ -1,15 +1,38 @@
 //! Failure, signals, and the way down.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use firstlight_boot_record::{Failure, State};
+use firstlight_pci::Address;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::system::{RebootCommand, reboot};
 
+use super::gpus::micros;
 use super::{Message, Supervisor};
-use crate::clock::now_us;
+use crate::clock::{ms, now_us};
+use crate::console::last_gasp;
 use crate::params::OnFailure;
-use crate::shutdown::{Effect, Event, Goal, Shutdown};
+use crate::processes;
+use crate::shutdown::{Effect, Event, Goal, Shutdown, Step};
+
+/// Beyond the deadline, before a thread of its own does what the loop did not.
+const LAST_RESORT: Duration = Duration::from_secs(2);
+
+/// Names of processes in one line, at most.
+const MOST_NAMES: usize = 8;
+
+/// The way down, and what is known of it.
+#[derive(Debug)]
+pub(super) struct WayDown {
+    machine: Shutdown,
+    begin_us: u64,
+    /// GPUs that are being let go, in this order, and how many of them are.
+    gpus: (Vec<Address>, Arc<AtomicUsize>),
+    /// What did not end in time.
+    left: Vec<String>,
+}
 
 impl Supervisor {
     /// A required unit failed: says so, writes it down, and follows the policy.
@@ -68,17 +91,20 @@ impl Supervisor {
             return;
         }
         self.recorder.start_console();
-        self.recorder.event(now_us(), "shutdown", "", reason);
+        let (begin_us, total) = (now_us(), self.params.shutdown_deadline);
+        self.recorder.event(begin_us, "shutdown", "", reason);
         if self.recorder.record().failure.is_none() {
             self.recorder.state(State::PoweringOff);
         }
         self.agent.restart_at = None;
-        self.shutdown = Some(Shutdown::new(goal));
+        watch_over(goal, total);
+        let machine = Shutdown::new(goal, micros(total));
+        self.shutdown = Some(WayDown { machine, begin_us, gpus: Default::default(), left: Vec::new() });
         self.step_shutdown(Event::Begin { agent: self.agent.pid.is_some() });
     }
 
     pub(super) fn shutdown_deadline(&self) -> Option<u64> {
-        self.shutdown.as_ref().and_then(Shutdown::next_deadline)
+        self.shutdown.as_ref().and_then(|down| down.machine.next_deadline())
     }
 
     pub(super) fn watch_shutdown(&mut self, now: u64) {
@@ -87,12 +113,14 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn released(&mut self) {
-        self.step_shutdown(Event::Released);
+    pub(super) fn step_shutdown(&mut self, event: Event) {
+        let Some(down) = &mut self.shutdown else { return };
+        for effect in down.machine.step(now_us(), event) {
+            self.follow_shutdown(effect);
+        }
     }
 
-    pub(super) fn step_shutdown(&mut self, event: Event) {
-        let Some(effect) = self.shutdown.as_mut().and_then(|down| down.step(now_us(), event)) else { return };
+    fn follow_shutdown(&mut self, effect: Effect) {
         match effect {
             Effect::AskAgent => {
                 if let Some(pid) = self.agent.pid {
@@ -100,42 +128,133 @@ impl Supervisor {
                     let _ = kill_process(pid, Signal::TERM);
                 }
             }
+            Effect::StopDaemons => self.stop_daemons(),
             Effect::KillAll => {
+                self.daemons.forget();
                 // The group of process 1 is written -1, which is every process but ourselves.
                 let _ = kill_process_group(Pid::INIT, Signal::KILL);
                 self.reap();
             }
             Effect::Release => self.release(),
-            Effect::Finish(goal) => self.finish(goal),
+            Effect::Late(step, after) => self.name_late(step, after),
+            Effect::Finish(goal, words) => self.finish(goal, Duration::from_micros(words)),
         }
     }
 
-    /// Lets GPUs go and writes file systems: both can hang, so not here.
-    fn release(&mut self) {
-        let (held, outbox) = (self.gpus.take_held(), self.outbox.clone());
-        let thread = std::thread::Builder::new().name("release".to_owned()).stack_size(super::STACK);
-        let spawned = thread.spawn(move || {
-            drop(held);
-            rustix::fs::sync();
-            outbox.send(Message::Released);
-        });
-        if spawned.is_err() {
-            self.step_shutdown(Event::Released);
-        }
-    }
-
-    fn finish(&mut self, goal: Goal) -> ! {
-        self.save();
-        let (what, command) = match goal {
-            Goal::PowerOff => ("power-off", RebootCommand::PowerOff),
-            Goal::Reboot => ("reboot", RebootCommand::Restart),
+    /// Says who did not end in time, by name.
+    fn name_late(&mut self, step: Step, after: u64) {
+        let after = ms(after);
+        let rows: Vec<(String, String)> = match step {
+            Step::Agent => {
+                let pid = self.agent.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
+                vec![("agent".to_owned(), format!("pid {pid} did not end within {after} ms of SIGTERM"))]
+            }
+            Step::Daemons => {
+                let late =
+                    |name: String| (name, format!("not stopped within {after} ms for all daemons; it is killed"));
+                self.daemons.not_over().map(str::to_owned).map(late).collect()
+            }
+            Step::Processes => {
+                let alive = processes::alive(&self.root, MOST_NAMES);
+                let late = |name| (name, format!("killed, and still there {after} ms later: the kernel holds it"));
+                alive.into_iter().map(late).collect()
+            }
+            Step::Gpus => {
+                let (gpus, gone) = self.shutdown.as_ref().map(|down| down.gpus.clone()).unwrap_or_default();
+                let held = gpus.get(gone.load(Ordering::Relaxed)..).unwrap_or_default();
+                let more = held.len().saturating_sub(1);
+                let late = |pci: &Address| {
+                    (
+                        pci.to_string(),
+                        format!("its driver did not let it go within {after} ms; {more} GPUs wait for it"),
+                    )
+                };
+                held.first().map(late).into_iter().collect()
+            }
+            Step::Files => {
+                let text = format!("not written within {after} ms; what was not written is lost");
+                vec![("file-systems".to_owned(), text)]
+            }
         };
-        self.recorder.event(now_us(), what, "", "");
-        self.recorder.flush();
+        for (object, detail) in rows {
+            self.recorder.event(now_us(), "shutdown-late", &object, &detail);
+            if let Some(down) = &mut self.shutdown {
+                down.left.push(object);
+            }
+        }
+    }
+
+    /// Lets GPUs go and writes file systems. Both can hang, so not here, and not
+    /// one behind the other.
+    fn release(&mut self) {
+        let (gpus, held): (Vec<Address>, Vec<_>) = self.gpus.take_held().into_iter().unzip();
+        let gone = Arc::new(AtomicUsize::new(0));
+        if let Some(down) = &mut self.shutdown {
+            down.gpus = (gpus, Arc::clone(&gone));
+        }
+        self.on_thread("release", Event::GpusReleased, move || {
+            for descriptor in held {
+                drop(descriptor);
+                gone.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        self.on_thread("sync", Event::Synced, rustix::fs::sync);
+    }
+
+    fn on_thread(&mut self, name: &str, done: Event, work: impl FnOnce() + Send + 'static) {
+        let outbox = self.outbox.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(super::STACK);
+        let spawned = thread.spawn(move || {
+            work();
+            outbox.send(Message::WayDown(done));
+        });
+        if let Err(error) = spawned {
+            self.recorder.event(now_us(), "shutdown-late", name, &format!("left out: cannot start a thread: {error}"));
+            self.step_shutdown(done);
+        }
+    }
+
+    fn finish(&mut self, goal: Goal, words: Duration) -> ! {
+        self.read_last_words();
+        self.save();
+        if self.orphans > 0 {
+            let text = format!("{} processes that nobody else waited for were reaped", self.orphans);
+            self.recorder.event(now_us(), "orphans", "", &text);
+        }
+        let (what, command) = command(goal);
+        let detail = self.shutdown.as_ref().map(|down| {
+            let took = ms(now_us().saturating_sub(down.begin_us));
+            let left = if down.left.is_empty() { String::new() } else { format!("; left: {}", down.left.join(", ")) };
+            format!("after {took} ms{left}")
+        });
+        self.recorder.event(now_us(), what, "", &detail.unwrap_or_default());
+        self.recorder.flush(words.min(Duration::from_secs(2)));
         loop {
             let _ = reboot(command);
             // It does not come back, unless this is not a machine of our own.
             std::thread::sleep(Duration::from_secs(1));
         }
     }
+}
+
+fn command(goal: Goal) -> (&'static str, RebootCommand) {
+    match goal {
+        Goal::PowerOff => ("power-off", RebootCommand::PowerOff),
+        Goal::Reboot => ("reboot", RebootCommand::Restart),
+    }
+}
+
+/// Turns the power off should the loop itself be held up: by a thread that needs nothing of it.
+fn watch_over(goal: Goal, total: Duration) {
+    let thread = std::thread::Builder::new().name("last-resort".to_owned()).stack_size(super::STACK);
+    // Without memory for it the way down has one guard less.
+    let _ = thread.spawn(move || {
+        std::thread::sleep(total.saturating_add(LAST_RESORT));
+        let (what, command) = command(goal);
+        last_gasp(&format!("firstlight: PID 1 did not shut down within {total:?}; {what} without the rest"));
+        loop {
+            let _ = reboot(command);
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
 }

@@ -1,0 +1,361 @@
+//! The program beside a library in the place of NVML (`tests/stand-in-nvml`).
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use firstlight_settings::{Line, Outcome};
+
+const ONE: &str = "0000:01:00.0";
+const TWO: &str = "0000:02:00.0";
+
+/// The library, compiled once.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/stand-in-nvml/libnvidia-ml.c");
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libnvidia-ml.so.1");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-o"]);
+        assert!(gcc.arg(&library).arg(source).status().unwrap().success());
+        library
+    })
+}
+
+/// Two GPUs.
+struct Gpus {
+    folder: tempfile::TempDir,
+}
+
+impl Gpus {
+    fn new() -> Self {
+        let gpus = Self { folder: tempfile::tempdir().unwrap() };
+        gpus.write("gpus", &format!("{ONE}\n{TWO}\n"));
+        gpus
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// What a GPU has; empty if nobody ever set it.
+    fn has(&self, object: &str, key: &str) -> String {
+        fs::read_to_string(self.folder.path().join(object).join(key)).unwrap_or_default().trim().to_owned()
+    }
+
+    /// Instances: profile, first slice, compute instance.
+    fn instances(&self, object: &str) -> Vec<[u32; 3]> {
+        let text = self.has(object, "instances");
+        let number = |line: &str, at: usize| line.split(' ').nth(at).unwrap().parse().unwrap();
+        text.lines().map(|line| [number(line, 1), number(line, 2), number(line, 3)]).collect()
+    }
+
+    fn program(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight-gpu-settings"));
+        command.arg("--library").arg(library()).args(words).env("STAND_IN_NVML", self.folder.path());
+        command
+    }
+
+    /// Runs the program to its end; whether it was content, and how each step ended.
+    fn run(&self, words: &[&str]) -> (bool, Vec<Line>) {
+        let output = self.program(words).output().unwrap();
+        let lines = lines(&output);
+        let ended = lines.iter().filter(|line| line.result != Outcome::Begun).cloned().collect();
+        assert!(lines.iter().filter(|line| line.result == Outcome::Begun).count() > 0, "{output:?}");
+        (output.status.success(), ended)
+    }
+
+    fn apply(&self, gpu: &str, settings: &str) -> (bool, Vec<Line>) {
+        self.run(&["apply", &format!(r#"{{"gpus":[{{"pci":"{gpu}",{settings}}}]}}"#)])
+    }
+
+    /// One step of one GPU that is as it was expected to end.
+    fn step(&self, settings: &str, step: &str, result: Outcome) -> String {
+        let (good, lines) = self.apply(ONE, settings);
+        let line = lines.iter().find(|line| line.object == ONE && line.step == step);
+        let line = line.unwrap_or_else(|| panic!("no {step} in {lines:?}"));
+        assert_eq!((line.result, good), (result, result != Outcome::Failed), "{line:?}");
+        line.detail.clone()
+    }
+}
+
+fn lines(output: &Output) -> Vec<Line> {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+#[test]
+fn everything_is_set_in_its_order_and_the_second_time_nothing_is_left_to_do() {
+    let gpus = Gpus::new();
+    let work = format!(
+        r#"{{"gpus":[{{"pci":"{ONE}","mig":"3g.71gb,4g.71gb","compute-mode":"exclusive-process","power-limit":"500",
+        "memory-clock":"2619","clocks":"345,1980"}},{{"pci":"{TWO}","power-limit":"400"}}],"ready":"auto"}}"#
+    );
+    let (good, lines) = gpus.run(&["apply", &work]);
+    assert!(good, "{lines:?}");
+    let of = |object: &str| -> Vec<(&str, Outcome, &str)> {
+        let mine = lines.iter().filter(|line| line.object == object);
+        mine.map(|line| (line.step.as_str(), line.result, line.detail.as_str())).collect()
+    };
+    assert_eq!(
+        of(ONE),
+        [
+            ("mig", Outcome::Done, "3g.71gb,4g.71gb, before without instances"),
+            ("compute-mode", Outcome::Done, "exclusive-process, before default"),
+            ("power-limit", Outcome::Done, "500 W, before 700 W"),
+            ("memory-clock", Outcome::Done, "2619 MHz"),
+            ("clocks", Outcome::Done, "345 to 1980 MHz"),
+        ]
+    );
+    assert_eq!(of(TWO), [("power-limit", Outcome::Done, "400 W, before 700 W")]);
+    assert_eq!(of("system")[0], ("nvml", Outcome::Unchanged, "driver 550.163.01"));
+    assert_eq!(of("system")[1].1, Outcome::Unchanged, "confidential computing is off");
+    assert_eq!((gpus.has(ONE, "power"), gpus.has(TWO, "power")), ("500000".into(), "400000".into()));
+    assert_eq!((gpus.has(ONE, "clocks"), gpus.has(ONE, "memory-clock")), ("345,1980".into(), "2619,2619".into()));
+    assert_eq!((gpus.has(ONE, "compute-mode"), gpus.has(ONE, "mig")), ("3".into(), "1".into()));
+    // The one that has one place only has it, though it was asked for last.
+    assert_eq!(gpus.instances(ONE), [[9, 4, 2], [5, 0, 3]]);
+    assert_eq!(gpus.has(TWO, "mig"), "");
+
+    // Clocks cannot be read back, so they are set again.
+    let (good, lines) = gpus.run(&["apply", &work]);
+    let again: Vec<&str> =
+        lines.iter().filter(|line| line.result == Outcome::Done).map(|line| line.step.as_str()).collect();
+    assert_eq!((good, again), (true, vec!["memory-clock", "clocks"]));
+}
+
+#[test]
+fn a_check_changes_nothing_and_tells_what_can_be() {
+    let gpus = Gpus::new();
+    gpus.write(&format!("{TWO}/mig"), "1");
+    let work = format!(r#"{{"gpus":[{{"pci":"{TWO}","mig":"1g.18gb*7","power-limit":"500"}}],"ready":"yes"}}"#);
+    gpus.write("confidential", "");
+    let (good, lines) = gpus.run(&["check", &work]);
+    assert!(good, "{lines:?}");
+    let of = |step: &str| lines.iter().find(|line| line.step == step).unwrap();
+    for (step, detail) in [
+        ("mig", "1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb, before without instances"),
+        ("power-limit", "500 W, before 700 W"),
+        ("ready", "GPUs accept work from now on"),
+    ] {
+        assert_eq!((of(step).result, of(step).detail.as_str()), (Outcome::Would, detail));
+    }
+    for (step, part) in [
+        ("has-power-limit", "700 W; takes 200 W to 700 W, by default 700 W"),
+        ("has-memory-clock", "takes 2619, 3201 MHz"),
+        ("has-clocks", "takes 345 to 1980 MHz in 110 steps"),
+        ("has-mig", "1g.18gb+me (20: 1 free of 1), 1g.35gb (15: 4 free of 4)"),
+    ] {
+        assert!(of(step).detail.contains(part), "{:?}", of(step));
+    }
+    assert_eq!((gpus.has(TWO, "power"), gpus.has(TWO, "instances"), gpus.has("system", "ready")), Default::default());
+
+    let (good, lines) = gpus.run(&["check"]);
+    assert!(good && lines.iter().any(|line| line.object == ONE) && lines.iter().any(|line| line.object == TWO));
+}
+
+#[test]
+fn values_out_of_range_are_told_with_the_range_and_the_other_steps_are_done() {
+    let gpus = Gpus::new();
+    let settings = r#""power-limit":"900","memory-clock":"5000","clocks":"100,200","compute-mode":"prohibited""#;
+    let (good, lines) = gpus.apply(ONE, settings);
+    assert!(!good);
+    let detail = |step: &str| lines.iter().find(|line| line.step == step && line.result == Outcome::Failed).unwrap();
+    assert!(
+        detail("power-limit").detail.contains("900 W was asked for, and this GPU takes 200 W to 700 W"),
+        "{lines:?}"
+    );
+    assert!(detail("memory-clock").detail.contains("5000 MHz was asked for, and this GPU has 2619, 3201 MHz"));
+    assert!(detail("clocks").detail.contains("100 to 200 MHz was asked for, and this GPU has 345 to 1980 MHz"));
+    assert_eq!((gpus.has(ONE, "compute-mode"), gpus.has(ONE, "power")), ("2".into(), String::new()));
+}
+
+#[test]
+fn numbers_and_defaults_are_taken_too() {
+    let gpus = Gpus::new();
+    gpus.write(&format!("{ONE}/power"), "300000");
+    let settings = r#""mig":"19*2,20","power-limit":"default","clocks":"default","memory-clock":"default""#;
+    let (good, lines) = gpus.apply(ONE, settings);
+    assert!(good, "{lines:?}");
+    assert_eq!(gpus.instances(ONE), [[19, 0, 0], [19, 1, 0], [20, 2, 0]]);
+    assert_eq!((gpus.has(ONE, "power"), gpus.has(ONE, "clocks")), ("700000".into(), "free".into()));
+}
+
+#[test]
+fn a_layout_is_changed_only_if_it_is_another() {
+    let gpus = Gpus::new();
+    gpus.step(r#""mig":"1g.35gb*4""#, "mig", Outcome::Done);
+    let before = gpus.has(ONE, "instances");
+    assert_eq!(gpus.step(r#""mig":"1g.35gb,1g.35gb*3""#, "mig", Outcome::Unchanged).matches("1g.35gb").count(), 4);
+    assert_eq!(gpus.has(ONE, "instances"), before);
+    // With the mode on, `on` is content with what there is.
+    gpus.step(r#""mig":"on""#, "mig", Outcome::Unchanged);
+    let detail = gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
+    assert_eq!(detail, "7g.141gb, before 1g.35gb,1g.35gb,1g.35gb,1g.35gb");
+    assert_eq!(gpus.instances(ONE), [[0, 0, 6]]);
+
+    // An instance that lacks its compute instance is completed, one that has a part is made anew.
+    gpus.write(&format!("{ONE}/instances"), "1 0 0 99");
+    let detail = gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
+    assert_eq!(
+        (detail.as_str(), gpus.instances(ONE)),
+        ("7g.141gb, before without all compute instances", vec![[0, 0, 6]])
+    );
+    gpus.write(&format!("{ONE}/instances"), "1 0 0 0");
+    gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
+    assert_eq!(gpus.instances(ONE), [[0, 0, 6]]);
+
+    assert_eq!(gpus.step(r#""mig":"off""#, "mig", Outcome::Done), "off, before on");
+    assert_eq!((gpus.has(ONE, "mig"), gpus.has(ONE, "instances")), ("0".into(), String::new()));
+    gpus.step(r#""mig":"off""#, "mig", Outcome::Unchanged);
+}
+
+#[test]
+fn layouts_that_cannot_be_name_what_there_is() {
+    let gpus = Gpus::new();
+    gpus.step(r#""mig":"on""#, "mig", Outcome::Done);
+    for (layout, part) in [
+        ("5g.99gb", "there is no profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)"),
+        ("77", "there is no profile 77"),
+        ("4g.71gb*2", "2 of 4g.71gb were asked for; this GPU has"),
+        ("7g.141gb,1g.18gb", "7g.141gb,1g.18gb do not fit beside each other; this GPU has"),
+    ] {
+        let detail = gpus.step(&format!(r#""mig":"{layout}""#), "mig", Outcome::Failed);
+        assert!(detail.contains(part), "{detail}");
+        assert!(detail.contains("3g.71gb (9: 2 free of 2)"), "{detail}");
+    }
+    assert_eq!(gpus.has(ONE, "instances"), "");
+}
+
+#[test]
+fn instances_that_are_used_stay() {
+    let gpus = Gpus::new();
+    gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Done);
+    let before = gpus.has(ONE, "instances");
+    gpus.write(&format!("{ONE}/processes"), "2");
+    for layout in ["4g.71gb", "off"] {
+        let detail = gpus.step(&format!(r#""mig":"{layout}""#), "mig", Outcome::Failed);
+        assert!(detail.contains("2 processes compute on it (4000, 4001)") && detail.contains("end them"), "{detail}");
+        assert_eq!(gpus.has(ONE, "instances"), before);
+    }
+    gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Unchanged);
+    // Where NVML does not say who computes, it refuses to unmake what is used.
+    gpus.write("faults", "nvmlDeviceGetComputeRunningProcesses_v3 * 3\n");
+    let detail = gpus.step(r#""mig":"4g.71gb""#, "mig", Outcome::Failed);
+    assert!(detail.contains("compute instance 0 of GPU instance 1 cannot be unmade"), "{detail}");
+    assert!(detail.contains("In use by another client (19)"), "{detail}");
+    assert_eq!(gpus.has(ONE, "instances"), before);
+}
+
+#[test]
+fn what_was_made_before_a_failure_is_unmade() {
+    let gpus = Gpus::new();
+    gpus.write("faults", "nvmlGpuInstanceCreateComputeInstance * 23\n");
+    let detail = gpus.step(r#""mig":"3g.71gb*2""#, "mig", Outcome::Failed);
+    assert!(detail.contains("3g.71gb at slice 0 of 3g.71gb,3g.71gb cannot be made"), "{detail}");
+    assert!(detail.contains("Insufficient Resources (23); the GPU is without instances now"), "{detail}");
+    assert_eq!(gpus.has(ONE, "instances"), "");
+}
+
+#[test]
+fn a_mode_that_needs_a_reset_says_so_and_no_gpu_is_reset() {
+    let gpus = Gpus::new();
+    gpus.write("ampere", "");
+    let detail = gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Failed);
+    assert!(detail.contains("GPU requires reset (16)") && detail.contains("power the VM off and on"), "{detail}");
+    assert_eq!((gpus.has(ONE, "mig"), gpus.has(ONE, "pending")), (String::new(), "1".into()));
+    // After the reset the mode is on, and the layout follows.
+    gpus.write(&format!("{ONE}/mig"), "1");
+    gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Done);
+
+    let gpus = Gpus::new();
+    gpus.write(&format!("{ONE}/processes"), "1");
+    let detail = gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Failed);
+    assert!(detail.contains("In use by another client (19)") && detail.contains("firstlight.dcgm"), "{detail}");
+}
+
+#[test]
+fn gpus_are_told_that_they_may_work_if_and_only_if_they_wait_for_it() {
+    let gpus = Gpus::new();
+    let ready = |word: &str| {
+        let (good, lines) = gpus.run(&["apply", &format!(r#"{{"ready":"{word}"}}"#)]);
+        let line = lines.into_iter().find(|line| line.step == "ready").unwrap();
+        (good, line.result, line.detail)
+    };
+    assert_eq!(ready("auto").1, Outcome::Unchanged);
+    let (good, result, detail) = ready("yes");
+    assert!(!good && result == Outcome::Failed && detail.contains("Not Supported (3)"), "{detail}");
+    gpus.write("confidential", "");
+    assert_eq!(ready("no").1, Outcome::Unchanged);
+    assert_eq!(gpus.has("system", "ready"), "");
+    assert_eq!(ready("auto").1, Outcome::Done);
+    assert_eq!(gpus.has("system", "ready"), "1");
+    assert_eq!(ready("yes").1, Outcome::Unchanged);
+    gpus.write("system/ready", "0");
+    gpus.write("faults", "nvmlSystemSetConfComputeGpusReadyState * 4\n");
+    let (_, _, detail) = ready("auto");
+    assert!(detail.contains("Insufficient Permissions (4)") && detail.contains("nothing computes on them"), "{detail}");
+}
+
+#[test]
+fn one_lost_gpu_keeps_no_other_from_its_settings() {
+    let gpus = Gpus::new();
+    gpus.write("faults", &format!("nvmlDeviceGetHandleByPciBusId_v2 {ONE} 15\n"));
+    let work = format!(
+        r#"{{"gpus":[{{"pci":"{ONE}","power-limit":"500"}},{{"pci":"{TWO}","power-limit":"500"}},{{"pci":"0000:09:00.0","clocks":"345"}}]}}"#
+    );
+    let (good, lines) = gpus.run(&["apply", &work]);
+    let failed: Vec<(&str, &str)> = lines
+        .iter()
+        .filter(|line| line.result == Outcome::Failed)
+        .map(|line| (line.object.as_str(), line.step.as_str()))
+        .collect();
+    assert!(!good && failed.len() == 2 && failed.contains(&(ONE, "find")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.object == ONE && line.detail.contains("GPU is lost (15)")), "{lines:?}");
+    assert!(
+        lines.iter().any(|line| line.object == "0000:09:00.0" && line.detail.contains("Not Found (6)")),
+        "{lines:?}"
+    );
+    assert_eq!(gpus.has(TWO, "power"), "500000");
+}
+
+#[test]
+fn a_step_that_hangs_has_begun_and_the_other_gpus_steps_have_ended() {
+    let gpus = Gpus::new();
+    gpus.write("faults", &format!("nvmlDeviceSetPowerManagementLimit {ONE} hang\n"));
+    let work = format!(
+        r#"{{"gpus":[{{"pci":"{ONE}","power-limit":"500"}},{{"pci":"{TWO}","power-limit":"500","clocks":"1980"}}]}}"#
+    );
+    let mut child = gpus.program(&["apply", &work]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // Its output ends only with it, so wait for what the other GPU shows last.
+    let begin = std::time::Instant::now();
+    while gpus.has(TWO, "clocks").is_empty() && begin.elapsed().as_secs() < 60 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(child.try_wait().unwrap(), None, "it waits for the GPU that hangs");
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let of: Vec<(String, Outcome)> =
+        lines(&output).into_iter().filter(|line| line.object == ONE).map(|line| (line.step, line.result)).collect();
+    assert_eq!(of, [("power-limit".to_owned(), Outcome::Begun)]);
+    assert_eq!((gpus.has(TWO, "power"), gpus.has(TWO, "clocks")), ("500000".into(), "1980,1980".into()));
+}
+
+#[test]
+fn without_nvml_or_with_one_that_does_not_begin_the_cause_is_told() {
+    let program = env!("CARGO_BIN_EXE_firstlight-gpu-settings");
+    let output = Command::new(program).args(["--library", "/nowhere/libnvidia-ml.so.1", "check"]).output().unwrap();
+    let all = lines(&output);
+    assert_eq!((output.status.code(), all.last().unwrap().result), (Some(1), Outcome::Failed));
+    assert!(all.last().unwrap().detail.contains("add the driver's libraries to the image"), "{all:?}");
+    let gpus = Gpus::new();
+    gpus.write("faults", "nvmlInit_v2 * 9\n");
+    let (good, lines) = gpus.run(&["check"]);
+    assert!(!good && lines[0].detail.contains("is the driver loaded"), "{lines:?}");
+    assert_eq!(Command::new(program).arg("apply").output().unwrap().status.code(), Some(2));
+}

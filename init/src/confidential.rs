@@ -1,0 +1,48 @@
+//! Whether this guest's memory is closed to its host.
+
+use std::fs::File;
+use std::io::Read as _;
+
+use crate::root::Root;
+
+/// Flags that the kernel sets for a processor of such a guest, and what they stand for.
+const FLAGS: &[(&str, &str)] =
+    &[("tdx_guest", "Intel TDX"), ("sev_snp", "AMD SEV-SNP"), ("sev_es", "AMD SEV-ES"), ("sev", "AMD SEV")];
+
+/// All that is said of the first processor, with room to spare.
+const FIRST: u64 = 16 << 10;
+
+/// What the flags of the first processor in `/proc/cpuinfo` say: `tdx_guest (Intel TDX)`.
+#[must_use]
+pub fn detect(root: &Root) -> Option<String> {
+    let mut text = Vec::new();
+    // What cannot be read says nothing; `firstlight.confidential` does.
+    File::open(root.path("/proc/cpuinfo")).ok()?.take(FIRST).read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let (_, flags) = text.lines().find_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == "flags"))?;
+    let has = |flag: &str| flags.split_ascii_whitespace().any(|word| word == flag);
+    FLAGS.iter().find(|(flag, _)| has(flag)).map(|(flag, what)| format!("{flag} ({what})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_the_processor_decide() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(detect(&root), None, "no such file");
+        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        for (flags, expected) in [
+            ("fpu sev sev_es sev_snp lm", Some("sev_snp (AMD SEV-SNP)")),
+            ("fpu tdx_guest", Some("tdx_guest (Intel TDX)")),
+            ("fpu sevenths lm", None),
+            ("", None),
+        ] {
+            let text = format!("processor\t: 0\nbugs\t: sev_snp\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t: sev\n");
+            std::fs::write(folder.path().join("proc/cpuinfo"), text).unwrap();
+            assert_eq!(detect(&root).as_deref(), expected, "{flags}");
+        }
+    }
+}

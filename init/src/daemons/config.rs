@@ -1,0 +1,122 @@
+//! Configuration files of `KEY=VALUE` lines, made from the image's.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use super::table::Config;
+use crate::root::Root;
+
+/// Sets keys in a configuration. A key is what stands before `=`, whole: there
+/// are `FABRIC_MODE` and `FABRIC_MODE_RESTART`. Every line of a key is set, as
+/// nobody knows which of two counts; one that has no line gets one.
+#[must_use]
+pub fn rewritten(text: &str, settings: &[(&str, &str)]) -> String {
+    let mut seen = vec![false; settings.len()];
+    let mut out = String::with_capacity(text.len() + 256);
+    for line in text.lines() {
+        let key = line.split_once('=').map(|(key, _)| key.trim());
+        let at = key.and_then(|key| settings.iter().position(|(name, _)| *name == key));
+        match at.and_then(|at| settings.get(at).map(|setting| (at, setting))) {
+            Some((at, (name, value))) => {
+                seen[at] = true;
+                put(&mut out, &[name, "=", value]);
+            }
+            None => put(&mut out, &[line]),
+        }
+    }
+    for ((name, value), _) in settings.iter().zip(&seen).filter(|(_, seen)| !**seen) {
+        put(&mut out, &[name, "=", value]);
+    }
+    out
+}
+
+fn put(out: &mut String, parts: &[&str]) {
+    for part in parts {
+        out.push_str(part);
+    }
+    out.push('\n');
+}
+
+/// The first of these that exists.
+///
+/// # Errors
+/// None does; all are named.
+pub fn first_of(root: &Root, paths: &[&'static str]) -> Result<&'static str, String> {
+    paths
+        .iter()
+        .find(|path| root.path(path).is_file())
+        .copied()
+        .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
+}
+
+/// Makes a daemon's configuration, for root alone to read.
+///
+/// # Errors
+/// The image's is missing, or the new one cannot be written.
+pub fn write(root: &Root, config: &Config, settings: &[(&str, &str)]) -> Result<(), String> {
+    let from = root.path(first_of(root, config.from)?);
+    let text = fs::read_to_string(&from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+    let to = root.path(config.to);
+    replace(&to, &rewritten(&text, settings)).map_err(|error| format!("cannot write {}: {error}", to.display()))
+}
+
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    // The old one is read-only, and whoever reads it goes on reading it.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn keys_are_whole_words() {
+        let text = "# FABRIC_MODE=2\nFABRIC_MODE_RESTART=1\nFABRIC_MODE=0\nXFABRIC_MODE=9\nDAEMONIZE = 1\n\nLAST=x";
+        let new = rewritten(text, &[("FABRIC_MODE", "1"), ("DAEMONIZE", "0"), ("LOG_FILE_NAME", "")]);
+        assert_eq!(
+            new,
+            "# FABRIC_MODE=2\nFABRIC_MODE_RESTART=1\nFABRIC_MODE=1\nXFABRIC_MODE=9\nDAEMONIZE=0\n\nLAST=x\nLOG_FILE_NAME=\n"
+        );
+    }
+
+    #[test]
+    fn the_images_file_is_copied_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let config = Config { from: &["/etc/none.cfg", "/etc/x.cfg"], to: "/run/x.cfg", settings: &[] };
+        let error = write(&root, &config, &[]).unwrap_err();
+        assert!(error.contains("/etc/none.cfg, or /etc/x.cfg is not in the image"), "{error}");
+        for name in ["etc", "run"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        fs::write(folder.path().join("etc/x.cfg"), "A=1\n").unwrap();
+        for value in ["2", "3"] {
+            write(&root, &config, &[("A", value)]).unwrap();
+            let made = folder.path().join("run/x.cfg");
+            assert_eq!(fs::read_to_string(&made).unwrap(), format!("A={value}\n"));
+            assert_eq!(made.metadata().unwrap().permissions().mode() & 0o777, 0o400);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_key_ends_up_with_its_value_and_the_rest_stays(text in "([A-C]{1,2}=?[0-9]?\n?){0,12}") {
+            let new = rewritten(&text, &[("A", "x"), ("BB", "y")]);
+            let of = |text: &str, ours: bool| -> Vec<String> {
+                let key = |line: &str| line.split_once('=').is_some_and(|(key, _)| key == "A" || key == "BB");
+                text.lines().filter(|line| key(line) == ours).map(str::to_owned).collect()
+            };
+            prop_assert_eq!(of(&new, false), of(&text, false));
+            prop_assert!(of(&new, true).iter().all(|line| line == "A=x" || line == "BB=y"));
+            prop_assert!(new.contains("A=x\n") && new.contains("BB=y\n"));
+        }
+    }
+}

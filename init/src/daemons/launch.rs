@@ -1,0 +1,219 @@
+//! One start of a daemon: everything that has to be there before it, and its
+//! command line.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use super::config;
+use super::guid;
+use super::table::{Account, Arg, DaemonSpec, Wanted, Wish};
+use crate::mode::Generation;
+use crate::root::Root;
+
+/// What every daemon finds in its environment, and nothing else.
+pub const ENVIRONMENT: &[&CStr] =
+    &[c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", c"HOME=/", c"LANG=C.UTF-8"];
+
+/// What the kernel's out-of-memory killer takes before a daemon: containers, but not the agent.
+pub const OOM_SCORE: &CStr = c"-900";
+
+/// A user of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub user: u32,
+    /// Its group's.
+    pub group: u32,
+}
+
+/// A start that is prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// The program.
+    pub program: CString,
+    /// Its arguments, its own name first.
+    pub arguments: Vec<CString>,
+    /// Whom it is started as, if not as root.
+    pub user: Option<User>,
+    /// That it runs as root although it need not, and why.
+    pub warning: Option<String>,
+}
+
+/// The entry of `name` in the image's list of users.
+#[must_use]
+pub fn user(root: &Root, name: &str) -> Option<User> {
+    let text = fs::read_to_string(root.path("/etc/passwd")).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (found, _) = (fields.next()?, fields.next()?);
+        let (user, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        (found == name).then_some(User { user, group })
+    })
+}
+
+/// What the image lacks to start it at all.
+#[must_use]
+pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
+    let config = spec.config.as_ref().map(|config| config.from).into_iter();
+    std::iter::once(spec.programs).chain(config).find_map(|paths| config::first_of(root, paths).err())
+}
+
+/// Prepares a start: the daemon's folder, its configuration, its command line.
+/// `again` is whether it has served before.
+///
+/// # Errors
+/// What is missing, and what to do about it.
+pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Result<Launch, String> {
+    let program = config::first_of(root, spec.programs)?;
+    let account = spec.account.name().and_then(|name| user(root, name));
+    let warning = spec
+        .account
+        .name()
+        .filter(|_| account.is_none())
+        .map(|name| format!("runs as root: the image has no user {name}; add a line for it to /etc/passwd"));
+    if let Some((folder, mode)) = spec.folder {
+        make_folder(&root.path(folder), mode, account)
+            .map_err(|error| format!("cannot make its folder {folder}: {error}"))?;
+    }
+    if let Some(config) = &spec.config {
+        config::write(root, config, &spec.settings_in(wish))?;
+    }
+    forget(spec, root, wish);
+    let mut arguments = vec![program.to_owned()];
+    for arg in spec.arguments {
+        match *arg {
+            Arg::Word(word) => arguments.push(word.to_owned()),
+            Arg::Account(option) => {
+                if let (Some(name), Some(_)) = (spec.account.name(), account) {
+                    arguments.extend([option.to_owned(), name.to_owned()]);
+                }
+            }
+            Arg::Guid(option) => {
+                if wish.fabric.is_some_and(|fabric| fabric.generation == Generation::NvLink5) {
+                    arguments.extend([option.to_owned(), guid::of_switches(root)?]);
+                }
+            }
+            Arg::Again(word, file) => {
+                if again && wish.is_service() && root.path(file).is_file() {
+                    arguments.push(word.to_owned());
+                }
+            }
+        }
+    }
+    let word = |text: &str| CString::new(text).map_err(|_| format!("{text:?} holds a zero byte"));
+    Ok(Launch {
+        program: word(&root.path(program).to_string_lossy())?,
+        arguments: arguments.iter().map(|text| word(text)).collect::<Result<_, _>>()?,
+        user: account.filter(|_| matches!(spec.account, Account::User(_))),
+        warning,
+    })
+}
+
+fn make_folder(path: &PathBuf, mode: u32, owner: Option<User>) -> std::io::Result<()> {
+    fs::create_dir_all(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    match owner {
+        Some(owner) => std::os::unix::fs::chown(path, Some(owner.user), Some(owner.group)),
+        None => Ok(()),
+    }
+}
+
+/// Takes away what the last one left: a socket that nobody listens at, and messages that were read.
+fn forget(spec: &DaemonSpec, root: &Root, wish: Wish) {
+    if let super::table::Ready::Unix(path) = spec.ready_in(wish) {
+        // What is not there need not go; what cannot go is told by the daemon itself.
+        let _ = fs::remove_file(root.path(path));
+    }
+    if let Some(path) = spec.log {
+        let _ = fs::remove_file(root.path(path));
+    }
+}
+
+/// Who wanted it, for a sentence.
+#[must_use]
+pub fn reason(spec: &DaemonSpec) -> String {
+    match spec.wanted {
+        Wanted::Parameter(name, _) => format!("{name}=on"),
+        Wanted::Fabric | Wanted::Fabric5 => "the guest's mode".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemons::table::{DAEMONS, find};
+    use crate::mode::Fabric;
+
+    fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        for (path, text) in files {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        fs::create_dir_all(root.path("/run")).unwrap();
+        (folder, root)
+    }
+
+    fn words(launch: &Launch) -> Vec<&str> {
+        launch.arguments.iter().map(|word| word.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_all_its_places() {
+        let (_folder, root) = root(&[]);
+        let error = prepare(&DAEMONS[find("nvlsm").unwrap()], &root, Wish::default(), false).unwrap_err();
+        assert_eq!(missing(&DAEMONS[find("nvlsm").unwrap()], &root).unwrap(), error);
+        assert_eq!(error, "/usr/sbin/nvlsm, or /opt/nvidia/nvlsm/sbin/nvlsm is not in the image; add it");
+    }
+
+    #[test]
+    fn the_account_is_used_if_the_image_has_it_and_missed_if_not() {
+        let own = rustix::process::getuid().as_raw();
+        let passwd = format!("root:x:0:0::/:\nbad line\nnvidia-dcgm:x:{own}:{own}::/:\n");
+        let spec = &DAEMONS[find("dcgm-exporter").unwrap()];
+        let (_folder, with) = root(&[("/usr/bin/dcgm-exporter", ""), ("/etc/passwd", &passwd)]);
+        let launch = prepare(spec, &with, Wish::default(), false).unwrap();
+        assert_eq!((launch.user, launch.warning), (Some(User { user: own, group: own }), None));
+        let (_folder, without) = root(&[("/usr/bin/dcgm-exporter", "")]);
+        let launch = prepare(spec, &without, Wish::default(), false).unwrap();
+        assert_eq!(launch.user, None);
+        assert!(launch.warning.unwrap().contains("no user nvidia-dcgm"));
+        let engine = &DAEMONS[find("hostengine").unwrap()];
+        let (_folder, with) = root(&[("/usr/bin/nv-hostengine", ""), ("/etc/passwd", &passwd)]);
+        let launch = prepare(engine, &with, Wish::default(), false).unwrap();
+        assert!(words(&launch).ends_with(&["--service-account", "nvidia-dcgm"]), "{launch:?}");
+        assert_eq!(launch.user, None, "it becomes that user by itself");
+    }
+
+    #[test]
+    fn a_fabric_manager_that_served_before_is_told_to_go_on_in_a_service_vm_only() {
+        let files =
+            [("/usr/bin/nv-fabricmanager", ""), ("/usr/share/nvidia/nvswitch/fabricmanager.cfg", "FABRIC_MODE=2\n")];
+        let (_folder, root) = root(&files);
+        let spec = &DAEMONS[find("fabricmanager").unwrap()];
+        let wish = |shared| Wish { fabric: Some(Fabric { generation: Generation::NvLink4, shared }) };
+        assert_eq!(missing(spec, &root), None);
+        let first = prepare(spec, &root, wish(true), false).unwrap();
+        assert_eq!(words(&first), ["/usr/bin/nv-fabricmanager", "-c", "/run/fabricmanager.cfg"]);
+        assert!(fs::read_to_string(root.path("/run/fabricmanager.cfg")).unwrap().starts_with("FABRIC_MODE=1\n"));
+        let plain = prepare(spec, &root, wish(true), true).unwrap();
+        assert_eq!(plain, first, "without a state there is nothing to go on with");
+        fs::write(root.path("/run/nvidia-fabricmanager/fabricmanager.state"), "").unwrap();
+        assert_eq!(words(&prepare(spec, &root, wish(true), true).unwrap()).last(), Some(&"--restart"));
+        assert_eq!(prepare(spec, &root, wish(false), true).unwrap(), first);
+    }
+
+    #[test]
+    fn a_socket_that_was_left_behind_is_taken_away() {
+        let left = "/run/nvidia-dcgm/socket";
+        let (_folder, root) = root(&[("/usr/bin/nv-hostengine", ""), (left, "")]);
+        prepare(&DAEMONS[find("hostengine").unwrap()], &root, Wish::default(), false).unwrap();
+        assert!(!root.path(left).exists());
+        let mode = root.path("/run/nvidia-dcgm").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}

@@ -1,0 +1,16 @@
+//! Programs that PID 1 keeps running beside the agent.
+//!
+//! [`table`] says which there are and what each needs; [`launch`] prepares one
+//! start; [`life`] decides, and is pure; [`group`], [`output`] and [`ready`] touch
+//! the machine; [`daemon`] puts them together. Who is told of it is the
+//! supervisor's business.
+
+pub mod config;
+pub mod daemon;
+pub mod group;
+pub mod guid;
+pub mod launch;
+pub mod life;
+pub mod output;
+pub mod ready;
+pub mod table;

@@ -1,0 +1,278 @@
+//! What becomes of a guest when a unit fails or hangs: computed by running the
+//! plan itself, once for every unit and fault. Nothing of this is in PID 1; the
+//! documentation's table is printed by `examples/failures.rs`.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use firstlight_boot_record::{Outcome, Severity};
+
+use crate::daemons::table::DAEMONS;
+use crate::executor::{Effect, End, Event, Executor};
+use crate::params::Params;
+use crate::plan::{Graph, PlanError, check};
+use crate::restart;
+use crate::units::{Action, PLAN};
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It ends at once, with an error.
+    Fails,
+    /// It does not end.
+    Hangs,
+}
+
+/// What became of the guest.
+#[derive(Debug)]
+pub struct Fate {
+    /// The unit that was struck; of GPUs, the second.
+    pub victim: usize,
+    /// All units, at the end.
+    pub executor: Executor,
+    /// From the unit's start to its end in the record.
+    pub noticed: Duration,
+    /// What the executor asked for, in order.
+    pub effects: Vec<Effect>,
+}
+
+/// How many GPUs the guest has.
+const GPUS: usize = 2;
+
+/// How long a unit may take: its own deadline, or that of who watches it.
+fn limit(action: Action, own: Option<Duration>) -> Duration {
+    match action {
+        Action::GpuAttach => Params::default().attach_deadline,
+        Action::GpuSettings => Params::default().settings_deadline,
+        Action::Daemon(at) => DAEMONS.get(at).map(|spec| spec.deadline).unwrap_or_default(),
+        _ => own.unwrap_or_default(),
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Boots a guest of two GPUs in which everything goes well but for one unit. A
+/// unit takes a millisecond, and daemons that are not struck are not wanted.
+///
+/// # Errors
+/// The plan makes no sense.
+pub fn strike(unit: usize, fault: Fault) -> Result<Fate, PlanError> {
+    let graph: Graph = check(PLAN)?;
+    let mut executor = Executor::new(&graph);
+    let template = |executor: &Executor, at: usize| executor.slots()[at].template.unwrap_or(at);
+    let mut now = 0;
+    let mut queue = executor.step(now, Event::Begin);
+    let mut effects = Vec::new();
+    let (mut victim, mut hanging) = (unit, None);
+    loop {
+        let mut running = Vec::new();
+        effects.extend(queue.iter().copied());
+        for effect in queue.drain(..) {
+            if let Effect::Start(at) = effect {
+                running.push(at);
+            }
+        }
+        for at in running {
+            let spec = &PLAN[template(&executor, at)];
+            // Of several instances the last one is struck.
+            let struck = template(&executor, at) == unit
+                && (spec.per.is_none() || at == executor.slots().len().saturating_sub(1));
+            now += 1000;
+            let end = if !struck && matches!(spec.action, Action::Daemon(_)) {
+                End::NotNeeded("it was not asked for".to_owned())
+            } else if !struck {
+                End::Ok(String::new())
+            } else {
+                victim = at;
+                if fault == Fault::Hangs {
+                    hanging = Some(at);
+                    continue;
+                }
+                End::Failed("the reason".to_owned())
+            };
+            if spec.action == Action::PciScan && !matches!(end, End::Failed(_)) {
+                let gpus = (0..GPUS).map(|gpu| format!("0000:{:02x}:00.0", gpu + 1)).collect();
+                let attach = PLAN.iter().position(|spec| spec.action == Action::GpuAttach).unwrap_or_default();
+                queue.extend(executor.step(now, Event::Expanded(attach, gpus)));
+            }
+            queue.extend(executor.step(now, Event::Ended(at, end)));
+        }
+        if queue.is_empty() {
+            let Some(at) = hanging.take() else { break };
+            let spec = &PLAN[template(&executor, at)];
+            let start = executor.slots()[at].start_us.unwrap_or_default();
+            now = start + micros(limit(spec.action, spec.deadline));
+            // Whoever watches its own time says itself that it is up.
+            let event = match spec.deadline {
+                Some(_) => Event::Clock,
+                None => Event::Ended(at, End::TimedOut("the reason".to_owned())),
+            };
+            queue = executor.step(now, event);
+        }
+    }
+    let slot = &executor.slots()[victim];
+    let noticed = slot.end_us.unwrap_or_default().saturating_sub(slot.start_us.unwrap_or_default());
+    Ok(Fate { victim, executor, noticed: Duration::from_micros(noticed), effects })
+}
+
+impl Fate {
+    /// Names of units that did not run because of it.
+    #[must_use]
+    pub fn skipped(&self) -> Vec<&str> {
+        let slots = self.executor.slots().iter();
+        let because = slots.filter(|slot| slot.outcome == Outcome::Skipped && slot.cause == Some(self.victim));
+        because.map(|slot| slot.node.name.as_str()).collect()
+    }
+
+    /// Whether the unit of this action ended well; of GPUs, the first.
+    #[must_use]
+    pub fn serves(&self, action: Action) -> bool {
+        let of =
+            |slot: &crate::executor::Slot, at: usize| PLAN.get(slot.template.unwrap_or(at)).map(|spec| spec.action);
+        let mut slots = self.executor.slots().iter().enumerate().filter(|(_, slot)| !slot.is_template());
+        slots.find(|(at, slot)| of(slot, *at) == Some(action)).is_some_and(|(_, slot)| slot.outcome == Outcome::Ok)
+    }
+
+    fn guest(&self) -> &'static str {
+        match (self.serves(Action::Agent), self.serves(Action::GpuAttach)) {
+            _ if self.executor.failed().is_some() => "`firstlight.on-failure`",
+            _ if !self.serves(Action::Vsock) => "degraded, and the host cannot reach the agent",
+            (false, _) => "degraded, and nobody can ask it for anything",
+            (true, false) => "degraded; containers without a GPU run, others are told why not",
+            (true, true) => "degraded; containers run",
+        }
+    }
+}
+
+/// What is in a table's cell about several units.
+fn listed(names: &[&str]) -> String {
+    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
+}
+
+/// The table of failures as Markdown.
+///
+/// # Errors
+/// The plan makes no sense.
+pub fn print() -> Result<String, PlanError> {
+    let mut text = String::from(
+        "| unit | fault | told after | outcome | does not run | the guest | where to look |\n|---|---|---|---|---|---|---|\n",
+    );
+    for (unit, spec) in PLAN.iter().enumerate() {
+        for (fault, word) in [(Fault::Fails, "fails"), (Fault::Hangs, "hangs")] {
+            let fate = strike(unit, fault)?;
+            let slot = &fate.executor.slots()[fate.victim];
+            let after = if fault == Fault::Fails { "at once".to_owned() } else { format!("{:?}", fate.noticed) };
+            let skipped = match slot.node.severity {
+                Severity::Required => "all others".to_owned(),
+                _ => listed(&fate.skipped()),
+            };
+            let outcome = match slot.outcome {
+                Outcome::TimedOut => "timed-out",
+                _ => "failed",
+            };
+            let name = if spec.per.is_some() { format!("{}[PCI]", spec.name) } else { spec.name.to_owned() };
+            let guest = fate.guest();
+            // Writing into a string cannot fail.
+            let _ = writeln!(text, "| {name} | {word} | {after} | {outcome} | {skipped} | {guest} | {} |", spec.hint);
+        }
+    }
+    let again = format!(
+        "started again after 100 ms, doubled each time; {} times in {:?}, then",
+        restart::MOST,
+        restart::WINDOW
+    );
+    let _ = writeln!(
+        text,
+        "| agent | dies later | at once | event `agent-exited` | - | {again} `firstlight.on-failure`; \
+         `firstlight.agent-restart=poweroff` powers off instead | its last lines above; agent.log=debug |"
+    );
+    for spec in DAEMONS {
+        let then = match spec.severity {
+            Severity::Required => "`firstlight.on-failure`",
+            _ => "it is left alone, and the guest is degraded",
+        };
+        let _ = writeln!(
+            text,
+            "| {} | dies later | at once | event `daemon-exited` | - | {again} {then} | {} |",
+            spec.name, spec.hint
+        );
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<(usize, Fault, Fate)> {
+        let faults = [Fault::Fails, Fault::Hangs];
+        let each = (0..PLAN.len()).flat_map(|unit| faults.map(|fault| (unit, fault)));
+        each.map(|(unit, fault)| (unit, fault, strike(unit, fault).unwrap())).collect()
+    }
+
+    #[test]
+    fn every_fault_is_told_in_time_with_its_cause() {
+        for (unit, fault, fate) in all() {
+            let (spec, slot) = (&PLAN[unit], &fate.executor.slots()[fate.victim]);
+            let name = spec.name;
+            assert!(slot.node.name.starts_with(name), "{name}: {}", slot.node.name);
+            let expected = if fault == Fault::Fails { Outcome::Failed } else { Outcome::TimedOut };
+            assert_eq!(slot.outcome, expected, "{name} {fault:?}");
+            assert!(fate.executor.finished(), "{name} {fault:?}: the boot does not end");
+            let most = if fault == Fault::Fails { Duration::from_secs(1) } else { limit(spec.action, spec.deadline) };
+            assert!(fate.noticed <= most && most > Duration::ZERO, "{name} {fault:?}: {:?}", fate.noticed);
+            if fault == Fault::Hangs && spec.deadline.is_some() {
+                assert!(slot.detail.contains("deadline of") && slot.detail.ends_with(spec.hint), "{}", slot.detail);
+            }
+            assert!(!spec.hint.is_empty(), "{name} has no hint");
+            for other in fate.executor.slots().iter().filter(|other| other.cause == Some(fate.victim)) {
+                assert!(other.detail.contains(&slot.node.name), "{}: {}", other.node.name, other.detail);
+            }
+        }
+    }
+
+    #[test]
+    fn severity_decides_what_becomes_of_the_guest() {
+        for (unit, fault, fate) in all() {
+            let spec = &PLAN[unit];
+            let policies = fate.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
+            let required = spec.severity == Severity::Required;
+            assert_eq!(policies, usize::from(required), "{} {fault:?}", spec.name);
+            // What is not required takes neither the agent nor another GPU with it.
+            let serves = fate.serves(Action::Agent);
+            assert_eq!(serves, !required, "{} {fault:?}", spec.name);
+            if spec.action == Action::GpuAttach {
+                assert!(fate.serves(Action::GpuAttach) && fate.serves(Action::Cdi), "the other GPU");
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_go_only_with_what_they_need() {
+        let without: Vec<&str> = all()
+            .into_iter()
+            .filter(|(unit, fault, fate)| {
+                *fault == Fault::Fails && PLAN[*unit].severity != Severity::Required && !fate.serves(Action::GpuAttach)
+            })
+            .map(|(unit, ..)| PLAN[unit].name)
+            .collect();
+        assert_eq!(without, ["pci-scan", "mode", "modules-nvidia", "nodes"]);
+    }
+
+    #[test]
+    fn the_table_has_every_unit_twice() {
+        let text = print().unwrap();
+        for spec in PLAN {
+            let start =
+                if spec.per.is_some() { format!("| {}[PCI] | ", spec.name) } else { format!("| {} | ", spec.name) };
+            let rows = text.lines().filter(|line| line.starts_with(&start));
+            let (fails, hangs): (Vec<_>, Vec<_>) = rows
+                .filter(|row| !row.contains("dies later"))
+                .partition(|row| row.contains("| fails | at once | failed |"));
+            assert_eq!((fails.len(), hangs.len()), (1, 1), "{}", spec.name);
+            assert!(hangs[0].contains("| hangs | ") && hangs[0].contains("| timed-out |"), "{}", hangs[0]);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What others say, on its way to the console and the host: the kernel,
+//! daemons, the agent, and whoever writes to `/dev/log`.
+//!
+//! Nothing here is a signal: readiness and failures come from elsewhere. All of
+//! it is foreign text, bounded in length and number, and escaped where it
+//! becomes a line ([`firstlight_boot_record::LogLine`]).
+
+pub mod devlog;
+pub mod limit;
+pub mod syslog;
+
+use firstlight_boot_record::{Level, LogLine};
+
+use limit::{LeftOut, Limiter};
+
+/// Who says something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The kernel.
+    Kernel,
+    /// The GPU's driver, in the kernel's log. It has a budget of its own: its first errors are what counts.
+    Driver,
+    /// The agent, in the kernel's log.
+    Agent,
+    /// Somebody else who writes to the kernel's log: never taken for the kernel.
+    Kmsg,
+    /// A daemon, by its outputs or `/dev/log`.
+    Daemon(&'static str),
+    /// A daemon's log file, which what else it writes does not drown.
+    DaemonFile(&'static str),
+    /// Somebody else who writes to `/dev/log`.
+    Peer(Peer),
+}
+
+/// Who writes to `/dev/log`, as the kernel knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The process.
+    pub pid: i32,
+    /// Its user.
+    pub user: u32,
+    /// Its program's name, which it can choose.
+    pub program: String,
+}
+
+impl Source {
+    /// The word on the console.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Kernel => "kernel".to_owned(),
+            Self::Driver => "driver".to_owned(),
+            Self::Agent => "agent".to_owned(),
+            Self::Kmsg => "kmsg".to_owned(),
+            Self::Daemon(name) | Self::DaemonFile(name) => (*name).to_owned(),
+            Self::Peer(Peer { pid, user, program }) => format!("{program}[{pid},{user}]"),
+        }
+    }
+}
+
+/// The way of foreign lines.
+#[derive(Debug, Default)]
+pub struct Forwarder {
+    limiter: Limiter,
+}
+
+impl Forwarder {
+    /// Takes what somebody said at `at_us` and hands it on if its source has not used up its budget.
+    pub fn take(&mut self, now: u64, at_us: u64, source: &Source, level: Level, text: String) -> Option<LogLine> {
+        self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
+    }
+
+    /// When [`Forwarder::remarks`] has something to say, µs.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.limiter.next_deadline()
+    }
+
+    /// What was left out, where that is due; with `all`, whether it is or not.
+    pub fn remarks(&mut self, now: u64, all: bool) -> Vec<LogLine> {
+        let rows = self.limiter.left_out(now, all).into_iter();
+        rows.map(|LeftOut { name, lines, since }| {
+            let seconds = now.saturating_sub(since).div_ceil(1_000_000).max(1);
+            let text = format!("{lines} lines of {name} left out in the last {seconds} s");
+            LogLine { at_us: now, level: Level::Warning, source: "init".to_owned(), text }
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_carry_who_when_and_what_and_what_is_missing_is_told() {
+        let mut forwarder = Forwarder::default();
+        let peer = Peer { pid: 7, user: 901, program: "x y".into() };
+        let line = forwarder.take(9, 5, &Source::Peer(peer), Level::Error, "a\nb".into()).unwrap();
+        assert_eq!(line.encode(), "firstlight: 0.000005 err x_y[7,901]: a\\x0ab");
+        let imex = Source::Daemon("imex");
+        let passed = (0..1000).filter(|_| forwarder.take(9, 9, &imex, Level::Info, "x".into()).is_some()).count();
+        assert!(forwarder.remarks(9, false).is_empty());
+        let at = forwarder.next_deadline().unwrap();
+        let remarks: Vec<_> = forwarder.remarks(at, false).iter().map(LogLine::encode).collect();
+        let expected = format!(" warning init: {} lines of imex left out in the last 5 s", 1000 - passed);
+        assert!(matches!(&remarks[..], [one] if one.ends_with(&expected)), "{remarks:?}");
+        assert_eq!((forwarder.next_deadline(), forwarder.remarks(at, true)), (None, vec![]));
+    }
+}

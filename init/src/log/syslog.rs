@@ -1,0 +1,142 @@
+//! What programs send to `/dev/log`: `<PRIORITY>Nov 21 18:40:02 program[7]: text`,
+//! more or less (RFC 3164).
+
+use firstlight_boot_record::{Level, clean};
+
+/// What is shown of a message, bytes.
+pub const MOST_TEXT: usize = 1024;
+
+/// The greatest priority: facility 23, level 7.
+const MOST_PRIORITY: u32 = 191;
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// How grave it says it is.
+    pub level: Level,
+    /// The text, clean.
+    pub text: String,
+}
+
+/// Reads a datagram, of which the first bytes are `bytes`, and `length` is how long it was.
+/// `None` if there is nothing in it.
+#[must_use]
+pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
+    let (level, rest) = match priority(bytes) {
+        Some((priority, rest)) => (Level::of_priority(priority), rest),
+        None => (Level::Notice, bytes),
+    };
+    let rest = without_time(rest);
+    let shown = rest.get(..MOST_TEXT).unwrap_or(rest);
+    // Some programs send the zero byte at their string's end, or a line's end.
+    let text = shown.trim_ascii_end();
+    let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii_end();
+    if text.is_empty() {
+        return None;
+    }
+    let mut text = clean(text);
+    let missing = rest.len() - shown.len() + length.saturating_sub(bytes.len());
+    if missing > 0 {
+        text.push_str(&format!(" [{missing} bytes more]"));
+    }
+    Some(Message { level, text })
+}
+
+/// `<N>` at the beginning, N at most [`MOST_PRIORITY`], and what follows.
+fn priority(bytes: &[u8]) -> Option<(u32, &[u8])> {
+    let rest = bytes.strip_prefix(b"<")?;
+    let end = rest.iter().take(4).position(|byte| *byte == b'>')?;
+    let digits = rest.get(..end).filter(|digits| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit))?;
+    let number = digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    (number <= MOST_PRIORITY).then_some((number, rest.get(end + 1..).unwrap_or_default()))
+}
+
+/// Without `Nov 21 18:40:02 `: the line has a better time, from a clock that nobody sets.
+fn without_time(bytes: &[u8]) -> &[u8] {
+    const SHAPE: &[u8] = b"Aaa _0 00:00:00 ";
+    let fits = |(byte, shape): (&u8, &u8)| match shape {
+        b'A' => byte.is_ascii_uppercase(),
+        b'a' => byte.is_ascii_lowercase(),
+        b'0' => byte.is_ascii_digit(),
+        b'_' => byte.is_ascii_digit() || *byte == b' ',
+        other => byte == other,
+    };
+    match bytes.split_at_checked(SHAPE.len()) {
+        Some((time, rest)) if time.iter().zip(SHAPE).all(fits) => rest,
+        _ => bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_boot_record::{Line, LogLine, State};
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> (Level, String) {
+        let message = parse(bytes, bytes.len()).unwrap();
+        (message.level, message.text)
+    }
+
+    #[test]
+    fn messages_of_c_libraries_are_read() {
+        for (bytes, level, text) in [
+            (&b"<27>Nov 21 18:40:02 nv-fabricmanager[7]: link 3\n"[..], Level::Error, "nv-fabricmanager[7]: link 3"),
+            (b"<13>Nov  1 08:00:00 a: b\0", Level::Notice, "a: b"),
+            (b"<191>x", Level::Debug, "x"),
+            (b"<0>x", Level::Emergency, "x"),
+            (b"no priority", Level::Notice, "no priority"),
+            (b"<14>Nov 21 18:40 a: b", Level::Info, "Nov 21 18:40 a: b"),
+        ] {
+            assert_eq!(read(bytes), (level, text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_priority_is_text() {
+        for bytes in [&b"<192>x"[..], b"<>x", b"<-1>x", b"<+1>x", b"<0001>x", b"<1x", b"<999999999999>x", b"< 1>x"] {
+            assert_eq!(read(bytes), (Level::Notice, String::from_utf8_lossy(bytes).into_owned()));
+        }
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        for bytes in [&b""[..], b"<13>", b"<13>\0", b"\n", b"<13>Nov 21 18:40:02 ", b" \0"] {
+            assert_eq!(parse(bytes, bytes.len()), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn long_ones_are_cut_and_say_so() {
+        let long = [b"<14>".to_vec(), vec![b'x'; 3000]].concat();
+        let (_, text) = read(&long);
+        assert!(text.len() < MOST_TEXT + 30 && text.ends_with(&format!("[{} bytes more]", 3000 - MOST_TEXT)), "{text}");
+        // What did not even fit into the buffer counts too.
+        assert!(parse(&long, 10_000).unwrap().text.ends_with(&format!("[{} bytes more]", 10_000 - 4 - MOST_TEXT)));
+    }
+
+    #[test]
+    fn nobody_passes_for_the_record() {
+        let forged = Line::State(State::Ready).encode().unwrap();
+        let (level, text) = read(format!("<11>x\n{forged}\x1b[2J").as_bytes());
+        let line = LogLine { at_us: 1, level, source: "x".into(), text }.encode();
+        assert!(Line::decode(&line).is_none() && line.lines().count() == 1 && !line.contains('\x1b'), "{line}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_datagram_is_one_bounded_line(
+            head in "(<[0-9+ -]{0,5}>?)?(Nov [ 0-9][0-9] [0-9:]{8} )?",
+            bytes in proptest::collection::vec(any::<u8>(), 0..2000),
+            more in 0usize..100_000,
+        ) {
+            let bytes = [head.into_bytes(), bytes].concat();
+            if let Some(message) = parse(&bytes, bytes.len() + more) {
+                // A byte that is shown as `\u{e007f}` was four bytes; one that is shown as `\x1b` was one.
+                prop_assert!(message.text.len() <= 4 * MOST_TEXT + 30, "{}", message.text.len());
+                prop_assert!(!message.text.chars().any(char::is_control));
+                prop_assert!(more == 0 || message.text.ends_with(" bytes more]"));
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! `modprobe.d`: what the image says about modules, and the lists of the same
+//! language that `depmod` writes.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use super::glob::matches;
+use super::name::{has, same};
+use crate::root::Root;
+
+/// The folders, in the order of modprobe.d(5): a file hides those of the same
+/// name in later folders.
+pub const FOLDERS: &[&str] =
+    &["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
+
+/// Longer lines are no configuration.
+const LONGEST_LINE: usize = 8 << 10;
+
+/// Complaints that anybody reads.
+const MOST_COMPLAINTS: usize = 16;
+
+/// What is read of one file, bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// Modules that are to be there before and after another, if they can be had.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Soft {
+    /// Whose they are: a name, or a pattern of names.
+    pub module: String,
+    /// Loaded before it.
+    pub before: Vec<String>,
+    /// Loaded after it.
+    pub after: Vec<String>,
+}
+
+/// Everything that was said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Patterns and what they stand for.
+    pub aliases: Vec<(String, String)>,
+    /// Modules and what they are loaded with.
+    pub options: Vec<(String, String)>,
+    /// Modules that no alias loads.
+    pub blacklist: Vec<String>,
+    /// Wishes for company.
+    pub softs: Vec<Soft>,
+    /// What is in the files and is not followed, each once.
+    pub complaints: Vec<String>,
+}
+
+/// A line of `softdep` without that word: `NAME pre: A B post: C`.
+#[must_use]
+pub fn soft(text: &str) -> Option<Soft> {
+    let mut words = text.split_ascii_whitespace();
+    let mut soft = Soft { module: words.next()?.to_owned(), ..Soft::default() };
+    let mut before = None;
+    for word in words {
+        match (word, before) {
+            ("pre:", _) => before = Some(true),
+            ("post:", _) => before = Some(false),
+            (name, Some(true)) => soft.before.push(name.to_owned()),
+            (name, Some(false)) => soft.after.push(name.to_owned()),
+            // Neither before nor after.
+            (_, None) => return None,
+        }
+    }
+    Some(soft)
+}
+
+/// The lines as they are meant: one that ends with `\` goes on in the next.
+fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut rest = text.lines().enumerate();
+    std::iter::from_fn(move || {
+        let (number, first) = rest.next()?;
+        let mut line = first.to_owned();
+        while line.ends_with('\\') {
+            line.pop();
+            line.push_str(rest.next().map_or("", |(_, more)| more));
+        }
+        Some((number + 1, line))
+    })
+}
+
+impl Config {
+    /// Reads the image's folders, and then `list`, which `depmod` wrote.
+    #[must_use]
+    pub fn read(root: &Root, list: &Path) -> Self {
+        let mut files: Vec<(String, PathBuf)> = Vec::new();
+        for folder in FOLDERS {
+            let Ok(entries) = fs::read_dir(root.path(folder)) else { continue };
+            for entry in entries.flatten() {
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                let place = files.binary_search_by(|(earlier, _)| earlier.as_str().cmp(&name));
+                if let (true, Err(at)) = (name.ends_with(".conf"), place) {
+                    files.insert(at, (name, entry.path()));
+                }
+            }
+        }
+        let mut config = Self::default();
+        for (_, path) in files {
+            match text_of(&path, LARGEST) {
+                Ok(text) => config.take(&text, &path.display().to_string()),
+                Err(error) if config.complaints.len() < MOST_COMPLAINTS => {
+                    config.complaints.push(format!("cannot read {}: {error}", path.display()));
+                }
+                Err(_) => {}
+            }
+        }
+        // Who has no such list has no such wishes.
+        config.take(&text_of(list, LARGEST).unwrap_or_default(), &list.display().to_string());
+        config
+    }
+
+    /// Takes the text of one file.
+    pub fn take(&mut self, text: &str, file: &str) {
+        for (number, line) in lines(text) {
+            let line = line.trim();
+            let (word, rest) = line.split_once(|c: char| c.is_ascii_whitespace()).unwrap_or((line, ""));
+            let rest = rest.trim();
+            if word.is_empty() || word.starts_with('#') {
+                continue;
+            }
+            if let Some(what) = self.take_line(word, rest, line.len() > LONGEST_LINE || line.contains('\0')) {
+                // Whatever else is of this kind is not told again.
+                let text = format!("{what}: {file} line {number}");
+                let known = self.complaints.iter().any(|said| said.starts_with(&what));
+                if !known && self.complaints.len() < MOST_COMPLAINTS {
+                    self.complaints.push(text);
+                }
+            }
+        }
+    }
+
+    /// What is wrong with the line, if anything is.
+    fn take_line(&mut self, word: &str, rest: &str, odd: bool) -> Option<String> {
+        let pair =
+            || rest.split_once(|c: char| c.is_ascii_whitespace()).map(|(a, b)| (a.to_owned(), b.trim().to_owned()));
+        let bad = || Some(format!("no sense is made of {}", word.chars().take(40).collect::<String>()));
+        if odd {
+            return Some("a line is too long or has a zero byte".to_owned());
+        }
+        match word {
+            "install" | "remove" => return Some(format!("PID 1 carries out no {word} line of modprobe.d")),
+            "alias" => match pair() {
+                Some((pattern, module)) if !module.contains(char::is_whitespace) => {
+                    self.aliases.push((pattern, module))
+                }
+                _ => return bad(),
+            },
+            "options" => match pair() {
+                Some(options) => self.options.push(options),
+                None => return bad(),
+            },
+            "blacklist" if !rest.is_empty() => self.blacklist.extend(rest.split_ascii_whitespace().map(str::to_owned)),
+            "softdep" => match soft(rest) {
+                Some(soft) => self.softs.push(soft),
+                None => return bad(),
+            },
+            // Only who makes an image asks for these.
+            "weakdep" => {}
+            _ => return bad(),
+        }
+        None
+    }
+
+    /// What a module is loaded with.
+    #[must_use]
+    pub fn options(&self, module: &str) -> String {
+        let mine = self.options.iter().filter(|(name, _)| same(name, module));
+        mine.map(|(_, options)| options.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// A module's company: the first line that is about it.
+    #[must_use]
+    pub fn company(&self, module: &str) -> Option<&Soft> {
+        self.softs.iter().find(|soft| matches(&soft.module, module))
+    }
+
+    /// Whether no alias loads this module.
+    #[must_use]
+    pub fn blacklisted(&self, module: &str) -> bool {
+        has(&self.blacklist, module)
+    }
+}
+
+/// The text of a file, or as much as `most` bytes of it.
+pub(super) fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
+    let file = File::open(path)?;
+    let mut bytes =
+        Vec::with_capacity(file.metadata().map_or(0, |data| usize::try_from(data.len().min(most)).unwrap_or(0)));
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(text: &str) -> Config {
+        let mut config = Config::default();
+        config.take(text, "x.conf");
+        config
+    }
+
+    #[test]
+    fn lines_are_taken_and_what_is_not_followed_is_told_once() {
+        let config = of("# alias a b\n\nalias pci:v00001AF4* virtio-net\noptions nvidia-uvm  a=1  b=\"x y\"\n\
+             options nvidia_uvm c=2\nblacklist a-b\nsoftdep x pre: a b \\\n post: c\ninstall x /bin/true\n\
+             install y /bin/false\nremove x /bin/true\nwhat is this\nalias one\nsoftdep x a\nweakdep a b\n");
+        assert_eq!(config.aliases, [("pci:v00001AF4*".to_owned(), "virtio-net".to_owned())]);
+        assert_eq!(config.options("nvidia_uvm"), "a=1  b=\"x y\" c=2");
+        assert_eq!(config.options("nvidia"), "");
+        assert!(config.blacklisted("a_b") && !config.blacklisted("a"));
+        let company = config.company("x").unwrap();
+        assert_eq!((company.before.join(" "), company.after.join(" ")), ("a b".to_owned(), "c".to_owned()));
+        let [install, remove, what, alias, softdep] = &config.complaints[..] else { panic!("{:?}", config.complaints) };
+        assert!(install.contains("no install line") && install.contains("x.conf line 9"), "{install}");
+        assert!(remove.contains("no remove line") && what.contains("what") && alias.contains("alias"));
+        assert!(softdep.contains("line 14"), "{softdep}");
+        assert!(of(&format!("options x a={}", "x".repeat(LONGEST_LINE))).options.is_empty());
+        assert!(of("options x a=\0").options.is_empty());
+        let many: String = (0..100).map(|at| format!("odd{at}\n")).collect();
+        assert_eq!(of(&many).complaints.len(), MOST_COMPLAINTS);
+    }
+
+    #[test]
+    fn earlier_folders_hide_files_of_later_ones_and_names_decide_the_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        for (at, text) in [
+            ("/usr/lib/modprobe.d/a.conf", "options x from=usr"),
+            ("/lib/modprobe.d/c.conf", "options x from=c"),
+            ("/etc/modprobe.d/a.conf", "options x from=etc"),
+            ("/run/modprobe.d/b.conf", "options x from=b"),
+            ("/etc/modprobe.d/not-this.txt", "options x from=text"),
+            ("/list/modules.softdep", "# made by depmod\nsoftdep x pre: last"),
+            ("/etc/modprobe.d/b.conf/folder", "a folder is no file"),
+        ] {
+            let path = root.path(at);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let config = Config::read(&root, &root.path("/list/modules.softdep"));
+        assert_eq!(config.options("x"), "from=etc from=c");
+        assert_eq!(config.company("x").unwrap().before, ["last"]);
+        assert!(config.complaints[0].contains("b.conf"), "{:?}", config.complaints);
+        // The image's word comes before depmod's.
+        fs::write(root.path("/etc/modprobe.d/a.conf"), "softdep x pre: first").unwrap();
+        let config = Config::read(&root, &root.path("/list/modules.softdep"));
+        assert_eq!(config.company("x").unwrap().before, ["first"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(text in any::<String>()) {
+            let config = of(&text);
+            let _ = (config.options("x"), config.company("x"), soft(&text));
+        }
+
+        #[test]
+        fn what_is_written_is_read(module in "[a-z]{1,8}", before in prop::collection::vec("[a-z]{1,5}", 0..4), after in prop::collection::vec("[a-z]{1,5}", 0..4)) {
+            let written = format!("{module} pre: {} post: {}", before.join(" "), after.join(" "));
+            prop_assert_eq!(soft(&written), Some(Soft { module, before, after }));
+        }
+    }
+}

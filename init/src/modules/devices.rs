@@ -1,0 +1,86 @@
+//! Devices that nobody drives yet, and what they say they are.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::Path;
+
+use super::alias::LONGEST;
+use crate::root::Root;
+
+/// The buses that are looked at, in this order: a driver of one may bring
+/// devices on a later one.
+pub const BUSES: &[&str] = &["pci", "virtio", "auxiliary"];
+
+/// Different devices of one bus that are looked up.
+const MOST: usize = 256;
+
+/// GPUs' drivers: the mode decides about them, not the bus.
+#[must_use]
+pub fn is_the_modes(module: &str) -> bool {
+    module.starts_with("nvidia") || ["nouveau", "nova_core", "nova-core", "nova_drm", "nova-drm"].contains(&module)
+}
+
+/// What the devices of a bus that have no driver say they are, each text once
+/// and in order, so that one guest loads as the next does. A text that no
+/// device of the kernel's would have is left out.
+#[must_use]
+pub fn undriven(root: &Root, bus: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(root.path("/sys/bus").join(bus).join("devices")) else { return Vec::new() };
+    let mut found: Vec<String> = Vec::new();
+    for entry in entries.flatten() {
+        let folder = entry.path();
+        if fs::symlink_metadata(folder.join("driver")).is_ok() {
+            continue;
+        }
+        let Some(text) = modalias(&folder.join("modalias")) else { continue };
+        if let Err(at) = found.binary_search(&text) {
+            found.insert(at, text);
+        }
+        if found.len() == MOST {
+            break;
+        }
+    }
+    found
+}
+
+fn modalias(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let most = u64::try_from(LONGEST).ok()? + 2;
+    File::open(path).ok()?.take(most).read_to_string(&mut text).ok()?;
+    let text = text.trim_end_matches('\n');
+    let good = !text.is_empty() && text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic());
+    good.then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_without_a_driver_are_found_and_odd_texts_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let plant = |device: &str, text: &[u8]| {
+            let folder = root.path("/sys/bus/pci/devices").join(device);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("modalias"), text).unwrap();
+            folder
+        };
+        plant("0000:00:02.0", b"pci:v2\n");
+        plant("0000:00:01.0", b"pci:v1\n");
+        plant("0000:00:03.0", b"pci:v1\n");
+        fs::create_dir(plant("0000:00:04.0", b"pci:driven\n").join("driver")).unwrap();
+        plant("0000:00:05.0", &b"x".repeat(LONGEST + 1));
+        plant("0000:00:06.0", b"pci:\xff\n");
+        plant("0000:00:07.0", b"pci:a b\n");
+        plant("0000:00:08.0", b"\n");
+        fs::create_dir_all(root.path("/sys/bus/pci/devices/0000:00:09.0")).unwrap();
+        assert_eq!(undriven(&root, "pci"), ["pci:v1", "pci:v2"]);
+        assert_eq!(undriven(&root, "virtio"), [""; 0]);
+        for at in 0..MOST * 2 {
+            plant(&format!("0001:00:{at:x}"), format!("pci:many{at}").as_bytes());
+        }
+        assert_eq!(undriven(&root, "pci").len(), MOST);
+        assert!(is_the_modes("nvidia_drm") && is_the_modes("nouveau") && !is_the_modes("nvme"));
+    }
+}

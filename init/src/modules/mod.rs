@@ -1,0 +1,347 @@
+//! Kernel modules: found through the lists that `depmod` writes, configured by
+//! `modprobe.d`, loaded by `finit_module`. `modprobe` is not needed.
+//!
+//! * [`dep`]: files and what they need; [`alias`] with [`glob`]: who drives a device; [`config`]: `modprobe.d`
+//! * [`order`]: what comes after what, as a pure function; [`load`]: threads and the system call
+//! * [`devices`]: what is on the buses and has no driver
+
+pub mod alias;
+pub mod config;
+pub mod dep;
+pub mod devices;
+pub mod glob;
+mod load;
+pub mod name;
+pub mod order;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use self::config::{Config, text_of};
+use self::dep::Dependencies;
+use self::name::{has, same, stem};
+use self::order::{Node, mark_asked};
+use crate::root::Root;
+
+/// Why a module is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum ModuleError {
+    /// Neither a file nor built in.
+    #[error("module {name} is neither in {index} nor built into the kernel; add it to the image")]
+    Unknown {
+        /// The module.
+        name: String,
+        /// Where it was looked for.
+        index: PathBuf,
+    },
+    /// Another that it needs was not loaded.
+    #[error("module {name} was not loaded because {need}, which it needs, was not")]
+    Needs {
+        /// The module.
+        name: String,
+        /// What it needs.
+        need: String,
+    },
+    /// Its file could not be opened.
+    #[error("module {name}: cannot open {file}: {source}; the image's modules.dep and its files do not match")]
+    Open {
+        /// The module.
+        name: String,
+        /// Its file.
+        file: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel did not take it.
+    #[error("module {name}: the kernel did not load {file}: {source}; {}", hint(source, *.compressed))]
+    Load {
+        /// The module.
+        name: String,
+        /// Its file.
+        file: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+        /// Whether the file is compressed.
+        compressed: bool,
+    },
+}
+
+fn hint(error: &io::Error, compressed: bool) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOEXEC) => "it was built for another kernel: build it for the one in this image",
+        Some(libc::EKEYREJECTED) => "its signature is missing or not of a key that this kernel trusts",
+        Some(libc::EPERM) => {
+            "module loading is locked (kernel.modules_disabled), or module_blacklist= on the kernel command line names it"
+        }
+        Some(libc::ENOENT) => "it uses a symbol that no loaded module has: look for 'Unknown symbol' in the kernel log",
+        Some(libc::ENODEV) => "it found no device that it can drive: look for its lines in the kernel log",
+        Some(libc::EINVAL) if !compressed => {
+            "a parameter is wrong, or a symbol has another version: see the kernel log"
+        }
+        Some(libc::EOPNOTSUPP | libc::EINVAL) if compressed => {
+            "this kernel cannot unpack modules (CONFIG_MODULE_DECOMPRESS): store it uncompressed"
+        }
+        _ => "see the kernel log",
+    }
+}
+
+/// Larger lists are no lists, bytes: those of a distribution's kernel are below 2 MiB.
+const LARGEST: u64 = 16 << 20;
+
+/// Whether modules that do not need each other may be loaded at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// They may.
+    Free,
+    /// Each needs the one before it.
+    InOrder,
+}
+
+/// What became of those that were asked for.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Loaded now, in this order, with µs for each: they and what they need.
+    pub loaded: Vec<(String, u64)>,
+    /// Part of the kernel.
+    pub built_in: Vec<String>,
+    /// What was wished for beside them and is not to be had, and what the configuration says in vain.
+    pub remarks: Vec<String>,
+    /// What is missing.
+    pub errors: Vec<ModuleError>,
+}
+
+impl Outcome {
+    /// All of it in one sentence, but for the errors.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.loaded.is_empty() {
+            let took = self.loaded.iter().map(|(name, us)| format!("{name} {}.{} ms", us / 1000, us % 1000 / 100));
+            parts.push(format!("loaded {}", took.collect::<Vec<_>>().join(", ")));
+        }
+        parts.extend(self.built_in.iter().map(|name| format!("{name} built in")));
+        parts.extend_from_slice(&self.remarks);
+        parts.join("; ")
+    }
+
+    /// Takes what came after.
+    pub fn add(&mut self, later: Self) {
+        self.loaded.extend(later.loaded);
+        self.built_in.extend(later.built_in);
+        self.remarks.extend(later.remarks);
+        self.errors.extend(later.errors);
+    }
+
+    /// The sentence, or what is missing and the sentence.
+    ///
+    /// # Errors
+    /// Something is missing.
+    pub fn told(&self) -> Result<String, String> {
+        if self.errors.is_empty() {
+            return Ok(self.detail());
+        }
+        let errors = self.errors.iter().map(ToString::to_string);
+        let detail = Some(self.detail()).filter(|detail| !detail.is_empty());
+        Err(errors.chain(detail).collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// The modules of one kernel, and what the image says about them.
+#[derive(Debug)]
+pub struct Modules {
+    root: Root,
+    folder: PathBuf,
+    dependencies: Dependencies,
+    /// What `modprobe.d` says.
+    pub config: Config,
+    /// Read when they are needed, which is seldom.
+    aliases: OnceLock<String>,
+    built_in: OnceLock<String>,
+}
+
+/// A set that is being put together.
+#[derive(Debug, Default)]
+struct Set {
+    nodes: Vec<Node>,
+    /// Where each node's line begins.
+    lines: Vec<Option<usize>>,
+    outcome: Outcome,
+}
+
+impl Modules {
+    /// Reads the lists of `release`. Missing lists are empty ones: a kernel
+    /// without modules has none.
+    #[must_use]
+    pub fn read(root: &Root, release: &str) -> Self {
+        let folder = root.path("/lib/modules").join(release);
+        let dependencies = Dependencies::new(text_of(&folder.join("modules.dep"), LARGEST).unwrap_or_default());
+        let config = Config::read(root, &folder.join("modules.softdep"));
+        let (aliases, built_in) = (OnceLock::new(), OnceLock::new());
+        Self { root: root.clone(), folder, dependencies, config, aliases, built_in }
+    }
+
+    /// Whether the image brings modules at all.
+    #[must_use]
+    pub fn any(root: &Root, release: &str) -> bool {
+        let list = root.path("/lib/modules").join(release).join("modules.dep");
+        list.metadata().is_ok_and(|data| data.len() > 0)
+    }
+
+    fn list(&self, name: &str) -> String {
+        text_of(&self.folder.join(name), LARGEST).unwrap_or_default()
+    }
+
+    /// Whether a module has a file.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.dependencies.find(name).is_some()
+    }
+
+    /// Whether a module is part of the kernel.
+    #[must_use]
+    pub fn built_in(&self, name: &str) -> bool {
+        self.built_in.get_or_init(|| self.list("modules.builtin")).lines().any(|line| same(stem(line), name))
+    }
+
+    /// The modules that drive devices, by what these say they are: those that
+    /// `modprobe.d` gives, or else those of the list. None that `blocked` holds back.
+    #[must_use]
+    pub fn drivers(&self, devices: &[String], blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let configured = || self.config.aliases.iter().map(|(pattern, module)| (pattern.as_str(), module.as_str()));
+        let named = |device: &String| configured().any(|(pattern, _)| glob::matches(pattern, device));
+        let (by_image, by_list): (Vec<String>, Vec<String>) = devices.iter().cloned().partition(named);
+        let mut found = alias::find(configured(), &by_image);
+        if !by_list.is_empty() {
+            let list = self.aliases.get_or_init(|| self.list("modules.alias"));
+            found.extend(alias::find(alias::lines(list), &by_list));
+        }
+        let mut names: Vec<String> = Vec::new();
+        for module in found {
+            if !has(&names, module) && !self.config.blacklisted(module) && !blocked(module) {
+                names.push(module.to_owned());
+            }
+        }
+        names
+    }
+
+    /// The modules that a name means: itself, or those that it is an alias of.
+    #[must_use]
+    pub fn meant(&self, name: &str, blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let aliased = self.config.aliases.iter().any(|(pattern, _)| glob::matches(pattern, name));
+        if !aliased && (self.has(name) || self.built_in(name)) {
+            return vec![name.to_owned()];
+        }
+        let found = self.drivers(&[name.to_owned()], blocked);
+        if found.is_empty() { vec![name.to_owned()] } else { found }
+    }
+
+    /// Loads modules, what they need, and the company that the configuration
+    /// wishes them. `params` gives what each is loaded with.
+    pub fn load(&self, names: &[&str], turn: Turn, params: &(dyn Fn(&str) -> String + Sync)) -> Outcome {
+        let set = self.set(names, turn);
+        let threads = if order::width(&set.nodes) > 1 { load::threads() } else { 1 };
+        let insert =
+            |node: &Node| load::insert(&self.root, &node.name, &self.folder.join(&node.file), &params(&node.name));
+        let (nodes, done) = load::run(set.nodes, threads, &insert);
+        let mut outcome = set.outcome;
+        outcome.loaded = done.loaded;
+        for (at, error) in done.failed {
+            match nodes.get(at) {
+                Some(node) if !node.asked => outcome.remarks.push(format!("left out: {error}")),
+                _ => outcome.errors.push(error),
+            }
+        }
+        outcome
+    }
+
+    /// Puts the set together: a list of what is still to be looked at, so that
+    /// circles and long chains in a file cost no stack.
+    fn set(&self, names: &[&str], turn: Turn) -> Set {
+        let mut set = Set::default();
+        let mut before = None;
+        for name in names {
+            let Some(at) = self.place(&mut set, name) else {
+                if self.built_in(name) {
+                    set.outcome.built_in.push((*name).to_owned());
+                } else {
+                    let index = self.folder.join("modules.dep");
+                    set.outcome.errors.push(ModuleError::Unknown { name: (*name).to_owned(), index });
+                }
+                continue;
+            };
+            set.nodes[at].asked = true;
+            if turn == Turn::InOrder {
+                set.nodes[at].needs.extend(before.filter(|before| *before != at));
+                before = Some(at);
+            }
+        }
+        let mut at = 0;
+        while at < set.nodes.len() {
+            self.needs_of(&mut set, at);
+            self.company_of(&mut set, at);
+            at += 1;
+        }
+        mark_asked(&mut set.nodes);
+        set
+    }
+
+    /// A module's place in the set, which it is added to.
+    fn place(&self, set: &mut Set, name: &str) -> Option<usize> {
+        let line = self.dependencies.find(name)?;
+        Some(set.lines.iter().position(|known| *known == Some(line.at)).unwrap_or_else(|| {
+            set.lines.push(Some(line.at));
+            let (name, file) = (stem(line.file).to_owned(), line.file.to_owned());
+            set.nodes.push(Node { name, file, ..Node::default() });
+            set.nodes.len() - 1
+        }))
+    }
+
+    fn needs_of(&self, set: &mut Set, at: usize) {
+        let Some(line) = self.dependencies.find(&set.nodes[at].name).filter(|line| set.lines[at] == Some(line.at))
+        else {
+            return;
+        };
+        let mut last = None;
+        for file in line.needs() {
+            let place = self.place(set, stem(file)).unwrap_or_else(|| {
+                // Without a line of its own it needs what was listed before it.
+                let known = set.nodes.iter().position(|node| node.file == file);
+                known.unwrap_or_else(|| {
+                    set.lines.push(None);
+                    let needs = last.into_iter().collect();
+                    set.nodes.push(Node {
+                        name: stem(file).to_owned(),
+                        file: file.to_owned(),
+                        needs,
+                        ..Node::default()
+                    });
+                    set.nodes.len() - 1
+                })
+            });
+            if place != at {
+                set.nodes[at].needs.push(place);
+            }
+            last = Some(place);
+        }
+    }
+
+    fn company_of(&self, set: &mut Set, at: usize) {
+        let name = set.nodes[at].name.clone();
+        let Some(soft) = self.config.company(&name) else { return };
+        for (list, first) in [(&soft.before, true), (&soft.after, false)] {
+            for other in list.iter().flat_map(|other| self.meant(other, &|_| false)) {
+                match self.place(set, &other) {
+                    Some(place) if place == at => {}
+                    Some(place) if first => set.nodes[at].after.push(place),
+                    Some(place) => set.nodes[place].after.push(at),
+                    None if self.built_in(&other) => {}
+                    None => set.outcome.remarks.push(format!("softdep of {name}: no module {other}")),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

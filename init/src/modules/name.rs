@@ -1,0 +1,37 @@
+//! Names of modules: `-` and `_` are the same in them.
+
+pub(super) fn fold(byte: u8) -> u8 {
+    if byte == b'-' { b'_' } else { byte }
+}
+
+/// Whether two names are one module's.
+#[must_use]
+pub fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| fold(a) == fold(b))
+}
+
+/// Whether a list has a name.
+#[must_use]
+pub fn has(list: &[String], name: &str) -> bool {
+    list.iter().any(|one| same(one, name))
+}
+
+/// `kernel/drivers/x/foo-bar.ko.xz` is the module `foo-bar`.
+#[must_use]
+pub fn stem(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.find(".ko").map_or(name, |end| &name[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stems_and_compression_go_by_the_file_name() {
+        for (path, name) in [("a/b/foo.ko", "foo"), ("foo.ko.zst", "foo"), ("foo", "foo"), ("a/", "")] {
+            assert_eq!(stem(path), name);
+        }
+        assert!(same("nvidia-uvm", "nvidia_uvm") && !same("nvidia-uvm", "nvidia"));
+    }
+}

@@ -1,0 +1,159 @@
+//! What is loaded after what: a graph, and who may go next. No I/O.
+
+/// How a file of a set stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum State {
+    /// Not yet.
+    #[default]
+    Waiting,
+    /// Being loaded.
+    Running,
+    /// There.
+    Loaded,
+    /// Not to be had.
+    Failed,
+}
+
+/// A module of a set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, as its file spells it.
+    pub name: String,
+    /// Its file, below the folder of the lists.
+    pub file: String,
+    /// What it cannot be without, by place in the set.
+    pub needs: Vec<usize>,
+    /// What has its turn before, whatever comes of that.
+    pub after: Vec<usize>,
+    /// Whether somebody asked for it, or for what needs it.
+    pub asked: bool,
+    /// How it stands.
+    pub state: State,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Load this one.
+    Load(usize),
+    /// The first cannot be loaded because the second, which it needs, was not.
+    Lost(usize, usize),
+    /// Somebody else has to get on first.
+    Wait,
+    /// Nothing is left.
+    Finished,
+}
+
+fn ended(state: State) -> bool {
+    matches!(state, State::Loaded | State::Failed)
+}
+
+/// Who may go next. Those that wait for each other in a circle go in the set's
+/// order: wishes yield first, then needs, about which the kernel has the last word.
+#[must_use]
+pub fn next(nodes: &[Node]) -> Next {
+    let state = |at: usize| nodes.get(at).map_or(State::Loaded, |node| node.state);
+    let waiting = || nodes.iter().enumerate().filter(|(_, node)| node.state == State::Waiting);
+    for (at, node) in waiting() {
+        if let Some(lost) = node.needs.iter().find(|need| state(**need) == State::Failed) {
+            return Next::Lost(at, *lost);
+        }
+        if node.needs.iter().chain(&node.after).all(|other| ended(state(*other))) {
+            return Next::Load(at);
+        }
+    }
+    if nodes.iter().any(|node| node.state == State::Running) {
+        return Next::Wait;
+    }
+    let yields = waiting().find(|(_, node)| node.needs.iter().all(|need| ended(state(*need))));
+    yields.or_else(|| waiting().next()).map_or(Next::Finished, |(at, _)| Next::Load(at))
+}
+
+/// How many may go at once.
+#[must_use]
+pub fn width(nodes: &[Node]) -> usize {
+    nodes.iter().filter(|node| node.state == State::Waiting && node.needs.is_empty() && node.after.is_empty()).count()
+}
+
+/// Marks what those that were asked for need: its failure is theirs.
+pub fn mark_asked(nodes: &mut [Node]) {
+    let mut open: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].asked).collect();
+    while let Some(at) = open.pop() {
+        for need in nodes[at].needs.clone() {
+            if let Some(node) = nodes.get_mut(need).filter(|node| !node.asked) {
+                node.asked = true;
+                open.push(need);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node(needs: &[usize], after: &[usize]) -> Node {
+        Node { needs: needs.to_vec(), after: after.to_vec(), ..Node::default() }
+    }
+
+    #[test]
+    fn needs_wishes_and_circles() {
+        let mut nodes = [node(&[1], &[]), node(&[], &[2]), node(&[], &[])];
+        assert_eq!((next(&nodes), width(&nodes)), (Next::Load(2), 1));
+        nodes[2].state = State::Running;
+        assert_eq!(next(&nodes), Next::Wait);
+        nodes[2].state = State::Failed;
+        assert_eq!(next(&nodes), Next::Load(1), "a wish that failed keeps nobody");
+        nodes[1].state = State::Failed;
+        assert_eq!(next(&nodes), Next::Lost(0, 1));
+        nodes[0].state = State::Failed;
+        assert_eq!(next(&nodes), Next::Finished);
+        assert_eq!(next(&[node(&[1], &[]), node(&[], &[0])]), Next::Load(1), "a wish yields to a need");
+        assert_eq!(next(&[node(&[1], &[]), node(&[0], &[])]), Next::Load(0));
+        assert_eq!(next(&[node(&[0], &[0])]), Next::Load(0));
+    }
+
+    #[test]
+    fn who_is_asked_for_asks_for_its_needs() {
+        let mut nodes = [Node { asked: true, ..node(&[1], &[3]) }, node(&[2], &[]), node(&[1], &[]), node(&[], &[])];
+        mark_asked(&mut nodes);
+        assert_eq!(nodes.map(|node| node.asked), [true, true, true, false]);
+    }
+
+    proptest! {
+        /// Any graph, circles and edges to nowhere included: each node has one
+        /// turn, after its needs unless these need it themselves.
+        #[test]
+        fn every_graph_comes_to_an_end(
+            edges in prop::collection::vec((prop::collection::vec(0_usize..12, 0..4), prop::collection::vec(0_usize..12, 0..3)), 1..10),
+            fails in prop::collection::vec(any::<bool>(), 10),
+        ) {
+            let mut nodes: Vec<Node> = edges.iter().map(|(needs, after)| node(needs, after)).collect();
+            let forward = edges.iter().enumerate().all(|(at, (needs, after))| {
+                needs.iter().chain(after).all(|other| *other < at || *other >= edges.len())
+            });
+            let mut turns = 0;
+            loop {
+                match next(&nodes) {
+                    Next::Load(at) => {
+                        prop_assert_eq!(nodes[at].state, State::Waiting);
+                        if forward {
+                            prop_assert!(nodes[at].needs.iter().all(|need| nodes.get(*need).is_none_or(|need| need.state == State::Loaded)));
+                            prop_assert!(nodes[at].after.iter().all(|other| nodes.get(*other).is_none_or(|other| ended(other.state))));
+                        }
+                        nodes[at].state = if fails[at] { State::Failed } else { State::Loaded };
+                    }
+                    Next::Lost(at, need) => {
+                        prop_assert_eq!(nodes[need].state, State::Failed);
+                        nodes[at].state = State::Failed;
+                    }
+                    Next::Wait => prop_assert!(false, "nobody runs"),
+                    Next::Finished => break,
+                }
+                turns += 1;
+            }
+            prop_assert_eq!(turns, nodes.len());
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Capabilities: what the driver lets a process do that may open a node, such
+//! as using one instance of a GPU in MIG mode. Each has a file under `/proc`
+//! that says which node it is.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use super::{MakeNode, Maker, NodesError, field, major};
+use crate::root::Root;
+
+/// Folders with capabilities: the GPUs', and the fabric's (`fabric-mgmt`).
+const TREES: &[&str] = &[GPU_TREE, "/proc/driver/nvidia-nvlink/capabilities"];
+
+const GPU_TREE: &str = "/proc/driver/nvidia/capabilities";
+
+/// Their device's name, and the folder of their nodes.
+const CAPS: &str = "nvidia-caps";
+
+/// How many folders are inside each other: `gpu0/mig/gi1/ci0/access` is the deepest that is known.
+const DEPTH: usize = 6;
+
+/// More capabilities than the driver has numbers for.
+const MAX_FILES: usize = 8192;
+
+/// More than a capability's file holds.
+const MAX_BYTES: u64 = 1024;
+
+/// The largest minor number that Linux has.
+const MAX_MINOR: u32 = (1 << 20) - 1;
+
+/// One capability, as its file says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Capability {
+    minor: u32,
+    mode: u32,
+    modify: bool,
+}
+
+/// The node of a capability.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CapabilityNode {
+    /// Where it is.
+    pub path: String,
+    /// Its major number.
+    pub major: u32,
+    /// Its minor number.
+    pub minor: u32,
+    /// The mode that the driver wants it to have.
+    pub mode: u32,
+}
+
+/// A part of a GPU in MIG mode that a program can use by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// The GPU instance: memory and processors.
+    pub gpu: u32,
+    /// The compute instance in it.
+    pub compute: u32,
+    /// Both must be opened to use it.
+    pub nodes: [CapabilityNode; 2],
+}
+
+fn node_name(minor: u32) -> String {
+    format!("{CAPS}/nvidia-cap{minor}")
+}
+
+/// What a capability's file says; nothing if the driver was told to make no nodes for them.
+fn read(path: &Path) -> Result<Option<Capability>, NodesError> {
+    let wrong = |reason: String| NodesError::Driver { path: path.to_owned(), reason };
+    let mut text = String::new();
+    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+    parse(&text).map_err(wrong)
+}
+
+fn parse(text: &str) -> Result<Option<Capability>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let number = |name: &str| match field(text, name).map(|value| (value, value.parse::<u32>())) {
+        None => Err(format!("it has no line '{name}'")),
+        Some((_, Ok(value))) => Ok(value),
+        Some((value, Err(_))) => Err(format!("its {name} is {value:?}, which is no number")),
+    };
+    let (minor, mode, modify) = (number("DeviceFileMinor")?, number("DeviceFileMode")?, number("DeviceFileModify")?);
+    if minor > MAX_MINOR {
+        return Err(format!("its DeviceFileMinor is {minor}; no node has a number above {MAX_MINOR}"));
+    }
+    if mode > 0o777 {
+        return Err(format!("its DeviceFileMode is {mode}, which is more than permissions"));
+    }
+    Ok(Some(Capability { minor, mode, modify: modify != 0 }))
+}
+
+/// Every file of a tree. What cannot be looked at is in `wrong`.
+fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<NodesError>) {
+    let mut fail = |path: &Path, reason: String| wrong.push(NodesError::Driver { path: path.to_owned(), reason });
+    let entries = match fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+        Ok(entries) => entries,
+        // Not every driver has every tree, and an instance may go while it is looked at.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => return fail(folder, error.to_string()),
+    };
+    let mut paths: Vec<_> = entries.iter().map(|entry| (entry.path(), entry.file_type())).collect();
+    paths.sort_by(|one, other| one.0.cmp(&other.0));
+    for (path, kind) in paths {
+        match kind {
+            Ok(kind) if kind.is_dir() && depth < DEPTH => files(&path, depth + 1, found, wrong),
+            Ok(kind) if kind.is_file() && found.len() < MAX_FILES => found.push(path),
+            Ok(kind) if kind.is_dir() || kind.is_file() => {
+                let reason = format!("there are more than {DEPTH} folders in each other, or {MAX_FILES} capabilities");
+                return wrong.push(NodesError::Driver { path, reason });
+            }
+            Ok(_) => wrong.push(NodesError::Driver { path, reason: "it is neither a file nor a folder".to_owned() }),
+            Err(error) => wrong.push(NodesError::Driver { path, reason: error.to_string() }),
+        }
+    }
+}
+
+/// Makes the nodes of all capabilities that there are now, and says what could not be made.
+pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    for tree in TREES {
+        files(&maker.root.path(tree), 1, &mut found, &mut wrong);
+    }
+    let mut taken: BTreeMap<u32, PathBuf> = BTreeMap::new();
+    for path in found {
+        let made = read(&path).and_then(|capability| {
+            let Some(capability) = capability else { return Ok(()) };
+            if let Some(other) = taken.insert(capability.minor, path.clone()) {
+                let reason = format!("its DeviceFileMinor is {}, as that of {}", capability.minor, other.display());
+                return Err(NodesError::Driver { path, reason });
+            }
+            let number = maker.major(&[CAPS]).ok_or(NodesError::NoMajor(CAPS))?;
+            // Otherwise somebody else looks after it.
+            if !capability.modify {
+                return Ok(());
+            }
+            maker.make(&node_name(capability.minor), number, capability.minor, capability.mode)
+        });
+        wrong.extend(made.err());
+    }
+    wrong
+}
+
+/// The numbers in the names of a folder's folders: 3 for `gi3`.
+fn numbered(folder: &Path, prefix: &str) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().take(MAX_FILES).flatten();
+    let mut numbers: Vec<u32> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let digits = name.to_str()?.strip_prefix(prefix)?;
+            let number = digits.parse().ok()?;
+            // "+1" and "01" are numbers too, and none of the driver's.
+            (format!("{number}") == digits).then_some(number)
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The instances of the GPU with this minor number, in the order in which NVML
+/// counts them. One whose files cannot be used is left out: [`super::make`] and
+/// [`super::make_capabilities`] say which and why.
+#[must_use]
+pub fn instances(root: &Root, minor: u32) -> Vec<Instance> {
+    let gpu = root.path(&format!("{GPU_TREE}/gpu{minor}/mig"));
+    let parts = numbered(&gpu, "gi");
+    if parts.is_empty() {
+        return Vec::new();
+    }
+    let devices = fs::read_to_string(root.path("/proc/devices")).unwrap_or_default();
+    let Some(major) = major(&devices, &[CAPS]) else { return Vec::new() };
+    let node = |folder: &Path| {
+        let Capability { minor, mode, .. } = read(&folder.join("access")).ok().flatten()?;
+        Some(CapabilityNode { path: format!("/dev/{}", node_name(minor)), major, minor, mode })
+    };
+    let mut found = Vec::new();
+    for part in parts {
+        let folder = gpu.join(format!("gi{part}"));
+        let Some(whole) = node(&folder) else { continue };
+        for compute in numbered(&folder, "ci") {
+            let own = node(&folder.join(format!("ci{compute}")));
+            found.extend(own.map(|own| Instance { gpu: part, compute, nodes: [whole.clone(), own] }));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::make_capabilities;
+    use super::super::tests::{Node, Written, write};
+    use super::*;
+    use proptest::prelude::*;
+
+    const DEVICES: &str = "Character devices:\n195 nvidia\n241 nvidia-caps\n\nBlock devices:\n";
+
+    fn text(minor: u32, mode: u32, modify: u32) -> String {
+        format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n")
+    }
+
+    /// A tree of capabilities, each with its text.
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder, "proc/devices", DEVICES);
+        for (path, text) in files {
+            write(&folder, &format!("proc/driver/{path}"), text);
+        }
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    fn made(root: &Root) -> (Vec<Node>, Vec<String>) {
+        let mut written = Written::default();
+        let wrong = make_capabilities(root, &mut written).unwrap();
+        (written.0, wrong.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn every_capability_has_the_node_and_the_mode_that_its_file_says() {
+        let (_folder, root) = tree(&[
+            ("nvidia/capabilities/mig/config", &text(1, 256, 1)),
+            ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
+            ("nvidia/capabilities/fabric-imex-mgmt", &text(4323, 256, 1)),
+            ("nvidia/capabilities/gpu0/mig/gi1/access", &text(12, 292, 1)),
+            ("nvidia/capabilities/gpu0/mig/gi1/ci0/access", &text(13, 292, 1)),
+            ("nvidia/capabilities/gpu1/mig/gi1/access", &text(147, 292, 0)),
+            ("nvidia-nvlink/capabilities/fabric-mgmt", &text(0, 256, 1)),
+        ]);
+        let (nodes, wrong) = made(&root);
+        let node = |minor: u32, mode| (node_name(minor), 241, minor, mode);
+        assert_eq!(
+            nodes,
+            [node(4323, 0o400), node(12, 0o444), node(13, 0o444), node(1, 0o400), node(2, 0o444), node(0, 0o400),],
+            "and none for the one that somebody else looks after"
+        );
+        assert_eq!(wrong, [] as [String; 0]);
+    }
+
+    #[test]
+    fn no_tree_and_empty_files_are_no_error() {
+        let (folder, root) = tree(&[]);
+        assert_eq!(made(&root), (vec![], vec![]));
+        // nv_cap_enable_devfs=0: the files themselves are what is opened, and the device is not registered.
+        write(&folder, "proc/devices", "Character devices:\n195 nvidia\n");
+        write(&folder, "proc/driver/nvidia/capabilities/mig/config", "");
+        assert_eq!(made(&root), (vec![], vec![]));
+        write(&folder, "proc/driver/nvidia/capabilities/mig/monitor", &text(2, 292, 1));
+        let (nodes, wrong) = made(&root);
+        assert!(nodes.is_empty() && wrong.len() == 1 && wrong[0].contains("named nvidia-caps"), "{wrong:?}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_named_and_the_others_count() {
+        for (bad, part) in [
+            ("DeviceFileMode: 256\nDeviceFileModify: 1\n", "no line 'DeviceFileMinor'"),
+            ("DeviceFileMinor: 3\nDeviceFileModify: 1\n", "no line 'DeviceFileMode'"),
+            ("DeviceFileMinor: 3\nDeviceFileMode: 256\n", "no line 'DeviceFileModify'"),
+            ("DeviceFileMinor: -1\nDeviceFileMode: 256\nDeviceFileModify: 1\n", "DeviceFileMinor is \"-1\""),
+            ("DeviceFileMinor: 3\nDeviceFileMode: rw\nDeviceFileModify: 1\n", "DeviceFileMode is \"rw\""),
+            ("DeviceFileMinor: 3\nDeviceFileMode: 2541\nDeviceFileModify: 1\n", "more than permissions"),
+            ("DeviceFileMinor: 1048576\nDeviceFileMode: 256\nDeviceFileModify: 1\n", "above 1048575"),
+            ("DeviceFileMinor: 2\nDeviceFileMode: 256\nDeviceFileModify: 1\n", "capabilities/mig/config"),
+            ("\u{1}\u{2}", "no line"),
+        ] {
+            let (_folder, root) =
+                tree(&[("nvidia/capabilities/mig/config", &text(2, 292, 1)), ("nvidia/capabilities/mig/monitor", bad)]);
+            let (nodes, wrong) = made(&root);
+            assert_eq!(nodes, [(node_name(2), 241, 2, 0o444)], "{bad:?}");
+            assert!(wrong.len() == 1 && wrong[0].contains("capabilities/mig/monitor"), "{wrong:?}");
+            assert!(wrong[0].contains(part), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_tree_of_another_shape_is_named_and_not_followed() {
+        let (folder, root) = tree(&[
+            ("nvidia/capabilities/1/2/3/4/5/6/7/access", &text(9, 292, 1)),
+            ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
+        ]);
+        let capabilities = folder.path().join("proc/driver/nvidia/capabilities");
+        std::os::unix::fs::symlink(&capabilities, capabilities.join("again")).unwrap();
+        fs::write(capabilities.join("binary"), [0xff, 0xfe]).unwrap();
+        let (nodes, wrong) = made(&root);
+        assert_eq!(nodes, [(node_name(2), 241, 2, 0o444)]);
+        assert_eq!(wrong.len(), 3, "{wrong:?}");
+        for part in ["1/2/3/4/5/6", "again: it is neither", "binary"] {
+            assert!(wrong.iter().any(|wrong| wrong.contains(part)), "{part}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_instance_is_both_of_its_nodes() {
+        let gpu = "nvidia/capabilities/gpu3/mig";
+        let (_folder, root) = tree(&[
+            (&format!("{gpu}/gi10/access"), &text(30, 292, 1)),
+            (&format!("{gpu}/gi10/ci0/access"), &text(31, 292, 1)),
+            (&format!("{gpu}/gi2/access"), &text(20, 292, 0)),
+            (&format!("{gpu}/gi2/ci1/access"), &text(22, 292, 1)),
+            (&format!("{gpu}/gi2/ci0/access"), &text(21, 292, 1)),
+            (&format!("{gpu}/gi4/access"), &text(40, 292, 1)),
+            (&format!("{gpu}/gi5/access"), "rubbish"),
+            (&format!("{gpu}/gi5/ci0/access"), &text(51, 292, 1)),
+            (&format!("{gpu}/gi07/access"), &text(70, 292, 1)),
+            (&format!("{gpu}/gi07/ci0/access"), &text(71, 292, 1)),
+        ]);
+        let found: Vec<_> = instances(&root, 3)
+            .into_iter()
+            .map(|instance| (instance.gpu, instance.compute, instance.nodes.map(|node| node.path)))
+            .collect();
+        let nodes = |gpu: u32, compute: u32| [gpu, compute].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
+        assert_eq!(found, [(2, 0, nodes(20, 21)), (2, 1, nodes(20, 22)), (10, 0, nodes(30, 31))]);
+        assert_eq!(instances(&root, 0), []);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_capability_or_an_error(
+            text in "((DeviceFile(Minor|Mode|Modify)|\\PC{0,9}): ?(-?[0-9]{0,12}|\\PC{0,9})\n?){0,5}"
+        ) {
+            if let Ok(Some(capability)) = parse(&text) {
+                prop_assert!(capability.minor <= MAX_MINOR && capability.mode <= 0o777);
+            }
+        }
+
+        #[test]
+        fn what_the_driver_writes_is_read(minor in 0..=MAX_MINOR, mode in 0..=0o777_u32, modify: bool) {
+            let read = parse(&text(minor, mode, u32::from(modify)));
+            prop_assert_eq!(read, Ok(Some(Capability { minor, mode, modify })));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The nodes by which an NVLink fabric is managed and used: NVSwitches, and the
+//! channels of IMEX, over which programs on several nodes share memory.
+
+use std::fs;
+use std::io;
+
+use firstlight_pci::Address;
+
+use super::{CONTROL_MINOR, MakeNode, Maker, NodesError, field, mode_in};
+
+const SWITCH: &str = "nvidia-nvswitch";
+const LINK: &str = "nvidia-nvlink";
+const IMEX: &str = "nvidia-caps-imex-channels";
+
+/// Has a folder for each switch, by its address.
+const SWITCHES: &str = "/proc/driver/nvidia-nvswitch/devices";
+
+/// How many channels there are if the driver does not say: its own default.
+const CHANNELS: u32 = 2048;
+
+/// Makes the nodes of the switches and of the first `channels` channels, and
+/// says what could not be made. `mode` is that of the GPUs' nodes.
+pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u32) -> Vec<NodesError> {
+    [switches(maker), imex(maker, channels, mode)].into_iter().filter_map(Result::err).collect()
+}
+
+/// How many switches the driver has taken. It numbers them from 0 as it finds
+/// them, and says the numbers nowhere.
+fn count(maker: &Maker<'_, impl MakeNode>) -> Result<u32, NodesError> {
+    let folder = maker.root.path(SWITCHES);
+    let entries = match fs::read_dir(&folder).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(NodesError::Driver { path: folder, reason: error.to_string() }),
+    };
+    if let Some(entry) = entries.iter().find(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_none_or(|name| name.parse::<Address>().is_err())
+    }) {
+        return Err(NodesError::Driver { path: entry.path(), reason: "its name is no PCI address".to_owned() });
+    }
+    u32::try_from(entries.len()).ok().filter(|count| *count <= CONTROL_MINOR).ok_or_else(|| NodesError::Driver {
+        path: folder,
+        reason: format!("it has {} switches; the driver has numbers for {CONTROL_MINOR}", entries.len()),
+    })
+}
+
+fn switches(maker: &mut Maker<'_, impl MakeNode>) -> Result<(), NodesError> {
+    let count = count(maker)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let major = maker.major(&[SWITCH]).ok_or(NodesError::NoMajor(SWITCH))?;
+    let mode = mode_in(maker.root, "/proc/driver/nvidia-nvswitch/permissions")?;
+    maker.make("nvidia-nvswitchctl", major, CONTROL_MINOR, mode)?;
+    for minor in 0..count {
+        maker.make(&format!("nvidia-nvswitch{minor}"), major, minor, mode)?;
+    }
+    if let Some(major) = maker.major(&[LINK]) {
+        let mode = mode_in(maker.root, "/proc/driver/nvidia-nvlink/permissions")?;
+        maker.make("nvidia-nvlink", major, 0, mode)?;
+    }
+    Ok(())
+}
+
+fn imex(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u32) -> Result<(), NodesError> {
+    // A driver that was told to have no channels does not register them.
+    let Some(major) = maker.major(&[IMEX]) else { return Ok(()) };
+    let path = maker.root.path(super::PARAMS);
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    let there = match field(&text, "ImexChannelCount") {
+        None => CHANNELS,
+        Some(value) => value.parse().map_err(|_| NodesError::Driver {
+            path,
+            reason: format!("its ImexChannelCount is {value:?}, which is no number"),
+        })?,
+    };
+    for channel in 0..channels.min(there) {
+        maker.make(&format!("{IMEX}/channel{channel}"), major, channel, mode)?;
+    }
+    if channels > there.max(1) {
+        return Err(NodesError::Channels { asked: channels, there });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, Written, write};
+    use super::*;
+    use crate::root::Root;
+
+    const DEVICES: &str = "Character devices:\n195 nvidia\n234 nvidia-caps-imex-channels\n235 nvidia-nvswitch\n\
+                           236 nvidia-nvlink\n\nBlock devices:\n";
+
+    fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder, "proc/devices", DEVICES);
+        for (path, text) in files {
+            write(&folder, &format!("proc/driver/{path}"), text);
+        }
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    fn made(root: &Root, channels: u32) -> (Vec<Node>, Vec<String>) {
+        let mut written = Written::default();
+        let made = super::super::make(root, &[], channels, &mut written).unwrap();
+        written.0.retain(|node| node.0 != "nvidiactl");
+        (written.0, made.left_out.iter().map(ToString::to_string).collect())
+    }
+
+    fn node(name: &str, major: u32, minor: u32, mode: u32) -> Node {
+        (name.to_owned(), major, minor, mode)
+    }
+
+    #[test]
+    fn a_service_vm_has_its_switches() {
+        let switch = |at: &str| format!("nvidia-nvswitch/devices/0000:{at}:00.0/information");
+        let (_folder, root) = guest(&[
+            (&switch("05"), "BIOS Version: N/A\n"),
+            (&switch("06"), "BIOS Version: N/A\n"),
+            ("nvidia-nvswitch/permissions", "DeviceFileMode: 438\n"),
+            ("nvidia-nvlink/permissions", "DeviceFileMode: 432\n"),
+        ]);
+        let nodes = [
+            node("nvidia-nvswitchctl", 235, 255, 0o666),
+            node("nvidia-nvswitch0", 235, 0, 0o666),
+            node("nvidia-nvswitch1", 235, 1, 0o666),
+            node("nvidia-nvlink", 236, 0, 0o660),
+        ];
+        assert_eq!(made(&root, 0), (nodes.to_vec(), vec![]));
+    }
+
+    #[test]
+    fn what_is_wrong_about_switches_is_named() {
+        for (file, text, part) in [
+            ("nvidia-nvswitch/devices/..x/information", "", "devices/..x: its name is no PCI address"),
+            ("nvidia-nvswitch/permissions", "DeviceFileMode: rw\n", "nvidia-nvswitch/permissions: its DeviceFileMode"),
+        ] {
+            let (_folder, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", ""), (file, text)]);
+            let (nodes, wrong) = made(&root, 0);
+            assert!(nodes.is_empty() && wrong.len() == 1 && wrong[0].contains(part), "{wrong:?}");
+        }
+        let (folder, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", "")]);
+        write(&folder, "proc/devices", "Character devices:\n195 nvidia\n");
+        assert!(made(&root, 0).1[0].contains("named nvidia-nvswitch"));
+    }
+
+    #[test]
+    fn channels_are_as_many_as_are_asked_for_and_there() {
+        let channel = |number: u32| node(&format!("{IMEX}/channel{number}"), 234, number, 0o660);
+        let params = |count: &str| format!("DeviceFileMode: 432\n{count}");
+        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2048\n"))]);
+        assert_eq!(made(&root, 1), (vec![channel(0)], vec![]));
+        assert_eq!(made(&root, 3).0, [channel(0), channel(1), channel(2)]);
+        assert_eq!(made(&root, 0), (vec![], vec![]));
+        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2\n"))]);
+        let (nodes, wrong) = made(&root, 3);
+        assert_eq!(nodes, [channel(0), channel(1)]);
+        assert!(wrong[0].contains("3 channels") && wrong[0].contains("NVreg_ImexChannelCount=3"), "{wrong:?}");
+        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: many\n"))]);
+        let (nodes, wrong) = made(&root, 1);
+        assert!(nodes.is_empty() && wrong[0].contains("params: its ImexChannelCount is \"many\""), "{wrong:?}");
+        let (_folder, root) = guest(&[("nvidia/params", &params(""))]);
+        assert_eq!(made(&root, CHANNELS + 1).0.len(), 2048);
+    }
+}

@@ -1,0 +1,69 @@
+//! Who is still there when everybody was killed.
+
+use std::fs;
+
+use crate::root::Root;
+
+/// Processes other than process 1 and the kernel's own: at most `most` of them,
+/// and how many more.
+#[must_use]
+pub fn alive(root: &Root, most: usize) -> Vec<String> {
+    let entries = fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    let mut rows = Vec::new();
+    let mut more = 0_usize;
+    for pid in numbers.into_iter().filter(|pid| *pid != 1) {
+        let Some(row) = fs::read(root.path(&format!("/proc/{pid}/stat"))).ok().and_then(|text| row(pid, &text)) else {
+            continue;
+        };
+        if rows.len() < most {
+            rows.push(row);
+        } else {
+            more += 1;
+        }
+    }
+    if more > 0 {
+        rows.push(format!("{more} more processes"));
+    }
+    rows
+}
+
+/// `pid 7 (name), state D`, if that is a program that has not ended.
+fn row(pid: u32, stat: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(stat);
+    // The name is the process's own choice and may hold brackets and blanks.
+    let (head, rest) = text.rsplit_once(')')?;
+    let name = head.split_once('(')?.1;
+    let mut fields = rest.split_ascii_whitespace();
+    let (state, parent) = (fields.next()?, fields.next()?);
+    // The kernel's threads are children of process 2.
+    (pid != 2 && parent != "2" && state != "Z").then(|| format!("pid {pid} ({name}), state {state}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_named_and_the_kernels_threads_and_the_dead_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        for (pid, text) in [
+            (1, "1 (init) S 0 1"),
+            (2, "2 (kthreadd) S 0 0"),
+            (9, "9 (kworker/0:1) I 2 0"),
+            (40, "40 (gone) Z 1 40"),
+            (51, "51 (a) b (c) D 1 51"),
+            (52, "52 (x) R 51 52"),
+            (53, "53 (y) S 51 53"),
+            (54, "broken"),
+        ] {
+            let place = folder.path().join(format!("proc/{pid}"));
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join("stat"), text).unwrap();
+        }
+        let root = Root::at(folder.path());
+        assert_eq!(alive(&root, 2), ["pid 51 (a) b (c), state D", "pid 52 (x), state R", "1 more processes"]);
+        assert_eq!(alive(&root, 8).len(), 3);
+    }
+}

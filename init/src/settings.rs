@@ -1,0 +1,295 @@
+//! The program that sets what is asked of GPUs (`firstlight-gpu-settings`): its
+//! start, what it says, and what that comes to.
+
+use std::ffi::CString;
+use std::io::{PipeReader, Read as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use firstlight_settings::{Line, Outcome, Work};
+use firstlight_sys::daemon::{Daemon as Program, start};
+use rustix::process::Pid;
+
+use crate::daemons::config::first_of;
+use crate::daemons::group::Group;
+use crate::daemons::launch::{ENVIRONMENT, OOM_SCORE};
+use crate::daemons::output::Lines;
+use crate::root::Root;
+
+/// Where the program is.
+const PROGRAMS: &[&str] = &["/usr/bin/firstlight-gpu-settings"];
+
+/// The step that decides whether a GPU can be given away: who gets a part of it gets no more than that.
+const DIVISION: &str = "mig";
+
+/// The longest line that can be a step's.
+const MOST_LINE: usize = 8 << 10;
+
+/// What is read before others have their turn, bytes.
+const TURN: usize = 64 << 10;
+
+/// What the program says: steps, and words of it or of the library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    /// A step.
+    Step(Line),
+    /// Words.
+    Words(String),
+}
+
+/// Bytes of the program as what it says.
+#[derive(Debug, Default)]
+pub struct Ear {
+    line: Vec<u8>,
+    words: Lines,
+}
+
+impl Ear {
+    /// Takes bytes.
+    pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<Said>) {
+        for byte in bytes {
+            if *byte == b'\n' {
+                self.end(out);
+            } else if self.line.len() < MOST_LINE {
+                self.line.push(*byte);
+            }
+        }
+    }
+
+    /// Takes what was written after the last line's end as a line.
+    pub fn end(&mut self, out: &mut Vec<Said>) {
+        let line = std::mem::take(&mut self.line);
+        if line.first() == Some(&b'{')
+            && let Ok(step) = serde_json::from_slice(&line)
+        {
+            out.push(Said::Step(step));
+            return;
+        }
+        let mut words = Vec::new();
+        self.words.feed(&line, &mut words);
+        self.words.end(&mut words);
+        out.extend(words.into_iter().map(Said::Words));
+    }
+}
+
+/// How the steps stand.
+#[derive(Debug, Default)]
+pub struct Tally {
+    open: Vec<(String, String)>,
+    /// Objects that are divided as asked.
+    divided: Vec<String>,
+    done: u32,
+    unchanged: u32,
+    failed: Vec<Line>,
+}
+
+impl Tally {
+    /// Takes what was said of a step.
+    pub fn take(&mut self, line: &Line) {
+        let of = (line.object.clone(), line.step.clone());
+        match line.result {
+            Outcome::Begun => return self.open.push(of),
+            Outcome::Done => self.done += 1,
+            Outcome::Unchanged | Outcome::Would => self.unchanged += 1,
+            Outcome::Failed => self.failed.push(line.clone()),
+        }
+        self.open.retain(|other| *other != of);
+        if line.result != Outcome::Failed && line.step == DIVISION {
+            self.divided.push(of.0);
+        }
+    }
+
+    /// Whether a GPU was said to be divided as asked.
+    #[must_use]
+    pub fn is_divided(&self, object: &str) -> bool {
+        self.divided.iter().any(|other| other == object)
+    }
+
+    /// What went wrong with one object.
+    #[must_use]
+    pub fn failure_of(&self, object: &str) -> Option<&str> {
+        self.failed.iter().find(|line| line.object == object).map(|line| line.detail.as_str())
+    }
+
+    /// What did not end as asked, one sentence each.
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
+        let failed = self.failed.iter().map(|line| format!("{}: {}: {}", line.object, line.step, line.detail));
+        let open = self.open.iter().map(|(object, step)| format!("{object}: {step} has begun and not ended"));
+        failed.chain(open).collect()
+    }
+
+    /// What there is to say when all went well.
+    #[must_use]
+    pub fn words(&self) -> String {
+        format!("{} done, {} as they were", self.done, self.unchanged)
+    }
+}
+
+/// What the image lacks to do it.
+#[must_use]
+pub fn missing(root: &Root) -> Option<String> {
+    first_of(root, PROGRAMS).err()
+}
+
+/// The program at work.
+#[derive(Debug)]
+pub struct Run {
+    pid: Option<Pid>,
+    group: Group,
+    output: Option<PipeReader>,
+    ear: Ear,
+    /// What was said of steps so far.
+    pub tally: Tally,
+}
+
+impl Run {
+    /// Starts the program, in a resource group below `groups`.
+    ///
+    /// # Errors
+    /// What could not be done.
+    pub fn start(root: &Root, groups: &Path, name: &str, work: &Work) -> Result<Self, String> {
+        let program = root.path(first_of(root, PROGRAMS)?).to_string_lossy().into_owned();
+        let work = serde_json::to_string(work).map_err(|error| format!("the work cannot be written: {error}"))?;
+        let word = |text: String| CString::new(text).map_err(|error| error.to_string());
+        let (path, work) = (word(program.clone())?, word(work)?);
+        let group = Group::make(groups, name)?;
+        let pipe = || {
+            let (reader, writer) = std::io::pipe()?;
+            rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
+            Ok((reader, writer))
+        };
+        let (reader, writer) =
+            pipe().map_err(|error: std::io::Error| format!("cannot make a pipe for its output: {error}"))?;
+        let pid = start(&Program {
+            path: &path,
+            arguments: &[&path, c"apply", &work],
+            environment: ENVIRONMENT,
+            output: writer.as_fd(),
+            group: group.as_fd(),
+            user: None,
+            oom_score: OOM_SCORE,
+        })
+        .map_err(|error| format!("cannot start {program}: {error}"))?;
+        Ok(Self { pid: Pid::from_raw(pid), group, output: Some(reader), ear: Ear::default(), tally: Tally::default() })
+    }
+
+    /// Whether this is its process.
+    #[must_use]
+    pub fn is(&self, pid: Pid) -> bool {
+        self.pid == Some(pid)
+    }
+
+    /// What wakes it.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.output.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes what it has said, a turn's worth or all of it.
+    pub fn listen(&mut self, all: bool) -> Vec<Said> {
+        let mut said = Vec::new();
+        let mut buffer = [0; 4096];
+        let mut left = TURN;
+        while let Some(output) = self.output.as_mut().filter(|_| all || left > 0) {
+            match output.read(&mut buffer) {
+                Ok(0) => self.output = None,
+                Ok(count) => {
+                    self.ear.feed(&buffer[..count], &mut said);
+                    left = left.saturating_sub(count);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(_) => self.output = None,
+            }
+        }
+        if self.output.is_none() {
+            self.ear.end(&mut said);
+        }
+        for line in &said {
+            if let Said::Step(line) = line {
+                self.tally.take(line);
+            }
+        }
+        said
+    }
+
+    /// The last line that was no step's: the loader's or the library's complaint, perhaps.
+    #[must_use]
+    pub fn last_words(&self) -> &str {
+        self.ear.words.last()
+    }
+
+    /// Kills it. One that the kernel holds stays, and nobody waits for it.
+    pub fn kill(&self) {
+        let _ = self.group.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn line(object: &str, step: &str, result: Outcome, detail: &str) -> Line {
+        Line { object: object.into(), step: step.into(), result, us: 0, detail: detail.into() }
+    }
+
+    #[test]
+    fn steps_and_words_are_told_apart() {
+        let (mut ear, mut out) = (Ear::default(), Vec::new());
+        for piece in ["{\"object\":\"a\",\"step\":\"mig\",\"res", "ult\":\"done\"}\nwarn\x1bing\n\n{\"x\":1}\n", "rest"]
+        {
+            ear.feed(piece.as_bytes(), &mut out);
+        }
+        ear.end(&mut out);
+        let words = |text: &str| Said::Words(text.to_owned());
+        assert_eq!(
+            out,
+            [Said::Step(line("a", "mig", Outcome::Done, "")), words("warn\\x1bing"), words("{\"x\":1}"), words("rest")]
+        );
+    }
+
+    #[test]
+    fn what_fails_or_never_ends_is_told() {
+        let mut tally = Tally::default();
+        for (object, step, result, detail) in [
+            ("a", "mig", Outcome::Begun, ""),
+            ("a", "mig", Outcome::Failed, "no such profile"),
+            ("a", "clocks", Outcome::Begun, ""),
+            ("b", "mig", Outcome::Begun, ""),
+            ("b", "mig", Outcome::Done, "on"),
+            ("b", "power-limit", Outcome::Begun, ""),
+            ("b", "power-limit", Outcome::Unchanged, "700 W"),
+        ] {
+            tally.take(&line(object, step, result, detail));
+        }
+        assert_eq!(tally.complaints(), ["a: mig: no such profile", "a: clocks has begun and not ended"]);
+        assert_eq!((tally.failure_of("a"), tally.failure_of("b")), (Some("no such profile"), None));
+        assert_eq!((tally.is_divided("a"), tally.is_divided("b")), (false, true));
+        assert_eq!(tally.words(), "1 done, 1 as they were");
+    }
+
+    #[test]
+    fn an_image_without_the_program_is_told_which_file_it_lacks() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = missing(&Root::at(folder.path())).unwrap();
+        assert_eq!(text, "/usr/bin/firstlight-gpu-settings is not in the image; add it");
+        std::fs::create_dir_all(folder.path().join("usr/bin")).unwrap();
+        std::fs::write(folder.path().join("usr/bin/firstlight-gpu-settings"), "").unwrap();
+        assert_eq!(missing(&Root::at(folder.path())), None);
+    }
+
+    proptest! {
+        #[test]
+        fn anything_may_be_said(bytes in proptest::collection::vec(any::<u8>(), 0..20_000)) {
+            let (mut ear, mut out) = (Ear::default(), Vec::new());
+            ear.feed(&bytes, &mut out);
+            ear.end(&mut out);
+            for said in out {
+                let Said::Words(words) = said else { continue };
+                prop_assert!(!words.chars().any(char::is_control));
+            }
+        }
+    }
+}

@@ -14,7 +14,7 @@ pub struct Shared {
     pub ipc: Option<PathBuf>,
     /// The sandbox's UTS namespace, which carries its host name.
     pub uts: Option<PathBuf>,
-    /// The process namespace of the first container, for those that asked to share it.
+    /// The process namespace of the first container, for one that asked to share it.
     pub pid: Option<PathBuf>,
 }
 

@@ -1,6 +1,7 @@
 //! The sandbox: everything the agent has made, and who may find what.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,10 +17,12 @@ use crate::control::Control;
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
+use crate::guest::online::Follows;
 use crate::hotplug::Hotplug;
 use crate::network;
 use crate::oom::Oom;
 use crate::paths::Paths;
+use crate::rest::Rest;
 use crate::runtime::Runtime;
 use crate::{dns, hooks, modules, storage, work};
 
@@ -38,6 +41,8 @@ pub struct Agent {
     pub gpus: Source,
     /// Finds other devices.
     pub hotplug: Hotplug,
+    /// Whether memory that comes is taken into use.
+    pub memory: Follows,
     /// Who was killed for want of memory.
     pub oom: Oom,
     /// What is mounted for containers.
@@ -48,6 +53,8 @@ pub struct Agent {
     pub copies: Copies,
     /// Whose turn it is to change the network.
     pub network: network::Turn,
+    /// When it has nothing to do.
+    pub rest: Rest,
     state: Mutex<State>,
 }
 
@@ -66,6 +73,10 @@ enum Sandbox {
     Creating,
     Created,
     Destroyed,
+}
+
+fn destroyed() -> Error {
+    Error::new(Code::FAILED_PRECONDITION, "the sandbox is being destroyed")
 }
 
 impl Agent {
@@ -89,11 +100,13 @@ impl Agent {
             control,
             gpus,
             hotplug,
+            memory: Follows::default(),
             oom,
             storages,
             names,
             copies: Copies::default(),
             network: network::Turn::default(),
+            rest: Rest::default(),
             state,
         })
     }
@@ -112,7 +125,8 @@ impl Agent {
     /// Makes the sandbox. A second call is refused before it touches anything.
     ///
     /// # Errors
-    /// There is a sandbox, or a part of it cannot be made; then there is none.
+    /// There is a sandbox, or a part of it cannot be made: then there is none.
+    /// Or it was destroyed meanwhile: then it stays so.
     pub async fn create_sandbox(self: &Arc<Self>, request: CreateSandboxRequest) -> Result<()> {
         {
             let mut state = self.state();
@@ -122,7 +136,11 @@ impl Agent {
             state.sandbox = Sandbox::Creating;
         }
         let result = self.build_sandbox(&request).await;
-        self.state().sandbox = if result.is_ok() { Sandbox::Created } else { Sandbox::None };
+        let mut state = self.state();
+        if state.sandbox != Sandbox::Creating {
+            return result.and_then(|()| Err(destroyed()));
+        }
+        state.sandbox = if result.is_ok() { Sandbox::Created } else { Sandbox::None };
         result
     }
 
@@ -159,15 +177,22 @@ impl Agent {
         Arc::clone(&self.state().hooks)
     }
 
-    /// The namespaces that a new container shares.
+    /// The namespaces that a new container shares, with this one of processes.
+    /// What comes back holds for as long as that descriptor is open.
     #[must_use]
-    pub fn shared(&self, pid: bool) -> Shared {
-        let state = self.state();
-        let created = state.sandbox == Sandbox::Created;
+    pub fn shared(&self, processes: Option<&OwnedFd>) -> Shared {
+        let created = self.state().sandbox == Sandbox::Created;
         let kept = |kind: &str| Some(self.paths.namespaces.join(kind)).filter(|_| created);
-        let first = state.first.as_ref().and_then(|id| state.containers.get(id)).and_then(|first| first.pid());
-        let pid = first.filter(|_| pid).map(|pid| format!("/proc/{pid}/ns/pid").into());
+        // By this process's own number and not by "self": the runtime opens it.
+        let pid = processes.map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into());
         Shared { ipc: kept("ipc"), uts: kept("uts"), pid }
+    }
+
+    /// The sandbox's first container.
+    #[must_use]
+    pub fn first(&self) -> Option<Arc<Container>> {
+        let state = self.state();
+        state.first.as_ref().and_then(|id| state.containers.get(id)).cloned()
     }
 
     /// A container.
@@ -203,7 +228,7 @@ impl Agent {
         self.free(&container.id)?;
         let mut state = self.state();
         if state.sandbox == Sandbox::Destroyed {
-            return Err(Error::new(Code::FAILED_PRECONDITION, "the sandbox is being destroyed"));
+            return Err(destroyed());
         }
         state.first.get_or_insert_with(|| container.id.clone());
         state.containers.insert(container.id.clone(), Arc::clone(container));
@@ -233,5 +258,74 @@ impl Agent {
     #[must_use]
     pub fn destroy(&self) -> bool {
         std::mem::replace(&mut self.state().sandbox, Sandbox::Destroyed) != Sandbox::Destroyed
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::process::Process;
+    use firstlight_runtime::{Done, Failure, FromRuntime, MAX_REQUEST, Request, receive, send};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    pub(crate) fn run<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    pub(crate) fn container(id: &str) -> Arc<Container> {
+        Arc::new(Container::new(id, "/b".into(), "/g".into(), None, Arc::new(Process::new(false))))
+    }
+
+    /// An agent below a folder, with a runtime that answers so.
+    pub(crate) fn agent(
+        root: &Path,
+        mut answer: impl FnMut(&Call) -> std::result::Result<Done, Failure> + Send + 'static,
+    ) -> Arc<Agent> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; MAX_REQUEST];
+            while let Ok((len @ 1.., _)) = receive(&theirs, &mut buffer) {
+                let Request { id, call } = serde_json::from_slice(&buffer[..len]).unwrap();
+                let reply = FromRuntime::Reply { id, result: answer(&call) };
+                send(&theirs, &serde_json::to_vec(&reply).unwrap(), &[]).unwrap();
+            }
+        });
+        let runtime = Runtime::new(ours).unwrap();
+        let serving = Arc::clone(&runtime);
+        tokio::spawn(async move { serving.serve(|_, _, _| {}).await });
+        Agent::new(Config::default(), Paths::below(root), runtime, None, Source::Files)
+    }
+
+    #[test]
+    fn a_sandbox_that_is_destroyed_while_it_is_made_stays_destroyed() {
+        use std::sync::mpsc::channel;
+        for fails in [false, true] {
+            run(async {
+                let folder = tempfile::tempdir().unwrap();
+                let (begun, beginning) = channel();
+                let (go, gone) = channel();
+                let agent = agent(folder.path(), move |call| {
+                    assert!(matches!(call, Call::Namespaces { .. }), "{call:?}");
+                    begun.send(()).unwrap();
+                    gone.recv().unwrap()
+                });
+                let creating = Arc::clone(&agent);
+                let created = tokio::spawn(async move { creating.create_sandbox(CreateSandboxRequest::new()).await });
+                while beginning.try_recv().is_err() {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+                agent.add(&container("c1")).unwrap();
+                assert!(agent.destroy());
+                let kind = firstlight_runtime::FailureKind::Internal;
+                let failure = Failure { kind, message: "no namespaces".into() };
+                go.send(if fails { Err(failure) } else { Ok(Done::default()) }).unwrap();
+                let error = created.await.unwrap().unwrap_err();
+                assert!(error.message.contains(if fails { "no namespaces" } else { "destroyed" }), "{error}");
+                assert_eq!(agent.add(&container("c2")).unwrap_err().code, Code::FAILED_PRECONDITION);
+                assert!(agent.create_sandbox(CreateSandboxRequest::new()).await.is_err());
+                assert!(!agent.destroy(), "it was destroyed once");
+            });
+        }
     }
 }

@@ -34,8 +34,10 @@ pub fn make(bundle: &Path, spec: &mut Spec) -> Result<()> {
     if let Some(process) = spec.process_mut() {
         adapt::set_home(process.env_mut().get_or_insert_default());
     }
-    if let Some(hooks) = spec.hooks_mut().as_mut().and_then(hooks::take_own) {
-        write(&bundle.join(firstlight_runtime::HOOKS_FILE), &hooks)?;
+    if let Some(hooks) = spec.hooks_mut()
+        && let Some(own) = hooks::take_own(hooks, bundle)?
+    {
+        write(&bundle.join(firstlight_runtime::HOOKS_FILE), &own)?;
     }
     write(&bundle.join("config.json"), spec)
 }

@@ -56,6 +56,10 @@ impl Control {
             follower.modules().clear();
         });
         control.say(ToInit::Subscribe);
+        if crate::log::queue().is_some() {
+            // Somebody may ask for it.
+            control.say(ToInit::SubscribeLog);
+        }
         control
     }
 
@@ -161,6 +165,9 @@ impl Control {
                         let _ = asked.remove(at).1.send(error);
                     }
                 }
+                Ok(FromInit::Log { level, source, text, .. }) => crate::log::foreign(&level, &source, &text),
+                // Daemons are others' business.
+                Ok(FromInit::Daemon { .. }) => {}
                 Ok(FromInit::Refused { reason }) => log::warn!("PID 1 refused a message: {reason}"),
                 Err(error) if line.len() > MAX_LINE => return error.to_string(),
                 Err(error) => log::warn!("PID 1: {error}"),

@@ -1,17 +1,20 @@
 //! CreateContainer and StartContainer.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use firstlight_agent_api::agent::CreateContainerRequest;
+use firstlight_agent_api::agent::{CreateContainerRequest, SharedMount, Storage};
 use firstlight_runtime::Call;
 use oci_spec::runtime::Spec;
 use rustix::termios::Winsize;
 
 use crate::agent::Agent;
+use crate::capabilities::Held;
 use crate::container::{Container, Phase};
 use crate::devices::Functions;
 use crate::error::{Error, Result};
+use crate::group::Ahead;
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
 use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
@@ -53,7 +56,6 @@ impl Agent {
         self.free(&id)?;
         let message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?;
         storage::check_shared(&request.shared_mounts)?;
-        let size = message.Process.as_ref().and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
         let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
         let functions = attached.map_err(|error| error.during(&format!("container {id}")))?;
@@ -64,8 +66,9 @@ impl Agent {
             by_environment: self.config.visible_cdi_devices,
         };
         let wants = gpu::wants(asking, &self.paths.sysfs)?;
-        let patience = timeout
+        let ready = timeout
             .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
+        let patience = gpu::Patience { ready, plugged: self.config.hotplug_timeout.min(ready) };
         let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
         for remark in given.map_err(|error| error.during(&format!("container {id}")))? {
             log::warn!("container {id}: {remark}");
@@ -74,6 +77,8 @@ impl Agent {
 
         let agent = Arc::clone(self);
         let undoing = Arc::clone(self);
+        let process = request.OCI.Process.as_ref().filter(|process| process.Terminal);
+        let size = process.and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
         let job = async move { agent.make(request, spec, functions, size).await };
         work::whole_or_undone(job, move |container: Arc<Container>| async move {
             log::warn!("container {}: whoever asked for it is gone; removing it", container.id);
@@ -87,24 +92,34 @@ impl Agent {
 
     async fn make(
         self: Arc<Self>,
-        request: CreateContainerRequest,
+        mut request: CreateContainerRequest,
         mut spec: Spec,
         functions: Functions,
         size: Option<Winsize>,
     ) -> Result<Arc<Container>> {
         let id = request.container_id.as_str();
         let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
-        for rule in devices::allow(&mut spec).map_err(internal)? {
-            log::warn!("container {id}: device rule {rule:?} names no driver and is dropped");
+        for why in devices::allow(&mut spec).map_err(internal)? {
+            log::warn!("container {id}: device {why} and is not allowed");
         }
         hooks::add(&mut spec, &self.guest_hooks());
-        adapt::namespaces(&mut spec, &self.shared(request.sandbox_pidns))?;
+        // Open until the container is made.
+        let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
+        adapt::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
         let cgroup = {
             let linux = spec.linux_mut().get_or_insert_default();
             let cgroup = adapt::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
             linux.set_cgroups_path(Some(cgroup.clone()));
             self.paths.cgroups.join(cgroup.strip_prefix("/").unwrap_or(&cgroup))
         };
+        if let Some(process) = spec.process_mut() {
+            let taken = Held::of_self().narrow(process);
+            if !taken.is_empty() {
+                let remark = format!("it cannot have {}, which the agent has not", taken.join(", "));
+                log::warn!("container {id}: {remark}");
+                self.event("container-remark", id, &remark);
+            }
+        }
         let process = spec.process().clone().unwrap_or_default();
         let terminal = process.terminal().unwrap_or(false);
         let first = Arc::new(Process::new(terminal));
@@ -113,31 +128,44 @@ impl Agent {
         let container = Arc::new(container.with(functions));
         self.add(&container)?;
         self.names.add(id, spec.annotations().as_ref().unwrap_or(&Default::default()));
-        match self.assemble(&container, &first, request, spec, terminal, size).await {
+        let storages = std::mem::take(&mut request.storages);
+        let group = Ahead::begin(&container.cgroup);
+        let assembled = self.assemble(&container, &first, storages, spec, terminal).await;
+        group.settle(assembled.is_ok()).await;
+        let master = match assembled {
+            Ok(master) => master,
+            Err(error) => {
+                remove::clear(&self, &container).await;
+                return Err(error);
+            }
+        };
+        match self.complete(&container, &first, &request.shared_mounts, master, size).await {
             Ok(()) => {
                 self.event("container-created", &container.id, "");
                 Ok(container)
             }
-            Err(error) => {
-                remove::clear(&self, &container).await;
+            Err(mut error) => {
+                if let Err(left) = remove::undo(&self, &container).await {
+                    error.message = format!("{}; taking the container back: {left}", error.message);
+                }
                 Err(error)
             }
         }
     }
 
+    /// Everything up to the container's process, which waits to be let go; its terminal's master.
     async fn assemble(
         &self,
         container: &Arc<Container>,
         first: &Process,
-        request: CreateContainerRequest,
+        storages: Vec<Storage>,
         mut spec: Spec,
         terminal: bool,
-        size: Option<Winsize>,
-    ) -> Result<()> {
+    ) -> Result<Option<OwnedFd>> {
         let root = spec.root().as_ref().map(|root| root.path().clone());
         let root = root.ok_or_else(|| Error::invalid("OCI configuration: Root is missing"))?;
         let devices = devices::rules(&spec)?;
-        container.set_storages(self.storages.add_all(request.storages).await?);
+        container.set_storages(self.storages.add_all(storages).await?);
         let hooks = spec.hooks().is_some();
         bundle::make(&container.bundle, &mut spec)?;
         let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
@@ -153,12 +181,25 @@ impl Agent {
         };
         let (done, master) = self.runtime.call(call, &borrow(&ends.0)).await?;
         container.set_pid(done.pid);
-        if let Some(master) = master {
-            first.attach(master, size).await?;
+        Ok(master)
+    }
+
+    /// What can be done only with the container's process there.
+    async fn complete(
+        &self,
+        container: &Arc<Container>,
+        first: &Process,
+        mounts: &[SharedMount],
+        master: Option<OwnedFd>,
+        size: Option<Winsize>,
+    ) -> Result<()> {
+        first.attach(master).await?;
+        // Its program waits to be let go. From here, because the container's seccomp filter is loaded by now.
+        if let Some(size) = size {
+            first.resize(size)?;
         }
-        self.share_mounts(&request.shared_mounts, done.pid).await?;
-        container.advance(&[Phase::Creating], Phase::Created)?;
-        Ok(())
+        self.share_mounts(mounts, container).await?;
+        container.advance(&[Phase::Creating], Phase::Created).map(|_| ())
     }
 
     /// Lets a container's program run.

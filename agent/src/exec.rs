@@ -1,5 +1,6 @@
 //! Further processes, signals, and ends.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,12 @@ use firstlight_runtime::Call;
 use ttrpc::Code;
 
 use crate::agent::Agent;
+use crate::capabilities::Held;
 use crate::container::Container;
 use crate::create::winsize;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
+use crate::remove::PATIENCE;
 use crate::runtime::borrow;
 use crate::{adapt, bundle, convert, work};
 
@@ -38,8 +41,9 @@ impl Agent {
         if message.Capabilities.is_none() {
             process.set_capabilities(container.capabilities.clone());
         }
+        // The record said what when its container was made.
+        let _ = Held::of_self().narrow(&mut process);
         container.functions.translate(&mut process);
-        let size = message.ConsoleSize.as_ref().and_then(winsize);
         let terminal = process.terminal().unwrap_or(false);
         let name = request.exec_id;
         let made = Arc::new(Process::new(terminal));
@@ -49,15 +53,21 @@ impl Agent {
         let undoing = (Arc::clone(self), Arc::clone(&container), name.clone());
         let job = async move {
             let file = container.bundle.join(format!("exec-{number}.json"));
-            let result = agent.run(&container, &name, &made, process, &file, terminal, size).await;
+            let result = agent.run(&container, &name, &made, process, &file, terminal).await;
             let _ = std::fs::remove_file(&file);
-            if result.is_err() {
-                made.close().await;
-                container.forget(&name, &made);
-                // Whoever waits for everything in the container waits for this one too.
-                made.ended(NEVER_RAN);
+            match result {
+                Ok(master) => match made.attach(master).await {
+                    Ok(()) => Ok(()),
+                    Err(error) => Err(agent.end_unreachable(&container, &name, &made, error).await),
+                },
+                Err(error) => {
+                    made.close().await;
+                    container.forget(&name, &made);
+                    // Whoever waits for everything in the container waits for this one too.
+                    made.ended(NEVER_RAN);
+                    Err(error)
+                }
             }
-            result
         };
         work::whole_or_undone(job, move |()| async move {
             let (agent, container, name) = undoing;
@@ -68,7 +78,23 @@ impl Agent {
         .await
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one step of exec_process, split off to undo it as a whole")]
+    /// Kills a process that runs and whose terminal cannot be used, and forgets
+    /// it. One that does not end stays known: it can be waited for.
+    async fn end_unreachable(&self, container: &Container, name: &str, made: &Arc<Process>, mut error: Error) -> Error {
+        let call = Call::Signal { container: container.id.clone(), exec: name.to_owned(), signal: 9 };
+        // An error: it has ended by itself, or the runtime has, and with that everything.
+        let _ = self.runtime.call(call, &[]).await;
+        if tokio::time::timeout(PATIENCE, made.wait()).await.is_ok() {
+            made.close().await;
+            container.forget(name, made);
+        } else {
+            let seconds = PATIENCE.as_secs();
+            error.message = format!("{}; process {name} has not ended {seconds} s after SIGKILL", error.message);
+        }
+        error
+    }
+
+    /// Has the runtime make it; its terminal's master.
     async fn run(
         &self,
         container: &Arc<Container>,
@@ -77,18 +103,14 @@ impl Agent {
         mut process: oci_spec::runtime::Process,
         file: &std::path::Path,
         terminal: bool,
-        size: Option<rustix::termios::Winsize>,
-    ) -> Result<()> {
+    ) -> Result<Option<OwnedFd>> {
         adapt::set_home(process.env_mut().get_or_insert_default());
         bundle::write(file, &process)?;
         let ends = if terminal { Ends(Vec::new()) } else { made.pipes(self.config.pipe_size).await? };
         let call =
             Call::Exec { container: container.id.clone(), exec: name.to_owned(), process: file.to_owned(), terminal };
         let (_, master) = self.runtime.call(call, &borrow(&ends.0)).await?;
-        match master {
-            Some(master) => made.attach(master, size).await,
-            None => Ok(()),
-        }
+        Ok(master)
     }
 
     /// Sends a signal. `SIGKILL` to the container itself kills everything in
@@ -134,11 +156,13 @@ impl Agent {
         let (container, exec) = (Arc::clone(container), exec.to_owned());
         tokio::spawn(async move {
             process.stdin.close().await;
+            // Thousands may end in ten seconds: only what can still be read is kept so long.
+            process.stdout.close_if_spent();
+            process.stderr.close_if_spent();
             let read = async {
                 process.stdout.told().await;
                 process.stderr.told().await;
             };
-            // Whoever reads to the end needs it no longer, and thousands may come in ten seconds.
             let _ = tokio::time::timeout(LINGER, read).await;
             process.close().await;
             container.forget(&exec, &process);

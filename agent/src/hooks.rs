@@ -73,13 +73,22 @@ pub(crate) fn add(spec: &mut Spec, guest: &Hooks) {
 }
 
 /// Takes out what the runtime runs itself and libcontainer must not: it would
-/// run them in a folder of its own and throw away what they say.
-pub(crate) fn take_own(hooks: &mut Hooks) -> Option<Hooks> {
-    let mut own = HooksBuilder::default().build().ok()?;
-    own.set_poststart(hooks.poststart().clone()).set_poststop(hooks.poststop().clone());
+/// throw away what they say. What runs while libcontainer makes the container
+/// has one in its place.
+///
+/// # Errors
+/// Never for the values used here; oci-spec's builders are fallible by type.
+pub(crate) fn take_own(hooks: &mut Hooks, bundle: &Path) -> Result<Option<Hooks>> {
+    let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
+    let some = |list: &List| list.clone().filter(|list| !list.is_empty());
+    let mut own = HooksBuilder::default().build().map_err(internal)?;
+    own.set_create_runtime(some(hooks.create_runtime()));
+    own.set_poststart(some(hooks.poststart())).set_poststop(some(hooks.poststop()));
+    let stand_in = own.create_runtime().is_some().then(|| firstlight_runtime::stand_in(bundle)).transpose();
+    hooks.set_create_runtime(stand_in.map_err(internal)?.map(|hook| vec![hook]));
     hooks.set_poststart(None).set_poststop(None);
-    let any = [own.poststart(), own.poststop()].iter().any(|list| list.as_ref().is_some_and(|list| !list.is_empty()));
-    Some(own).filter(|_| any)
+    let any = [own.create_runtime(), own.poststart(), own.poststop()].iter().any(|list| list.is_some());
+    Ok(Some(own).filter(|_| any))
 }
 
 #[cfg(test)]
@@ -124,8 +133,22 @@ mod tests {
         let mut all = spec.hooks().clone().unwrap();
         let paths: Vec<_> = all.poststop().iter().flatten().map(|hook| hook.path().clone()).collect();
         assert_eq!(paths, [Path::new("/own"), &folder.path().join("poststop/clean")]);
-        assert_eq!(take_own(&mut all).unwrap().poststop().clone().unwrap().len(), 2);
+        assert_eq!(take_own(&mut all, folder.path()).unwrap().unwrap().poststop().clone().unwrap().len(), 2);
         assert!(all.poststop().is_none() && all.start_container().is_some());
-        assert!(take_own(&mut all).is_none());
+        assert!(take_own(&mut all, folder.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn one_hook_stands_for_all_that_run_before_the_root_is_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        plant(folder.path(), "prestart/10-a", 0o755);
+        plant(folder.path(), "prestart/20-b", 0o755);
+        let mut spec = Spec::default();
+        add(&mut spec, &scan(folder.path()).unwrap());
+        let mut all = spec.hooks().clone().unwrap();
+        let own = take_own(&mut all, Path::new("/run/b1")).unwrap().unwrap();
+        assert_eq!(own.create_runtime().as_ref().unwrap().len(), 2);
+        let left = all.create_runtime().clone().unwrap();
+        assert_eq!(left, [firstlight_runtime::stand_in(Path::new("/run/b1")).unwrap()]);
     }
 }

@@ -40,11 +40,9 @@ pub fn merge(before: &LinuxResources, given: &LinuxResources) -> LinuxResources 
     let mut all = before.clone();
     if let Some(new) = given.memory() {
         let mut memory = before.memory().unwrap_or_default();
+        memory.set_swap(new.swap().or(swap_of(&memory, new.limit())));
         memory.set_limit(new.limit().or(memory.limit()));
         memory.set_reservation(new.reservation().or(memory.reservation()));
-        // A limit that is lifted lifts the one that includes it, unless that is given.
-        let lifted = new.limit() == Some(-1);
-        memory.set_swap(new.swap().or(if lifted { Some(-1) } else { memory.swap() }));
         all.set_memory(Some(memory));
     }
     if let Some(new) = given.cpu() {
@@ -69,6 +67,16 @@ pub fn merge(before: &LinuxResources, given: &LinuxResources) -> LinuxResources 
         all.set_block_io(Some(new.clone()));
     }
     all
+}
+
+/// The swap limit beside a new memory limit, which it includes: what may be
+/// swapped stays the same. A limit that is lifted lifts this one too.
+fn swap_of(before: &LinuxMemory, limit: Option<i64>) -> Option<i64> {
+    match (limit, before.limit(), before.swap()) {
+        (Some(-1), _, _) => Some(-1),
+        (Some(new), Some(old), Some(swap)) if old >= 0 && swap >= old => Some(new.saturating_add(swap - old)),
+        (_, _, swap) => swap,
+    }
 }
 
 /// The settings for what is `given`; `all` is what holds afterwards.
@@ -278,7 +286,18 @@ mod tests {
     #[test]
     fn what_is_left_out_is_remembered() {
         let nothing = LinuxResources::default();
-        assert_eq!(texts(&of_memory(Some(80), None), &of_memory(Some(100), Some(150)))[0], "memory.swap.max=70");
+        let texts_of_memory = |limit| texts(&of_memory(Some(limit), None), &of_memory(Some(100), Some(150)));
+        assert_eq!(texts_of_memory(80), ["memory.swap.max=50", "memory.max=80"]);
+        assert_eq!(texts_of_memory(400), ["memory.swap.max=50", "memory.max=400"]);
+        // No swap at all, which some callers make of every memory limit: it is raised alone all the same.
+        let all = merge(&of_memory(Some(100), Some(100)), &of_memory(Some(200), None));
+        assert_eq!((all.memory().unwrap().limit(), all.memory().unwrap().swap()), (Some(200), Some(200)));
+        let most = merge(&of_memory(Some(1), Some(i64::MAX)), &of_memory(Some(i64::MAX), None));
+        assert_eq!(most.memory().unwrap().swap(), Some(i64::MAX));
+        for swap in [None, Some(-1)] {
+            let all = merge(&of_memory(Some(100), swap), &of_memory(Some(200), None));
+            assert_eq!(all.memory().unwrap().swap(), swap);
+        }
         assert_eq!(texts(&of_memory(None, Some(130)), &of_memory(Some(100), None)), ["memory.swap.max=30"]);
         assert_eq!(texts(&of_cpu(None, Some(50_000)), &of_cpu(Some(7000), None)), ["cpu.max=7000 50000"]);
         assert_eq!(texts(&of_cpu(Some(7000), None), &nothing), ["cpu.max=7000 100000"]);

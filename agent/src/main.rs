@@ -16,6 +16,9 @@ fn main() -> ExitCode {
     if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::JUDGE_ARGUMENT) {
         return firstlight_policy::judge::run();
     }
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == firstlight_runtime::HOOKS_ARGUMENT) {
+        return firstlight_runtime::stand_in_main(std::env::args_os().skip(2));
+    }
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "--print-params") {
         print!("{}", firstlight_agent::config::print());
         return ExitCode::SUCCESS;

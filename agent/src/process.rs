@@ -70,20 +70,21 @@ impl Process {
         Ok(Ends(vec![stdin, stdout, stderr]))
     }
 
-    /// Takes the master of the process's terminal.
+    /// Takes the master of the process's terminal, if it is to have one.
     ///
     /// # Errors
     /// No descriptors are left.
-    pub async fn attach(&self, master: OwnedFd, size: Option<Winsize>) -> Result<()> {
+    pub async fn attach(&self, master: Option<OwnedFd>) -> Result<()> {
         let failed = |error: std::io::Error| Error::internal(format!("cannot use the terminal: {error}"));
+        let Some(master) = master else {
+            let lost = || failed(std::io::Error::other("it did not arrive; this process may have no descriptor left"));
+            return if self.stdin.is_terminal() { Err(lost()) } else { Ok(()) };
+        };
         nonblocking(&master).map_err(failed)?;
         self.stdin.open(master.try_clone().map_err(failed)?).await.map_err(failed)?;
         self.stdout.open(master.try_clone().map_err(failed)?).await.map_err(failed)?;
         let _ = self.terminal.set(master);
-        match size {
-            Some(size) => self.resize(size),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Changes the size of the terminal.
@@ -206,7 +207,9 @@ mod tests {
             let slave = std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
             let process = Process::new(true);
             let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-            process.attach(master, Some(size)).await.unwrap();
+            assert!(process.attach(None).await.unwrap_err().message.contains("did not arrive"));
+            process.attach(Some(master)).await.unwrap();
+            process.resize(size).unwrap();
             assert_eq!(rustix::termios::tcgetwinsize(&slave).unwrap().ws_col, 80);
             rustix::io::write(&slave, b"hi").unwrap();
             assert_eq!(process.stdout.read(8).await.unwrap(), b"hi");

@@ -31,6 +31,20 @@ const FAREWELL: Duration = Duration::from_millis(100);
 /// can be removed again.
 pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
     let before = container.advance(&[Phase::Created, Phase::Started], Phase::Removing)?;
+    end_and_clear(agent, container, patience, before).await
+}
+
+/// Takes back a container whose process is there and whose making failed after that.
+///
+/// # Errors
+/// As [`remove`]; then it stays as one that was made.
+pub(crate) async fn undo(agent: &Agent, container: &Arc<Container>) -> Result<()> {
+    container.advance(&[Phase::Creating], Phase::Removing)?;
+    end_and_clear(agent, container, PATIENCE, Phase::Created).await
+}
+
+/// `before` is what it is again if its processes do not end.
+async fn end_and_clear(agent: &Agent, container: &Arc<Container>, patience: Duration, before: Phase) -> Result<()> {
     let result = end(agent, container, patience).await;
     if result.is_err() {
         // What is mounted for it is not left behind; processes that live on keep

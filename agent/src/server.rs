@@ -52,6 +52,8 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     if let Some(port) = agent.config.console_port.filter(|_| agent.config.console) {
         tokio::spawn(console::serve(port));
     }
+    let resting = Arc::clone(&agent);
+    tokio::spawn(async move { resting.rest.keep().await });
     Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
 }
 
@@ -64,7 +66,8 @@ fn bind(address: &str) -> io::Result<Listener> {
         // One that an earlier agent left would refuse the bind.
         let _ = std::fs::remove_file(path);
     }
-    Ok(Listener::new(Listener::bind(address)?.map(|socket| socket.map(Capped))))
+    let listener = Listener::bind(address)?.map(|socket| socket.map(Capped));
+    Ok(Listener::new(vsock::patiently(listener, "requests")))
 }
 
 fn bind_vsock(text: &str) -> io::Result<Listener> {
@@ -73,9 +76,10 @@ fn bind_vsock(text: &str) -> io::Result<Listener> {
     let cid = if cid == "-1" { u32::MAX } else { cid.parse().map_err(|_| wrong())? };
     let port = port.parse().map_err(|_| wrong())?;
     let listener = VsockListener::bind(VsockAddr::new(cid, port))?;
-    Ok(Listener::new(futures::stream::unfold(listener, |listener| async {
+    let accepted = futures::stream::unfold(listener, |listener| async {
         Some((vsock::accept(&listener).await.map(Capped), listener))
-    })))
+    });
+    Ok(Listener::new(vsock::patiently(accepted, "requests")))
 }
 
 /// A stream that is written to in pieces. Some vsock devices never finish a

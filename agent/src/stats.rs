@@ -24,6 +24,17 @@ const COUNTERS: &[Counter] = &[
     ("tx_dropped", |stats| &mut stats.tx_dropped),
 ];
 
+/// The counters of a disk, and the operations as callers know them. A caller on
+/// cgroup v2 looks for all of them, in these letters, among the bytes.
+const OPERATIONS: &[(&str, &str)] = &[
+    ("rbytes", "read"),
+    ("wbytes", "write"),
+    ("rios", "rios"),
+    ("wios", "wios"),
+    ("dbytes", "dbytes"),
+    ("dios", "dios"),
+];
+
 /// One resource group's files.
 struct Group<'a>(&'a Path);
 
@@ -61,13 +72,7 @@ pub fn read(cgroup: &Path, sysfs: &Path) -> StatsContainerResponse {
         ..Default::default()
     })
     .into();
-    let blkio = stats.blkio_stats.mut_or_insert_default();
-    for (entries, keys) in [
-        (&mut blkio.io_service_bytes_recursive, [("rbytes", "Read"), ("wbytes", "Write")]),
-        (&mut blkio.io_serviced_recursive, [("rios", "Read"), ("wios", "Write")]),
-    ] {
-        *entries = block(&group.text("io.stat"), &keys);
-    }
+    stats.blkio_stats.mut_or_insert_default().io_service_bytes_recursive = block(&group.text("io.stat"));
     stats.hugetlb_stats = hugepages(&group);
     let mut reply = StatsContainerResponse::new();
     reply.cgroup_stats = Some(stats).into();
@@ -124,13 +129,17 @@ fn memory(group: &Group<'_>) -> MemoryStats {
 }
 
 /// `8:0 rbytes=1 wbytes=2 ...` as one entry per operation.
-fn block(text: &str, keys: &[(&str, &str)]) -> Vec<BlkioStatsEntry> {
+fn block(text: &str) -> Vec<BlkioStatsEntry> {
     let mut entries = Vec::new();
     for line in text.lines() {
         let mut words = line.split(' ');
         let Some((major, minor)) = words.next().and_then(|device| device.split_once(':')) else { continue };
         let fields: Vec<(&str, &str)> = words.filter_map(|word| word.split_once('=')).collect();
-        for (key, op) in keys {
+        // A disk of which nothing is counted, as the kernel writes it.
+        if fields.is_empty() {
+            continue;
+        }
+        for (key, op) in OPERATIONS {
             let value = fields.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| number(value));
             let (major, minor, op) = (number(major), number(minor), (*op).to_owned());
             entries.push(BlkioStatsEntry { major, minor, op, value, ..Default::default() });
@@ -200,7 +209,8 @@ mod tests {
                 ("g/memory.events", "low 0\nmax 6\noom_kill 1\n"),
                 ("g/pids.current", "3\n"),
                 ("g/pids.max", "max\n"),
-                ("g/io.stat", "254:0 rbytes=10 wbytes=20 rios=1 wios=2\nrubbish\n"),
+                // As a kernel wrote it, with a disk that nobody has used.
+                ("g/io.stat", "7:0 \n254:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=30 dios=3\nrubbish\n"),
                 ("g/hugetlb.2MB.current", "2097152\n"),
                 ("g/hugetlb.2MB.events", "max 4\n"),
                 ("sys/class/net/eth0/statistics/rx_bytes", "11\n"),
@@ -216,8 +226,12 @@ mod tests {
         assert_eq!((memory.usage.usage, memory.usage.max_usage, memory.usage.failcnt), (4096, 8192, 6));
         assert_eq!((memory.usage.limit, memory.cache, memory.stats["anon"]), (u64::MAX, 2048, 1));
         assert_eq!((stats.pids_stats.current, stats.pids_stats.limit), (3, 0));
-        let bytes = &stats.blkio_stats.io_service_bytes_recursive;
-        assert_eq!((bytes.len(), bytes[1].major, bytes[1].op.as_str(), bytes[1].value), (2, 254, "Write", 20));
+        let block = &stats.blkio_stats;
+        assert!(block.io_service_bytes_recursive.iter().all(|entry| (entry.major, entry.minor) == (254, 0)));
+        let operations: Vec<_> =
+            block.io_service_bytes_recursive.iter().map(|entry| (entry.op.as_str(), entry.value)).collect();
+        let all = [("read", 10), ("write", 20), ("rios", 1), ("wios", 2), ("dbytes", 30), ("dios", 3)];
+        assert_eq!((operations.as_slice(), block.io_serviced_recursive.len()), (&all[..], 0));
         assert_eq!(stats.hugetlb_stats["2MB"].failcnt, 4);
         assert_eq!(reply.network_stats.len(), 1);
         assert_eq!((reply.network_stats[0].name.as_str(), reply.network_stats[0].rx_bytes), ("eth0", 11));

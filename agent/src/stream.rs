@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::unix::pipe;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
@@ -123,6 +124,18 @@ impl Output {
         self.told.notify_one();
     }
 
+    /// Closes the stream if nothing is in it and nobody can write to it any
+    /// more: then there is nothing to keep it for. To a terminal nobody can
+    /// write once its last user is gone.
+    pub fn close_if_spent(&self) {
+        // Whoever reads holds the lock, and will be told the end.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if state.reader.as_ref().is_some_and(|pipe| waiting(pipe) == 0 && hung_up(pipe)) {
+            state.reader = None;
+            self.told.notify_one();
+        }
+    }
+
     /// Waits until the end has been told. For one who waits at a time.
     pub async fn told(&self) {
         while self.is_open() {
@@ -140,6 +153,13 @@ impl Output {
 
 fn waiting(pipe: &pipe::Receiver) -> usize {
     rustix::io::ioctl_fionread(pipe.as_fd()).ok().and_then(|len| usize::try_from(len).ok()).unwrap_or(0)
+}
+
+/// Whether every writer is gone.
+fn hung_up(pipe: &pipe::Receiver) -> bool {
+    let mut fds = [PollFd::new(pipe, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 fn after_grace(exit: Option<Exit>) -> bool {
@@ -172,6 +192,12 @@ impl Input {
     #[must_use]
     pub fn new(exit: ExitWatch, terminal: bool) -> Self {
         Self { state: Mutex::new(None), exit, terminal }
+    }
+
+    /// Whether it is to be a terminal's.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
     }
 
     /// Gives the input its pipe or terminal, which must be non-blocking.
@@ -254,6 +280,27 @@ mod tests {
             assert_eq!(output.read(usize::MAX).await.unwrap().len(), 20_000 - MAX_REPLY - 6);
             assert_eq!(output.read(9).await.unwrap(), b"");
             assert!(!output.is_open());
+        });
+    }
+
+    #[test]
+    fn only_a_stream_from_which_nothing_can_come_is_spent() {
+        run(async {
+            let (_told, exit) = watch::channel(None);
+            let output = Output::new(exit);
+            let (reader, writer) = pair();
+            output.open(reader).await.unwrap();
+            output.close_if_spent();
+            assert!(output.is_open(), "somebody may write");
+            rustix::io::write(&writer, b"last").unwrap();
+            drop(writer);
+            output.close_if_spent();
+            assert_eq!(output.read(9).await.unwrap(), b"last");
+            assert!(output.is_open(), "the end has not been told");
+            output.close_if_spent();
+            assert!(!output.is_open());
+            output.told().await;
+            assert_eq!(output.read(9).await.unwrap(), b"");
         });
     }
 

@@ -18,8 +18,13 @@ use rustix::thread::CpuSet;
 use crate::entry::{Confine, Entry};
 use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
+use crate::processors;
 use crate::socket::receive;
 use crate::words::{LastWords, explain, first_error};
+use crate::{group, nested};
+
+/// Where libcontainer looks for cgroup v2.
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The standard descriptors of a process: three pipe ends, or none for a terminal.
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
@@ -62,7 +67,7 @@ impl Work {
         let (builder, console) = self.builder(container, stdio)?;
         let overheard = if hooks { Overheard::begin() } else { None };
         let built = builder
-            .with_executor(Entry::first(self.free))
+            .with_executor(Entry::first())
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
@@ -78,6 +83,10 @@ impl Work {
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
             return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
         };
+        if let Some(free) = &self.free {
+            // It waits to be let go, so nothing has come of it yet. An error: it has died, which its end will tell.
+            let _ = processors::free_other(pid, free);
+        }
         // Warnings of a call that went well explain nothing that comes later.
         self.words.take();
         match console.map(Console::master).transpose() {
@@ -114,13 +123,25 @@ impl Work {
             .with_detach(true)
             .as_sibling(true)
             .with_process(Some(process))
+            .with_sub_cgroup(self.joined(container, &spec))
             .build();
         let pid = built.map_err(|error| self.fail("run a process in", container, &error))?;
         Ok(Made { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
     }
 
+    /// The group below the container's that a further process joins, if it has groups of its own.
+    fn joined(&self, container: &str, spec: &Spec) -> Option<String> {
+        let named = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().as_deref())?;
+        let first = || {
+            let pid = Container::load(self.folder(container)).ok()?.pid()?;
+            fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+        };
+        nested::below(&self::cgroup(named), named, first)
+    }
+
     pub(crate) fn delete(&self, container: &str, bundle: &Path) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
+        clear(&loaded);
         loaded.delete(true).map_err(|error| self.fail("delete", container, &error))?;
         self.hooks(container, bundle, Point::Poststop)
     }
@@ -166,10 +187,23 @@ pub(crate) fn remove_sockets(state: &Path, container: &str) {
     }
 }
 
+/// Takes away the groups that a container made, which libcontainer does not.
+fn clear(container: &Container) {
+    if let Ok(config) = container.spec() {
+        group::clear(&cgroup(&config.cgroup_path));
+    }
+}
+
+/// The group that a configuration names.
+fn cgroup(named: &Path) -> PathBuf {
+    Path::new(CGROUPS).join(named.strip_prefix("/").unwrap_or(named))
+}
+
 /// Removes what is left of a container, running or not.
 pub(crate) fn discard(state: &Path, container: &str) {
     let folder = state.join(container);
-    if Container::load(folder.clone()).and_then(|mut left| left.delete(true)).is_err() {
+    let left = Container::load(folder.clone()).inspect(clear);
+    if left.and_then(|mut left| left.delete(true)).is_err() {
         let _ = fs::remove_dir_all(folder);
     }
 }
@@ -207,10 +241,14 @@ pub(crate) fn take_away(state: &Path, container: &str, cgroup: &Path) -> Option<
         _ => {}
     }
     let folder = state.join(container);
-    let removed = fs::remove_dir_all(&folder);
-    Some(removed.map_err(|error| {
-        Failure::internal(format!("container {container}: cannot remove its state {}: {error}", folder.display()))
-    }))
+    Some(match fs::remove_dir_all(&folder) {
+        // An earlier removal got so far.
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::internal(format!(
+            "container {container}: cannot remove its state {}: {error}",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    })
 }
 
 /// Kills everything in a resource group and in the groups below it.
@@ -285,15 +323,15 @@ impl Drop for Console {
     }
 }
 
-/// What hooks that libcontainer runs write to standard error. It throws away
-/// what they write to standard output.
+/// What hooks that libcontainer runs write to standard error: that is what the
+/// one that stands for our own says of them.
 struct Overheard(OwnedFd);
 
 impl Overheard {
     /// Hooks that say more than this wait for their deadline, bytes.
     const ROOM: usize = 1 << 20;
-    /// What is quoted, bytes.
-    const QUOTED: usize = 2048;
+    /// What is quoted, bytes: more than our own quote of a hook.
+    const QUOTED: usize = 4096;
 
     fn begin() -> Option<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
@@ -315,6 +353,22 @@ impl Overheard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_earlier_removal_took_is_not_missed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = folder.path().join("group");
+        fs::create_dir_all(folder.path().join("c1/sub")).unwrap();
+        fs::create_dir(&cgroup).unwrap();
+        for _ in 0..2 {
+            assert!(take_away(folder.path(), "c1", &cgroup).unwrap().is_ok());
+            assert!(!folder.path().join("c1").exists() && !cgroup.exists());
+        }
+        // A file in it stands for a process: the group cannot go.
+        fs::create_dir(&cgroup).unwrap();
+        fs::write(cgroup.join("busy"), "").unwrap();
+        assert!(take_away(folder.path(), "c1", &cgroup).is_none());
+    }
 
     #[test]
     fn a_process_under_a_filter_is_widened_and_remembers_what_it_wanted() {

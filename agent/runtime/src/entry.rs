@@ -9,19 +9,28 @@ use libcontainer::seccomp::initialize_seccomp;
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::default::DefaultExecutor;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
-use oci_spec::runtime::{LinuxCapabilities, LinuxSeccomp, Spec};
+use oci_spec::runtime::{LinuxCapabilities, LinuxSeccomp, Process, Spec};
+use rustix::termios::Winsize;
 use rustix::thread::CpuSet;
 
 use crate::{home, processors};
 
-/// libcontainer's own executor with four things added: `HOME` is looked up where
-/// that was asked for; the processor to which a call was held, and the
-/// runtime's blocked and ignored signals, are not handed on; and a further
-/// process of a container gets the container's seccomp filter, which
-/// libcontainer gives to the first process only.
+/// libcontainer's own executor with five things added: `HOME` is looked up where
+/// that was asked for; the processor to which a call was held, and the runtime's
+/// blocked and ignored signals, are not handed on; a further process's terminal
+/// has its size before the program looks; and it gets the container's seccomp
+/// filter, which libcontainer gives to the first process only.
 #[derive(Clone)]
 pub(crate) struct Entry {
     inner: DefaultExecutor,
+    further: Option<Further>,
+}
+
+/// What is done for a further process, which nobody can look after from
+/// outside: it runs before its number is known. All of it comes before the
+/// seccomp filter, which may forbid it.
+#[derive(Clone)]
+struct Further {
     confine: Option<Confine>,
     /// Where the program may run, if its maker was held to one processor.
     free: Option<CpuSet>,
@@ -37,26 +46,50 @@ pub(crate) struct Confine {
 }
 
 impl Entry {
-    pub(crate) fn first(free: Option<CpuSet>) -> Self {
-        Self { inner: DefaultExecutor {}, confine: None, free }
+    /// For the first process. Its filter is loaded by now; it waits to be let
+    /// go, and whoever made it frees its processor and sets its terminal's size.
+    pub(crate) fn first() -> Self {
+        Self { inner: DefaultExecutor {}, further: None }
     }
 
     pub(crate) fn further(confine: Option<Confine>, free: Option<CpuSet>) -> Self {
-        Self { inner: DefaultExecutor {}, confine, free }
+        Self { inner: DefaultExecutor {}, further: Some(Further { confine, free }) }
     }
+}
+
+impl Further {
+    fn settle(&self, process: Option<&Process>) -> Result<(), ExecutorError> {
+        let wrong = |what: &str, error: &dyn std::fmt::Display| ExecutorError::Other(format!("{what}: {error}"));
+        if let Some(size) = process.and_then(terminal_size) {
+            // A program that is told nothing takes the size that it likes.
+            let _ = rustix::termios::tcsetwinsize(rustix::stdio::stdin(), size);
+        }
+        if let Some(free) = &self.free {
+            processors::free(free).map_err(|error| wrong("processors", &error))?;
+        }
+        default_signals().map_err(|error| wrong("signals", &error))?;
+        if let Some(confine) = &self.confine {
+            initialize_seccomp(&confine.seccomp).map_err(|error| wrong("seccomp", &error))?;
+            let syscall = SyscallType::Linux.create_syscall();
+            drop_privileges(&confine.capabilities, syscall.as_ref()).map_err(|error| wrong("capabilities", &error))?;
+        }
+        Ok(())
+    }
+}
+
+/// The size that a process's terminal is to have, if it is one.
+fn terminal_size(process: &Process) -> Option<Winsize> {
+    let size = process.console_size().filter(|_| process.terminal() == Some(true))?;
+    let number = |number: u64| u16::try_from(number).ok().filter(|number| *number > 0);
+    let (ws_row, ws_col) = (number(size.height())?, number(size.width())?);
+    Some(Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
 impl Executor for Entry {
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
-        if let Some(free) = &self.free {
-            processors::free(free).map_err(|error| ExecutorError::Other(format!("processors: {error}")))?;
-        }
-        default_signals().map_err(|error| ExecutorError::Other(format!("signals: {error}")))?;
-        if let Some(confine) = &self.confine {
-            initialize_seccomp(&confine.seccomp).map_err(|error| ExecutorError::Other(format!("seccomp: {error}")))?;
-            let syscall = SyscallType::Linux.create_syscall();
-            drop_privileges(&confine.capabilities, syscall.as_ref())
-                .map_err(|error| ExecutorError::Other(format!("capabilities: {error}")))?;
+        match &self.further {
+            Some(further) => further.settle(spec.process().as_ref())?,
+            None => default_signals().map_err(|error| ExecutorError::Other(format!("signals: {error}")))?,
         }
         self.inner.exec(spec)
     }
@@ -69,5 +102,25 @@ impl Executor for Entry {
         // This process is the user by now, and the root is the container's.
         home::settle(&mut envs, Path::new("/etc/passwd"), rustix::process::geteuid().as_raw());
         self.inner.setup_envs(envs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oci_spec::runtime::BoxBuilder;
+
+    #[test]
+    fn only_a_terminal_has_a_size_and_only_one_that_makes_sense() {
+        let size = |terminal, height, width| {
+            let mut process = Process::default();
+            let size = BoxBuilder::default().height(height).width(width).build().unwrap();
+            process.set_terminal(Some(terminal)).set_console_size(Some(size));
+            terminal_size(&process).map(|size| (size.ws_row, size.ws_col))
+        };
+        assert_eq!(size(true, 24_u64, 80_u64), Some((24, 80)));
+        assert_eq!(size(false, 24, 80), None);
+        assert_eq!((size(true, 0, 80), size(true, 24, 65_536)), (None, None));
+        assert!(terminal_size(&Process::default()).is_none());
     }
 }

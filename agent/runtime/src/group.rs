@@ -1,8 +1,10 @@
-//! Making a container's resource group (cgroup v2) before anything is in it.
+//! Making a container's resource group (cgroup v2) before anything is in it,
+//! and taking away the groups that the container made below it.
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Every folder of cgroup v2 has this file, and none above it does.
 const CONTROLLERS: &str = "cgroup.controllers";
@@ -13,7 +15,7 @@ const ENABLED: &str = "cgroup.subtree_control";
 ///
 /// # Errors
 /// The kernel makes no such group.
-pub(crate) fn make(group: &Path) -> io::Result<bool> {
+pub fn make(group: &Path) -> io::Result<bool> {
     if group.is_dir() {
         return Ok(false);
     }
@@ -46,9 +48,58 @@ fn enable(path: &Path) {
     }
 }
 
+/// Ends everything in a group that has groups below it, and takes those away,
+/// deepest first. What cannot be taken away is for the one who removes the group to tell.
+pub(crate) fn clear(group: &Path) {
+    const TRIES: u32 = 20;
+    for _ in 0..TRIES {
+        let mut all = below(group);
+        if all.is_empty() {
+            return;
+        }
+        let _ = fs::write(group.join("cgroup.kill"), "1");
+        all.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
+        let stayed = all.iter().filter(|path| fs::remove_dir(path).is_err()).count();
+        if stayed > 0 {
+            // What was killed has not ended yet.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Every group below one.
+fn below(group: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut left = vec![group.to_owned()];
+    while let Some(path) = left.pop() {
+        let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
+        all.extend(folders.iter().cloned());
+        left.extend(folders);
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_below_go_and_the_group_itself_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = folder.path().join("c1");
+        fs::create_dir_all(group.join("init/a/b")).unwrap();
+        fs::create_dir_all(group.join("system.slice")).unwrap();
+        fs::create_dir(folder.path().join("c2")).unwrap();
+        clear(&group);
+        // The word that ends everything is a file here.
+        assert_eq!(fs::read_dir(&group).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(group.join("cgroup.kill")).unwrap(), "1");
+        assert!(folder.path().join("c2").exists());
+        clear(&folder.path().join("c2"));
+        assert_eq!(fs::read_dir(folder.path().join("c2")).unwrap().count(), 0, "nothing is killed in vain");
+    }
 
     #[test]
     fn groups_below_the_root_get_the_controllers_that_are_not_on_yet() {

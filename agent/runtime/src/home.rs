@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 /// The variable that asks for `HOME` to be looked up. No program gets it.
 pub const HOME_OF_PASSWD: &str = "FIRSTLIGHT_HOME_OF_PASSWD";
@@ -41,7 +41,9 @@ fn home(passwd: &str, uid: u32) -> Option<&str> {
 fn read(path: &Path) -> Option<String> {
     // Non-blocking, so that a FIFO in its place does not stop us.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    // Not through a magic link: this process still has descriptors that its program will not get.
+    let safe = ResolveFlags::NO_MAGICLINKS;
+    let file = File::from(rustix::fs::openat2(CWD, path, flags, Mode::empty(), safe).ok()?);
     if !file.metadata().ok()?.is_file() {
         return None;
     }
@@ -52,6 +54,8 @@ fn read(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -78,8 +82,12 @@ mod tests {
         std::fs::write(&file, PASSWD).unwrap();
         assert_eq!(settled(&[("HOME", "/"), (HOME_OF_PASSWD, "1"), ("A", "b")]), "A=b HOME=/var/www");
         assert_eq!(settled(&[("HOME", "/mine")]), "HOME=/mine");
+        let inner = File::open(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        std::os::unix::fs::symlink(format!("/proc/self/fd/{}", inner.as_raw_fd()), &file).unwrap();
+        assert_eq!(settled(&[(HOME_OF_PASSWD, "1")]), "HOME=/", "a link to a descriptor of this process");
+        std::fs::remove_file(&file).unwrap();
+        rustix::fs::mknodat(CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert_eq!(settled(&[(HOME_OF_PASSWD, "1")]), "HOME=/", "a FIFO does not stop anybody");
     }
 

@@ -1,25 +1,40 @@
-//! Hooks after the start and after the end of a container.
+//! Hooks that run outside a container: before its root is changed, after its
+//! start and after its end.
 //!
-//! libcontainer would run these in its own folder and throw away what they
-//! say, so the server takes them out of the configuration and leaves them in
-//! the bundle as [`FILE`]. A hook has no environment but its own, `/` as its
-//! folder, the container's state on standard input, and a time limit for itself
-//! and everything it starts.
+//! libcontainer would throw away what they say, and at a deadline kill nothing
+//! but the hook itself, so the server takes them out of the configuration and
+//! leaves them in the bundle as [`FILE`]. A hook has no environment but its own,
+//! `/` as its folder, the container's state on standard input, and a time limit
+//! for itself and everything it starts.
+//!
+//! The first of these moments is one in the middle of libcontainer's work, which
+//! only a hook hears of. So libcontainer is given one hook, [`stand_in`]: this
+//! program, which runs those in the file with the state that it is told.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use oci_spec::runtime::{ContainerState, Hook, Hooks, StateBuilder};
+use oci_spec::runtime::{ContainerState, Hook, HookBuilder, Hooks, StateBuilder};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// The file in a bundle with the hooks that are not libcontainer's business.
 pub const FILE: &str = "hooks.json";
+
+/// The first argument that makes the program [`stand_in`]'s; the bundle is the second.
+pub const ARGUMENT: &str = "runtime-hooks";
+
+/// This program, also where its file has another name by now.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// A state is far shorter, bytes.
+const MAX_STATE: u64 = 1 << 20;
 
 /// How long a hook may take that says nothing about it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,6 +45,7 @@ const QUOTED: usize = 2048;
 /// When a hook runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Point {
+    CreateRuntime,
     Poststart,
     Poststop,
 }
@@ -37,6 +53,7 @@ pub(crate) enum Point {
 impl Point {
     fn name(self) -> &'static str {
         match self {
+            Self::CreateRuntime => "createRuntime",
             Self::Poststart => "poststart",
             Self::Poststop => "poststop",
         }
@@ -44,6 +61,7 @@ impl Point {
 
     fn of(self, hooks: &Hooks) -> &[Hook] {
         let list = match self {
+            Self::CreateRuntime => hooks.create_runtime(),
             Self::Poststart => hooks.poststart(),
             Self::Poststop => hooks.poststop(),
         };
@@ -51,21 +69,53 @@ impl Point {
     }
 }
 
+/// The hook that stands for those of a bundle that run while libcontainer makes
+/// the container. They have deadlines, so it needs none.
+///
+/// # Errors
+/// Never for the values used here; oci-spec's builders are fallible by type.
+pub fn stand_in(bundle: &Path) -> Result<Hook, oci_spec::OciSpecError> {
+    let args = ["fl-hooks", ARGUMENT, &bundle.to_string_lossy()].map(str::to_owned).to_vec();
+    HookBuilder::default().path(PROGRAM).args(args).env(Vec::<String>::new()).build()
+}
+
+/// Is [`stand_in`]'s program: `arguments` are those after [`ARGUMENT`]. What went
+/// wrong goes to standard error, where the one that makes the container hears it.
+#[must_use]
+pub fn stand_in_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let Some(bundle) = arguments.next() else { return ExitCode::FAILURE };
+    let mut state = String::new();
+    let read = std::io::stdin().take(MAX_STATE).read_to_string(&mut state);
+    let ran = match read {
+        Ok(_) => run_all(Path::new(&bundle), Point::CreateRuntime, || state),
+        Err(error) => Err(format!("hooks: the container's state: {error}")),
+    };
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The state of a container as hooks are told it.
 pub(crate) fn state(container: &str, bundle: &Path, point: Point, pid: Option<i32>) -> String {
     let status = match point {
+        Point::CreateRuntime => ContainerState::Creating,
         Point::Poststart => ContainerState::Running,
         Point::Poststop => ContainerState::Stopped,
     };
     let state = StateBuilder::default().version("1.2.0").id(container).status(status).bundle(bundle);
-    let state = match pid.filter(|_| point == Point::Poststart) {
+    let state = match pid.filter(|_| point != Point::Poststop) {
         Some(pid) => state.pid(pid),
         None => state,
     };
     state.build().ok().and_then(|state| serde_json::to_string(&state).ok()).unwrap_or_default()
 }
 
-/// Runs every hook of a point, also those after one that fails.
+/// Runs every hook of a point. Those after one that fails run as well, but for
+/// those of a container that will not be made then.
 ///
 /// # Errors
 /// The first failure, with the hook's name and output.
@@ -86,6 +136,9 @@ pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> Strin
     for hook in list {
         let ran = run(hook, &state).map_err(|text| format!("{} hook {}: {text}", point.name(), hook.path().display()));
         result = result.and(ran);
+        if result.is_err() && point == Point::CreateRuntime {
+            break;
+        }
     }
     result
 }
@@ -226,6 +279,21 @@ mod tests {
         let begin = Instant::now();
         run(&hook("sleep 30 & exit 0", 20), "").unwrap();
         assert!(begin.elapsed() < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn a_container_whose_hook_fails_gets_no_further_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        let list = vec![hook("cat; exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
+        let hooks = HooksBuilder::default().create_runtime(list).build().unwrap();
+        fs::write(folder.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
+        let text = run_all(folder.path(), Point::CreateRuntime, || "the state".to_owned()).unwrap_err();
+        assert!(text.contains("createRuntime hook /bin/sh") && text.contains("said: the state"), "{text}");
+        assert!(!mark.exists());
+        let hook = stand_in(folder.path()).unwrap();
+        assert_eq!(hook.args().as_ref().unwrap()[1..], [ARGUMENT, folder.path().to_str().unwrap()]);
+        assert_eq!((hook.timeout(), hook.env().as_ref().unwrap().len()), (None, 0));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod home;
 mod hooks;
 mod message;
 mod namespaces;
+mod nested;
 mod processors;
 mod signal;
 mod socket;
@@ -32,8 +33,9 @@ mod supervisor;
 mod words;
 mod worker;
 
+pub use group::make as make_group;
 pub use home::HOME_OF_PASSWD;
-pub use hooks::FILE as HOOKS_FILE;
+pub use hooks::{ARGUMENT as HOOKS_ARGUMENT, FILE as HOOKS_FILE, stand_in, stand_in_main};
 pub use message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 pub use socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
 pub use supervisor::{Options, run};

@@ -68,6 +68,12 @@ pub(crate) fn free(home: &CpuSet) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, home)?)
 }
 
+/// Lets another process run where this one may.
+pub(crate) fn free_other(pid: i32, home: &CpuSet) -> std::io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
+    Ok(sched_setaffinity(Some(pid), home)?)
+}
+
 /// Every processor, also those that are plugged in later.
 fn all() -> CpuSet {
     let mut set = CpuSet::new();

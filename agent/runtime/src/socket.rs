@@ -41,7 +41,9 @@ pub fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// Receives one packet into `buffer`; a length of 0 means that the peer is gone.
+/// Receives one packet into `buffer`; a length of 0 means that the peer is
+/// gone. Descriptors come all or, if this process has no room for them, not at
+/// all: whoever needs them says so.
 ///
 /// # Errors
 /// `EAGAIN` on a non-blocking socket with nothing to read; `EMSGSIZE` for a
@@ -61,8 +63,11 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<Owned
             fds.extend(received);
         }
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::MSGSIZE);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        fds.clear();
     }
     Ok((received.bytes, fds))
 }
@@ -71,6 +76,36 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<Owned
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// Set in the process that has no descriptor left.
+    const POOR: &str = "FIRSTLIGHT_TEST_WITHOUT_DESCRIPTORS";
+
+    #[test]
+    fn a_packet_arrives_where_its_descriptors_find_no_room() {
+        if std::env::var_os(POOR).is_none() {
+            // The limit is the whole process's, so it is another one's.
+            let name = "socket::tests::a_packet_arrives_where_its_descriptors_find_no_room";
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = again.args(["--exact", name]).env(POOR, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let (a, b) = pair();
+        let free = rustix::io::dup(&a).unwrap();
+        let limit = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&free)).unwrap() + 1;
+        let limit = rustix::process::Rlimit { current: Some(limit), maximum: Some(limit) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        send(&a, b"two", &[a.as_fd(), b.as_fd()]).unwrap();
+        send(&a, b"one", &[a.as_fd()]).unwrap();
+        drop(free);
+        let mut buffer = [0; 8];
+        // There is room for one of the two.
+        let (len, fds) = receive(&b, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"two"[..], 0));
+        let (len, fds) = receive(&b, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"one"[..], 1));
+    }
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)

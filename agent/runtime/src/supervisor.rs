@@ -374,6 +374,8 @@ impl Supervisor {
             return;
         }
         if self.spare.take().is_some() {
+            // Nobody has called for a while: this process needs little now. Where that cannot be done, nothing is lost.
+            let _ = firstlight_sys::memory::give_back();
             return;
         }
         match spare::copy() {

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use firstlight_agent_api::oci;
 use oci_spec::runtime::{
-    Capability, LinuxCapabilities, LinuxCapabilitiesBuilder, PosixRlimit, PosixRlimitBuilder, Process, User,
+    Box as OciBox, BoxBuilder, Capability, LinuxCapabilities, LinuxCapabilitiesBuilder, PosixRlimit,
+    PosixRlimitBuilder, Process, User,
 };
 
 use super::{ConvertError, DEFAULT_PATH, Result, some, word};
@@ -38,7 +39,7 @@ pub fn process(message: &oci::Process) -> Result<Process> {
     let mut process = Process::default();
     process
         .set_terminal(Some(message.Terminal))
-        .set_console_size(None)
+        .set_console_size(console_size(message)?)
         .set_user(user)
         .set_args(Some(message.Args.clone()))
         .set_env(Some(env))
@@ -54,6 +55,14 @@ pub fn process(message: &oci::Process) -> Result<Process> {
         .set_oom_score_adj(Some(score))
         .set_selinux_label(None);
     Ok(process)
+}
+
+/// The size of its terminal, if it has one and the caller knows.
+fn console_size(message: &oci::Process) -> Result<Option<OciBox>> {
+    match message.ConsoleSize.as_ref().filter(|_| message.Terminal) {
+        Some(size) => Ok(Some(BoxBuilder::default().height(size.Height).width(size.Width).build()?)),
+        None => Ok(None),
+    }
 }
 
 fn capabilities(message: Option<&oci::LinuxCapabilities>) -> Result<LinuxCapabilities> {

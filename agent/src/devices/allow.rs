@@ -7,7 +7,9 @@
 //! usual harmless devices, the devices of the configuration, and what CDI added.
 //!
 //! A rule that would let a container open devices without naming them is
-//! dropped: then any GPU of the guest would be a `mknod` away.
+//! dropped: then any GPU of the guest would be a `mknod` away. So is one for the
+//! guest's own console, whatever asks for it: who writes there writes lines that
+//! the host takes for the guest's. A container's `/dev/console` is a pts.
 
 use firstlight_device_filter::{Access, Filter, Kind, Rule};
 use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxResources, Spec};
@@ -22,12 +24,14 @@ const USUAL: &[(i64, Option<i64>, &str)] = &[
     (1, Some(8), "random"),
     (1, Some(9), "urandom"),
     (5, Some(0), "tty"),
-    (5, Some(1), "console"),
     (5, Some(2), "ptmx"),
     (136, None, "pts/*"),
 ];
 
-/// Writes the whole list of rules into the configuration, and returns what was dropped.
+/// The guest's own console.
+const CONSOLE: (i64, i64) = (5, 1);
+
+/// Writes the whole list of rules into the configuration, and returns what was dropped, and why.
 ///
 /// # Errors
 /// Never for the values used here; oci-spec's builders are fallible by type.
@@ -47,22 +51,31 @@ pub fn allow(spec: &mut Spec) -> std::result::Result<Vec<String>, oci_spec::OciS
         rule.set_minor(*minor);
         rules.push(rule);
     }
+    let mut dropped = Vec::new();
     // Nodes before the rules that were asked for, so that a narrower rule about a node wins.
     for node in &nodes {
-        if matches!(node.typ(), LinuxDeviceType::C | LinuxDeviceType::U | LinuxDeviceType::B) && !named(&asked, node) {
+        if node.typ() != LinuxDeviceType::B && (node.major(), node.minor()) == CONSOLE {
+            dropped.push(format!("node {} is the guest's console", node.path().display()));
+        } else if matches!(node.typ(), LinuxDeviceType::C | LinuxDeviceType::U | LinuxDeviceType::B)
+            && !named(&asked, node)
+        {
             let kind = if node.typ() == LinuxDeviceType::B { LinuxDeviceType::B } else { LinuxDeviceType::C };
             let rule = any(kind).allow(true).major(node.major()).minor(node.minor()).access("rwm");
             rules.push(rule.build()?);
         }
     }
-    let mut dropped = Vec::new();
     for rule in asked {
-        if is_narrow(&rule) {
+        let narrow = is_narrow(&rule);
+        if narrow && !(rule.allow() && is_console(&rule)) {
             rules.push(rule);
         } else if rule.allow() {
-            dropped.push(rule.to_string());
+            let why = if narrow { "is the guest's console" } else { "names no driver" };
+            dropped.push(format!("rule {:?} {why}", rule.to_string()));
         }
     }
+    // Last, so that no rule for the whole driver opens it.
+    let (major, minor) = CONSOLE;
+    rules.push(any(LinuxDeviceType::C).allow(false).major(major).minor(minor).access("rw").build()?);
     resources.set_devices(Some(rules));
     Ok(dropped)
 }
@@ -113,6 +126,12 @@ fn named(rules: &[LinuxDeviceCgroup], node: &oci_spec::runtime::LinuxDevice) -> 
 fn is_narrow(rule: &LinuxDeviceCgroup) -> bool {
     let kind = matches!(rule.typ(), Some(LinuxDeviceType::C | LinuxDeviceType::B));
     kind && (!rule.allow() || rule.major().is_some())
+}
+
+/// Whether a rule is about the guest's console alone.
+fn is_console(rule: &LinuxDeviceCgroup) -> bool {
+    let character = matches!(rule.typ(), Some(LinuxDeviceType::C | LinuxDeviceType::U));
+    character && rule.major().zip(rule.minor()) == Some(CONSOLE)
 }
 
 #[cfg(test)]
@@ -197,9 +216,23 @@ mod tests {
             rule(true, C, Some(10), None, "rw"),
         ];
         let mut spec = spec_with(rules, &[]);
-        assert_eq!(allow(&mut spec).unwrap(), ["a *:* rwm", "c *:* rw"]);
+        let why = ["rule \"a *:* rwm\" names no driver", "rule \"c *:* rw\" names no driver"];
+        assert_eq!(allow(&mut spec).unwrap(), why);
         assert!(!may(&spec, C, 195, 0, 'r'));
         assert!(may(&spec, C, 10, 229, 'r') && may(&spec, C, 1, 3, 'r'));
+    }
+
+    #[test]
+    fn nothing_opens_the_guests_console() {
+        let mut spec = spec_with(vec![], &[]);
+        assert!(allow(&mut spec).unwrap().is_empty());
+        assert!(may(&spec, C, 5, 1, 'm') && !may(&spec, C, 5, 1, 'r') && !may(&spec, C, 5, 1, 'w'));
+        let asked = vec![rule(true, C, Some(5), Some(1), "rw"), rule(true, C, Some(5), None, "rwm")];
+        let mut spec = spec_with(asked, &[(5, 1)]);
+        let why = ["node /dev/x is the guest's console", "rule \"c 5:1 rw\" is the guest's console"];
+        assert_eq!(allow(&mut spec).unwrap(), why);
+        assert!(!may(&spec, C, 5, 1, 'r') && !may(&spec, C, 5, 1, 'w'));
+        assert!(may(&spec, C, 5, 2, 'w') && may(&spec, C, 5, 3, 'w'), "the rest of the driver was asked for");
     }
 
     #[test]

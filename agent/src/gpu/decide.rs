@@ -1,6 +1,7 @@
 //! Whether the GPUs that are wanted are there: a function of what PID 1 has said.
 
 use firstlight_boot_record::{Gpu, GpuPhase};
+use firstlight_pci::Address;
 use ttrpc::Code;
 
 use super::{View, Which};
@@ -15,6 +16,8 @@ pub enum Decision {
     Wait(Missing),
     /// Never.
     Fail(Error),
+    /// PID 1 knows no such GPU.
+    Unknown(Error),
 }
 
 /// What is waited for.
@@ -24,6 +27,8 @@ pub enum Missing {
     Scan,
     /// This GPU, as it was told last.
     Gpu(Box<Gpu>),
+    /// A GPU that is on the bus and that PID 1 has not told of yet.
+    Plugged(Address),
 }
 
 impl Missing {
@@ -33,6 +38,7 @@ impl Missing {
         match self {
             Self::Scan => "GPUs: the PCI bus has not been scanned yet".to_owned(),
             Self::Gpu(gpu) => describe(gpu, now_us),
+            Self::Plugged(pci) => format!("GPU {pci} is on the PCI bus, and PID 1 has not begun with it"),
         }
     }
 }
@@ -48,12 +54,16 @@ pub fn decide(view: &View, wanted: &[Which]) -> Decision {
     for which in wanted {
         let gpus: Vec<&Gpu> = match which {
             // What a name means is in a file that is complete when every GPU has ended.
-            Which::Name(_) | Which::All => view.gpus.iter().collect(),
-            Which::Index(index) => view.gpus.iter().filter(|gpu| gpu.index == *index).collect(),
-            Which::Pci(address) => view.gpus.iter().filter(|gpu| gpu.pci == *address).collect(),
+            Which::Name(_) | Which::All => here(view).collect(),
+            Which::Index(index) => here(view).filter(|gpu| gpu.index == *index).collect(),
+            Which::Pci(address) => here(view).filter(|gpu| gpu.pci == *address).collect(),
         };
         if gpus.is_empty() {
-            return Decision::Fail(unknown(view, which));
+            let error = unknown(view, which);
+            return match lost(view, Missing::Scan) {
+                Decision::Wait(_) => Decision::Unknown(error),
+                other => other,
+            };
         }
         for gpu in gpus {
             let named = matches!(which, Which::Name(_));
@@ -64,7 +74,7 @@ pub fn decide(view: &View, wanted: &[Which]) -> Decision {
                 GpuPhase::Failed | GpuPhase::TimedOut if named => {}
                 GpuPhase::Failed => return Decision::Fail(failed(gpu, Code::INTERNAL)),
                 GpuPhase::TimedOut => return Decision::Fail(failed(gpu, Code::DEADLINE_EXCEEDED)),
-                GpuPhase::Found | GpuPhase::Attaching => {
+                GpuPhase::Found | GpuPhase::Attaching | GpuPhase::Removed => {
                     missing.get_or_insert_with(|| Missing::Gpu(Box::new(gpu.clone())));
                 }
             }
@@ -84,14 +94,28 @@ fn lost(view: &View, missing: Missing) -> Decision {
             let what = match &missing {
                 Missing::Scan => "GPUs".to_owned(),
                 Missing::Gpu(gpu) => format!("GPU {}", gpu.pci),
+                Missing::Plugged(pci) => format!("GPU {pci}"),
             };
             Decision::Fail(Error::internal(format!("{what}: PID 1, which attaches GPUs, cannot be asked: {why}")))
         }
     }
 }
 
+/// The GPUs that have not been taken out of the guest.
+fn here(view: &View) -> impl Iterator<Item = &Gpu> {
+    view.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Removed)
+}
+
 fn unknown(view: &View, which: &Which) -> Error {
-    let known: Vec<String> = view.gpus.iter().map(|gpu| format!("{} = {}", gpu.index, gpu.pci)).collect();
+    let gone = view.gpus.iter().find(|gpu| match which {
+        Which::Index(index) => gpu.index == *index,
+        Which::Pci(address) => gpu.pci == *address,
+        Which::Name(_) | Which::All => false,
+    });
+    if let Some(gpu) = gone.filter(|gpu| gpu.phase == GpuPhase::Removed) {
+        return Error::invalid(format!("GPU {which}: {}", gpu.detail));
+    }
+    let known: Vec<String> = here(view).map(|gpu| format!("{} = {}", gpu.index, gpu.pci)).collect();
     let known = if known.is_empty() { "no GPUs".to_owned() } else { format!("GPUs {}", known.join(", ")) };
     Error::invalid(format!("no GPU {which}: this guest has {known}"))
 }
@@ -154,7 +178,18 @@ pub(super) mod tests {
         View { scanned: true, gpus, lost: None }
     }
 
-    use GpuPhase::{Attaching, Failed, Found, Ready, TimedOut};
+    use GpuPhase::{Attaching, Failed, Found, Ready, Removed, TimedOut};
+
+    #[test]
+    fn one_that_was_taken_out_is_told_as_that_and_counts_no_more() {
+        let mut view = view(&[Ready, Removed]);
+        view.gpus[1].detail = "0000:02:00.0: it was taken out".into();
+        assert_eq!(decide(&view, &[Which::All]), Decision::Ready(vec![gpu(0, Ready)]));
+        let Decision::Unknown(error) = decide(&view, &[Which::Index(1)]) else { panic!() };
+        assert!(error.message.contains("GPU 1: 0000:02:00.0: it was taken out"), "{error}");
+        let Decision::Unknown(error) = decide(&view, &[Which::Index(7)]) else { panic!() };
+        assert!(error.message.ends_with("this guest has GPUs 0 = 0000:01:00.0"), "{error}");
+    }
 
     #[test]
     fn a_failed_neighbour_does_not_matter() {
@@ -185,7 +220,7 @@ pub(super) mod tests {
     #[test]
     fn codes_tell_a_failure_from_a_deadline_and_from_nonsense() {
         let code = |view: &View, which| match decide(view, &[which]) {
-            Decision::Fail(error) => Some(error.code),
+            Decision::Fail(error) | Decision::Unknown(error) => Some(error.code),
             _ => None,
         };
         assert_eq!(code(&view(&[TimedOut]), Which::Index(0)), Some(Code::DEADLINE_EXCEEDED));
@@ -232,8 +267,9 @@ pub(super) mod tests {
                     prop_assert!(wanted.iter().any(|which| matches!(phase(which), Some(Found | Attaching))));
                 }
                 Decision::Fail(_) => {
-                    prop_assert!(wanted.iter().any(|which| matches!(phase(which), None | Some(Failed | TimedOut))));
+                    prop_assert!(wanted.iter().any(|which| matches!(phase(which), Some(Failed | TimedOut))));
                 }
+                Decision::Unknown(_) => prop_assert!(wanted.iter().any(|which| phase(which).is_none())),
             }
         }
     }

@@ -5,16 +5,18 @@ mod environment;
 mod narrow;
 mod want;
 
+use std::path::Path;
 use std::time::Duration;
 
-use firstlight_boot_record::Gpu;
+use firstlight_boot_record::{Gpu, GpuPhase};
 use firstlight_cdi::{DeviceName, Folder, GPU_KIND, apply};
+use firstlight_pci::{Address, Kind};
 use oci_spec::runtime::Spec;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use ttrpc::Code;
 
-pub use decide::{Decision, decide};
+pub use decide::{Decision, Missing, decide};
 pub use environment::{Visible, cdi_devices};
 pub use want::{Asking, Wants, Which, pci_path, wants};
 
@@ -31,6 +33,15 @@ pub struct View {
     pub gpus: Vec<Gpu>,
     /// Why nothing more will come.
     pub lost: Option<String>,
+}
+
+/// How long GPUs are waited for.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// For one that is on the bus to be ready.
+    pub ready: Duration,
+    /// For one to be on the bus: the kernel may find it later than the VMM has plugged it in.
+    pub plugged: Duration,
 }
 
 /// Where GPUs come from.
@@ -52,12 +63,12 @@ impl Source {
     /// `INTERNAL` for a GPU that failed, with its address, step, times and the
     /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
     /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
-    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Duration, paths: &Paths) -> Result<Vec<String>> {
+    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Patience, paths: &Paths) -> Result<Vec<String>> {
         if wants.is_empty() {
             return Ok(Vec::new());
         }
         let gpus = match self {
-            Self::Init(view) => Some(ready(view.clone(), wants, patience).await?),
+            Self::Init(view) => Some(ready(view.clone(), wants, patience, &paths.sysfs).await?),
             Self::Files => None,
         };
         let folder = Folder::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))?;
@@ -102,8 +113,14 @@ fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, folder: &Fol
     Ok(())
 }
 
+/// A GPU that is on the bus and not among those that PID 1 has told of: it was plugged in just now.
+fn plugged(sysfs: &Path, view: &View) -> Option<Address> {
+    let known = |pci: &Address| view.gpus.iter().any(|gpu| gpu.pci == *pci && gpu.phase != GpuPhase::Removed);
+    firstlight_pci::of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
+}
+
 /// Waits for the GPUs, by event.
-async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Duration) -> Result<Vec<Gpu>> {
+async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patience, sysfs: &Path) -> Result<Vec<Gpu>> {
     if wants.gpus.is_empty() {
         return Ok(Vec::new());
     }
@@ -111,14 +128,27 @@ async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Duratio
     loop {
         let decision = {
             let view = view.borrow_and_update();
-            decide(&view, &wants.visible.before_waiting(&wants.gpus, &view.gpus))
+            match decide(&view, &wants.visible.before_waiting(&wants.gpus, &view.gpus)) {
+                Decision::Unknown(error) => match plugged(sysfs, &view) {
+                    Some(pci) => Decision::Wait(Missing::Plugged(pci)),
+                    None => Decision::Unknown(error),
+                },
+                decision => decision,
+            }
         };
         let missing = match decision {
             Decision::Ready(gpus) => return Ok(gpus),
             Decision::Fail(error) => return Err(error),
+            Decision::Unknown(error) => {
+                // What is plugged in changes the view; nothing else is waited for.
+                match timeout_at(begin + patience.plugged, view.changed()).await {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(_)) | Err(_) => return Err(error),
+                }
+            }
             Decision::Wait(missing) => missing,
         };
-        match timeout_at(begin + patience, view.changed()).await {
+        match timeout_at(begin + patience.ready, view.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => {
                 return Err(Error::internal(format!("{}: PID 1 is not connected", missing.describe(now_us()))));
@@ -146,6 +176,10 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(future)
     }
 
+    fn within(seconds: u64) -> Patience {
+        Patience { ready: Duration::from_secs(seconds), plugged: Duration::from_secs(seconds.min(2)) }
+    }
+
     fn plant(paths: &Paths) {
         fs::create_dir_all(&paths.cdi).unwrap();
         let device = |name: &str, minor: u32| {
@@ -170,6 +204,39 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_plugged_in_just_now_is_waited_for_and_one_that_never_comes_is_not() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            plant(&paths);
+            let (sender, view) = watch::channel(View { scanned: true, gpus: vec![], lost: None });
+            let source = Source::Init(view);
+            let mut spec = Spec::default();
+            let begin = Instant::now();
+            let wants = want(&[Which::Index(0)]);
+            let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
+            assert_eq!(error.code, Code::INVALID_ARGUMENT);
+            assert!((2..9).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+            // On the bus it is waited for as long as any other.
+            let function = paths.sysfs.join("bus/pci/devices/0000:01:00.0");
+            fs::create_dir_all(&function).unwrap();
+            fs::write(function.join("vendor"), "0x10de\n").unwrap();
+            fs::write(function.join("class"), "0x030200\n").unwrap();
+            let begin = Instant::now();
+            let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
+            assert_eq!((error.code, begin.elapsed().as_secs()), (Code::DEADLINE_EXCEEDED, 9));
+            assert!(error.message.contains("0000:01:00.0 is on the PCI bus"), "{error}");
+            let tell = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                sender.send_modify(|view| view.gpus = vec![gpu(0, GpuPhase::Ready)]);
+            };
+            let (given, ()) = tokio::join!(source.give(&mut spec, &wants, within(9), &paths), tell);
+            given.unwrap();
+            assert_eq!(minors(&spec), [0]);
+        });
+    }
+
+    #[test]
     fn a_container_waits_for_its_gpu_only() {
         run(async {
             let root = tempfile::tempdir().unwrap();
@@ -179,7 +246,7 @@ mod tests {
             let source = Source::Init(view);
             let mut spec = Spec::default();
             let wants = want(&[Which::Index(1)]);
-            let give = source.give(&mut spec, &wants, Duration::from_secs(9), &paths);
+            let give = source.give(&mut spec, &wants, within(9), &paths);
             let boot = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let gpus = vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)];
@@ -203,7 +270,7 @@ mod tests {
             let (_sender, view) = watch::channel(View { scanned: true, gpus, lost: None });
             let mut spec = Spec::default();
             let wants = want(&[Which::All]);
-            let result = Source::Init(view).give(&mut spec, &wants, Duration::from_secs(3), &paths).await;
+            let result = Source::Init(view).give(&mut spec, &wants, within(3), &paths).await;
             let error = result.unwrap_err();
             assert_eq!(error.code, Code::DEADLINE_EXCEEDED);
             for part in ["0000:01:00.0", "wait-open-complete", "3.0 s", "agent.cdi_timeout"] {
@@ -221,10 +288,10 @@ mod tests {
             plant(&paths);
             let mut spec = Spec::default();
             let wants = want(&[Which::Pci("0000:01:00.0".parse().unwrap())]);
-            Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+            Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap();
             assert_eq!(minors(&spec), [0]);
             let wants = want(&[Which::Index(7)]);
-            let error = Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap_err();
+            let error = Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap_err();
             assert!(
                 error.message.contains("nvidia.com/gpu=7") && error.message.contains("nvidia.com/gpu=0"),
                 "{error}"
@@ -243,7 +310,7 @@ mod tests {
             let mut spec = Spec::default();
             let visible = Visible::Only(vec![Which::Index(1), Which::Index(7)]);
             let wants = Wants { gpus: vec![Which::All], visible, ..Wants::default() };
-            let remarks = Source::Init(view).give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+            let remarks = Source::Init(view).give(&mut spec, &wants, within(0), &paths).await.unwrap();
             assert_eq!(minors(&spec), [1]);
             assert!(remarks.len() == 1 && remarks[0].contains("names 7"), "{remarks:?}");
         });
@@ -269,7 +336,7 @@ mod tests {
                 let others = vec!["nvidia.com/driver=utility".parse().unwrap()];
                 let others = if gpus.is_empty() { others } else { vec![] };
                 let wants = Wants { gpus: gpus.to_vec(), others, capabilities, ..Wants::default() };
-                Source::Files.give(&mut spec, &wants, Duration::ZERO, &paths).await.unwrap();
+                Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap();
                 let mounts = spec.mounts().clone().unwrap_or_default();
                 let ours = mounts.iter().filter(|mount| mount.typ().as_deref() == Some("bind"));
                 ours.map(|mount| mount.destination().display().to_string()).collect::<Vec<_>>()

@@ -91,6 +91,33 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_is_less_than_its_gpu() {
+        let root = tempfile::tempdir().unwrap();
+        let device = |name: &str, capabilities: &[u32]| {
+            let nodes: Vec<String> = std::iter::once("nvidia0".to_owned())
+                .chain(capabilities.iter().map(|minor| format!("nvidia-caps/nvidia-cap{minor}")))
+                .map(|node| format!(r#"{{"path":"/dev/{node}"}}"#))
+                .collect();
+            format!(r#"{{"name":"{name}","containerEdits":{{"deviceNodes":[{}]}}}}"#, nodes.join(","))
+        };
+        let devices = [device("0", &[1, 2, 3, 4]), device("0:0", &[1, 2]), device("0:1", &[3, 4])].join(",");
+        let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
+        fs::write(root.path().join("a.json"), text).unwrap();
+        let folder = Folder::read(root.path()).unwrap();
+        for (granted, asked, gets) in [
+            ("0", "0:1", &["0:1"][..]),
+            ("0:0", "0:0", &["0:0"]),
+            ("0:0", "0:1", &[]),
+            ("0:0", "0", &[]),
+            ("0", "0:2", &[]),
+        ] {
+            let (left, _) = narrow(vec![gpu_name(granted)], &visible(asked), &folder);
+            let left: Vec<&str> = left.iter().map(|name| name.device.as_str()).collect();
+            assert_eq!(left, gets, "{asked} of {granted}");
+        }
+    }
+
+    #[test]
     fn what_was_not_granted_is_ignored_with_a_remark() {
         for name in ["2", "GPU-2", "0000:03:00.0", "pair", "9", "GPU-none", "../0", "empty"] {
             assert_eq!(left(&["1"], name), (vec![], 2), "{name}");

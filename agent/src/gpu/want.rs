@@ -106,8 +106,9 @@ pub struct Asking<'a> {
 ///
 /// Grants come from annotations, from devices of the kind `vfio-pci-gk` (passed
 /// through, driven by the guest's kernel), and from the variable
-/// `VISIBLE_CDI_DEVICES` where the kernel command line allows that. Such devices say where in the guest's PCI tree they are. That beats the
-/// index in an annotation: the shim can only guess how the guest will sort.
+/// `VISIBLE_CDI_DEVICES` where the kernel command line allows that. Such devices
+/// may say where in the guest's PCI tree they are. That beats the index in an
+/// annotation: the shim can only guess how the guest will sort.
 ///
 /// # Errors
 /// An annotation or `VISIBLE_CDI_DEVICES` holds something that is no qualified CDI name.
@@ -120,23 +121,20 @@ pub fn wants(asking: Asking<'_>, sysfs: &Path) -> Result<Wants> {
     let mut named: Vec<(&String, &String)> =
         annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION)).collect();
     named.sort();
+    let passed: Vec<Passed> =
+        devices.iter().filter(|device| device.type_ == "vfio-pci-gk").map(|device| Passed::of(device, sysfs)).collect();
     for (key, value) in named {
+        let placed = is_placed(key, &passed);
         for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-            let name = text.parse().map_err(|error| Error::invalid(format!("annotation {key}: {error}")))?;
-            wants.grant(name);
+            let name: DeviceName =
+                text.parse().map_err(|error| Error::invalid(format!("annotation {key}: {error}")))?;
+            if !(placed && name.kind == GPU_KIND && matches!(Which::from(name.device.as_str()), Which::Index(_))) {
+                wants.grant(name);
+            }
         }
     }
-    let placed: Vec<Which> = devices
-        .iter()
-        .filter(|device| device.type_ == "vfio-pci-gk")
-        .flat_map(|device| &device.options)
-        .filter_map(|option| option.split_once('=').and_then(|(_, path)| pci_path(sysfs, path)))
-        .filter(|address| is_gpu(sysfs, *address))
-        .map(Which::Pci)
-        .collect();
-    if !placed.is_empty() {
-        wants.gpus.retain(|which| !matches!(which, Which::Index(_)));
-        placed.into_iter().for_each(|which| push(&mut wants.gpus, which));
+    for address in passed.iter().flat_map(|device| &device.gpus) {
+        push(&mut wants.gpus, Which::Pci(*address));
     }
     if by_environment && let Some(text) = environment::value(environment, environment::CDI_DEVICES) {
         environment::cdi_devices(text)?.into_iter().for_each(|name| wants.grant(name));
@@ -150,6 +148,50 @@ pub fn wants(asking: Asking<'_>, sysfs: &Path) -> Result<Wants> {
         wants.remarks = unknown.into_iter().map(remark).collect();
     }
     Ok(wants)
+}
+
+/// A device that the host passed through, to be driven by the guest's kernel.
+struct Passed {
+    /// What the host calls it: the last part of its path there, and its number.
+    names: [String; 2],
+    /// The GPUs at the places that its options name.
+    gpus: Vec<Address>,
+    /// Whether every option names a place.
+    whole: bool,
+}
+
+impl Passed {
+    fn of(device: &Device, sysfs: &Path) -> Self {
+        let places: Vec<Option<Address>> = device
+            .options
+            .iter()
+            .map(|option| option.split_once('=').and_then(|(_, path)| pci_path(sysfs, path)))
+            .collect();
+        let node = device.container_path.rsplit('/').next().unwrap_or_default();
+        Self {
+            names: [bare(node), bare(&device.id)],
+            whole: places.iter().all(Option::is_some),
+            gpus: places.into_iter().flatten().filter(|address| is_gpu(sysfs, *address)).collect(),
+        }
+    }
+}
+
+/// The number in `vfio7` or `7`.
+fn bare(name: &str) -> String {
+    name.strip_prefix("vfio").unwrap_or(name).to_owned()
+}
+
+/// Whether the GPUs that an annotation counts are those whose places are known.
+/// A shim writes `cdi.k8s.io/vfio7` about the device `/dev/vfio/7`. Another
+/// annotation may be about any of them, so all have to be known.
+fn is_placed(annotation: &str, passed: &[Passed]) -> bool {
+    let name = bare(annotation.strip_prefix(ANNOTATION).unwrap_or(annotation));
+    let mut about = passed.iter().filter(|device| !name.is_empty() && device.names.contains(&name)).peekable();
+    let whole = match about.peek() {
+        Some(_) => about.all(|device| device.whole),
+        None => passed.iter().all(|device| device.whole),
+    };
+    whole && passed.iter().any(|device| !device.gpus.is_empty())
 }
 
 fn push(gpus: &mut Vec<Which>, which: Which) {
@@ -242,8 +284,28 @@ mod tests {
         let device =
             Device { type_: "vfio-pci-gk".into(), options: vec!["0000:c1:00.0=02/00".into()], ..Default::default() };
         let annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=3")]);
-        let wants = asked(&annotations, &[device], sysfs).unwrap();
-        assert_eq!(wants.gpus, [Which::Pci("0000:01:00.0".parse().unwrap())]);
+        let wants = asked(&annotations, std::slice::from_ref(&device), sysfs).unwrap();
+        let placed = Which::Pci("0000:01:00.0".parse().unwrap());
+        assert_eq!(wants.gpus.as_slice(), std::slice::from_ref(&placed));
+
+        // Of a second one the shim does not know the place: its index is all there is.
+        let nowhere = Device {
+            type_: "vfio-pci-gk".into(),
+            container_path: "/dev/vfio/8".into(),
+            options: vec!["0000:c2:00.0=".into()],
+            ..Default::default()
+        };
+        for (id, container_path) in [("", "/dev/vfio/7"), ("7", ""), ("", "/dev/vfio/devices/vfio7")] {
+            let first = Device { id: id.into(), container_path: container_path.into(), ..device.clone() };
+            let annotations =
+                annotated(&[("cdi.k8s.io/vfio7", "nvidia.com/gpu=3"), ("cdi.k8s.io/vfio8", "nvidia.com/gpu=5")]);
+            let wants = asked(&annotations, &[first, nowhere.clone()], sysfs).unwrap();
+            assert_eq!(wants.gpus, [Which::Index(5), placed.clone()], "{id} {container_path}");
+        }
+        // Nobody can tell whose index this is: none is lost.
+        let annotations = annotated(&[("cdi.k8s.io/x", "nvidia.com/gpu=0,nvidia.com/gpu=1")]);
+        let wants = asked(&annotations, &[device, nowhere], sysfs).unwrap();
+        assert_eq!(wants.gpus, [Which::Index(0), Which::Index(1), placed]);
     }
 
     #[test]

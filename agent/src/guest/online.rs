@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::agent::Agent;
 use crate::error::{Error, Result};
 use crate::guest::cpuset::{self, count};
+use crate::hotplug::Uevents;
 use crate::work;
 
 /// How long the CPUs may take to appear and to come online.
@@ -88,6 +90,44 @@ fn memory(sysfs: &Path) -> Result<()> {
     }
 }
 
+/// Whether memory that comes is switched on at once: from the first call for
+/// memory on, as the VMM answers a shim before the guest has found what was
+/// plugged in, and a call that finds nothing has nothing to wait for.
+#[derive(Debug, Default)]
+pub struct Follows(Arc<AtomicBool>);
+
+impl Follows {
+    /// Hears of memory from now on.
+    fn start(&self, sysfs: &Path) {
+        let follows = Arc::clone(&self.0);
+        if follows.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (opened, sysfs) = (Uevents::open(), sysfs.to_owned());
+        tokio::spawn(async move {
+            let error = match opened {
+                Ok(events) => follow(events, &sysfs).await,
+                Err(error) => error,
+            };
+            log::warn!("memory that is plugged in waits for the next OnlineCPUMem: the kernel is not heard: {error}");
+            follows.store(false, Ordering::Relaxed);
+        });
+    }
+}
+
+/// Switches on what comes; why it ended.
+async fn follow(mut events: Uevents, sysfs: &Path) -> std::io::Error {
+    loop {
+        if let Err(error) = events.news_of("memory").await {
+            return error;
+        }
+        let sysfs = sysfs.to_owned();
+        if let Err(error) = work::blocking(move || memory(&sysfs)).await {
+            log::warn!("memory that was plugged in: {error}");
+        }
+    }
+}
+
 fn late(wanted: u32, look: &Look, elapsed: Duration) -> Error {
     let Look { online, refused } = look;
     let why = match refused.first() {
@@ -127,7 +167,7 @@ async fn await_cpus(sysfs: &Path, wanted: u32) -> Result<()> {
 
 impl Agent {
     /// Takes CPUs until `nb_cpus` are online (0: leaves them), all memory unless
-    /// only CPUs are asked for, and has containers that are bound to CPUs see
+    /// only CPUs are asked for, also what comes later, and has containers that are bound to CPUs see
     /// the new ones of theirs.
     ///
     /// # Errors
@@ -139,13 +179,17 @@ impl Agent {
             if request.nb_cpus > 0 {
                 await_cpus(&agent.paths.sysfs, request.nb_cpus).await?;
             }
-            let cgroups: Vec<_> = agent.containers().iter().map(|one| (one.id.clone(), one.cgroup.clone())).collect();
+            if !request.cpu_only {
+                // Before the look, so that nothing slips through between the two.
+                agent.memory.start(&agent.paths.sysfs);
+            }
+            let containers = agent.containers();
             let sysfs = agent.paths.sysfs.clone();
             work::blocking(move || {
                 let memory = if request.cpu_only { Ok(()) } else { memory(&sysfs) };
-                for (container, cgroup) in cgroups.iter().filter(|_| request.nb_cpus > 0) {
-                    if let Err(error) = cpuset::renew(cgroup) {
-                        log::warn!("container {container}: its CPU list cannot be renewed: {error}");
+                for container in containers.iter().filter(|_| request.nb_cpus > 0) {
+                    if let Err(error) = cpuset::renew(container) {
+                        log::warn!("container {}: its CPU list cannot be renewed: {error}", container.id);
                     }
                 }
                 memory

@@ -10,7 +10,6 @@ mod block;
 mod listener;
 mod node;
 mod scsi;
-mod uevent;
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +25,6 @@ pub use self::listener::Uevents;
 use self::node::Check;
 pub use self::node::Number;
 use self::scsi::Scsi;
-pub use self::uevent::Uevent;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::work;

@@ -40,21 +40,38 @@ pub(super) fn remark(message: &str) -> String {
     text(Level::Warn, "log", message, SystemTime::now())
 }
 
+/// What somebody else in the guest says; the level is PID 1's word.
+pub(super) fn foreign(level: &str, source: &str, message: &str) -> String {
+    let level = match level {
+        "emerg" | "alert" | "crit" => "CRIT",
+        "err" => "ERRO",
+        "warning" => "WARN",
+        "debug" => "DEBG",
+        _ => "INFO",
+    };
+    // Whoever reads must see that these are not the agent's words.
+    line_of(level, "guest", source, message, SystemTime::now())
+}
+
 fn text(level: Level, target: &str, message: &str, now: SystemTime) -> String {
+    line_of(word(level), "agent", target.strip_prefix("firstlight_agent::").unwrap_or(target), message, now)
+}
+
+fn line_of(level: &str, source: &str, subsystem: &str, message: &str, now: SystemTime) -> String {
     let mut message = message.replace(char::is_control, " ");
     if let Some(end) = (0..=LONGEST).rev().find(|at| message.is_char_boundary(*at)) {
         message.truncate(end);
     }
     let line = Line {
         msg: &message,
-        level: word(level),
+        level,
         ts: timestamp(now),
         // What readers look for is Kata's agent.
         name: "kata-agent",
-        source: "agent",
+        source,
         pid: std::process::id().to_string(),
         version: env!("CARGO_PKG_VERSION"),
-        subsystem: target.strip_prefix("firstlight_agent::").unwrap_or(target),
+        subsystem,
     };
     let mut text = serde_json::to_string(&line).unwrap_or_default();
     text.push('\n');
@@ -117,6 +134,20 @@ mod tests {
             ("subsystem", "copy"),
         ] {
             assert_eq!(value[field], wanted, "{field}");
+        }
+    }
+
+    #[test]
+    fn what_others_say_is_not_the_agents() {
+        for (level, wanted) in
+            [("emerg", "CRIT"), ("err", "ERRO"), ("warning", "WARN"), ("notice", "INFO"), ("?", "INFO")]
+        {
+            let line = foreign(level, "imex", "a\nb \u{9b}2J");
+            let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(
+                (&value["level"], &value["source"], &value["subsystem"], &value["msg"]),
+                (&wanted.into(), &"guest".into(), &"imex".into(), &"a b  2J".into())
+            );
         }
     }
 

@@ -6,6 +6,7 @@
 mod json;
 pub(crate) mod port;
 mod queue;
+mod seldom;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -14,6 +15,7 @@ use std::sync::OnceLock;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 pub(crate) use queue::Queue;
+pub(crate) use seldom::Seldom;
 
 /// The kernel cuts records at about 1 KiB.
 const LONGEST: usize = 900;
@@ -64,7 +66,8 @@ fn priority(level: Level) -> u8 {
 }
 
 fn line(priority: u8, text: &str, kernel: bool) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
+    // The kernel prints errors on the console, where nobody's text may pass for a line of the boot record.
+    let text: String = firstlight_boot_record::clean(text.as_bytes()).chars().take(LONGEST).collect();
     if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
 }
 
@@ -74,6 +77,13 @@ static QUEUE: OnceLock<Queue> = OnceLock::new();
 /// The records for the log port's client.
 pub(crate) fn queue() -> Option<&'static Queue> {
     QUEUE.get()
+}
+
+/// Puts what somebody else in the guest says, as PID 1 has heard it, before the log port's client.
+pub(crate) fn foreign(level: &str, source: &str, text: &str) {
+    if let Some(queue) = QUEUE.get() {
+        queue.push(json::foreign(level, source, text));
+    }
 }
 
 /// Starts the log; `port` tells whether somebody will ask for it. A second call changes nothing.
@@ -89,10 +99,14 @@ pub fn start(level: LevelFilter, in_guest: bool, port: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use firstlight_boot_record::{Line, State};
 
     #[test]
     fn a_record_is_one_short_line_that_carries_no_control_characters() {
-        assert_eq!(line(3, "a\nb\u{1b}[2J", true), "<3>agent: a b [2J\n");
+        assert_eq!(line(3, "a\nb\u{1b}[2J", true), "<3>agent: a\\x0ab\\x1b[2J\n");
+        let forged = Line::State(State::Failed).encode().unwrap();
+        assert!(Line::decode(&line(3, &format!("container {forged:?}: no"), true)).is_none());
+        assert!(Line::decode(&line(3, &forged, true)).is_none());
         assert_eq!(line(3, "a", false), "agent: a\n");
         assert!(line(3, &"x".repeat(5000), true).len() < 1000);
     }

@@ -4,6 +4,7 @@ mod agent_service;
 mod health;
 #[cfg(feature = "agent-policy")]
 mod judged;
+mod noted;
 mod record;
 
 use std::collections::HashMap;
@@ -77,6 +78,8 @@ pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
         {
             service.methods = judged::judged(std::mem::take(&mut service.methods), gate);
         }
+        let noted = |(name, serve)| (name, Box::new(noted::Noted { agent: Arc::clone(agent), serve }) as _);
+        service.methods = std::mem::take(&mut service.methods).into_iter().map(noted).collect();
     }
     services.extend(health_ttrpc::create_health(Arc::new(health::Alive::new(Arc::clone(agent)))));
     services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));

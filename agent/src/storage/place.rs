@@ -177,6 +177,23 @@ pub fn existing(path: &Path) -> Result<OwnedFd> {
     open_below(Path::new("/"), path, OFlags::PATH)
 }
 
+/// The folder above something below `trusted`, and its name there: what is done
+/// by these two no later change of the tree redirects.
+///
+/// # Errors
+/// As [`existing`].
+pub fn above<'a>(trusted: &Path, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
+    parent(trusted, path, false)
+}
+
+/// Something in a folder, which is not followed if it is a link.
+///
+/// # Errors
+/// The kernel's.
+pub fn in_folder(folder: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    step(folder.as_fd(), name, OFlags::empty())
+}
+
 /// Something below `trusted`, opened with `flags`, reached without following a link.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use firstlight_agent_api::agent::SharedMount;
@@ -16,6 +16,7 @@ use ttrpc::Code;
 
 use super::place;
 use crate::agent::Agent;
+use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::work;
 
@@ -89,31 +90,37 @@ fn inside(path: &str) -> Option<Vec<&std::ffi::OsStr>> {
 }
 
 impl Agent {
-    /// Makes the shared mounts of a container whose first process is `to`.
+    /// Makes the shared mounts of a container.
     ///
     /// # Errors
     /// The other container or its folder is not there in time, or the kernel refuses.
-    pub(crate) async fn share_mounts(&self, mounts: &[SharedMount], to: Option<i32>) -> Result<()> {
+    pub(crate) async fn share_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
         for mount in mounts {
-            let to = to.ok_or_else(|| Error::internal("the container has no process"))?;
-            let from = || self.container(&self.names.find(&mount.src_ctr)?).ok()?.pid();
-            make(mount, from, to).await?;
+            let share = || {
+                let from = self.container(&self.names.find(&mount.src_ctr)?).ok()?;
+                Some(self.share(mount, from, to))
+            };
+            make(mount, share).await?;
         }
         Ok(())
     }
+
+    async fn share(&self, mount: &SharedMount, from: Arc<Container>, to: &Arc<Container>) -> Result<()> {
+        let (from, to) = (self.of_first(&from, Inside::of).await?, self.of_first(to, Inside::of).await?);
+        once(mount.clone(), from, to).await
+    }
 }
 
-/// Makes a shared mount in the container whose first process is `to`. `from` is
-/// asked for the other's until it is there.
+/// Makes a shared mount. `share` is asked to, until the other container is there.
 ///
 /// # Errors
 /// The other container or its folder is not there in time, or the kernel refuses.
-async fn make(mount: &SharedMount, from: impl Fn() -> Option<i32>, to: i32) -> Result<()> {
+async fn make<F: Future<Output = Result<()>>>(mount: &SharedMount, share: impl Fn() -> Option<F>) -> Result<()> {
     let begin = Instant::now();
     let mut last = format!("there is no container {:?}", mount.src_ctr);
     while begin.elapsed() < PATIENCE {
-        if let Some(from) = from() {
-            match once(mount.clone(), from, to).await {
+        if let Some(shared) = share() {
+            match shared.await {
                 Err(error) if error.code == Code::NOT_FOUND => last = error.message,
                 done => return done.map_err(|error| error.during(&called(mount))),
             }
@@ -155,11 +162,10 @@ impl Inside {
     }
 }
 
-async fn once(mount: SharedMount, from: i32, to: i32) -> Result<()> {
+async fn once(mount: SharedMount, from: Inside, to: Inside) -> Result<()> {
     work::blocking(move || {
         // A thread of its own: one that has been in a container is no place for other work.
         let thread = std::thread::Builder::new().name("shared-mount".to_owned()).spawn(move || {
-            let (from, to) = (Inside::of(from)?, Inside::of(to)?);
             firstlight_sys::mount::separate_thread().map_err(|error| Error::internal(error.to_string()))?;
             from.enter()?;
             let tree = tree(&from, &mount.src_path)?;
@@ -249,7 +255,7 @@ mod tests {
     fn a_container_that_never_comes_is_named_after_the_time_is_up() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let mount = SharedMount { src_ctr: "web".into(), ..shared("/a", "/b") };
-        let error = runtime.block_on(make(&mount, || None, 1)).unwrap_err();
+        let error = runtime.block_on(make(&mount, || None::<std::future::Ready<Result<()>>>)).unwrap_err();
         assert!(error.message.contains("no container \"web\", after 10 s"), "{error}");
     }
 }

@@ -91,15 +91,12 @@ impl Drop for Copy {
             let (ours, there) = (rustix::fs::fstat(&self.root).ok()?, rustix::fs::fstat(&found).ok()?);
             Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
         };
-        let found = place::open_below(&self.run, &self.target, OFlags::PATH);
-        if !found.ok().and_then(same).unwrap_or(false) {
+        // The host may put a link in the place of any folder above at any time.
+        let Ok((above, name)) = place::above(&self.run, &self.target) else { return };
+        if !place::in_folder(&above, name).ok().and_then(same).unwrap_or(false) {
             return;
         }
-        let removed = match self.kind {
-            Kind::Folder => std::fs::remove_dir_all(&self.target),
-            Kind::File => std::fs::remove_file(&self.target),
-        };
-        if let Err(error) = removed {
+        if let Err(error) = watched::take_away(&above, name) {
             log::warn!("{}: cannot be removed: {error}", self.target.display());
         }
     }
@@ -158,5 +155,84 @@ async fn follow(copy: Arc<Mutex<Copy>>) {
             log::warn!("watchable-bind: {error}");
         }
         last = error;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+    fn copy(run: &Path, target: &Path, kind: Kind) -> Copy {
+        let root = fs::File::open(target).unwrap().into();
+        let (run, target, source) = (run.to_owned(), target.to_owned(), "/nonexistent".into());
+        Copy { run, source, target, kind, root, tree: Tree::new(), bound: None }
+    }
+
+    #[test]
+    fn a_copy_takes_itself_away_and_nothing_else() {
+        let run = tempfile::tempdir().unwrap();
+        let (folder, file) = (run.path().join("w/folder"), run.path().join("w/file"));
+        fs::create_dir_all(folder.join("deep")).unwrap();
+        fs::write(&file, "x").unwrap();
+        let copies = [copy(run.path(), &folder, Kind::Folder), copy(run.path(), &file, Kind::File)];
+        drop(copies);
+        assert_eq!(fs::read_dir(run.path().join("w")).unwrap().count(), 0);
+        // Somebody else's by now.
+        fs::write(&file, "x").unwrap();
+        let old = copy(run.path(), &file, Kind::File);
+        fs::rename(&file, run.path().join("w/moved")).unwrap();
+        fs::write(&file, "other").unwrap();
+        drop(old);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "other");
+    }
+
+    /// The host exchanges a folder of its share for a link, and back, without end.
+    #[test]
+    fn a_link_that_comes_in_between_leads_nobody_to_the_guests_files() {
+        let (run, guest) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (real, link) = (run.path().join("w"), run.path().join("link"));
+        let (precious, file) = (guest.path().join("folder/precious"), guest.path().join("file"));
+        fs::create_dir(&real).unwrap();
+        fs::create_dir_all(precious.parent().unwrap()).unwrap();
+        fs::write(&precious, "x").unwrap();
+        fs::write(&file, "x").unwrap();
+        symlink(guest.path(), &link).unwrap();
+        let (over, at_it) = (AtomicBool::new(false), AtomicBool::new(false));
+        let exchange = || renameat_with(CWD, &real, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+        std::thread::scope(|scope| {
+            for round in 0..400 {
+                // The folder is at one of the two names.
+                let folder = if real.is_symlink() { &link } else { &real };
+                fs::create_dir_all(folder.join("folder")).unwrap();
+                fs::write(folder.join("file"), "x").unwrap();
+                let mut copies = [
+                    copy(run.path(), &folder.join("folder"), Kind::Folder),
+                    copy(run.path(), &folder.join("file"), Kind::File),
+                ];
+                for (copy, name) in copies.iter_mut().zip(["folder", "file"]) {
+                    copy.target = real.join(name);
+                }
+                over.store(false, Ordering::Relaxed);
+                at_it.store(false, Ordering::Relaxed);
+                let host = scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        exchange();
+                        at_it.store(true, Ordering::Relaxed);
+                    }
+                });
+                while !at_it.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                drop(copies);
+                over.store(true, Ordering::Relaxed);
+                host.join().unwrap();
+                assert!(precious.exists() && file.exists(), "round {round}");
+            }
+        });
     }
 }

@@ -124,7 +124,8 @@ fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
     Ok((open(root, above.as_os_str(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(above))?, name))
 }
 
-fn take_away(folder: &OwnedFd, name: &OsStr) -> Result<()> {
+/// Removes something, and all that is in it, without following a link.
+pub(super) fn take_away(folder: &OwnedFd, name: &OsStr) -> Result<()> {
     let failed = |error: Errno| io(Path::new(name))(error);
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

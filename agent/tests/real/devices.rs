@@ -68,6 +68,25 @@ fn tun_opens_only_where_it_is_listed() {
 }
 
 #[test]
+fn the_guests_console_opens_for_nobody_and_a_terminal_works() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        assert_eq!(opens(&agent, "c1", vec![], "5 1").await, "");
+        let asked = vec![rule(true, 5, 1, "rwm"), rule(true, 5, -1, "rwm")];
+        assert_eq!(opens(&agent, "c2", asked.clone(), "5 1").await, "");
+        assert_eq!(opens(&agent, "c3", asked, "5 2").await, "r w rw");
+
+        let script = "echo from the terminal > /dev/console; ls -l /dev/console | grep -c '136, '";
+        let mut terminal = spec(&agent.root("c4"), script);
+        terminal.Process.mut_or_insert_default().Terminal = true;
+        agent.create(terminal, "c4").await.unwrap();
+        agent.begin("c4").await;
+        assert_eq!(agent.output("c4", "").await, "from the terminal\r\n1\r\n");
+        assert_eq!(agent.wait("c4", "").await.unwrap(), 0);
+    });
+}
+
+#[test]
 fn an_open_for_both_needs_both() {
     with_agent(async |agent| {
         agent.sandbox().await;

@@ -141,8 +141,8 @@ fn a_cpu_comes_online_and_one_that_never_does_delays_nobody() {
         let (failed, check) = tokio::join!(online(64), check);
         let (why, message) = code(&failed.unwrap_err());
         assert!(why == Code::INTERNAL && message.contains("2 of 64 CPUs are online after 5."), "{message}");
-        assert!(begin.elapsed() < Duration::from_secs(10));
-        assert!(check < Duration::from_secs(1), "Check waited {check:?}");
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(check < Duration::from_secs(3), "Check waited {check:?}");
         let probe = MemHotplugByProbeRequest { memHotplugProbeAddr: vec![1 << 40], ..Default::default() };
         let (_, message) = code(&agent.calls.mem_hotplug_by_probe(short(), &probe).await.unwrap_err());
         assert!(message.contains("0x10000000000"), "{message}");

@@ -3,12 +3,22 @@
 use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::Agent;
 
 /// What an allocator and a pool of threads may keep of a burst, KiB.
 const KEPT: usize = 3 << 10;
+
+/// What may be resident at rest, KiB: the server, and both.
+const SERVER: usize = 4 << 10;
+const BOTH: usize = 7 << 10;
+
+/// Unread output, idle threads and the spare copy of the runtime stay for ten seconds.
+const LINGERS: Duration = Duration::from_secs(12);
+
+/// How long that may take on a machine that has much to do.
+const SETTLES: Duration = Duration::from_secs(90);
 
 /// Server and runtime together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +40,8 @@ pub(crate) struct Memory {
     anonymous: usize,
     /// That and what they have read of their program.
     resident: usize,
+    /// The server's part of it.
+    server: usize,
 }
 
 impl fmt::Display for Held {
@@ -94,41 +106,69 @@ impl Held {
     /// Threads of the pool end after ten idle seconds, and unread output stays
     /// for as long; everything else is gone at once.
     pub(crate) async fn settles(&self, agent: &Agent) {
-        for _ in 0..250 {
-            if Self::by(agent) == *self {
-                return;
+        let begin = Instant::now();
+        while Self::by(agent) != *self {
+            if begin.elapsed() > SETTLES {
+                assert_eq!(Self::by(agent), *self, "now and before, after {SETTLES:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        assert_eq!(Self::by(agent), *self, "now and before");
+    }
+
+    /// What is held when nothing has changed for longer than anything lingers.
+    pub(crate) async fn at_rest(agent: &Agent) -> Self {
+        let begin = Instant::now();
+        let (mut held, mut since) = (Self::by(agent), Instant::now());
+        while since.elapsed() < LINGERS {
+            assert!(begin.elapsed() < SETTLES, "no rest in {SETTLES:?}: {held:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let now = Self::by(agent);
+            if now != held {
+                (held, since) = (now, Instant::now());
+            }
+        }
+        held
     }
 }
 
 impl Memory {
     pub(crate) fn of(agent: &Agent) -> Self {
-        let sum = |name: &str| {
+        let each = |name: &str| {
             let of = |pid: u32| {
                 let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
                 let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
                 line.split_whitespace().next().unwrap().parse::<usize>().unwrap()
             };
-            pids(agent).into_iter().map(of).sum()
+            pids(agent).into_iter().map(of).collect::<Vec<_>>()
         };
-        Self { anonymous: sum("RssAnon:"), resident: sum("VmRSS:") }
+        let (anonymous, resident) = (each("RssAnon:"), each("VmRSS:"));
+        Self { anonymous: anonymous.iter().sum(), resident: resident.iter().sum(), server: resident[0] }
     }
 }
 
 /// At rest, after a first use has made what stays: pools, buffers, folders.
 pub(crate) async fn at_rest(agent: &Agent) -> (Held, Memory) {
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    (Held::by(agent), Memory::of(agent))
+    let held = Held::at_rest(agent).await;
+    let begin = Instant::now();
+    let mut memory = Memory::of(agent);
+    while memory.server > SERVER || memory.resident > BOTH {
+        assert!(begin.elapsed() < SETTLES, "at rest: {memory:?} KiB");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        memory = Memory::of(agent);
+    }
+    (held, memory)
 }
 
 /// Waits until the agent holds what it held, and prints both.
 pub(crate) async fn back_at(agent: &Agent, (before, memory_before): (Held, Memory)) {
     println!("figures: before: {before}; {memory_before}");
     before.settles(agent).await;
-    let memory = Memory::of(agent);
+    let begin = Instant::now();
+    let mut memory = Memory::of(agent);
+    while memory.anonymous > memory_before.anonymous + KEPT && begin.elapsed() < SETTLES {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        memory = Memory::of(agent);
+    }
     println!("figures: after:  {}; {memory}", Held::by(agent));
     assert!(memory.anonymous <= memory_before.anonymous + KEPT, "{memory_before} became {memory}");
 }

@@ -10,7 +10,9 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod connections;
 mod containers;
+mod destroyed;
 mod devices;
 mod gpus;
 mod guest;
@@ -23,11 +25,13 @@ mod nothing_left;
 mod pause;
 mod policy;
 mod processes;
+mod recycled;
 mod short_processes;
 mod statuses;
 mod storage;
 mod streams;
 mod stuck;
 mod support;
+mod taken_back;
 mod traps;
 mod update;

@@ -133,7 +133,7 @@ fn check_is_answered_while_a_policy_evaluates() {
                 () = tokio::time::sleep(Duration::from_millis(100)) => {
                     let begin = Instant::now();
                     agent.health.check(short(), &CheckRequest::new()).await.unwrap();
-                    assert!(begin.elapsed() < Duration::from_secs(1), "Check took {:?}", begin.elapsed());
+                    assert!(begin.elapsed() < Duration::from_secs(3), "Check took {:?}", begin.elapsed());
                     answered += 1;
                 }
             }

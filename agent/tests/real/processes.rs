@@ -1,11 +1,15 @@
 //! What a process is given: user, capabilities, limits, folder, terminal, namespaces.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
-use firstlight_agent_api::agent::ExecProcessRequest;
+use firstlight_agent_api::agent::{ExecProcessRequest, ReadStreamRequest, WaitProcessRequest, WriteStreamRequest};
+use firstlight_agent_api::agent_ttrpc::AgentServiceClient;
+use firstlight_agent_api::health::CheckRequest;
 use firstlight_agent_api::oci;
+use ttrpc::Code;
 
-use crate::support::{Agent, process, short, spec, with_agent};
+use crate::support::{Agent, code, process, short, spec, with_agent};
 
 async fn run(agent: &Agent, exec: &str, process: oci::Process) -> String {
     let mut request = ExecProcessRequest::new();
@@ -69,6 +73,16 @@ fn a_further_process_has_a_terminal_of_its_size() {
         with_terminal.ConsoleSize.mut_or_insert_default().Width = 111;
         let output = run(&agent, "e1", with_terminal).await;
         assert!(output.contains("33 111") && output.contains("tty"), "{output}");
+
+        let mut first = spec(&agent.root("c2"), "stty size");
+        let of = first.Process.mut_or_insert_default();
+        of.Terminal = true;
+        (of.ConsoleSize.mut_or_insert_default().Height, of.ConsoleSize.mut_or_insert_default().Width) = (22, 77);
+        agent.create(first, "c2").await.unwrap();
+        agent.begin("c2").await;
+        let output = agent.output("c2", "").await;
+        assert!(output.contains("22 77"), "{output}");
+        agent.remove("c2").await.unwrap();
         agent.remove("c1").await.unwrap();
     });
 }
@@ -104,6 +118,80 @@ fn a_container_with_a_pid_namespace_in_its_request_takes_further_processes() {
         assert_ne!(fs::read_link("/proc/self/ns/ipc").unwrap().display().to_string(), first[0]);
         for container in ["c1", "c2"] {
             agent.remove(container).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn everybody_who_waits_for_a_process_gets_its_code() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        agent.run("c1", "read line; exit 3").await;
+        agent.exec("c1", "e1", "read line; exit 7").await.unwrap();
+        let other = agent.connect().await;
+        for (exec, expected) in [("e1", 7), ("", 3)] {
+            let request = |container: &str, exec: &str| WaitProcessRequest {
+                container_id: container.into(),
+                exec_id: exec.into(),
+                ..Default::default()
+            };
+            let wait = async |client: &AgentServiceClient| {
+                client.wait_process(short(), &request("c1", exec)).await.map(|reply| reply.status)
+            };
+            let begin = Instant::now();
+            let end = async {
+                // All of them wait by now, one has gone away, and others are answered meanwhile.
+                let gone = tokio::time::timeout(Duration::from_millis(200), wait(&other)).await;
+                assert!(gone.is_err(), "the process lives");
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                agent.health.check(short(), &CheckRequest::new()).await.unwrap();
+                let (container_id, exec_id, data) = ("c1".into(), exec.into(), b"go\n".to_vec());
+                let write = WriteStreamRequest { container_id, exec_id, data, ..Default::default() };
+                agent.calls.write_stdin(short(), &write).await.unwrap();
+            };
+            let (first, second, third, ()) = tokio::join!(wait(&agent.calls), wait(&agent.calls), wait(&other), end);
+            assert_eq!([first.unwrap(), second.unwrap(), third.unwrap()], [expected; 3]);
+            assert!(begin.elapsed() >= Duration::from_millis(500), "before it ended");
+            // Who comes now is too late.
+            assert_eq!(code(wait(&other).await).0, Code::NOT_FOUND);
+        }
+        agent.remove("c1").await.unwrap();
+    });
+}
+
+/// What systemd and Docker do in a container that may write to its cgroups.
+const NEST: &str = "cd /sys/fs/cgroup && mkdir GROUP && echo $$ > GROUP/cgroup.procs && \
+                    echo +memory > cgroup.subtree_control && echo nested && sleep 1000";
+
+#[test]
+fn a_container_with_groups_of_its_own_takes_further_processes() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        for (id, group) in [("c1", "init"), ("c2", "init.scope")] {
+            let mut nesting = spec(&agent.root(id), &NEST.replace("GROUP", group));
+            nesting.Mounts.push(oci::Mount {
+                destination: "/sys/fs/cgroup".into(),
+                source: "cgroup".into(),
+                type_: "cgroup".into(),
+                options: vec!["rw".into(), "nosuid".into(), "noexec".into(), "nodev".into()],
+                ..Default::default()
+            });
+            agent.create(nesting, id).await.unwrap();
+            agent.begin(id).await;
+            let ask = ReadStreamRequest { container_id: id.into(), len: 100, ..Default::default() };
+            let said = agent.calls.read_stdout(short(), &ask).await.unwrap().data;
+            assert_eq!(String::from_utf8(said).unwrap(), "nested\n");
+            let handed_on = fs::read_to_string(agent.group(id, "cgroup.subtree_control")).unwrap();
+            assert_eq!(handed_on, "memory\n");
+
+            let (said, code) = agent.shell(id, "e1", "cat /proc/self/cgroup").await;
+            assert_eq!((said, code), (format!("0::/{group}\n"), 0));
+            agent.exec(id, "e2", "sleep 1000").await.unwrap();
+            let inside = fs::read_to_string(agent.group(id, &format!("{group}/cgroup.procs"))).unwrap();
+            assert!(inside.lines().count() >= 2, "{inside}");
+            // All of it ends, and nothing stays.
+            agent.remove(id).await.unwrap();
+            assert!(!agent.group(id, "").exists());
         }
     });
 }

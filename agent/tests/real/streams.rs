@@ -22,7 +22,7 @@ fn output_ends_with_its_process_whoever_holds_the_pipe() {
         agent.run("c1", "sleep 1000").await;
         // Read begun before the end, after the end, and after the code was fetched.
         for (name, sleep, fetch) in [("e1", 0, false), ("e2", 1500, false), ("e3", 1500, true)] {
-            let script = "echo first; sleep 20 & seq 1 5000; echo last; exit 6";
+            let script = "echo first; sleep 200 & seq 1 5000; echo last; exit 6";
             agent.exec("c1", name, script).await.unwrap();
             tokio::time::sleep(Duration::from_millis(sleep)).await;
             if fetch {
@@ -35,7 +35,7 @@ fn output_ends_with_its_process_whoever_holds_the_pipe() {
                 "{name}: {} bytes",
                 output.len()
             );
-            assert!(begin.elapsed() < Duration::from_secs(5), "{name}: {:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(60), "{name}: {:?}", begin.elapsed());
             if !fetch {
                 assert_eq!(agent.wait("c1", name).await.unwrap(), 6);
             }

@@ -158,6 +158,17 @@ impl Agent {
         all
     }
 
+    /// Waits until both processes have ended, which takes what a guest takes that is translated.
+    pub(crate) async fn ends(&self, why: &str) {
+        for _ in 0..100 {
+            if self.pids().is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{why}: {:?} live on", self.pids());
+    }
+
     /// Something as the agent's namespace sees it.
     pub(crate) fn inside(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pids()[0]))

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use firstlight_agent_api::agent::{StatsContainerRequest, UpdateContainerRequest};
+use firstlight_agent_api::agent::{CreateContainerRequest, StatsContainerRequest, Storage, UpdateContainerRequest};
 use firstlight_agent_api::oci;
 use ttrpc::Code;
 
-use crate::support::{Agent, code, short, spec, with_agent};
+use crate::support::{Agent, code, only_in_a_guest, short, spec, with_agent};
 
 const MIB: i64 = 1 << 20;
 
@@ -79,6 +79,29 @@ fn limits_are_set_and_lifted() {
     });
 }
 
+/// As containerd makes every container with a memory limit: no swap on top of it.
+#[test]
+fn a_memory_limit_is_raised_alone() {
+    with_agent(async |agent| {
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut limited = spec(&root, "sleep 1000");
+        let resources = limited.Linux.mut_or_insert_default().Resources.mut_or_insert_default();
+        let memory = resources.Memory.mut_or_insert_default();
+        (memory.Limit, memory.Swap) = (64 * MIB, 64 * MIB);
+        agent.create(limited, "c1").await.unwrap();
+        agent.begin("c1").await;
+        for limit in [96 * MIB, 48 * MIB] {
+            update(&agent, "c1", |all| all.Memory.mut_or_insert_default().Limit = limit).await.unwrap();
+            assert_eq!(read(&agent, "c1", "memory.max"), limit.to_string());
+            // Kernels without swap have no such file.
+            let swap = fs::read_to_string(agent.group("c1", "memory.swap.max")).unwrap_or("0".into());
+            assert_eq!(swap.trim(), "0");
+        }
+        agent.remove("c1").await.unwrap();
+    });
+}
+
 #[test]
 fn what_the_kernel_refuses_is_named() {
     with_agent(async |agent| {
@@ -131,5 +154,53 @@ fn statistics_are_those_of_the_group() {
         assert_eq!((stats.pids_stats.current, stats.pids_stats.limit), (1, 55));
         agent.remove("c1").await.unwrap();
         assert_eq!(code(agent.calls.stats_container(short(), &request).await).0, Code::INVALID_ARGUMENT);
+    });
+}
+
+#[test]
+fn statistics_count_huge_pages_and_those_that_were_refused() {
+    with_agent(async |agent| {
+        only_in_a_guest("huge pages are taken from the machine's memory");
+        agent.sandbox().await;
+        let root = agent.root("c1");
+        let mut limited = spec(&root, "sleep 1000");
+        let page = oci::LinuxHugepageLimit { Pagesize: "2MB".into(), Limit: 2 << 20, ..Default::default() };
+        limited.Linux.mut_or_insert_default().Resources.mut_or_insert_default().HugepageLimits = vec![page];
+        let place = "/run/kata-containers/sandbox/ephemeral/huge";
+        limited.Mounts.push(oci::Mount {
+            destination: "/huge".into(),
+            source: place.into(),
+            type_: "bind".into(),
+            options: vec!["rbind".into()],
+            ..Default::default()
+        });
+        let mut request = CreateContainerRequest { container_id: "c1".into(), ..Default::default() };
+        request.OCI = Some(limited).into();
+        request.storages = vec![Storage {
+            driver: "ephemeral".into(),
+            source: "nodev".into(),
+            fstype: "hugetlbfs".into(),
+            mount_point: place.into(),
+            options: vec!["pagesize=2097152,size=4194304".into()],
+            ..Default::default()
+        }];
+        agent.calls.create_container(short(), &request).await.unwrap();
+        agent.begin("c1").await;
+        let stats = async || {
+            let request = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
+            let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
+            let pages = stats.hugetlb_stats.get("2MB").cloned().unwrap_or_else(|| panic!("{:?}", stats.hugetlb_stats));
+            (pages.usage, pages.failcnt)
+        };
+        assert_eq!(stats().await, (0, 0));
+        // Two are there, and the container may have one.
+        let take = |file: &str| format!("/bin/busybox fallocate -l 2097152 /huge/{file}");
+        let (output, code) = agent.shell("c1", "e1", &take("one")).await;
+        assert_eq!(code, 0, "{output}");
+        assert_eq!(stats().await, (2 << 20, 0));
+        assert_ne!(agent.shell("c1", "e2", &take("two")).await.1, 0);
+        let (usage, refused) = stats().await;
+        assert!(usage == 2 << 20 && refused > 0, "{usage} bytes, {refused} refused");
+        agent.remove("c1").await.unwrap();
     });
 }

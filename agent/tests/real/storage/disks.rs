@@ -1,12 +1,15 @@
 //! Block devices.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
-use firstlight_agent_api::agent::FSGroup;
+use firstlight_agent_api::agent::{FSGroup, ReadStreamRequest, StatsContainerRequest, WriteStreamRequest};
+use firstlight_agent_api::oci;
 
 use super::{Loop, code, create, erofs, mounted, mounts, read, refused, storage, with_agent};
 use crate::storage::inside;
+use crate::support::{Agent, not_here, short, spec};
 
 #[test]
 fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
@@ -110,5 +113,54 @@ fn a_disk_that_cannot_be_mounted_is_named_with_the_cause() {
         let (kind, message) = code(create(&agent, "c1", vec![encrypted]).await);
         assert_eq!(kind, ttrpc::Code::UNIMPLEMENTED);
         assert!(message.contains("encryption_key") && message.contains("plain block volume"), "{message}");
+    });
+}
+
+/// What a container has done to a disk: `(operation, value)`, as a shim reads it.
+async fn done(agent: &Agent, container: &str, minor: u64) -> BTreeMap<String, u64> {
+    let request = StatsContainerRequest { container_id: container.into(), ..Default::default() };
+    let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
+    let entries = stats.blkio_stats.io_service_bytes_recursive.iter();
+    let ours = entries.filter(|entry| (entry.major, entry.minor) == (7, minor));
+    ours.map(|entry| (entry.op.clone(), entry.value)).collect()
+}
+
+#[test]
+fn what_a_container_does_to_a_disk_is_counted() {
+    with_agent(async |agent| {
+        let image = agent.folder.path().join("disk.img");
+        fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        let disk = Loop::of(&image);
+        let minor: u64 = disk.0.trim_start_matches("/dev/loop").parse().unwrap();
+        let script = "read line; dd if=/dev/disk of=/dev/null bs=65536 count=16 2>&1; echo done; sleep 1000";
+        let mut user = spec(&agent.root("c1"), script);
+        let node = oci::LinuxDevice {
+            Path: "/dev/disk".into(),
+            Type: "b".into(),
+            Major: 7,
+            Minor: i64::try_from(minor).unwrap(),
+            FileMode: 0o600,
+            ..Default::default()
+        };
+        user.Linux.mut_or_insert_default().Devices.push(node);
+        agent.create(user, "c1").await.unwrap();
+        if !agent.group("c1", "io.stat").exists() {
+            not_here("cgroup v2 gives containers no controller io here");
+        }
+        agent.begin("c1").await;
+        assert_eq!(done(&agent, "c1", minor).await, BTreeMap::new(), "nothing yet");
+        let line = WriteStreamRequest { container_id: "c1".into(), data: b"go\n".to_vec(), ..Default::default() };
+        agent.calls.write_stdin(short(), &line).await.unwrap();
+        let mut said = String::new();
+        while !said.contains("done") {
+            let ask = ReadStreamRequest { container_id: "c1".into(), len: 4096, ..Default::default() };
+            said += &String::from_utf8(agent.calls.read_stdout(short(), &ask).await.unwrap().data).unwrap();
+        }
+        let counted = done(&agent, "c1", minor).await;
+        let at_least = |operation: &str, least: u64| counted.get(operation).is_some_and(|value| *value >= least);
+        assert!(at_least("read", 1 << 20) && at_least("rios", 1), "{counted:?}: {said}");
+        // Whom the kernel charges for a cached write depends on who wrote to this disk before.
+        assert!(at_least("write", 0) && at_least("wios", 0), "{counted:?}: {said}");
+        agent.remove("c1").await.unwrap();
     });
 }

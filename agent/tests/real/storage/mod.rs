@@ -71,7 +71,9 @@ fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (Code, String) {
 /// The mounts that the agent sees below its folder.
 fn mounts(agent: &Agent) -> Vec<String> {
     let table = fs::read_to_string(format!("/proc/{}/mountinfo", agent.pids()[0])).unwrap();
-    table.lines().filter(|line| line.contains(RUN)).map(str::to_owned).collect()
+    // Not the folder itself, where PID 1 mounts one.
+    let own = format!(" {RUN} ");
+    table.lines().filter(|line| line.contains(RUN) && !line.contains(&own)).map(str::to_owned).collect()
 }
 
 /// The line of the mount at a place.

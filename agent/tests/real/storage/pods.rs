@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use firstlight_agent_api::agent::{
@@ -11,7 +12,7 @@ use firstlight_agent_api::agent::{
 use firstlight_agent_api::oci;
 
 use super::{Loop, RUN, busybox, code, create, mounted, storage, with_agent};
-use crate::support::{Agent, only_in_a_guest, short, spec};
+use crate::support::{Agent, gone, only_in_a_guest, short, spec};
 
 async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedMount>) -> ttrpc::Result<()> {
     let root = super::fresh_root(agent, container);
@@ -22,6 +23,22 @@ async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedM
     request.OCI = Some(spec).into();
     request.shared_mounts = shared;
     agent.calls.create_container(short(), &request).await.map(|_| ())
+}
+
+/// The resource group of a container that is being made, and its process.
+async fn process_of(agent: &Agent, container: &str) -> (PathBuf, u32) {
+    let start = format!("{container}-");
+    loop {
+        let groups = fs::read_dir(agent.inside("/sys/fs/cgroup/firstlight-test")).into_iter().flatten().flatten();
+        let group = groups
+            .map(|entry| entry.path())
+            .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(&start));
+        let processes = group.as_ref().and_then(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
+        if let (Some(group), Some(Ok(process))) = (group, processes.map(|text| text.trim().parse())) {
+            return (group, process);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 fn shared(from: &str, to: &str) -> SharedMount {
@@ -49,8 +66,20 @@ fn a_container_sees_what_another_shares_also_later() {
         );
         assert_eq!(agent.shell("c1", "e1", "cat /tmp/out/back").await.0, "two\n");
 
-        let (_, message) = code(named(&agent, "c3", "true", vec![shared("/tmp/never", "/x")]).await);
+        // It has a process by then, of which nothing may be left.
+        let never = named(&agent, "c3", "true", vec![shared("/tmp/never", "/x")]);
+        let (refused, (group, process)) = tokio::join!(never, process_of(&agent, "c3"));
+        let (_, message) = code(refused);
         assert!(message.contains("there is no /tmp/never, after 10 s"), "{message}");
+        assert!(gone(process), "the process {process} of a container that could not be made lives on");
+        assert!(!group.exists(), "{}", group.display());
+        for folder in ["/run/kata-containers/c3", "/run/firstlight/containers/c3"] {
+            assert!(!agent.inside(folder).exists(), "{folder}");
+        }
+        named(&agent, "c3", "exit 7", vec![]).await.unwrap();
+        agent.begin("c3").await;
+        assert_eq!(agent.wait("c3", "").await.unwrap(), 7);
+        agent.remove("c3").await.unwrap();
         let (kind, _) = code(named(&agent, "c3", "true", vec![shared("../x", "/x")]).await);
         assert_eq!(kind, ttrpc::Code::INVALID_ARGUMENT);
         agent.remove("c2").await.unwrap();

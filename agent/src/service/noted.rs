@@ -1,0 +1,22 @@
+//! Every call is noted, so that the agent knows when it has nothing to do.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ttrpc::r#async::{MethodHandler, TtrpcContext};
+use ttrpc::proto::{Request, Response};
+
+use crate::agent::Agent;
+
+pub(super) struct Noted {
+    pub(super) agent: Arc<Agent>,
+    pub(super) serve: Box<dyn MethodHandler + Send + Sync>,
+}
+
+#[async_trait]
+impl MethodHandler for Noted {
+    async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        self.agent.rest.called();
+        self.serve.handler(context, request).await
+    }
+}

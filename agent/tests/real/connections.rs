@@ -1,0 +1,112 @@
+//! Who may connect, and what becomes of connections that cannot be taken.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use firstlight_agent_api::agent::GetMetricsRequest;
+use firstlight_agent_api::health::CheckRequest;
+use tokio::io::AsyncReadExt;
+use tokio_vsock::{VMADDR_CID_HOST, VMADDR_CID_LOCAL, VsockAddr, VsockStream};
+
+use crate::support::{Agent, not_here, program, short, with_containers};
+
+/// The agent with few descriptors.
+const FEW: &str = r#"ulimit -n 40; exec "$AGENT""#;
+
+/// Processor time of a process, in ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn without_descriptors_for_connections_the_agent_waits_and_goes_on_later() {
+    with_containers(async || {
+        let agent = Agent::start_as(&["--mount"], FEW, tempfile::tempdir().unwrap(), &[]).await;
+        let server = agent.pids()[0];
+        let socket = agent.address.strip_prefix("unix://").unwrap();
+        let many: Vec<UnixStream> = (0..80).map(|_| UnixStream::connect(socket).unwrap()).collect();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let open = fs::read_dir(format!("/proc/{server}/fd")).unwrap().count();
+        assert!(open >= 39, "{open} descriptors are not all");
+        let before = ticks(server);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let used = ticks(server) - before;
+        assert!(used < 50, "{used} ticks of processor time in 200");
+        drop(many);
+        agent.connect().await.get_metrics(short(), &GetMetricsRequest::new()).await.unwrap();
+        agent.health.check(short(), &CheckRequest::new()).await.unwrap();
+    });
+}
+
+/// An agent that listens as in a guest.
+struct Listening(Child);
+
+impl Listening {
+    fn at(port: u32) -> Self {
+        let child = Command::new(program())
+            .env("AGENT_ADDR", format!("vsock://-1:{port}"))
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// Ends it; what it has said.
+    fn said(mut self) -> String {
+        self.0.kill().unwrap();
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Connects and waits for the other end to close; whether it did.
+async fn closed(cid: u32, port: u32) -> std::io::Result<bool> {
+    let mut stream = VsockStream::connect(VsockAddr::new(cid, port)).await?;
+    let read = tokio::time::timeout(Duration::from_secs(10), AsyncReadExt::read(&mut stream, &mut [0; 16])).await;
+    // At the end, or reset; nothing is ever said.
+    Ok(matches!(read, Ok(Ok(0) | Err(_))))
+}
+
+#[test]
+fn from_inside_the_guest_nobody_connects_and_the_log_stays_readable() {
+    const PORT: u32 = 10_240;
+    with_containers(async || {
+        let agent = Listening::at(PORT);
+        let begin = Instant::now();
+        let first = loop {
+            match closed(VMADDR_CID_LOCAL, PORT).await {
+                Err(error) if begin.elapsed() > Duration::from_secs(10) => not_here(format_args!(
+                    "vsock does not lead back to this machine (modprobe vsock_loopback): {error}"
+                )),
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Ok(first) => break first,
+            }
+        };
+        assert!(first, "CID 1");
+        let own = vsock::get_local_cid().unwrap();
+        if ![VMADDR_CID_LOCAL, VMADDR_CID_HOST, u32::MAX].contains(&own) {
+            assert!(closed(own, PORT).await.unwrap(), "the guest's own CID {own}");
+        }
+        for number in 0..200 {
+            assert!(closed(VMADDR_CID_LOCAL, PORT).await.unwrap(), "connection {number}");
+        }
+        let most = usize::try_from(begin.elapsed().as_secs()).unwrap() + 1;
+        let said = agent.said();
+        let told: Vec<&str> = said.lines().filter(|line| line.contains("only the host may connect")).collect();
+        assert!(!told.is_empty() && told[0].contains("refused 1 connections") && told[0].contains("CID 1:"), "{said}");
+        assert!(told.len() <= most, "{} lines in {most} s:\n{said}", told.len());
+    });
+}

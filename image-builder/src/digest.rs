@@ -4,7 +4,17 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+/// Size and hash of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// In bytes.
+    pub size: u64,
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+}
 
 /// The hash of `bytes`.
 #[must_use]

@@ -8,10 +8,22 @@
 
 pub mod build;
 pub mod cache;
+pub mod closure;
+pub mod content;
 pub mod cpio;
 pub mod debian;
 pub mod digest;
+pub mod driver;
+pub mod format;
 pub mod kernel;
+pub mod list;
+pub mod lock;
+pub mod locked;
 pub mod manifest;
+pub mod output;
+pub mod packages;
 pub mod progress;
+pub mod store;
+pub mod tools;
 pub mod tree;
+pub mod verify;

@@ -1,19 +1,23 @@
 //! The command line of the image builder.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::io::{self, BufReader, Write};
+mod kernel_check;
+mod matrix_command;
+
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use firstlight_image_builder::cpio::{Entry, Reader, file_type};
+use firstlight_image_builder::format::verity::Params;
+use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Source};
+use firstlight_image_builder::locked::{self, Verdict};
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::{Progress, megabytes, seconds};
-use firstlight_image_builder::{build, cache};
+use firstlight_image_builder::{build, cache, list, packages, verify};
 
 /// Builds guest images from a manifest.
 #[derive(Debug, Parser)]
@@ -29,9 +33,13 @@ enum Command {
     Build {
         /// The manifest.
         manifest: PathBuf,
-        /// Folder for vmlinux, initrd.cpio and image.json.
+        /// Folder for vmlinux, the image, settings for Kata and image.json.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
+        /// Build from exactly what this file names, and compare the result
+        /// with it.
+        #[arg(long, value_name = "FILE")]
+        lock: Option<PathBuf>,
         /// Folder for what is downloaded and unpacked [default:
         /// $FIRSTLIGHT_CACHE, else $XDG_CACHE_HOME/firstlight, else
         /// ~/.cache/firstlight].
@@ -44,15 +52,72 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Build the image from what the suites have now, and write down what that was.
+    Lock {
+        /// The manifest.
+        manifest: PathBuf,
+        /// Folder for the image's files.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// The lock file [default: the manifest's name with .lock].
+        #[arg(long, value_name = "FILE")]
+        lock: Option<PathBuf>,
+        /// Folder for what is downloaded and unpacked [default: as for build].
+        #[arg(long, value_name = "DIR")]
+        cache: Option<PathBuf>,
+        /// A value for ${NAME} in the manifest; may be given again.
+        #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
+        set: Vec<(String, String)>,
+        /// Print the lock as JSON instead of a summary.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The files that were fetched, by their hashes.
+    Store {
+        #[command(subcommand)]
+        command: StoreCommand,
+    },
     /// Kernels of our own.
     Kernel {
         #[command(subcommand)]
         command: KernelCommand,
     },
-    /// List what is in an initial RAM file system.
+    /// Verify that results are what was built: hashes of files, and every
+    /// block of a disk against its dm-verity hash tree.
+    Verify {
+        /// The folder that build wrote, or with --params a disk.
+        folder: PathBuf,
+        /// Verify a disk alone, by its dm-verity parameters.
+        #[arg(long, value_name = "root_hash=...,salt=...")]
+        params: Option<Params>,
+        /// Print the report as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Which NVIDIA driver compiles for which kernel.
+    Matrix(matrix_command::Matrix),
+    /// Which files of the NVIDIA driver are in which profile, and why.
+    Profiles(matrix_command::Profiles),
+    /// List what is in an initial RAM file system (packed or not), an EROFS
+    /// image, or a disk with one.
     Ls {
-        /// The archive.
+        /// The image.
         image: PathBuf,
+        /// Print an array of JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
+    /// Keep a file, such as a package that the archive has no more.
+    Add {
+        /// The file.
+        file: PathBuf,
+        /// Folder for what is downloaded and unpacked [default: as for build].
+        #[arg(long, value_name = "DIR")]
+        cache: Option<PathBuf>,
     },
 }
 
@@ -68,10 +133,16 @@ enum KernelCommand {
         /// Folder for sources and built kernels [default: as for build].
         #[arg(long, value_name = "DIR")]
         cache: Option<PathBuf>,
+        /// Only see whether the source takes the configuration; compile nothing.
+        #[arg(long, conflicts_with = "json")]
+        config_only: bool,
         /// Print what is known of the kernel as JSON instead of a summary.
         #[arg(long)]
         json: bool,
     },
+    /// Judge a kernel that is already built: will it do? The exit code is 0 if
+    /// it will, 1 if not, 2 if that could not be told.
+    Check(kernel_check::Arguments),
 }
 
 fn assignment(text: &str) -> Result<(String, String), String> {
@@ -83,7 +154,7 @@ fn assignment(text: &str) -> Result<(String, String), String> {
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // One line with the causes: what a user can act on.
             eprintln!("image-builder: {error:#}");
@@ -92,23 +163,58 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
+fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Build { manifest, out, cache, set, json } => {
+        Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
+        Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
+        Command::Build { manifest, out, lock, cache, set, json } => {
             let cache = cache.map_or_else(cache::root, Ok)?;
-            run_build(&manifest, &out, &cache, &set.into_iter().collect(), json)
+            run_build(&manifest, &out, lock.as_deref(), &cache, &set.into_iter().collect(), json)
         }
-        Command::Kernel { command: KernelCommand::Build { recipe, out, cache, json } } => {
+        Command::Lock { manifest, out, lock, cache, set, json } => {
             let cache = cache.map_or_else(cache::root, Ok)?;
-            run_kernel_build(&recipe, out.as_deref(), &cache, json)
+            let lock = lock.unwrap_or_else(|| manifest.with_extension("lock"));
+            run_lock(&manifest, &out, &lock, &cache, &set.into_iter().collect(), json)
         }
-        Command::Ls { image } => list(&image).with_context(|| format!("cannot list {}", image.display())),
-    }
+        Command::Store { command: StoreCommand::Add { file, cache } } => {
+            let cache = cache.map_or_else(cache::root, Ok)?;
+            let (sha256, _) = packages::add(&cache, &file)?;
+            writeln!(io::stdout().lock(), "{sha256}  {}", file.display())?;
+            Ok(())
+        }
+        Command::Kernel { command: KernelCommand::Build { recipe, out, cache, config_only, json } } => {
+            let cache = cache.map_or_else(cache::root, Ok)?;
+            match config_only {
+                true => run_kernel_configure(&recipe, out.as_deref(), &cache),
+                false => run_kernel_build(&recipe, out.as_deref(), &cache, json),
+            }
+        }
+        Command::Matrix(matrix) => matrix.run(),
+        Command::Profiles(profiles) => profiles.run(),
+        Command::Ls { image, json } => {
+            run_list(&image, json).with_context(|| format!("cannot list {}", image.display()))
+        }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn run_build(manifest: &Path, out: &Path, cache: &Path, variables: &Variables, json: bool) -> Result<()> {
+fn run_build(
+    manifest: &Path,
+    out: &Path,
+    lock: Option<&Path>,
+    cache: &Path,
+    variables: &Variables,
+    json: bool,
+) -> Result<()> {
     let started = Instant::now();
-    let image = build::build(manifest, variables, out, cache, Progress::stderr("image-builder"))?;
+    let progress = Progress::stderr("image-builder");
+    let (image, verdict) = match lock {
+        None => (build::build(manifest, variables, out, cache, progress)?, None),
+        Some(lock) => {
+            let (image, verdict) = locked::build_by(manifest, variables, out, cache, lock, progress)?;
+            (image, Some((lock, verdict)))
+        }
+    };
     let mut stdout = io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut stdout, &image.contents)?;
@@ -120,7 +226,44 @@ fn run_build(manifest: &Path, out: &Path, cache: &Path, variables: &Variables, j
     for (name, bytes) in &contents.outputs {
         writeln!(stdout, "  {:>8}  {}", megabytes(bytes.size), out.join(name).display())?;
     }
+    match verdict {
+        None => {}
+        Some((lock, Verdict::Same)) => writeln!(stdout, "  byte for byte what {} has", lock.display())?,
+        Some((lock, Verdict::OtherInputs(what))) => {
+            writeln!(stdout, "  from the packages of {}, but other than it in {what}", lock.display())?;
+        }
+    }
     writeln!(stdout, "  built in {}", seconds(started.elapsed()))?;
+    Ok(())
+}
+
+fn run_lock(manifest: &Path, out: &Path, file: &Path, cache: &Path, variables: &Variables, json: bool) -> Result<()> {
+    let (_, lock) = locked::lock(manifest, variables, out, cache, file, Progress::stderr("image-builder"))?;
+    let mut stdout = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut stdout, &lock)?;
+        writeln!(stdout)?;
+        return Ok(());
+    }
+    writeln!(stdout, "{}: {} packages of {} suites", file.display(), lock.packages.len(), lock.suites.len())?;
+    for suite in &lock.suites {
+        writeln!(stdout, "  {} of {}, signed by {}", suite.name, suite.date, suite.signed_by.join(", "))?;
+    }
+    for (name, output) in &lock.outputs {
+        writeln!(stdout, "  {} {name}", output.sha256)?;
+    }
+    Ok(())
+}
+
+fn run_kernel_configure(recipe: &Path, out: Option<&Path>, cache: &Path) -> Result<()> {
+    let mut config = Kernel::configure(cache, &Recipe::read(recipe)?, Progress::stderr("image-builder"))?;
+    if let Some(out) = out {
+        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        let to = out.join("config");
+        std::fs::copy(&config, &to).with_context(|| format!("cannot write {}", to.display()))?;
+        config = to;
+    }
+    writeln!(io::stdout(), "every symbol came out as it was asked for: {}", config.display())?;
     Ok(())
 }
 
@@ -150,28 +293,40 @@ fn run_kernel_build(recipe: &Path, out: Option<&Path>, cache: &Path, json: bool)
     Ok(())
 }
 
-fn list(image: &Path) -> Result<()> {
-    let reader = Reader::new(BufReader::new(File::open(image)?));
+fn run_verify(path: &Path, params: Option<&Params>, json: bool) -> Result<()> {
+    let report = match params {
+        Some(params) => verify::verify_disk(path, params)?,
+        None => verify::verify(path)?,
+    };
     let mut stdout = io::stdout().lock();
-    for entry in reader {
-        writeln!(stdout, "{}", line(&entry?))?;
+    if json {
+        serde_json::to_writer_pretty(&mut stdout, &report)?;
+        writeln!(stdout)?;
+    } else if report.problems.is_empty() {
+        let verify::Report { name, files, verified_blocks, .. } = &report;
+        writeln!(stdout, "{name}: {files} files are as built; {verified_blocks} blocks verified by dm-verity")?;
     }
-    Ok(())
+    if report.problems.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = report.problems.iter().map(|one| format!("{}: {}", one.file, one.what)).collect();
+    anyhow::bail!("{} is not what was built: {}", path.display(), lines.join("; "))
 }
 
-/// One entry as `ls -l` shows it.
-fn line(entry: &Entry) -> String {
-    let (letter, size) = match entry.mode & file_type::MASK {
-        file_type::DIRECTORY => ('d', String::new()),
-        file_type::SYMLINK => ('l', String::new()),
-        file_type::CHARACTER => ('c', format!("{},{}", entry.device.0, entry.device.1)),
-        _ => ('-', entry.data.len().to_string()),
-    };
-    let target = match letter {
-        'l' => format!(" -> {}", String::from_utf8_lossy(&entry.data)),
-        _ => String::new(),
-    };
-    format!("{letter}{:04o} {size:>10} /{}{target}", entry.mode & !file_type::MASK, entry.name)
+fn run_list(image: &Path, json: bool) -> Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    if json {
+        let mut entries = Vec::new();
+        list::list(image, |entry| {
+            entries.push(entry);
+            Ok::<_, list::Error>(())
+        })?;
+        serde_json::to_writer_pretty(&mut stdout, &entries)?;
+        writeln!(stdout)?;
+    } else {
+        list::list(image, |entry| Ok::<_, list::Error>(writeln!(stdout, "{entry}")?))?;
+    }
+    Ok(stdout.flush()?)
 }
 
 #[cfg(test)]

@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::kernel;
+use crate::closure::rules::Rules;
+use crate::format::{Compression, Plan, Wanted, Wrong};
+use crate::{driver, kernel};
+
+pub use crate::format::Format;
 
 /// The manifest of the lab's image, which is also the worked example.
 pub const LAB: &str = include_str!("../manifests/lab.toml");
@@ -63,11 +67,24 @@ pub enum Error {
 pub struct Manifest {
     /// The image itself.
     pub image: Image,
+    /// The dm-verity hash tree, where there is one.
+    pub verity: Option<Verity>,
+    /// What is said about the results.
+    #[serde(default)]
+    pub output: Output,
     /// The kernel it boots.
     pub kernel: Kernel,
+    /// NVIDIA's driver for that kernel.
+    pub driver: Option<driver::Wanted>,
     /// Modules built out of the kernel's tree.
     #[serde(default)]
     pub extra_modules: Vec<ExtraModule>,
+    /// What the image's files need beyond what they say themselves; an image
+    /// with this section, or with packages, is judged.
+    pub closure: Option<Rules>,
+    /// Debian packages of which files are taken.
+    #[serde(default, rename = "package")]
+    pub packages: Vec<Package>,
     /// Regular files.
     #[serde(default, rename = "file")]
     pub files: Vec<File>,
@@ -90,14 +107,37 @@ pub struct Image {
     pub name: String,
     /// What is built.
     pub format: Format,
+    /// How it is packed; each format has its own choices and default.
+    pub compression: Option<Compression>,
+    /// How hard it is packed, where that can be chosen.
+    pub level: Option<u32>,
+    /// The largest part of a file that is packed in one, in bytes.
+    pub cluster: Option<u32>,
+    /// For an image that is mounted below `/run/kata-extensions` of a guest
+    /// with another root: the folder's name there.
+    pub extension: Option<String>,
 }
 
-/// The kind of image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// An uncompressed initial RAM file system that is the root.
-    Initramfs,
+/// `[verity]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verity {
+    /// In hexadecimal; made of name and content if not given.
+    pub salt: Option<String>,
+}
+
+/// `[output]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Output {
+    /// Where the results will lie on hosts: it is in the settings for Kata.
+    pub folder: String,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Self { folder: "/opt/firstlight/images".to_owned() }
+    }
 }
 
 /// `[kernel]`: a package with its suite, or a recipe.
@@ -123,6 +163,11 @@ pub struct Kernel {
     /// insist on signatures.
     #[serde(default, rename = "strip-btf")]
     pub strip_btf: bool,
+    /// Keep the kernel's own modules as the package has them, for a smaller
+    /// image that takes longer to boot. The guest's kernel has to be able to
+    /// unpack them. Not together with `strip-btf`, which changes them.
+    #[serde(default, rename = "keep-packed")]
+    pub keep_packed: bool,
 }
 
 /// `[[extra-modules]]`
@@ -131,6 +176,23 @@ pub struct Kernel {
 pub struct ExtraModule {
     /// The `.ko` file, relative to the manifest's folder.
     pub path: String,
+}
+
+/// `[[package]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// The suite it comes from.
+    pub suite: String,
+    /// Exactly this version; the suite's newest, or the lock's, if not given.
+    pub version: Option<String>,
+    /// What of it: paths as it has them, in which `*` and `?` match within a
+    /// name. Each has to match something.
+    pub files: Vec<String>,
+    /// The folder that all of it goes into; its own places if not given.
+    pub into: Option<String>,
 }
 
 /// `[[file]]`
@@ -219,9 +281,31 @@ impl Manifest {
         }
     }
 
+    /// The format with everything that is not said.
+    ///
+    /// # Errors
+    /// Values that do not go together, which reading a manifest has ruled out.
+    pub fn plan(&self) -> Result<Plan, Wrong> {
+        let Image { name, format, compression, level, cluster, extension } = &self.image;
+        Plan::new(&Wanted {
+            name,
+            format: *format,
+            compression: *compression,
+            level: *level,
+            cluster: *cluster,
+            extension: extension.as_deref(),
+            verity: self.verity.as_ref().map(|verity| verity.salt.as_deref()),
+        })
+    }
+
     /// Replaces variables and checks every value.
     fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
+        self.plan().map_err(|Wrong { key, value, what }| check.wrong(key, &value, what))?;
+        check.expand("output.folder", &mut self.output.folder)?;
+        if !self.output.folder.starts_with('/') || self.output.folder.contains(char::is_control) {
+            return Err(check.wrong("output.folder", &self.output.folder, "a folder of a host begins with /"));
+        }
         match &mut self.kernel {
             Kernel { recipe: Some(recipe), package, suite, series: None, .. }
                 if package.is_empty() && suite.is_empty() =>
@@ -239,8 +323,21 @@ impl Manifest {
         for module in &self.kernel.modules {
             check.name("kernel.modules", module)?;
         }
+        if self.kernel.keep_packed && self.kernel.strip_btf {
+            return Err(check.wrong(
+                "kernel.keep-packed",
+                "true",
+                "strip-btf has to change modules, so only one of both",
+            ));
+        }
+        if let Some(driver) = &self.driver {
+            check.name("driver.suite", &driver.suite)?;
+        }
         for module in &mut self.extra_modules {
             check.source("extra-modules.path", &mut module.path)?;
+        }
+        for package in &mut self.packages {
+            check.package(package)?;
         }
         for file in &mut self.files {
             check.place("file.path", &mut file.path)?;
@@ -250,7 +347,12 @@ impl Manifest {
                 (None, Some(content)) => check.expand(&format!("{key}.content"), content)?,
                 _ => return Err(check.wrong(&key, "", "exactly one of source and content is needed")),
             }
-            check.mode(&key, file.mode)?;
+            check.mode(
+                &key,
+                file.mode,
+                0o777,
+                "permission bits are written as 0o755, and no program in an image changes who runs it",
+            )?;
         }
         for tree in &mut self.trees {
             check.source("tree.source", &mut tree.source)?;
@@ -269,7 +371,8 @@ impl Manifest {
         }
         for directory in &mut self.directories {
             check.place("directory.path", &mut directory.path)?;
-            check.mode(&format!("directory[{}]", directory.path), directory.mode)?;
+            let key = format!("directory[{}]", directory.path);
+            check.mode(&key, directory.mode, 0o1777, "permission bits are written as 0o755")?;
         }
         Ok(())
     }
@@ -321,13 +424,31 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn mode(&self, key: &str, mode: Option<u32>) -> Result<(), Error> {
-        match mode {
-            Some(mode) if mode > 0o7777 => {
-                let text = format!("{mode:#o}");
-                Err(self.wrong(&format!("{key}.mode"), &text, "permission bits are written as 0o755"))
+    fn package(&self, package: &mut Package) -> Result<(), Error> {
+        let key = |field: &str| format!("package[{}].{field}", package.name);
+        self.name("package.name", &package.name)?;
+        self.name(&key("suite"), &package.suite)?;
+        if let Some(version) = &package.version
+            && !crate::debian::is_plain(version)
+        {
+            return Err(self.wrong(&key("version"), version, "that is no version of a Debian package"));
+        }
+        if package.files.is_empty() {
+            return Err(self.wrong(&key("files"), "[]", "say which files are wanted; * matches within a name"));
+        }
+        for file in &package.files {
+            if glob::Pattern::new(file).is_err() || file.starts_with('/') || file.contains("..") {
+                return Err(self.wrong(&key("files"), file, "a path in a package has no / in front and no .."));
             }
-            _ => Ok(()),
+        }
+        let into_key = key("into");
+        package.into.as_mut().map_or(Ok(()), |into| self.place(&into_key, into))
+    }
+
+    fn mode(&self, key: &str, mode: Option<u32>, most: u32, why: &str) -> Result<(), Error> {
+        match mode.filter(|mode| *mode > most) {
+            Some(mode) => Err(self.wrong(&format!("{key}.mode"), &format!("{mode:#o}"), why)),
+            None => Ok(()),
         }
     }
 
@@ -398,6 +519,9 @@ mod tests {
             ("[[symlink]]\npath = \"/a\"\ntarget = \"\"\n", ["symlink.target", "target"]),
             ("modules = [\"-x\"]\n", ["kernel.modules", "letters"]),
             ("[[tree]]\nsource = \"\"\n", ["tree.source", "empty"]),
+            ("[verity]\n", ["verity", "disks"]),
+            ("[verity]\nsalted = 1\n", ["salted", "unknown field"]),
+            ("[output]\nfolder = \"a\"\n", ["output.folder", "begins with /"]),
             ("[[tree]]\nsource = \"a\"\nonly = [\"../b\"]\n", ["tree.only", "no .."]),
         ] {
             let text = message(tail);
@@ -406,6 +530,23 @@ mod tests {
             }
             assert!(text.contains("dir/m.toml"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_format_has_options() {
+        let of = |image: &str| {
+            let text = format!("[image]\nname = \"x\"\n{image}\n[kernel]\npackage = \"k\"\nsuite = \"sid\"");
+            Manifest::parse(&text, Path::new("dir/m.toml"), &Variables::new())
+        };
+        let manifest = of("format = \"erofs\"\ncompression = \"zstd\"\nlevel = 5\ncluster = 32768\n\
+                           extension = \"gpu\"\n[verity]\nsalt = \"00ff\"\n[output]\nfolder = \"/srv\"");
+        let manifest = manifest.unwrap();
+        let plan = manifest.plan().unwrap();
+        assert_eq!(plan.summary(), "erofs, zstd 5, clusters of 32 KiB, dm-verity");
+        assert_eq!((plan.file_name(), plan.verity.unwrap().salt), ("extension-gpu.img".into(), Some(vec![0, 255])));
+        assert_eq!(manifest.output.folder, "/srv");
+        let error = of("format = \"ext4\"\ncompression = \"lz4\"").unwrap_err().to_string();
+        assert!(error.contains("dir/m.toml: image.compression = \"lz4\""), "{error}");
     }
 
     #[test]

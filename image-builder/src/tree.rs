@@ -119,6 +119,14 @@ impl Tree {
         Ok(())
     }
 
+    /// What is at a path, without leading slash. Links are not followed.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Option<&Node> {
+        // The root itself is not in the list.
+        static ROOT: Node = Node::Directory { mode: 0o755 };
+        if path.is_empty() { Some(&ROOT) } else { self.nodes.get(path) }
+    }
+
     /// Entries in order of path; a directory comes before what is in it.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cpio;
 use crate::kernel::tests::fake;
 
 const MANIFEST: &str = r#"
@@ -24,9 +25,14 @@ path = "/tmp"
 mode = 0o1777
 "#;
 
+/// No packages but the kernel.
+fn none(dir: &Path) -> Packages<'static> {
+    Packages::new(dir, None, Progress::quiet())
+}
+
 fn built(dir: &Path, out: &str) -> Result<Image, Error> {
     let manifest = Manifest::parse(MANIFEST, &dir.join("m.toml"), &Variables::new()).unwrap();
-    build_with(&manifest, &fake(dir), &dir.join(out))
+    build_with(&manifest, &fake(dir), &mut none(dir), &dir.join(out))
 }
 
 #[test]
@@ -70,8 +76,10 @@ fn the_image_holds_what_the_manifest_says() {
             "lib/modules/6.12.95",
             "lib/modules/6.12.95/kernel",
             "lib/modules/6.12.95/kernel/vsock.ko",
+            "lib/modules/6.12.95/modules.alias",
             "lib/modules/6.12.95/modules.builtin",
             "lib/modules/6.12.95/modules.dep",
+            "lib/modules/6.12.95/modules.softdep",
             "tmp",
             "var",
             "var/run",
@@ -111,7 +119,7 @@ fn a_tree_is_copied_with_links_and_modes() {
     let with = |tail: &str| {
         let text = format!("{MANIFEST}{tail}");
         let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
-        build_with(&manifest, &fake(dir.path()), &dir.path().join("out"))
+        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join("out"))
     };
     let image = with("[[tree]]\nsource = \"tree\"\nonly = [\"usr\"]\n").unwrap();
     let archive = fs::read(&image.initrd).unwrap();

@@ -32,6 +32,8 @@ pub mod file_type {
     pub const SYMLINK: u32 = 0o120_000;
     /// A character device.
     pub const CHARACTER: u32 = 0o020_000;
+    /// A block device.
+    pub const BLOCK: u32 = 0o060_000;
 }
 
 /// Bytes of padding after `length` bytes.
@@ -127,7 +129,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(items in proptest::collection::vec(("[a-z0-9/._-]{1,40}", item()), 0..12)) {
             let bytes = written(&items);
-            prop_assert_eq!(bytes.len() % 512, 0);
+            prop_assert_eq!(bytes.len() % 4096, 0);
             prop_assert_eq!(&written(&items), &bytes);
             let entries: Vec<Entry> = Reader::new(&bytes[..]).collect::<Result<_, _>>().unwrap();
             prop_assert_eq!(entries.len(), items.len());

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use super::{Error, HEADER, LONGEST_NAME, MAGIC, TRAILER, padding};
+use super::{Error, HEADER, LONGEST_NAME, MAGIC, TRAILER, file_type, padding};
 
 /// One entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,9 @@ pub struct Entry {
     pub modified: u32,
     /// Major and minor number of a device node.
     pub device: (u32, u32),
-    /// Contents, or the target of a symbolic link.
+    /// Bytes of contents.
+    pub size: u32,
+    /// Contents, unless only a list is wanted, or the target of a symbolic link.
     pub data: Vec<u8>,
 }
 
@@ -30,12 +32,19 @@ pub struct Reader<R> {
     input: R,
     offset: u64,
     ended: bool,
+    contents: bool,
 }
 
 impl<R: Read> Reader<R> {
     /// Reads the archive that `input` holds.
     pub fn new(input: R) -> Self {
-        Self { input, offset: 0, ended: false }
+        Self { input, offset: 0, ended: false, contents: true }
+    }
+
+    /// The same without the contents of files: an archive that is small when
+    /// packed may hold more than there is memory.
+    pub fn listing(input: R) -> Self {
+        Self { contents: false, ..Self::new(input) }
     }
 
     fn entry(&mut self) -> Result<Option<Entry>, Error> {
@@ -63,9 +72,31 @@ impl<R: Read> Reader<R> {
         if name == TRAILER {
             return Ok(None);
         }
-        let data = self.take(u64::from(size))?;
+        let is_link = mode & file_type::MASK == file_type::SYMLINK;
+        if is_link && size as usize >= LONGEST_NAME {
+            return Err(format("a link's target of impossible length"));
+        }
+        let data = if is_link || self.contents {
+            self.take(u64::from(size))?
+        } else {
+            self.skip(u64::from(size))?;
+            Vec::new()
+        };
         self.skip_padding()?;
-        Ok(Some(Entry { name, inode, mode, owner, group, modified, device: (major, minor), data }))
+        Ok(Some(Entry { name, inode, mode, owner, group, modified, device: (major, minor), size, data }))
+    }
+
+    fn skip(&mut self, wanted: u64) -> Result<(), Error> {
+        let skipped = io::copy(&mut self.input.by_ref().take(wanted), &mut io::sink());
+        if skipped.map_err(|source| self.failed(source))? != wanted {
+            return Err(self.short());
+        }
+        self.offset += wanted;
+        Ok(())
+    }
+
+    fn short(&self) -> Error {
+        Error::Format { what: "the end of the file inside an entry", offset: self.offset }
     }
 
     fn take(&mut self, wanted: u64) -> Result<Vec<u8>, Error> {
@@ -73,7 +104,7 @@ impl<R: Read> Reader<R> {
         let mut bytes = Vec::new();
         let read = self.input.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|source| self.failed(source))?;
         if read as u64 != wanted {
-            return Err(Error::Format { what: "the end of the file inside an entry", offset: self.offset });
+            return Err(self.short());
         }
         self.offset += wanted;
         Ok(bytes)

@@ -4,8 +4,10 @@ use std::io::{self, Read, Write};
 
 use super::{Error, HEADER, LONGEST_NAME, MAGIC, TRAILER, file_type, padding};
 
-/// Archives are padded to this, as every other writer does.
-const BLOCK: u64 = 512;
+/// Archives are padded to this. Others pad to 512, which is enough for readers;
+/// but QEMU's microvm puts an archive right below the end of memory, where its
+/// firmware has put ACPI's tables. One of whole pages leaves the last page.
+const BLOCK: u64 = 4096;
 
 /// Writes an archive whose bytes depend on names, modes and contents only:
 /// owner and group are root, times are zero, inodes count from one.

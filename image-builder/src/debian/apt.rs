@@ -2,14 +2,16 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Candidate, Error, KEYRING, Wish, config, index, mirror};
+use super::{Candidate, Error, KEYRING, Wish, config, index, mirror, release};
 use crate::cache::{self, io_error};
-use crate::digest;
+use crate::lock::Release;
 use crate::progress::{Progress, megabytes};
+use crate::store::{self, Store};
 
 /// Package lists older than this are fetched again.
 const LISTS_LIVE: Duration = Duration::from_hours(24);
@@ -23,7 +25,9 @@ const RETRY_AFTER: Duration = Duration::from_mins(10);
 pub struct Apt {
     suite: String,
     tree: PathBuf,
+    /// Where packages come down, and where they lay in caches of earlier versions.
     debs: PathBuf,
+    store: Store,
     progress: Progress,
     _lock: cache::Lock,
 }
@@ -49,7 +53,14 @@ impl Apt {
     pub fn open(cache: &Path, suite: &str, progress: Progress) -> Result<Self, Error> {
         let tree = cache.join("apt").join(suite);
         let lock = cache::lock(&tree.with_extension("lock"), &progress)?;
-        let apt = Self { suite: suite.to_owned(), debs: cache.join("debs"), tree, progress, _lock: lock };
+        let apt = Self {
+            suite: suite.to_owned(),
+            debs: cache.join("debs"),
+            store: Store::of(cache),
+            tree,
+            progress,
+            _lock: lock,
+        };
         apt.set_up()?;
         apt.refresh()?;
         Ok(apt)
@@ -104,6 +115,11 @@ impl Apt {
         let update = ["-qq", "-o", "APT::Update::Error-Mode=any", "update"];
         match self.run("apt-get", &self.tree, update, "refresh the package lists") {
             Ok(_) => {
+                if let Err(error) = self.release().and_then(|release| release::refuse_older(&self.tree, &release)) {
+                    // The lists that came are not to be used, and there are no others.
+                    let _ = fs::remove_file(&refreshed);
+                    return Err(error);
+                }
                 cache::write_atomically(&refreshed, b"")?;
                 let _ = fs::remove_file(&failed);
                 Ok(())
@@ -116,6 +132,14 @@ impl Apt {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The suite's release file, whose signatures are verified once more.
+    ///
+    /// # Errors
+    /// It is not there, or no signature of the archive's keys holds.
+    pub fn release(&self) -> Result<Release, Error> {
+        release::read(&self.tree, &self.suite)
     }
 
     /// What the suite offers under `name`, as `wish` narrows it.
@@ -176,8 +200,9 @@ impl Apt {
     /// # Errors
     /// A failed download or a wrong hash.
     pub fn fetch(&self, label: &str, candidates: &[Candidate]) -> Result<Vec<Package>, Error> {
+        let kept: Vec<Option<PathBuf>> = candidates.iter().map(|one| self.kept(one)).collect();
         let missing: Vec<&Candidate> =
-            candidates.iter().filter(|one| !self.holds(&self.debs.join(one.file_name()), one)).collect();
+            candidates.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(one, _)| one).collect();
         if !missing.is_empty() {
             let total = missing.iter().map(|one| one.size).sum();
             let plural = if missing.len() == 1 { "package" } else { "packages" };
@@ -189,9 +214,14 @@ impl Apt {
             ));
             self.download(&missing)?;
         }
-        let packages =
-            candidates.iter().map(|one| Package { candidate: one.clone(), deb: self.debs.join(one.file_name()) });
-        Ok(packages.collect())
+        let packages = candidates.iter().zip(kept).map(|(one, kept)| {
+            let gone = || {
+                let what = io::Error::other("it has just been put there, and is not there any more");
+                Error::from(io_error("find in the store", Path::new(&one.file_name()))(what))
+            };
+            Ok(Package { candidate: one.clone(), deb: kept.or_else(|| self.kept(one)).ok_or_else(gone)? })
+        });
+        packages.collect()
     }
 
     fn download(&self, missing: &[&Candidate]) -> Result<(), Error> {
@@ -217,22 +247,27 @@ impl Apt {
         }
         for one in missing {
             let got = dir.join(one.file_name());
-            let (found, _) = digest::of_file(&got).map_err(io_error("read downloaded package", &got))?;
-            if found != one.sha256 {
-                let (suite, expected) = (self.suite.clone(), one.sha256.clone());
-                return Err(Error::WrongHash { file: got, suite, expected, found });
+            match self.store.put(&got, &one.sha256, &one.file_name()) {
+                Err(store::Error::WrongHash { file, expected, found }) => {
+                    return Err(Error::WrongHash { file, suite: self.suite.clone(), expected, found });
+                }
+                kept => drop(kept?),
             }
-            let place = self.debs.join(one.file_name());
-            fs::rename(&got, &place).map_err(io_error("rename into place", &place))?;
         }
         fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
         Ok(())
     }
 
-    /// A file of the right size and hash; anything else is fetched again.
-    fn holds(&self, file: &Path, candidate: &Candidate) -> bool {
-        fs::metadata(file).is_ok_and(|data| data.len() == candidate.size)
-            && digest::of_file(file).is_ok_and(|(hash, _)| hash == candidate.sha256)
+    /// A file of the right hash; anything else is fetched again.
+    fn kept(&self, candidate: &Candidate) -> Option<PathBuf> {
+        self.store.get(&candidate.sha256).or_else(|| {
+            // Where it lay in caches of earlier versions.
+            let old = self.debs.join(candidate.file_name());
+            if !old.exists() {
+                return None;
+            }
+            self.store.put(&old, &candidate.sha256, &candidate.file_name()).ok()
+        })
     }
 
     fn run<I, S>(&self, program: &'static str, folder: &Path, arguments: I, doing: &str) -> Result<Output, Error>

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::Error;
+use super::{Error, index};
 
 /// Unpacks the files of the package `deb` for which `keep` says yes into the
 /// folder `into`, and returns their number.
@@ -47,6 +47,27 @@ pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<u
         let said = String::from_utf8_lossy(&output.stderr);
         failed(format!("{error}{}{}", if said.trim().is_empty() { "" } else { "; " }, said.trim()))
     })
+}
+
+/// Names in the `Depends` field of the package `deb`, the first of each
+/// alternative.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn depends(deb: &Path) -> Result<Vec<String>, Error> {
+    let output = Command::new("dpkg-deb")
+        .arg("--field")
+        .arg(deb)
+        .arg("Depends")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| Error::Start { program: "dpkg-deb", source })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::Unpack { file: deb.to_owned(), said });
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(index::depends_on(&text).map(str::to_owned).collect())
 }
 
 /// [`unpack`] with every file kept.

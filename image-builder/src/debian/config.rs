@@ -58,9 +58,12 @@ Acquire::https::Timeout "20";
     text
 }
 
+/// All components: NVIDIA's packages are in contrib and non-free, its firmware in non-free-firmware.
+const COMPONENTS: &str = "main contrib non-free non-free-firmware";
+
 /// The one source of the tree.
 pub(super) fn sources_list(mirror: &str, suite: &str) -> String {
-    format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")
+    format!("deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENTS}\n")
 }
 
 /// What the host's apt is set to, or nothing when it cannot say.

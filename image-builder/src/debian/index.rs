@@ -35,8 +35,14 @@ impl Candidate {
 
     /// Names in `Depends` (the first of each alternative), in order.
     pub fn depends_on(&self) -> impl Iterator<Item = &str> {
-        self.depends.split(',').filter_map(|clause| clause.split('|').next()?.split_whitespace().next())
+        depends_on(&self.depends)
     }
+}
+
+/// Names in a `Depends` field (the first of each alternative) that may be names.
+pub(super) fn depends_on(field: &str) -> impl Iterator<Item = &str> {
+    let names = field.split(',').filter_map(|clause| clause.split('|').next()?.split_whitespace().next());
+    names.filter(|name| is_plain(name))
 }
 
 /// Which version of a package is wanted.
@@ -65,7 +71,7 @@ impl Wish<'_> {
         }
     }
 
-    pub(super) fn phrase(&self) -> String {
+    pub(crate) fn phrase(&self) -> String {
         match self {
             Self::Newest => String::new(),
             Self::Exact(version) => format!(" of version {version}"),
@@ -102,7 +108,7 @@ pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
 
 /// Names and versions become file names and arguments: only the characters
 /// that Debian's policy allows in them, never a slash or a leading dash.
-fn is_plain(value: &str) -> bool {
+pub(crate) fn is_plain(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphanumeric())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.:~_".contains(&b))
 }

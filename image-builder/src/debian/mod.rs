@@ -10,12 +10,14 @@ mod archive;
 mod config;
 mod index;
 mod mirror;
+mod release;
 
 use std::io;
 use std::path::PathBuf;
 
 pub use apt::{Apt, Package};
-pub use archive::{unpack, unpack_all};
+pub use archive::{depends, unpack, unpack_all};
+pub(crate) use index::is_plain;
 pub use index::{Candidate, Wish};
 pub use mirror::mirror;
 
@@ -79,6 +81,50 @@ pub enum Error {
         /// Which field.
         field: &'static str,
     },
+    /// The named package is not what is wanted and depends on nothing that is.
+    #[error("package {name} of {suite} is not what is wanted and depends on none that is (Depends: {depends})")]
+    NoTarget {
+        /// The package.
+        name: String,
+        /// Its suite.
+        suite: String,
+        /// What it depends on.
+        depends: String,
+    },
+    /// The package lists have no release file.
+    #[error("suite {suite}: no InRelease in {}: remove that folder and run again", folder.display())]
+    NoRelease {
+        /// The suite.
+        suite: String,
+        /// Where it was looked for.
+        folder: PathBuf,
+    },
+    /// The release file is not what an archive signs.
+    #[error("suite {suite}: its release file is not good: {what}")]
+    BadRelease {
+        /// The suite.
+        suite: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The archive gives older lists than before.
+    #[error(
+        "suite {suite}: the archive's release file is of {now}, one of {seen} was seen before: the mirror lags behind \
+         or somebody keeps updates from you; try another mirror, or remove {} to take the older one", file.display()
+    )]
+    RolledBack {
+        /// The suite.
+        suite: String,
+        /// The newest date seen.
+        seen: String,
+        /// The date of the one that came.
+        now: String,
+        /// Where the date is remembered.
+        file: PathBuf,
+    },
+    /// A file could not be kept.
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
     /// A downloaded package is not what the package list promises.
     #[error("{}: SHA-256 is {found}, the package list of {suite} says {expected}", file.display())]
     WrongHash {

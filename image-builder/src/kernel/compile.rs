@@ -1,7 +1,7 @@
 //! Building a kernel from Debian's source, as an ordinary user, cached.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use super::recipe::Recipe;
 use super::{Error, Facts, Kernel, elf};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Apt, Candidate, Wish};
+use crate::debian::{Candidate, Wish};
 use crate::digest;
+use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 
 /// Changes when kernels are built differently, so that old ones are made anew.
@@ -41,28 +42,36 @@ impl Kernel {
     /// # Errors
     /// A tool is missing, the source cannot be had, the kernel does not take the
     /// configuration (with each symbol), or it does not compile.
-    pub fn build(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<Self, Error> {
+    pub fn build(packages: &mut Packages<'_>, recipe: &Recipe) -> Result<Self, Error> {
         let compiler = tools()?;
-        let candidate = Apt::open(cache, &recipe.suite, progress)?.candidate(&recipe.source, Wish::Newest)?;
+        let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
+        let (candidate, progress) = (pinned.candidate(), packages.progress());
+        packages.note(&pinned);
         let wanted = recipe.wishes.text();
         let key = digest::of_bytes(
             format!("{LAYOUT}\n{}\n{}\n{compiler}\n{wanted}", candidate.sha256, recipe.name).as_bytes(),
         );
-        let folder = cache.join("kernels").join(format!("built-{}", &key[..16]));
+        let folder = packages.cache().join("kernels").join(format!("built-{}", &key[..16]));
+        // Beside the entry: taking gigabytes away takes its time, and who is
+        // killed in the middle of that should not lose the kernel.
+        let tree = folder.with_extension("tree");
+        let clear = || match fs::remove_dir_all(&tree) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &tree)(error)),
+            _ => Ok(()),
+        };
         cache::publish(&folder, &progress, |half| {
-            let job = Job { recipe, candidate: &candidate, folder: half, progress };
-            let tree = half.join("tree");
-            job.unpack(cache, &tree)?;
-            job.compile(&tree)?;
-            fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;
-            Ok::<(), Error>(())
+            clear()?;
+            let job = Job::new(recipe, candidate, half, progress);
+            job.unpack(packages, &pinned, &tree, |_| true)?;
+            job.compile(&tree)
         })?;
+        clear()?;
         Self::open(folder)
     }
 }
 
 /// The compiler's name, after a look at every tool.
-fn tools() -> Result<String, Error> {
+pub(super) fn tools() -> Result<String, Error> {
     let mut compiler = String::new();
     for (tool, package) in TOOLS {
         let output = Command::new(tool).arg("--version").stdin(Stdio::null()).output();
@@ -77,60 +86,46 @@ fn tools() -> Result<String, Error> {
     Ok(compiler)
 }
 
-struct Job<'a> {
-    recipe: &'a Recipe,
-    candidate: &'a Candidate,
-    folder: &'a Path,
-    progress: Progress,
+/// In a configuration: certificates are built in, by a program that is compiled with OpenSSL's headers.
+const CERTIFICATES: &str = "CONFIG_SYSTEM_TRUSTED_KEYRING=y";
+
+/// Says early what would be missing late.
+fn openssl(config: &Path) -> Result<(), Error> {
+    let text = fs::read_to_string(config).map_err(io_error("read", config))?;
+    if !text.lines().any(|line| line == CERTIFICATES) {
+        return Ok(());
+    }
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-fsyntax-only", "-include", "openssl/bio.h", "-x", "c", "/dev/null"]);
+    let is_there = gcc.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success());
+    let missing = Error::Tool { tool: "OpenSSL's headers (it checks signatures of modules)", package: "libssl-dev" };
+    if is_there { Ok(()) } else { Err(missing) }
 }
 
-impl Job<'_> {
-    fn what(&self) -> String {
+/// One kernel, being made in a folder.
+pub(super) struct Job<'a> {
+    pub(super) recipe: &'a Recipe,
+    pub(super) candidate: Candidate,
+    pub(super) folder: &'a Path,
+    pub(super) progress: Progress,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(recipe: &'a Recipe, candidate: Candidate, folder: &'a Path, progress: Progress) -> Self {
+        Self { recipe, candidate, folder, progress }
+    }
+
+    pub(super) fn what(&self) -> String {
         format!("kernel {} {}", self.recipe.name, self.candidate.upstream_version())
     }
 
-    /// The package holds the source as one compressed archive.
-    fn unpack(&self, cache: &Path, tree: &Path) -> Result<(), Error> {
-        let apt = Apt::open(cache, &self.recipe.suite, self.progress)?;
-        let package = apt
-            .fetch(&format!("source of {}", self.what()), std::slice::from_ref(self.candidate))?
-            .pop()
-            .ok_or(Error::Incomplete { package: self.candidate.file_name(), what: "file" })?;
-        self.progress.say(format_args!("{}: unpacking the source", self.what()));
-        let outer = self.folder.join("package");
-        fs::create_dir_all(&outer).map_err(io_error("create folder", &outer))?;
-        let name = format!("usr/src/{}.tar.xz", self.recipe.source);
-        let name = Path::new(&name);
-        debian::unpack(&package.deb, &outer, |path| name.starts_with(path))?;
-        let archive = outer.join(name);
-        let file = File::open(&archive).map_err(|_| Error::Incomplete {
-            package: self.candidate.file_name(),
-            what: "usr/src/*.tar.xz named as the package is",
-        })?;
-        let plain = lzma_rust2::XzReader::new(BufReader::new(file), true);
-        let inner = self.folder.join("source");
-        tar::Archive::new(plain).unpack(&inner).map_err(io_error("unpack", &archive))?;
-        let top = super::only_child(&inner)
-            .ok_or(Error::Incomplete { package: self.candidate.file_name(), what: "single folder of source" })?;
-        fs::rename(&top, tree).map_err(io_error("move", &top))?;
-        for folder in [&outer, &inner] {
-            fs::remove_dir_all(folder).map_err(io_error("remove", folder))?;
-        }
-        Ok(())
-    }
-
     fn compile(&self, tree: &Path) -> Result<(), Error> {
-        let wanted = self.folder.join("wanted.config");
-        fs::write(&wanted, self.recipe.wishes.text()).map_err(io_error("write", &wanted))?;
-        self.make(tree, &[&format!("KCONFIG_ALLCONFIG={}", wanted.display()), "allnoconfig"])?;
-        let config = tree.join(".config");
-        let text = fs::read_to_string(&config).map_err(io_error("read", &config))?;
-        self.recipe.wishes.check(&text).map_err(|source| Error::Configuration { kernel: self.what(), source })?;
-
+        let config = self.configure(tree, None)?;
+        openssl(&config)?;
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.progress
-            .say(format_args!("{}: compiling with {jobs} jobs, about 10 minutes of processor time", self.what()));
+            .say(format_args!("{}: compiling with {jobs} jobs, about 25 minutes of processor time", self.what()));
         self.make(tree, &[&format!("-j{jobs}"), "vmlinux"])?;
         self.progress.say(format_args!("{}: compiled in {}", self.what(), seconds(started.elapsed())));
         self.keep(tree, &config)
@@ -167,7 +162,7 @@ impl Job<'_> {
     }
 
     /// `make` with an environment that does not depend on who builds, or when.
-    fn make(&self, tree: &Path, arguments: &[&str]) -> Result<Vec<String>, Error> {
+    pub(super) fn make(&self, tree: &Path, arguments: &[&str]) -> Result<Vec<String>, Error> {
         let mut make = Command::new("make");
         make.current_dir(tree)
             .args(arguments)
@@ -235,6 +230,19 @@ mod tests {
         assert!(!error.contains("/ 28 /"), "{error}");
         let error = run(Command::new("/no/such/make"), "kernel x", &Progress::quiet()).unwrap_err().to_string();
         assert!(error.contains("/no/such/make"), "{error}");
+    }
+
+    #[test]
+    fn headers_are_missed_before_hours_are_spent() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config");
+        fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n").unwrap();
+        openssl(&config).unwrap();
+        fs::write(&config, format!("{CERTIFICATES}\n")).unwrap();
+        // Whether this machine has them or not: nothing else may be said.
+        if let Err(error) = openssl(&config) {
+            assert!(error.to_string().ends_with("install the package libssl-dev"), "{error}");
+        }
     }
 
     #[test]

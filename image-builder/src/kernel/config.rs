@@ -1,7 +1,10 @@
-//! Kernel configurations: fragments that ask, and `.config` files that answer.
+//! What several fragments ask for together, and what came of it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
+
+use super::fragment;
 
 /// What a fragment asks for one symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub struct Wish {
     pub file: PathBuf,
     /// The line there, from 1.
     pub line: usize,
+    /// A kernel may do without it.
+    pub optional: bool,
 }
 
 /// What several fragments ask together, by symbol without `CONFIG_`.
@@ -31,6 +36,18 @@ pub enum Error {
         /// What it says.
         text: String,
     },
+    /// A comment's tag says something that nobody understands.
+    #[error("{}:{line}: [{tag}]: {what}", file.display())]
+    Tag {
+        /// The fragment.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The tag.
+        tag: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// Two fragments ask for different values.
     #[error(
         "CONFIG_{symbol} is {} in {}:{} and {} in {}:{}",
@@ -45,17 +62,38 @@ pub enum Error {
         second: Box<Wish>,
     },
     /// The kernel's configuration does not have what was asked for.
-    #[error(
-        "{} of the wanted symbols did not come out as wanted: {}; a symbol that this kernel does not have, \
-         or one that it depends on is missing",
-        .0.len(), .0.join(", ")
-    )]
-    Refused(Vec<String>),
+    #[error("{} of the wanted symbols did not come out as wanted: {}", .0.len(), joined(.0))]
+    Refused(Vec<Refused>),
+}
+
+/// A symbol that did not come out as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The symbol, without `CONFIG_`.
+    pub symbol: String,
+    /// What was asked, and where.
+    pub wish: Wish,
+    /// What came out.
+    pub got: String,
+    /// Why, if the kernel's source told.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.wish.file.file_name().unwrap_or_default().to_string_lossy();
+        write!(f, "CONFIG_{}={} ({name}:{}) is {}", self.symbol, self.wish.value, self.wish.line, self.got)?;
+        self.why.iter().try_for_each(|why| write!(f, ": {why}"))
+    }
+}
+
+fn joined(refused: &[Refused]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// One line of a configuration: the symbol and its value, `n` for one that is
 /// not set, nothing for a comment or an empty line.
-fn assignment(line: &str) -> Option<Option<(&str, &str)>> {
+pub(super) fn assignment(line: &str) -> Option<Option<(&str, &str)>> {
     let line = line.trim();
     let unset = line.strip_prefix("# CONFIG_").and_then(|rest| rest.strip_suffix(" is not set"));
     if let Some(symbol) = unset.filter(|symbol| is_symbol(symbol)) {
@@ -84,18 +122,18 @@ impl Wishes {
     /// # Errors
     /// A line that makes no sense, or a symbol that was asked for with another value.
     pub fn add(&mut self, file: &Path, text: &str) -> Result<(), Error> {
-        for (at, content) in text.lines().enumerate() {
-            let wrong = || Error::Line { file: file.to_owned(), line: at + 1, text: content.to_owned() };
-            let Some((symbol, value)) = assignment(content).ok_or_else(wrong)? else { continue };
-            let wish = Wish { value: value.to_owned(), file: file.to_owned(), line: at + 1 };
-            match self.0.get(symbol) {
+        for asked in fragment::read(file, text)?.into_iter().filter(|asked| !asked.only_judged) {
+            let (line, optional) = (asked.line, asked.tag.optional);
+            let wish = Wish { value: asked.value, file: file.to_owned(), line, optional };
+            match self.0.get_mut(&asked.symbol) {
                 Some(first) if first.value != wish.value => {
                     let (first, second) = (Box::new(first.clone()), Box::new(wish));
-                    return Err(Error::Contradiction { symbol: symbol.to_owned(), first, second });
+                    return Err(Error::Contradiction { symbol: asked.symbol, first, second });
                 }
-                Some(_) => {}
+                // Who cannot do without it decides.
+                Some(first) => first.optional &= wish.optional,
                 None => {
-                    self.0.insert(symbol.to_owned(), wish);
+                    self.0.insert(asked.symbol, wish);
                 }
             }
         }
@@ -124,23 +162,21 @@ impl Wishes {
         self.0.iter().map(line).collect()
     }
 
-    /// Compares with the `.config` that came out.
-    ///
-    /// # Errors
-    /// [`Error::Refused`], with each symbol, where it was asked for, and what became of it.
-    pub fn check(&self, config: &str) -> Result<(), Error> {
+    /// The symbols that `config`, the `.config` that came out, does not have as they were asked for.
+    #[must_use]
+    pub fn refused(&self, config: &str) -> Vec<Refused> {
         let got: BTreeMap<&str, &str> = config.lines().filter_map(assignment).flatten().collect();
-        let refused: Vec<String> = self
-            .0
-            .iter()
-            .filter_map(|(symbol, wish)| {
-                let value = got.get(symbol.as_str()).copied().unwrap_or("n");
-                let name = wish.file.file_name().unwrap_or_default().to_string_lossy();
-                (value != wish.value)
-                    .then(|| format!("CONFIG_{symbol}={} ({name}:{}) is {value}", wish.value, wish.line))
+        let compared = self.0.iter().map(|(symbol, wish)| (symbol, wish, got.get(symbol.as_str()).copied()));
+        compared
+            .map(|(symbol, wish, got)| (symbol, wish, got.unwrap_or("n")))
+            .filter(|(_, wish, got)| *got != wish.value)
+            .map(|(symbol, wish, got)| Refused {
+                symbol: symbol.clone(),
+                wish: wish.clone(),
+                got: got.to_owned(),
+                why: None,
             })
-            .collect();
-        if refused.is_empty() { Ok(()) } else { Err(Error::Refused(refused)) }
+            .collect()
     }
 }
 
@@ -189,11 +225,27 @@ mod tests {
     fn what_the_kernel_refused_is_listed_with_its_place() {
         let all = wishes(&[("dir/a.config", "CONFIG_NET=y\nCONFIG_VFIO=y\n# CONFIG_KVM is not set\nCONFIG_HZ=250")]);
         let all = all.unwrap();
-        all.check("CONFIG_NET=y\nCONFIG_VFIO=y\nCONFIG_HZ=250\n").unwrap();
-        let error = all.check("CONFIG_NET=y\nCONFIG_VFIO=m\nCONFIG_KVM=y\n").unwrap_err().to_string();
-        for words in ["3 of the", "CONFIG_VFIO=y (a.config:2) is m", "CONFIG_KVM=n (a.config:3) is y", "HZ=250 (a"] {
+        assert_eq!(all.refused("CONFIG_NET=y\nCONFIG_VFIO=y\nCONFIG_HZ=250\n"), []);
+        let mut refused = all.refused("CONFIG_NET=y\nCONFIG_VFIO=m\nCONFIG_KVM=y\n");
+        refused[1].why = Some("IOMMU is off".to_owned());
+        let error = Error::Refused(refused).to_string();
+        for words in [
+            "3 of the wanted symbols",
+            "CONFIG_VFIO=y (a.config:2) is m",
+            "CONFIG_KVM=n (a.config:3) is y",
+            "HZ=250 (a",
+        ] {
             assert!(error.contains(words), "{error}");
         }
+        assert!(error.contains(": IOMMU is off; "), "{error}");
+    }
+
+    #[test]
+    fn what_one_fragment_cannot_do_without_is_not_optional() {
+        let text = "# [optional] x\nCONFIG_A=y\nCONFIG_B=y\n#: CONFIG_C=y\n";
+        let all = wishes(&[("a.config", text), ("b.config", "CONFIG_B=y\n")]).unwrap();
+        let optional: Vec<_> = all.refused("").into_iter().map(|one| (one.symbol, one.wish.optional)).collect();
+        assert_eq!(optional, [("A".to_owned(), true), ("B".to_owned(), false)]);
     }
 
     proptest! {

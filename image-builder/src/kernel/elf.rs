@@ -56,6 +56,12 @@ pub struct ModuleInfo {
     pub depends: Vec<String>,
     /// The kernel release it was built for (first word of `vermagic`).
     pub release: Option<String>,
+    /// Patterns of the devices that it drives, and other names.
+    pub aliases: Vec<String>,
+    /// Modules that it would like to have beside it: `pre: A B`, `post: C`.
+    pub company: Vec<String>,
+    /// Files below `/lib/firmware` that it may ask for.
+    pub firmware: Vec<String>,
 }
 
 /// Reads the `.modinfo` section of an uncompressed module.
@@ -68,6 +74,9 @@ pub(super) fn module_info(module: &[u8]) -> Result<ModuleInfo, String> {
             Some(("depends", names)) => {
                 info.depends.extend(names.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
             }
+            Some(("alias", pattern)) => info.aliases.push(pattern.to_owned()),
+            Some(("firmware", file)) => info.firmware.push(file.to_owned()),
+            Some(("softdep", company)) => info.company.push(company.to_owned()),
             Some(("vermagic", magic)) => info.release = magic.split(' ').next().map(str::to_owned),
             _ => {}
         }
@@ -263,8 +272,15 @@ pub(super) mod tests {
 
     #[test]
     fn modinfo_is_read() {
-        let bytes = module(&["license=GPL", "depends=vsock,vmw_common", "vermagic=6.12.95 SMP mod_unload"]);
+        let bytes = module(&[
+            "license=GPL",
+            "depends=vsock,vmw_common",
+            "vermagic=6.12.95 SMP mod_unload",
+            "alias=virtio:d00000001v*",
+            "softdep=pre: a",
+        ]);
         let info = module_info(&bytes).unwrap();
+        assert_eq!((info.aliases.join(" "), info.company.join(" ")), ("virtio:d00000001v*".into(), "pre: a".into()));
         assert_eq!(info.depends, ["vsock", "vmw_common"]);
         assert_eq!(info.release.as_deref(), Some("6.12.95"));
         assert_eq!(module_info(&module(&["depends="])).unwrap(), ModuleInfo::default());

@@ -2,12 +2,20 @@
 //! directly, the configuration, and modules. Debian's package is taken apart;
 //! a kernel of our own is built from Debian's source.
 
+pub mod check;
 mod compile;
 pub mod config;
+mod configure;
+pub mod dot_config;
 mod elf;
+pub mod fragment;
+pub mod headers;
+pub mod kconfig;
 pub mod modules;
+mod package_config;
 mod payload;
 pub mod recipe;
+pub mod version;
 
 use std::fs;
 use std::io;
@@ -16,31 +24,35 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, io_error};
-use crate::debian::{self, Apt, Candidate, Wish};
+use crate::debian::{self, Candidate, Wish};
 use crate::digest;
+use crate::packages::{self, Packages};
 use crate::progress::Progress;
 
 pub use elf::ModuleInfo;
+pub use headers::KernelHeaders;
+pub use package_config::package_config;
+
+/// The files below `/lib/firmware` that an uncompressed module names.
+///
+/// # Errors
+/// It is no module.
+pub fn module_firmware(module: &[u8]) -> Result<Vec<String>, String> {
+    Ok(elf::module_info(module)?.firmware)
+}
 
 /// Why a kernel could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The package could not be had.
     #[error(transparent)]
+    Packages(Box<packages::Error>),
+    /// It could not be unpacked.
+    #[error(transparent)]
     Debian(#[from] debian::Error),
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// The named package neither is a kernel nor depends on one.
-    #[error("package {name} of {suite} is no kernel image and depends on none (Depends: {depends})")]
-    NoKernel {
-        /// The package.
-        name: String,
-        /// Its suite.
-        suite: String,
-        /// What it depends on.
-        depends: String,
-    },
     /// The package does not hold what a kernel package holds.
     #[error("package {package} has no {what}")]
     Incomplete {
@@ -53,7 +65,7 @@ pub enum Error {
     #[error(transparent)]
     Recipe(#[from] recipe::Error),
     /// The source does not take the configuration.
-    #[error("{kernel}: {source}")]
+    #[error("{kernel} does not take the configuration")]
     Configuration {
         /// Which kernel.
         kernel: String,
@@ -104,6 +116,20 @@ pub enum Error {
         /// Who wants it.
         needed_by: String,
     },
+    /// The headers package does not name what it needs.
+    #[error("package {package} depends on no {needed}* package: the layout of Debian's headers has changed")]
+    Headers {
+        /// The headers package.
+        package: String,
+        /// How the name of the other package begins.
+        needed: &'static str,
+    },
+    /// Unpacked headers lack a file.
+    #[error("the kernel headers in {} are not complete: remove it and try again", folder.display())]
+    HeadersDamaged {
+        /// Their folder.
+        folder: PathBuf,
+    },
     /// A module was built for another kernel.
     #[error("module {} is for kernel {found}, the image has {release}: build it again", file.display())]
     WrongKernel {
@@ -114,6 +140,12 @@ pub enum Error {
         /// The module's kernel.
         found: String,
     },
+}
+
+impl From<packages::Error> for Error {
+    fn from(error: packages::Error) -> Self {
+        Self::Packages(Box::new(error))
+    }
 }
 
 /// Which kernel.
@@ -187,23 +219,31 @@ impl Kernel {
     /// No such package, a failed download, a package that is no kernel, or what
     /// [`Kernel::build`] fails with.
     pub fn prepare(cache: &Path, source: &Source, progress: Progress) -> Result<Self, Error> {
+        Self::prepare_from(&mut Packages::new(cache, None, progress), source)
+    }
+
+    /// [`Kernel::prepare`] with packages that may be locked.
+    ///
+    /// # Errors
+    /// As [`Kernel::prepare`].
+    pub fn prepare_from(packages: &mut Packages<'_>, source: &Source) -> Result<Self, Error> {
         match source {
-            Source::Package(package) => Self::unpack(cache, package, progress),
-            Source::Recipe(file) => Self::build(cache, &recipe::Recipe::read(file)?, progress),
+            Source::Package(package) => Self::unpack(packages, package),
+            Source::Recipe(file) => Self::build(packages, &recipe::Recipe::read(file)?),
         }
     }
 
-    fn unpack(cache: &Path, source: &Package, progress: Progress) -> Result<Self, Error> {
-        let apt = Apt::open(cache, &source.suite, progress)?;
-        let candidate = resolve(&apt, source)?;
-        let folder = cache.join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
+    fn unpack(packages: &mut Packages<'_>, source: &Package) -> Result<Self, Error> {
+        let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+        let pinned = packages.find_through(&source.suite, &source.package, wish, is_kernel_package)?;
+        let candidate = pinned.candidate();
+        let (label, progress) = (format!("kernel {}", candidate.upstream_version()), packages.progress());
+        let folder = packages.cache().join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
+        packages.note(&pinned);
         cache::publish(&folder, &progress, |half| {
-            let package = apt
-                .fetch(&format!("kernel {}", candidate.upstream_version()), std::slice::from_ref(&candidate))?
-                .pop()
-                .ok_or(Error::Incomplete { package: candidate.file_name(), what: "file" })?;
-            progress.say(format_args!("kernel {}: unpacking", candidate.upstream_version()));
-            fill(half, &package.deb, &candidate, apt.suite())
+            let deb = packages.fetch_one(&label, &pinned)?;
+            progress.say(format_args!("{label}: unpacking"));
+            fill(half, &deb, &candidate, &source.suite)
         })?;
         Self::open(folder)
     }
@@ -233,23 +273,6 @@ impl Kernel {
     pub fn modules(&self) -> PathBuf {
         self.folder.join("modules")
     }
-}
-
-/// From a package that only points at the newest kernel to the kernel.
-fn resolve(apt: &Apt, source: &Package) -> Result<Candidate, Error> {
-    let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
-    let named = apt.candidate(&source.package, wish)?;
-    if is_kernel_package(&named.name) {
-        return Ok(named);
-    }
-    let target = named.depends_on().find(|name| is_kernel_package(name)).ok_or_else(|| Error::NoKernel {
-        name: named.name.clone(),
-        suite: apt.suite().to_owned(),
-        depends: named.depends.clone(),
-    })?;
-    // Debian gives both packages one version; the newest of the suite may
-    // already be another.
-    Ok(apt.candidate(target, Wish::Exact(&named.version))?)
 }
 
 /// `linux-image-6.12.95+deb12-cloud-amd64`: the number tells it from a pointer.
@@ -312,6 +335,11 @@ fn only_child(folder: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    /// A module that says this of itself.
+    pub(crate) fn module_with(pairs: &[&str]) -> Vec<u8> {
+        elf::tests::module(pairs)
+    }
 
     /// A prepared kernel below `folder` with one module and one built in.
     pub(crate) fn fake(folder: &Path) -> Kernel {

@@ -12,17 +12,21 @@ use std::path::{Path, PathBuf};
 use super::{Error, ModuleInfo, elf, payload};
 use crate::cache::io_error;
 
-/// A module as it goes into the image: uncompressed.
+/// A module as it goes into the image.
 #[derive(Debug, Clone)]
 pub struct Module {
     /// Name as the kernel spells it, with underscores.
     pub name: String,
-    /// Path below `lib/modules/RELEASE`, ending in `.ko`.
+    /// Path below `lib/modules/RELEASE`, ending in `.ko` unless it stays compressed.
     pub path: String,
     /// The file's contents.
     pub data: Vec<u8>,
     /// Direct needs that are modules of this set.
     pub needs: Vec<String>,
+    /// What it drives, and other names that it has.
+    pub aliases: Vec<String>,
+    /// Modules that it would like to have beside it, as it says so.
+    pub company: Vec<String>,
 }
 
 /// The modules of an image.
@@ -61,6 +65,21 @@ impl Set {
         lines.concat()
     }
 
+    /// The text of `modules.alias`, by which a guest finds the drivers of its devices.
+    #[must_use]
+    pub fn alias_file(&self) -> String {
+        let line = |module: &Module, pattern: &String| format!("alias {pattern} {}\n", module.name);
+        self.iter().flat_map(|module| module.aliases.iter().map(|pattern| line(module, pattern))).collect()
+    }
+
+    /// The text of `modules.softdep`: what modules would like to have beside them.
+    /// Only what the image's manifest also names is in the image.
+    #[must_use]
+    pub fn company_file(&self) -> String {
+        let with = self.iter().filter(|module| !module.company.is_empty());
+        with.map(|module| format!("softdep {} {}\n", module.name, module.company.join(" "))).collect()
+    }
+
     /// Appends what `module` needs and then itself, each once. `seen` also
     /// ends a cycle, which the kernel's build refuses but a damaged file may
     /// claim.
@@ -86,6 +105,17 @@ pub enum TypeInformation {
     Drop,
 }
 
+/// How the kernel's own modules go into the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Unpacked: every kernel takes them, and nothing is unpacked at each boot.
+    Plain(TypeInformation),
+    /// As the package has them, for a smaller image. The guest's kernel has to
+    /// be able to unpack them (`CONFIG_MODULE_DECOMPRESS`), by the one method
+    /// that it was built for.
+    AsPackaged,
+}
+
 impl TypeInformation {
     fn apply(self, file: &Path, data: &mut Vec<u8>) -> Result<(), Error> {
         match self {
@@ -95,36 +125,55 @@ impl TypeInformation {
     }
 }
 
+/// A module that was built out of the kernel's tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extra {
+    /// Its file, which ends in `.ko`.
+    pub file: PathBuf,
+    /// The folder below `lib/modules/RELEASE` where it goes.
+    pub folder: &'static str,
+}
+
+impl Extra {
+    /// Goes where `make modules_install` puts modules that are not the kernel's.
+    #[must_use]
+    pub fn built(file: PathBuf) -> Self {
+        Self { file, folder: "extra" }
+    }
+
+    /// Goes where `depmod` looks first, before the kernel's own modules.
+    #[must_use]
+    pub fn update(file: PathBuf) -> Self {
+        Self { file, folder: "updates" }
+    }
+}
+
 /// Selects `wanted` modules by name from the folder `tree` of the kernel
 /// `release`, all of the files in `extra`, and everything those need.
 ///
 /// # Errors
 /// An unknown module, an unreadable file, or an extra module that was built
 /// for another kernel.
-pub fn select(
-    release: &str,
-    tree: &Path,
-    wanted: &[String],
-    extra: &[PathBuf],
-    types: TypeInformation,
-) -> Result<Set, Error> {
+pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], form: Form) -> Result<Set, Error> {
     let available = index(tree)?;
     let built_in = built_in(tree)?;
     let mut set = Set::default();
     // What is still to be had, and who asked for it first.
     let mut open: Vec<(String, String)> =
         wanted.iter().map(|name| (canonical(name), "the manifest".to_owned())).collect();
-    for file in extra {
-        let (name, path) = extra_name(file)?;
+    for Extra { file, folder } in extra {
+        let (name, path) = extra_name(file, folder)?;
         let mut data = fs::read(file).map_err(io_error("read module", file))?;
-        types.apply(file, &mut data)?;
-        let info = inspect(file, &data)?;
-        if let Some(found) = info.release.filter(|found| found != release) {
-            return Err(Error::WrongKernel { file: file.clone(), release: release.to_owned(), found });
+        if let Form::Plain(types) = form {
+            types.apply(file, &mut data)?;
         }
-        let needs: Vec<String> = info.depends.iter().map(|need| canonical(need)).collect();
-        open.extend(needs.iter().map(|need| (need.clone(), name.clone())));
-        set.modules.insert(name.clone(), Module { name, path, data, needs });
+        let info = inspect(file, &data)?;
+        if let Some(found) = info.release.as_ref().filter(|found| *found != release) {
+            return Err(Error::WrongKernel { file: file.clone(), release: release.to_owned(), found: found.clone() });
+        }
+        let module = describe(name, path, data, info);
+        open.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
+        set.modules.insert(module.name.clone(), module);
     }
     while let Some((name, needed_by)) = open.pop() {
         if set.modules.contains_key(&name) || set.built_in.contains(&name) {
@@ -138,13 +187,28 @@ pub fn select(
             return Err(Error::NoModule { release: release.to_owned(), name, needed_by });
         };
         let mut data = decompressed(file)?;
-        types.apply(file, &mut data)?;
-        let needs: Vec<String> = inspect(file, &data)?.depends.iter().map(|need| canonical(need)).collect();
-        open.extend(needs.iter().map(|need| (need.clone(), name.clone())));
-        let path = plain_path(file.strip_prefix(tree).unwrap_or(file));
-        set.modules.insert(name.clone(), Module { name, path, data, needs });
+        let info = inspect(file, &data)?;
+        let path = file.strip_prefix(tree).unwrap_or(file);
+        let path = match form {
+            Form::Plain(types) => {
+                types.apply(file, &mut data)?;
+                plain_path(path)
+            }
+            Form::AsPackaged => {
+                data = fs::read(file).map_err(io_error("read module", file))?;
+                path.to_string_lossy().into_owned()
+            }
+        };
+        let module = describe(name, path, data, info);
+        open.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
+        set.modules.insert(module.name.clone(), module);
     }
     Ok(set)
+}
+
+fn describe(name: String, path: String, data: Vec<u8>, info: ModuleInfo) -> Module {
+    let needs = info.depends.iter().map(|need| canonical(need)).collect();
+    Module { name, path, data, needs, aliases: info.aliases, company: info.company }
 }
 
 /// The kernel treats `-` and `_` in module names as one.
@@ -158,11 +222,10 @@ fn name_of(file: &Path) -> Option<String> {
     COMPRESSIONS.iter().any(|(suffix, _)| *suffix == rest).then(|| canonical(stem))
 }
 
-/// Out-of-tree modules go where `make modules_install` puts them.
-fn extra_name(file: &Path) -> Result<(String, String), Error> {
+fn extra_name(file: &Path, folder: &str) -> Result<(String, String), Error> {
     let stem = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".ko"));
     let stem = stem.ok_or_else(|| bad(file, "an extra module's file name must end in .ko".to_owned()))?;
-    Ok((canonical(stem), format!("extra/{stem}.ko")))
+    Ok((canonical(stem), format!("{folder}/{stem}.ko")))
 }
 
 type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
@@ -225,6 +288,8 @@ mod tests {
     use super::*;
     use crate::kernel::elf::tests::module;
 
+    const KEEP: Form = Form::Plain(TypeInformation::Keep);
+
     fn tree() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let net = dir.path().join("kernel/net/vmw_vsock");
@@ -248,9 +313,7 @@ mod tests {
     #[test]
     fn needs_are_followed_and_ordered() {
         let tree = tree();
-        let set =
-            select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[], TypeInformation::Keep)
-                .unwrap();
+        let set = select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[], KEEP).unwrap();
         assert_eq!(names(&set), ["other", "virtio_transport", "vmw_common", "vsock"]);
         assert_eq!(set.built_in.iter().collect::<Vec<_>>(), ["virtio_pci"]);
         assert_eq!(
@@ -263,6 +326,36 @@ mod tests {
     }
 
     #[test]
+    fn modules_say_what_they_drive_and_whose_company_they_like() {
+        let tree = tree();
+        let net = tree.path().join("kernel/net/vmw_vsock");
+        let pairs = ["depends=", "alias=virtio:d00000013v*", "alias=net-pf-40", "softdep=pre: a", "softdep=post: b c"];
+        fs::write(net.join("a-b.ko"), module(&pairs)).unwrap();
+        let set = select("6.12.95", tree.path(), &["a_b".into(), "vsock".into()], &[], KEEP).unwrap();
+        assert_eq!(set.alias_file(), "alias virtio:d00000013v* a_b\nalias net-pf-40 a_b\n");
+        assert_eq!(set.company_file(), "softdep a_b pre: a post: b c\n");
+    }
+
+    #[test]
+    fn packed_modules_stay_packed_where_that_is_wished() {
+        let tree = tree();
+        let net = tree.path().join("kernel/net/vmw_vsock");
+        let plain = module(&["depends=vsock", "vermagic=6.12.95 SMP"]);
+        let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::default()).unwrap();
+        std::io::Write::write_all(&mut writer, &plain).unwrap();
+        let packed = writer.finish().unwrap();
+        fs::write(net.join("packed.ko.xz"), &packed).unwrap();
+        let data = |form| {
+            let set = select("6.12.95", tree.path(), &["packed".into()], &[], form).unwrap();
+            assert_eq!(names(&set), ["packed", "vsock"]);
+            let module = set.iter().next().unwrap();
+            (module.path.clone(), module.data.clone())
+        };
+        assert_eq!(data(KEEP), ("kernel/net/vmw_vsock/packed.ko".to_owned(), plain));
+        assert_eq!(data(Form::AsPackaged), ("kernel/net/vmw_vsock/packed.ko.xz".to_owned(), packed));
+    }
+
+    #[test]
     fn extra_modules_bring_what_they_need() {
         let tree = tree();
         let dir = tempfile::tempdir().unwrap();
@@ -270,24 +363,28 @@ mod tests {
         let uvm = dir.path().join("nvidia-uvm.ko");
         fs::write(&nvidia, module(&["depends=vsock", "vermagic=6.12.95 SMP"])).unwrap();
         fs::write(&uvm, module(&["depends=nvidia", "vermagic=6.12.95 SMP"])).unwrap();
-        let set = select("6.12.95", tree.path(), &[], &[uvm.clone(), nvidia.clone()], TypeInformation::Keep).unwrap();
+        let set = select("6.12.95", tree.path(), &[], &[Extra::built(uvm.clone()), Extra::built(nvidia.clone())], KEEP)
+            .unwrap();
         assert_eq!(names(&set), ["nvidia", "nvidia_uvm", "vsock"]);
         assert!(set.dependency_file().starts_with(
             "extra/nvidia-uvm.ko: extra/nvidia.ko kernel/net/vmw_vsock/vsock.ko\n\
              extra/nvidia.ko: kernel/net/vmw_vsock/vsock.ko\n"
         ));
-        let error = select("6.12.99", tree.path(), &[], &[nvidia], TypeInformation::Keep).unwrap_err();
+        let updates = [Extra::update(uvm), Extra::update(nvidia.clone())];
+        let set = select("6.12.95", tree.path(), &[], &updates, KEEP).unwrap();
+        assert!(set.dependency_file().contains("\nupdates/nvidia-uvm.ko: updates/nvidia.ko kernel/"));
+        let error = select("6.12.99", tree.path(), &[], &[Extra::built(nvidia)], KEEP).unwrap_err();
         assert!(matches!(error, Error::WrongKernel { .. }), "{error}");
     }
 
     #[test]
     fn what_is_missing_is_named_with_who_wants_it() {
         let tree = tree();
-        let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[], TypeInformation::Keep).unwrap_err();
+        let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[], KEEP).unwrap_err();
         assert!(unknown.to_string().contains("nosuch (needed by the manifest)"), "{unknown}");
-        let lost = select("6.12.95", tree.path(), &["lost".into()], &[], TypeInformation::Keep).unwrap_err();
+        let lost = select("6.12.95", tree.path(), &["lost".into()], &[], KEEP).unwrap_err();
         assert!(lost.to_string().contains("nowhere (needed by lost)"), "{lost}");
-        let set = select("6.12.95", tree.path(), &["virtio-pci".into()], &[], TypeInformation::Keep).unwrap();
+        let set = select("6.12.95", tree.path(), &["virtio-pci".into()], &[], KEEP).unwrap();
         assert!(names(&set).is_empty());
     }
 
@@ -297,7 +394,7 @@ mod tests {
         let net = tree.path().join("kernel/net/vmw_vsock");
         fs::write(net.join("a.ko"), module(&["depends=b"])).unwrap();
         fs::write(net.join("b.ko"), module(&["depends=a"])).unwrap();
-        let set = select("6.12.95", tree.path(), &["a".into()], &[], TypeInformation::Keep).unwrap();
+        let set = select("6.12.95", tree.path(), &["a".into()], &[], KEEP).unwrap();
         assert_eq!(set.dependency_file().lines().count(), 2);
     }
 }

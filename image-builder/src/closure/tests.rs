@@ -1,0 +1,157 @@
+use super::rules::{Absent, Firmware, Names, Opens, Used};
+use super::*;
+use proptest::prelude::*;
+use std::process::Command;
+
+fn file(bytes: &[u8]) -> Node {
+    Node::File { mode: 0o755, content: Content::Bytes(bytes.to_vec()) }
+}
+
+fn link(target: &str) -> Node {
+    Node::Symlink { target: target.into() }
+}
+
+/// A program and a library of the machine's compiler.
+fn built(folder: &Path) -> (Vec<u8>, Vec<u8>) {
+    let (program, library) = (folder.join("program"), folder.join("libours.so.1"));
+    let compile = |text: &str, target: &Path, more: &[&str]| {
+        let source = folder.join("source.c");
+        fs::write(&source, text).unwrap();
+        let mut gcc = Command::new("gcc");
+        gcc.arg("-o").arg(target).arg(&source).args(more).current_dir(folder);
+        assert!(gcc.status().unwrap().success());
+    };
+    compile("int ours(void) { return 0; }", &library, &["-shared", "-fPIC", "-Wl,-soname,libours.so.1"]);
+    compile(
+        "int ours(void); int main(void) { return ours(); }",
+        &program,
+        &["libours.so.1", "-Wl,-rpath,$ORIGIN/../private"],
+    );
+    (fs::read(program).unwrap(), fs::read(library).unwrap())
+}
+
+fn texts(tree: &Tree, rules: &Rules) -> Vec<String> {
+    check(tree, rules).unwrap().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn libraries_are_found_where_the_loader_would_and_missing_ones_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, library) = built(dir.path());
+    let libc = Absent { file: "/*/*/*".into(), need: "libc.so.6".into(), reason: "a test".into() };
+    let program_libc = Absent { file: "usr/bin/program".into(), ..libc.clone() };
+    let loader = Absent { need: "/lib64/ld-linux-x86-64.so.2".into(), ..program_libc.clone() };
+    let rules = Rules { absent: vec![libc, program_libc, loader], ..Rules::default() };
+    let mut tree = Tree::default();
+    tree.add("usr/bin/program", file(&program)).unwrap();
+    let said = texts(&tree, &rules);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("/usr/bin/program needs libours.so.1 (DT_NEEDED)"), "{said:?}");
+    // In the program's own folder of libraries, through a link, or in the loader's.
+    for (place, links) in [
+        ("usr/private/libours.so.1", vec![]),
+        ("usr/lib/x86_64-linux-gnu/libours.so.1.0", vec![("usr/lib/x86_64-linux-gnu/libours.so.1", "libours.so.1.0")]),
+        ("opt/real/libours.so.1", vec![("lib64", "/opt/./here/../real")]),
+    ] {
+        let mut tree = tree.clone();
+        tree.add(place, file(&library)).unwrap();
+        if place.starts_with("opt") {
+            tree.add("opt/here", Node::Directory { mode: 0o755 }).unwrap();
+        }
+        for (at, target) in links {
+            tree.add(at, link(target)).unwrap();
+        }
+        assert_eq!(texts(&tree, &rules), [""; 0], "{place}");
+    }
+    // Without the rules about what the test leaves out, these are told too.
+    let all = texts(&tree, &Rules::default());
+    assert!(all.iter().any(|text| text.contains("libc.so.6")) && all.iter().any(|text| text.contains("its loader")));
+}
+
+#[test]
+fn circles_of_links_and_files_in_the_place_of_folders_are_no_libraries() {
+    let mut tree = Tree::default();
+    tree.add("a", link("b")).unwrap();
+    tree.add("b", link("/a")).unwrap();
+    tree.add("plain", file(b"x")).unwrap();
+    tree.add("up", link("../../../plain")).unwrap();
+    assert_eq!(resolve(&tree, "/a"), None);
+    assert_eq!(resolve(&tree, "plain/x"), None);
+    assert_eq!(resolve(&tree, "up").as_deref(), Some("plain"), "the root's parent is the root");
+    assert_eq!(resolve(&tree, "none"), None);
+}
+
+#[test]
+fn rules_tell_what_files_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, library) = built(dir.path());
+    let why = || "a test".to_owned();
+    let mut rules = Rules {
+        opens: vec![Opens { file: "/usr/lib/libmain.so.*".into(), needs: vec!["libours.so.1".into()], reason: why() }],
+        names: vec![Names { file: "/etc/fm.cfg".into(), key: "TOPOLOGY".into(), reason: why() }],
+        absent: vec![Absent { file: "usr/lib/*".into(), need: "libc.so.6".into(), reason: why() }],
+        ..Rules::default()
+    };
+    let mut tree = Tree::default();
+    tree.add("usr/lib/libmain.so.1", file(b"not ELF")).unwrap();
+    tree.add("etc/fm.cfg", file(b"# TOPOLOGY=/no\n TOPOLOGY = /usr/share/nvswitch\n")).unwrap();
+    let said = texts(&tree, &rules);
+    assert!(said[0].contains("libours.so.1 (opened at run time)") || said[1].contains("libours"), "{said:?}");
+    assert!(said.iter().any(|text| text.contains("/etc/fm.cfg needs /usr/share/nvswitch (named in it)")), "{said:?}");
+    assert_eq!(said.len(), 2, "{said:?}");
+    tree.add("usr/share/nvswitch", Node::Directory { mode: 0o755 }).unwrap();
+    tree.add("usr/lib/libours.so.1", file(&library)).unwrap();
+    assert_eq!(texts(&tree, &rules), [""; 0]);
+    // A library that nobody needs is told, and is no fault.
+    rules.opens.clear();
+    let found = check(&tree, &rules).unwrap();
+    assert!(matches!(&found[..], [Finding::Unused { file, .. }] if file == "usr/lib/libours.so.1"), "{found:?}");
+    assert!(!found[0].is_fault());
+    rules.used.push(Used { file: "usr/lib/libours*".into(), reason: why() });
+    assert_eq!(texts(&tree, &rules), [""; 0]);
+    // Rules about what is not there are faults: they were meant to guard something.
+    rules.names.push(Names { file: "/etc/none".into(), key: "X".into(), reason: why() });
+    rules.names.push(Names { file: "/etc/fm.cfg".into(), key: "LEVEL".into(), reason: why() });
+    rules.firmware.push(Firmware { module: "nvidia".into(), reason: why() });
+    let found = check(&tree, &rules).unwrap();
+    assert_eq!(found.len(), 3);
+    assert!(found.iter().all(Finding::is_fault), "{found:?}");
+}
+
+#[test]
+fn a_module_without_any_of_its_firmware_is_told() {
+    let module = crate::kernel::tests::module_with(&["firmware=nvidia/1/a.bin", "firmware=nvidia/1/b.bin"]);
+    let rules =
+        Rules { firmware: vec![Firmware { module: "nvidia".into(), reason: "one each".into() }], ..Rules::default() };
+    let mut tree = Tree::default();
+    tree.add("lib/modules/6/updates/nvidia.ko", file(&module)).unwrap();
+    let said = texts(&tree, &rules);
+    assert!(said[0].contains("nvidia/1/a.bin, nvidia/1/b.bin"), "{said:?}");
+    tree.add("lib/firmware/nvidia/1/b.bin.zst", file(b"x")).unwrap();
+    assert_eq!(texts(&tree, &rules), [""; 0]);
+}
+
+#[test]
+fn a_cut_elf_file_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, _) = built(dir.path());
+    let mut tree = Tree::default();
+    tree.add("program", file(&program[..40])).unwrap();
+    let error = check(&tree, &Rules::default()).unwrap_err().to_string();
+    assert!(error.contains("/program"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn damaged_files_do_no_harm(at in 0usize..20_000, byte in any::<u8>(), cut in 4usize..20_000) {
+        use std::sync::OnceLock;
+        static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
+        let whole = WHOLE.get_or_init(|| built(tempfile::tempdir().unwrap().path()).0);
+        let mut bytes = whole[..cut.min(whole.len())].to_vec();
+        let place = at % bytes.len();
+        bytes[place] = byte;
+        let mut tree = Tree::default();
+        tree.add("program", file(&bytes)).unwrap();
+        let _ = check(&tree, &Rules::default());
+    }
+}

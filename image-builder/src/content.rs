@@ -1,0 +1,192 @@
+//! Files of packages as entries of an image.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use glob::{MatchOptions, Pattern};
+
+use crate::cache::{self, io_error};
+use crate::debian::{self, Wish};
+use crate::manifest;
+use crate::packages::{self, Packages};
+use crate::tree::{Content, Node};
+
+/// Why a package's files could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The package could not be had.
+    #[error(transparent)]
+    Packages(#[from] packages::Error),
+    /// It could not be unpacked.
+    #[error(transparent)]
+    Debian(#[from] debian::Error),
+    /// A file operation failed.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// It has nothing of that name.
+    #[error("package {package} {version} has nothing that matches {pattern:?}; near it are: {near}")]
+    NoMatch {
+        /// The package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// What was asked for.
+        pattern: String,
+        /// What it has in that folder.
+        near: String,
+    },
+    /// A file's name cannot be in an image.
+    #[error("package {package} has a file whose name or target is not UTF-8: {name}")]
+    OddName {
+        /// The package.
+        package: String,
+        /// The name, as far as it can be shown.
+        name: String,
+    },
+}
+
+/// Changes when unpacked folders do, so that old ones are made anew.
+const LAYOUT: u32 = 1;
+
+/// `*` and `?` stay within a folder.
+const MATCHING: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
+
+/// Names shown when nothing matches.
+const MOST_NEAR: usize = 12;
+
+/// A package's files in the cache, unpacked once for all images.
+///
+/// # Errors
+/// It cannot be had or unpacked.
+pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, String), Error> {
+    let wish = wanted.version.as_deref().map_or(Wish::Newest, Wish::Exact);
+    let pinned = packages.find(&wanted.suite, &wanted.name, wish)?;
+    packages.note(&pinned);
+    let hash = pinned.sha256.get(..32).unwrap_or(&pinned.sha256);
+    let folder = packages.cache().join("unpacked").join(format!("{hash}-{LAYOUT}"));
+    let progress = packages.progress();
+    cache::publish(&folder, &progress, |half| {
+        let deb = packages.fetch_one(&format!("package {}", wanted.name), &pinned)?;
+        debian::unpack_all(&deb, half)?;
+        Ok::<(), Error>(())
+    })?;
+    Ok((folder, pinned.version))
+}
+
+/// The entries that a package gives to an image, by path.
+///
+/// # Errors
+/// It cannot be had, or a pattern matches nothing of it.
+pub fn entries(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<Vec<(String, Node)>, Error> {
+    let (folder, version) = unpacked(packages, wanted)?;
+    let mut names = Vec::new();
+    walk(&folder, Path::new(""), &mut names)?;
+    names.sort();
+    let mut entries = Vec::new();
+    for text in &wanted.files {
+        let pattern = Pattern::new(text).unwrap_or_default();
+        let found: Vec<&PathBuf> = names.iter().filter(|name| pattern.matches_path_with(name, MATCHING)).collect();
+        if found.is_empty() {
+            let (package, version) = (wanted.name.clone(), version.clone());
+            return Err(Error::NoMatch { package, version, pattern: text.clone(), near: near(&names, text) });
+        }
+        for name in found {
+            entries.push(entry(&folder, name, wanted)?);
+        }
+    }
+    // Two patterns may match one file.
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries.dedup_by(|a, b| a == b);
+    Ok(entries)
+}
+
+/// Everything but folders, by path below `root`.
+fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let folder = root.join(part);
+    for entry in fs::read_dir(&folder).map_err(io_error("list", &folder))? {
+        let entry = entry.map_err(io_error("list", &folder))?;
+        let name = part.join(entry.file_name());
+        if entry.file_type().map_err(io_error("inspect", &folder))?.is_dir() {
+            walk(root, &name, names)?;
+        } else {
+            names.push(name);
+        }
+    }
+    Ok(())
+}
+
+fn entry(folder: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
+    let odd = || Error::OddName { package: wanted.name.clone(), name: name.display().to_string() };
+    let path = folder.join(name);
+    let text = name.to_str().ok_or_else(odd)?;
+    let place = match &wanted.into {
+        Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(odd)?),
+        None => text.to_owned(),
+    };
+    let data = fs::symlink_metadata(&path).map_err(io_error("inspect", &path))?;
+    if data.is_symlink() {
+        let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
+        return Ok((place, Node::Symlink { target: target.to_str().ok_or_else(odd)?.to_owned() }));
+    }
+    // As packages have them, but for who may write.
+    let mode = if data.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+    Ok((place, Node::File { mode, content: Content::File(path) }))
+}
+
+/// What is in the folder that a pattern names, or all if there is no such folder.
+fn near(names: &[PathBuf], pattern: &str) -> String {
+    let folder = Path::new(pattern).parent().unwrap_or(Path::new(""));
+    let within: Vec<&PathBuf> = names.iter().filter(|name| name.parent() == Some(folder)).collect();
+    let shown = if within.is_empty() { names.iter().collect() } else { within };
+    let mut text: Vec<String> = shown.iter().take(MOST_NEAR).map(|name| name.display().to_string()).collect();
+    if shown.len() > MOST_NEAR {
+        text.push(format!("{} more", shown.len() - MOST_NEAR));
+    }
+    if text.is_empty() { "nothing".to_owned() } else { text.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(files: &[&str], into: Option<&str>) -> manifest::Package {
+        manifest::Package {
+            name: "p".into(),
+            suite: "sid".into(),
+            version: None,
+            files: files.iter().map(|file| (*file).to_owned()).collect(),
+            into: into.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn names_near_a_wrong_one_are_told() {
+        let names: Vec<PathBuf> = ["usr/lib/a.so.1", "usr/lib/b.so", "etc/x"].map(PathBuf::from).into();
+        assert_eq!(near(&names, "usr/lib/c.so"), "usr/lib/a.so.1, usr/lib/b.so");
+        assert_eq!(near(&names, "opt/c"), "usr/lib/a.so.1, usr/lib/b.so, etc/x");
+        assert_eq!(near(&[], "x"), "nothing");
+        let many: Vec<PathBuf> = (0..20).map(|n| PathBuf::from(format!("d/{n:02}"))).collect();
+        assert!(near(&many, "d/x").ends_with("d/11, 8 more"));
+    }
+
+    #[test]
+    fn a_file_keeps_its_place_and_only_its_right_to_be_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("usr/bin/tool");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "x").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4711)).unwrap();
+        std::os::unix::fs::symlink("tool", dir.path().join("usr/bin/link")).unwrap();
+        let (place, node) = entry(dir.path(), Path::new("usr/bin/tool"), &package(&[], None)).unwrap();
+        assert_eq!((place.as_str(), node), ("usr/bin/tool", Node::File { mode: 0o755, content: Content::File(file) }));
+        let (place, node) = entry(dir.path(), Path::new("usr/bin/link"), &package(&[], Some("opt/x"))).unwrap();
+        assert_eq!((place.as_str(), node), ("opt/x/link", Node::Symlink { target: "tool".into() }));
+        let mut names = Vec::new();
+        walk(dir.path(), Path::new(""), &mut names).unwrap();
+        assert_eq!(names.len(), 2);
+        let star = Pattern::new("usr/*").unwrap();
+        assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "a star stays in its folder");
+    }
+}

@@ -1,0 +1,190 @@
+//! What a suite's signed release file says of itself.
+//!
+//! apt has verified it against the archive's keys, and refuses one that is past
+//! its `Valid-Until`. What is added here: whose signatures hold, for the lock,
+//! and that it is not older than one that was seen before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{Error, KEYRING};
+use crate::cache::{self, io_error};
+use crate::digest;
+use crate::lock::Release;
+
+/// A date as apt's files have it, in seconds since 1970: `Sat, 14 Nov 2026 09:57:18 UTC`.
+fn seconds(date: &str) -> Option<i64> {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let words: Vec<&str> = date.split_whitespace().collect();
+    let [_, day, month, year, time, zone] = words[..] else { return None };
+    if !["UTC", "GMT", "+0000"].contains(&zone) {
+        return None;
+    }
+    let number = |text: &str, most: i64| {
+        let fine = !text.is_empty() && text.len() <= 4 && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<i64>().ok().filter(|number| fine && *number <= most)
+    };
+    let month = i64::try_from(MONTHS.iter().position(|name| *name == month)?).ok()? + 1;
+    let (day, year) = (number(day, 31)?, number(year, 9999)?);
+    let mut parts = time.split(':');
+    let (hour, minute, second) = (number(parts.next()?, 23)?, number(parts.next()?, 59)?, number(parts.next()?, 60)?);
+    if parts.next().is_some() || year < 1970 || day == 0 {
+        return None;
+    }
+    // Years that begin in March have their odd day at the end.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468;
+    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+/// The value of a field in the first paragraph of a clear-signed file.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let signed = text.split("\n\n").nth(1)?;
+    signed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// The release file among a tree's package lists.
+fn file_of(lists: &Path, suite: &str) -> Result<PathBuf, Error> {
+    let missing = || Error::NoRelease { suite: suite.to_owned(), folder: lists.to_owned() };
+    let entries = fs::read_dir(lists).map_err(io_error("list", lists))?;
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    found.retain(|path| path.to_string_lossy().ends_with("_InRelease"));
+    found.sort();
+    found.pop().ok_or_else(missing)
+}
+
+/// Reads the release file of a tree.
+pub(super) fn read(tree: &Path, suite: &str) -> Result<Release, Error> {
+    let file = file_of(&tree.join("lists"), suite)?;
+    let text = fs::read_to_string(&file).map_err(io_error("read", &file))?;
+    let wrong = |what: &str| Error::BadRelease { suite: suite.to_owned(), what: what.to_owned() };
+    let date = field(&text, "Date").ok_or_else(|| wrong("no field Date"))?;
+    Ok(Release {
+        name: suite.to_owned(),
+        date: date.to_owned(),
+        valid_until: field(&text, "Valid-Until").map(str::to_owned),
+        sha256: digest::of_bytes(text.as_bytes()),
+        signed_by: signers(&file, suite)?,
+    })
+}
+
+/// Fingerprints of the archive's keys whose signatures hold.
+fn signers(file: &Path, suite: &str) -> Result<Vec<String>, Error> {
+    let output = Command::new("gpgv")
+        .args(["--status-fd", "1", "--keyring", KEYRING])
+        .arg(file)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| Error::Start { program: "gpgv", source })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut prints: Vec<String> = text.lines().filter_map(valid_signature).collect();
+    prints.sort();
+    if prints.is_empty() {
+        let what = "none of its signatures is by a key of the archive that holds".to_owned();
+        return Err(Error::BadRelease { suite: suite.to_owned(), what });
+    }
+    Ok(prints)
+}
+
+/// `[GNUPG:] VALIDSIG FINGERPRINT DATE ... PRIMARY-FINGERPRINT`
+fn valid_signature(line: &str) -> Option<String> {
+    let mut words = line.split_whitespace();
+    let print = (words.next()? == "[GNUPG:]" && words.next()? == "VALIDSIG").then(|| words.next_back())??;
+    (print.len() >= 40 && print.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| print.to_owned())
+}
+
+/// Remembers the newest date of a suite, and refuses an older one: whoever
+/// stands between us and the archive could otherwise hand out old, signed lists
+/// with packages that have known faults.
+pub(super) fn refuse_older(tree: &Path, release: &Release) -> Result<(), Error> {
+    let bad = |what: String| Error::BadRelease { suite: release.name.clone(), what };
+    let now = seconds(&release.date).ok_or_else(|| bad(format!("its Date is {:?}", release.date)))?;
+    let file = tree.join("newest-release");
+    let seen = fs::read_to_string(&file).ok();
+    if let Some(seen) = seen.as_deref().map(str::trim)
+        && let Some(before) = seconds(seen)
+    {
+        if now < before {
+            return Err(Error::RolledBack {
+                suite: release.name.clone(),
+                seen: seen.to_owned(),
+                now: release.date.clone(),
+                file,
+            });
+        }
+        if now == before {
+            return Ok(());
+        }
+    }
+    Ok(cache::write_atomically(&file, format!("{}\n", release.date).as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SIGNED: &str = "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nOrigin: Debian\nSuite: testing\n\
+        Date: Sat, 14 Nov 2026 09:57:18 UTC\nValid-Until: Sat, 21 Nov 2026 09:57:18 UTC\nSHA256:\n aa 1 Date: x\n\
+        -----BEGIN PGP SIGNATURE-----\n\nDate: Sat, 14 Nov 2099 09:57:18 UTC\n";
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (date, wanted) in [
+            ("Thu, 01 Jan 1970 00:00:00 UTC", Some(0)),
+            ("Tue, 29 Feb 2000 12:00:01 GMT", Some(951_825_601)),
+            ("Sat, 14 Nov 2026 09:57:18 UTC", Some(1_794_650_238)),
+            ("Sat, 14 Nov 2026 09:57:18 +0200", None),
+            ("Sat, 14 Nov 2026 09:57 UTC", None),
+            ("Sat, 0 Nov 2026 09:57:18 UTC", None),
+            ("14 Nov 2026", None),
+            ("", None),
+        ] {
+            assert_eq!(seconds(date), wanted, "{date}");
+        }
+    }
+
+    #[test]
+    fn fields_are_those_that_are_signed() {
+        assert_eq!(field(SIGNED, "Date"), Some("Sat, 14 Nov 2026 09:57:18 UTC"));
+        assert_eq!(field(SIGNED, "Valid-Until"), Some("Sat, 21 Nov 2026 09:57:18 UTC"));
+        assert_eq!(field(SIGNED, "Codename"), None);
+        assert_eq!(field("Date: x\n", "Date"), None, "what is not signed does not count");
+        let print = "A".repeat(40);
+        let line = format!("[GNUPG:] VALIDSIG {print} 2026-11-14 1 0 4 0 1 10 01 {}", "B".repeat(40));
+        assert_eq!(valid_signature(&line), Some("B".repeat(40)));
+        assert_eq!(valid_signature(&format!("[GNUPG:] BADSIG {print} x")), None);
+    }
+
+    #[test]
+    fn an_older_release_is_refused_and_a_newer_one_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let release = |date: &str| Release {
+            name: "sid".into(),
+            date: date.into(),
+            valid_until: None,
+            sha256: String::new(),
+            signed_by: Vec::new(),
+        };
+        let (old, new) = (release("Sat, 14 Nov 2026 09:57:18 UTC"), release("Sat, 14 Nov 2026 09:57:19 UTC"));
+        refuse_older(dir.path(), &old).unwrap();
+        refuse_older(dir.path(), &old).unwrap();
+        refuse_older(dir.path(), &new).unwrap();
+        let error = refuse_older(dir.path(), &old).unwrap_err();
+        assert!(matches!(error, Error::RolledBack { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("sid") && text.contains(":18") && text.contains(":19") && text.contains("newest-release")
+        );
+        refuse_older(dir.path(), &new).unwrap();
+        assert!(matches!(refuse_older(dir.path(), &release("soon")), Err(Error::BadRelease { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(?s).{0,200}", date in "[A-Za-z]{3}, [0-9]{1,6} [A-Z][a-z]{2} [0-9]{1,20} [0-9:]{1,12} UTC") {
+            let _ = (seconds(&text), seconds(&date), field(&text, "Date"), valid_signature(&text));
+        }
+    }
+}

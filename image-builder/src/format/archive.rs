@@ -1,0 +1,76 @@
+//! From a tree to an archive, whichever format it has.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use super::Error;
+use crate::cache::io_error;
+use crate::cpio;
+use crate::digest::{Bytes, Hashing};
+use crate::tree::{Content, Node, Tree};
+
+/// Every regular file of an image, by path.
+pub(crate) type Files = BTreeMap<String, Bytes>;
+
+/// What takes a tree's entries one after the other, each after the directory
+/// it is in.
+pub(super) trait Archive {
+    fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error>;
+    fn symlink(&mut self, path: &str, target: &str) -> Result<(), Error>;
+    fn character(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error>;
+    /// `data` has `size` bytes, or it is an error.
+    fn file(&mut self, path: &str, mode: u32, size: u64, data: &mut dyn Read) -> Result<(), Error>;
+}
+
+impl<W: Write> Archive for cpio::Writer<W> {
+    fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
+        Ok(self.directory(path, mode)?)
+    }
+
+    fn symlink(&mut self, path: &str, target: &str) -> Result<(), Error> {
+        Ok(self.symlink(path, target)?)
+    }
+
+    fn character(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error> {
+        Ok(self.character_device(path, mode, major, minor)?)
+    }
+
+    fn file(&mut self, path: &str, mode: u32, size: u64, data: &mut dyn Read) -> Result<(), Error> {
+        Ok(self.file(path, mode, size, data)?)
+    }
+}
+
+/// Puts all of `tree` into `archive`, in order of path, and says what every
+/// file holds.
+pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive) -> Result<Files, Error> {
+    let mut files = Files::new();
+    for (path, node) in tree.iter() {
+        match node {
+            Node::Directory { mode } => archive.directory(path, *mode)?,
+            Node::Symlink { target } => archive.symlink(path, target)?,
+            Node::Character { mode, major, minor } => archive.character(path, *mode, *major, *minor)?,
+            Node::File { mode, content } => {
+                let (mut data, size) = opened(content)?;
+                let mut hashing = Hashing::new(&mut *data);
+                archive.file(path, *mode, size, &mut hashing)?;
+                files.insert(path.to_owned(), Bytes { size, sha256: hashing.finish().0 });
+            }
+        }
+    }
+    Ok(files)
+}
+
+pub(crate) fn opened(content: &Content) -> Result<(Box<dyn Read + '_>, u64), Error> {
+    Ok(match content {
+        Content::Bytes(bytes) => (Box::new(&bytes[..]), bytes.len() as u64),
+        Content::File(path) => {
+            let file = File::open(path).map_err(io_error("open", path))?;
+            let data = file.metadata().map_err(io_error("inspect", path))?;
+            if !data.is_file() {
+                return Err(io_error("copy", path)(io::Error::other("not a regular file")).into());
+            }
+            (Box::new(file), data.len())
+        }
+    })
+}

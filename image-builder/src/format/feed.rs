@@ -1,0 +1,117 @@
+//! A program that reads an archive from a pipe.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::process::{ChildStdin, Command, Stdio};
+
+use super::Error;
+use super::archive::Files;
+
+/// What a program says is kept up to this many bytes.
+const MOST_SAID: u64 = 4096;
+
+/// A pipe that remembers that its reader went away.
+struct Pipe {
+    end: ChildStdin,
+    broken: bool,
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.end.write(bytes);
+        self.broken |= written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.end.flush()
+    }
+}
+
+/// Runs `command` to its end with what `write` writes as its input; its
+/// output goes to `output`.
+pub(super) fn feed(
+    program: &'static str,
+    command: &mut Command,
+    output: Stdio,
+    write: impl FnOnce(&mut dyn Write) -> Result<Files, Error>,
+) -> Result<Files, Error> {
+    let start = |source| Error::Start { program, source };
+    // A file, not a pipe: nobody reads while the archive is written.
+    let mut words = tempfile::tempfile().map_err(start)?;
+    let said = words.try_clone().map_err(start)?;
+    let mut child = command.stdin(Stdio::piped()).stdout(output).stderr(Stdio::from(said)).spawn().map_err(start)?;
+    let (result, broken) = match child.stdin.take() {
+        Some(end) => {
+            let mut pipe = BufWriter::with_capacity(1 << 16, Pipe { end, broken: false });
+            let result = write(&mut pipe);
+            let broken = pipe.get_ref().broken;
+            // What is left in the buffer after an error is not worth writing.
+            drop(pipe.into_parts());
+            (result, broken)
+        }
+        None => (Err(start(io::Error::other("it has no input"))), false),
+    };
+    if result.is_err() && !broken {
+        // It would wait for the rest, or make an image of a half archive.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(start)?;
+    match result {
+        Err(error) if !broken => Err(error),
+        _ if !status.success() => {
+            Err(Error::Program { program, status: status.to_string(), said: last_words(&mut words) })
+        }
+        result => result,
+    }
+}
+
+fn last_words(words: &mut File) -> String {
+    let mut text = String::new();
+    let length = words.stream_position().unwrap_or_default();
+    let start = length.saturating_sub(MOST_SAID);
+    let mut bytes = Vec::new();
+    if words.seek(io::SeekFrom::Start(start)).is_ok() && words.take(MOST_SAID).read_to_end(&mut bytes).is_ok() {
+        text = String::from_utf8_lossy(&bytes).trim().replace('\n', " / ");
+    }
+    if text.is_empty() { "it printed no message".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn fed(script: &str, bytes: usize) -> Result<Files, Error> {
+        feed("sh", &mut shell(script), Stdio::null(), |pipe| {
+            let failed = |source| Error::Feed { path: "x".into(), source };
+            pipe.write_all(&vec![b'a'; bytes]).and_then(|()| pipe.flush()).map_err(failed)?;
+            Ok(Files::new())
+        })
+    }
+
+    #[test]
+    fn a_program_that_dies_is_quoted() {
+        fed("test $(wc -c) = 300000", 300_000).unwrap();
+        for bytes in [0, 3_000_000] {
+            let error = fed("echo one >&2; echo two >&2; exit 7", bytes).unwrap_err().to_string();
+            assert!(error.contains("one / two") && error.contains("7"), "{error}");
+        }
+        let silent = fed("exit 1", 0).unwrap_err().to_string();
+        assert!(silent.contains("no message"), "{silent}");
+    }
+
+    #[test]
+    fn an_error_of_ours_ends_the_program() {
+        // It ends itself only after an hour.
+        let failed = feed("sh", &mut shell("exec sleep 3600"), Stdio::null(), |_| {
+            Err(Error::Changed { path: "a".into(), expected: 1, found: 2 })
+        });
+        assert!(matches!(failed, Err(Error::Changed { .. })), "{failed:?}");
+    }
+}

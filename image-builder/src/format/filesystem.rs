@@ -1,0 +1,202 @@
+//! File systems in files, made by their own programs from an archive in a
+//! pipe: nothing is mounted, no folder is unpacked, nobody is root.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::archive::{Files, fill};
+use super::feed::feed;
+use super::tarball::Tarball;
+use super::{Compression, Error, Format, Plan};
+use crate::cache::io_error;
+use crate::lock::Pinned;
+use crate::packages::Packages;
+use crate::tools::{Kit, Toolset};
+use crate::tree::{Content, Node, Tree};
+
+const BLOCK: u64 = 4096;
+
+/// Writes the file system of `tree` to `path`.
+pub(super) fn write(
+    plan: &Plan,
+    tree: &Tree,
+    packages: &mut Packages<'_>,
+    path: &Path,
+) -> Result<(Files, Vec<Pinned>), Error> {
+    let (program, kit) = match plan.format {
+        Format::Ext4 => ("mke2fs", Kit::Ext4),
+        Format::Squashfs => ("mksquashfs", Kit::Squashfs),
+        _ => ("mkfs.erofs", Kit::Erofs),
+    };
+    let set = Toolset::of(kit, packages)?;
+    let mut command = set.command(program)?;
+    match plan.format {
+        Format::Ext4 => ext4(&mut command, plan, &measure(tree)?, path)?,
+        Format::Squashfs => squashfs(&mut command, plan, path),
+        _ => erofs(&mut command, plan, path),
+    }
+    if let Some(folder) = path.parent() {
+        command.env("TMPDIR", folder);
+    }
+    let files = feed(program, &mut command, Stdio::null(), |pipe| {
+        let mut archive = Tarball::new(pipe)?;
+        let files = fill(tree, &mut archive)?;
+        archive.finish()?;
+        Ok(files)
+    })?;
+    Ok((files, set.packages))
+}
+
+fn erofs(command: &mut Command, plan: &Plan, path: &Path) {
+    // Blocks are as large as this machine's pages if one does not say.
+    command.args(["--quiet", "-b4096", "-T0", "--all-root", "-x-1"]).arg(format!("-U{}", plan.uuid()));
+    match (plan.compression, plan.level) {
+        // What is not packed can be shared with the host, if it begins at a page.
+        (Compression::None, _) => command.arg("-Enoinline_data"),
+        (compression, None) => command.arg(format!("-z{}", compression.name())),
+        (compression, Some(level)) => command.arg(format!("-z{},{level}", compression.name())),
+    };
+    if plan.cluster != 0 {
+        command.arg(format!("-C{}", plan.cluster));
+    }
+    // Without a source the archive is read from the input.
+    command.arg("--tar=f").arg(path);
+}
+
+fn squashfs(command: &mut Command, plan: &Plan, path: &Path) {
+    command.arg("-").arg(path).args(["-tar", "-noappend", "-quiet", "-no-progress", "-no-xattrs", "-all-root"]);
+    command.args(["-mkfs-time", "0", "-all-time", "0", "-root-mode", "0755", "-root-uid", "0", "-root-gid", "0"]);
+    command.args(["-b", &plan.cluster.to_string()]);
+    match plan.compression {
+        Compression::None => command.args(["-noI", "-noId", "-noD", "-noF", "-noX"]),
+        Compression::Lz4hc => command.args(["-comp", "lz4", "-Xhc"]),
+        compression => command.args(["-comp", compression.name()]),
+    };
+    if let Some(level) = plan.level {
+        command.args(["-Xcompression-level", &level.to_string()]);
+    }
+}
+
+/// What ext4 has to have room for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Measure {
+    inodes: u64,
+    blocks: u64,
+}
+
+/// The most that the tree's contents need.
+fn measure(tree: &Tree) -> Result<Measure, Error> {
+    // The root directory, the lost+found that there always is, and the inodes kept by the system.
+    let mut measure = Measure { inodes: 16, blocks: 16 };
+    let mut names = 0;
+    for (path, node) in tree.iter() {
+        measure.inodes += 1;
+        // In the directory above, behind eight bytes.
+        names += path.rsplit('/').next().unwrap_or(path).len().next_multiple_of(4) as u64 + 8;
+        measure.blocks += match node {
+            Node::Directory { .. } => 1,
+            Node::File { content: Content::Bytes(bytes), .. } => (bytes.len() as u64).div_ceil(BLOCK),
+            Node::File { content: Content::File(path), .. } => {
+                let data = std::fs::metadata(path).map_err(io_error("inspect", path))?;
+                // One block more for each 64 MiB, should it not lie in one piece.
+                data.len().div_ceil(BLOCK) + data.len() / (64 << 20)
+            }
+            Node::Symlink { target } => u64::from(target.len() >= 60),
+            Node::Character { .. } => 0,
+        };
+    }
+    // Directories' blocks need not be full.
+    measure.blocks += names * 2 / BLOCK;
+    Ok(measure)
+}
+
+impl Measure {
+    /// Blocks of the whole file system: contents, inodes, and the structures of
+    /// every group of 128 MiB; whole megabytes.
+    fn size(self) -> u64 {
+        let used = self.blocks + (self.inodes * 256).div_ceil(BLOCK);
+        let groups = used.div_ceil(30_000);
+        (used + used / 64 + groups * 16 + 256).next_multiple_of(256)
+    }
+}
+
+fn ext4(command: &mut Command, plan: &Plan, measure: &Measure, path: &Path) -> Result<(), Error> {
+    // The program makes no file of its own.
+    let size = measure.size() * BLOCK;
+    File::create(path).and_then(|file| file.set_len(size)).map_err(io_error("create", path))?;
+    // This machine's mke2fs.conf has no say: every feature is named.
+    command.env("MKE2FS_CONFIG", "/dev/null").env("SOURCE_DATE_EPOCH", "0");
+    command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0", "-r", "1"]);
+    command.args(["-O", FEATURES, "-L", ""]);
+    let uuid = plan.uuid();
+    command.args(["-U", &uuid, "-N", &measure.inodes.to_string(), "-E"]);
+    command.arg(format!("hash_seed={uuid},root_owner=0:0,lazy_itable_init=0,nodiscard"));
+    command.args(["-d", "-"]).arg(path).arg(measure.size().to_string());
+    Ok(())
+}
+
+/// Nothing that is of use only where files are written: no journal, no room to
+/// grow. Checksums stay: they cost nothing and find a bad medium without dm-verity.
+const FEATURES: &str = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,huge_file,\
+large_file,metadata_csum,sparse_super";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::plan::Wanted;
+
+    fn arguments(wanted: &Wanted<'_>, of: fn(&mut Command, &Plan, &Path)) -> String {
+        let mut command = Command::new("x");
+        of(&mut command, &Plan::new(wanted).unwrap(), Path::new("/image"));
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        words.join(" ")
+    }
+
+    const WANTED: Wanted<'_> = Wanted {
+        name: "base",
+        format: Format::Erofs,
+        compression: None,
+        level: None,
+        cluster: None,
+        extension: None,
+        verity: None,
+    };
+
+    #[test]
+    fn erofs_is_told_everything() {
+        let text = arguments(&WANTED, erofs);
+        for word in ["-T0", "-b4096", "--all-root", "-zlz4hc,12", "-C65536", "--tar=f /image"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert!(text.contains(&format!("-U{}", Plan::new(&WANTED).unwrap().uuid())), "{text}");
+        let plain = arguments(&Wanted { compression: Some(Compression::None), ..WANTED }, erofs);
+        assert!(plain.contains("-Enoinline_data") && !plain.contains("-z") && !plain.contains("-C"), "{plain}");
+        let fast = arguments(&Wanted { compression: Some(Compression::Lz4), ..WANTED }, erofs);
+        assert!(fast.contains("-zlz4 -C65536"), "{fast}");
+    }
+
+    #[test]
+    fn squashfs_is_told_everything() {
+        let wanted = Wanted { format: Format::Squashfs, ..WANTED };
+        let text = arguments(&wanted, squashfs);
+        for word in ["- /image -tar", "-all-time 0", "-mkfs-time 0", "-comp zstd -Xcompression-level 15", "-b 131072"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        let plain = arguments(&Wanted { compression: Some(Compression::None), ..wanted }, squashfs);
+        assert!(plain.contains("-noD") && !plain.contains("-comp"), "{plain}");
+    }
+
+    #[test]
+    fn ext4_has_room() {
+        let mut tree = Tree::default();
+        let file = |size| Node::File { mode: 0o644, content: Content::Bytes(vec![0; size]) };
+        tree.add("a/b", file(4097)).unwrap();
+        tree.add("a/c", Node::Symlink { target: "x".repeat(60) }).unwrap();
+        let measured = measure(&tree).unwrap();
+        assert_eq!(measured, Measure { inodes: 19, blocks: 16 + 1 + 2 + 1 });
+        assert_eq!(measured.size() % 256, 0);
+        let large = Measure { inodes: 1000, blocks: 1 << 20 };
+        assert!(large.size() > (1 << 20) + 1000 / 16 + 35 * 16);
+    }
+}

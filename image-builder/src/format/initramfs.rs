@@ -1,0 +1,67 @@
+//! An initial RAM file system: a cpio archive, packed or not.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::archive::{Files, fill};
+use super::feed::feed;
+use super::{Compression, Error, Plan};
+use crate::cache::io_error;
+use crate::cpio;
+use crate::lock::Pinned;
+use crate::packages::Packages;
+use crate::tools::{Kit, Toolset};
+use crate::tree::Tree;
+
+/// Packed archives are filled up with zeroes to whole pages, as unpacked ones
+/// are: QEMU's microvm puts the file right below the end of memory, where its
+/// firmware has put ACPI's tables. The kernel skips zeroes behind an archive.
+const PAGE: u64 = 4096;
+
+/// Writes the archive of `tree` to `path`.
+pub(super) fn write(
+    plan: &Plan,
+    tree: &Tree,
+    packages: &mut Packages<'_>,
+    path: &Path,
+) -> Result<(Files, Vec<Pinned>), Error> {
+    let file = File::create(path).map_err(io_error("create", path))?;
+    let archive = |output: &mut dyn Write| {
+        let mut archive = cpio::Writer::new(output);
+        let files = fill(tree, &mut archive)?;
+        archive.finish()?;
+        Ok(files)
+    };
+    let (program, kit) = match plan.compression {
+        Compression::Lz4 => ("lz4", Kit::Lz4),
+        Compression::Zstd => ("zstd", Kit::Zstd),
+        _ => {
+            let files = archive(&mut BufWriter::with_capacity(1 << 20, file))?;
+            return Ok((files, Vec::new()));
+        }
+    };
+    let set = Toolset::of(kit, packages)?;
+    let mut command = packer(&set, program, plan.level.unwrap_or_default())?;
+    let output = file.try_clone().map_err(io_error("write", path))?;
+    let files = feed(program, &mut command, Stdio::from(output), archive)?;
+    let size = file.metadata().map_err(io_error("inspect", path))?.len();
+    file.set_len(size.next_multiple_of(PAGE)).map_err(io_error("write", path))?;
+    Ok((files, set.packages))
+}
+
+/// The program, reading its input and writing its output.
+fn packer(set: &Toolset, program: &'static str, level: u32) -> Result<Command, Error> {
+    let mut command = set.command(program)?;
+    command.args(["-q", "-c"]).arg(format!("-{level}"));
+    if program == "lz4" {
+        // The kernel reads the old framing only.
+        command.arg("-l");
+    } else {
+        // How many processors there are does not show in the bytes; whether
+        // there are several would.
+        command.arg("-T0");
+    }
+    Ok(command)
+}

@@ -1,0 +1,194 @@
+//! How Kata's runtimes are told of an image.
+
+use std::fmt::Write as _;
+
+use super::verity::{BLOCK, Params};
+use super::{Format, Plan, Root};
+
+/// Where the kernel finds the partitions of a disk that is the first
+/// virtio-blk device.
+pub const FIRST_DISK: [&str; 2] = ["/dev/vda1", "/dev/vda2"];
+/// An extension's serial number on virtio-blk has room for this many bytes
+/// after `extension-`.
+pub const LONGEST_EXTENSION: usize = 10;
+
+/// The parameter by which a kernel with `CONFIG_DM_INIT` makes `/dev/dm-0` of
+/// a data device and a hash device, as Kata's runtimes write it.
+#[must_use]
+pub fn dm_mod_create(params: &Params, [data, hashes]: [&str; 2]) -> String {
+    let sectors = params.data_bytes() / 512;
+    let root = super::verity::hex(&params.root_hash);
+    let (blocks, salt) = (params.data_blocks, params.salt_text());
+    format!(
+        "dm-mod.create=\"dm-verity,,,ro,0 {sectors} verity 1 {data} {hashes} {BLOCK} {BLOCK} {blocks} 0 sha256 {root} {salt}\""
+    )
+}
+
+/// The whole kernel command line that mounts a disk's file system as root.
+#[must_use]
+pub fn command_line(format: Format, verity: Option<&Params>) -> String {
+    let kind = format.name();
+    match verity {
+        Some(params) => {
+            let create = dm_mod_create(params, FIRST_DISK);
+            format!("{create} root=/dev/dm-0 ro rootfstype={kind}")
+        }
+        None => format!("root={} ro rootfstype={kind}", FIRST_DISK[0]),
+    }
+}
+
+/// The serial number of an extension's device.
+#[must_use]
+pub fn serial(extension: &str) -> String {
+    format!("extension-{extension}")
+}
+
+/// The kernel parameter that tells a guest of an extension; with no value for
+/// one that is not checked.
+#[must_use]
+pub fn extension_parameter(extension: &str, verity: Option<&Params>) -> String {
+    match verity {
+        Some(params) => format!("kata.extension.{extension}.verity_params={params}"),
+        None => format!("kata.extension.{extension}.verity_params"),
+    }
+}
+
+/// A file for Kata's `config.d`, for an image whose files lie in `folder` on
+/// the host; none for a format that Kata does not take as root.
+#[must_use]
+pub fn drop_in(plan: &Plan, root: &Root, folder: &str) -> Option<String> {
+    let file = |name: &str| quoted(&format!("{}/{name}", folder.trim_end_matches('/')));
+    let verity = root.verity().map(ToString::to_string).unwrap_or_default();
+    let mut text = format!("# Kata Containers' settings for the image {}. Belongs into config.d\n", plan.name);
+    text.push_str("# beside the configuration it changes; docs/images.md says more.\n");
+    match (&plan.extension, plan.format) {
+        (Some(_), format) if format != Format::Erofs => return None,
+        (None, Format::Squashfs) => return None,
+        (Some(name), _) => {
+            text.push_str("# The list replaces the one there: repeat other extensions here.\n");
+            let _ = writeln!(
+                text,
+                "[[hypervisor.qemu.guest_extension_images]]\nname = {}\npath = {}\nverity_params = {}",
+                quoted(name),
+                file(&root.file),
+                quoted(&verity),
+            );
+        }
+        (None, Format::Initramfs) => {
+            let _ = writeln!(
+                text,
+                "[hypervisor.qemu]\nkernel = {}\ninitrd = {}\nimage = \"\"",
+                file(crate::build::KERNEL),
+                file(&root.file),
+            );
+        }
+        (None, format) => {
+            let _ = writeln!(
+                text,
+                "[hypervisor.qemu]\nkernel = {}\nimage = {}\ninitrd = \"\"\nrootfs_type = \"{}\"\n\
+                 # The disk is virtio-blk: the first name is the Go runtime's, the second the Rust runtime's.\n\
+                 disable_image_nvdimm = true\nvm_rootfs_driver = \"virtio-blk-pci\"",
+                file(crate::build::KERNEL),
+                file(&root.file),
+                format.name(),
+            );
+            if root.verity().is_some() {
+                let _ = writeln!(
+                    text,
+                    "# The runtime makes dm-mod.create= of it: the kernel needs CONFIG_DM_INIT.\n\
+                     kernel_verity_params = {}",
+                    quoted(&verity)
+                );
+            }
+        }
+    }
+    Some(text)
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::disk::{Disk, Partition};
+    use crate::format::plan::Wanted;
+
+    fn params() -> Params {
+        Params { root_hash: [0xf2; 32], salt: vec![6, 0x5c], data_blocks: 92041 }
+    }
+
+    fn plan(format: Format, extension: Option<&str>) -> Plan {
+        let wanted = Wanted {
+            name: "gpu \"x\"",
+            format,
+            compression: None,
+            level: None,
+            cluster: None,
+            extension,
+            verity: None,
+        };
+        Plan::new(&wanted).unwrap()
+    }
+
+    fn root(plan: &Plan, verity: bool) -> Root {
+        let part = Partition { start: 1 << 20, size: 4096 };
+        let disk = Disk { data: part, verity: verity.then(|| (part, params())) };
+        Root { file: plan.file_name(), disk: (plan.format != Format::Initramfs).then_some(disk) }
+    }
+
+    /// The text in the comment of Kata's own parser of such parameters.
+    #[test]
+    fn the_kernel_parameter_is_katas() {
+        let (root, salt) = ("f2".repeat(32), "065c");
+        assert_eq!(
+            dm_mod_create(&params(), FIRST_DISK),
+            format!(
+                "dm-mod.create=\"dm-verity,,,ro,0 736328 verity 1 /dev/vda1 /dev/vda2 4096 4096 92041 0 sha256 {root} {salt}\""
+            )
+        );
+        let line = command_line(Format::Erofs, Some(&params()));
+        assert!(line.ends_with(" root=/dev/dm-0 ro rootfstype=erofs"), "{line}");
+        assert_eq!(command_line(Format::Ext4, None), "root=/dev/vda1 ro rootfstype=ext4");
+        let none = dm_mod_create(&Params { salt: Vec::new(), ..params() }, ["a", "b"]);
+        assert!(none.ends_with(" -\""), "{none}");
+    }
+
+    #[test]
+    fn extensions_are_katas() {
+        assert_eq!(serial("gpu"), "extension-gpu");
+        assert_eq!(serial(&"x".repeat(LONGEST_EXTENSION)).len(), 20);
+        let parameter = extension_parameter("gpu", Some(&params()));
+        assert!(parameter.starts_with("kata.extension.gpu.verity_params=root_hash=f2f2"), "{parameter}");
+        assert_eq!(extension_parameter("gpu", None), "kata.extension.gpu.verity_params");
+    }
+
+    fn read(format: Format, extension: Option<&str>, verity: bool) -> toml::Value {
+        let plan = plan(format, extension);
+        let text = drop_in(&plan, &root(&plan, verity), "/opt/x/").unwrap();
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn settings_are_toml_with_katas_keys() {
+        let base = read(Format::Erofs, None, true);
+        let qemu = &base["hypervisor"]["qemu"];
+        assert_eq!(qemu["image"].as_str(), Some("/opt/x/rootfs.img"));
+        assert_eq!(qemu["kernel"].as_str(), Some("/opt/x/vmlinux"));
+        assert_eq!(qemu["rootfs_type"].as_str(), Some("erofs"));
+        assert_eq!(qemu["kernel_verity_params"].as_str(), Some(params().to_string().as_str()));
+        let bare = read(Format::Ext4, None, false);
+        assert!(bare["hypervisor"]["qemu"].get("kernel_verity_params").is_none());
+        let memory = read(Format::Initramfs, None, false);
+        let qemu = &memory["hypervisor"]["qemu"];
+        assert_eq!((qemu["initrd"].as_str(), qemu["image"].as_str()), (Some("/opt/x/initrd.cpio"), Some("")));
+        let extension = read(Format::Erofs, Some("gpu"), true);
+        let list = &extension["hypervisor"]["qemu"]["guest_extension_images"][0];
+        assert_eq!((list["name"].as_str(), list["path"].as_str()), (Some("gpu"), Some("/opt/x/extension-gpu.img")));
+        assert_eq!(list["verity_params"].as_str(), Some(params().to_string().as_str()));
+        // Kata mounts no squashfs as root.
+        let plan = plan(Format::Squashfs, None);
+        assert_eq!(drop_in(&plan, &root(&plan, true), "/opt"), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! Image formats: from a tree of files to what a guest boots from.
+//!
+//! Everything here depends on the tree and on the plan alone: owners are root,
+//! times are zero, order is that of paths, identifiers and salts come from
+//! names and contents. What the formats' own programs make of it depends on
+//! their version besides, which [`Made::tools`] names.
+
+mod archive;
+pub mod disk;
+pub mod erofs;
+mod feed;
+mod filesystem;
+mod initramfs;
+pub mod kata;
+mod plan;
+mod tarball;
+pub mod unpack;
+pub mod verity;
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::cache::{self, io_error};
+use crate::cpio;
+use crate::lock::Pinned;
+use crate::packages::Packages;
+use crate::tools;
+use crate::tree::Tree;
+
+pub(crate) use archive::{Files, opened};
+pub use plan::{Compression, Format, Plan, VerityPlan, Wanted, Wrong};
+
+/// Why an image could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The archive could not be written.
+    #[error(transparent)]
+    Cpio(#[from] cpio::Error),
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
+    /// A program that is needed could not be had.
+    #[error(transparent)]
+    Tools(#[from] tools::Error),
+    /// A file changed between being measured and being copied.
+    #[error("/{path} changed while it was copied: {expected} bytes expected, {found} found; build again")]
+    Changed {
+        /// The path in the image.
+        path: String,
+        /// The size it had.
+        expected: u64,
+        /// The bytes that were there.
+        found: u64,
+    },
+    /// An entry could not be handed on.
+    #[error("cannot write /{path} into the image")]
+    Feed {
+        /// The path in the image.
+        path: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot run {program}")]
+    Start {
+        /// Its name.
+        program: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program failed.
+    #[error("{program} could not make the image ({status}): {said}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// How it ended.
+        status: String,
+        /// The last it said.
+        said: String,
+    },
+}
+
+/// The file that a guest gets its root from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root {
+    /// Its name.
+    pub file: String,
+    /// What is on it, where it is a disk.
+    pub disk: Option<disk::Disk>,
+}
+
+impl Root {
+    /// What names the hash tree, where there is one.
+    #[must_use]
+    pub fn verity(&self) -> Option<&verity::Params> {
+        self.disk.as_ref()?.verity.as_ref().map(|(_, params)| params)
+    }
+}
+
+/// A made image.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The file.
+    pub root: Root,
+    /// Every regular file in it.
+    pub files: Files,
+    /// The packages of the programs that made it; none where we did.
+    pub tools: Vec<Pinned>,
+}
+
+/// Makes the image of `tree` that `plan` describes, as a file in `folder`,
+/// where other files for the time between go too.
+///
+/// # Errors
+/// A file that cannot be read or written, a package that cannot be had, or a
+/// program that fails.
+pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, folder: &Path) -> Result<Made, Error> {
+    let file = plan.file_name();
+    let path = folder.join(&file);
+    if plan.format == Format::Initramfs {
+        let (files, tools) = initramfs::write(plan, tree, packages, &path)?;
+        return Ok(Made { root: Root { file, disk: None }, files, tools });
+    }
+    let content = folder.join("content");
+    packages.progress().say(format_args!("{}: making {}", plan.name, plan.summary()));
+    let (files, tools) = filesystem::write(plan, tree, packages, &content)?;
+    let layout = disk::Layout {
+        name: &plan.name,
+        signature: plan.signature(),
+        verity: plan.verity.as_ref().map(|verity| verity.salt.as_deref()),
+    };
+    let disk = disk::assemble(&layout, &content, &path)?;
+    fs::remove_file(&content).map_err(io_error("remove", &content))?;
+    Ok(Made { root: Root { file, disk: Some(disk) }, files, tools })
+}

@@ -1,0 +1,310 @@
+//! The Kconfig files of a kernel's source.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use super::expr::Expr;
+
+/// A file longer than this is no Kconfig file.
+const LONGEST: u64 = 4 << 20;
+/// Files, at most: the kernel has 1,700.
+const FILES: usize = 20_000;
+/// Files that name files, and menus in menus, at most.
+const DEEPEST: usize = 64;
+
+/// One place where a symbol is defined; there may be several.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Definition {
+    /// What it depends on, with everything around it.
+    pub depends: Option<Expr>,
+    /// Whether somebody can ask for it: under which condition.
+    pub prompt: Option<Prompt>,
+    /// One of a choice.
+    pub of_choice: bool,
+}
+
+/// The question for a symbol.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// When it is asked; always, if there is no condition.
+    pub when: Option<Expr>,
+}
+
+/// What a source tree says of its symbols.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Symbols {
+    /// By symbol.
+    pub definitions: BTreeMap<String, Vec<Definition>>,
+    /// By symbol: who selects it, and when.
+    pub selected: BTreeMap<String, Vec<(String, Option<Expr>)>>,
+}
+
+/// Why a source tree cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be read.
+    #[error("cannot read {}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Not the source of a kernel.
+    #[error("{} is no source of a kernel: {what}", folder.display())]
+    NoSource {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What stands around a line.
+enum Frame {
+    If(Option<Expr>),
+    Menu { depends: Option<Expr>, visible: Option<Expr> },
+    Choice { depends: Option<Expr>, prompt: Option<Prompt> },
+}
+
+/// What lines of attributes belong to.
+enum Current {
+    Nothing,
+    Symbol {
+        name: String,
+        own: Definition,
+    },
+    /// The innermost frame.
+    Frame,
+}
+
+/// Reads the files of a tree for x86.
+struct Reader<'a> {
+    root: &'a Path,
+    seen: HashSet<PathBuf>,
+    symbols: Symbols,
+    frames: Vec<Frame>,
+    current: Current,
+}
+
+impl Symbols {
+    /// Reads the source tree at `root`.
+    ///
+    /// # Errors
+    /// There is no `Kconfig` in it, or files lead nowhere.
+    pub fn read(root: &Path) -> Result<Self, Error> {
+        let mut reader = Reader::new(root);
+        let top = Path::new("Kconfig");
+        fs::metadata(root.join(top)).map_err(|source| Error::Read { file: root.join(top), source })?;
+        reader.file(top, 0)?;
+        reader.end_symbol();
+        if reader.symbols.definitions.is_empty() {
+            let what = "its Kconfig files define no symbol".to_owned();
+            return Err(Error::NoSource { folder: root.to_owned(), what });
+        }
+        Ok(reader.symbols)
+    }
+
+    /// Reads the text of one file; files that it names are left out.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut reader = Reader::new(Path::new(""));
+        let _ = reader.text(text, DEEPEST);
+        reader.end_symbol();
+        reader.symbols
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn new(root: &'a Path) -> Self {
+        let (symbols, frames) = (Symbols::default(), Vec::new());
+        Self { root, seen: HashSet::new(), symbols, frames, current: Current::Nothing }
+    }
+
+    fn file(&mut self, path: &Path, depth: usize) -> Result<(), Error> {
+        let wrong = |what: &str| Error::NoSource { folder: self.root.to_owned(), what: what.to_owned() };
+        let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+        if !plain {
+            return Err(wrong(&format!("{} leads out of it", path.display())));
+        }
+        if !self.seen.insert(path.to_owned()) {
+            return Ok(());
+        }
+        if self.seen.len() > FILES || depth >= DEEPEST {
+            return Err(wrong("its Kconfig files name each other without end"));
+        }
+        let file = self.root.join(path);
+        // Distributions leave out parts that they do not build.
+        let Ok(facts) = fs::metadata(&file) else { return Ok(()) };
+        if !facts.is_file() || facts.len() > LONGEST {
+            return Err(wrong(&format!("{} is no Kconfig file", path.display())));
+        }
+        let bytes = fs::read(&file).map_err(|source| Error::Read { file: file.clone(), source })?;
+        self.text(&String::from_utf8_lossy(&bytes), depth)
+    }
+
+    fn text(&mut self, text: &str, depth: usize) -> Result<(), Error> {
+        // Columns of a help text; what stands further left ends it.
+        let mut help: Option<Option<usize>> = None;
+        let mut joined = String::new();
+        for line in text.lines() {
+            if let Some(column) = &mut help {
+                if line.trim().is_empty() {
+                    continue;
+                }
+                let at = indent(line);
+                let first = *column.get_or_insert(at);
+                if at >= first && at > 0 {
+                    continue;
+                }
+                help = None;
+            }
+            if let Some(head) = line.strip_suffix('\\') {
+                joined.push_str(head);
+                continue;
+            }
+            joined.push_str(line);
+            let whole = std::mem::take(&mut joined);
+            let whole = whole.trim();
+            if matches!(whole, "help" | "---help---") {
+                help = Some(None);
+            } else if !whole.is_empty() && !whole.starts_with('#') {
+                self.line(whole, depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str, depth: usize) -> Result<(), Error> {
+        let (word, rest) = line.split_once(|c: char| c.is_whitespace()).unwrap_or((line, ""));
+        let rest = rest.trim();
+        match word {
+            "config" | "menuconfig" => {
+                self.end_symbol();
+                self.current = Current::Symbol { name: rest.to_owned(), own: Definition::default() };
+            }
+            "menu" | "choice" | "if" => {
+                self.end_symbol();
+                if self.frames.len() >= DEEPEST {
+                    let what = "its menus are nested without end".to_owned();
+                    return Err(Error::NoSource { folder: self.root.to_owned(), what });
+                }
+                self.frames.push(match word {
+                    "menu" => Frame::Menu { depends: None, visible: None },
+                    "choice" => Frame::Choice { depends: None, prompt: None },
+                    _ => Frame::If(Expr::parse(rest)),
+                });
+                self.current = if word == "if" { Current::Nothing } else { Current::Frame };
+            }
+            "endmenu" | "endchoice" | "endif" => {
+                self.end_symbol();
+                self.frames.pop();
+            }
+            "comment" | "mainmenu" => self.end_symbol(),
+            "source" => {
+                self.end_symbol();
+                let path = rest.trim_matches('"').replace("$(SRCARCH)", "x86").replace("$(srctree)/", "");
+                if depth < DEEPEST && !path.contains('$') {
+                    self.file(Path::new(&path), depth + 1)?;
+                    self.end_symbol();
+                }
+            }
+            "depends" => self.depends(rest.strip_prefix("on").unwrap_or(rest)),
+            "visible" => {
+                let condition = rest.strip_prefix("if").and_then(Expr::parse);
+                if let (Current::Frame, Some(Frame::Menu { visible, .. })) = (&self.current, self.frames.last_mut()) {
+                    *visible = Expr::and(visible.take(), condition);
+                }
+            }
+            "bool" | "tristate" | "string" | "int" | "hex" | "prompt" => self.prompt(rest),
+            "select" => self.select(rest),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn depends(&mut self, text: &str) {
+        // A condition that nobody understands is unknown, not met.
+        let condition = Some(Expr::parse(text).unwrap_or_else(|| Expr::Asked(text.trim().to_owned())));
+        let depends = match (&mut self.current, self.frames.last_mut()) {
+            (Current::Symbol { own, .. }, _) => &mut own.depends,
+            (Current::Frame, Some(Frame::Menu { depends, .. } | Frame::Choice { depends, .. })) => depends,
+            _ => return,
+        };
+        *depends = Expr::and(depends.take(), condition);
+    }
+
+    fn prompt(&mut self, rest: &str) {
+        let Some(quote) = rest.chars().next().filter(|first| matches!(first, '"' | '\'')) else { return };
+        let Some(end) = closing(&rest[1..], quote) else { return };
+        let when = rest[1 + end + 1..].trim().strip_prefix("if").and_then(Expr::parse);
+        let place = match (&mut self.current, self.frames.last_mut()) {
+            (Current::Symbol { own, .. }, _) => &mut own.prompt,
+            (Current::Frame, Some(Frame::Choice { prompt, .. })) => prompt,
+            _ => return,
+        };
+        *place = Some(Prompt { when });
+    }
+
+    fn select(&mut self, rest: &str) {
+        let Current::Symbol { name, own } = &self.current else { return };
+        let (target, condition) = rest.split_once(" if ").map_or((rest, None), |(target, text)| (target, Some(text)));
+        let Some(target) = target.split_whitespace().next() else { return };
+        let condition = condition.and_then(Expr::parse);
+        let when = Expr::and(own.depends.clone(), condition);
+        self.symbols.selected.entry(target.to_owned()).or_default().push((name.clone(), when));
+    }
+
+    /// The symbol is complete: what stands around it counts for it, too.
+    fn end_symbol(&mut self) {
+        let Current::Symbol { name, mut own } = std::mem::replace(&mut self.current, Current::Nothing) else { return };
+        for frame in self.frames.iter().rev() {
+            match frame {
+                Frame::If(condition) => own.depends = Expr::and(condition.clone(), own.depends.take()),
+                Frame::Menu { depends, visible } => {
+                    own.depends = Expr::and(depends.clone(), own.depends.take());
+                    if let (Some(prompt), Some(visible)) = (&mut own.prompt, visible) {
+                        prompt.when = Expr::and(Some(visible.clone()), prompt.when.take());
+                    }
+                }
+                Frame::Choice { depends, prompt } => {
+                    own.of_choice = true;
+                    own.depends = Expr::and(depends.clone(), own.depends.take());
+                    let asked = prompt.clone().and_then(|prompt| prompt.when);
+                    if let Some(prompt) = &mut own.prompt {
+                        prompt.when = Expr::and(asked, prompt.when.take());
+                    }
+                }
+            }
+        }
+        self.symbols.definitions.entry(name).or_default().push(own);
+    }
+}
+
+/// Columns before the first character; a tab goes to the next eighth.
+fn indent(line: &str) -> usize {
+    let mut column = 0;
+    for c in line.chars() {
+        match c {
+            ' ' => column += 1,
+            '\t' => column = (column / 8 + 1) * 8,
+            _ => break,
+        }
+    }
+    column
+}
+
+/// Where the quote ends that has begun; `\"` does not end it.
+fn closing(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            c if c == quote => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}

@@ -1,0 +1,164 @@
+use super::*;
+use proptest::prelude::*;
+use std::fs;
+
+/// What the kernel's own files look like, oddities included.
+const TEXT: &str = r#"
+mainmenu "Linux"
+cc-option = $(success,$(CC) -Werror $(1))
+
+config BLOCK
+	bool "Enable the block layer" if EXPERT
+	default y
+	select SBITMAP
+	help
+	  Provide block layer support. Say
+	  config FAKE
+	  if you are unsure.
+
+menuconfig MD
+	bool "Multiple devices"
+	depends on BLOCK
+	select CRC32 if \
+		BLOCK
+
+if MD
+
+config BLK_DEV_DM
+	tristate "Device mapper" # a note
+	help
+
+	  Below an empty line.
+
+config DM_INIT
+	bool "DM \"dm-mod.create=\" parameter support"
+	depends on BLK_DEV_DM=y
+	depends on !DM_OFF
+
+endif # MD
+
+config DMA_SHARED_BUFFER
+	bool
+	default n
+
+config SYNC_FILE
+	bool "Explicit Synchronization Framework"
+	select DMA_SHARED_BUFFER
+
+menu "Hidden"
+	visible if SHOWN
+	depends on MD
+
+config INSIDE
+	bool "Inside"
+
+endmenu
+
+choice
+	prompt "Timer frequency"
+	default HZ_250
+
+config HZ_100
+	bool "100 HZ"
+config HZ_250
+	bool "250 HZ"
+endchoice
+
+config TWICE
+	bool "Twice"
+	depends on ABSENT && ALSO
+
+config TWICE
+	bool "Twice"
+	depends on BLOCK && $(cc-option,-x) && MD
+
+config HIDDEN
+	bool "Hidden" if EXPERT
+	depends on BLOCK
+"#;
+
+fn explain(symbol: &str, wanted: &str, config: &str) -> Why {
+    Tree::of(Symbols::parse(TEXT)).explain(symbol, wanted, &DotConfig::parse(config).unwrap())
+}
+
+fn blocked(by: &[&str]) -> Why {
+    Why::Blocked(by.iter().map(|one| (*one).to_owned()).collect())
+}
+
+#[test]
+fn why_a_symbol_is_off() {
+    let block = "CONFIG_BLOCK=y\n";
+    assert_eq!(explain("FAKE", "y", block), Why::Unknown);
+    assert_eq!(explain("DM_INIT", "y", block), blocked(&["MD is off", "BLK_DEV_DM is off, not y"]));
+    let module = "CONFIG_BLOCK=y\nCONFIG_MD=y\nCONFIG_BLK_DEV_DM=m\n";
+    assert_eq!(explain("DM_INIT", "y", module), blocked(&["BLK_DEV_DM is m, not y"]));
+    let ready = "CONFIG_MD=y\nCONFIG_BLK_DEV_DM=y\nCONFIG_DM_OFF=y\n";
+    assert_eq!(explain("DM_INIT", "y", ready), blocked(&["DM_OFF is y"]));
+    assert_eq!(explain("DM_INIT", "y", "CONFIG_MD=y\nCONFIG_BLK_DEV_DM=y\n"), Why::Open);
+    assert_eq!(explain("DMA_SHARED_BUFFER", "y", block), Why::Promptless(vec!["SYNC_FILE".to_owned()]));
+    assert_eq!(explain("HZ_100", "y", "CONFIG_HZ_250=y\n"), Why::Choice);
+    assert_eq!(explain("HIDDEN", "y", block), blocked(&["EXPERT is off"]));
+}
+
+#[test]
+fn what_stands_around_a_symbol_counts() {
+    assert_eq!(explain("INSIDE", "y", "CONFIG_A=y\n"), blocked(&["MD is off"]));
+    assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\n"), blocked(&["SHOWN is off"]));
+    assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\nCONFIG_SHOWN=y\n"), Why::Open);
+    // Of two definitions the one that lacks least; what a compiler says is not known.
+    assert_eq!(explain("TWICE", "y", "CONFIG_BLOCK=y\n"), blocked(&["MD is off"]));
+    assert_eq!(explain("TWICE", "y", "CONFIG_BLOCK=y\nCONFIG_MD=y\n"), Why::Open);
+}
+
+#[test]
+fn who_switches_a_symbol_on() {
+    let on = "CONFIG_CRC32=y\nCONFIG_MD=y\nCONFIG_BLOCK=y\n";
+    assert_eq!(explain("MD", "n", on), Why::Open);
+    let symbols = Symbols::parse("config CRC32\n\tbool\nconfig MD\n\tbool \"x\"\n\tselect CRC32 if \\\n\t\tBLOCK\n");
+    let tree = Tree::of(symbols);
+    let explain = |config: &str| tree.explain("CRC32", "n", &DotConfig::parse(config).unwrap());
+    assert_eq!(explain(on), Why::Selected(vec!["MD".to_owned()]));
+    assert_eq!(explain("CONFIG_MD=y\n"), Why::Open);
+}
+
+#[test]
+fn a_tree_is_followed_within_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    write("Kconfig", "source \"arch/$(SRCARCH)/Kconfig\"\nif A\nsource \"lib/Kconfig\"\nendif\nsource \"not/there\"\n");
+    write("arch/x86/Kconfig", "config A\n\tbool \"A\"\nsource \"arch/x86/Kconfig\"\n");
+    write("lib/Kconfig", "config B\n\tbool \"B\"\n");
+    let tree = Tree::read(folder.path()).unwrap();
+    assert_eq!(tree.len(), 2);
+    assert_eq!(tree.explain("B", "y", &DotConfig::parse("CONFIG_X=y\n").unwrap()), blocked(&["A is off"]));
+
+    write("lib/Kconfig", "source \"../outside\"\n");
+    assert!(Tree::read(folder.path()).unwrap_err().to_string().contains("leads out"));
+    write("lib/Kconfig", "source \"/etc/passwd\"\n");
+    assert!(Tree::read(folder.path()).unwrap_err().to_string().contains("leads out"));
+    for at in 0..100 {
+        write(&format!("deep/{at}"), &format!("config D{at}\n\tbool\nsource \"deep/{}\"\n", at + 1));
+    }
+    write("Kconfig", "source \"deep/0\"\n");
+    let error = Tree::read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("without end"), "{error}");
+    assert!(Tree::read(&folder.path().join("lib")).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read(
+        text in "(config A|config B|menu|endmenu|if A|endif|choice|endchoice|depends on [AB!&()]{1,4}|\tbool \"x\"|\tselect B|help|  \\PC{0,9}|\n){0,60}"
+    ) {
+        let tree = Tree::of(Symbols::parse(&text));
+        let config = DotConfig::parse("CONFIG_A=y\n").unwrap();
+        for wanted in ["y", "m", "n"] {
+            let _ = tree.explain("B", wanted, &config).sentence();
+        }
+        prop_assert!(tree.len() <= text.lines().count());
+    }
+}

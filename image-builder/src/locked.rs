@@ -1,0 +1,207 @@
+//! Building by a lock, and writing one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::build::{self, Image};
+use crate::cache::io_error;
+use crate::digest;
+use crate::lock::{self, Lock, Output, SCHEMA};
+use crate::manifest::{Manifest, Variables};
+use crate::packages::Packages;
+use crate::progress::Progress;
+
+/// Why a build by a lock failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The lock file cannot be used.
+    #[error(transparent)]
+    Lock(#[from] lock::Error),
+    /// The image could not be built.
+    #[error(transparent)]
+    Build(Box<build::Error>),
+    /// The lock is another image's.
+    #[error("{} is the lock of image {locked}, the manifest describes {image}", file.display())]
+    OtherImage {
+        /// The lock file.
+        file: PathBuf,
+        /// The image it is for.
+        locked: String,
+        /// The manifest's.
+        image: String,
+    },
+    /// Everything is as the lock has it, and the result is not.
+    #[error(
+        "{output} was built from exactly what {} names and has SHA-256 {found} where the lock has {expected}: \
+         something of this machine gets into the image; compare both with image-builder diff", file.display()
+    )]
+    Differs {
+        /// The lock file.
+        file: PathBuf,
+        /// The file that was built.
+        output: String,
+        /// What the lock says.
+        expected: String,
+        /// What came of it.
+        found: String,
+    },
+}
+
+impl From<build::Error> for Error {
+    fn from(error: build::Error) -> Self {
+        Self::Build(Box::new(error))
+    }
+}
+
+/// How what was built compares with its lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Byte for byte what the lock has.
+    Same,
+    /// Other inputs of our own, so nothing to compare: which.
+    OtherInputs(&'static str),
+}
+
+/// The lock that an image which was just built would have.
+#[must_use]
+pub fn lock_of(manifest_sha256: &str, packages: &Packages<'_>, image: &Image) -> Lock {
+    let contents = &image.contents;
+    let output = |(name, bytes): (&String, &build::Bytes)| {
+        (name.clone(), Output { size: bytes.size, sha256: bytes.sha256.clone() })
+    };
+    let mut pinned = packages.used().to_vec();
+    pinned.sort();
+    let mut tools = packages.tools().to_vec();
+    tools.sort();
+    Lock {
+        schema: SCHEMA,
+        image: contents.name.clone(),
+        manifest_sha256: manifest_sha256.to_owned(),
+        own_files_sha256: contents.own_files_sha256.clone(),
+        root_hash: contents.verity.as_ref().map(|verity| verity.root_hash.clone()),
+        outputs: contents.outputs.iter().map(output).collect::<BTreeMap<_, _>>(),
+        suites: packages.suites().to_vec(),
+        packages: pinned,
+        kits: packages.kits().clone(),
+        tools,
+    }
+}
+
+fn sha256_of(manifest: &Path) -> Result<String, Error> {
+    Ok(digest::of_file(manifest).map_err(io_error("read", manifest)).map_err(build::Error::from)?.0)
+}
+
+/// Builds an image from what its suites have now, and writes the lock of it.
+///
+/// # Errors
+/// As [`build::build`]; the lock is written last, whole or not at all.
+pub fn lock(
+    manifest: &Path,
+    variables: &Variables,
+    out: &Path,
+    cache: &Path,
+    file: &Path,
+    progress: Progress,
+) -> Result<(Image, Lock), Error> {
+    let sha256 = sha256_of(manifest)?;
+    let read = Manifest::read(manifest, variables).map_err(build::Error::from)?;
+    let mut packages = Packages::new(cache, None, progress);
+    let image = build::build_from(&read, &mut packages, out)?;
+    // Who has only the store and the lock is to be able to build it.
+    packages.keep_all().map_err(|error| build::Error::from(crate::content::Error::from(error)))?;
+    let lock = lock_of(&sha256, &packages, &image);
+    lock.write(file).map_err(build::Error::from)?;
+    Ok((image, lock))
+}
+
+/// Builds an image from exactly what a lock names, and compares the result with it.
+///
+/// # Errors
+/// The lock cannot be used or does not fit, a package cannot be had any more,
+/// or the result is not what the lock has although all inputs are.
+pub fn build_by(
+    manifest: &Path,
+    variables: &Variables,
+    out: &Path,
+    cache: &Path,
+    file: &Path,
+    progress: Progress,
+) -> Result<(Image, Verdict), Error> {
+    let lock = Lock::read(file)?;
+    let sha256 = sha256_of(manifest)?;
+    let read = Manifest::read(manifest, variables).map_err(build::Error::from)?;
+    if lock.image != read.image.name {
+        return Err(Error::OtherImage { file: file.to_owned(), locked: lock.image, image: read.image.name });
+    }
+    let mut packages = Packages::new(cache, Some(&lock), progress);
+    let image = build::build_from(&read, &mut packages, out)?;
+    let verdict = compare(&lock, &sha256, &image, file)?;
+    Ok((image, verdict))
+}
+
+fn compare(lock: &Lock, manifest_sha256: &str, image: &Image, file: &Path) -> Result<Verdict, Error> {
+    if lock.manifest_sha256 != manifest_sha256 {
+        return Ok(Verdict::OtherInputs("the manifest"));
+    }
+    if lock.own_files_sha256 != image.contents.own_files_sha256 {
+        return Ok(Verdict::OtherInputs("files that are not from packages"));
+    }
+    for (name, expected) in &lock.outputs {
+        let found = image.contents.outputs.get(name.as_str()).map_or("no such file", |bytes| bytes.sha256.as_str());
+        if found != expected.sha256 {
+            return Err(Error::Differs {
+                file: file.to_owned(),
+                output: name.clone(),
+                expected: expected.sha256.clone(),
+                found: found.to_owned(),
+            });
+        }
+    }
+    Ok(Verdict::Same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{Bytes, Contents};
+
+    fn image(own: &str, built: &str) -> Image {
+        let bytes = Bytes { size: 1, sha256: built.repeat(64) };
+        let contents = Contents {
+            schema: 1,
+            name: "x".into(),
+            format: "initramfs".into(),
+            packing: String::new(),
+            extension: None,
+            verity: None,
+            command_line: None,
+            tools: Vec::new(),
+            kernel_release: "6.12".into(),
+            built_in_modules: Vec::new(),
+            packages: Vec::new(),
+            own_files_sha256: own.repeat(64),
+            unused: BTreeMap::new(),
+            outputs: BTreeMap::from([("initrd.cpio".into(), bytes)]),
+            files: BTreeMap::new(),
+            entries: 0,
+            file_bytes: 0,
+        };
+        let (kernel, initrd, record) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
+        Image { kernel, initrd, disk: None, record, contents }
+    }
+
+    #[test]
+    fn the_same_inputs_have_to_give_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let packages = Packages::new(dir.path(), None, Progress::quiet());
+        let manifest = "c".repeat(64);
+        let lock = lock_of(&manifest, &packages, &image("a", "b"));
+        let judged = |manifest: &str, image: &Image| compare(&lock, manifest, image, Path::new("x.lock"));
+        assert_eq!(judged(&manifest, &image("a", "b")).unwrap(), Verdict::Same);
+        assert!(matches!(judged("d", &image("a", "e")).unwrap(), Verdict::OtherInputs("the manifest")));
+        assert!(matches!(judged(&manifest, &image("d", "e")).unwrap(), Verdict::OtherInputs(_)));
+        let error = judged(&manifest, &image("a", "e")).unwrap_err().to_string();
+        assert!(error.contains("initrd.cpio") && error.contains("x.lock") && error.contains("eeee"), "{error}");
+        assert_eq!(Lock::parse(&lock.text().unwrap(), Path::new("x.lock")).unwrap(), lock);
+    }
+}

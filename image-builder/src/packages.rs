@@ -1,0 +1,387 @@
+//! Packages for an image: chosen from suites as they are now, or exactly those
+//! of a lock; always kept in the store, and noted down.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache;
+use crate::debian::{self, Apt, Wish};
+use crate::digest;
+use crate::lock::{Lock, Pinned, Release};
+use crate::progress::Progress;
+use crate::store::{self, Store};
+
+/// Why a package could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The archive did not give it.
+    #[error(transparent)]
+    Debian(#[from] debian::Error),
+    /// It could not be kept.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The lock does not name it.
+    #[error(
+        "the lock names no package {name} of {suite}{wanted}: the manifest has changed since; run image-builder lock"
+    )]
+    NotLocked {
+        /// The package.
+        name: String,
+        /// The suite.
+        suite: String,
+        /// The version wanted, as a phrase.
+        wanted: String,
+    },
+    /// Neither the store nor the archive has it.
+    #[error(
+        "{name} {version} of {suite} is neither in the store nor in the archive any more ({said}): put a copy of \
+         the file with SHA-256 {sha256} in with image-builder store add FILE, or run image-builder lock to take \
+         what the archive has now"
+    )]
+    Gone {
+        /// The package.
+        name: String,
+        /// Its version.
+        version: String,
+        /// Its suite.
+        suite: String,
+        /// What it has to have.
+        sha256: String,
+        /// What the archive said.
+        said: String,
+    },
+}
+
+/// Where an image's packages come from.
+#[derive(Debug)]
+pub struct Packages<'a> {
+    cache: PathBuf,
+    store: Store,
+    lock: Option<&'a Lock>,
+    progress: Progress,
+    used: Vec<Pinned>,
+    tools: Vec<Pinned>,
+    kits: BTreeMap<String, Vec<String>>,
+    suites: Vec<Release>,
+}
+
+impl<'a> Packages<'a> {
+    /// Takes what the suites have now, or what `lock` names.
+    #[must_use]
+    pub fn new(cache: &Path, lock: Option<&'a Lock>, progress: Progress) -> Self {
+        Self {
+            cache: cache.to_owned(),
+            store: Store::of(cache),
+            lock,
+            progress,
+            used: Vec::new(),
+            tools: Vec::new(),
+            kits: BTreeMap::new(),
+            suites: Vec::new(),
+        }
+    }
+
+    /// The cache folder.
+    #[must_use]
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// Where lines about long steps go.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// What was fetched so far, in order, each once.
+    #[must_use]
+    pub fn used(&self) -> &[Pinned] {
+        &self.used
+    }
+
+    /// The packages of programs that made something, each once.
+    #[must_use]
+    pub fn tools(&self) -> &[Pinned] {
+        &self.tools
+    }
+
+    /// The sets of tools that were asked for, as a lock has them.
+    #[must_use]
+    pub fn kits(&self) -> &BTreeMap<String, Vec<String>> {
+        &self.kits
+    }
+
+    /// The suites that were asked, as they are.
+    #[must_use]
+    pub fn suites(&self) -> &[Release] {
+        &self.suites
+    }
+
+    /// A suite's archive, whose release file is noted down.
+    fn open(&mut self, suite: &str) -> Result<Apt, Error> {
+        let apt = Apt::open(&self.cache, suite, self.progress)?;
+        if !self.suites.iter().any(|known| known.name == suite) {
+            self.suites.push(apt.release()?);
+            self.suites.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        Ok(apt)
+    }
+
+    fn locked(&self, suite: &str, name: &str, wish: Wish<'_>) -> Option<Result<Pinned, Error>> {
+        let lock = self.lock?;
+        let fits = |one: &&Pinned| {
+            one.suite == suite && (one.name == name || one.asked.as_deref() == Some(name)) && wish.fits(&one.version)
+        };
+        Some(lock.packages.iter().chain(&lock.tools).find(fits).cloned().ok_or_else(|| Error::NotLocked {
+            name: name.to_owned(),
+            suite: suite.to_owned(),
+            wanted: wish.phrase(),
+        }))
+    }
+
+    /// Which version of a package is taken.
+    ///
+    /// # Errors
+    /// The suite has none, or the lock names none.
+    pub fn find(&mut self, suite: &str, name: &str, wish: Wish<'_>) -> Result<Pinned, Error> {
+        if let Some(locked) = self.locked(suite, name, wish) {
+            return locked;
+        }
+        let apt = self.open(suite)?;
+        Ok(Pinned::of(suite, &apt.candidate(name, wish)?))
+    }
+
+    /// The package that `name` stands for: itself, or the first of those it
+    /// depends on for which `is_it` says yes.
+    ///
+    /// # Errors
+    /// As [`Packages::find`]; [`debian::Error::NoTarget`] when it stands for none.
+    pub fn find_through(
+        &mut self,
+        suite: &str,
+        name: &str,
+        wish: Wish<'_>,
+        is_it: impl Fn(&str) -> bool,
+    ) -> Result<Pinned, Error> {
+        if let Some(locked) = self.locked(suite, name, wish) {
+            return locked;
+        }
+        let apt = self.open(suite)?;
+        let named = apt.candidate(name, wish)?;
+        if is_it(&named.name) {
+            return Ok(Pinned::of(suite, &named));
+        }
+        let target = named.depends_on().find(|name| is_it(name)).ok_or_else(|| debian::Error::NoTarget {
+            name: named.name.clone(),
+            suite: suite.to_owned(),
+            depends: named.depends.clone(),
+        })?;
+        // Debian gives both packages one version; the newest of the suite may already be another.
+        let found = apt.candidate(target, Wish::Exact(&named.version))?;
+        Ok(Pinned { asked: Some(name.to_owned()), ..Pinned::of(suite, &found) })
+    }
+
+    /// `names` of a suite and everything that they need to run, noted down as
+    /// tools: what the suite has now, or what the lock names.
+    ///
+    /// # Errors
+    /// There is no consistent set, or the lock lacks one of `names`.
+    pub fn find_tools(&mut self, suite: &str, names: &[&str]) -> Result<Vec<Pinned>, Error> {
+        // One lock may have several sets, and those of one suite share packages.
+        let kit = format!("{suite}:{}", names.join("+"));
+        let found = match self.lock {
+            Some(lock) => kit_of(lock, &kit, suite)?,
+            None => self.closure(suite, names)?,
+        };
+        self.kits.insert(kit, found.iter().map(|one| one.name.clone()).collect());
+        self.note_tools(&found);
+        Ok(found)
+    }
+
+    /// Notes down that these helped to make something.
+    pub fn note_tools(&mut self, packages: &[Pinned]) {
+        for package in packages {
+            if !self.tools.contains(package) {
+                self.tools.push(package.clone());
+            }
+        }
+    }
+
+    /// The files of tools' packages of one suite, in order: those that the
+    /// store lacks are downloaded together. `label` begins the progress line.
+    ///
+    /// # Errors
+    /// As [`Packages::fetch_one`].
+    pub fn fetch_tools(&mut self, label: &str, packages: &[Pinned]) -> Result<Vec<PathBuf>, Error> {
+        self.note_tools(packages);
+        let kept = |one: &Pinned| self.store.get(&one.sha256);
+        let missing: Vec<_> = packages.iter().filter(|one| kept(one).is_none()).collect();
+        // With a lock, one by one: the one that is gone is to be named.
+        if let (Some(first), None) = (missing.first(), self.lock) {
+            let candidates: Vec<_> = missing.iter().map(|one| one.candidate()).collect();
+            self.open(&first.suite)?.fetch(label, &candidates)?;
+        }
+        packages.iter().map(|one| self.fetch_tool(label, one)).collect()
+    }
+
+    /// What the suite has now; worked out once for each of its release files,
+    /// for apt takes seconds.
+    fn closure(&mut self, suite: &str, names: &[&str]) -> Result<Vec<Pinned>, Error> {
+        let apt = self.open(suite)?;
+        let release = self.suites.iter().find(|known| known.name == suite);
+        let release = release.map(|release| release.sha256.as_str()).unwrap_or_default();
+        let key = digest::of_bytes(format!("{release} {}", names.join(" ")).as_bytes());
+        let folder = self.cache.join("closures");
+        let file = folder.join(format!("{}.json", &key[..32]));
+        let known = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Vec<Pinned>>(&text).ok());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let mut found: Vec<Pinned> = apt.closure(names)?.iter().map(|one| Pinned::of(suite, one)).collect();
+        found.sort();
+        let text = serde_json::to_vec(&found).map_err(std::io::Error::other);
+        let text = text.map_err(cache::io_error("write", &file)).map_err(debian::Error::from)?;
+        fs::create_dir_all(&folder).map_err(cache::io_error("create folder", &folder)).map_err(debian::Error::from)?;
+        cache::write_atomically(&file, &text).map_err(debian::Error::from)?;
+        Ok(found)
+    }
+
+    /// Notes down that something of this package is in the image, or built it.
+    pub fn note(&mut self, package: &Pinned) {
+        if !self.used.contains(package) {
+            self.used.push(package.clone());
+        }
+    }
+
+    /// A package's file: from the store, or else from the archive; noted down.
+    /// `label` begins the progress line.
+    ///
+    /// # Errors
+    /// The archive has it no more, or it is not what it should be.
+    pub fn fetch_one(&mut self, label: &str, package: &Pinned) -> Result<PathBuf, Error> {
+        self.note(package);
+        self.fetch_tool(label, package)
+    }
+
+    /// The same for a tool's package, which is noted down already.
+    ///
+    /// # Errors
+    /// As [`Packages::fetch_one`].
+    pub fn fetch_tool(&mut self, label: &str, package: &Pinned) -> Result<PathBuf, Error> {
+        match self.store.get(&package.sha256) {
+            Some(file) => Ok(file),
+            None => self.download(label, package),
+        }
+    }
+
+    /// Has every package that was noted down in the store, also those whose
+    /// unpacked files were in the cache already.
+    ///
+    /// # Errors
+    /// As [`Packages::fetch_one`].
+    pub fn keep_all(&mut self) -> Result<(), Error> {
+        for package in self.used.clone() {
+            self.fetch_one(&package.name, &package)?;
+        }
+        for package in self.tools.clone() {
+            self.fetch_tool(&package.name, &package)?;
+        }
+        Ok(())
+    }
+
+    fn download(&mut self, label: &str, package: &Pinned) -> Result<PathBuf, Error> {
+        let candidate = package.candidate();
+        let apt = self.open(&package.suite)?;
+        match apt.fetch(label, std::slice::from_ref(&candidate)) {
+            Ok(fetched) => Ok(fetched.into_iter().next().map(|one| one.deb).unwrap_or_default()),
+            Err(error @ debian::Error::Failed { .. }) if self.lock.is_some() => Err(Error::Gone {
+                name: package.name.clone(),
+                version: package.version.clone(),
+                suite: package.suite.clone(),
+                sha256: package.sha256.clone(),
+                said: error.to_string(),
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The packages of a set of tools, as the lock has them.
+fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
+    let missing = |name: &str| {
+        let (name, suite) = (name.to_owned(), suite.to_owned());
+        Error::NotLocked { name, suite, wanted: " among its tools".to_owned() }
+    };
+    let names = lock.kits.get(kit).ok_or_else(|| missing(kit))?;
+    let pinned = |name: &String| {
+        let found = lock.tools.iter().find(|one| one.suite == suite && one.name == *name);
+        found.cloned().ok_or_else(|| missing(name))
+    };
+    names.iter().map(pinned).collect()
+}
+
+/// Keeps a file of somebody's in the store, as a package that the archive has no more.
+///
+/// # Errors
+/// It cannot be read or copied.
+pub fn add(cache: &Path, file: &Path) -> Result<(String, PathBuf), Error> {
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("file").to_owned();
+    let folder = tempfile::tempdir().map_err(cache::io_error("make a folder for", file)).map_err(store::Error::from)?;
+    let copy = folder.path().join("copy");
+    std::fs::copy(file, &copy).map_err(cache::io_error("copy", file)).map_err(store::Error::from)?;
+    let (sha256, _) =
+        crate::digest::of_file(&copy).map_err(cache::io_error("read", file)).map_err(store::Error::from)?;
+    let place = Store::of(cache).put(&copy, &sha256, &name)?;
+    Ok((sha256, place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pinned(name: &str, suite: &str) -> Pinned {
+        Pinned {
+            suite: suite.to_owned(),
+            name: name.to_owned(),
+            asked: None,
+            version: "1".to_owned(),
+            architecture: "amd64".to_owned(),
+            size: 1,
+            sha256: crate::digest::of_bytes(name.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn a_locked_kit_is_whole_and_nothing_but_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let tools = ["gcc-14", "make", "erofs-utils"].map(|name| pinned(name, "trixie"));
+        let mut lock = Lock { tools: tools.to_vec(), ..Lock::default() };
+        let kit = |lock: &Lock, names: &[&str]| {
+            let mut packages = Packages::new(dir.path(), Some(lock), Progress::quiet());
+            let found = packages.find_tools("trixie", names)?;
+            assert_eq!((packages.tools(), packages.used().len()), (&found[..], 0));
+            assert_eq!(packages.kits(), &lock.kits, "the lock would be the same again");
+            Ok::<_, Error>(found)
+        };
+        let error = kit(&lock, &["gcc-14", "make"]).unwrap_err().to_string();
+        assert!(error.contains("trixie:gcc-14+make of trixie among its tools"), "{error}");
+        lock.kits.insert("trixie:gcc-14+make".to_owned(), vec!["gcc-14".to_owned(), "make".to_owned()]);
+        assert_eq!(kit(&lock, &["gcc-14", "make"]).unwrap(), tools[..2]);
+        lock.tools[1].suite = "sid".to_owned();
+        let error = kit(&lock, &["gcc-14", "make"]).unwrap_err().to_string();
+        assert!(error.contains("make of trixie"), "another suite's is another package: {error}");
+    }
+
+    #[test]
+    fn tools_are_noted_apart_and_taken_from_the_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "make").unwrap();
+        let tool = pinned("make", "trixie");
+        let place = Store::of(dir.path()).put(&file, &tool.sha256, &tool.candidate().file_name()).unwrap();
+        let mut packages = Packages::new(dir.path(), None, Progress::quiet());
+        assert_eq!(packages.fetch_tools("x", std::slice::from_ref(&tool)).unwrap(), [place]);
+        assert_eq!((packages.used().len(), packages.tools()), (0, &[tool][..]));
+    }
+}

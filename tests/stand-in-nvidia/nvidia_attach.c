@@ -4,6 +4,7 @@
  * down by its last. Time is slept, a part of it under a lock that all devices
  * share.
  */
+#include <linux/firmware.h>
 #include <linux/hrtimer.h>
 #include <linux/interrupt.h>
 #include <linux/sched/signal.h>
@@ -13,6 +14,8 @@
 /* What the real failure message carries besides the status. */
 #define DEFAULT_STAGE 0x22
 #define MESSAGE_LINE  894
+#define FIRMWARE_STAGE  0x61
+#define FIRMWARE_STATUS 0x38
 
 /* The RM API lock: shared by all devices. */
 static DEFINE_MUTEX(rm_api_lock);
@@ -28,6 +31,8 @@ static int sleep_us(struct gpu *gpu, u64 us)
 	while (!READ_ONCE(gpu->gone) && !fatal_signal_pending(current)) {
 		ktime_t slice = ktime_add_ms(ktime_get(), 100);
 
+		if (standin_signs_of(gpu))
+			lab_write(gpu, LAB_DOORBELL, 0);
 		if (ktime_before(end, slice))
 			slice = end;
 		set_current_state(TASK_KILLABLE);
@@ -120,6 +125,19 @@ static int gpu_attach(struct gpu *gpu, u32 *adapter_status)
 	int rc;
 
 	lab_write(gpu, LAB_ATTACH_COUNT, lab_read(gpu, LAB_ATTACH_COUNT) + 1);
+	if (standin_firmware) {
+		const struct firmware *firmware;
+
+		rc = request_firmware_direct(&firmware, standin_firmware, &gpu->pdev->dev);
+		if (rc) {
+			*adapter_status = FIRMWARE_STATUS;
+			pr_err("NVRM: GPU %s: no firmware %s: %d\n", name, standin_firmware, rc);
+			pr_err("NVRM: GPU %s: RmInitAdapter failed! (0x%x:0x%x:%d)\n",
+			       name, FIRMWARE_STAGE, *adapter_status, MESSAGE_LINE);
+			return -EIO;
+		}
+		release_firmware(firmware);
+	}
 	gpu_irq_start(gpu);
 	rc = standin_hang_of(gpu) ? hang(gpu) : spend_attach_time(gpu);
 	if (rc) {

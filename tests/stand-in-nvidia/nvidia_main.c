@@ -56,6 +56,16 @@ static int standin_hang[NV_MAX_GPUS];
 static int standin_hang_count;
 module_param_array(standin_hang, int, &standin_hang_count, 0644);
 MODULE_PARM_DESC(standin_hang, "1: the attach never ends, per GPU or for all (-1: LAB_HANG)");
+char *standin_firmware;
+module_param(standin_firmware, charp, 0444);
+MODULE_PARM_DESC(standin_firmware, "A firmware file that every attach loads first");
+static int standin_init_ms;
+module_param(standin_init_ms, int, 0444);
+MODULE_PARM_DESC(standin_init_ms, "Milliseconds that the module's own start takes");
+static int standin_signs[NV_MAX_GPUS];
+static int standin_signs_count;
+module_param_array(standin_signs, int, &standin_signs_count, 0644);
+MODULE_PARM_DESC(standin_signs, "1: the GPU interrupts ten times a second during its attach, per GPU or for all");
 bool standin_hang_holds_lock;
 module_param(standin_hang_holds_lock, bool, 0644);
 MODULE_PARM_DESC(standin_hang_holds_lock, "A hanging attach holds the global lock");
@@ -90,6 +100,11 @@ u32 standin_attach_ms_of(struct gpu *gpu)
 u32 standin_fail_of(struct gpu *gpu)
 {
 	return parameter_or_register(gpu, standin_fail, standin_fail_count, LAB_FAIL_CODE);
+}
+
+bool standin_signs_of(struct gpu *gpu)
+{
+	return gpu->minor < standin_signs_count && standin_signs[gpu->minor];
 }
 
 bool standin_hang_of(struct gpu *gpu)
@@ -216,6 +231,8 @@ static int __init nvidia_init(void)
 {
 	int rc;
 
+	if (standin_init_ms > 0)
+		msleep(standin_init_ms);
 	rc = nvidia_proc_init();
 	if (rc)
 		return rc;

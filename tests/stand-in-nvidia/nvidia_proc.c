@@ -3,10 +3,12 @@
  * /proc/driver/nvidia: what a device manager reads instead of asking NVML.
  */
 #include <linux/seq_file.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
 
 #include "standin.h"
 
-static struct proc_dir_entry *root, *gpus;
+static struct proc_dir_entry *root, *gpus, *capabilities;
 
 static int version_show(struct seq_file *s, void *unused)
 {
@@ -47,6 +49,80 @@ static int capability_show(struct seq_file *s, void *unused)
 }
 
 #define CAPABILITY(minor, mode) ((void *)(long)((minor) << 16 | (mode)))
+
+/* The instances of each GPU in MIG mode. */
+static struct proc_dir_entry *divided[NV_MAX_GPUS];
+static DEFINE_MUTEX(divided_lock);
+
+/* The real one's numbers: 15 GPU instances per GPU, each with up to 8 compute instances. */
+#define INSTANCE_MINOR(gpu, instance) (3 + (gpu) * 135 + (instance) * 9)
+
+static int show_instance(struct proc_dir_entry *mig, unsigned int gpu, unsigned int number)
+{
+	struct proc_dir_entry *instance, *compute;
+	char name[16];
+
+	snprintf(name, sizeof(name), "gi%u", number);
+	instance = proc_mkdir(name, mig);
+	compute = instance ? proc_mkdir("ci0", instance) : NULL;
+	if (!compute ||
+	    !proc_create_single_data("access", 0444, instance, capability_show,
+				     CAPABILITY(INSTANCE_MINOR(gpu, number), 0444)) ||
+	    !proc_create_single_data("access", 0444, compute, capability_show,
+				     CAPABILITY(INSTANCE_MINOR(gpu, number) + 1, 0444)))
+		return -ENOMEM;
+	return 0;
+}
+
+static int minor_at(const char *address)
+{
+	struct gpu *gpu;
+	int minor = -ENODEV;
+
+	mutex_lock(&gpu_list_lock);
+	list_for_each_entry(gpu, &gpu_list, node)
+		if (!strcmp(pci_name(gpu->pdev), address))
+			minor = gpu->minor;
+	mutex_unlock(&gpu_list_lock);
+	return minor;
+}
+
+/* Not in the real one: "ADDRESS INSTANCE ..." from the stand-in for NVML. */
+static ssize_t mig_write(struct file *file, const char __user *from, size_t count, loff_t *at)
+{
+	char *text, *rest, *word, name[16];
+	struct proc_dir_entry *mig;
+	unsigned int number;
+	int minor, error = 0;
+
+	text = memdup_user_nul(from, min_t(size_t, count, 256));
+	if (IS_ERR(text))
+		return PTR_ERR(text);
+	rest = strim(text);
+	word = strsep(&rest, " ");
+	minor = minor_at(word);
+	if (minor < 0 || minor >= NV_MAX_GPUS) {
+		kfree(text);
+		return -ENODEV;
+	}
+	mutex_lock(&divided_lock);
+	proc_remove(divided[minor]);
+	snprintf(name, sizeof(name), "gpu%d", minor);
+	divided[minor] = proc_mkdir(name, capabilities);
+	mig = divided[minor] ? proc_mkdir("mig", divided[minor]) : NULL;
+	if (!mig)
+		error = -ENOMEM;
+	while (!error && (word = strsep(&rest, " "))) {
+		error = kstrtouint(word, 10, &number);
+		if (!error)
+			error = number < 15 ? show_instance(mig, minor, number) : -EINVAL;
+	}
+	mutex_unlock(&divided_lock);
+	kfree(text);
+	return error ?: count;
+}
+
+static const struct proc_ops mig_ops = { .proc_write = mig_write };
 
 static int information_show(struct seq_file *s, void *unused)
 {
@@ -102,7 +178,7 @@ void nvidia_proc_remove(struct gpu *gpu)
 
 int nvidia_proc_init(void)
 {
-	struct proc_dir_entry *capabilities, *mig;
+	struct proc_dir_entry *mig;
 
 	root = proc_mkdir("driver/nvidia", NULL);
 	if (!root)
@@ -113,6 +189,7 @@ int nvidia_proc_init(void)
 	if (!gpus || !mig ||
 	    !proc_create_single("version", 0444, root, version_show) ||
 	    !proc_create_single("params", 0444, root, params_show) ||
+	    !proc_create("standin-mig", 0200, root, &mig_ops) ||
 	    !proc_create_single_data("config", 0400, mig, capability_show, CAPABILITY(1, 0400)) ||
 	    !proc_create_single_data("monitor", 0444, mig, capability_show, CAPABILITY(2, 0444)) ||
 	    !proc_create_single_data("fabric-imex-mgmt", 0400, capabilities, capability_show,

@@ -92,6 +92,8 @@ static inline void lab_write(struct gpu *gpu, u32 reg, u32 value)
 u32 standin_attach_ms_of(struct gpu *gpu);
 u32 standin_fail_of(struct gpu *gpu);
 bool standin_hang_of(struct gpu *gpu);
+bool standin_signs_of(struct gpu *gpu);
+extern char *standin_firmware;
 extern bool standin_hang_holds_lock;
 extern int standin_lock_permille;
 extern int NVreg_EnableNonblockingOpen;

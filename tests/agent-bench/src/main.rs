@@ -22,6 +22,9 @@ use crate::agent::Agent;
 use crate::bundle::Bundle;
 use crate::peer::Peer;
 
+/// After so long without a call the agent is at rest.
+const QUIET: Duration = Duration::from_secs(12);
+
 /// Measures the agent beside crun and runc.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -114,7 +117,7 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
     let mut agent = Agent::start(&arguments.agent, &arguments.folder).await?;
     results.values.insert("agent start cpu us".into(), agent.cpu_us()?);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    at_rest(&mut results, &agent, "at rest")?;
+    resident(&mut results, &agent, "when started")?;
     agent.sandbox().await?;
     let config = agent.configuration(&bundle).await?;
     let mut peers = Vec::new();
@@ -171,7 +174,9 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
         }
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    at_rest(&mut results, &agent, "after all")?;
+    resident(&mut results, &agent, "after all")?;
+    tokio::time::sleep(QUIET).await;
+    resident(&mut results, &agent, "at rest")?;
     results.values.insert("agent log bytes".into(), agent.logged()?.max(logged));
     results.values.insert("containers".into(), f64::from(arguments.rounds) + 3.0);
     results.values.insert("agent size bytes".into(), size(&arguments.agent)?);
@@ -179,7 +184,7 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
     Ok(results.summed_up())
 }
 
-fn at_rest(results: &mut Results, agent: &Agent, when: &str) -> Result<()> {
+fn resident(results: &mut Results, agent: &Agent, when: &str) -> Result<()> {
     for (who, kib) in agent.resident_kib()? {
         results.values.insert(format!("{who} resident {when} KiB"), kib);
     }

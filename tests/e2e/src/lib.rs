@@ -12,7 +12,7 @@ use std::time::Duration;
 use firstlight::run::{Deadlines, Report, Run, RunError, run};
 use firstlight_boot_record::{BootRecord, Gpu};
 use firstlight_lab::{Guest, Lab};
-use firstlight_vm::Vm;
+use firstlight_vm::{Device, Vm};
 
 /// The lab, prepared once for all scenarios of a program.
 ///
@@ -113,6 +113,14 @@ impl Scenario {
     /// # Panics
     /// The machine does not start.
     pub fn watched(&self, watch: impl AsyncFnOnce(&mut Vm)) -> String {
+        self.watched_with(async |vm, _| watch(vm).await)
+    }
+
+    /// The same with what can be plugged in: its port, and the device.
+    ///
+    /// # Panics
+    /// The machine does not start.
+    pub fn watched_with(&self, watch: impl AsyncFnOnce(&mut Vm, &[(usize, Device)])) -> String {
         let prepared = lab().guest(&self.guest).expect("synthetic GPUs start");
         let folder = tempfile::tempdir().expect("a folder for the machine");
         let console_log = folder.path().join("console.log");
@@ -120,7 +128,7 @@ impl Scenario {
         runtime.block_on(async {
             let vm = Vm::start(&prepared.machine, folder.path(), &console_log).await;
             let mut vm = vm.expect("the machine starts");
-            watch(&mut vm).await;
+            watch(&mut vm, &prepared.spare).await;
             vm.stop().await;
         });
         let console = std::fs::read(&console_log).unwrap_or_default();

@@ -28,7 +28,7 @@ use targets::{TARGETS, Target};
 struct Arguments {
     /// Per target.
     time: Option<Duration>,
-    /// All targets together in half a minute.
+    /// Half a minute for what comes first hand, moments for the others.
     smoke: bool,
     /// Keep what was found in the tree.
     grow: bool,
@@ -41,9 +41,6 @@ struct Arguments {
     /// In the target's name.
     target: String,
 }
-
-/// What `--smoke` takes for all targets together, but for what is known already.
-const SMOKE: Duration = Duration::from_secs(30);
 
 const USAGE: &str = "usage: firstlight-fuzz [--seconds N | --smoke] [--grow] [--replay FILE] [--self-check] [TARGET]";
 

@@ -2,25 +2,58 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::targets::Target;
-use crate::{Arguments, SMOKE, hunt};
+use crate::{Arguments, hunt};
+
+/// What the host and the kernel say to the agent first hand: `--smoke` gives
+/// each of them [`LONG`].
+const FIRST_HAND: &[&str] =
+    &["ttrpc-frames", "shim-oci-spec", "storage-options", "uevent", "mountinfo", "kernel-command-line"];
+
+/// A target's time in `--smoke`, beyond what is known already.
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_secs(2);
+
+/// A target's time without further wishes.
+const USUAL: Duration = Duration::from_secs(10);
 
 /// What a target may take beyond its time: to replay what is known, and for one slow input.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Runs targets one after the other.
+/// Runs targets, as many at a time as there are processors.
 pub(crate) fn run(targets: &[&'static Target], arguments: &Arguments) -> ExitCode {
-    let count = u32::try_from(targets.len()).unwrap_or(u32::MAX).max(1);
-    let usual = if arguments.smoke { SMOKE / count } else { Duration::from_secs(10) };
-    let time = arguments.time.unwrap_or(usual);
-    let mut fine = true;
-    for target in targets {
-        fine &= one(target, time, arguments.grow);
-    }
+    let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(targets.len());
+    let time = |target: &Target| arguments.time.unwrap_or_else(|| usual(target, arguments.smoke));
+    let mut line = targets.to_vec();
+    // The longest first, so that none is alone at the end.
+    line.sort_by_key(|target| time(target));
+    let line = Mutex::new(line);
+    let next = || line.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let lane = || {
+        let mut fine = true;
+        while let Some(target) = next() {
+            fine &= one(target, time(target), arguments.grow);
+        }
+        fine
+    };
+    let fine = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        // A lane that panicked did not see its targets survive.
+        lanes.into_iter().fold(true, |fine, lane| fine & lane.join().unwrap_or(false))
+    });
     if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn usual(target: &Target, smoke: bool) -> Duration {
+    match (smoke, FIRST_HAND.contains(&target.name)) {
+        (false, _) => USUAL,
+        (true, true) => LONG,
+        (true, false) => SHORT,
+    }
 }
 
 /// Whether a target survived.
@@ -64,4 +97,28 @@ fn worker(target: &Target, time: Duration, grow: bool, current: &Path) -> std::i
     child.kill()?;
     child.wait()?;
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::targets::TARGETS;
+
+    #[test]
+    fn what_comes_first_hand_is_there_and_gets_its_time() {
+        for name in FIRST_HAND {
+            let target = TARGETS.iter().find(|target| target.name == *name).unwrap();
+            assert_eq!(usual(target, true), LONG, "{name}");
+        }
+        let others = TARGETS.iter().filter(|target| !FIRST_HAND.contains(&target.name));
+        assert!(others.into_iter().all(|target| usual(target, true) == SHORT));
+        assert_eq!(usual(&TARGETS[0], false), USUAL);
+    }
+
+    #[test]
+    fn every_target_has_a_corpus_in_the_tree() {
+        for target in TARGETS {
+            assert!(!crate::corpus::load(target.name).is_empty(), "{0}: cargo xtask fuzz --grow {0}", target.name);
+        }
+    }
 }

@@ -2,6 +2,10 @@
 
 mod device_rules;
 mod frames;
+mod images;
+mod kernel_configs;
+mod kernel_modules;
+mod logs;
 mod policies;
 
 use std::panic::catch_unwind;
@@ -76,7 +80,7 @@ pub(crate) const TARGETS: &[Target] = &[
             b"remove@/x\0ACTION=remove\0DEVPATH=/x\0SUBSYSTEM=memory\0",
         ],
         read: |bytes| {
-            if let Some(event) = firstlight_agent::hotplug::Uevent::parse(bytes) {
+            if let Some(event) = firstlight_uevent::Uevent::parse(bytes) {
                 let _ = (event.is_news(), event.variable("DEVNAME"));
             }
         },
@@ -167,6 +171,9 @@ pub(crate) const TARGETS: &[Target] = &[
     Target { name: "policy-request", seeds: policies::REQUESTS, read: policies::request },
     Target { name: "policy-text", seeds: policies::TEXTS, read: policies::load },
     Target { name: "policy-result", seeds: policies::RESULTS, read: policies::result },
+    Target { name: "syslog", seeds: logs::DATAGRAMS, read: logs::datagram },
+    Target { name: "daemon-output", seeds: logs::OUTPUTS, read: logs::output },
+    Target { name: "log-line", seeds: logs::LINES, read: logs::line },
     Target {
         name: "kernel-log",
         seeds: &[
@@ -175,7 +182,11 @@ pub(crate) const TARGETS: &[Target] = &[
         ],
         read: |bytes| {
             let mut log = firstlight_init::kmsg::Log::default();
-            text(bytes).lines().for_each(|line| log.feed(line));
+            text(bytes).lines().for_each(|line| {
+                log.feed(line);
+                let entry = firstlight_init::kmsg::Entry::parse(line);
+                drop(entry.map(|entry| (entry.level(), entry.source())));
+            });
             let _ = log.milestones().len();
         },
     },
@@ -187,6 +198,13 @@ pub(crate) const TARGETS: &[Target] = &[
             let _ = params.for_module("nvidia");
         },
     },
+    Target { name: "kernel-config", seeds: kernel_configs::CONFIGURATIONS, read: kernel_configs::configuration },
+    Target { name: "kernel-fragment", seeds: kernel_configs::FRAGMENTS, read: kernel_configs::wishes },
+    Target { name: "kernel-source", seeds: kernel_configs::SOURCES, read: kernel_configs::source },
+    Target { name: "modules-dep", seeds: kernel_modules::LISTS, read: kernel_modules::list },
+    Target { name: "modules-alias", seeds: kernel_modules::ALIASES, read: kernel_modules::aliases },
+    Target { name: "modules-softdep", seeds: kernel_modules::COMPANIES, read: kernel_modules::company },
+    Target { name: "modprobe-config", seeds: kernel_modules::CONFIGURATIONS, read: kernel_modules::configuration },
     Target {
         name: "agent-parameters",
         seeds: &[b"agent.log=debug agent.server_addr=vsock://-1:1024 agent.debug_console agent.debug_console_vport=1026 agent.mem_agent_enable=1"],
@@ -223,6 +241,12 @@ pub(crate) const TARGETS: &[Target] = &[
             let _ = firstlight_image_builder::manifest::Manifest::parse(&text(bytes), Path::new("x"), &variables);
         },
     },
+    Target { name: "image-archive", seeds: images::ARCHIVES, read: images::archive },
+    // What they like is in the corpus.
+    Target { name: "image-erofs", seeds: &[], read: images::file_system },
+    Target { name: "image-partitions", seeds: &[&[0]], read: images::table },
+    Target { name: "image-record", seeds: images::RECORDS, read: images::record },
+    Target { name: "verity-parameters", seeds: images::PARAMETERS, read: images::parameters },
     Target {
         name: "oci-index",
         seeds: &[

@@ -9,9 +9,14 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// One static binary per package.
 const GUEST_PACKAGES: &[&str] = &["firstlight-init", "firstlight-agent"];
 
-/// Set for guest builds: no interpreter, and C libraries from their archives.
+/// Set for guest builds: no interpreter, relocations packed (a tenth of a page
+/// for each thousand, which the C library's own start-up reads), and C libraries
+/// from their archives.
 const GUEST_ENVIRONMENT: &[(&str, &str)] = &[
-    ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static"),
+    (
+        "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
+        "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs",
+    ),
     ("LIBSECCOMP_LINK_TYPE", "static"),
     ("LIBSECCOMP_LIB_PATH", "/usr/lib/x86_64-linux-gnu"),
 ];
@@ -66,6 +71,16 @@ fn existing(path: PathBuf) -> Result<PathBuf, BuildError> {
 fn build_static(workspace: &Path, package: &str) -> Result<(), BuildError> {
     let arguments = ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
     cargo(workspace, &arguments, GUEST_ENVIRONMENT)
+}
+
+/// Builds the program that opens NVML: linked to the C library of this machine, as nothing else in a guest is.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn gpu_settings(workspace: &Path) -> Result<PathBuf, BuildError> {
+    let package = "firstlight-gpu-settings";
+    cargo(workspace, &["build", "--quiet", "--locked", "--package", package, "--profile", "guest"], &[])?;
+    existing(target().join("guest").join(package))
 }
 
 /// Where the static programs are.

@@ -117,6 +117,32 @@ pub fn stand_in_cuda(library: &Path) -> Result<(), BundleError> {
     compile(&source, library, &["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"])
 }
 
+/// Compiles the stand-in for NVML.
+///
+/// # Errors
+/// There is no gcc, or it does not like the source.
+pub fn stand_in_nvml(library: &Path) -> Result<(), BundleError> {
+    let source = workspace().join("tests/stand-in-nvml/libnvidia-ml.c");
+    compile(&source, library, &["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-soname,libnvidia-ml.so.1"])
+}
+
+/// Compiles the program that leaves processes to process 1.
+///
+/// # Errors
+/// There is no gcc, or it does not like the source.
+pub fn orphans(program: &Path) -> Result<(), BundleError> {
+    compile(&workspace().join("tests/orphans/orphans.c"), program, &["-static"])
+}
+
+/// What a program of Rust that is linked dynamically needs: its names, and where this machine has them.
+///
+/// # Errors
+/// The compiler does not know one.
+pub fn dynamic_libraries() -> Result<[(&'static str, PathBuf); 3], BundleError> {
+    let loader = Path::new("/").join(LOADER);
+    Ok([("LOADER", loader), ("LIBC", c_library("libc.so.6")?), ("LIBGCC", c_library("libgcc_s.so.1")?)])
+}
+
 fn compile(source: &Path, target: &Path, more: &[&str]) -> Result<(), BundleError> {
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror"]).args(more).arg("-o").arg(target).arg(source);

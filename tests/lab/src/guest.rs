@@ -22,6 +22,8 @@ const COMMAND_LINE: &str = "console=hvc0 earlyprintk=ttyS0 quiet panic=-1 reboot
 pub struct Guest {
     /// Its GPUs and other devices, in bus order.
     pub devices: Vec<Gpu>,
+    /// GPUs that can be plugged in while it runs, on the root ports after these.
+    pub spare_gpus: Vec<Gpu>,
     /// What else is plugged in, on the root ports after the GPUs'.
     pub hardware: Vec<Device>,
     /// Memory that keeps its content.
@@ -42,6 +44,10 @@ pub struct Guest {
     pub cpus: u32,
     /// Processors that can be plugged in while it runs.
     pub spare_cpus: u32,
+    /// Memory that can be plugged in while it runs, MiB.
+    pub spare_memory_mib: u32,
+    /// Bytes a second that its console takes, a serial port then; without it, as many as come.
+    pub slow_console: Option<u32>,
     /// Count instructions instead of time; one processor.
     pub counting: bool,
 }
@@ -50,6 +56,7 @@ impl Default for Guest {
     fn default() -> Self {
         Self {
             devices: Vec::new(),
+            spare_gpus: Vec::new(),
             hardware: Vec::new(),
             persistent: Vec::new(),
             iommu: false,
@@ -60,6 +67,8 @@ impl Default for Guest {
             memory_mib: 1024,
             cpus: 2,
             spare_cpus: 0,
+            spare_memory_mib: 0,
+            slow_console: None,
             counting: false,
         }
     }
@@ -105,6 +114,8 @@ pub fn accelerator() -> Accelerator {
 pub struct Prepared {
     /// The machine.
     pub machine: Machine,
+    /// What can be plugged in: its port, and the device.
+    pub spare: Vec<(usize, Device)>,
     _gpus: SyntheticGpus,
     _folder: TempDir,
 }
@@ -119,12 +130,18 @@ impl Lab {
             .prefix("firstlight-gpus-")
             .tempdir()
             .map_err(|source| GpuError::Spawn { program: std::env::temp_dir(), source })?;
-        let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, folder.path(), &guest.devices)?;
+        let all: Vec<Gpu> = guest.devices.iter().chain(&guest.spare_gpus).cloned().collect();
+        let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, folder.path(), &all)?;
         let gpu = |socket: &PathBuf| Device::VfioUser { socket: socket.clone() };
-        let devices = gpus.sockets().iter().map(gpu).chain(guest.hardware.iter().cloned()).collect();
+        let there = guest.devices.len();
+        let spare = gpus.sockets().iter().enumerate().skip(there).map(|(at, socket)| (at, gpu(socket))).collect();
+        let plugged = gpus.sockets().iter().take(there).map(gpu);
+        let ports = guest.spare_gpus.iter().map(|_| Device::EmptyForGpu);
+        let devices = plugged.chain(ports).chain(guest.hardware.iter().cloned()).collect();
+        let slow = guest.slow_console.map(|_| "console=ttyS0".to_owned());
         let accelerator = if guest.counting { Accelerator::TcgCounting } else { accelerator() };
         let mut command_line = COMMAND_LINE.to_owned();
-        for parameter in &guest.parameters {
+        for parameter in slow.iter().chain(&guest.parameters) {
             command_line.push(' ');
             command_line.push_str(parameter);
         }
@@ -138,13 +155,15 @@ impl Lab {
             memory_mib: guest.memory_mib,
             cpus: if guest.counting { 1 } else { guest.cpus },
             spare_cpus: guest.spare_cpus,
+            spare_memory_mib: guest.spare_memory_mib,
             accelerator,
             devices,
             persistent: guest.persistent.clone(),
             iommu: guest.iommu,
             shares: guest.shares.clone(),
             cid: 3,
+            slow_console: guest.slow_console,
         };
-        Ok(Prepared { machine, _gpus: gpus, _folder: folder })
+        Ok(Prepared { machine, spare, _gpus: gpus, _folder: folder })
     }
 }

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::cache;
-use firstlight_image_builder::manifest::Variables;
+use firstlight_image_builder::format::{Compression, Format};
+use firstlight_image_builder::manifest::{Manifest, Variables, Verity};
+use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 
 use crate::agent_tests_bundle::{self, AgentTestsError};
@@ -169,6 +171,25 @@ impl Lab {
         Ok(build::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)
     }
 
+    /// Builds the guest image with the packet filter's programs and modules.
+    ///
+    /// # Errors
+    /// The programs cannot be had, or the image does not build.
+    pub fn packet_filter(&self) -> Result<Image, LabError> {
+        let programs = self.toolbox.iptables()?;
+        self.variant_with("packet-filter", &[("IPTABLES", &programs)])
+    }
+
+    /// Builds the guest image with a program that leaves processes to process 1.
+    ///
+    /// # Errors
+    /// The program or the image does not build.
+    pub fn orphans(&self) -> Result<Image, LabError> {
+        let program = output().join("orphans");
+        gpu_bundle::orphans(&program)?;
+        self.variant_with("orphans", &[("ORPHANS", &program)])
+    }
+
     /// Builds the guest image that runs `gpu-test` beside the stand-in driver,
     /// with a library that stands in for libcuda.
     ///
@@ -182,6 +203,52 @@ impl Lab {
         gpu_bundle::stand_in_cuda(&cuda)?;
         gpu_bundle::pack(&folder, &bundle)?;
         self.variant_with("gpu-test", &[("BUNDLE", &bundle), ("LIBCUDA", &cuda)])
+    }
+
+    /// Builds the guest image with the program that makes settings of GPUs, and
+    /// a library that stands in for NVML.
+    ///
+    /// # Errors
+    /// The program, the library or the image does not build.
+    pub fn settings(&self) -> Result<Image, LabError> {
+        let program = crate::binaries::gpu_settings(&workspace())?;
+        let nvml = output().join("libnvidia-ml.so");
+        gpu_bundle::stand_in_nvml(&nvml)?;
+        let mut more = vec![("GPU_SETTINGS", program.as_path()), ("NVML", &nvml)];
+        let libraries = gpu_bundle::dynamic_libraries()?;
+        more.extend(libraries.iter().map(|(name, path)| (*name, path.as_path())));
+        self.variant_with("settings", &more)
+    }
+
+    /// Builds the lab's image once more with its initial RAM file system packed.
+    ///
+    /// # Errors
+    /// The program that packs cannot be had, or the image does not build.
+    pub fn packed(&self, compression: Compression) -> Result<Image, LabError> {
+        let name = format!("image-{}", compression.name());
+        self.changed(&name, |manifest| manifest.image.compression = Some(compression))
+    }
+
+    /// Builds the lab's image once more as a disk with EROFS and a dm-verity
+    /// hash tree: [`Image::disk`] is the disk, and its record says how it is
+    /// mounted.
+    ///
+    /// # Errors
+    /// The program that makes it cannot be had, or the image does not build.
+    pub fn disk(&self) -> Result<Image, LabError> {
+        self.changed("image-disk", |manifest| {
+            manifest.image.format = Format::Erofs;
+            manifest.verity = Some(Verity::default());
+        })
+    }
+
+    fn changed(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
+        let file = workspace().join("image-builder/manifests/lab.toml");
+        let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
+        let mut manifest = Manifest::read(&file, &variables).map_err(build::Error::from)?;
+        change(&mut manifest);
+        let mut packages = Packages::new(&self.cache, None, progress());
+        Ok(build::build_from(&manifest, &mut packages, &output().join(name))?)
     }
 
     fn variant_with(&self, name: &str, more: &[(&str, &Path)]) -> Result<Image, LabError> {

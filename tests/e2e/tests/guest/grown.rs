@@ -1,12 +1,15 @@
-//! What is added to a guest that runs: processors that the host plugs in, and
-//! modules that a shim asks for.
+//! What is added to a guest that runs: processors and memory that the host plugs
+//! in, and modules that a shim asks for.
 
 use std::time::{Duration, Instant};
 
 use firstlight::agent::Agent;
 use firstlight_agent_api::agent::{
-    CreateContainerRequest, CreateSandboxRequest, GetMetricsRequest, KernelModule, OnlineCPUMemRequest,
+    CreateContainerRequest, CreateSandboxRequest, GetMetricsRequest, GuestDetailsRequest, KernelModule,
+    OnlineCPUMemRequest, UpdateContainerRequest,
 };
+use firstlight_agent_api::oci::LinuxResources;
+use firstlight_vm::Qmp;
 use tokio::time::sleep;
 use ttrpc::context::with_duration;
 
@@ -35,8 +38,121 @@ async fn online(agent: &Agent, count: u32) -> Result<(), String> {
     call.map(drop).map_err(|error| error.to_string())
 }
 
+/// What a shim asks for after it has plugged memory in, or with `cpu_only` after anything else.
+async fn online_memory(agent: &Agent, cpu_only: bool) {
+    let request = OnlineCPUMemRequest { wait: true, cpu_only, ..Default::default() };
+    agent.calls().online_cpu_mem(with_duration(CALL), &request).await.unwrap();
+}
+
+/// The guest's memory as a container sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Memory {
+    total_kib: u64,
+    /// Blocks of memory in use, and those that are not.
+    online: u64,
+    offline: u64,
+}
+
+impl Memory {
+    async fn of(files: &Files, agent: &Agent) -> Self {
+        let script = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo
+            cd /sys/devices/system/memory; cat memory*/state | grep -cx online; cat memory*/state | grep -cx offline";
+        let said = output(agent, &files.request("look", script, &[])).await;
+        let numbers: Vec<u64> = said.lines().map(|line| line.parse().unwrap()).collect();
+        let [total_kib, online, offline] = numbers.try_into().unwrap();
+        Self { total_kib, online, offline }
+    }
+
+    /// Looks until it is so, at most 20 s; the last look.
+    async fn until(files: &Files, agent: &Agent, so: impl Fn(Self) -> bool) -> Self {
+        let begin = Instant::now();
+        loop {
+            let memory = Self::of(files, agent).await;
+            if so(memory) || begin.elapsed() > Duration::from_secs(20) {
+                return memory;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// MiB of memory that is plugged in at first, and once more after the call for it.
+const MODULE: u32 = 512;
+const LATER: u32 = 128;
+
+async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mut Qmp) {
+    let asked = GuestDetailsRequest { mem_block_size: true, mem_hotplug_probe: true, ..Default::default() };
+    let details = agent.calls().get_guest_details(with_duration(CALL), &asked).await.unwrap();
+    let block = details.mem_block_size_bytes;
+    let said = "cd /sys/devices/system/memory; cat block_size_bytes auto_online_blocks; ls -d probe";
+    let said = output(agent, &files.request("block", said, &[])).await;
+    assert_eq!(said, format!("{block:x}\noffline\n"), "and no probe: {details:?}");
+    assert!(!details.support_mem_hotplug_probe);
+    assert!(block > 0 && u64::from(LATER) << 20 >= block, "a module is at least a block of {block} bytes");
+    let blocks = |mib: u32| (u64::from(mib) << 20) / block;
+
+    // Nothing is plugged in: nothing to do.
+    let old = Memory::of(files, agent).await;
+    online_memory(agent, true).await;
+    assert_eq!((Memory::of(files, agent).await, old.offline), (old, 0));
+
+    // More than all the guest's memory: one buffer that is filled, and where it fits it is told.
+    let much = old.total_kib / 1024 + 64;
+    let script = format!(
+        "n=0; until [ -e /go ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done
+        dd if=/dev/zero of=/dev/null bs={much}M count=1 2>/dev/null && echo filled || echo refused"
+    );
+    let mut request = files.request("much", &script, &[]);
+    let limit = |mib: u64| LinuxResources {
+        Memory: Some(firstlight_agent_api::oci::LinuxMemory {
+            Limit: i64::try_from(mib << 20).unwrap(),
+            ..Default::default()
+        })
+        .into(),
+        ..Default::default()
+    };
+    let linux = request.OCI.mut_or_insert_default().Linux.mut_or_insert_default();
+    linux.Resources.mut_or_insert_default().Memory = limit(64).Memory;
+    started(agent, &request).await;
+
+    // The kernel leaves it off, and so does a call for processors alone.
+    monitor.plug_memory(MODULE).await.unwrap();
+    let found = Memory::until(files, agent, |now| now.offline >= blocks(MODULE)).await;
+    assert_eq!(found, Memory { offline: blocks(MODULE), ..old });
+    online_memory(agent, true).await;
+    assert_eq!(Memory::of(files, agent).await, found);
+
+    let all =
+        Memory { total_kib: old.total_kib + u64::from(MODULE) * 1024, online: old.online + blocks(MODULE), offline: 0 };
+    for _ in 0..2 {
+        let begin = Instant::now();
+        online_memory(agent, false).await;
+        println!("  OnlineCPUMem for {MODULE} MiB took {:?}", begin.elapsed());
+        assert_eq!(Memory::of(files, agent).await, all);
+    }
+
+    let raised = limit(much + 128);
+    let update =
+        UpdateContainerRequest { container_id: "much".into(), resources: Some(raised).into(), ..Default::default() };
+    agent.calls().update_container(with_duration(CALL), &update).await.unwrap();
+    std::fs::write(files.shared().join("much/rootfs/go"), "").unwrap();
+    assert_eq!(ended(agent, "much").await, "filled\n");
+
+    // The VMM answers before the guest has found it, so a call may come before the memory does.
+    online_memory(agent, false).await;
+    monitor.plug_memory(LATER).await.unwrap();
+    let later =
+        Memory { total_kib: all.total_kib + u64::from(LATER) * 1024, online: all.online + blocks(LATER), offline: 0 };
+    assert_eq!(Memory::until(files, agent, |now| now == later).await, later);
+
+    // There is a limit to it, and the guest is as it was.
+    let error = monitor.plug_memory(LATER).await.unwrap_err().to_string();
+    assert!(error.contains("device_add"), "{error}");
+    assert_eq!(Memory::of(files, agent).await, later);
+}
+
 #[test]
-fn modules_are_loaded_for_a_sandbox_and_processors_are_used_when_they_come() {
+fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they_come() {
     let files = Files::make();
     // Says how many processors it may use, and again when there are three.
     let counting = "nproc; n=0; until [ \"$(nproc)\" -ge 3 ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; nproc";
@@ -46,8 +162,14 @@ fn modules_are_loaded_for_a_sandbox_and_processors_are_used_when_they_come() {
         linux.Resources.mut_or_insert_default().CPU.mut_or_insert_default().Cpus = list.into();
         request
     };
-    let mut scenario = files.scenario("storages", Vec::new()).parameter("firstlight.lockdown=off");
+    let mut scenario = files
+        .scenario("storages", Vec::new())
+        .parameter("firstlight.lockdown=off")
+        // The agent is to do it, not the kernel.
+        .parameter("memhp_default_state=offline");
     scenario.guest.spare_cpus = 2;
+    scenario.guest.memory_mib = 768;
+    scenario.guest.spare_memory_mib = MODULE + LATER;
     scenario.watched(async |vm| {
         let agent = booted(vm).await;
         let error = sandbox_with_module(&agent, "no-such-module", &[]).await.unwrap_err();
@@ -91,5 +213,7 @@ fn modules_are_loaded_for_a_sandbox_and_processors_are_used_when_they_come() {
         online(&agent, 4).await.unwrap();
         let said = output(&agent, &files.request("four", "nproc; cat /sys/devices/system/cpu/online", &[])).await;
         assert_eq!(said, "4\n0-3\n");
+
+        memory_is_used_when_it_comes(&files, &agent, &mut monitor).await;
     });
 }

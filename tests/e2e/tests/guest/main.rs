@@ -4,13 +4,26 @@
 
 mod agent_in_guest;
 mod agent_life;
+mod attach;
 mod command;
 mod containers;
+mod daemons;
 mod devices;
+mod doors;
+mod failures;
 mod faults;
 mod first_light;
 mod gpu_test;
 mod grown;
+mod kernel_modules;
+mod logs;
+mod modes;
+mod orphans;
+mod packed;
+mod packet_filter;
+mod plugged;
 mod ports;
+mod settings;
 mod storages;
 mod support;
+mod way_down;

@@ -274,6 +274,51 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
 }
 
 #[test]
+fn disks_without_pci_are_volumes_and_devices() {
+    let (files, tools) = (Files::make(), lab().toolbox.disk_tools().unwrap());
+    let volume = files.path("volume");
+    tools.make(Ext4, &volume, "name", "volume\n").unwrap();
+    let hardware = vec![
+        Device::Disk { file: files.disk("pci") },
+        Device::MmioDisk { file: volume.clone() },
+        Device::MmioDisk { file: files.disk("raw") },
+    ];
+    let by_place = hardware[0].pci_path(0);
+    files.scenario("storages", hardware).parameter("agent.hotplug_timeout=3").watched(async |vm| {
+        let agent = ready(vm).await;
+        // They have their letters by the bus, whichever driver is read first: all on PCI, then as ACPI lists them.
+        let record = vm.console().record().unwrap();
+        let loaded = &record.unit("modules").unwrap().detail;
+        let place = |name: &str| loaded.find(name).unwrap_or_else(|| panic!("{name} in {loaded}"));
+        assert!(place("virtio_mmio ") < place("virtio_blk "), "{loaded}");
+        let script = "for d in a b c; do readlink -f /sys/block/vd$d | grep -o 'pci0000:00\\|LNRO0005:..'; done; \
+            head -n 1 /dev/xda; head -n 1 /dev/xdb; mknod /dev/other b 254 16; head -n 1 /dev/other 2>&1; \
+            cat /volume/name; echo kept > /volume/new; grep ' /volume ' /proc/self/mountinfo | sed 's/ - / /' | cut -d ' ' -f 6-8";
+        let devices = [("mmioblk", "/dev/vdc", "/dev/xda"), ("blk", by_place.as_str(), "/dev/xdb")];
+        let mut request = files.request("c1", script, &devices);
+        request.storages =
+            vec![storage("mmioblk", "/dev/vdb", "ext4", &format!("{VOLUMES}/volume"), &["noatime"])];
+        bind(&mut request, &format!("{VOLUMES}/volume"), "/volume", &[]);
+        let said = output(&agent, &request).await;
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines[..5], ["pci0000:00", "LNRO0005:00", "LNRO0005:01", "raw", "pci"], "{said}");
+        assert!(lines[5].contains("Operation not permitted"), "{said}");
+        assert_eq!(lines[6..], ["volume", "rw,noatime ext4 /dev/vdb"], "{said}");
+        let mounts = guests_mounts(&agent, &files, "w1").await;
+        assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
+        assert_eq!(tools.read_ext4(&volume, "new").unwrap(), "kept\n");
+
+        let error = refused(&agent, &files.request("c2", "true", &[("mmioblk", "/dev/vdz", "/dev/xda")])).await;
+        assert!(error.contains("no block device vdz") && error.contains("/dev/vdz"), "{error}");
+        agent.destroy_sandbox().await.unwrap();
+        let exit = timeout(Duration::from_secs(60), vm.wait()).await.expect("the guest powers off").unwrap();
+        assert!(exit.status.success());
+        let record = vm.console().record().unwrap();
+        assert!(record.event("power-off").is_some(), "{:?}", record.events);
+    });
+}
+
+#[test]
 fn a_file_server_of_the_host_keeps_what_containers_write() {
     const MAC: &str = "52:54:00:00:00:07";
     let (files, server) = (Files::make(), lab().toolbox.file_server().unwrap());

@@ -53,7 +53,12 @@ impl Files {
 
     /// A guest of the image `variant` with these devices and the shared folder.
     pub(crate) fn scenario(&self, variant: &str, hardware: Vec<Device>) -> Scenario {
-        let initrd = Some(lab().variant(variant).unwrap().initrd);
+        self.scenario_of(lab().variant(variant).unwrap().initrd, hardware)
+    }
+
+    /// The same, of an image that is there.
+    pub(crate) fn scenario_of(&self, initrd: PathBuf, hardware: Vec<Device>) -> Scenario {
+        let initrd = Some(initrd);
         let shares = vec![Share { tag: SHARED_TAG.into(), folder: self.shared() }];
         Scenario::guest(Guest { hardware, shares, initrd, ..Guest::default() })
     }

@@ -7,20 +7,19 @@
 
 mod disks;
 mod file_server;
-mod headers;
 mod host_qemu;
+mod packet_filter;
 mod tree;
 
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::kernel::{self, Kernel};
+use firstlight_image_builder::kernel::{self, Kernel, KernelHeaders};
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::{cache, debian, manifest};
 use firstlight_vm::Tool;
 
 pub use disks::{DiskTools, FileSystem};
 pub use file_server::{EXPORT, FileServer};
-pub use headers::KernelHeaders;
 pub use tree::Origin;
 
 use tree::{Members, Recipe, Tree};
@@ -65,14 +64,6 @@ pub enum Error {
         file: PathBuf,
         /// The tree it should be in.
         tree: PathBuf,
-    },
-    /// The headers package does not name what it needs.
-    #[error("package {package} depends on no {needed}* package: the layout of Debian's headers has changed")]
-    Headers {
-        /// The headers package.
-        package: String,
-        /// How the name of the other package begins.
-        needed: &'static str,
     },
 }
 

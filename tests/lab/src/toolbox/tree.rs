@@ -17,7 +17,7 @@ const LAYOUT: u32 = 1;
 /// What every tree records about itself.
 const STAMP: &str = "stamp.json";
 /// The folder of shared libraries of a tree.
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+pub(super) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// The loader of a tree's own C library.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
@@ -131,7 +131,7 @@ impl Recipe {
     }
 }
 
-pub(super) fn write_stamp(folder: &Path, suite: &str, candidates: &[Candidate]) -> Result<(), Error> {
+fn write_stamp(folder: &Path, suite: &str, candidates: &[Candidate]) -> Result<(), Error> {
     let origins: Vec<Origin> = candidates
         .iter()
         .map(|one| Origin {
@@ -146,7 +146,7 @@ pub(super) fn write_stamp(folder: &Path, suite: &str, candidates: &[Candidate]) 
     fs::write(&path, text).map_err(|source| io_error("write", &path, source).into())
 }
 
-pub(super) fn read_stamp(folder: &Path) -> Result<Vec<Origin>, Error> {
+fn read_stamp(folder: &Path) -> Result<Vec<Origin>, Error> {
     let path = folder.join(STAMP);
     let missing = |_| Error::Missing { file: path.clone(), tree: folder.to_owned() };
     let text = fs::read(&path).map_err(missing)?;

@@ -1,0 +1,71 @@
+//! What a guest that has booted lets nobody do, root included.
+
+use std::time::{Duration, Instant};
+
+use firstlight_boot_record::{BootRecord, LogLine, Outcome};
+use firstlight_e2e::{Scenario, lab};
+use firstlight_lab::Guest;
+use tokio::time::sleep;
+
+/// Boots a guest with a daemon that tries; returns what it found, and the record.
+fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
+    let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
+    guest.initrd = Some(lab().variant("doors").unwrap().initrd);
+    let mut scenario = Scenario::guest(guest).parameter("firstlight.imex=on");
+    for parameter in parameters {
+        scenario = scenario.parameter(parameter);
+    }
+    let mut record = None;
+    let console = scenario.watched(async |vm| {
+        let begin = Instant::now();
+        while !vm.last_words().contains("all doors tried") {
+            assert!(begin.elapsed() < Duration::from_secs(90), "{}", vm.last_words());
+            sleep(Duration::from_millis(100)).await;
+        }
+        record = vm.console().record();
+    });
+    let lines = console.lines().filter_map(LogLine::decode).filter(|line| line.source == "imex");
+    (lines.map(|line| line.text).collect(), record.unwrap())
+}
+
+/// What it said about one door.
+fn answer<'a>(lines: &'a [String], door: &str) -> &'a str {
+    let found = lines.iter().find_map(|line| line.strip_prefix(door)?.strip_prefix(": "));
+    assert!(found.is_some(), "no {door} in {lines:#?}");
+    found.unwrap_or_default()
+}
+
+#[test]
+fn doors_are_closed_to_root_when_the_guest_has_booted() {
+    let (lines, record) = tried(&[]);
+    for unit in ["mounts-later", "root", "lockdown"] {
+        assert_eq!(record.unit(unit).map(|unit| unit.outcome), Some(Outcome::Ok), "{:?}", record.unit(unit));
+    }
+    assert!(answer(&lines, "lockdown").contains("[integrity]"), "{lines:#?}");
+    for (door, why) in [
+        ("root", "Read-only file system"),
+        ("etc", "Read-only file system"),
+        ("program in /run", "ermission denied"),
+        ("program in /tmp", "ermission denied"),
+        ("program in /var/log", "ermission denied"),
+        ("device in /run", "ermission denied"),
+        ("device in /tmp", "ermission denied"),
+        ("device in /var/log", "ermission denied"),
+        ("memory", "not permitted"),
+        ("config", "not permitted"),
+    ] {
+        assert!(answer(&lines, door).contains(why), "{door}: {}", answer(&lines, door));
+    }
+    assert_ne!(answer(&lines, "module"), "open");
+    assert_eq!(answer(&lines, "descriptors").trim(), "0 1 2 3", "three, and the folder that is being read");
+}
+
+#[test]
+fn doors_stay_open_where_that_is_wished() {
+    let (lines, record) = tried(&["firstlight.root=rw", "firstlight.kernel-lockdown=none"]);
+    assert_eq!(record.unit("root").map(|unit| unit.outcome), Some(Outcome::Skipped), "{:?}", record.unit("root"));
+    assert_eq!(answer(&lines, "root"), "open");
+    assert_eq!(answer(&lines, "config"), "open");
+    assert!(answer(&lines, "lockdown").contains("[none]"), "{lines:#?}");
+    assert!(answer(&lines, "program in /run").contains("ermission denied"), "that is not what was wished");
+}

@@ -1,0 +1,147 @@
+//! Real causes for rows of docs/failures.md: each is named in time, by its
+//! step and its reason, and what does not depend on it serves.
+//!
+//! Times are the guest's own, from the record.
+
+use std::time::Duration;
+
+use firstlight_boot_record::{BootRecord, Gpu, GpuPhase, Outcome, State, Unit};
+use firstlight_e2e::{Scenario, gpu, lab};
+use firstlight_lab::Guest;
+use tokio::time::timeout;
+
+use crate::plugged::{CONSOLE, container, plug, shell, when};
+use crate::support::{Files, output, ready, refused};
+
+/// How much later than its deadline a failure may be told, µs.
+const SLACK_US: u64 = 1_000_000;
+
+/// PID 1's start to the agent's in a translated guest on a machine that has nothing else to do, µs.
+const USUAL_US: u64 = 500_000;
+
+/// How long a guest may be silent after a failure, µs.
+const SILENCE_US: u64 = 2_000_000;
+
+fn unit<'a>(record: &'a BootRecord, name: &str) -> &'a Unit {
+    record.unit(name).unwrap()
+}
+
+/// How much slower than usual this guest runs, by its own boot: the machine below may have other work.
+fn slowness(record: &BootRecord) -> u64 {
+    let agent = unit(record, "agent").start_us.unwrap();
+    (agent - record.pid1_start_us).div_ceil(USUAL_US)
+}
+
+/// It was given up at its deadline and not much later.
+fn in_time(record: &BootRecord, name: &str, deadline: Duration) {
+    let unit = unit(record, name);
+    let took = unit.end_us.unwrap() - unit.start_us.unwrap();
+    let deadline = u64::try_from(deadline.as_micros()).unwrap();
+    println!("  {name}: given up {} us after its deadline", took.saturating_sub(deadline));
+    assert!((deadline..=deadline + SLACK_US * slowness(record)).contains(&took), "{} {unit:?}", slowness(record));
+}
+
+#[test]
+fn a_driver_that_hangs_in_its_start_is_named_and_the_guest_serves_without_gpus() {
+    let guest = Guest::with_gpus(1, Duration::from_millis(300));
+    let scenario = Scenario::guest(guest)
+        .parameter("nvidia.standin_init_ms=7000")
+        .parameter("firstlight.deadline.modules-nvidia=2s")
+        .command(&["/bin/sleep", "9"]);
+    let report = scenario.go().unwrap();
+    assert_eq!(report.container.exit_code, Some(0), "{:?}", report.container);
+    let record = &report.boot_record;
+    let driver = unit(record, "modules-nvidia");
+    assert_eq!(driver.outcome, Outcome::TimedOut);
+    in_time(record, "modules-nvidia", Duration::from_secs(2));
+    assert!(driver.detail.contains("deadline of 2000 ms") && driver.detail.contains("NVRM"), "{}", driver.detail);
+    let gpu = gpu(record, 0);
+    assert_eq!((gpu.phase, gpu.step.as_str()), (GpuPhase::Failed, "module"), "{gpu:?}");
+    assert!(gpu.detail.contains("modules-nvidia timed out"), "{gpu:?}");
+    assert!(gpu.end_us.unwrap() <= driver.end_us.unwrap() + SILENCE_US * slowness(record));
+    let late = record.event("unit-late").expect("its end is told after all");
+    assert!(late.object == "modules-nvidia" && late.detail.contains("given up"), "{late:?}");
+}
+
+#[test]
+fn missing_firmware_is_named_in_the_drivers_words() {
+    let guest = Guest::with_gpus(2, Duration::from_millis(300));
+    let scenario = Scenario::guest(guest).parameter("nvidia.standin_firmware=nvidia/550/none.bin").request(&["1"]);
+    let report = scenario.go().unwrap();
+    let error = report.container.error.expect("no firmware, no GPU");
+    for part in ["0000:02:00.0", "wait-open-complete", "no firmware nvidia/550/none.bin", "0x38"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert!(report.boot_record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Failed && gpu.attempts == 2));
+}
+
+#[test]
+fn an_agent_that_never_listens_ends_the_boot_in_time_and_is_named() {
+    let image = lab().variant("silent-agent").unwrap();
+    let mut scenario = Scenario::gpus(0).parameter("firstlight.deadline.agent=3s");
+    scenario.guest.initrd = Some(image.initrd);
+    let console = scenario.watched(async |vm| {
+        let exit = timeout(Duration::from_secs(90), vm.wait()).await.expect("the guest powers off").unwrap();
+        assert!(exit.status.success());
+        let record = vm.console().record().unwrap();
+        let agent = unit(&record, "agent");
+        assert_eq!(agent.outcome, Outcome::TimedOut);
+        in_time(&record, "agent", Duration::from_secs(3));
+        let failure = record.failure.as_ref().unwrap();
+        assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("agent", "poweroff"));
+        assert!(failure.at_us <= agent.end_us.unwrap() + SILENCE_US * slowness(&record), "{failure:?}");
+        assert!(failure.detail.contains("does not say that it listens") || failure.detail.contains("listens"));
+        let off = record.event("power-off").expect("it says that it goes");
+        assert!(off.at_us > failure.at_us);
+    });
+    assert!(console.contains("waiting for nothing"), "the agent's own words:\n{console}");
+    assert!(console.lines().any(|line| line.contains("boot failed") && line.contains("agent")), "{console}");
+}
+
+#[test]
+fn a_full_run_folder_fails_the_gpu_by_name_until_there_is_room() {
+    let files = Files::make();
+    let mut scenario = files.scenario("with-shell", Vec::new());
+    scenario.guest.devices = vec![firstlight_lab::h100(Duration::from_millis(300))];
+    scenario.guest.spare_gpus = scenario.guest.devices.clone();
+    let scenario = scenario.parameter("agent.debug_console").parameter(&format!("agent.debug_console_vport={CONSOLE}"));
+    scenario.watched_with(async |vm, spare| {
+        let agent = ready(vm).await;
+        when(&agent, "the boot is over", |record| record.state == State::Ready).await;
+        let filled = shell(vm, "dd if=/dev/zero of=/run/full bs=1M 2>&1; df /run | tail -n 1").await;
+        assert!(filled.contains("No space left") && filled.contains("100%"), "{filled}");
+        plug(vm, spare).await;
+        let settled = |gpu: &Gpu| matches!(gpu.phase, GpuPhase::Failed | GpuPhase::Ready);
+        let record =
+            when(&agent, "the second has ended", |record| record.gpus.len() == 2 && settled(&record.gpus[1])).await;
+        let second = &record.gpus[1];
+        assert_eq!((second.phase, second.step.as_str()), (GpuPhase::Failed, "cdi"), "{second:?}");
+        for part in ["0000:02:00.0", "nvidia.json", "No space left"] {
+            assert!(second.detail.contains(part), "{part} in {}", second.detail);
+        }
+        // The agent answers, names the cause, and the first GPU's file is whole.
+        let error = refused(&agent, &container(&files, "c2", "1")).await;
+        assert!(error.contains("No space left"), "{error}");
+        shell(vm, "rm /run/full; echo 1 > /sys/bus/pci/devices/0000:02:00.0/remove; echo 1 > /sys/bus/pci/rescan")
+            .await;
+        when(&agent, "both are ready", |record| record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Ready)).await;
+        assert_eq!(output(&agent, &container(&files, "c1", "0")).await, "nvidia0\nopened\n");
+    });
+}
+
+/// 300 baud are 30 bytes a second: a boot's text takes half an hour.
+#[test]
+fn a_console_at_300_baud_delays_nobody() {
+    let mut guest = Guest::with_gpus(2, Duration::from_millis(300));
+    guest.slow_console = Some(30);
+    let mut scenario = Scenario::guest(guest).request(&["0", "1"]).command(&["/bin/true"]);
+    // The record's end is seldom on such a console; it is asked of the agent.
+    scenario.deadlines.create = Duration::from_secs(30);
+    let report = scenario.go().unwrap();
+    assert_eq!((report.container.error, report.container.exit_code), (None, Some(0)));
+    let record = &report.boot_record;
+    assert!(record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Ready));
+    for unit in &record.units {
+        assert!(!matches!(unit.outcome, Outcome::TimedOut | Outcome::Failed), "{unit:?}");
+    }
+}

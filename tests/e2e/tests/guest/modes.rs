@@ -1,0 +1,73 @@
+//! What kind of guest it is, by what is plugged in.
+
+use std::time::Duration;
+
+use firstlight::run::RunError;
+use firstlight_boot_record::{GpuPhase, Outcome};
+use firstlight_e2e::{Scenario, lab};
+use firstlight_lab::Guest;
+
+/// A guest with these devices, as the synthetic devices' server writes them.
+fn guest(devices: &[&str]) -> Scenario {
+    let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+    Scenario::guest(Guest { devices, ..Guest::default() }).command(&["/bin/true"])
+}
+
+/// The same with an image that has daemons.
+fn with_daemons(devices: &[&str]) -> Scenario {
+    let mut scenario = guest(devices);
+    scenario.guest.initrd = Some(lab().variant("daemons").unwrap().initrd);
+    scenario
+}
+
+#[test]
+fn switches_alone_are_a_service_vm_that_computes_nothing() {
+    let report = with_daemons(&["nvswitch", "nvswitch", "nvswitch", "nvswitch"]).go().unwrap();
+    let record = &report.boot_record;
+    let mode = record.mode.as_ref().unwrap();
+    assert_eq!(mode.name, "service-vm-nvl4", "{mode:?}");
+    assert_eq!(mode.reason, "GPUs on the PCI bus: 0, NVSwitches: 4");
+    let driver = record.unit("modules-nvidia").unwrap();
+    assert!(driver.outcome == Outcome::Ok && !driver.detail.contains("uvm"), "{driver:?}");
+    assert_eq!(report.container.exit_code, Some(0));
+}
+
+#[test]
+fn gpus_and_management_bridges_are_a_guest_that_has_its_fabric_to_itself() {
+    // The second InfiniBand function is a NIC like any other: its VPD does not name it.
+    let report =
+        guest(&["h100:attach-ms=100", "h100:attach-ms=100", "cx7", "cx7-nic"]).request(&["0", "1"]).go().unwrap();
+    let mode = report.boot_record.mode.as_ref().unwrap();
+    assert_eq!(mode.name, "gpu+fabric-nvl5", "{mode:?}");
+    assert!(mode.reason.ends_with("NVLink 5 management bridges: 1, other Mellanox functions: 1"), "{mode:?}");
+    assert!(report.boot_record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Ready), "{:?}", report.boot_record.gpus);
+    assert_eq!(report.container.error, None);
+}
+
+#[test]
+fn two_kinds_of_fabric_are_odd_and_a_failure_only_where_that_is_wished() {
+    let devices = ["h100:attach-ms=100", "nvswitch", "cx7"];
+    let report = guest(&devices).request(&["0"]).go().unwrap();
+    let record = &report.boot_record;
+    assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is served");
+    let event = record.events.iter().find(|event| event.what == "odd-devices").unwrap();
+    assert!(event.detail.contains("no system has both"), "{event:?}");
+    assert_eq!(report.container.error, None);
+
+    let mut strict = guest(&devices).parameter("firstlight.on-odd-devices=fail");
+    strict.deadlines.boot = Duration::from_secs(60);
+    let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("it has to power off") };
+    assert!(why.contains("mode") && why.contains("no system has both"), "{why}");
+    let failure = record.unwrap().failure.unwrap();
+    assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("mode", "poweroff"));
+}
+
+#[test]
+fn a_mode_that_was_asked_for_wins_over_the_bus() {
+    let report = with_daemons(&["h100:attach-ms=100"]).parameter("firstlight.mode=service-vm-nvl4").go().unwrap();
+    let record = &report.boot_record;
+    assert_eq!(record.mode.as_ref().unwrap().name, "service-vm-nvl4");
+    assert!(record.events.iter().any(|event| event.what == "odd-devices" && event.detail.contains("no NVSwitch")));
+    let gpu = &record.gpus[0];
+    assert!(gpu.phase == GpuPhase::Failed && gpu.step == "mode" && gpu.driver.is_none(), "{gpu:?}");
+}

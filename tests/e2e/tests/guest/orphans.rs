@@ -1,0 +1,75 @@
+//! Processes that nobody waits for are PID 1's, however many there are.
+
+use std::time::Duration;
+
+use firstlight_e2e::lab;
+use tokio::time::{sleep, timeout};
+
+use crate::plugged::{CONSOLE, shell, shell_within};
+use crate::support::{Files, ready};
+
+/// What is left behind: so many at a time, so often unless the variable says otherwise.
+const EACH: u32 = 1000;
+const BATCHES: u32 = 20;
+const VARIABLE: &str = "FIRSTLIGHT_ORPHAN_BATCHES";
+
+/// A translated guest makes hundreds of processes a second, a few dozen on a busy machine.
+const PATIENCE_EACH: Duration = Duration::from_secs(20);
+
+/// Zombies that may be there at any moment.
+const ZOMBIES: u32 = 8;
+
+/// How much PID 1 may grow, KiB: what an allocator keeps of a burst.
+const GROWTH: u32 = 512;
+
+/// The number behind the last `name`: before that the terminal may show what was typed.
+fn number(text: &str, name: &str) -> u32 {
+    let rest = text.rsplit(name).next().unwrap_or_default();
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    assert!(!digits.is_empty(), "no {name} in {text:?}");
+    digits.parse().unwrap()
+}
+
+#[test]
+fn orphans_by_the_thousand_are_reaped_and_pid_1_does_not_grow() {
+    let files = Files::make();
+    let scenario = files
+        .scenario_of(lab().orphans().unwrap().initrd, Vec::new())
+        .parameter("agent.debug_console")
+        .parameter(&format!("agent.debug_console_vport={CONSOLE}"));
+    scenario.watched(async |vm| {
+        let agent = ready(vm).await;
+        let look = "echo rss=$(grep VmRSS /proc/1/status | tr -dc 0-9). zombies=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ').";
+        let before = number(&shell(vm, look).await, "rss=");
+        let batches = std::env::var(VARIABLE).map_or(BATCHES, |text| text.parse().unwrap());
+        let line = format!("orphans {batches} {EACH}");
+        let making = shell_within(vm, &line, PATIENCE_EACH * batches);
+        let mut answered = 0;
+        {
+            let mut making = std::pin::pin!(making);
+            // The agent answers while they end.
+            let said = loop {
+                match timeout(Duration::from_millis(500), &mut making).await {
+                    Ok(said) => break said,
+                    Err(_) => agent.check().await.unwrap(),
+                }
+                answered += 1;
+            };
+            assert_eq!(number(&said, "made "), batches * EACH, "{said}");
+        }
+        assert!(answered > 0, "they were made at once");
+        sleep(Duration::from_secs(1)).await;
+        let after = shell(vm, look).await;
+        assert!(number(&after, "zombies=") <= ZOMBIES, "{after}");
+        assert!(number(&after, "rss=") <= before + GROWTH, "{before} KiB became {after}");
+        let record = agent.boot_record().await.unwrap();
+        assert!(!record.events.iter().any(|event| event.what == "agent-exited"), "{:?}", record.events);
+        let _ = agent.destroy_sandbox().await;
+        timeout(Duration::from_secs(60), vm.wait()).await.expect("it powers off").unwrap();
+        let record = vm.console().record().unwrap();
+        let reaped = record.event("orphans").map(|event| event.detail.clone()).unwrap_or_default();
+        let reaped: u32 = reaped.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or_default();
+        println!("  {reaped} orphans were reaped; PID 1 had {before} KiB before: {}", after.trim());
+        assert!(reaped >= batches * EACH, "{reaped} reaped");
+    });
+}

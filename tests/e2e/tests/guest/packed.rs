@@ -1,0 +1,29 @@
+//! Images whose initial RAM file system is packed, as kernels unpack it.
+
+use std::fs;
+
+use firstlight_boot_record::State;
+use firstlight_e2e::{Scenario, lab};
+use firstlight_image_builder::format::Compression;
+use firstlight_lab::Guest;
+
+fn boots(compression: Compression) {
+    let image = lab().packed(compression).unwrap();
+    let (packed, plain) =
+        (fs::metadata(&image.initrd).unwrap().len(), fs::metadata(&lab().image.initrd).unwrap().len());
+    assert!(packed < plain * 3 / 4, "{packed} of {plain} bytes");
+    assert_eq!(image.contents.files, lab().image.contents.files);
+    let report = Scenario::guest(Guest { initrd: Some(image.initrd), ..Guest::default() }).go().unwrap();
+    assert_eq!(report.container.exit_code, Some(0), "{:?}", report.container);
+    assert_eq!(report.boot_record.state, State::PoweringOff);
+}
+
+#[test]
+fn a_guest_boots_from_lz4() {
+    boots(Compression::Lz4);
+}
+
+#[test]
+fn a_guest_boots_from_zstd() {
+    boots(Compression::Zstd);
+}

@@ -1,0 +1,138 @@
+//! Settings of GPUs, made by the real program with a library in NVML's place.
+
+use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, Severity};
+use firstlight_e2e::{Scenario, gpu, lab};
+
+const ONE: &str = "0000:01:00.0";
+const TWO: &str = "0000:02:00.0";
+
+/// Two GPUs in a guest that can set them up.
+fn scenario(parameters: &[&str]) -> Scenario {
+    let mut scenario = Scenario::gpus(2);
+    scenario.guest.initrd = Some(lab().settings().unwrap().initrd);
+    parameters.iter().fold(scenario, |scenario, parameter| scenario.parameter(parameter))
+}
+
+/// What the record says of a GPU's settings, without the times.
+fn events<'a>(record: &'a BootRecord, what: &str, object: &str) -> Vec<&'a str> {
+    let of = record.events.iter().filter(|event| event.what == what && event.object == object);
+    of.map(|event| event.detail.rsplit_once(" (").map_or(event.detail.as_str(), |(detail, _)| detail)).collect()
+}
+
+#[test]
+fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part() {
+    let scenario = scenario(&[
+        "firstlight.mig=0:3g.71gb,4g.71gb;1:off",
+        "firstlight.gpu-power-limit=all:500;1:400",
+        "firstlight.gpu-clocks=1:345,1980",
+        "firstlight.gpu-memory-clock=2619",
+        "firstlight.gpu-compute-mode=1:exclusive-process",
+    ]);
+    let (report, console) = scenario.request(&["0:1"]).command(&["/bin/ls", "/dev/nvidia-caps"]).go_watched();
+    let report = report.unwrap();
+    let record = &report.boot_record;
+    let unit = record.unit("gpu-settings").unwrap();
+    assert_eq!((unit.outcome, unit.detail.as_str()), (Outcome::Ok, "7 done, 2 as they were"), "{unit:?}");
+    assert_eq!(
+        events(record, "gpu-setting", ONE),
+        [
+            "mig: 3g.71gb,4g.71gb, before without instances",
+            "power-limit: 500 W, before 700 W",
+            "memory-clock: 2619 MHz"
+        ]
+    );
+    assert_eq!(
+        events(record, "gpu-setting", TWO),
+        [
+            "compute-mode: exclusive-process, before default",
+            "power-limit: 400 W, before 700 W",
+            "memory-clock: 2619 MHz",
+            "clocks: 345 to 1980 MHz"
+        ]
+    );
+    assert_eq!(events(record, "gpu-setting-unchanged", TWO), ["mig: off"]);
+
+    // What the library then had, in its own words.
+    for line in [
+        format!("{ONE} mig 1"),
+        format!("{ONE} power 500000"),
+        format!("{TWO} power 400000"),
+        format!("{TWO} clocks 345,1980"),
+        format!("{TWO} compute-mode 3"),
+        format!("{ONE} memory-clock 2619,2619"),
+    ] {
+        assert!(console.contains(&format!("gpu-settings: stand-in NVML: {line}")), "{line} in\n{console}");
+    }
+
+    // Nobody is told of a GPU before it is as asked.
+    let attach = |pci| record.unit(&format!("gpu-attach[{pci}]")).unwrap();
+    for (index, pci) in [(0, ONE), (1, TWO)] {
+        let (unit_end, row) = (attach(pci).end_us.unwrap(), gpu(record, index));
+        assert!(attach(pci).detail.starts_with("attached after "), "{:?}", attach(pci));
+        assert_eq!(row.phase, GpuPhase::Ready);
+        assert!(unit_end <= unit.start_us.unwrap() && unit.start_us <= row.end_us, "{row:?} {unit:?}");
+    }
+    // The instances of the first GPU: by number, each with a compute instance.
+    let nodes: Vec<&str> = report.container.stdout.split_ascii_whitespace().collect();
+    assert_eq!(nodes.len(), 2, "the nodes of one instance: {:?}", report.container);
+    assert!(nodes.iter().all(|node| node.starts_with("nvidia-cap")), "{nodes:?}");
+}
+
+#[test]
+fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_there_is() {
+    let parameters =
+        ["firstlight.gpu-power-limit=1:900", "firstlight.mig=0:5g.99gb", "firstlight.gpu-clocks=7:1000;1:1980"];
+    let record = scenario(&parameters).request(&["1"]).go().unwrap().boot_record;
+    let unit = record.unit("gpu-settings").unwrap();
+    assert_eq!((unit.outcome, unit.severity), (Outcome::Failed, Severity::Degraded));
+    for part in [
+        "firstlight.gpu-clocks names a GPU that this guest does not have: its GPUs are 0 to 1",
+        "0000:02:00.0: power-limit: 900 W was asked for, and this GPU takes 200 W to 700 W, by default 700 W",
+        "0000:01:00.0: mig: there is no profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)",
+    ] {
+        assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
+    }
+    assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the others are made");
+    // A wrong limit costs nobody the GPU; a GPU that is whole where a part was asked for is given to nobody.
+    assert_eq!(gpu(&record, 1).phase, GpuPhase::Ready);
+    let whole = gpu(&record, 0);
+    assert_eq!((whole.phase, whole.step.as_str()), (GpuPhase::Failed, "mig"));
+    assert!(whole.detail.contains("not divided as firstlight.mig asks"), "{}", whole.detail);
+}
+
+#[test]
+fn a_call_that_hangs_is_given_up_at_the_deadline_by_name() {
+    let record = scenario(&[
+        "firstlight.gpu-power-limit=500",
+        "firstlight.gpu-settings-deadline=3s",
+        &format!("stand_in_nvml.fault=nvmlDeviceSetPowerManagementLimit,{ONE},hang"),
+    ])
+    .request(&["0"])
+    .go()
+    .unwrap()
+    .boot_record;
+    let unit = record.unit("gpu-settings").unwrap();
+    assert_eq!((unit.outcome, unit.severity), (Outcome::TimedOut, Severity::Degraded), "{unit:?}");
+    for part in [
+        "0000:01:00.0: power-limit has begun and not ended",
+        "killed, as it did not end within 3s, firstlight.gpu-settings-deadline",
+    ] {
+        assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
+    }
+    assert!(unit.end_us.unwrap() - unit.start_us.unwrap() >= 3_000_000);
+    assert_eq!(events(&record, "gpu-setting", TWO), ["power-limit: 500 W, before 700 W"], "{:?}", record.events);
+    assert!((0..2).all(|index| gpu(&record, index).phase == GpuPhase::Ready), "{:?}", record.gpus);
+}
+
+#[test]
+fn an_image_without_the_program_says_which_file_it_lacks_and_a_guest_without_settings_needs_none() {
+    let plain = Scenario::gpus(1).request(&["0"]);
+    let record = plain.clone().parameter("firstlight.gpu-clocks=1980").go().unwrap().boot_record;
+    let unit = record.unit("gpu-settings").unwrap();
+    assert_eq!((unit.outcome, unit.severity), (Outcome::Failed, Severity::Degraded));
+    assert!(unit.detail.contains("/usr/bin/firstlight-gpu-settings is not in the image; add it"), "{}", unit.detail);
+    assert_eq!(gpu(&record, 0).phase, GpuPhase::Ready);
+    let record = plain.go().unwrap().boot_record;
+    let unit = record.unit("gpu-settings").unwrap();
+    assert_eq!(unit.outcome, Outcome::Skipped, "{unit:?}");
+}

@@ -1,0 +1,60 @@
+//! The way down: in order, and by its deadline whoever does not end.
+
+use std::time::Duration;
+
+use firstlight_boot_record::BootRecord;
+use firstlight_e2e::{Scenario, lab};
+use firstlight_lab::Guest;
+use tokio::time::timeout;
+
+fn late(record: &BootRecord) -> Vec<(&str, &str)> {
+    let late = record.events.iter().filter(|event| event.what == "shutdown-late");
+    late.map(|event| (event.object.as_str(), event.detail.as_str())).collect()
+}
+
+#[test]
+fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
+    let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
+    guest.initrd = Some(lab().variant("stubborn").unwrap().initrd);
+    let scenario = Scenario::guest(guest)
+        .parameter("firstlight.persistenced=on")
+        .parameter("firstlight.imex=on")
+        .parameter("firstlight.shutdown-deadline=18s")
+        .command(&["/bin/true"]);
+    let record = scenario.go().unwrap().boot_record;
+
+    // Shares of 18 s: 3 s for the agent, 8.4 s for both daemons, each of which has 5 s of grace.
+    let late = late(&record);
+    let [(agent, why), (daemon, rest)] = late[..] else { panic!("{:?}", record.events) };
+    assert_eq!((agent, daemon), ("agent", "persistenced"));
+    assert!(why.contains("did not end within 3000 ms of SIGTERM"), "{why}");
+    assert!(rest.contains("8400 ms"), "{rest}");
+    let stopped: Vec<_> = record.events.iter().filter(|event| event.what == "daemon-stopped").collect();
+    assert!(matches!(stopped[..], [one] if one.object == "imex"), "{stopped:?}");
+
+    let at = |what: &str| record.event(what).unwrap_or_else(|| panic!("no {what}: {:?}", record.events)).at_us;
+    let way = at("power-off") - at("shutdown");
+    assert!(way >= 11_400_000, "each had its share: {way} us");
+    // A third of it is for drivers, file systems and last words, which need next to nothing here.
+    assert!(way <= 18_000_000, "{way} us");
+    let last = &record.event("power-off").unwrap().detail;
+    assert!(last.ends_with("left: agent, persistenced"), "{last}");
+}
+
+#[test]
+fn ctrl_alt_del_stops_everything_in_order_and_boots_again() {
+    let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
+    guest.initrd = Some(lab().variant("stubborn").unwrap().initrd);
+    // One of its daemons presses the keys.
+    let scenario = Scenario::guest(guest).parameter("firstlight.dcgm=on").parameter("firstlight.shutdown-deadline=12s");
+    scenario.watched(async |vm| {
+        // The machine is run with -no-reboot: its end is what a reboot looks like.
+        let exit = timeout(Duration::from_secs(90), vm.wait()).await.expect("the guest goes down").unwrap();
+        assert!(exit.status.success());
+        let record = vm.console().record().unwrap();
+        assert_eq!(record.event("shutdown").map(|event| event.detail.as_str()), Some("ctrl-alt-del"));
+        assert!(record.event("power-off").is_none(), "{:?}", record.events);
+        let last = record.event("reboot").unwrap_or_else(|| panic!("{:?}", record.events));
+        assert!(last.detail.starts_with("after ") && last.detail.ends_with("left: agent"), "{last:?}");
+    });
+}

@@ -1,0 +1,82 @@
+//! Images and records of images, which may be anybody's.
+
+use std::fs;
+use std::io::{BufReader, Cursor, Read};
+
+use firstlight_image_builder::build::RECORD;
+use firstlight_image_builder::cpio::Reader;
+use firstlight_image_builder::format::disk::partitions;
+use firstlight_image_builder::format::erofs;
+use firstlight_image_builder::format::unpack::unpacked;
+use firstlight_image_builder::format::verity::Params;
+use firstlight_image_builder::verify::verify;
+
+use super::text;
+
+/// A small packed archive of each kind is in the corpus.
+pub(super) const ARCHIVES: &[&[u8]] = &[
+    b"07070100000001000081a4000000000000000000000001000000000000000200000000000000000000000000000000000000020000000\
+0a\0\0\0hi\0\0",
+    b"\x02\x21\x4c\x18\x03\0\0\0\x20hi\0\0\0\0",
+];
+
+pub(super) const PARAMETERS: &[&[u8]] = &[
+    b"root_hash=f211b9f1921ef726d57a72bf82be23a510076639fa8549ade10f85e214e0ddb4,salt=ab,data_blocks=3,\
+data_block_size=4096,hash_block_size=4096",
+    b"root_hash=,salt=-,data_blocks=18446744073709551615",
+];
+
+pub(super) const RECORDS: &[&[u8]] = &[
+    br#"{"schema":1,"name":"x","format":"erofs","kernel_release":"6","built_in_modules":[],"packages":[],
+"own_files_sha256":"","outputs":{"image.json":{"size":1,"sha256":""},"../x":{"size":1,"sha256":""}},"files":{},"entries":0,
+"file_bytes":0}"#,
+    br#"{"schema":1,"name":"x","format":"erofs","kernel_release":"6","built_in_modules":[],"packages":[],
+"own_files_sha256":"","outputs":{"image.json":{"size":1,"sha256":""}},"files":{},"entries":0,"file_bytes":0,
+"verity":{"file":"image.json","root_hash":"f211b9f1921ef726d57a72bf82be23a510076639fa8549ade10f85e214e0ddb4",
+"params":"root_hash=f211b9f1921ef726d57a72bf82be23a510076639fa8549ade10f85e214e0ddb4,salt=-,data_blocks=3,data_block_size=4096,hash_block_size=4096",
+"data_offset":1,"hash_offset":2,"hash_size":3}}"#,
+];
+
+/// What can be listed has plain names.
+pub(super) fn file_system(bytes: &[u8]) {
+    let Ok(Some(mut image)) = erofs::Image::open(Cursor::new(bytes), 0, bytes.len() as u64) else { return };
+    let entries = image.entries().unwrap_or_default();
+    for entry in &entries {
+        let plain = |part: &str| !matches!(part, "" | "." | "..");
+        assert!(entry.path.is_empty() || entry.path.split('/').all(plain), "{:?}", entry.path);
+    }
+}
+
+/// Packed or not; what is packed may be large.
+pub(super) fn archive(bytes: &[u8]) {
+    let Ok(archive) = unpacked(bytes) else { return };
+    let _ = Reader::listing(BufReader::new(archive.take(1 << 26))).count();
+}
+
+/// The last two bytes are the length of the disk in megabytes.
+pub(super) fn table(bytes: &[u8]) {
+    let mut sector = [0; 512];
+    let length = bytes.len().min(510);
+    sector[..length].copy_from_slice(&bytes[..length]);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    let disk = bytes.iter().rev().take(2).fold(0, |size, byte| size << 8 | u64::from(*byte)) << 20;
+    for part in partitions(&sector, disk).unwrap_or_default() {
+        assert!(part.size > 0 && part.start + part.size <= disk);
+    }
+}
+
+pub(super) fn parameters(bytes: &[u8]) {
+    if let Ok(params) = text(bytes).parse::<Params>() {
+        assert_eq!(params.to_string().parse::<Params>().as_ref(), Ok(&params));
+        let _ = params.data_bytes();
+    }
+}
+
+/// A folder that holds nothing else.
+pub(super) fn record(bytes: &[u8]) {
+    let Ok(folder) = tempfile::tempdir() else { return };
+    let _ = fs::write(folder.path().join(RECORD), bytes);
+    if let Ok(report) = verify(folder.path()) {
+        assert!(report.problems.iter().all(|problem| !problem.file.contains('/')));
+    }
+}

@@ -1,0 +1,38 @@
+//! The packet filter's programs, for guests' images.
+
+use std::path::{Path, PathBuf};
+
+use super::tree::{LIBRARIES, Members, Recipe, Tree};
+use super::{Error, Toolbox};
+
+/// One program under all the names, and what it loads.
+const IPTABLES: Recipe = Recipe {
+    label: "iptables",
+    suite: "trixie",
+    packages: &["iptables"],
+    members: Members::WithDependencies,
+    keep: |path| {
+        let (name, folder) = (path.file_name().unwrap_or_default().to_string_lossy(), path.parent());
+        let program = name == "xtables-nft-multi" || name.ends_with("-nft-save") || name.ends_with("-nft-restore");
+        // Not those of character sets and of other programs.
+        let of_programs = folder == Some(Path::new(LIBRARIES)) || folder.is_some_and(|it| it.ends_with("xtables"));
+        program || (of_programs && name.contains(".so")) || path.starts_with("usr/lib64")
+    },
+};
+
+impl Toolbox {
+    /// A folder with `iptables-nft-save` and its kin and their libraries at
+    /// their usual places below it.
+    ///
+    /// # Errors
+    /// A package that cannot be had, or a failed file operation.
+    pub fn iptables(&self) -> Result<PathBuf, Error> {
+        let tree = Tree::prepare(&self.cache, &IPTABLES, self.progress)?;
+        for family in ["iptables", "ip6tables"] {
+            for job in ["save", "restore"] {
+                tree.file(&[&format!("usr/sbin/{family}-nft-{job}")])?;
+            }
+        }
+        Ok(tree.root)
+    }
+}

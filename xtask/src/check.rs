@@ -16,7 +16,7 @@ pub(crate) struct Args {}
 pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&["fmt", "--all", "--check"])?;
     // Tests that need more than a host has are behind features; they are linted all the same.
-    let features = "firstlight-agent/real,firstlight-lab/online";
+    let features = "firstlight-agent/real,firstlight-init/real,firstlight-lab/online";
     let clippy = ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--features", features];
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     deny()?;
@@ -49,6 +49,11 @@ const TABLES: &[(&str, &str, &str)] = &[
     ("docs/kernel-command-line.md", "firstlight-init", "--print-params"),
     ("docs/kernel-command-line.md", "firstlight-agent", "--print-params"),
     ("docs/boot-plan.md", "firstlight-init", "--print-plan"),
+    ("docs/daemons.md", "firstlight-init", "--print-daemons"),
+    ("docs/failures.md", "firstlight-init", "--example failures"),
+    ("docs/kernel-configs.md", "firstlight-image-builder", "kernel check --print-tables"),
+    ("docs/driver.md", "firstlight-image-builder", "matrix"),
+    ("docs/driver.md", "firstlight-image-builder", "profiles"),
 ];
 
 const END: &str = "<!-- generated: end -->";
@@ -65,8 +70,13 @@ fn documents() -> anyhow::Result<()> {
         let text = std::fs::read_to_string(&path)?;
         let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let mut command = Command::new(program);
-        command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", package, "--"]);
-        let output = command.arg(option).output()?;
+        command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", package]);
+        // An example prints a table that is no business of its program.
+        match option.strip_prefix("--example ") {
+            Some(example) => command.args(["--example", example]),
+            None => command.arg("--").args(option.split(' ')),
+        };
+        let output = command.output()?;
         if !output.status.success() {
             bail!("{package} {option} failed: {}", String::from_utf8_lossy(&output.stderr));
         }

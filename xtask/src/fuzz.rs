@@ -11,7 +11,8 @@ pub(crate) struct Args {
     /// Seconds per target; 10 if not given.
     #[arg(long)]
     seconds: Option<u64>,
-    /// Half a minute for all targets together, after a look at whether guidance works; part of `test`.
+    /// Half a minute for each reader of what host and kernel say first hand, two seconds for the others, after a look
+    /// at whether guidance works; part of `test`.
     #[arg(long, conflicts_with = "seconds")]
     smoke: bool,
     /// Write what reached something new into tests/fuzz/corpus, and take out what is superfluous there.

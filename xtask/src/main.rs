@@ -13,6 +13,7 @@ mod gpu_test;
 mod guest;
 mod run;
 mod size;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Command {
     AgentTests(agent_tests::Args),
     /// Feed inputs, guided by coverage, to everything that reads somebody else's bytes.
     Fuzz(fuzz::Args),
+    /// Boots in a row, none of which may hang.
+    Soak(soak::Args),
     /// Sizes of the guest's programs against their budgets.
     Size,
 }
@@ -64,6 +67,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::GpuTest(args) => gpu_test::gpu_test(&args),
         Command::AgentTests(args) => agent_tests::agent_tests(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),
+        Command::Soak(args) => soak::soak(&args),
         Command::Size => size::size(),
     }
 }

@@ -28,6 +28,8 @@ pub struct Row {
     pub ready_us: Option<u64>,
     /// Its end.
     pub end_us: Option<u64>,
+    /// Its own processor time.
+    pub processor_us: Option<u64>,
     /// How it is drawn.
     pub look: Look,
     /// How it ended, one word.
@@ -49,6 +51,7 @@ fn unit(unit: &Unit) -> Row {
         start_us: unit.start_us,
         ready_us: unit.ready_us,
         end_us: unit.end_us,
+        processor_us: unit.processor_us,
         look,
         outcome: unit.outcome.word().to_owned(),
         detail: unit.detail.clone(),
@@ -62,6 +65,7 @@ fn container(events: &[Event], started: &Event) -> Row {
         start_us: Some(started.at_us),
         ready_us: None,
         end_us: exited.map(|e| e.at_us),
+        processor_us: None,
         look: Look::Serving,
         outcome: if exited.is_some() { "exited" } else { "running" }.to_owned(),
         detail: exited.map(|e| e.detail.clone()).unwrap_or_default(),
@@ -77,6 +81,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
         start_us: Some(0),
         ready_us: None,
         end_us: Some(record.pid1_start_us),
+        processor_us: None,
         look: Look::Kernel,
         outcome: "ok".to_owned(),
         detail: record.kernel.release.clone(),
@@ -88,7 +93,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
         }
         let look = match gpu.phase {
             GpuPhase::Ready => Look::Good,
-            GpuPhase::Found | GpuPhase::Attaching => Look::Missing,
+            GpuPhase::Found | GpuPhase::Attaching | GpuPhase::Removed => Look::Missing,
             GpuPhase::Failed | GpuPhase::TimedOut => Look::Bad,
         };
         rows.push(Row {
@@ -96,6 +101,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             start_us: gpu.start_us,
             ready_us: None,
             end_us: gpu.end_us,
+            processor_us: None,
             look,
             outcome: gpu.phase.word().to_owned(),
             detail: gpu.detail.clone(),
@@ -109,6 +115,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             start_us: Some(off.at_us),
             ready_us: None,
             end_us: Some(off.at_us),
+            processor_us: None,
             look: Look::Good,
             outcome: "ok".to_owned(),
             detail: off.detail.clone(),

@@ -93,7 +93,8 @@ pub fn svg(record: &BootRecord) -> String {
     for row in &rows {
         let middle = y + ROW / 2 + 3;
         let _ = writeln!(out, r#"<text x="{}" y="{middle}" text-anchor="end">{}</text>"#, NAMES - 8, escape(&row.name));
-        let tooltip = format!("{}: {} {}", row.name, row.outcome, row.detail);
+        let worked = row.processor_us.map(|us| format!(" ({}.{} ms of processor time)", us / 1000, us % 1000 / 100));
+        let tooltip = format!("{}: {}{} {}", row.name, row.outcome, worked.unwrap_or_default(), row.detail);
         let _ = writeln!(out, "<g><title>{}</title>", escape(&tooltip));
         if let Some(start) = row.start_us {
             let end = row.end_us.unwrap_or(if row.look == Look::Good { start } else { last });
@@ -145,7 +146,7 @@ mod tests {
             let mut record = BootRecord::new("1", 5);
             record.units.push(Unit {
                 name, need: vec![], severity: Severity::Optional, deadline_us: 0, start_us: start, ready_us: None,
-                end_us: end, outcome: Outcome::Failed, detail, pci: None,
+                end_us: end, processor_us: end, outcome: Outcome::Failed, detail, pci: None,
             });
             let text = svg(&record);
             // Every '<' opens a tag of ours, and every group is closed.

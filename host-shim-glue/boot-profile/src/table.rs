@@ -59,7 +59,8 @@ fn short(text: &str) -> String {
 }
 
 /// The boot as a table: one line per row, times in milliseconds since the
-/// kernel's start. `=` works, `-` serves, `!` failed, `?` never ended.
+/// kernel's start. `=` works, `-` serves, `!` failed, `?` never ended. CPU is
+/// the processor time of the unit's own thread.
 #[must_use]
 pub fn table(record: &BootRecord) -> String {
     let rows = rows(record);
@@ -69,17 +70,18 @@ pub fn table(record: &BootRecord) -> String {
     let bar_width = usize::try_from(BAR).unwrap_or_default();
     let _ = writeln!(
         text,
-        "{:width$} {:>9} {:>9} {:>9}  {:bar_width$}  {:9} DETAIL",
-        "UNIT", "START ms", "READY ms", "TOOK ms", "", "OUTCOME"
+        "{:width$} {:>9} {:>9} {:>9} {:>7}  {:bar_width$}  {:9} DETAIL",
+        "UNIT", "START ms", "READY ms", "TOOK ms", "CPU ms", "", "OUTCOME"
     );
     for row in &rows {
         let _ = writeln!(
             text,
-            "{:width$} {:>9} {:>9} {:>9}  {}  {:9} {}",
+            "{:width$} {:>9} {:>9} {:>9} {:>7}  {}  {:9} {}",
             row.name,
             milliseconds(row.start_us),
             milliseconds(row.ready_us.or(row.end_us)),
             took(row),
+            milliseconds(row.processor_us),
             bar(row, last),
             row.outcome,
             short(&row.detail)
@@ -107,6 +109,7 @@ mod tests {
             start_us: (outcome != Outcome::Skipped).then_some(start),
             ready_us: ready,
             end_us: end,
+            processor_us: end.map(|end| (end - start) / 4),
             outcome,
             detail: detail.into(),
             pci: None,
@@ -140,6 +143,8 @@ mod tests {
         let agent = text.lines().find(|line| line.starts_with("agent")).unwrap();
         assert!(agent.contains("1010.0") && agent.contains("1050.0") && agent.contains(" 40.0 "), "{agent}");
         assert!(agent.contains("=-"), "works, then serves: {agent}");
+        let mounts = text.lines().find(|line| line.starts_with("mounts")).unwrap();
+        assert!(mounts.contains(" 2.2     0.5  "), "took and worked: {mounts}");
         let late = text.lines().find(|line| line.starts_with("late")).unwrap();
         assert!(late.contains("!!!") && late.contains("failed") && !late.contains('\u{7}'), "{late}");
     }
@@ -159,6 +164,7 @@ mod tests {
             start_us: Some(u64::MAX),
             ready_us: Some(0),
             end_us: Some(1),
+            processor_us: None,
             look: Look::Good,
             outcome: String::new(),
             detail: String::new(),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A PCI device handed to the guest, each behind a root port of its own.
+/// A device handed to the guest; those of PCI have a root port each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
     /// A device served by a process over vfio-user.
@@ -18,6 +18,15 @@ pub enum Device {
     },
     /// A virtio-blk disk.
     Disk {
+        /// Its raw content.
+        file: PathBuf,
+    },
+    /// A virtio-blk disk without PCI, on the board itself (virtio-mmio). Only
+    /// QEMU's microvm has places for it, so the machine becomes one: without
+    /// persistent memory, an IOMMU or spare processors. The guest's kernel finds
+    /// the disk in ACPI's tables, which an initramfs of other than whole pages
+    /// overwrites.
+    MmioDisk {
         /// Its raw content.
         file: PathBuf,
     },
@@ -47,8 +56,12 @@ pub enum Device {
         /// Its hardware address.
         mac: String,
     },
+    /// A watchdog timer (Intel 6300ESB), which no kernel needs and few have built in.
+    Watchdog,
     /// Nothing yet: a port for something that is plugged in later.
     Empty,
+    /// Nothing yet: a port with room for a GPU's memory.
+    EmptyForGpu,
     /// A device behind a root complex of its own (`pxb-pcie`).
     Beyond {
         /// The root complex's bus, 0x20 or more and above all others.
@@ -60,6 +73,9 @@ pub enum Device {
 
 /// Root ports are the functions of slots from here on, eight a slot.
 const FIRST_PORT_SLOT: usize = 0x10;
+
+/// Room behind a port for the largest GPU's memory and its other regions.
+const GPU_ROOM: &str = ",pref64-reserve=512G,mem-reserve=32M";
 
 /// The slot and the function of a root port.
 fn port(at: usize) -> (usize, usize) {
@@ -79,19 +95,24 @@ impl Device {
         }
     }
 
-    /// The arguments for it and its root port: pairs of an option and its value.
+    /// The arguments for it and its root port, if it has one: pairs of an option and its value.
     pub(crate) fn arguments(&self, at: usize) -> Vec<(&'static str, OsString)> {
         let (slot, function) = port(at);
         let chassis = at + 1;
         let mut all: Vec<(&'static str, OsString)> = Vec::new();
-        let device = if let Self::Beyond { bus, device } = self {
+        let device = if matches!(self, Self::MmioDisk { .. }) {
+            self
+        } else if let Self::Beyond { bus, device } = self {
             all.push(("-device", format!("pxb-pcie,id=root{at},bus_nr={bus},bus=pcie.0").into()));
             let port = format!("pcie-root-port,id=port{at},chassis={chassis},slot={at},bus=root{at}");
             all.push(("-device", port.into()));
             device
         } else {
             let place = format!("bus=pcie.0,addr={slot:x}.{function},multifunction=on");
-            all.push(("-device", format!("pcie-root-port,id=port{at},chassis={chassis},slot={at},{place}").into()));
+            // The kernel gives a port as much address space as it asks for; an empty one asks for little.
+            let room = if *self == Self::EmptyForGpu { GPU_ROOM } else { "" };
+            let port = format!("pcie-root-port,id=port{at},chassis={chassis},slot={at},{place}{room}");
+            all.push(("-device", port.into()));
             self
         };
         // JSON throughout, as QEMU's monitor takes the same. Paths are ours and
@@ -104,7 +125,7 @@ impl Device {
     /// What QEMU needs behind the device: the option and its value.
     pub(crate) fn back(&self, at: usize) -> Option<(&'static str, serde_json::Value)> {
         match self {
-            Self::Disk { file } | Self::Nvme { file } | Self::Scsi { file, .. } => {
+            Self::Disk { file } | Self::MmioDisk { file } | Self::Nvme { file } | Self::Scsi { file, .. } => {
                 let file = file.to_string_lossy();
                 Some((
                     "-blockdev",
@@ -117,7 +138,12 @@ impl Device {
             Self::UserNic { .. } => {
                 Some(("-netdev", serde_json::json!({"type": "user", "id": format!("net{at}"), "ipv6": false})))
             }
-            Self::VfioUser { .. } | Self::Vfio { .. } | Self::Empty | Self::Beyond { .. } => None,
+            Self::VfioUser { .. }
+            | Self::Vfio { .. }
+            | Self::Watchdog
+            | Self::Empty
+            | Self::EmptyForGpu
+            | Self::Beyond { .. } => None,
         }
     }
 
@@ -132,6 +158,9 @@ impl Device {
             Self::Vfio { host } => vec![serde_json::json!({"driver": "vfio-pci", "id": id, "bus": bus, "host": host})],
             Self::Disk { .. } => {
                 vec![serde_json::json!({"driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk})]
+            }
+            Self::MmioDisk { .. } => {
+                vec![serde_json::json!({"driver": "virtio-blk-device", "id": id, "drive": disk})]
             }
             Self::Nvme { .. } => {
                 vec![serde_json::json!({"driver": "nvme", "id": id, "bus": bus, "drive": disk, "serial": disk})]
@@ -148,7 +177,8 @@ impl Device {
                 // No firmware boots from it.
                 "romfile": "",
             })],
-            Self::Empty | Self::Beyond { .. } => Vec::new(),
+            Self::Watchdog => vec![serde_json::json!({"driver": "i6300esb", "id": id, "bus": bus})],
+            Self::Empty | Self::EmptyForGpu | Self::Beyond { .. } => Vec::new(),
         }
     }
 }
@@ -156,6 +186,12 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_without_pci_has_no_port() {
+        let text = format!("{:?}", Device::MmioDisk { file: "/d".into() }.arguments(2));
+        assert!(text.contains("virtio-blk-device") && text.contains("disk2") && !text.contains("port"), "{text}");
+    }
 
     #[test]
     fn paths_are_those_of_the_arguments() {

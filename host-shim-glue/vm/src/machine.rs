@@ -73,9 +73,12 @@ pub struct Machine {
     pub cpus: u32,
     /// Processors that can be plugged in while it runs, beside those.
     pub spare_cpus: u32,
+    /// Memory that can be plugged in while it runs, beside that, MiB; in at most
+    /// four pieces. Not on a microvm.
+    pub spare_memory_mib: u32,
     /// How instructions are run.
     pub accelerator: Accelerator,
-    /// PCI devices, in the order of their root ports.
+    /// Devices; those of PCI in the order of their root ports.
     pub devices: Vec<Device>,
     /// Memory that keeps its content.
     pub persistent: Vec<Memory>,
@@ -85,6 +88,9 @@ pub struct Machine {
     pub shares: Vec<Share>,
     /// The guest's vsock context id, 3 or more.
     pub cid: u32,
+    /// The console is a serial port that takes so many bytes a second, instead
+    /// of a virtual one that takes all; the command line has to say `console=ttyS0`.
+    pub slow_console: Option<u32>,
 }
 
 /// Names of the files of a machine inside its folder.
@@ -123,12 +129,59 @@ const EVERY_EVENT: &str = "event_idx=off";
 /// uses it in its allocator, to die of that.
 const TCG_CPU: &str = "max,phys-bits=46,-cx16";
 
+/// Places for memory that is plugged in. A vhost-user daemon may take no more
+/// than eight regions, of which the guest's own memory is two.
+const SPARE_SLOTS: usize = 4;
+
 /// Linux believes in spare processors only under a hypervisor that it knows, and
 /// it knows no QEMU that translates. This serial number has it ask for VMware,
 /// where QEMU answers (vmport), unless the processor says that it is virtual.
 const HYPERVISOR: &str = "type=1,serial=VMware-translated";
 
+/// QEMU's board without anything that is older than ACPI's short form, which it
+/// describes itself by. Linux does not set up an interval timer and an old
+/// interrupt controller there, so the first tick of one would be taken for a
+/// division by zero: there are none.
+const MICRO: &str = "microvm,acpi=on,pcie=on,pit=off,pic=off,memory-backend=mem";
+
+/// Ticks of the time-stamp counter per millisecond when instructions are counted.
+const COUNTING_KHZ: u64 = 1_000_000;
+
 impl Machine {
+    /// Whether it has to be QEMU's microvm.
+    fn micro(&self) -> bool {
+        self.devices.iter().any(|device| matches!(device, Device::MmioDisk { .. }))
+    }
+
+    /// The board with its bus.
+    fn board(&self) -> &'static str {
+        match (self.micro(), self.persistent.is_empty()) {
+            (true, _) => MICRO,
+            (false, true) => "q35,memory-backend=mem",
+            (false, false) => "q35,memory-backend=mem,nvdimm=on",
+        }
+    }
+
+    /// The kernel's command line. A microvm has no clock by which a kernel could
+    /// find out how fast the processor counts, and KVM alone tells it.
+    fn kernel_command_line(&self) -> String {
+        let khz = match (self.micro(), self.accelerator) {
+            (false, _) | (_, Accelerator::Kvm) => return self.command_line.clone(),
+            (true, Accelerator::TcgCounting) => COUNTING_KHZ,
+            (true, Accelerator::Tcg) => firstlight_sys::tsc::khz(),
+        };
+        format!("{} tsc_early_khz={khz}", self.command_line)
+    }
+
+    /// The guest's memory and the room beside it.
+    fn memory(&self) -> String {
+        let persistent = self.persistent.iter().map(|memory| memory.mib);
+        let most = persistent.chain([self.spare_memory_mib]).fold(self.memory_mib, u32::saturating_add);
+        let slots = self.persistent.len() + if self.spare_memory_mib > 0 { SPARE_SLOTS } else { 0 };
+        let room = if slots > 0 { format!(",slots={slots},maxmem={most}M") } else { String::new() };
+        format!("{}M{room}", self.memory_mib)
+    }
+
     /// QEMU's arguments for this machine with its sockets in `folder` and the
     /// serial port's text in `serial`.
     #[must_use]
@@ -137,14 +190,13 @@ impl Machine {
         let mut line = Arguments::default();
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.pair("-display", "none");
-        let persistent: u32 = self.persistent.iter().map(|memory| memory.mib).sum();
-        line.pair(
-            "-machine",
-            if persistent > 0 { "q35,memory-backend=mem,nvdimm=on" } else { "q35,memory-backend=mem" },
-        );
+        line.pair("-machine", self.board());
+        if self.micro() {
+            // The other form is one that the specification has left behind.
+            line.pair("-global", "virtio-mmio.force-legacy=off");
+        }
         line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
-        let room = format!(",slots={},maxmem={}M", self.persistent.len(), self.memory_mib.saturating_add(persistent));
-        line.pair("-m", format!("{}M{}", self.memory_mib, if persistent > 0 { &room } else { "" }));
+        line.pair("-m", self.memory());
         let most = self.cpus.saturating_add(self.spare_cpus);
         // A socket for each, as Kata has it: new sockets are what Linux expects.
         let sockets = format!(",maxcpus={most},sockets={most},cores=1,threads=1");
@@ -171,12 +223,16 @@ impl Machine {
         }
         line.pair("-kernel", &self.kernel);
         line.pair("-initrd", &self.initrd);
-        line.pair("-append", &self.command_line);
+        line.pair("-append", self.kernel_command_line());
         line.pair("-chardev", "stdio,id=console,signal=off");
         line.pair("-device", "virtio-serial-pci");
-        line.pair("-device", "virtconsole,chardev=console");
-        line.pair("-chardev", option("file,id=serial,path=", serial));
-        line.pair("-serial", "chardev:serial");
+        if self.slow_console.is_some() {
+            line.pair("-serial", "chardev:console");
+        } else {
+            line.pair("-device", "virtconsole,chardev=console");
+            line.pair("-chardev", option("file,id=serial,path=", serial));
+            line.pair("-serial", "chardev:serial");
+        }
         line.pair("-chardev", option("socket,id=vsock,path=", &files.vsock_backend()));
         line.pair("-device", format!("vhost-user-vsock-pci,chardev=vsock,{EVERY_EVENT}"));
         for (at, share) in self.shares.iter().enumerate() {
@@ -240,12 +296,14 @@ mod tests {
             memory_mib: 512,
             cpus: 2,
             spare_cpus: 0,
+            spare_memory_mib: 0,
             accelerator: Accelerator::Tcg,
             devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
             persistent: Vec::new(),
             iommu: false,
             shares: vec![Share { tag: "kataShared".into(), folder: "/f".into() }],
             cid: 3,
+            slow_console: None,
         }
     }
 
@@ -281,6 +339,16 @@ mod tests {
     }
 
     #[test]
+    fn spare_memory_is_room_beside_all_other() {
+        let mut machine = machine();
+        assert!(text(&machine).contains("-m 512M -smp"));
+        machine.spare_memory_mib = 256;
+        assert!(text(&machine).contains("-m 512M,slots=4,maxmem=768M "));
+        machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
+        assert!(text(&machine).contains("-m 512M,slots=5,maxmem=832M "));
+    }
+
+    #[test]
     fn spare_processors_are_room_and_no_processors() {
         let mut machine = machine();
         assert!(text(&machine).contains("-smp 2 "));
@@ -288,6 +356,20 @@ mod tests {
         assert!(text(&machine).contains("-smp 2,maxcpus=5,sockets=5,") && text(&machine).contains("-smbios"));
         machine.accelerator = Accelerator::Kvm;
         assert!(!text(&machine).contains("-smbios"));
+    }
+
+    #[test]
+    fn a_disk_without_pci_is_on_a_board_that_has_places_for_it() {
+        let mut machine = machine();
+        assert!(!text(&machine).contains("microvm") && !text(&machine).contains("tsc_early_khz"));
+        machine.devices.push(Device::MmioDisk { file: "/d".into() });
+        assert!(
+            text(&machine).contains("-machine microvm,acpi=on,") && text(&machine).contains("quiet tsc_early_khz=")
+        );
+        machine.accelerator = Accelerator::TcgCounting;
+        assert!(text(&machine).contains("tsc_early_khz=1000000 "));
+        machine.accelerator = Accelerator::Kvm;
+        assert!(!text(&machine).contains("tsc_early_khz"));
     }
 
     #[test]

@@ -98,6 +98,27 @@ impl Qmp {
         Ok(())
     }
 
+    /// Plugs `mib` of the machine's spare memory in, as one module (DIMM).
+    ///
+    /// # Errors
+    /// There is not so much, or no place for another module, or QEMU refuses.
+    pub async fn plug_memory(&mut self, mib: u32) -> Result<(), VmError> {
+        let all = self.execute("query-memory-devices", json!({})).await?;
+        let at = all.as_array().map_or(0, Vec::len);
+        let back = format!("spare{at}");
+        let size = u64::from(mib) << 20;
+        // Shared, as the daemons that serve the guest read its buffers there.
+        let backend = json!({"qom-type": "memory-backend-memfd", "id": back, "size": size, "share": true});
+        self.execute("object-add", backend).await?;
+        let plugged =
+            self.execute("device_add", json!({"driver": "pc-dimm", "id": format!("dimm{at}"), "memdev": back}));
+        if let Err(error) = plugged.await {
+            self.execute("object-del", json!({"id": back})).await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
     async fn line(&mut self) -> Result<Value, String> {
         let mut line = Vec::new();
         let mut bounded = (&mut self.stream).take(MAX_LINE);
@@ -151,6 +172,28 @@ mod tests {
         assert!(asked[2].contains("device_add") && asked[2].contains("\"core-id\":1"), "{asked:?}");
         assert!(asked[2].contains("max-x86_64-cpu"), "{asked:?}");
         assert!(error.contains("2 spare processors, not 3"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn memory_has_a_name_of_its_own_and_what_is_behind_a_refused_one_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let done = "{\"return\": {}}\n";
+        let there = "{\"return\": [{\"type\": \"dimm\", \"data\": {\"id\": \"dimm0\"}}]}\n";
+        let refusal = "{\"error\": {\"desc\": \"not enough space\"}}\n";
+        let answers = ["{\"QMP\": {}}\n", done, "{\"return\": []}\n", done, done, there, done, refusal, done];
+        let client = async {
+            let mut monitor = Qmp::connect(&path).await.unwrap();
+            monitor.plug_memory(128).await.unwrap();
+            monitor.plug_memory(256).await.unwrap_err().to_string()
+        };
+        let (asked, error) = tokio::join!(serve(listener, &answers), client);
+        assert!(asked[2].contains("\"id\":\"spare0\"") && asked[2].contains("\"share\":true"), "{asked:?}");
+        assert!(asked[2].contains(&(128 << 20).to_string()) && asked[3].contains("pc-dimm"), "{asked:?}");
+        assert!(asked[6].contains("\"memdev\":\"spare1\""), "{asked:?}");
+        assert!(asked[7].contains("object-del") && asked[7].contains("spare1"), "{asked:?}");
+        assert!(error.contains("device_add") && error.contains("not enough space"), "{error}");
     }
 
     #[tokio::test]

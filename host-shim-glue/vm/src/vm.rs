@@ -1,13 +1,17 @@
 //! A running virtual machine.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
 
 use crate::helper::Helper;
 use crate::machine::Files;
@@ -19,6 +23,8 @@ pub struct Vm {
     qemu: Child,
     helpers: Vec<Helper>,
     console: Console,
+    /// A slow console passes what is left at once.
+    hurry: Arc<AtomicBool>,
     folder: PathBuf,
     serial: PathBuf,
     started: Instant,
@@ -34,6 +40,27 @@ pub struct Exit {
     pub status: ExitStatus,
     /// From QEMU's start to its end.
     pub lived: Duration,
+}
+
+/// Passes a stream on at so many bytes a second, with as little room in between as there can be.
+/// Once it is told to hurry, the rest passes at once.
+fn slowly(mut from: ChildStdout, rate: u32, hurry: Arc<AtomicBool>) -> DuplexStream {
+    // A pipe holds a whole boot's text otherwise. One that stays as it is only makes the start less slow.
+    let _ = rustix::pipe::fcntl_setpipe_size(from.as_fd(), 4096);
+    let (mut to, slow) = tokio::io::duplex(64);
+    tokio::spawn(async move {
+        let piece = usize::try_from(rate.div_ceil(10)).unwrap_or(1);
+        let mut buffer = vec![0; piece];
+        while let Ok(len @ 1..) = from.read(&mut buffer).await {
+            if to.write_all(&buffer[..len]).await.is_err() {
+                break;
+            }
+            if !hurry.load(Ordering::Relaxed) {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    });
+    slow
 }
 
 impl Vm {
@@ -78,8 +105,12 @@ impl Vm {
         let started = Instant::now();
         let mut qemu = command.spawn().map_err(spawn)?;
         let stdout = qemu.stdout.take().ok_or_else(|| spawn(io::Error::other("no standard output")))?;
-        let console = Console::follow(stdout, console_log).await?;
-        Ok(Self { qemu, helpers, console, folder: folder.to_owned(), serial, started })
+        let hurry = Arc::new(AtomicBool::new(false));
+        let console = match machine.slow_console {
+            None => Console::follow(stdout, console_log).await?,
+            Some(rate) => Console::follow(slowly(stdout, rate, Arc::clone(&hurry)), console_log).await?,
+        };
+        Ok(Self { qemu, helpers, console, hurry, folder: folder.to_owned(), serial, started })
     }
 
     /// What the guest prints.
@@ -161,6 +192,7 @@ impl Vm {
     pub async fn wait(&mut self) -> Result<Exit, VmError> {
         let status = self.qemu.wait().await.map_err(VmError::Wait)?;
         let lived = self.started.elapsed();
+        self.hurry.store(true, Ordering::Relaxed);
         self.console.ended().await;
         Ok(Exit { status, lived })
     }

@@ -141,10 +141,12 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     let mib = |kib: f64| kib / 1024.0;
     figures.push(Figure::at_most("resident at rest, server", "MiB", mib(server), 4.0).beside("kata-agent", 11.7));
     figures.push(Figure::at_most("resident at rest, server and runtime", "MiB", mib(server + runtime), 7.0));
-    let after = value("agent resident after all KiB")? + value("runtime resident after all KiB")?;
-    figures.push(Figure::shown("resident after all rounds, server and runtime", "MiB", mib(after)));
+    for when in ["when started", "after all"] {
+        let both = value(&format!("agent resident {when} KiB"))? + value(&format!("runtime resident {when} KiB"))?;
+        figures.push(Figure::shown(format!("resident {when}, server and runtime"), "MiB", mib(both)));
+    }
     if let Ok(spare) = value("spare resident after all KiB") {
-        figures.push(Figure::shown("resident after all rounds, the runtime's spare copy", "MiB", mib(spare)));
+        figures.push(Figure::shown("resident after all, the runtime's spare copy", "MiB", mib(spare)));
     }
     let size = value("agent size bytes")? / 1e6;
     figures.push(Figure::at_most("program, stripped", "MB", size, 8.0).beside("kata-agent", 26.0));

@@ -1,4 +1,9 @@
-//! From PID 1's start to the agent's first answer.
+//! From PID 1's start to the agent's first answer, and what PID 1 itself works
+//! for a boot.
+//!
+//! PID 1's own work is the processor time of its process, by the guest's
+//! scheduler, less that of the units that are somebody else's: those that load
+//! drivers or wait in one.
 //!
 //! The peer's figures are those of NVRC and kata-agent 4.1.0 in the same kind
 //! of machine (QEMU 11, q35, TCG, one processor, 2 GiB, cgroup v2, quiet console
@@ -6,9 +11,11 @@
 //! and are not measured again here.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use firstlight::run::Report;
+use firstlight_boot_record::BootRecord;
 use firstlight_lab::{Guest, Lab};
 
 use super::{Figure, median, millis, report};
@@ -20,14 +27,26 @@ const PEER_CHECK_MS: f64 = 410.0;
 /// PID 1's start to the agent listening, millions of instructions.
 const PEER_INSTRUCTIONS: f64 = 13.0;
 
+/// PID 1's start to the agent's exec, millions of instructions; a bare init has 0.9.
+const PEER_EXEC: f64 = 2.4;
+
+/// The attach of a GPU of the counting boots, which count no time that is waited.
+const ATTACH: Duration = Duration::from_millis(200);
+
+/// Units whose work is the kernel's or its drivers'.
+const OTHERS: &[&str] = &["vsock", "modules", "modules-nvidia", "gpu-attach["];
+
 /// The agent's event for its first answered Check.
 const FIRST_CHECK: &str = "first-check";
+
+/// PID 1's event for the agent's exec.
+const EXECUTED: &str = "agent-executed";
 
 /// Whose kernel is booted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Whose {
     /// The lab's own, with everything built in, as the peer's was. The first
-    /// bench builds it: about 10 minutes of processor time.
+    /// bench builds it: about 25 minutes of processor time.
     Own,
     /// Debian's, which loads vsock as modules. The goals are not for it.
     Debian,
@@ -51,6 +70,50 @@ fn listening_ms(report: &Report) -> anyhow::Result<f64> {
     Ok(millis(report.timeline.pid1_start_us, listening))
 }
 
+/// What an event of PID 1's says in its first word, µs.
+fn worked(record: &BootRecord, what: &str) -> anyhow::Result<u64> {
+    let event = record.event(what).with_context(|| format!("the record has no {what}"))?;
+    let number = event.detail.split(' ').next().and_then(|word| word.parse().ok());
+    number.with_context(|| format!("{what} says {:?}", event.detail))
+}
+
+/// PID 1's own work until the agent's exec and in the whole boot; ms, or millions of instructions when counting.
+fn own_work(record: &BootRecord) -> anyhow::Result<(f64, f64)> {
+    let others = |by_us: u64| -> u64 {
+        let theirs = record.units.iter().filter(|unit| OTHERS.iter().any(|name| unit.name.starts_with(name)));
+        theirs.filter(|unit| unit.end_us.is_some_and(|end| end <= by_us)).filter_map(|unit| unit.processor_us).sum()
+    };
+    let exec_us = record.event(EXECUTED).context("the record has no agent's exec")?.at_us;
+    let exec = worked(record, EXECUTED)?.saturating_sub(others(exec_us));
+    let whole = worked(record, "processor-time")?.saturating_sub(others(u64::MAX));
+    Ok((millis(0, exec), millis(0, whole)))
+}
+
+/// What each unit worked, and the loop beside them; ms, or millions of instructions when counting.
+fn shares(record: &BootRecord) -> String {
+    let mut shares: Vec<String> = record
+        .units
+        .iter()
+        .filter_map(|unit| Some(format!("{} {:.2}", unit.name, millis(0, unit.processor_us?))))
+        .collect();
+    let units: u64 = record.units.iter().filter_map(|unit| unit.processor_us).sum();
+    let whole = worked(record, "processor-time").unwrap_or_default();
+    shares.push(format!("the loop {:.2}", millis(units, whole)));
+    shares.join(", ")
+}
+
+/// Boots with GPUs on Debian's kernel: the lab's own has no stand-in driver.
+fn with_gpus(lab: &Lab, gpus: usize, counting: bool) -> anyhow::Result<Report> {
+    let guest = Guest { cpus: 1, memory_mib: 2048, counting, ..Guest::with_gpus(gpus, ATTACH) };
+    let boot = Boot { guest, devices: Vec::new(), command: vec!["/bin/true".into()], image: None, keep: false };
+    report(lab, &boot)
+}
+
+fn exec_ms(report: &Report) -> anyhow::Result<f64> {
+    let exec = report.boot_record.event(EXECUTED).context("the record has no agent's exec")?;
+    Ok(millis(report.timeline.pid1_start_us, exec.at_us))
+}
+
 pub(super) fn figures(lab: &Lab, whose: Whose, boots: u8) -> anyhow::Result<Vec<Figure>> {
     let files = match whose {
         Whose::Own => {
@@ -66,13 +129,36 @@ pub(super) fn figures(lab: &Lab, whose: Whose, boots: u8) -> anyhow::Result<Vec<
         checks.push(ms);
     }
     // One nanosecond of the guest's clock is one instruction, so a millisecond is a million.
-    let mut instructions = Vec::new();
+    let (mut instructions, mut execs, mut own_execs) = (Vec::new(), Vec::new(), Vec::new());
     for boot in 1..=boots.min(3) {
-        let millions = listening_ms(&report(lab, &plan(files.clone(), true))?)?;
-        eprintln!("bench: counting boot {boot}: PID 1 to agent listening {millions:.2} M instructions");
-        instructions.push(millions);
+        let report = report(lab, &plan(files.clone(), true))?;
+        let (listening, exec) = (listening_ms(&report)?, exec_ms(&report)?);
+        let (own_exec, own) = own_work(&report.boot_record)?;
+        eprintln!(
+            "bench: counting boot {boot}: PID 1 to agent's exec {exec:.2}, to agent listening {listening:.2} M \
+             instructions; own work {own_exec:.2} to the exec, {own:.2} in all"
+        );
+        instructions.push(listening);
+        execs.push(exec);
+        own_execs.push(own_exec);
+    }
+    let (mut owns, mut owns_ms) = (Vec::new(), Vec::new());
+    for boot in 1..=boots.min(3) {
+        let counted = with_gpus(lab, 8, true)?.boot_record;
+        let (_, own) = own_work(&counted)?;
+        eprintln!("bench: units of boot {boot} with 8 GPUs: {}", shares(&counted));
+        let (_, own_ms) = own_work(&with_gpus(lab, 8, false)?.boot_record)?;
+        eprintln!("bench: boot {boot} with 8 GPUs: own work {own:.2} M instructions counting, {own_ms:.2} ms not");
+        owns.push(own);
+        owns_ms.push(own_ms);
     }
     Ok(vec![
+        Figure::at_most("PID 1's start to the agent's exec, everything", "M instr", median(execs), 1.5)
+            .beside("NVRC", PEER_EXEC),
+        Figure::at_most("own work of PID 1 to the agent's exec", "M instr", median(own_execs), 1.5)
+            .beside("NVRC", PEER_EXEC),
+        Figure::at_most("own work of PID 1 in a boot with 8 GPUs", "M instr", median(owns), 4.0),
+        Figure::shown("own work of PID 1 in a boot with 8 GPUs", "ms", median(owns_ms)),
         Figure::at_most("PID 1's start to the first answered Check, median", "ms", median(checks), 180.0)
             .beside("NVRC + kata-agent", PEER_CHECK_MS),
         Figure::at_most("PID 1's start to the agent listening", "M instr", median(instructions), 5.0)

@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: figures, each beside what it is compared with.
 
 mod agent;
-mod attach;
+mod boot;
 mod boot_cpu;
 
 use std::path::PathBuf;
@@ -24,14 +24,14 @@ pub(crate) struct Args {
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Boots per case; figures are medians.
-    #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=50))]
+    #[arg(long, global = true, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=50))]
     boots: u8,
 }
 
 #[derive(Debug, Clone, Subcommand)]
 enum Bench {
-    /// Parallel against serial attach of 8 GPUs, and whether the agent notices.
-    Attach,
+    /// Boots with 0, 1, 2, 4 and 8 GPUs, attached at once and one after the other, and whether the agent notices.
+    Boot,
     /// Containers through the agent, beside crun and runc.
     Agent(agent::Options),
     /// PID 1's start to the agent's first answer, in time and in instructions.
@@ -106,7 +106,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
             Some(figures) => ("agent", figures),
             None => return Ok(ExitCode::SUCCESS),
         },
-        Bench::Attach => ("attach", attach::figures(&lab, args.boots)?),
+        Bench::Boot => ("boot", boot::figures(&lab, args.boots)?),
         Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, *kernel, args.boots)?),
     };
     let figures = Figures { bench, machine: machine(), figures };

@@ -45,7 +45,7 @@ pub struct GpuReport {
     pub pci: Address,
     /// From its first open to the driver's answer, µs.
     pub attach_us: Option<u64>,
-    /// `ready`, `failed`, `timed-out`, `attaching`, `found`.
+    /// `ready`, `failed`, `timed-out`, `attaching`, `found`, `removed`.
     pub outcome: &'static str,
     /// Why, if not ready.
     #[serde(skip_serializing_if = "String::is_empty")]

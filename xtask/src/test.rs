@@ -22,6 +22,8 @@ pub(crate) struct Args {
 /// Prepares the machine, checks, and runs every test.
 pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     Lab::install_packages(args.yes)?;
+    // The tests configure kernels from their source.
+    Lab::install_kernel_packages(args.yes)?;
     check::check(&check::Args {})?;
     cargo(&["test", "--quiet", "--locked", "--workspace", "--exclude", "firstlight-e2e"])?;
     daemons()?;

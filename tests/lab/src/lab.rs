@@ -87,6 +87,14 @@ impl Lab {
         Ok(host_packages::ensure(host_packages::PACKAGES, yes, progress())?)
     }
 
+    /// [`Lab::install_packages`] for what configures and compiles a kernel.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn install_kernel_packages(yes: bool) -> Result<(), LabError> {
+        Ok(host_packages::ensure(host_packages::KERNEL_PACKAGES, yes, progress())?)
+    }
+
     /// Makes everything ready that is not; quick when nothing changed.
     ///
     /// # Errors
@@ -165,7 +173,7 @@ impl Lab {
     /// # Errors
     /// A system package is missing, or the kernel or the image does not build.
     pub fn own_kernel(&self, yes: bool) -> Result<Image, LabError> {
-        host_packages::ensure(host_packages::KERNEL_PACKAGES, yes, progress())?;
+        Self::install_kernel_packages(yes)?;
         let manifest = workspace().join("tests/lab/manifests/own-kernel.toml");
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
         Ok(build::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)

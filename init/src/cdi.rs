@@ -1,5 +1,6 @@
 //! The CDI file: what a container gets that asks for a GPU.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -59,6 +60,7 @@ fn numbered(path: String, major: u32, minor: u32) -> DeviceNode {
 }
 
 /// A GPU's node and those of its instances.
+#[derive(Debug)]
 struct Nodes {
     own: DeviceNode,
     instances: Vec<Vec<DeviceNode>>,
@@ -99,30 +101,78 @@ fn capability(node: nodes::CapabilityNode) -> DeviceNode {
     DeviceNode { file_mode: Some(node.mode), permissions, ..numbered(node.path, node.major, node.minor) }
 }
 
-/// The specification for these GPUs. Each goes by its index, by its PCI address
-/// and by its UUID; an instance of one by the GPU's index and its own, counted
-/// as NVML does (`0:1`); `all` is all of them. The UUIDs of instances are in no
-/// file of the driver.
-#[must_use]
-pub fn spec(root: &Root, gpus: &[ReadyGpu]) -> Spec {
-    let device = |name: String, device_nodes: Vec<DeviceNode>| Device {
-        name,
-        container_edits: ContainerEdits { device_nodes, ..ContainerEdits::default() },
-    };
-    let rows: Vec<(&ReadyGpu, Nodes)> = gpus.iter().map(|gpu| (gpu, Nodes::of(root, gpu))).collect();
-    let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
-    devices.extend(rows.iter().map(|(gpu, nodes)| device(gpu.index.to_string(), nodes.whole())));
-    devices.extend(rows.iter().map(|(gpu, nodes)| device(gpu.pci.to_string(), nodes.whole())));
-    for (gpu, own) in &rows {
-        // Two GPUs with one UUID would make the file wrong as a whole.
-        let uuid = nodes::uuid(root, gpu.pci).filter(|uuid| devices.iter().all(|known| known.name != *uuid));
-        devices.extend(uuid.map(|uuid| device(uuid, own.whole())));
+/// What the driver's files say of a GPU.
+#[derive(Debug)]
+struct Said {
+    minor: u32,
+    nodes: Nodes,
+    uuid: Option<String>,
+}
+
+impl Said {
+    fn of(root: &Root, gpu: &ReadyGpu) -> Self {
+        Self { minor: gpu.minor, nodes: Nodes::of(root, gpu), uuid: nodes::uuid(root, gpu.pci) }
     }
-    for (gpu, nodes) in &rows {
-        let named = nodes.instances.iter().enumerate();
-        devices.extend(named.map(|(at, nodes)| device(format!("{}:{at}", gpu.index), nodes.clone())));
+}
+
+/// What the driver has said of each GPU, read once: with each GPU that becomes
+/// ready the file is written anew, with all that are.
+#[derive(Debug, Default)]
+pub struct Catalogue {
+    said: BTreeMap<Address, Said>,
+}
+
+impl Catalogue {
+    /// A GPU is not what it was: attached, divided or taken out since.
+    pub fn forget(&mut self, pci: Address) {
+        self.said.remove(&pci);
     }
-    devices.push(device("all".to_owned(), rows.iter().flat_map(|(_, nodes)| nodes.whole()).collect()));
+
+    /// Writes the specification for these GPUs into the folder where CDI files
+    /// are looked for.
+    ///
+    /// # Errors
+    /// The folder or the file could not be written.
+    pub fn publish(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
+        let path = folder(root)?.join(FILE);
+        write_spec(&path, &self.spec(root, gpus))?;
+        Ok(path)
+    }
+
+    /// The specification for these GPUs. Each goes by its index, by its PCI address
+    /// and by its UUID; an instance of one by the GPU's index and its own, counted
+    /// as NVML does (`0:1`); `all` is all of them. The UUIDs of instances are in no
+    /// file of the driver.
+    pub fn spec(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Spec {
+        for gpu in gpus {
+            if self.said.get(&gpu.pci).is_none_or(|said| said.minor != gpu.minor) {
+                self.said.insert(gpu.pci, Said::of(root, gpu));
+            }
+        }
+        let rows: Vec<(&ReadyGpu, &Said)> =
+            gpus.iter().filter_map(|gpu| Some((gpu, self.said.get(&gpu.pci)?))).collect();
+        let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
+        devices.extend(rows.iter().map(|(gpu, said)| device(gpu.index.to_string(), said.nodes.whole())));
+        devices.extend(rows.iter().map(|(gpu, said)| device(gpu.pci.to_string(), said.nodes.whole())));
+        for (_, said) in &rows {
+            // Two GPUs with one UUID would make the file wrong as a whole.
+            let uuid = said.uuid.clone().filter(|uuid| devices.iter().all(|known| known.name != *uuid));
+            devices.extend(uuid.map(|uuid| device(uuid, said.nodes.whole())));
+        }
+        for (gpu, said) in &rows {
+            let named = said.nodes.instances.iter().enumerate();
+            devices.extend(named.map(|(at, nodes)| device(format!("{}:{at}", gpu.index), nodes.clone())));
+        }
+        devices.push(device("all".to_owned(), rows.iter().flat_map(|(_, said)| said.nodes.whole()).collect()));
+        document(root, devices)
+    }
+}
+
+fn device(name: String, device_nodes: Vec<DeviceNode>) -> Device {
+    Device { name, container_edits: ContainerEdits { device_nodes, ..ContainerEdits::default() } }
+}
+
+fn document(root: &Root, devices: Vec<Device>) -> Spec {
     Spec {
         cdi_version: SPEC_VERSION.to_owned(),
         kind: GPU_KIND.to_owned(),
@@ -179,15 +229,12 @@ pub fn ensure_driver(root: &Root) -> Result<(), CdiError> {
     if root.path(SPEC_DIR).join(DRIVER_FILE).exists() { Ok(()) } else { publish_driver(root) }
 }
 
-/// Writes the specification for these GPUs into the folder where CDI files are
-/// looked for.
+/// [`Catalogue::publish`], once.
 ///
 /// # Errors
 /// The folder or the file could not be written.
 pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
-    let path = folder(root)?.join(FILE);
-    write_spec(&path, &spec(root, gpus))?;
-    Ok(path)
+    Catalogue::default().publish(root, gpus)
 }
 
 fn folder(root: &Root) -> Result<PathBuf, CdiError> {
@@ -220,7 +267,7 @@ mod tests {
     #[test]
     fn every_gpu_has_three_names() {
         let folder = tempfile::tempdir().unwrap();
-        let spec = spec(&Root::at(folder.path()), &gpus());
+        let spec = Catalogue::default().spec(&Root::at(folder.path()), &gpus());
         let nodes = |name: &str| {
             let device = spec.device(name).unwrap();
             device.container_edits.device_nodes.iter().map(|node| node.path.clone()).collect::<Vec<_>>()
@@ -249,7 +296,7 @@ mod tests {
             // The folder goes by the driver's number: this is the GPU with index 0.
             plant(&format!("/proc/driver/nvidia/capabilities/gpu1/mig/{path}/access"), &text);
         }
-        let spec = spec(&root, &gpus());
+        let spec = Catalogue::default().spec(&root, &gpus());
         let nodes = |name: &str| {
             let device = spec.device(name).unwrap();
             let paths = device.container_edits.device_nodes.iter().map(|node| node.path.rsplit('/').next().unwrap());
@@ -277,7 +324,7 @@ mod tests {
         let path = publish(&root, &gpus()).unwrap();
         assert!(path.ends_with("var/run/cdi/nvidia.json"));
         let read = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
-        assert_eq!(read, spec(&root, &gpus()));
+        assert_eq!(read, Catalogue::default().spec(&root, &gpus()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
@@ -305,6 +352,33 @@ mod tests {
         let path = root.path("/var/run/cdi/nvidia-driver.json");
         let driver = Spec::from_json(&fs::read_to_string(&path).unwrap(), &path).unwrap();
         assert_eq!(driver.device("utility").unwrap().container_edits.mounts[0].container_path, "/usr/bin/nvidia-smi");
+    }
+
+    #[test]
+    fn a_gpu_is_read_once_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let [first, second] = gpus();
+        let say = |uuid: &str| {
+            let path = root.path(&format!("/proc/driver/nvidia/gpus/{}/information", first.pci));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("GPU UUID: \t {uuid}\n")).unwrap();
+        };
+        let (old, new) = ("GPU-12345678-9abc-def0-1234-56789abcdef0", "GPU-00000000-9abc-def0-1234-56789abcdef0");
+        let mut catalogue = Catalogue::default();
+        say(old);
+        assert!(catalogue.spec(&root, &[first]).device(old).is_some());
+        say(new);
+        let spec = catalogue.spec(&root, &[first, second]);
+        assert!(spec.device(old).is_some() && spec.device(new).is_none() && spec.device("2").is_some());
+        // Its index is its place now, not what was read.
+        let moved = ReadyGpu { index: 7, ..first };
+        assert!(catalogue.spec(&root, &[moved]).device("7").is_some());
+        let other_node = ReadyGpu { minor: 5, ..first };
+        assert!(catalogue.spec(&root, &[other_node]).device(new).is_some(), "with another node it is another GPU");
+        say(old);
+        catalogue.forget(first.pci);
+        assert!(catalogue.spec(&root, &[first]).device(old).is_some());
     }
 
     #[test]

@@ -7,11 +7,14 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::clock::thread_us;
 
 /// The device. Not `/dev/kmsg`, whose messages `quiet` hides.
 const DEVICE: &str = "/dev/console";
@@ -80,6 +83,8 @@ fn missing(kind: &str, lines: usize) -> String {
 struct Shared {
     queues: Mutex<Queues>,
     news: Condvar,
+    /// Processor time of the writer so far, µs.
+    spent_us: AtomicU64,
 }
 
 impl Shared {
@@ -142,6 +147,13 @@ impl Console {
         self.started
     }
 
+    /// What writing has cost so far: processor time, most of it the kernel's
+    /// while it waits for the host to take a line, µs.
+    #[must_use]
+    pub fn spent_us(&self) -> u64 {
+        self.shared.spent_us.load(Ordering::Relaxed)
+    }
+
     /// Waits until everything is written, but no longer than `limit`.
     pub fn flush(&mut self, limit: Duration) {
         self.start();
@@ -168,6 +180,7 @@ fn write_all(shared: &Shared) {
             if let Some(console) = &mut console {
                 write(console, line.as_bytes());
             }
+            shared.spent_us.store(thread_us(), Ordering::Relaxed);
             queues = shared.queues();
         } else if !queues.flushes.is_empty() {
             let done = std::mem::take(&mut queues.flushes);

@@ -145,9 +145,8 @@ mod tests {
         for (bus, files) in [(1, true), (2, false)] {
             let device = root.path(&format!("/sys/bus/pci/devices/{}", pci(bus)));
             std::fs::create_dir_all(&device).unwrap();
-            for (name, text) in [("vendor", "0x10de\n"), ("device", "0x2330\n"), ("class", "0x030200\n")] {
-                std::fs::write(device.join(name), text).unwrap();
-            }
+            let modalias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n";
+            std::fs::write(device.join("modalias"), modalias).unwrap();
             std::os::unix::fs::symlink("../../../bus/pci/drivers/nvidia", device.join("driver")).unwrap();
             let information = root.path(&format!("/proc/driver/nvidia/gpus/{}", pci(bus)));
             std::fs::create_dir_all(&information).unwrap();

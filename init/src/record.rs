@@ -181,6 +181,12 @@ impl Recorder {
         write_whole(&self.file, &text).map_err(|error| error.to_string())
     }
 
+    /// What writing to the console has cost so far: processor time, µs.
+    #[must_use]
+    pub fn console_us(&self) -> u64 {
+        self.console.spent_us()
+    }
+
     /// Waits for the console, but not for longer than this.
     pub fn flush(&mut self, limit: Duration) {
         self.console.flush(limit);

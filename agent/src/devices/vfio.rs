@@ -155,13 +155,15 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// Classes, as a `modalias` has them.
+    const ETHERNET: &str = "bc02sc00i00";
+    const PORT: &str = "bc06sc04i00";
+
     /// A function in a group, driven by `driver`.
     fn plant(sysfs: &Path, function: &str, group: &str, driver: Option<&str>, class: &str) {
         let device = sysfs.join("bus/pci/devices").join(function);
         fs::create_dir_all(&device).unwrap();
-        for (file, text) in [("vendor", "0x15b3"), ("device", "0x101e"), ("class", class)] {
-            fs::write(device.join(file), text).unwrap();
-        }
+        fs::write(device.join("modalias"), format!("pci:v000015B3d0000101Esv000015B3sd00000001{class}\n")).unwrap();
         let members = sysfs.join("kernel/iommu_groups").join(group).join("devices");
         fs::create_dir_all(&members).unwrap();
         symlink(&device, members.join(function)).unwrap();
@@ -176,9 +178,9 @@ mod tests {
     #[test]
     fn functions_of_one_device_are_in_one_group() {
         let root = tempfile::tempdir().unwrap();
-        plant(root.path(), "0000:01:00.0", "7", None, "0x020000");
-        plant(root.path(), "0000:01:00.1", "7", None, "0x020000");
-        plant(root.path(), "0000:02:00.0", "8", None, "0x020000");
+        plant(root.path(), "0000:01:00.0", "7", None, ETHERNET);
+        plant(root.path(), "0000:01:00.1", "7", None, ETHERNET);
+        plant(root.path(), "0000:02:00.0", "8", None, ETHERNET);
         let [a, b, c] = ["0000:01:00.0", "0000:01:00.1", "0000:02:00.0"].map(address);
         assert_eq!(group_of(root.path(), &[a, b]).unwrap(), "7");
         let error = group_of(root.path(), &[a, c]).unwrap_err().message;
@@ -190,14 +192,14 @@ mod tests {
     #[test]
     fn a_function_is_taken_from_its_driver_and_a_missing_module_is_named() {
         let root = tempfile::tempdir().unwrap();
-        plant(root.path(), "0000:01:00.0", "7", Some("mlx5_core"), "0x020000");
+        plant(root.path(), "0000:01:00.0", "7", Some("mlx5_core"), ETHERNET);
         let error = bind(root.path(), address("0000:01:00.0")).unwrap_err().message;
         assert!(error.contains("mlx5_core") && error.contains("vfio-pci"), "{error}");
         let read = |path: &str| fs::read_to_string(root.path().join("bus/pci").join(path)).unwrap();
         assert_eq!(read("devices/0000:01:00.0/driver_override"), "vfio-pci");
         assert_eq!(read("drivers/mlx5_core/unbind"), "0000:01:00.0");
         assert_eq!(read("drivers_probe"), "0000:01:00.0");
-        plant(root.path(), "0000:02:00.0", "8", Some("vfio-pci"), "0x020000");
+        plant(root.path(), "0000:02:00.0", "8", Some("vfio-pci"), ETHERNET);
         bind(root.path(), address("0000:02:00.0")).unwrap();
         assert!(!root.path().join("bus/pci/devices/0000:02:00.0/driver_override").exists(), "bound already");
     }
@@ -217,11 +219,11 @@ mod tests {
     #[test]
     fn a_neighbour_with_a_driver_keeps_the_group_and_a_bridge_does_not() {
         let root = tempfile::tempdir().unwrap();
-        plant(root.path(), "0000:00:02.0", "7", Some("pcieport"), "0x060400");
-        plant(root.path(), "0000:01:00.0", "7", Some("vfio-pci"), "0x020000");
+        plant(root.path(), "0000:00:02.0", "7", Some("pcieport"), PORT);
+        plant(root.path(), "0000:01:00.0", "7", Some("vfio-pci"), ETHERNET);
         let ours = [address("0000:01:00.0")];
         neighbours(root.path(), "7", &ours).unwrap();
-        plant(root.path(), "0000:01:00.1", "7", Some("mlx5_core"), "0x020000");
+        plant(root.path(), "0000:01:00.1", "7", Some("mlx5_core"), ETHERNET);
         let error = neighbours(root.path(), "7", &ours).unwrap_err().message;
         assert!(error.contains("0000:01:00.1") && error.contains("mlx5_core"), "{error}");
     }

@@ -220,8 +220,8 @@ mod tests {
             // On the bus it is waited for as long as any other.
             let function = paths.sysfs.join("bus/pci/devices/0000:01:00.0");
             fs::create_dir_all(&function).unwrap();
-            fs::write(function.join("vendor"), "0x10de\n").unwrap();
-            fs::write(function.join("class"), "0x030200\n").unwrap();
+            let modalias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n";
+            fs::write(function.join("modalias"), modalias).unwrap();
             let begin = Instant::now();
             let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
             assert_eq!((error.code, begin.elapsed().as_secs()), (Code::DEADLINE_EXCEEDED, 9));

@@ -278,9 +278,7 @@ mod tests {
 
         let gpu = sysfs.join("bus/pci/devices/0000:01:00.0");
         fs::create_dir_all(&gpu).unwrap();
-        for (file, text) in [("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200")] {
-            fs::write(gpu.join(file), text).unwrap();
-        }
+        fs::write(gpu.join("modalias"), "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n").unwrap();
         let device =
             Device { type_: "vfio-pci-gk".into(), options: vec!["0000:c1:00.0=02/00".into()], ..Default::default() };
         let annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=3")]);

@@ -45,9 +45,9 @@ pub enum ScanError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// A file holds something other than a hexadecimal number.
-    #[error("PCI scan: {path} holds {text:?}, not a hexadecimal number")]
-    Number {
+    /// A file holds something other than a PCI function's identity.
+    #[error("PCI scan: {path} holds {text:?}, not what the kernel writes for a PCI function (pci:v...d...sv...sd...)")]
+    Modalias {
         /// What was read.
         path: PathBuf,
         /// What it held.
@@ -55,29 +55,62 @@ pub enum ScanError {
     },
 }
 
-fn number(path: PathBuf) -> Result<u32, ScanError> {
-    let text = fs::read_to_string(&path).map_err(|source| ScanError::Read { path: path.clone(), source })?;
-    let digits = text.trim().trim_start_matches("0x");
-    u32::from_str_radix(digits, 16)
-        .map_err(|_| ScanError::Number { path, text: text.trim().chars().take(40).collect() })
+/// What a function is, as its `modalias` says: `pci:v000010DEd00002330sv...sd...bc03sc02i00`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    vendor: u16,
+    device: u16,
+    class: u32,
 }
 
-fn id(path: PathBuf) -> Result<u16, ScanError> {
-    let value = number(path.clone())?;
-    u16::try_from(value).map_err(|_| ScanError::Number { path, text: format!("{value:#x}") })
+/// Reads `digits` upper-case hexadecimal digits behind `mark`, and says what is behind them.
+fn hexadecimal<'a>(text: &'a str, mark: &str, digits: usize) -> Option<(u32, &'a str)> {
+    let (number, rest) = text.strip_prefix(mark)?.split_at_checked(digits)?;
+    let good = number.bytes().all(|byte| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte));
+    Some((u32::from_str_radix(number, 16).ok().filter(|_| good)?, rest))
 }
 
-/// Reads small files only. `uevent` has all of it in one, but it goes on naming a
-/// driver that is just being taken off, and some kernels make a reader wait for
-/// that, while the driver may be waiting for whoever reads.
+impl Identity {
+    fn from_modalias(text: &str) -> Option<Self> {
+        let (vendor, rest) = hexadecimal(text.trim_end().strip_prefix("pci:")?, "v", 8)?;
+        let (device, rest) = hexadecimal(rest, "d", 8)?;
+        let (_, rest) = hexadecimal(rest, "sv", 8)?;
+        let (_, rest) = hexadecimal(rest, "sd", 8)?;
+        let (base, rest) = hexadecimal(rest, "bc", 2)?;
+        let (sub, rest) = hexadecimal(rest, "sc", 2)?;
+        let (interface, rest) = hexadecimal(rest, "i", 2)?;
+        let class = base << 16 | sub << 8 | interface;
+        let ids = (vendor.try_into().ok()?, device.try_into().ok()?);
+        rest.is_empty().then_some(Self { vendor: ids.0, device: ids.1, class })
+    }
+
+    /// One small file, which is one open instead of the three of `vendor`,
+    /// `device` and `class`. `uevent` would have the driver too, but it goes on
+    /// naming one that is just being taken off, and some kernels make a reader wait
+    /// for that, while the driver may be waiting for whoever reads.
+    fn read(folder: &Path) -> Result<Self, ScanError> {
+        let path = folder.join("modalias");
+        let mut bytes = [0; 128];
+        // The kernel gives such a file in one piece.
+        let len = fs::File::open(&path).and_then(|mut file| file.read(&mut bytes));
+        let len = len.map_err(|source| ScanError::Read { path: path.clone(), source })?;
+        let text = String::from_utf8_lossy(&bytes[..len]);
+        let shown = || text.trim().chars().take(MOST_SHOWN).collect();
+        Self::from_modalias(&text).ok_or_else(|| ScanError::Modalias { path, text: shown() })
+    }
+}
+
+/// Characters of a wrong file that are shown.
+const MOST_SHOWN: usize = 64;
+
 fn read(folder: &Path, address: Address) -> Result<Function, ScanError> {
+    let Identity { vendor, device, class } = Identity::read(folder)?;
     let driver = fs::read_link(folder.join("driver"))
         .ok()
         .and_then(|target| target.file_name().map(|name| name.to_string_lossy().into_owned()));
-    let (vendor, class) = (id(folder.join("vendor"))?, number(folder.join("class"))?);
     // Reading a VPD takes the kernel milliseconds, so nobody else's is read.
     let nvlink_bridge = kind_of(vendor, class) == Some(Kind::Mellanox) && vpd_says(folder, SWITCH_MANAGER);
-    Ok(Function { address, vendor, device: id(folder.join("device"))?, class, driver, nvlink_bridge })
+    Ok(Function { address, vendor, device, class, driver, nvlink_bridge })
 }
 
 /// What the VPD of an NVLink 5 management bridge has as the value of `SMDL`.
@@ -109,7 +142,7 @@ fn vpd_says(folder: &Path, bytes: &[u8]) -> bool {
 /// that disappears while it is read (hot-unplug) is left out.
 ///
 /// # Errors
-/// The bus folder cannot be read, or a file in it holds no number.
+/// The bus folder or a file in it cannot be read, or holds something else.
 pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
     let bus = sysfs.join("bus/pci/devices");
     let entries = match fs::read_dir(&bus) {
@@ -132,15 +165,13 @@ pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
 }
 
 /// The functions below `sysfs` whose vendor and class are of a kind, sorted by
-/// address. Takes two small reads for each function, and what cannot be read is none.
+/// address. Takes one small read for each function, and what cannot be read is none.
 #[must_use]
 pub fn of_kind(sysfs: &Path, kind: Kind) -> Vec<Address> {
     let entries = fs::read_dir(sysfs.join("bus/pci/devices")).into_iter().flatten().flatten();
     let mut found: Vec<Address> = entries
         .filter(|entry| {
-            let ids =
-                id(entry.path().join("vendor")).and_then(|vendor| Ok((vendor, number(entry.path().join("class"))?)));
-            ids.is_ok_and(|(vendor, class)| kind_of(vendor, class) == Some(kind))
+            Identity::read(&entry.path()).is_ok_and(|found| kind_of(found.vendor, found.class) == Some(kind))
         })
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
@@ -151,6 +182,11 @@ pub fn of_kind(sysfs: &Path, kind: Kind) -> Vec<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn modalias(vendor: u16, device: u16, class: u32) -> String {
+        let [_, base, sub, interface] = class.to_be_bytes();
+        format!("pci:v{vendor:08X}d{device:08X}sv00001AF4sd00001100bc{base:02X}sc{sub:02X}i{interface:02X}\n")
+    }
 
     fn plant(root: &Path, address: &str, files: &[(&str, &str)]) {
         let folder = root.join("bus/pci/devices").join(address);
@@ -163,8 +199,8 @@ mod tests {
     #[test]
     fn lists_functions_in_bus_order_with_their_kind() {
         let root = tempfile::tempdir().unwrap();
-        plant(root.path(), "0000:0a:00.0", &[("vendor", "0x10de\n"), ("device", "0x2330\n"), ("class", "0x030200\n")]);
-        plant(root.path(), "0000:02:00.0", &[("vendor", "0x10de\n"), ("device", "0x22a3\n"), ("class", "0x068000\n")]);
+        plant(root.path(), "0000:0a:00.0", &[("modalias", &modalias(0x10de, 0x2330, 0x030200))]);
+        plant(root.path(), "0000:02:00.0", &[("modalias", &modalias(0x10de, 0x22a3, 0x068000))]);
         std::os::unix::fs::symlink("../../drivers/nvidia", root.path().join("bus/pci/devices/0000:0a:00.0/driver"))
             .unwrap();
         let functions = scan(root.path()).unwrap();
@@ -176,7 +212,7 @@ mod tests {
                 ("0000:0a:00.0".to_owned(), Some(Kind::Gpu), Some("nvidia".to_owned())),
             ]
         );
-        plant(root.path(), "0000:03:00.0", &[("vendor", "rubbish\n"), ("class", "0x030200\n")]);
+        plant(root.path(), "0000:03:00.0", &[("modalias", "rubbish\n")]);
         assert_eq!(of_kind(root.path(), Kind::Gpu), [functions[1].address]);
         assert_eq!(of_kind(&root.path().join("none"), Kind::Gpu), []);
     }
@@ -184,7 +220,8 @@ mod tests {
     #[test]
     fn a_management_bridge_is_known_by_its_vpd_only() {
         let root = tempfile::tempdir().unwrap();
-        let nic = [("vendor", "0x15b3\n"), ("device", "0x1021\n"), ("class", "0x020700\n")];
+        let nic_says = modalias(0x15b3, 0x1021, 0x02_0700);
+        let nic = [("modalias", &nic_says[..])];
         let long = format!("{}SMDL=SW_MNG", "x".repeat(1000));
         for (address, vpd) in [("0000:05:00.0", &long[..]), ("0000:05:00.1", "PN MCX75310AAS"), ("0000:05:00.2", "")] {
             plant(root.path(), address, &nic);
@@ -192,7 +229,7 @@ mod tests {
         }
         plant(root.path(), "0000:05:00.3", &nic);
         // Whoever is no Mellanox function is not asked.
-        plant(root.path(), "0000:06:00.0", &[("vendor", "0x8086\n"), ("device", "0x1\n"), ("class", "0x020000\n")]);
+        plant(root.path(), "0000:06:00.0", &[("modalias", &modalias(0x8086, 0x1, 0x020000))]);
         plant(root.path(), "0000:06:00.0", &[("vpd", &long)]);
         let kinds: Vec<_> = scan(root.path()).unwrap().iter().map(Function::kind).collect();
         let (bridge, nic) = (Some(Kind::NvLinkBridge), Some(Kind::Mellanox));
@@ -210,10 +247,37 @@ mod tests {
     #[test]
     fn half_removed_function_is_left_out_and_rubbish_is_named() {
         let root = tempfile::tempdir().unwrap();
-        plant(root.path(), "0000:01:00.0", &[("vendor", "0x10de\n")]);
+        plant(root.path(), "0000:01:00.0", &[]);
         assert_eq!(scan(root.path()).unwrap(), []);
-        plant(root.path(), "0000:01:00.0", &[("device", "rubbish\n"), ("class", "0x030200\n")]);
-        let error = scan(root.path()).unwrap_err().to_string();
-        assert!(error.contains("0000:01:00.0/device") && error.contains("rubbish"), "{error}");
+        let good = modalias(0x10de, 0x2330, 0x03_0200);
+        let wrong = [
+            "rubbish",
+            "",
+            "usb:v1D6Bp0002",
+            &good.replace("bc03", "bc3"),
+            &good.to_lowercase(),
+            &good.replace("000010DE", "010010DE"),
+            &good.replace("i00", "i00x"),
+            &good.replace("d00002330", "d+0002330"),
+            &good[..40],
+        ];
+        for text in wrong {
+            plant(root.path(), "0000:01:00.0", &[("modalias", text)]);
+            let error = scan(root.path()).unwrap_err().to_string();
+            assert!(error.contains("0000:01:00.0/modalias") && error.contains(text.trim()), "{error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_identity_is_read_back(vendor: u16, device: u16, class in 0u32..1 << 24) {
+            let read = Identity::from_modalias(&modalias(vendor, device, class));
+            proptest::prop_assert_eq!(read, Some(Identity { vendor, device, class }));
+        }
+
+        #[test]
+        fn any_text_may_be_there(text in ".{0,80}") {
+            let _ = Identity::from_modalias(&text);
+        }
     }
 }

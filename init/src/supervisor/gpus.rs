@@ -8,7 +8,7 @@ use firstlight_pci::{Address, Function, Kind};
 
 use super::{Message, Outbox, STACK, Supervisor};
 use crate::attach::{Effect, Event, Group, Limits, Overdue, Policy};
-use crate::cdi::{self, ReadyGpu};
+use crate::cdi::{Catalogue, ReadyGpu};
 use crate::clock::{ms, now_us, thread_us};
 use crate::executor::{self, End};
 use crate::interrupts;
@@ -81,6 +81,7 @@ impl Entry {
 pub(super) struct Gpus {
     pub(super) entries: Vec<Entry>,
     group: Option<Group>,
+    pub(super) catalogue: Catalogue,
 }
 
 impl Gpus {
@@ -322,11 +323,14 @@ impl Supervisor {
     }
 
     /// Writes the CDI file of all that are ready.
-    pub(super) fn write_cdi(&self) -> Result<(), String> {
+    pub(super) fn write_cdi(&mut self) -> Result<(), String> {
         self.publish_cdi(None)
     }
 
-    fn publish_cdi(&self, further: Option<usize>) -> Result<(), String> {
+    fn publish_cdi(&mut self, further: Option<usize>) -> Result<(), String> {
+        if let Some(entry) = further.and_then(|gpu| self.gpus.entries.get(gpu)) {
+            self.gpus.catalogue.forget(entry.row.pci);
+        }
         let mut ready: Vec<ReadyGpu> = Vec::new();
         for (at, entry) in self.gpus.entries.iter().enumerate() {
             if (further == Some(at) || entry.row.phase == GpuPhase::Ready)
@@ -335,7 +339,7 @@ impl Supervisor {
                 ready.push(ReadyGpu { index: entry.row.index, pci: entry.row.pci, minor });
             }
         }
-        cdi::publish(&self.root, &ready).map(drop).map_err(|error| error.to_string())
+        self.gpus.catalogue.publish(&self.root, &ready).map(drop).map_err(|error| error.to_string())
     }
 
     /// The driver has it. What is asked of it is set before anybody is told.

@@ -479,7 +479,9 @@ impl Supervisor {
         }
         let spent = process_us().saturating_sub(self.begin.processor_us);
         let units: u64 = self.processor_us.values().sum();
-        self.recorder.event(now_us(), "processor-time", "init", &format!("{spent} us, of which units {units} us"));
+        let console = self.recorder.console_us();
+        let detail = format!("{spent} us, of which units {units} us, console {console} us");
+        self.recorder.event(now_us(), "processor-time", "init", &detail);
     }
 
     /// The resident memory of what stays, once the boot is over.

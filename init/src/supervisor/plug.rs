@@ -321,6 +321,7 @@ impl Supervisor {
         entry.bind_by = None;
         let phase = entry.row.phase;
         let held = entry.held.take();
+        self.gpus.catalogue.forget(pci);
         // One that never was driven (no driver in the image, one that failed) has nothing to be taken off.
         if standing == Standing::Released && held.is_none() && matches!(phase, GpuPhase::Found | GpuPhase::Failed) {
             entry.standing = was;

@@ -89,7 +89,14 @@ fn own_work(record: &BootRecord) -> anyhow::Result<(f64, f64)> {
     Ok((millis(0, exec), millis(0, whole)))
 }
 
-/// What each unit worked, and the loop beside them; ms, or millions of instructions when counting.
+/// What writing to the console worked, µs.
+fn console(record: &BootRecord) -> u64 {
+    let detail = record.event("processor-time").map_or("", |event| event.detail.as_str());
+    let number = detail.split_once("console ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+    number.unwrap_or_default()
+}
+
+/// What each unit worked, and the console and the loop beside them; ms, or millions of instructions when counting.
 fn shares(record: &BootRecord) -> String {
     let mut shares: Vec<String> = record
         .units
@@ -98,7 +105,8 @@ fn shares(record: &BootRecord) -> String {
         .collect();
     let units: u64 = record.units.iter().filter_map(|unit| unit.processor_us).sum();
     let whole = worked(record, "processor-time").unwrap_or_default();
-    shares.push(format!("the loop {:.2}", millis(units, whole)));
+    shares.push(format!("the console {:.2}", millis(0, console(record))));
+    shares.push(format!("the loop {:.2}", millis(units + console(record), whole)));
     shares.join(", ")
 }
 

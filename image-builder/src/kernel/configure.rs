@@ -32,8 +32,9 @@ impl Kernel {
     pub fn configure(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let compiler = tools()?;
         let mut packages = Packages::new(cache, None, progress);
-        let candidate = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?.candidate();
-        let source = Self::kconfig(cache, recipe, progress)?;
+        let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
+        let source = kconfig_of(&mut packages, recipe, &pinned)?;
+        let candidate = pinned.candidate();
         let wanted = recipe.wishes.text();
         let of_source = source.file_name().unwrap_or_default().to_string_lossy();
         let key = digest::of_bytes(format!("{LAYOUT}\n{of_source}\n{}\n{compiler}\n{wanted}", recipe.name).as_bytes());
@@ -58,24 +59,29 @@ impl Kernel {
     pub fn kconfig(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let mut packages = Packages::new(cache, None, progress);
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
-        let candidate = pinned.candidate();
-        let folder = cache.join("kernels").join(format!("kconfig-{}-{LAYOUT}", &candidate.sha256[..16]));
-        cache::publish(&folder, &progress, |half| {
-            let work = half.with_extension("work");
-            let _ = fs::remove_dir_all(&work);
-            fs::create_dir_all(&work).map_err(io_error("create folder", &work))?;
-            let job = Job::new(recipe, candidate, &work, progress);
-            let tree = work.join("tree");
-            job.unpack(&mut packages, &pinned, &tree, says_what_can_be_configured)?;
-            for entry in fs::read_dir(&tree).map_err(io_error("read folder", &tree))?.flatten() {
-                let to = half.join(entry.file_name());
-                fs::rename(entry.path(), &to).map_err(io_error("move to", &to))?;
-            }
-            fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
-            Ok::<(), Error>(())
-        })?;
-        Ok(folder)
+        kconfig_of(&mut packages, recipe, &pinned)
     }
+}
+
+/// [`Kernel::kconfig`] of a source that was found already.
+fn kconfig_of(packages: &mut Packages<'_>, recipe: &Recipe, pinned: &Pinned) -> Result<PathBuf, Error> {
+    let (candidate, progress) = (pinned.candidate(), packages.progress());
+    let folder = packages.cache().join("kernels").join(format!("kconfig-{}-{LAYOUT}", &candidate.sha256[..16]));
+    cache::publish(&folder, &progress, |half| {
+        let work = half.with_extension("work");
+        let _ = fs::remove_dir_all(&work);
+        fs::create_dir_all(&work).map_err(io_error("create folder", &work))?;
+        let job = Job::new(recipe, candidate, &work, progress);
+        let tree = work.join("tree");
+        job.unpack(packages, pinned, &tree, says_what_can_be_configured)?;
+        for entry in fs::read_dir(&tree).map_err(io_error("read folder", &tree))?.flatten() {
+            let to = half.join(entry.file_name());
+            fs::rename(entry.path(), &to).map_err(io_error("move to", &to))?;
+        }
+        fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
+        Ok::<(), Error>(())
+    })?;
+    Ok(folder)
 }
 
 /// Whether `make *config` reads a file of the source; `path` begins with the source's own folder.

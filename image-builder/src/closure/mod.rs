@@ -16,7 +16,7 @@ use glob::{MatchOptions, Pattern};
 use goblin::elf::Elf;
 
 use crate::cache::{self, io_error};
-use crate::kernel::module_firmware;
+use crate::kernel::{module_firmware, modules};
 use crate::tree::{Content, Node, Tree};
 use rules::Rules;
 
@@ -83,6 +83,14 @@ pub enum Error {
     /// An ELF file is cut or damaged.
     #[error("/{file} begins as an ELF file and is none: {what}")]
     Elf {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A kernel module could not be looked into.
+    #[error("/{file}: cannot see which firmware the module names: {what}")]
+    Module {
         /// The file.
         file: String,
         /// What is wrong.
@@ -216,7 +224,7 @@ pub fn check(tree: &Tree, rules: &Rules) -> Result<Vec<Finding>, Error> {
 }
 
 fn is_module(path: &str) -> bool {
-    [".ko", ".ko.xz", ".ko.zst"].iter().any(|end| path.ends_with(end))
+    modules::name_of(Path::new(path)).is_some()
 }
 
 struct Judge<'a> {
@@ -303,16 +311,15 @@ impl Judge<'_> {
     /// Firmware that modules name.
     fn firmware(&mut self) -> Result<(), Error> {
         for rule in &self.rules.firmware {
-            let module = self.tree.iter().find(|(path, _)| {
-                is_module(path) && path.rsplit('/').next().and_then(|name| name.split('.').next()) == Some(&rule.module)
-            });
+            let wanted = Some(modules::canonical(&rule.module));
+            let module = self.tree.iter().find(|(path, _)| modules::name_of(Path::new(path)) == wanted);
             let Some((path, Node::File { content, .. })) = module else {
                 let rule = format!("closure.firmware: no module {} in the image", rule.module);
                 self.found.insert(Finding::Idle { rule });
                 continue;
             };
             let data = bytes(content)?;
-            let names = module_firmware(&data).map_err(|what| Error::Elf { file: path.to_owned(), what })?;
+            let names = module_firmware(path, &data).map_err(|what| Error::Module { file: path.to_owned(), what })?;
             let there = |name: &String| {
                 ["", ".xz", ".zst"].iter().any(|end| {
                     ["lib/firmware", "usr/lib/firmware"]

@@ -132,6 +132,30 @@ fn a_module_without_any_of_its_firmware_is_told() {
 }
 
 #[test]
+fn packed_modules_are_unpacked_for_the_firmware_they_name() {
+    let module = crate::kernel::tests::module_with(&["firmware=nvidia/1/a.bin"]);
+    let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::default()).unwrap();
+    std::io::Write::write_all(&mut writer, &module).unwrap();
+    let packed = writer.finish().unwrap();
+    // Modules are named with - and _ alike.
+    let why = "one each".to_owned();
+    let rules = Rules { firmware: vec![Firmware { module: "a-b".into(), reason: why }], ..Rules::default() };
+    let mut tree = Tree::default();
+    tree.add("lib/modules/6/kernel/a_b.ko.xz", file(&packed)).unwrap();
+    let said = texts(&tree, &rules);
+    assert!(said.len() == 1 && said[0].contains("a_b.ko.xz needs one of nvidia/1/a.bin"), "{said:?}");
+    tree.add("usr/lib/firmware/nvidia/1/a.bin.xz", file(b"x")).unwrap();
+    assert_eq!(texts(&tree, &rules), [""; 0]);
+    // What is not packed as it says, or is no module, is named with the rule's question.
+    for (name, bytes) in [("a-b.ko.xz", &packed[..20]), ("a-b.ko.zst", &packed[..]), ("a-b.ko", &packed[..])] {
+        let mut tree = Tree::default();
+        tree.add(&format!("lib/modules/6/{name}"), file(bytes)).unwrap();
+        let error = check(&tree, &rules).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("which firmware"), "{error}");
+    }
+}
+
+#[test]
 fn a_cut_elf_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let (program, _) = built(dir.path());

@@ -33,12 +33,13 @@ pub use elf::ModuleInfo;
 pub use headers::KernelHeaders;
 pub use package_config::package_config;
 
-/// The files below `/lib/firmware` that an uncompressed module names.
+/// The files below `/lib/firmware` that a module names; `name` is that of its
+/// file, whose end says how it is packed.
 ///
 /// # Errors
-/// It is no module.
-pub fn module_firmware(module: &[u8]) -> Result<Vec<String>, String> {
-    Ok(elf::module_info(module)?.firmware)
+/// It is not packed as its name says, or no module.
+pub fn module_firmware(name: &str, bytes: &[u8]) -> Result<Vec<String>, String> {
+    Ok(elf::module_info(&modules::unpacked(name, bytes)?)?.firmware)
 }
 
 /// Why a kernel could not be prepared.

@@ -212,12 +212,12 @@ fn describe(name: String, path: String, data: Vec<u8>, info: ModuleInfo) -> Modu
 }
 
 /// The kernel treats `-` and `_` in module names as one.
-fn canonical(name: &str) -> String {
+pub(crate) fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
 /// The module's name, from a file name such as `virtio-rng.ko.xz`.
-fn name_of(file: &Path) -> Option<String> {
+pub(crate) fn name_of(file: &Path) -> Option<String> {
     let (stem, rest) = file.file_name()?.to_str()?.split_once(".ko")?;
     COMPRESSIONS.iter().any(|(suffix, _)| *suffix == rest).then(|| canonical(stem))
 }
@@ -236,12 +236,17 @@ const COMPRESSIONS: &[(&str, Unpack)] =
 
 fn decompressed(file: &Path) -> Result<Vec<u8>, Error> {
     let bytes = fs::read(file).map_err(io_error("read module", file))?;
-    let name = file.to_string_lossy();
-    let (_, unpack) = COMPRESSIONS
-        .iter()
-        .find(|(suffix, _)| name.ends_with(&format!(".ko{suffix}")))
-        .ok_or_else(|| bad(file, "unknown compression".to_owned()))?;
-    unpack(&bytes).map_err(|what| bad(file, what))
+    unpacked(&file.to_string_lossy(), &bytes).map_err(|what| bad(file, what))
+}
+
+/// A module's contents without what its file name says it is packed with.
+///
+/// # Errors
+/// A name that ends in no known way, or bytes that are not what it says.
+pub(crate) fn unpacked(name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let unpack = COMPRESSIONS.iter().find(|(suffix, _)| name.ends_with(&format!(".ko{suffix}")));
+    let (_, unpack) = unpack.ok_or_else(|| "unknown compression".to_owned())?;
+    unpack(bytes)
 }
 
 fn plain_path(path: &Path) -> String {

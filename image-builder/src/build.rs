@@ -224,7 +224,8 @@ pub fn build_with(
     let form = if manifest.kernel.keep_packed { Form::AsPackaged } else { Form::Plain(types) };
     let modules = modules::select(&kernel.facts.release, &kernel.modules(), &manifest.kernel.modules, &extra, form)?;
     let mut tree = own_tree(manifest)?;
-    let own_files_sha256 = digest_of(&tree)?;
+    let compiled_here = manifest.kernel.recipe.as_ref().map(|_| kernel.facts.vmlinux_sha256.as_str());
+    let own_files_sha256 = digest_of(&tree, &manifest.extra_modules, compiled_here)?;
     for package in &manifest.packages {
         for (path, node) in content::entries(packages, package)? {
             tree.add(&path, node)?;
@@ -382,8 +383,10 @@ fn judged(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<B
     Ok(unused.collect())
 }
 
-/// One hash for a tree.
-fn digest_of(tree: &Tree) -> Result<String, Error> {
+/// One hash for what no package decides: the manifest's own entries, the
+/// modules that were built out of the kernel's tree, and a kernel that was
+/// compiled on this machine, by whatever compiler that has.
+fn digest_of(tree: &Tree, extra: &[manifest::ExtraModule], kernel: Option<&str>) -> Result<String, Error> {
     let mut hashing = Hashing::new(io::sink());
     let mut say = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
     for (path, node) in tree.iter() {
@@ -398,6 +401,16 @@ fn digest_of(tree: &Tree) -> Result<String, Error> {
                 say(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
             }
         }
+    }
+    // No path of a tree begins like these.
+    for module in extra {
+        let path = Path::new(&module.path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Bytes { size, sha256 } = measured(path)?;
+        say(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
+    }
+    if let Some(sha256) = kernel {
+        say(format!("//vmlinux\0f {sha256}\0"))?;
     }
     Ok(hashing.finish().0)
 }

@@ -59,8 +59,9 @@ pub struct Lock {
     pub image: String,
     /// SHA-256 of the manifest's text.
     pub manifest_sha256: String,
-    /// SHA-256 over path, mode and content of every entry of the image that
-    /// comes from neither a package nor the kernel: our own programs, for one.
+    /// SHA-256 over all that no package decides: path, mode and content of the
+    /// manifest's own entries (our programs, for one), name and content of
+    /// `[[extra-modules]]`, and the `vmlinux` of a kernel made by a recipe.
     pub own_files_sha256: String,
     /// The root hash of the image's dm-verity tree, if it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -135,3 +135,44 @@ fn a_tree_is_copied_with_links_and_modes() {
     let Error::Cache(missing) = missing else { panic!("{missing}") };
     assert!(missing.to_string().contains("tree/none"), "{missing}");
 }
+
+#[test]
+fn whatever_no_package_decides_changes_the_hash_of_own_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &[u8]| fs::write(dir.path().join(name), text).unwrap();
+    write("init", b"#!init");
+    write("r.toml", b"");
+    let module = |note: &str| crate::kernel::tests::module_with(&["depends=", "vermagic=6.12.95 SMP", note]);
+    let hash = |tail: &str, vmlinux: &str| {
+        let package = "package = \"linux-image-test\"\nsuite = \"sid\"\n";
+        let text = match vmlinux {
+            "" => format!("{MANIFEST}{tail}"),
+            _ => format!("{}{tail}", MANIFEST.replace(package, "recipe = \"r.toml\"\n")),
+        };
+        let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
+        let mut kernel = fake(dir.path());
+        if !vmlinux.is_empty() {
+            fs::write(kernel.vmlinux(), vmlinux).unwrap();
+            kernel.facts.vmlinux_sha256 = digest::of_bytes(vmlinux.as_bytes());
+            kernel.facts.vmlinux_size = vmlinux.len() as u64;
+        }
+        let image = build_with(&manifest, &kernel, &mut none(dir.path()), &dir.path().join("out")).unwrap();
+        image.contents.own_files_sha256
+    };
+    let extra = |name: &str| format!("[[extra-modules]]\npath = \"{name}\"\n");
+    let plain = hash("", "");
+    assert_eq!(hash("", ""), plain);
+    // A module of our own, another one of that name, and another name.
+    write("a.ko", &module("alias=1"));
+    let with_a = hash(&extra("a.ko"), "");
+    assert_ne!(with_a, plain);
+    write("a.ko", &module("alias=2"));
+    let with_other = hash(&extra("a.ko"), "");
+    assert_ne!(with_other, with_a);
+    write("b.ko", &module("alias=2"));
+    assert_ne!(hash(&extra("b.ko"), ""), with_other);
+    // A kernel of Debian's says nothing of this machine; one that was compiled here does.
+    let (one, two) = (hash("", "one"), hash("", "two"));
+    assert!(one != plain && one != two);
+    assert_eq!(hash("", "one"), one);
+}

@@ -53,6 +53,23 @@ impl From<build::Error> for Error {
     }
 }
 
+/// An image to build, and its lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// The manifest.
+    pub manifest: &'a Path,
+    /// Values for `${NAME}` in it.
+    pub variables: &'a Variables,
+    /// Folder for the results.
+    pub out: &'a Path,
+    /// Folder for what is downloaded and unpacked.
+    pub cache: &'a Path,
+    /// The lock file.
+    pub lock: &'a Path,
+    /// Where lines about long steps go.
+    pub progress: Progress,
+}
+
 /// How what was built compares with its lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -95,22 +112,15 @@ fn sha256_of(manifest: &Path) -> Result<String, Error> {
 ///
 /// # Errors
 /// As [`build::build`]; the lock is written last, whole or not at all.
-pub fn lock(
-    manifest: &Path,
-    variables: &Variables,
-    out: &Path,
-    cache: &Path,
-    file: &Path,
-    progress: Progress,
-) -> Result<(Image, Lock), Error> {
-    let sha256 = sha256_of(manifest)?;
-    let read = Manifest::read(manifest, variables).map_err(build::Error::from)?;
-    let mut packages = Packages::new(cache, None, progress);
-    let image = build::build_from(&read, &mut packages, out)?;
+pub fn lock(task: &Task<'_>) -> Result<(Image, Lock), Error> {
+    let sha256 = sha256_of(task.manifest)?;
+    let read = Manifest::read(task.manifest, task.variables).map_err(build::Error::from)?;
+    let mut packages = Packages::new(task.cache, None, task.progress);
+    let image = build::build_from(&read, &mut packages, task.out)?;
     // Who has only the store and the lock is to be able to build it.
     packages.keep_all().map_err(|error| build::Error::from(crate::content::Error::from(error)))?;
     let lock = lock_of(&sha256, &packages, &image);
-    lock.write(file).map_err(build::Error::from)?;
+    lock.write(task.lock).map_err(build::Error::from)?;
     Ok((image, lock))
 }
 
@@ -119,23 +129,16 @@ pub fn lock(
 /// # Errors
 /// The lock cannot be used or does not fit, a package cannot be had any more,
 /// or the result is not what the lock has although all inputs are.
-pub fn build_by(
-    manifest: &Path,
-    variables: &Variables,
-    out: &Path,
-    cache: &Path,
-    file: &Path,
-    progress: Progress,
-) -> Result<(Image, Verdict), Error> {
-    let lock = Lock::read(file)?;
-    let sha256 = sha256_of(manifest)?;
-    let read = Manifest::read(manifest, variables).map_err(build::Error::from)?;
+pub fn build_by(task: &Task<'_>) -> Result<(Image, Verdict), Error> {
+    let lock = Lock::read(task.lock)?;
+    let sha256 = sha256_of(task.manifest)?;
+    let read = Manifest::read(task.manifest, task.variables).map_err(build::Error::from)?;
     if lock.image != read.image.name {
-        return Err(Error::OtherImage { file: file.to_owned(), locked: lock.image, image: read.image.name });
+        return Err(Error::OtherImage { file: task.lock.to_owned(), locked: lock.image, image: read.image.name });
     }
-    let mut packages = Packages::new(cache, Some(&lock), progress);
-    let image = build::build_from(&read, &mut packages, out)?;
-    let verdict = compare(&lock, &sha256, &image, file)?;
+    let mut packages = Packages::new(task.cache, Some(&lock), task.progress);
+    let image = build::build_from(&read, &mut packages, task.out)?;
+    let verdict = compare(&lock, &sha256, &image, task.lock)?;
     Ok((image, verdict))
 }
 
@@ -144,7 +147,7 @@ fn compare(lock: &Lock, manifest_sha256: &str, image: &Image, file: &Path) -> Re
         return Ok(Verdict::OtherInputs("the manifest"));
     }
     if lock.own_files_sha256 != image.contents.own_files_sha256 {
-        return Ok(Verdict::OtherInputs("files that are not from packages"));
+        return Ok(Verdict::OtherInputs("files or a kernel that no package decides"));
     }
     for (name, expected) in &lock.outputs {
         let found = image.contents.outputs.get(name.as_str()).map_or("no such file", |bytes| bytes.sha256.as_str());

@@ -1,23 +1,21 @@
 //! The command line of the image builder.
 #![forbid(unsafe_code)]
 
+mod build_command;
 mod kernel_check;
 mod matrix_command;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Source};
-use firstlight_image_builder::locked::{self, Verdict};
-use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::progress::{Progress, megabytes, seconds};
-use firstlight_image_builder::{build, cache, list, packages, verify};
+use firstlight_image_builder::progress::{Progress, megabytes};
+use firstlight_image_builder::{cache, list, packages, verify};
 
 /// Builds guest images from a manifest.
 #[derive(Debug, Parser)]
@@ -30,48 +28,9 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Build the image that a manifest describes.
-    Build {
-        /// The manifest.
-        manifest: PathBuf,
-        /// Folder for vmlinux, the image, settings for Kata and image.json.
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-        /// Build from exactly what this file names, and compare the result
-        /// with it.
-        #[arg(long, value_name = "FILE")]
-        lock: Option<PathBuf>,
-        /// Folder for what is downloaded and unpacked [default:
-        /// $FIRSTLIGHT_CACHE, else $XDG_CACHE_HOME/firstlight, else
-        /// ~/.cache/firstlight].
-        #[arg(long, value_name = "DIR")]
-        cache: Option<PathBuf>,
-        /// A value for ${NAME} in the manifest; may be given again.
-        #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
-        set: Vec<(String, String)>,
-        /// Print image.json instead of a summary.
-        #[arg(long)]
-        json: bool,
-    },
+    Build(build_command::Build),
     /// Build the image from what the suites have now, and write down what that was.
-    Lock {
-        /// The manifest.
-        manifest: PathBuf,
-        /// Folder for the image's files.
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-        /// The lock file [default: the manifest's name with .lock].
-        #[arg(long, value_name = "FILE")]
-        lock: Option<PathBuf>,
-        /// Folder for what is downloaded and unpacked [default: as for build].
-        #[arg(long, value_name = "DIR")]
-        cache: Option<PathBuf>,
-        /// A value for ${NAME} in the manifest; may be given again.
-        #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
-        set: Vec<(String, String)>,
-        /// Print the lock as JSON instead of a summary.
-        #[arg(long)]
-        json: bool,
-    },
+    Lock(build_command::Lock),
     /// The files that were fetched, by their hashes.
     Store {
         #[command(subcommand)]
@@ -145,13 +104,6 @@ enum KernelCommand {
     Check(kernel_check::Arguments),
 }
 
-fn assignment(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("expected NAME=VALUE".to_owned()),
-    }
-}
-
 fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
@@ -167,15 +119,8 @@ fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
         Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
-        Command::Build { manifest, out, lock, cache, set, json } => {
-            let cache = cache.map_or_else(cache::root, Ok)?;
-            run_build(&manifest, &out, lock.as_deref(), &cache, &set.into_iter().collect(), json)
-        }
-        Command::Lock { manifest, out, lock, cache, set, json } => {
-            let cache = cache.map_or_else(cache::root, Ok)?;
-            let lock = lock.unwrap_or_else(|| manifest.with_extension("lock"));
-            run_lock(&manifest, &out, &lock, &cache, &set.into_iter().collect(), json)
-        }
+        Command::Build(build) => build.run(),
+        Command::Lock(lock) => lock.run(),
         Command::Store { command: StoreCommand::Add { file, cache } } => {
             let cache = cache.map_or_else(cache::root, Ok)?;
             let (sha256, _) = packages::add(&cache, &file)?;
@@ -196,63 +141,6 @@ fn run() -> Result<ExitCode> {
         }
     }?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn run_build(
-    manifest: &Path,
-    out: &Path,
-    lock: Option<&Path>,
-    cache: &Path,
-    variables: &Variables,
-    json: bool,
-) -> Result<()> {
-    let started = Instant::now();
-    let progress = Progress::stderr("image-builder");
-    let (image, verdict) = match lock {
-        None => (build::build(manifest, variables, out, cache, progress)?, None),
-        Some(lock) => {
-            let (image, verdict) = locked::build_by(manifest, variables, out, cache, lock, progress)?;
-            (image, Some((lock, verdict)))
-        }
-    };
-    let mut stdout = io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut stdout, &image.contents)?;
-        writeln!(stdout)?;
-        return Ok(());
-    }
-    let contents = &image.contents;
-    writeln!(stdout, "{}: kernel {}, {} entries", contents.name, contents.kernel_release, contents.entries)?;
-    for (name, bytes) in &contents.outputs {
-        writeln!(stdout, "  {:>8}  {}", megabytes(bytes.size), out.join(name).display())?;
-    }
-    match verdict {
-        None => {}
-        Some((lock, Verdict::Same)) => writeln!(stdout, "  byte for byte what {} has", lock.display())?,
-        Some((lock, Verdict::OtherInputs(what))) => {
-            writeln!(stdout, "  from the packages of {}, but other than it in {what}", lock.display())?;
-        }
-    }
-    writeln!(stdout, "  built in {}", seconds(started.elapsed()))?;
-    Ok(())
-}
-
-fn run_lock(manifest: &Path, out: &Path, file: &Path, cache: &Path, variables: &Variables, json: bool) -> Result<()> {
-    let (_, lock) = locked::lock(manifest, variables, out, cache, file, Progress::stderr("image-builder"))?;
-    let mut stdout = io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut stdout, &lock)?;
-        writeln!(stdout)?;
-        return Ok(());
-    }
-    writeln!(stdout, "{}: {} packages of {} suites", file.display(), lock.packages.len(), lock.suites.len())?;
-    for suite in &lock.suites {
-        writeln!(stdout, "  {} of {}, signed by {}", suite.name, suite.date, suite.signed_by.join(", "))?;
-    }
-    for (name, output) in &lock.outputs {
-        writeln!(stdout, "  {} {name}", output.sha256)?;
-    }
-    Ok(())
 }
 
 fn run_kernel_configure(recipe: &Path, out: Option<&Path>, cache: &Path) -> Result<()> {
@@ -332,12 +220,6 @@ fn run_list(image: &Path, json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn assignments() {
-        assert_eq!(assignment("A=b=c"), Ok(("A".into(), "b=c".into())));
-        assert!(assignment("A").is_err() && assignment("=x").is_err());
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

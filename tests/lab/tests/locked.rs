@@ -6,7 +6,7 @@ use std::path::Path;
 
 use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::lock::Lock;
-use firstlight_image_builder::locked::{self, Verdict};
+use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::store::Store;
@@ -41,7 +41,14 @@ fn progress() -> Progress {
 }
 
 fn by(dir: &Path, cache: &Path, lock: &Path) -> Result<(Image, Verdict), locked::Error> {
-    locked::build_by(&dir.join("m.toml"), &Variables::new(), &dir.join("by"), cache, lock, progress())
+    locked::build_by(&Task {
+        manifest: &dir.join("m.toml"),
+        variables: &Variables::new(),
+        out: &dir.join("by"),
+        cache,
+        lock,
+        progress: progress(),
+    })
 }
 
 /// A cache with nothing in it but these packages.
@@ -74,7 +81,15 @@ fn an_image_is_complete_locked_and_built_again_without_the_archive() {
     assert!(error.contains("libc-bin") && error.contains("getant") && error.contains("usr/bin/getent"), "{error}");
 
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}")).unwrap();
-    let (image, lock) = locked::lock(&manifest, &Variables::new(), &out, &shared, &lock_file, progress()).unwrap();
+    let (image, lock) = locked::lock(&Task {
+        manifest: &manifest,
+        variables: &Variables::new(),
+        out: &out,
+        cache: &shared,
+        lock: &lock_file,
+        progress: progress(),
+    })
+    .unwrap();
     assert_eq!(Lock::read(&lock_file).unwrap(), lock);
     let names: Vec<&str> = lock.packages.iter().map(|package| package.name.as_str()).collect();
     assert!(names.iter().any(|name| name.starts_with("linux-image-6.12")), "{names:?}");

@@ -8,7 +8,7 @@ use firstlight_image_builder::build::{Image, build};
 use firstlight_image_builder::cache;
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::list;
-use firstlight_image_builder::locked::{self, Verdict};
+use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::verify::{verify, verify_disk};
@@ -107,11 +107,11 @@ fn a_lock_pins_the_formats_programs() {
     let manifest = written(dir.path(), "format = \"erofs\"", "[verity]\n");
     let (cache, lock) = (cache::root().unwrap(), dir.path().join("m.lock"));
     let (variables, progress) = (Variables::new(), Progress::stderr("images"));
-    let (image, written) =
-        locked::lock(&manifest, &variables, &dir.path().join("one"), &cache, &lock, progress).unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let task = |out| Task { manifest: &manifest, variables: &variables, out, cache: &cache, lock: &lock, progress };
+    let (image, written) = locked::lock(&task(&one)).unwrap();
     assert_eq!(written.root_hash, image.contents.verity.map(|verity| verity.root_hash));
     assert!(written.tools.iter().any(|one| one.name == "erofs-utils"));
-    let (_, verdict) =
-        locked::build_by(&manifest, &variables, &dir.path().join("two"), &cache, &lock, progress).unwrap();
+    let (_, verdict) = locked::build_by(&task(&two)).unwrap();
     assert_eq!(verdict, Verdict::Same);
 }

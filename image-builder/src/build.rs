@@ -1,34 +1,32 @@
 //! From a manifest to a bootable image.
 
+mod own;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, io_error};
 use crate::closure::{self, Finding};
 use crate::content;
-use crate::digest::{self, Hashing};
+use crate::digest;
 use crate::driver::{self, Driver};
-use crate::format::{self, Made, Plan, kata, opened};
+use crate::format::{self, Made, Plan, kata};
 use crate::kernel::modules::{self, Extra, Form, TypeInformation};
 use crate::kernel::{self, Kernel};
-use crate::lock::Pinned;
 use crate::manifest::{self, Manifest, Variables};
 use crate::output::Output;
 use crate::packages::Packages;
 use crate::progress::Progress;
+use crate::record::{self, DriverRecord, Origin, SuiteRecord};
 use crate::tree::{self, Content, Node, Tree};
 
 pub use crate::digest::Bytes;
+pub use crate::record::{Contents, PackageRecord, RECORD, VerityRecord};
 
 /// The kernel among the results.
 pub const KERNEL: &str = "vmlinux";
-/// What the results are, among them.
-pub const RECORD: &str = "image.json";
 /// Settings for Kata among the results.
 const DROP_IN: &str = "kata.toml";
 
@@ -97,86 +95,6 @@ pub struct Image {
     pub contents: Contents,
 }
 
-/// What `image.json` says. It holds no path of the building machine and no
-/// time, so it is as reproducible as the image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contents {
-    /// Version of this record's shape.
-    pub schema: u32,
-    /// The manifest's name for the image.
-    pub name: String,
-    /// The image's format.
-    pub format: String,
-    /// How it is packed.
-    #[serde(default)]
-    pub packing: String,
-    /// The folder below `/run/kata-extensions` where a guest mounts it, if it is no root.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub extension: Option<String>,
-    /// How its blocks are verified.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub verity: Option<VerityRecord>,
-    /// What a kernel that mounts it without help has to be told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command_line: Option<String>,
-    /// `uname -r`.
-    pub kernel_release: String,
-    /// Wanted modules that the kernel has built in.
-    pub built_in_modules: Vec<String>,
-    /// Every package something was taken from.
-    pub packages: Vec<PackageRecord>,
-    /// Every package of the programs that made the format.
-    #[serde(default)]
-    pub tools: Vec<PackageRecord>,
-    /// SHA-256 over path, kind, mode and content of all that is neither a
-    /// package's nor the kernel's.
-    pub own_files_sha256: String,
-    /// Libraries that no program of the image needs, with their sizes.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub unused: BTreeMap<String, u64>,
-    /// The files beside this record.
-    pub outputs: BTreeMap<String, Bytes>,
-    /// Every file in the image, by path.
-    pub files: BTreeMap<String, Bytes>,
-    /// Entries of any kind in the image.
-    pub entries: usize,
-    /// Bytes of all files in the image together.
-    pub file_bytes: u64,
-}
-
-/// A package that contributed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackageRecord {
-    /// Package name.
-    pub name: String,
-    /// Full version.
-    pub version: String,
-    /// The suite it came from.
-    pub suite: String,
-    /// SHA-256 of the package file.
-    pub sha256: String,
-}
-
-/// A dm-verity hash tree, in the second partition of a disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerityRecord {
-    /// The disk.
-    pub file: String,
-    /// Lower-case hexadecimal.
-    pub root_hash: String,
-    /// All parameters, as Kata's settings have them.
-    pub params: String,
-    /// Where the first partition begins, in bytes.
-    pub data_offset: u64,
-    /// Where the second partition begins, in bytes.
-    pub hash_offset: u64,
-    /// Bytes of hashes.
-    pub hash_size: u64,
-}
-
-/// Nodes the kernel and PID 1 use before devtmpfs is mounted.
-const EARLY_DEVICES: &[(&str, u32, u32, u32)] = &[("dev/console", 0o600, 5, 1), ("dev/null", 0o666, 1, 3)];
-
 /// Builds the image that `manifest` describes into the folder `out`: `vmlinux`,
 /// the file with the root, settings for Kata, and `image.json`.
 ///
@@ -223,18 +141,26 @@ pub fn build_with(
     let types = if manifest.kernel.strip_btf { TypeInformation::Drop } else { TypeInformation::Keep };
     let form = if manifest.kernel.keep_packed { Form::AsPackaged } else { Form::Plain(types) };
     let modules = modules::select(&kernel.facts.release, &kernel.modules(), &manifest.kernel.modules, &extra, form)?;
-    let mut tree = own_tree(manifest)?;
+    let mut tree = own::tree(manifest)?;
     let compiled_here = manifest.kernel.recipe.as_ref().map(|_| kernel.facts.vmlinux_sha256.as_str());
-    let own_files_sha256 = digest_of(&tree, &manifest.extra_modules, compiled_here)?;
+    let own_files_sha256 = own::digest(&tree, &manifest.extra_modules, compiled_here)?;
+    let mut origins: Origins = tree.iter().map(|(path, _)| (path.to_owned(), Origin::Own)).collect();
     for package in &manifest.packages {
-        for (path, node) in content::entries(packages, package)? {
+        let (pinned, entries) = content::entries(packages, package)?;
+        let origin = Origin::Package(PackageRecord::of(&pinned).id());
+        for (path, node) in entries {
             tree.add(&path, node)?;
+            origins.insert(path, origin.clone());
         }
     }
-    for (path, node) in driver.iter().filter_map(|driver| driver.files.as_ref()).flat_map(driver::Files::entries) {
-        tree.add(path, node)?;
+    for files in driver.iter().filter_map(|driver| driver.files.as_ref()) {
+        for (path, node) in files.entries() {
+            tree.add(path, node)?;
+        }
+        origins.extend(origins_of(files));
     }
-    add_modules(&mut tree, &kernel.facts.release, &kernel.modules(), &modules)?;
+    let kernel_origin = kernel_origin(manifest, &kernel.facts);
+    origins.extend(add_modules(&mut tree, kernel, &modules, &kernel_origin, driver.as_ref())?);
     let unused = judged(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
@@ -255,13 +181,18 @@ pub fn build_with(
     }
     let contents = Contents {
         kernel_release: facts.release.clone(),
+        kernel: Some(kernel_origin),
         built_in_modules: modules.built_in.into_iter().collect(),
+        driver: driver.as_ref().map(of_driver),
         packages: records(packages, facts),
+        tools: sorted(packages.tools().iter().map(PackageRecord::of)),
+        suites: packages.suites().iter().map(SuiteRecord::of).collect(),
         own_files_sha256,
         unused,
         outputs,
+        others: record::others(&tree),
         entries: tree.iter().count(),
-        ..described(&plan, made)
+        ..described(&plan, made, &mut origins)
     };
     let record = output.add(RECORD);
     let text = serde_json::to_vec_pretty(&contents).map_err(io::Error::other).map_err(io_error("write", &record))?;
@@ -277,7 +208,7 @@ pub fn build_with(
 }
 
 /// What the format and the files in it say of an image.
-fn described(plan: &Plan, made: Made) -> Contents {
+fn described(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
     let disk = made.root.disk.as_ref();
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
@@ -293,6 +224,10 @@ fn described(plan: &Plan, made: Made) -> Contents {
         Some(name) => Some(kata::extension_parameter(name, params)),
         None => disk.map(|_| kata::command_line(plan.format, params)),
     };
+    let mut files = made.files;
+    for (path, file) in &mut files {
+        file.origin = origins.remove(path);
+    }
     Contents {
         schema: 1,
         name: plan.name.clone(),
@@ -301,16 +236,37 @@ fn described(plan: &Plan, made: Made) -> Contents {
         extension: plan.extension.clone(),
         verity,
         command_line,
-        kernel_release: String::new(),
-        built_in_modules: Vec::new(),
-        packages: Vec::new(),
-        tools: made.tools.iter().map(record).collect(),
-        own_files_sha256: String::new(),
-        unused: BTreeMap::new(),
-        outputs: BTreeMap::new(),
-        entries: 0,
-        file_bytes: made.files.values().map(|file| file.size).sum(),
-        files: made.files,
+        file_bytes: files.values().map(|file| file.size).sum(),
+        files,
+        ..Contents::default()
+    }
+}
+
+/// Where every file is from, by path.
+type Origins = BTreeMap<String, Origin>;
+
+/// A kernel is in its package, or is compiled of one.
+fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
+    let id = record::id(&facts.suite, &facts.package, &facts.version);
+    if manifest.kernel.recipe.is_some() { Origin::Source(id) } else { Origin::Package(id) }
+}
+
+/// The packages of the driver's libraries, programs and firmware.
+fn origins_of(files: &driver::Files) -> impl Iterator<Item = (String, Origin)> {
+    let packages = &files.record.packages;
+    files.record.pieces.iter().filter_map(|piece| {
+        let package = packages.iter().find(|package| package.name == piece.package)?;
+        Some((piece.path.clone(), Origin::Package(PackageRecord::of(package).id())))
+    })
+}
+
+fn of_driver(driver: &Driver) -> DriverRecord {
+    let built = &driver.built.record;
+    DriverRecord {
+        version: built.driver.clone(),
+        source: PackageRecord::of(&built.package).id(),
+        compiler: built.compiler.clone(),
+        patches: built.patches.clone(),
     }
 }
 
@@ -334,27 +290,24 @@ fn stale(record: &Path, contents: &Contents) -> Vec<String> {
     names.filter(|name| ours(name) && !name.contains('/') && !contents.outputs.contains_key(name)).collect()
 }
 
-fn record(one: &Pinned) -> PackageRecord {
-    PackageRecord {
-        name: one.name.clone(),
-        version: one.version.clone(),
-        suite: one.suite.clone(),
-        sha256: one.sha256.clone(),
-    }
-}
-
 /// Every package that gave something, by name; the kernel's where it was prepared by somebody else.
 fn records(packages: &Packages<'_>, kernel: &kernel::Facts) -> Vec<PackageRecord> {
-    let mut records: Vec<PackageRecord> = packages.used().iter().map(record).collect();
+    let mut records: Vec<PackageRecord> = packages.used().iter().map(PackageRecord::of).collect();
     if !records.iter().any(|one| one.sha256 == kernel.sha256) {
         records.push(PackageRecord {
             name: kernel.package.clone(),
             version: kernel.version.clone(),
             suite: kernel.suite.clone(),
+            architecture: None,
             sha256: kernel.sha256.clone(),
         });
     }
-    records.sort_by(|a, b| (&a.name, &a.suite).cmp(&(&b.name, &b.suite)));
+    sorted(records)
+}
+
+fn sorted(records: impl IntoIterator<Item = PackageRecord>) -> Vec<PackageRecord> {
+    let mut records: Vec<PackageRecord> = records.into_iter().collect();
+    records.sort_by(|a, b| (&a.name, &a.suite, a).cmp(&(&b.name, &b.suite, b)));
     records
 }
 
@@ -383,110 +336,43 @@ fn judged(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<B
     Ok(unused.collect())
 }
 
-/// One hash for what no package decides: the manifest's own entries, the
-/// modules that were built out of the kernel's tree, and a kernel that was
-/// compiled on this machine, by whatever compiler that has.
-fn digest_of(tree: &Tree, extra: &[manifest::ExtraModule], kernel: Option<&str>) -> Result<String, Error> {
-    let mut hashing = Hashing::new(io::sink());
-    let mut say = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
-    for (path, node) in tree.iter() {
-        match node {
-            Node::Directory { mode } => say(format!("{path}\0d{mode:o}\0"))?,
-            Node::Symlink { target } => say(format!("{path}\0l{target}\0"))?,
-            Node::Character { mode, major, minor } => say(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
-            Node::File { mode, content } => {
-                let (mut data, size) = opened(content)?;
-                let mut file = Hashing::new(io::sink());
-                io::copy(&mut data, &mut file).map_err(io_error("read", Path::new(path)))?;
-                say(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
-            }
-        }
-    }
-    // No path of a tree begins like these.
-    for module in extra {
-        let path = Path::new(&module.path);
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Bytes { size, sha256 } = measured(path)?;
-        say(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
-    }
-    if let Some(sha256) = kernel {
-        say(format!("//vmlinux\0f {sha256}\0"))?;
-    }
-    Ok(hashing.finish().0)
-}
-
-/// What the manifest itself names.
-fn own_tree(manifest: &Manifest) -> Result<Tree, Error> {
-    let mut image = Tree::default();
-    for directory in &manifest.directories {
-        image.add(&directory.path, Node::Directory { mode: directory.mode.unwrap_or(0o755) })?;
-    }
-    for file in &manifest.files {
-        let content = match (&file.source, &file.content) {
-            (Some(source), _) => Content::File(source.into()),
-            (None, text) => Content::Bytes(text.clone().unwrap_or_default().into_bytes()),
-        };
-        image.add(&file.path, Node::File { mode: file.mode.unwrap_or(0o644), content })?;
-    }
-    for folder in &manifest.trees {
-        let root = Path::new(&folder.source);
-        if folder.only.is_empty() {
-            copy_tree(&mut image, root, Path::new(""))?;
-        }
-        for part in &folder.only {
-            copy_tree(&mut image, root, Path::new(part))?;
-        }
-    }
-    for link in &manifest.symlinks {
-        image.add(&link.path, Node::Symlink { target: link.target.clone() })?;
-    }
-    for &(path, mode, major, minor) in EARLY_DEVICES {
-        image.add(path, Node::Character { mode, major, minor })?;
-    }
-    Ok(image)
-}
-
-/// The kernel's modules, and the lists by which they are found.
-fn add_modules(image: &mut Tree, release: &str, tree: &Path, modules: &modules::Set) -> Result<(), Error> {
-    let place = format!("lib/modules/{release}");
+/// The kernel's modules, and the lists by which they are found; where they are from.
+fn add_modules(
+    image: &mut Tree,
+    kernel: &Kernel,
+    modules: &modules::Set,
+    of_kernel: &Origin,
+    driver: Option<&Driver>,
+) -> Result<Origins, Error> {
+    let place = format!("lib/modules/{}", kernel.facts.release);
     let plain = |bytes: Vec<u8>| Node::File { mode: 0o644, content: Content::Bytes(bytes) };
+    let mut origins = Origins::new();
     for module in modules.iter() {
-        image.add(&format!("{place}/{}", module.path), plain(module.data.clone()))?;
+        let path = format!("{place}/{}", module.path);
+        image.add(&path, plain(module.data.clone()))?;
+        let origin = match (module.path.split('/').next(), driver) {
+            (Some(modules::EXTRA), _) => Origin::Own,
+            (Some(modules::UPDATES), Some(driver)) => {
+                Origin::Source(PackageRecord::of(&driver.built.record.package).id())
+            }
+            _ => of_kernel.clone(),
+        };
+        origins.insert(path, origin);
     }
-    image.add(&format!("{place}/modules.dep"), plain(modules.dependency_file().into_bytes()))?;
-    image.add(&format!("{place}/modules.alias"), plain(modules.alias_file().into_bytes()))?;
-    image.add(&format!("{place}/modules.softdep"), plain(modules.company_file().into_bytes()))?;
-    let built_in = Content::File(tree.join("modules.builtin"));
-    image.add(&format!("{place}/modules.builtin"), Node::File { mode: 0o644, content: built_in })?;
-    Ok(())
-}
-
-/// Adds `part` of the folder `root`, with everything below it, at the same place.
-fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
-    let path = root.join(part);
-    let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
-    let odd = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
-    let place = part.to_str().ok_or_else(|| odd("its name is not UTF-8"))?;
-    let mode = data.permissions().mode() & 0o7777;
-    if data.is_dir() {
-        if !place.is_empty() {
-            image.add(place, Node::Directory { mode })?;
-        }
-        let mut names: Vec<_> = fs::read_dir(&path)
-            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect())
-            .map_err(io_error("list", &path))?;
-        names.sort();
-        return names.into_iter().try_for_each(|name| copy_tree(image, root, &part.join(name)));
+    for (name, text) in [
+        ("modules.dep", modules.dependency_file()),
+        ("modules.alias", modules.alias_file()),
+        ("modules.softdep", modules.company_file()),
+    ] {
+        let path = format!("{place}/{name}");
+        image.add(&path, plain(text.into_bytes()))?;
+        origins.insert(path, Origin::Builder);
     }
-    let node = if data.is_symlink() {
-        let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
-        Node::Symlink { target: target.to_str().ok_or_else(|| odd("its target is not UTF-8"))?.to_owned() }
-    } else if data.is_file() {
-        Node::File { mode, content: Content::File(path.clone()) }
-    } else {
-        return Err(odd("neither a file, nor a folder, nor a symbolic link"));
-    };
-    Ok(image.add(place, node)?)
+    let path = format!("{place}/modules.builtin");
+    let built_in = Content::File(kernel.modules().join("modules.builtin"));
+    image.add(&path, Node::File { mode: 0o644, content: built_in })?;
+    origins.insert(path, of_kernel.clone());
+    Ok(origins)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
 use crate::debian::{self, Wish};
+use crate::lock::Pinned;
 use crate::manifest;
 use crate::packages::{self, Packages};
 use crate::tree::{Content, Node};
@@ -56,11 +57,11 @@ const MATCHING: MatchOptions =
 /// Names shown when nothing matches.
 const MOST_NEAR: usize = 12;
 
-/// A package's files in the cache, unpacked once for all images.
+/// A package's files in the cache, unpacked once for all images, and which package that is.
 ///
 /// # Errors
 /// It cannot be had or unpacked.
-pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, String), Error> {
+pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
     let wish = wanted.version.as_deref().map_or(Wish::Newest, Wish::Exact);
     let pinned = packages.find(&wanted.suite, &wanted.name, wish)?;
     packages.note(&pinned);
@@ -72,15 +73,18 @@ pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resu
         debian::unpack_all(&deb, half)?;
         Ok::<(), Error>(())
     })?;
-    Ok((folder, pinned.version))
+    Ok((folder, pinned))
 }
 
-/// The entries that a package gives to an image, by path.
+/// The entries that a package gives to an image, by path, and which package that is.
 ///
 /// # Errors
 /// It cannot be had, or a pattern matches nothing of it.
-pub fn entries(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<Vec<(String, Node)>, Error> {
-    let (folder, version) = unpacked(packages, wanted)?;
+pub fn entries(
+    packages: &mut Packages<'_>,
+    wanted: &manifest::Package,
+) -> Result<(Pinned, Vec<(String, Node)>), Error> {
+    let (folder, pinned) = unpacked(packages, wanted)?;
     let mut names = Vec::new();
     walk(&folder, Path::new(""), &mut names)?;
     names.sort();
@@ -89,7 +93,7 @@ pub fn entries(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resul
         let pattern = Pattern::new(text).unwrap_or_default();
         let found: Vec<&PathBuf> = names.iter().filter(|name| pattern.matches_path_with(name, MATCHING)).collect();
         if found.is_empty() {
-            let (package, version) = (wanted.name.clone(), version.clone());
+            let (package, version) = (wanted.name.clone(), pinned.version.clone());
             return Err(Error::NoMatch { package, version, pattern: text.clone(), near: near(&names, text) });
         }
         for name in found {
@@ -99,7 +103,7 @@ pub fn entries(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resul
     // Two patterns may match one file.
     entries.sort_by(|a, b| a.0.cmp(&b.0));
     entries.dedup_by(|a, b| a == b);
-    Ok(entries)
+    Ok((pinned, entries))
 }
 
 /// Everything but folders, by path below `root`.

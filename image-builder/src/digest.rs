@@ -1,10 +1,11 @@
-//! SHA-256 of files and bytes, as lower-case hexadecimal text.
+//! SHA-256 (and SHA-1, where a format wants it) of files and bytes, as lower-case hexadecimal text.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// Size and hash of a file.
@@ -33,9 +34,9 @@ pub fn of_file(path: &Path) -> io::Result<(String, u64)> {
 }
 
 /// A writer or reader that hashes whatever passes through it.
-pub struct Hashing<T> {
+pub struct Hashing<T, D = Sha256> {
     inner: T,
-    state: Sha256,
+    state: D,
 }
 
 impl<T> Hashing<T> {
@@ -43,14 +44,23 @@ impl<T> Hashing<T> {
     pub fn new(inner: T) -> Self {
         Self { inner, state: Sha256::new() }
     }
+}
 
+impl<T> Hashing<T, Sha1> {
+    /// The same with SHA-1: no proof of anything, but what SPDX names files by.
+    pub fn sha1(inner: T) -> Self {
+        Self { inner, state: Sha1::new() }
+    }
+}
+
+impl<T, D: Digest> Hashing<T, D> {
     /// The hash of everything that passed, and the inner value.
     pub fn finish(self) -> (String, T) {
         (hex(self.state.finalize().as_slice()), self.inner)
     }
 }
 
-impl<T: Write> Write for Hashing<T> {
+impl<T: Write, D: Digest> Write for Hashing<T, D> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
         self.state.update(&bytes[..written]);
@@ -62,7 +72,7 @@ impl<T: Write> Write for Hashing<T> {
     }
 }
 
-impl<T: Read> Read for Hashing<T> {
+impl<T: Read, D: Digest> Read for Hashing<T, D> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(bytes)?;
         self.state.update(&bytes[..read]);
@@ -91,6 +101,11 @@ mod tests {
         let mut reading = Hashing::new(&b"abc"[..]);
         io::copy(&mut reading, &mut io::sink()).unwrap();
         assert_eq!(reading.finish().0, ABC);
+        // The same example in FIPS 180-1; one pass gives both.
+        let mut both = Hashing::new(Hashing::sha1(&b"abc"[..]));
+        io::copy(&mut both, &mut io::sink()).unwrap();
+        let (sha256, inner) = both.finish();
+        assert_eq!((sha256.as_str(), inner.finish().0.as_str()), (ABC, "a9993e364706816aba3e25717850c26c9cd0d89d"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("abc");
         std::fs::write(&path, "abc").unwrap();

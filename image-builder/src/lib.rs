@@ -23,6 +23,7 @@ pub mod manifest;
 pub mod output;
 pub mod packages;
 pub mod progress;
+pub mod record;
 pub mod store;
 pub mod tools;
 pub mod tree;

@@ -33,7 +33,8 @@ pub enum Error {
     /// Everything is as the lock has it, and the result is not.
     #[error(
         "{output} was built from exactly what {} names and has SHA-256 {found} where the lock has {expected}: \
-         something of this machine gets into the image; compare both with image-builder diff", file.display()
+         something of this machine gets into the image; image-builder diff with the image.json of the machine \
+         that wrote the lock names what", file.display()
     )]
     Differs {
         /// The lock file.
@@ -174,20 +175,10 @@ mod tests {
             schema: 1,
             name: "x".into(),
             format: "initramfs".into(),
-            packing: String::new(),
-            extension: None,
-            verity: None,
-            command_line: None,
-            tools: Vec::new(),
             kernel_release: "6.12".into(),
-            built_in_modules: Vec::new(),
-            packages: Vec::new(),
             own_files_sha256: own.repeat(64),
-            unused: BTreeMap::new(),
             outputs: BTreeMap::from([("initrd.cpio".into(), bytes)]),
-            files: BTreeMap::new(),
-            entries: 0,
-            file_bytes: 0,
+            ..Contents::default()
         };
         let (kernel, initrd, record) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
         Image { kernel, initrd, disk: None, record, contents }

@@ -112,10 +112,11 @@ impl<'a> Packages<'a> {
         &self.kits
     }
 
-    /// The suites that were asked, as they are.
+    /// The suites that the packages were chosen from: those that were asked,
+    /// or with a lock those that it names.
     #[must_use]
     pub fn suites(&self) -> &[Release] {
-        &self.suites
+        self.lock.map_or(&self.suites, |lock| &lock.suites)
     }
 
     /// A suite's archive, whose release file is noted down.
@@ -357,11 +358,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let tools = ["gcc-14", "make", "erofs-utils"].map(|name| pinned(name, "trixie"));
         let mut lock = Lock { tools: tools.to_vec(), ..Lock::default() };
+        let [name, date, sha256] = ["trixie", "then", "ab"].map(str::to_owned);
+        lock.suites.push(Release { name, date, sha256, valid_until: None, signed_by: Vec::new() });
         let kit = |lock: &Lock, names: &[&str]| {
             let mut packages = Packages::new(dir.path(), Some(lock), Progress::quiet());
             let found = packages.find_tools("trixie", names)?;
             assert_eq!((packages.tools(), packages.used().len()), (&found[..], 0));
             assert_eq!(packages.kits(), &lock.kits, "the lock would be the same again");
+            assert_eq!(packages.suites(), lock.suites, "no archive was asked");
             Ok::<_, Error>(found)
         };
         let error = kit(&lock, &["gcc-14", "make"]).unwrap_err().to_string();

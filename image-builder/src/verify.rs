@@ -3,38 +3,22 @@
 //! check them.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::build::{Contents, RECORD, VerityRecord};
 use crate::digest::{self, Bytes};
 use crate::format::disk;
 use crate::format::verity::{self, Bad, Params};
-
-/// A longer record describes no image.
-const LONGEST_RECORD: u64 = 256 << 20;
+use crate::record::{self, Contents, RECORD, VerityRecord};
 
 /// Why nothing could be verified.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no record, or it cannot be read.
-    #[error("cannot read {}: is this the folder that build wrote?", path.display())]
-    Record {
-        /// The record.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// The record is not one.
-    #[error("{} is no record of an image: {what}", path.display())]
-    NoRecord {
-        /// The record.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
+    /// There is no record to verify by.
+    #[error(transparent)]
+    Record(#[from] record::Error),
     /// The file of a single image cannot be read.
     #[error("cannot verify {}", path.display())]
     Image {
@@ -82,12 +66,12 @@ impl Problem {
 /// There is no record to verify by. What is wrong with the files is in the report.
 pub fn verify(folder: &Path) -> Result<Report, Error> {
     let path = folder.join(RECORD);
-    let contents = read_record(&path)?;
-    let no_record = |what: String| Error::NoRecord { path: path.clone(), what };
+    let contents = Contents::read(&path)?;
+    let no_record = |what: String| record::Error::NotOne { path: path.clone(), what };
     let mut report = Report { name: contents.name, files: 0, verified_blocks: 0, problems: Vec::new() };
     for (name, expected) in &contents.outputs {
         if !is_plain(name) {
-            return Err(no_record(format!("{name:?} is no file of this folder")));
+            return Err(no_record(format!("{name:?} is no file of this folder")).into());
         }
         report.files += 1;
         if let Err(what) = same(&folder.join(name), expected) {
@@ -96,11 +80,11 @@ pub fn verify(folder: &Path) -> Result<Report, Error> {
     }
     if let Some(record) = &contents.verity {
         if !contents.outputs.contains_key(&record.file) {
-            return Err(no_record(format!("{:?} is not among its outputs", record.file)));
+            return Err(no_record(format!("{:?} is not among its outputs", record.file)).into());
         }
         let params: Params = record.params.parse().map_err(|error| no_record(format!("{error}")))?;
         if verity::hex(&params.root_hash) != record.root_hash {
-            return Err(no_record("root_hash and params name different hash trees".to_owned()));
+            return Err(no_record("root_hash and params name different hash trees".to_owned()).into());
         }
         match blocks(&folder.join(&record.file), Some(record), &params) {
             Ok(None) => report.verified_blocks = params.data_blocks,
@@ -131,13 +115,6 @@ pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
         Err(what) => report.problems.push(Problem::new(&name, what)),
     }
     Ok(report)
-}
-
-fn read_record(path: &Path) -> Result<Contents, Error> {
-    let failed = |source| Error::Record { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    File::open(path).and_then(|file| file.take(LONGEST_RECORD).read_to_end(&mut text)).map_err(failed)?;
-    serde_json::from_slice(&text).map_err(|error| Error::NoRecord { path: path.to_owned(), what: error.to_string() })
 }
 
 /// A name in the folder itself.
@@ -214,8 +191,6 @@ mod tests {
             schema: 1,
             name: "x".to_owned(),
             format: "erofs".to_owned(),
-            packing: String::new(),
-            extension: None,
             verity: Some(VerityRecord {
                 file: "rootfs.img".to_owned(),
                 root_hash: verity::hex(&params.root_hash),
@@ -224,17 +199,8 @@ mod tests {
                 hash_offset: hashes.start,
                 hash_size: hashes.size,
             }),
-            command_line: None,
-            kernel_release: String::new(),
-            built_in_modules: Vec::new(),
-            packages: Vec::new(),
-            tools: Vec::new(),
-            own_files_sha256: String::new(),
-            unused: BTreeMap::new(),
             outputs: BTreeMap::from([bytes("rootfs.img"), bytes("kata.toml")]),
-            files: BTreeMap::new(),
-            entries: 0,
-            file_bytes: 0,
+            ..Contents::default()
         };
         record(&dir, &contents);
         (dir, contents)
@@ -281,7 +247,7 @@ mod tests {
             let mut bad = good.clone();
             bad.outputs.insert(name.to_owned(), entry.clone());
             record(&dir, &bad);
-            assert!(matches!(verify(dir.path()), Err(Error::NoRecord { .. })), "{name}");
+            assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::NotOne { .. }))), "{name}");
         }
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
         let mut bad = good.clone();
@@ -291,7 +257,7 @@ mod tests {
         let mut bad = good.clone();
         bad.verity.as_mut().unwrap().root_hash = "00".repeat(32);
         record(&dir, &bad);
-        assert!(matches!(verify(dir.path()), Err(Error::NoRecord { .. })));
+        assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::NotOne { .. }))));
         let mut bad = good;
         bad.verity.as_mut().unwrap().hash_offset += BLOCK;
         record(&dir, &bad);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::cpio;
 use crate::kernel::tests::fake;
+use std::os::unix::fs::PermissionsExt as _;
 
 const MANIFEST: &str = r#"
 [image]
@@ -93,7 +94,23 @@ fn the_image_holds_what_the_manifest_says() {
 
     let contents = &image.contents;
     assert_eq!(contents.built_in_modules, ["virtio_pci"]);
-    assert_eq!(contents.files["init"], Bytes { size: 6, sha256: digest::of_bytes(b"#!init") });
+    let init = &contents.files["init"];
+    assert_eq!((init.size, &init.sha256), (6, &digest::of_bytes(b"#!init")));
+    assert_eq!((init.mode, init.sha1.as_deref()), (Some(0o755), Some("162c441ea26820a9cc96c605827850977b306574")));
+    // Where everything is from.
+    let origin = |path: &str| contents.files[path].origin.clone().unwrap();
+    let of_kernel = Origin::Package("sid/linux-image-test=6.12.95-1".to_owned());
+    assert_eq!((origin("init"), origin("etc/passwd")), (Origin::Own, Origin::Own));
+    assert_eq!(origin("lib/modules/6.12.95/kernel/vsock.ko"), of_kernel);
+    assert_eq!(origin("lib/modules/6.12.95/modules.builtin"), of_kernel);
+    assert_eq!(origin("lib/modules/6.12.95/modules.dep"), Origin::Builder);
+    assert!(contents.files.values().all(|file| file.origin.is_some()));
+    assert_eq!(contents.kernel, Some(of_kernel));
+    assert_eq!(contents.packages[0].id(), "sid/linux-image-test=6.12.95-1");
+    for (path, text) in [("var/run", "link /run"), ("tmp", "directory 1777"), ("dev/null", "character 666 1,3")] {
+        assert_eq!(contents.others[path], text);
+    }
+    assert_eq!(contents.files.len() + contents.others.len(), contents.entries);
     assert_eq!(contents.outputs["initrd.cpio"].size, archive.len() as u64);
     assert_eq!(contents.outputs["initrd.cpio"].sha256, digest::of_bytes(&archive));
     assert_eq!(contents.entries, entries.len());

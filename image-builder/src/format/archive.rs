@@ -7,11 +7,12 @@ use std::io::{self, Read, Write};
 use super::Error;
 use crate::cache::io_error;
 use crate::cpio;
-use crate::digest::{Bytes, Hashing};
+use crate::digest::Hashing;
+use crate::record::FileRecord;
 use crate::tree::{Content, Node, Tree};
 
 /// Every regular file of an image, by path.
-pub(crate) type Files = BTreeMap<String, Bytes>;
+pub(crate) type Files = BTreeMap<String, FileRecord>;
 
 /// What takes a tree's entries one after the other, each after the directory
 /// it is in.
@@ -52,9 +53,11 @@ pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive) -> Result<Files, Erro
             Node::Character { mode, major, minor } => archive.character(path, *mode, *major, *minor)?,
             Node::File { mode, content } => {
                 let (mut data, size) = opened(content)?;
-                let mut hashing = Hashing::new(&mut *data);
+                let mut hashing = Hashing::new(Hashing::sha1(&mut *data));
                 archive.file(path, *mode, size, &mut hashing)?;
-                files.insert(path.to_owned(), Bytes { size, sha256: hashing.finish().0 });
+                let (sha256, inner) = hashing.finish();
+                let (sha1, mode) = (Some(inner.finish().0), Some(*mode));
+                files.insert(path.to_owned(), FileRecord { size, sha256, sha1, mode, origin: None });
             }
         }
     }

@@ -125,6 +125,11 @@ impl TypeInformation {
     }
 }
 
+/// The folder of modules that are not the kernel's.
+pub const EXTRA: &str = "extra";
+/// The folder of modules that go before the kernel's own.
+pub const UPDATES: &str = "updates";
+
 /// A module that was built out of the kernel's tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extra {
@@ -138,13 +143,13 @@ impl Extra {
     /// Goes where `make modules_install` puts modules that are not the kernel's.
     #[must_use]
     pub fn built(file: PathBuf) -> Self {
-        Self { file, folder: "extra" }
+        Self { file, folder: EXTRA }
     }
 
     /// Goes where `depmod` looks first, before the kernel's own modules.
     #[must_use]
     pub fn update(file: PathBuf) -> Self {
-        Self { file, folder: "updates" }
+        Self { file, folder: UPDATES }
     }
 }
 

@@ -1,0 +1,107 @@
+//! What of an image no package decides.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::{Error, measured};
+use crate::cache::io_error;
+use crate::digest::{Bytes, Hashing};
+use crate::format::opened;
+use crate::manifest::{ExtraModule, Manifest};
+use crate::tree::{Content, Node, Tree};
+
+/// Nodes the kernel and PID 1 use before devtmpfs is mounted.
+const EARLY_DEVICES: &[(&str, u32, u32, u32)] = &[("dev/console", 0o600, 5, 1), ("dev/null", 0o666, 1, 3)];
+
+/// What the manifest itself names.
+pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
+    let mut image = Tree::default();
+    for directory in &manifest.directories {
+        image.add(&directory.path, Node::Directory { mode: directory.mode.unwrap_or(0o755) })?;
+    }
+    for file in &manifest.files {
+        let content = match (&file.source, &file.content) {
+            (Some(source), _) => Content::File(source.into()),
+            (None, text) => Content::Bytes(text.clone().unwrap_or_default().into_bytes()),
+        };
+        image.add(&file.path, Node::File { mode: file.mode.unwrap_or(0o644), content })?;
+    }
+    for folder in &manifest.trees {
+        let root = Path::new(&folder.source);
+        if folder.only.is_empty() {
+            copy_tree(&mut image, root, Path::new(""))?;
+        }
+        for part in &folder.only {
+            copy_tree(&mut image, root, Path::new(part))?;
+        }
+    }
+    for link in &manifest.symlinks {
+        image.add(&link.path, Node::Symlink { target: link.target.clone() })?;
+    }
+    for &(path, mode, major, minor) in EARLY_DEVICES {
+        image.add(path, Node::Character { mode, major, minor })?;
+    }
+    Ok(image)
+}
+
+/// Adds `part` of the folder `root`, with everything below it, at the same place.
+fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
+    let path = root.join(part);
+    let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
+    let odd = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
+    let place = part.to_str().ok_or_else(|| odd("its name is not UTF-8"))?;
+    let mode = data.permissions().mode() & 0o7777;
+    if data.is_dir() {
+        if !place.is_empty() {
+            image.add(place, Node::Directory { mode })?;
+        }
+        let mut names: Vec<_> = fs::read_dir(&path)
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect())
+            .map_err(io_error("list", &path))?;
+        names.sort();
+        return names.into_iter().try_for_each(|name| copy_tree(image, root, &part.join(name)));
+    }
+    let node = if data.is_symlink() {
+        let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
+        Node::Symlink { target: target.to_str().ok_or_else(|| odd("its target is not UTF-8"))?.to_owned() }
+    } else if data.is_file() {
+        Node::File { mode, content: Content::File(path.clone()) }
+    } else {
+        return Err(odd("neither a file, nor a folder, nor a symbolic link"));
+    };
+    Ok(image.add(place, node)?)
+}
+
+/// One hash for what no package decides: the manifest's own entries, the
+/// modules that were built out of the kernel's tree, and a kernel that was
+/// compiled on this machine, by whatever compiler that has.
+pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -> Result<String, Error> {
+    let mut hashing = Hashing::new(io::sink());
+    let mut say = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
+    for (path, node) in tree.iter() {
+        match node {
+            Node::Directory { mode } => say(format!("{path}\0d{mode:o}\0"))?,
+            Node::Symlink { target } => say(format!("{path}\0l{target}\0"))?,
+            Node::Character { mode, major, minor } => say(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
+            Node::File { mode, content } => {
+                let (mut data, size) = opened(content)?;
+                let mut file = Hashing::new(io::sink());
+                io::copy(&mut data, &mut file).map_err(io_error("read", Path::new(path)))?;
+                say(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
+            }
+        }
+    }
+    // No path of a tree begins like these.
+    for module in extra {
+        let path = Path::new(&module.path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Bytes { size, sha256 } = measured(path)?;
+        say(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
+    }
+    if let Some(sha256) = kernel {
+        say(format!("//vmlinux\0f {sha256}\0"))?;
+    }
+    Ok(hashing.finish().0)
+}

@@ -12,6 +12,7 @@ pub mod closure;
 pub mod content;
 pub mod cpio;
 pub mod debian;
+pub mod diff;
 pub mod digest;
 pub mod driver;
 pub mod format;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod build_command;
+mod diff_command;
 mod kernel_check;
 mod matrix_command;
 
@@ -53,6 +54,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// What changed from one image to another, by their records. The exit code
+    /// is 0 if they are the same, 1 if not, 2 if that could not be told.
+    Diff(diff_command::Diff),
     /// Which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
     /// Which files of the NVIDIA driver are in which profile, and why.
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
+        Command::Diff(diff) => return Ok(diff.run()),
         Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
         Command::Build(build) => build.run(),
         Command::Lock(lock) => lock.run(),

@@ -1,0 +1,83 @@
+//! Which package of one image is which of another.
+
+use std::collections::BTreeMap;
+
+use super::Change;
+use crate::record::PackageRecord;
+
+/// Packages that only one image has, or both in different versions or from
+/// different suites. The same name is the same package; an image may have it
+/// from several suites.
+pub(super) fn changes(a: &[PackageRecord], b: &[PackageRecord]) -> Vec<Change<PackageRecord>> {
+    let mut names: BTreeMap<&str, [Vec<&PackageRecord>; 2]> = BTreeMap::new();
+    for (side, packages) in [a, b].into_iter().enumerate() {
+        for package in packages {
+            names.entry(&package.name).or_default()[side].push(package);
+        }
+    }
+    names.into_iter().flat_map(|(name, [a, b])| pairs(name, a, b)).collect()
+}
+
+/// The very same are no change; then those of one suite belong together, then whatever is left.
+fn pairs<'a>(name: &str, mut a: Vec<&'a PackageRecord>, mut b: Vec<&'a PackageRecord>) -> Vec<Change<PackageRecord>> {
+    let file = |one: &PackageRecord| (one.suite.clone(), one.version.clone(), one.sha256.clone());
+    take(&mut a, &mut b, |a, b| file(a) == file(b));
+    let mut pairs = take(&mut a, &mut b, |a, b| a.suite == b.suite);
+    pairs.extend(take(&mut a, &mut b, |_, _| true));
+    let change = |a: Option<&PackageRecord>, b: Option<&PackageRecord>| Change {
+        what: name.to_owned(),
+        a: a.cloned(),
+        b: b.cloned(),
+    };
+    let both = pairs.into_iter().map(|(a, b)| change(Some(a), Some(b)));
+    let left = a.into_iter().map(|a| change(Some(a), None));
+    both.chain(left).chain(b.into_iter().map(|b| change(None, Some(b)))).collect()
+}
+
+/// Takes pairs out of both lists, in order.
+fn take<'a>(
+    a: &mut Vec<&'a PackageRecord>,
+    b: &mut Vec<&'a PackageRecord>,
+    is_pair: impl Fn(&PackageRecord, &PackageRecord) -> bool,
+) -> Vec<(&'a PackageRecord, &'a PackageRecord)> {
+    let mut pairs = Vec::new();
+    a.retain(|one| match b.iter().position(|other| is_pair(one, other)) {
+        Some(at) => {
+            pairs.push((*one, b.remove(at)));
+            false
+        }
+        None => true,
+    });
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(text: &str) -> PackageRecord {
+        let (suite, rest) = text.split_once('/').unwrap();
+        let (name, version) = rest.split_once('=').unwrap();
+        let (version, sha256) = version.split_once('#').unwrap_or((version, version));
+        let [name, version, suite, sha256] = [name, version, suite, sha256].map(str::to_owned);
+        PackageRecord { name, version, suite, architecture: None, sha256 }
+    }
+
+    fn changed(a: &[&str], b: &[&str]) -> Vec<String> {
+        let packages = |texts: &[&str]| texts.iter().map(|text| package(text)).collect::<Vec<_>>();
+        let id = |side: &Option<PackageRecord>| side.as_ref().map_or_else(|| "-".to_owned(), PackageRecord::id);
+        changes(&packages(a), &packages(b)).iter().map(|one| format!("{} {}", id(&one.a), id(&one.b))).collect()
+    }
+
+    #[test]
+    fn packages_are_paired_by_name_and_suite() {
+        assert_eq!(changed(&["s/a=1", "s/b=1"], &["s/b=1", "s/a=1"]), [""; 0], "order says nothing");
+        assert_eq!(changed(&["s/a=1", "s/b=1"], &["s/b=2", "s/c=1"]), ["s/a=1 -", "s/b=1 s/b=2", "- s/c=1"]);
+        assert_eq!(changed(&["s/a=1#x"], &["s/a=1#y"]), ["s/a=1 s/a=1"], "another file of that version");
+        assert_eq!(changed(&["s/a=1"], &["t/a=1"]), ["s/a=1 t/a=1"]);
+        // Two suites have it: the one that changed is the one of that suite.
+        assert_eq!(changed(&["s/a=1", "t/a=1"], &["t/a=2", "s/a=1"]), ["t/a=1 t/a=2"]);
+        assert_eq!(changed(&["s/a=1", "t/a=1"], &["t/a=1"]), ["s/a=1 -"]);
+        assert_eq!(changed(&["s/a=1"], &["s/a=1", "s/a=2"]), ["- s/a=2"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! `image-builder diff`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use firstlight_image_builder::diff;
+use firstlight_image_builder::record::Contents;
+
+/// Options of `diff`.
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// A folder that build wrote, or the image.json of one.
+    a: PathBuf,
+    /// The other one.
+    b: PathBuf,
+    /// Show every file that changed, not only those that changed most.
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+    /// Print everything as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The images are not the same.
+const DIFFERENT: u8 = 1;
+/// They could not be compared.
+const NOT_COMPARED: u8 = 2;
+
+impl Diff {
+    /// Compares, prints, and says by the exit code what came of it: 0 the same, 1 different, 2 could not be compared.
+    pub(crate) fn run(&self) -> ExitCode {
+        self.run_to(&mut io::stdout().lock())
+    }
+
+    fn run_to(&self, out: &mut dyn Write) -> ExitCode {
+        match self.compare(out) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::from(DIFFERENT),
+            Err(error) => {
+                eprintln!("image-builder: {error:#}");
+                ExitCode::from(NOT_COMPARED)
+            }
+        }
+    }
+
+    fn compare(&self, out: &mut dyn Write) -> Result<bool> {
+        let diff = diff::Diff::new(&Contents::read(&self.a)?, &Contents::read(&self.b)?);
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &diff)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{}", diff.text(self.all))?;
+        }
+        Ok(diff.same)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_image_builder::record::RECORD;
+
+    #[test]
+    fn the_exit_code_tells_what_came_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = |name: &str, contents: &Contents| {
+            let folder = dir.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
+            folder
+        };
+        let a = written("a", &Contents { name: "x".into(), ..Contents::default() });
+        let b = written("b", &Contents { name: "y".into(), ..Contents::default() });
+        let compared = |a: &std::path::Path, b: &std::path::Path, json| {
+            let mut out = Vec::new();
+            let diff = Diff { a: a.to_owned(), b: b.to_owned(), all: false, json };
+            (diff.run_to(&mut out), String::from_utf8(out).unwrap())
+        };
+        // A folder, and the record in it.
+        assert_eq!(compared(&a, &a.join(RECORD), false).0, ExitCode::SUCCESS);
+        let (code, text) = compared(&a, &b, false);
+        assert_eq!((code, text.contains("name: x -> y")), (ExitCode::from(DIFFERENT), true), "{text}");
+        let (code, text) = compared(&a, &b, true);
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (code, &json["same"], &json["facts"][0]["b"]),
+            (ExitCode::from(DIFFERENT), &false.into(), &"y".into())
+        );
+        assert_eq!(compared(&a, &dir.path().join("none"), false), (ExitCode::from(NOT_COMPARED), String::new()));
+        std::fs::write(b.join(RECORD), "what is this").unwrap();
+        assert_eq!(compared(&a, &b, true), (ExitCode::from(NOT_COMPARED), String::new()));
+    }
+}

@@ -5,6 +5,7 @@ mod build_command;
 mod diff_command;
 mod kernel_check;
 mod matrix_command;
+mod sbom_command;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,8 @@ enum Command {
     /// What changed from one image to another, by their records. The exit code
     /// is 0 if they are the same, 1 if not, 2 if that could not be told.
     Diff(diff_command::Diff),
+    /// Write an image's bill of materials: packages, files, kernel, driver.
+    Sbom(sbom_command::Sbom),
     /// Which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
     /// Which files of the NVIDIA driver are in which profile, and why.
@@ -139,6 +142,7 @@ fn run() -> Result<ExitCode> {
                 false => run_kernel_build(&recipe, out.as_deref(), &cache, json),
             }
         }
+        Command::Sbom(sbom) => sbom.run(),
         Command::Matrix(matrix) => matrix.run(),
         Command::Profiles(profiles) => profiles.run(),
         Command::Ls { image, json } => {

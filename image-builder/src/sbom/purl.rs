@@ -1,0 +1,43 @@
+//! Package URLs of Debian's packages.
+
+use crate::record::PackageRecord;
+
+/// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE`, as the type
+/// `deb` is described by the package-url specification.
+pub(super) fn of(package: &PackageRecord) -> String {
+    let (name, version) = (encoded(&package.name), encoded(&package.version));
+    let arch = package.architecture.as_deref().map(|name| format!("arch={}&", encoded(name))).unwrap_or_default();
+    format!("pkg:deb/debian/{name}@{version}?{arch}distro={}", encoded(&package.suite))
+}
+
+/// Everything but letters, digits and `.-_~:` by its bytes.
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut to, byte| {
+        match byte {
+            b'.' | b'-' | b'_' | b'~' | b':' => to.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => to.push(byte.into()),
+            _ => to.push_str(&format!("%{byte:02X}")),
+        }
+        to
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_versions_of_debian_are_encoded() {
+        let package = |name: &str, version: &str, arch: Option<&str>| {
+            let [name, version, suite] = [name, version, "bookworm-backports"].map(str::to_owned);
+            let architecture = arch.map(str::to_owned);
+            of(&PackageRecord { name, version, suite, architecture, sha256: String::new() })
+        };
+        assert_eq!(
+            package("libstdc++6", "1:12.2.0-14+deb12u1~x", Some("amd64")),
+            "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14%2Bdeb12u1~x?arch=amd64&distro=bookworm-backports"
+        );
+        assert_eq!(package("a", "1", None), "pkg:deb/debian/a@1?distro=bookworm-backports");
+        assert_eq!(package("a?b", "é#", None), "pkg:deb/debian/a%3Fb@%C3%A9%23?distro=bookworm-backports");
+    }
+}

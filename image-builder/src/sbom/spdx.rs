@@ -1,0 +1,285 @@
+//! SPDX 2.3.
+//!
+//! The image is a package that contains every file; packages of Debian are
+//! archives that files were expanded from. Nobody has looked at licences, and
+//! the document says so (`NOASSERTION`).
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+
+use serde::Serialize;
+
+use super::view::{File, Group, Kind, Package, Role, View};
+use super::{Created, purl};
+use crate::digest::{self, Hashing};
+use crate::record::PackageRecord;
+
+/// What nobody has looked into.
+const UNKNOWN: &str = "NOASSERTION";
+const DOCUMENT: &str = "SPDXRef-DOCUMENT";
+const IMAGE: &str = "SPDXRef-Image";
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Document {
+    spdx_version: &'static str,
+    data_license: &'static str,
+    #[serde(rename = "SPDXID")]
+    id: &'static str,
+    name: String,
+    document_namespace: String,
+    creation_info: CreationInfo,
+    packages: Vec<SpdxPackage>,
+    files: Vec<SpdxFile>,
+    relationships: Vec<Relationship>,
+}
+
+#[derive(Debug, Serialize)]
+struct CreationInfo {
+    created: String,
+    creators: Vec<String>,
+    comment: &'static str,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SpdxPackage {
+    name: String,
+    #[serde(rename = "SPDXID")]
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version_info: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    supplier: Option<&'static str>,
+    download_location: &'static str,
+    files_analyzed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    package_verification_code: Option<VerificationCode>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    checksums: Vec<Checksum>,
+    license_concluded: &'static str,
+    license_declared: &'static str,
+    copyright_text: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    external_refs: Vec<ExternalRef>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    primary_package_purpose: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct VerificationCode {
+    package_verification_code_value: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ExternalRef {
+    reference_category: &'static str,
+    reference_type: &'static str,
+    reference_locator: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SpdxFile {
+    file_name: String,
+    #[serde(rename = "SPDXID")]
+    id: String,
+    checksums: Vec<Checksum>,
+    license_concluded: &'static str,
+    license_info_in_files: [&'static str; 1],
+    copyright_text: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Checksum {
+    algorithm: &'static str,
+    checksum_value: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Relationship {
+    spdx_element_id: String,
+    relationship_type: &'static str,
+    related_spdx_element: String,
+}
+
+fn relationship(from: &str, kind: &'static str, to: &str) -> Relationship {
+    Relationship { spdx_element_id: from.to_owned(), relationship_type: kind, related_spdx_element: to.to_owned() }
+}
+
+/// An identifier that people can read; `unique` decides it.
+fn reference(kind: &str, name: &str, unique: &str) -> String {
+    let plain = |one: char| if one.is_ascii_alphanumeric() || one == '.' { one } else { '-' };
+    let name: String = name.chars().map(plain).collect();
+    format!("SPDXRef-{kind}-{name}-{}", &digest::of_bytes(unique.as_bytes())[..12])
+}
+
+fn file_id(path: &str) -> String {
+    reference("File", path.rsplit('/').next().unwrap_or(path), path)
+}
+
+fn package_id(package: &PackageRecord) -> String {
+    reference("Package", &package.name, &package.id())
+}
+
+fn result_id(name: &str) -> String {
+    reference("Result", name, name)
+}
+
+fn group_id(group: &Group<'_>) -> String {
+    reference("Part", &group.name, &group.id)
+}
+
+fn sha256(value: &str) -> Checksum {
+    Checksum { algorithm: "SHA256", checksum_value: value.to_owned() }
+}
+
+/// What every package says.
+fn unknown(name: &str, id: String) -> SpdxPackage {
+    SpdxPackage {
+        name: name.to_owned(),
+        id,
+        download_location: UNKNOWN,
+        license_concluded: UNKNOWN,
+        license_declared: UNKNOWN,
+        copyright_text: UNKNOWN,
+        ..SpdxPackage::default()
+    }
+}
+
+/// SHA-1 over the sorted SHA-1s of files; the first file without one is the error.
+fn verification_code<'a>(files: impl Iterator<Item = File<'a>>) -> Result<VerificationCode, String> {
+    let mut hashes = files
+        .map(|(path, file)| file.sha1.as_deref().ok_or_else(|| path.to_owned()))
+        .collect::<Result<Vec<&str>, String>>()?;
+    hashes.sort_unstable();
+    let mut hashing = Hashing::sha1(std::io::sink());
+    // A sink takes everything.
+    let _ = hashing.write_all(hashes.concat().as_bytes());
+    Ok(VerificationCode { package_verification_code_value: hashing.finish().0 })
+}
+
+fn file((path, record): File<'_>) -> SpdxFile {
+    let sha1 = Checksum { algorithm: "SHA1", checksum_value: record.sha1.clone().unwrap_or_default() };
+    SpdxFile {
+        file_name: format!("./{path}"),
+        id: file_id(path),
+        checksums: vec![sha1, sha256(&record.sha256)],
+        license_concluded: UNKNOWN,
+        license_info_in_files: [UNKNOWN],
+        copyright_text: UNKNOWN,
+    }
+}
+
+fn package(one: &Package<'_>) -> SpdxPackage {
+    let record = one.record;
+    SpdxPackage {
+        version_info: Some(record.version.clone()),
+        supplier: Some("Organization: Debian"),
+        checksums: vec![sha256(&record.sha256)],
+        external_refs: vec![ExternalRef {
+            reference_category: "PACKAGE-MANAGER",
+            reference_type: "purl",
+            reference_locator: purl::of(record),
+        }],
+        ..unknown(&record.name, package_id(record))
+    }
+}
+
+fn group(one: &Group<'_>) -> Result<SpdxPackage, String> {
+    // A package that contains no file was not analysed.
+    let code = match one.files.is_empty() {
+        true => None,
+        false => Some(verification_code(one.files.iter().copied())?),
+    };
+    Ok(SpdxPackage {
+        version_info: one.version.clone(),
+        files_analyzed: code.is_some(),
+        package_verification_code: code,
+        comment: Some(one.note.clone()),
+        primary_package_purpose: match one.kind {
+            Kind::Kernel => Some("OPERATING-SYSTEM"),
+            Kind::Own => Some("APPLICATION"),
+            Kind::Driver | Kind::Builder | Kind::OtherSource => None,
+        },
+        ..unknown(&one.name, group_id(one))
+    })
+}
+
+/// Who contains what, and what it is from.
+fn relationships(view: &View<'_>) -> Vec<Relationship> {
+    let mut all = vec![relationship(DOCUMENT, "DESCRIBES", IMAGE)];
+    for name in view.contents.outputs.keys() {
+        all.push(relationship(IMAGE, "CONTAINS", &result_id(name)));
+    }
+    for group in &view.groups {
+        let id = group_id(group);
+        all.push(relationship(IMAGE, "CONTAINS", &id));
+        all.extend(group.files.iter().map(|(path, _)| relationship(&id, "CONTAINS", &file_id(path))));
+        all.extend(group.source.map(|source| relationship(&id, "GENERATED_FROM", &package_id(source))));
+    }
+    for package in &view.packages {
+        let id = package_id(package.record);
+        all.push(match package.role {
+            Role::Content | Role::Unknown => relationship(IMAGE, "CONTAINS", &id),
+            Role::Input => relationship(&id, "BUILD_DEPENDENCY_OF", IMAGE),
+            Role::Tool => relationship(&id, "BUILD_TOOL_OF", IMAGE),
+        });
+        let files = package.files.iter();
+        all.extend(files.map(|(path, _)| relationship(&file_id(path), "EXPANDED_FROM_ARCHIVE", &id)));
+    }
+    if let Some((name, package, group)) = view.kernel() {
+        let result = result_id(name);
+        all.extend(package.map(|record| relationship(&result, "EXPANDED_FROM_ARCHIVE", &package_id(record))));
+        all.extend(group.map(|group| relationship(&result, "GENERATED_FROM", &group_id(group))));
+    }
+    all.extend(view.contents.files.keys().map(|path| relationship(IMAGE, "CONTAINS", &file_id(path))));
+    all
+}
+
+/// The whole document, with `uuid` to name it; the error is a file whose SHA-1 is not known.
+pub(super) fn document(view: &View<'_>, created: &Created, uuid: &str) -> Result<Document, String> {
+    let contents = view.contents;
+    let all = || contents.files.iter().map(|(path, file)| (path.as_str(), file));
+    let image = SpdxPackage {
+        files_analyzed: !contents.files.is_empty(),
+        package_verification_code: match contents.files.is_empty() {
+            true => None,
+            false => Some(verification_code(all())?),
+        },
+        comment: Some(format!("An image for a virtual machine, with the kernel {}.", contents.kernel_release)),
+        primary_package_purpose: Some("OPERATING-SYSTEM"),
+        ..unknown(&contents.name, IMAGE.to_owned())
+    };
+    let results = contents.outputs.iter().map(|(name, bytes)| SpdxPackage {
+        checksums: vec![sha256(&bytes.sha256)],
+        primary_package_purpose: Some("FILE"),
+        ..unknown(name, result_id(name))
+    });
+    let groups = view.groups.iter().map(group).collect::<Result<Vec<_>, String>>()?;
+    let mut packages: BTreeMap<String, SpdxPackage> = BTreeMap::new();
+    for one in results.chain(groups).chain(view.packages.iter().map(package)) {
+        packages.entry(one.id.clone()).or_insert(one);
+    }
+    Ok(Document {
+        spdx_version: "SPDX-2.3",
+        data_license: "CC0-1.0",
+        id: DOCUMENT,
+        name: contents.name.clone(),
+        document_namespace: format!("urn:uuid:{uuid}"),
+        creation_info: CreationInfo {
+            created: created.date.clone().unwrap_or_else(|| "1970-01-01T00:00:00Z".to_owned()),
+            creators: vec![format!("Tool: firstlight-image-builder-{}", env!("CARGO_PKG_VERSION"))],
+            comment: created.why,
+        },
+        packages: std::iter::once(image).chain(packages.into_values()).collect(),
+        files: all().map(file).collect(),
+        relationships: relationships(view),
+    })
+}

@@ -1,0 +1,179 @@
+//! An image as bills see it: every file in the place it is from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::build::KERNEL;
+use crate::record::{Contents, FileRecord, Origin, PackageRecord};
+use crate::store::is_hash;
+
+/// A path without leading slash, and what is there.
+pub(super) type File<'a> = (&'a str, &'a FileRecord);
+
+/// What a package has to do with an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Something of it is in the image.
+    Content,
+    /// Something in the image was compiled with it.
+    Input,
+    /// Its programs made the image.
+    Tool,
+    /// The record is too old to tell content from input.
+    Unknown,
+}
+
+/// A package, and its files in the image.
+#[derive(Debug)]
+pub(super) struct Package<'a> {
+    pub(super) record: &'a PackageRecord,
+    pub(super) role: Role,
+    pub(super) files: Vec<File<'a>>,
+}
+
+/// What something is that no package has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Own,
+    Builder,
+    Kernel,
+    Driver,
+    OtherSource,
+}
+
+/// Something that no package has as it is.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    pub(super) kind: Kind,
+    /// Unique among groups.
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) version: Option<String>,
+    pub(super) note: String,
+    /// What it was compiled of.
+    pub(super) source: Option<&'a PackageRecord>,
+    pub(super) files: Vec<File<'a>>,
+}
+
+/// All of an image. Every file is in one package, one group, or `loose`.
+#[derive(Debug)]
+pub(super) struct View<'a> {
+    pub(super) contents: &'a Contents,
+    pub(super) groups: Vec<Group<'a>>,
+    pub(super) packages: Vec<Package<'a>>,
+    /// Files of which nothing says where they are from.
+    pub(super) loose: Vec<File<'a>>,
+}
+
+/// Hashes have to be hashes: whoever reads a bill believes them.
+pub(super) fn check(contents: &Contents) -> Result<(), String> {
+    let packages = contents.packages.iter().chain(&contents.tools).map(|one| (one.name.as_str(), &one.sha256));
+    let files = contents.files.iter().map(|(path, file)| (path.as_str(), &file.sha256));
+    let outputs = contents.outputs.iter().map(|(name, file)| (name.as_str(), &file.sha256));
+    if let Some((what, hash)) = packages.chain(files).chain(outputs).find(|(_, hash)| !is_hash(hash)) {
+        return Err(format!("{what} has {hash:?} in the place of a SHA-256"));
+    }
+    let sha1 = |text: &String| text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    match contents.files.iter().find(|(_, file)| file.sha1.as_ref().is_some_and(|text| !sha1(text))) {
+        Some((path, file)) => Err(format!("{path} has {:?} in the place of a SHA-1", file.sha1)),
+        None => Ok(()),
+    }
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(contents: &'a Contents) -> Self {
+        let mut by_id: BTreeMap<String, &'a PackageRecord> = BTreeMap::new();
+        for package in &contents.packages {
+            by_id.entry(package.id()).or_insert(package);
+        }
+        let mut of_packages: BTreeMap<&str, Vec<File<'a>>> = BTreeMap::new();
+        let mut groups: BTreeMap<&Origin, Vec<File<'a>>> = BTreeMap::new();
+        let mut loose = Vec::new();
+        // A compiled kernel is there although none of its files may be.
+        for origin in contents.kernel.iter().filter(|origin| matches!(origin, Origin::Source(_))) {
+            groups.entry(origin).or_default();
+        }
+        for (path, file) in &contents.files {
+            let file = (path.as_str(), file);
+            match &file.1.origin {
+                Some(Origin::Package(id)) if by_id.contains_key(id) => of_packages.entry(id).or_default().push(file),
+                None | Some(Origin::Package(_)) => loose.push(file),
+                Some(origin) => groups.entry(origin).or_default().push(file),
+            }
+        }
+        let knows = contents.files.values().all(|file| file.origin.is_some());
+        let mut seen = BTreeSet::new();
+        let mut packages = Vec::new();
+        for (list, tools) in [(&contents.packages, false), (&contents.tools, true)] {
+            for record in list {
+                let id = record.id();
+                let files = of_packages.remove(id.as_str()).unwrap_or_default();
+                let is_kernel = contents.kernel.as_ref().is_some_and(|origin| *origin == Origin::Package(id.clone()));
+                let role = match (tools, knows) {
+                    (true, _) => Role::Tool,
+                    (false, false) => Role::Unknown,
+                    (false, true) if is_kernel || !files.is_empty() => Role::Content,
+                    (false, true) => Role::Input,
+                };
+                if seen.insert(id) {
+                    packages.push(Package { record, role, files });
+                }
+            }
+        }
+        let groups = groups.into_iter().map(|(origin, files)| group(contents, &by_id, origin, files)).collect();
+        Self { contents, groups, packages, loose }
+    }
+
+    /// Where the kernel among the results is from, if that is known: the file, a package, a group.
+    pub(super) fn kernel(&self) -> Option<(&'static str, Option<&PackageRecord>, Option<&Group<'a>>)> {
+        let origin = self.contents.kernel.as_ref()?;
+        self.contents.outputs.get(KERNEL)?;
+        let mut packages = self.packages.iter().map(|package| package.record);
+        let package = packages.find(|record| *origin == Origin::Package(record.id()));
+        Some((KERNEL, package, self.groups.iter().find(|group| group.kind == Kind::Kernel)))
+    }
+}
+
+fn group<'a>(
+    contents: &'a Contents,
+    packages: &BTreeMap<String, &'a PackageRecord>,
+    origin: &Origin,
+    files: Vec<File<'a>>,
+) -> Group<'a> {
+    let image = &contents.name;
+    let own = || contents.own_files_sha256.get(..16).map(str::to_owned);
+    let (kind, id, name, version, note) = match origin {
+        Origin::Source(id) if contents.kernel.as_ref() == Some(origin) => {
+            let (release, note) = (contents.kernel_release.clone(), "Linux, compiled of a recipe.".to_owned());
+            (Kind::Kernel, format!("compiled/{id}"), "linux".to_owned(), Some(release), note)
+        }
+        Origin::Source(id) => match contents.driver.as_ref().filter(|driver| driver.source == *id) {
+            Some(driver) => {
+                let patches = match driver.patches.as_slice() {
+                    [] => "no patches".to_owned(),
+                    names => format!("the patches {}", names.join(", ")),
+                };
+                let note = format!("Modules of NVIDIA's driver, compiled with {} and {patches}.", driver.compiler);
+                let name = "nvidia-open-kernel-modules".to_owned();
+                (Kind::Driver, format!("compiled/{id}"), name, Some(driver.version.clone()), note)
+            }
+            None => {
+                let note = format!("Compiled of {id}.");
+                (Kind::OtherSource, format!("compiled/{id}"), format!("compiled of {id}"), None, note)
+            }
+        },
+        Origin::Builder => {
+            let note = "Lists of modules that the image builder writes.".to_owned();
+            let version = Some(env!("CARGO_PKG_VERSION").to_owned());
+            (Kind::Builder, "builder".to_owned(), format!("{image}-module-lists"), version, note)
+        }
+        Origin::Own | Origin::Package(_) => {
+            let note = "Programs and files that the image's manifest names, from no package.".to_owned();
+            (Kind::Own, "own".to_owned(), format!("{image}-own-files"), own(), note)
+        }
+    };
+    let source = match origin {
+        Origin::Source(id) => packages.get(id).copied(),
+        _ => None,
+    };
+    Group { kind, id, name, version, note, source, files }
+}

@@ -15,6 +15,7 @@ use crate::driver::{self, Driver};
 use crate::format::{self, Made, Plan, kata};
 use crate::kernel::modules::{self, Extra, Form, TypeInformation};
 use crate::kernel::{self, Kernel};
+use crate::lock::Pinned;
 use crate::manifest::{self, Manifest, Variables};
 use crate::output::Output;
 use crate::packages::Packages;
@@ -157,7 +158,7 @@ pub fn build_with(
         for (path, node) in files.entries() {
             tree.add(path, node)?;
         }
-        origins.extend(origins_of(files));
+        origins.extend(origins_of(&files.record.pieces, &files.record.packages));
     }
     let kernel_origin = kernel_origin(manifest, &kernel.facts);
     origins.extend(add_modules(&mut tree, kernel, &modules, &kernel_origin, driver.as_ref())?);
@@ -252,9 +253,11 @@ fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
 }
 
 /// The packages of the driver's libraries, programs and firmware.
-fn origins_of(files: &driver::Files) -> impl Iterator<Item = (String, Origin)> {
-    let packages = &files.record.packages;
-    files.record.pieces.iter().filter_map(|piece| {
+fn origins_of<'a>(
+    pieces: &'a [driver::Piece],
+    packages: &'a [Pinned],
+) -> impl Iterator<Item = (String, Origin)> + use<'a> {
+    pieces.iter().filter_map(|piece| {
         let package = packages.iter().find(|package| package.name == piece.package)?;
         Some((piece.path.clone(), Origin::Package(PackageRecord::of(package).id())))
     })

@@ -193,3 +193,60 @@ fn whatever_no_package_decides_changes_the_hash_of_own_files() {
     assert!(one != plain && one != two);
     assert_eq!(hash("", "one"), one);
 }
+
+#[test]
+fn what_is_of_the_driver_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let pinned = |name: &str| Pinned {
+        suite: "trixie".into(),
+        name: name.into(),
+        asked: None,
+        version: "550.163.01-2".into(),
+        architecture: "amd64".into(),
+        size: 1,
+        sha256: digest::of_bytes(name.as_bytes()),
+    };
+    let record = driver::Record {
+        schema: 1,
+        driver: "550.163.01".into(),
+        kernel_release: "6.12.95".into(),
+        compiler: "gcc-14".into(),
+        patches: vec!["resize".into()],
+        package: pinned("nvidia-open-kernel-dkms"),
+        build_packages: Vec::new(),
+        modules: BTreeMap::new(),
+    };
+    let built = driver::Built { folder: dir.path().into(), record };
+    let driver = Driver { version: "550.163.01".parse().unwrap(), built, modules: Vec::new(), files: None };
+    let said = of_driver(&driver);
+    assert_eq!((said.version.as_str(), said.compiler.as_str()), ("550.163.01", "gcc-14"));
+    assert_eq!((said.source.as_str(), said.patches.len()), ("trixie/nvidia-open-kernel-dkms=550.163.01-2", 1));
+
+    // Its modules are compiled of that package, those of the manifest are our own.
+    let module = crate::kernel::tests::module_with(&["depends=vsock", "vermagic=6.12.95 SMP"]);
+    let file = |name: &str| {
+        let file = dir.path().join(name);
+        fs::write(&file, &module).unwrap();
+        file
+    };
+    let (kernel, extra) = (fake(dir.path()), [Extra::update(file("nvidia.ko")), Extra::built(file("ours.ko"))]);
+    let form = Form::Plain(TypeInformation::Keep);
+    let modules = modules::select("6.12.95", &kernel.modules(), &[], &extra, form).unwrap();
+    let of_kernel = Origin::Source("sid/linux-source=1".into());
+    let origins = add_modules(&mut Tree::default(), &kernel, &modules, &of_kernel, Some(&driver)).unwrap();
+    let origin = |path: &str| &origins[&format!("lib/modules/6.12.95/{path}")];
+    assert_eq!(origin("updates/nvidia.ko"), &Origin::Source(said.source));
+    assert_eq!((origin("extra/ours.ko"), origin("kernel/vsock.ko")), (&Origin::Own, &of_kernel));
+
+    // Libraries and firmware are from their packages.
+    let piece = |package: &str, path: &str| driver::Piece {
+        group: "cuda".into(),
+        package: package.into(),
+        path: path.into(),
+        kind: driver::Kind::File { mode: 0o644, size: 1 },
+    };
+    let pieces = [piece("libcuda1", "usr/lib/libcuda.so.1"), piece("nobody", "usr/lib/lost.so")];
+    let origins: Origins = origins_of(&pieces, &[pinned("other"), pinned("libcuda1")]).collect();
+    let libcuda = Origin::Package("trixie/libcuda1=550.163.01-2".into());
+    assert_eq!(origins, Origins::from([("usr/lib/libcuda.so.1".to_owned(), libcuda)]));
+}

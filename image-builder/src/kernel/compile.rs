@@ -35,6 +35,10 @@ const SIGN_OF_LIFE: Duration = Duration::from_mins(1);
 /// A failed build shows this many of the last lines.
 const LAST_LINES: usize = 12;
 
+/// And as many of the first that name an error: with several jobs, others go on
+/// talking until they notice.
+const ERROR_LINES: usize = 3;
+
 impl Kernel {
     /// Builds the kernel of a recipe, unless the very same one is in the cache:
     /// same source, same configuration, same compiler.
@@ -86,20 +90,45 @@ pub(super) fn tools() -> Result<String, Error> {
     Ok(compiler)
 }
 
-/// In a configuration: certificates are built in, by a program that is compiled with OpenSSL's headers.
-const CERTIFICATES: &str = "CONFIG_SYSTEM_TRUSTED_KEYRING=y";
+/// Headers of a program that the kernel builds for itself.
+struct Headers {
+    /// The line of a configuration that needs them.
+    setting: &'static str,
+    header: &'static str,
+    what: &'static str,
+    package: &'static str,
+}
+
+const HEADERS: &[Headers] = &[
+    Headers {
+        setting: "CONFIG_SYSTEM_TRUSTED_KEYRING=y",
+        header: "openssl/bio.h",
+        what: "OpenSSL's headers (it checks signatures of modules)",
+        package: "libssl-dev",
+    },
+    Headers {
+        setting: "CONFIG_OBJTOOL=y",
+        header: "gelf.h",
+        what: "libelf's headers (its objtool reads object files)",
+        package: "libelf-dev",
+    },
+];
 
 /// Says early what would be missing late.
-fn openssl(config: &Path) -> Result<(), Error> {
+fn headers(config: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(config).map_err(io_error("read", config))?;
-    if !text.lines().any(|line| line == CERTIFICATES) {
-        return Ok(());
+    for Headers { setting, header, what, package } in HEADERS {
+        if !text.lines().any(|line| line == *setting) {
+            continue;
+        }
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-fsyntax-only", "-include", header, "-x", "c", "/dev/null"]);
+        let is_there = gcc.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success());
+        if !is_there {
+            return Err(Error::Tool { tool: what, package });
+        }
     }
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-fsyntax-only", "-include", "openssl/bio.h", "-x", "c", "/dev/null"]);
-    let is_there = gcc.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success());
-    let missing = Error::Tool { tool: "OpenSSL's headers (it checks signatures of modules)", package: "libssl-dev" };
-    if is_there { Ok(()) } else { Err(missing) }
+    Ok(())
 }
 
 /// One kernel, being made in a folder.
@@ -121,7 +150,7 @@ impl<'a> Job<'a> {
 
     fn compile(&self, tree: &Path) -> Result<(), Error> {
         let config = self.configure(tree, None)?;
-        openssl(&config)?;
+        headers(&config)?;
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.progress
@@ -195,11 +224,16 @@ fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<Stri
     drop(command);
     let (started, mut said) = (Instant::now(), Instant::now());
     let (mut lines, mut last, mut line) = (0_usize, VecDeque::new(), Vec::new());
+    let mut errors: Vec<String> = Vec::new();
     let mut reader = BufReader::new(reader);
     while reader.by_ref().take(1 << 16).read_until(b'\n', &mut line).map_err(system)? > 0 {
         lines += 1;
-        last.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
+        let words = String::from_utf8_lossy(&line).trim_end().to_owned();
         line.clear();
+        if errors.len() < ERROR_LINES && words.contains("error:") {
+            errors.push(words.clone());
+        }
+        last.push_back(words);
         if last.len() > LAST_LINES {
             last.pop_front();
         }
@@ -212,7 +246,10 @@ fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<Stri
     if status.success() {
         return Ok(last.into());
     }
-    Err(failed(format!("{status}: {}", Vec::from(last).join(" / "))))
+    // Those that are among the last ones are not said twice.
+    let last = Vec::from(last);
+    errors.retain(|error| !last.contains(error));
+    Err(failed(format!("{status}: {}", [errors, last].concat().join(" / "))))
 }
 
 #[cfg(test)]
@@ -228,6 +265,11 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         assert!(!error.contains("/ 28 /"), "{error}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo 'x.c:1: fatal error: no gelf.h'; seq 1 40; echo 'y.c:2: error: late'; exit 2"]);
+        let error = run(shell, "kernel x", &Progress::quiet()).unwrap_err().to_string();
+        assert!(error.contains("status: 2: x.c:1: fatal error: no gelf.h / 30 /"), "{error}");
+        assert_eq!(error.matches("y.c:2").count(), 1, "{error}");
         let error = run(Command::new("/no/such/make"), "kernel x", &Progress::quiet()).unwrap_err().to_string();
         assert!(error.contains("/no/such/make"), "{error}");
     }
@@ -236,12 +278,14 @@ mod tests {
     fn headers_are_missed_before_hours_are_spent() {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config");
-        fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n").unwrap();
-        openssl(&config).unwrap();
-        fs::write(&config, format!("{CERTIFICATES}\n")).unwrap();
-        // Whether this machine has them or not: nothing else may be said.
-        if let Err(error) = openssl(&config) {
-            assert!(error.to_string().ends_with("install the package libssl-dev"), "{error}");
+        fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n# CONFIG_OBJTOOL is not set\n").unwrap();
+        headers(&config).unwrap();
+        for Headers { setting, package, .. } in HEADERS {
+            fs::write(&config, format!("{setting}\n")).unwrap();
+            // Whether this machine has them or not: nothing else may be said.
+            if let Err(error) = headers(&config) {
+                assert!(error.to_string().ends_with(&format!("install the package {package}")), "{error}");
+            }
         }
     }
 

@@ -82,6 +82,16 @@ pub(super) struct Gpus {
     pub(super) entries: Vec<Entry>,
     group: Option<Group>,
     pub(super) catalogue: Catalogue,
+    /// Those that go into the CDI file at the end of this turn of the loop.
+    unserved: Vec<Unserved>,
+}
+
+/// One that the driver has, and that nobody has been told of.
+#[derive(Debug, Clone, Copy)]
+struct Unserved {
+    gpu: usize,
+    /// What its unit has to be told: whether the GPU had been given up; nothing if its unit has ended.
+    late: Option<bool>,
 }
 
 impl Gpus {
@@ -324,16 +334,16 @@ impl Supervisor {
 
     /// Writes the CDI file of all that are ready.
     pub(super) fn write_cdi(&mut self) -> Result<(), String> {
-        self.publish_cdi(None)
+        self.publish_cdi(&[])
     }
 
-    fn publish_cdi(&mut self, further: Option<usize>) -> Result<(), String> {
-        if let Some(entry) = further.and_then(|gpu| self.gpus.entries.get(gpu)) {
+    fn publish_cdi(&mut self, further: &[usize]) -> Result<(), String> {
+        for entry in further.iter().filter_map(|gpu| self.gpus.entries.get(*gpu)) {
             self.gpus.catalogue.forget(entry.row.pci);
         }
         let mut ready: Vec<ReadyGpu> = Vec::new();
         for (at, entry) in self.gpus.entries.iter().enumerate() {
-            if (further == Some(at) || entry.row.phase == GpuPhase::Ready)
+            if (further.contains(&at) || entry.row.phase == GpuPhase::Ready)
                 && let Ok(minor) = entry.minor
             {
                 ready.push(ReadyGpu { index: entry.row.index, pci: entry.row.pci, minor });
@@ -355,19 +365,24 @@ impl Supervisor {
                 row.detail.clear();
             });
             self.wait_for_settings(gpu);
+            self.attach_ended(gpu, late, "attached");
         } else {
-            self.serve(gpu);
+            self.gpus.unserved.push(Unserved { gpu, late: Some(late) });
         }
+    }
+
+    /// Tells the end of an attach that the driver ended well.
+    fn attach_ended(&mut self, gpu: usize, late: bool, state: &str) {
+        let now = now_us();
         if late {
             let pci = self.gpus.entries[gpu].row.pci.to_string();
             self.recorder.event(now, "gpu-late", &pci, "it attached after it had been given up, and is served now");
-        } else if self.gpus.entries[gpu].row.phase == GpuPhase::Failed {
+        } else if matches!(self.gpus.entries[gpu].row.phase, GpuPhase::Failed | GpuPhase::Removed) {
             self.settle(gpu, End::Failed);
         } else {
             let took = ms(self.gpus.entries[gpu].row.attach_us.unwrap_or_default());
             let attempts = self.gpus.entries[gpu].row.attempts;
             let tries = if attempts > 1 { format!(", attempt {attempts}") } else { String::new() };
-            let state = if first { "attached" } else { "ready" };
             self.settle_with(gpu, End::Ok(format!("{state} after {took} ms{tries}")));
         }
     }
@@ -385,18 +400,38 @@ impl Supervisor {
         });
     }
 
-    /// The CDI file has the GPU before anybody is told that it is ready.
+    /// A GPU whose settings are over is ready at the end of this turn.
     pub(super) fn serve(&mut self, gpu: usize) {
+        self.gpus.unserved.push(Unserved { gpu, late: None });
+    }
+
+    /// The CDI file has a GPU before anybody is told that it is ready. Eight that
+    /// the driver gave at once cost one file.
+    pub(super) fn serve_all(&mut self) {
+        let mut unserved = std::mem::take(&mut self.gpus.unserved);
+        if unserved.is_empty() {
+            return;
+        }
         let now = now_us();
-        let written = self.publish_cdi(Some(gpu));
-        let detail = written.as_ref().err().map(|text| self.sentence(gpu, "cdi", text));
-        let good = written.is_ok();
-        self.change(gpu, |row| {
-            row.end_us = Some(now);
-            row.phase = if good { GpuPhase::Ready } else { GpuPhase::Failed };
-            row.step = if good { "ready" } else { "cdi" }.to_owned();
-            row.detail = detail.unwrap_or_default();
-        });
+        // One that was taken out in this very turn is not held any more.
+        let held = |gpu: &usize| self.gpus.entries.get(*gpu).is_some_and(|entry| entry.held.is_some());
+        let further: Vec<usize> = unserved.iter().map(|one| one.gpu).filter(held).collect();
+        let written = self.publish_cdi(&further);
+        for gpu in further {
+            let detail = written.as_ref().err().map(|text| self.sentence(gpu, "cdi", text));
+            let good = written.is_ok();
+            self.change(gpu, |row| {
+                row.end_us = Some(now);
+                row.phase = if good { GpuPhase::Ready } else { GpuPhase::Failed };
+                row.step = if good { "ready" } else { "cdi" }.to_owned();
+                row.detail = detail.unwrap_or_default();
+            });
+        }
+        for one in unserved.drain(..) {
+            if let Some(late) = one.late {
+                self.attach_ended(one.gpu, late, "ready");
+            }
+        }
     }
 
     /// An attempt failed; `verdict` is `None` while there will be another one.

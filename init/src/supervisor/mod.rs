@@ -177,6 +177,9 @@ impl Supervisor {
         self.feed(Event::Begin);
         loop {
             self.drain();
+            self.serve_all();
+            // The units of those that are served now.
+            self.drain();
             self.tell_gpus();
             self.wait();
             self.hear_signals();

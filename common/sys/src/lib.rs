@@ -7,6 +7,7 @@ pub mod bpf;
 pub mod child;
 pub mod daemon;
 pub mod datagram;
+pub mod dm;
 pub mod entropy;
 pub mod fork;
 pub mod memory;

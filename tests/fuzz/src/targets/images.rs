@@ -3,12 +3,14 @@
 use std::fs;
 use std::io::{BufReader, Cursor, Read};
 
-use firstlight_image_builder::build::RECORD;
+use firstlight_image_builder::build::{Contents, RECORD};
 use firstlight_image_builder::cpio::Reader;
+use firstlight_image_builder::diff::Diff;
 use firstlight_image_builder::format::disk::partitions;
 use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::unpacked;
 use firstlight_image_builder::format::verity::Params;
+use firstlight_image_builder::sbom::{self, Format};
 use firstlight_image_builder::verify::verify;
 
 use super::text;
@@ -78,5 +80,17 @@ pub(super) fn record(bytes: &[u8]) {
     let _ = fs::write(folder.path().join(RECORD), bytes);
     if let Ok(report) = verify(folder.path()) {
         assert!(report.problems.iter().all(|problem| !problem.file.contains('/')));
+    }
+    let path = folder.path().join(RECORD);
+    if let Ok(contents) = Contents::read(&path) {
+        let itself = Diff::new(&contents, &contents);
+        assert!(itself.same && itself.packages.is_empty());
+        let text = Diff::new(&contents, &Contents::default()).text(true);
+        assert!(!text.contains('\u{1b}'), "nothing of a record reaches a terminal's controls");
+    }
+    for format in [Format::CycloneDx, Format::Spdx] {
+        if let Ok(document) = sbom::write(&path, format, Some(0)) {
+            assert!(document.first() == Some(&b'{'));
+        }
     }
 }

@@ -1,0 +1,276 @@
+//! From the first mount to the root's own PID 1.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use std::os::unix::process::CommandExt as _;
+
+use firstlight_cmdline::CommandLine;
+use firstlight_init::clock::now_us;
+use firstlight_init::modules::{Modules, Turn};
+use firstlight_init::root::Root;
+use firstlight_sys::dm;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
+use rustix::process::{chdir, chroot};
+
+use crate::wanted::{self, INITS, Wanted};
+
+/// How long a disk may take to come, µs: it is there when its driver starts, or never.
+const PATIENCE_US: u64 = 10_000_000;
+
+/// Where the root is mounted first.
+const STEP: &str = "/root";
+
+/// The device mapper's door.
+const CONTROL: &str = "/dev/mapper/control";
+
+/// Mounts of our own: source, folder, kind.
+const MOUNTS: &[(&str, &str, &str)] =
+    &[("proc", "/proc", "proc"), ("sysfs", "/sys", "sysfs"), ("dev", "/dev", "devtmpfs")];
+
+/// Why there is no root.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call or a file.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was to be done.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The command line.
+    #[error(transparent)]
+    Wanted(#[from] wanted::Error),
+    /// A module that is in the image was not taken.
+    #[error("module not loaded: {0}")]
+    Module(String),
+    /// A disk did not come.
+    #[error(
+        "{device} did not come in {seconds} s; block devices are: {there}; is the disk attached, and its driver in this image?"
+    )]
+    NoDevice {
+        /// The device.
+        device: String,
+        /// How long it was waited for.
+        seconds: u64,
+        /// The kernel's names of those that are there.
+        there: String,
+    },
+    /// The device mapper did not take the description.
+    #[error("dm-mod.create=: {0}; the kernel log has the device mapper's words")]
+    Mapping(#[from] dm::Error),
+    /// The root cannot be mounted.
+    #[error("cannot mount {device} as {kind}: {source}{hint}")]
+    Mount {
+        /// The device.
+        device: String,
+        /// The file system.
+        kind: String,
+        /// The system's answer.
+        source: io::Error,
+        /// What that means for a verified device.
+        hint: &'static str,
+    },
+    /// The root's PID 1 could not be started.
+    #[error("cannot start {program} of the root: {source}{hint}")]
+    Start {
+        /// The program.
+        program: String,
+        /// The system's answer.
+        source: io::Error,
+        /// What that means for a verified device.
+        hint: &'static str,
+    },
+}
+
+/// For input/output errors of a verified device.
+const NOT_THE_SAME: &str =
+    "; a block of the disk is not what its root hash says: the image is damaged, or was built with another hash";
+
+fn hint(wanted: &Wanted, source: &io::Error) -> &'static str {
+    let broken = [rustix::io::Errno::IO, rustix::io::Errno::UCLEAN].map(|errno| Some(errno.raw_os_error()));
+    if wanted.mapping.is_some() && broken.contains(&source.raw_os_error()) { NOT_THE_SAME } else { "" }
+}
+
+fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
+    let what = what.into();
+    move |source| Error::System { what, source: source.into() }
+}
+
+/// Opens the root and becomes its PID 1; `say` is told what was done before that.
+///
+/// # Errors
+/// What failed; on success it does not return.
+pub fn run(say: impl FnOnce(&str)) -> Result<std::convert::Infallible, Error> {
+    let begin = now_us();
+    for (source, folder, kind) in MOUNTS {
+        fs::create_dir_all(folder).map_err(system(format!("make {folder}")))?;
+        mount(*source, *folder, *kind, MountFlags::NOSUID | MountFlags::NOEXEC, None)
+            .map_err(system(format!("mount {folder}")))?;
+    }
+    let text = fs::read_to_string("/proc/cmdline").map_err(system("read /proc/cmdline"))?;
+    let wanted = Wanted::of(&CommandLine::parse(&text))?;
+    // Before the modules: what comes while they start is heard.
+    let news = firstlight_uevent::open().map_err(system("hear the kernel's messages"))?;
+    load_modules()?;
+    for device in wanted.devices() {
+        wait_for(device, &news)?;
+    }
+    if let Some(mapping) = &wanted.mapping {
+        let control =
+            File::options().read(true).write(true).open(CONTROL).map_err(system(format!("open {CONTROL}")))?;
+        let device = dm::Device {
+            name: &mapping.name,
+            uuid: &mapping.uuid,
+            sectors: mapping.sectors,
+            kind: "verity",
+            parameters: &mapping.parameters,
+        };
+        dm::create(&control, &device)?;
+        wait_for(&wanted.root, &news)?;
+    }
+    mount_root(&wanted)?;
+    say(&format!(
+        "root {} ({}, {}) after {} ms",
+        wanted.root,
+        wanted.kind,
+        wanted
+            .mapping
+            .as_ref()
+            .map_or("not verified".to_owned(), |mapping| format!("verified by {}", mapping.root_hash)),
+        now_us().saturating_sub(begin) / 1000
+    ));
+    hand_over(&wanted)
+}
+
+/// Loads all modules that are in this image: nothing else than the root's needs is.
+fn load_modules() -> Result<(), Error> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let root = Root::real();
+    if !Modules::any(&root, &release) {
+        return Ok(());
+    }
+    let index = root.path(&format!("/lib/modules/{release}/modules.dep"));
+    let text = fs::read_to_string(&index).map_err(system(format!("read {}", index.display())))?;
+    let names = names(&text);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let outcome = Modules::read(&root, &release).load(&names, Turn::Free, &|_| String::new());
+    match outcome.errors.first() {
+        Some(error) => Err(Error::Module(error.to_string())),
+        None => Ok(()),
+    }
+}
+
+/// The modules that a `modules.dep` lists.
+fn names(index: &str) -> Vec<String> {
+    let files = index.lines().filter_map(|line| Some(line.split_once(':')?.0));
+    files.filter_map(|file| Some(file.rsplit('/').next()?.split_once(".ko")?.0.to_owned())).collect()
+}
+
+/// Waits for a device's node, by the kernel's messages.
+fn wait_for(device: &str, news: &OwnedFd) -> Result<(), Error> {
+    let until = now_us().saturating_add(PATIENCE_US);
+    let mut buffer = vec![0; firstlight_uevent::MAX_MESSAGE];
+    // The node is made before its message is sent.
+    while !Path::new(device).exists() {
+        let left = until.saturating_sub(now_us());
+        if left == 0 {
+            let seconds = PATIENCE_US / 1_000_000;
+            return Err(Error::NoDevice { device: device.to_owned(), seconds, there: block_devices() });
+        }
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left / 1_000_000).unwrap_or_default(),
+            tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
+        };
+        let _ = poll(&mut [PollFd::new(news, PollFlags::IN)], Some(&timeout));
+        while firstlight_uevent::receive(news, &mut buffer, |_| true).is_ok() {}
+    }
+    Ok(())
+}
+
+fn block_devices() -> String {
+    let entries = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn mount_root(wanted: &Wanted) -> Result<(), Error> {
+    fs::create_dir_all(STEP).map_err(system(format!("make {STEP}")))?;
+    let options = std::ffi::CString::new(wanted.options.as_str()).unwrap_or_default();
+    let options = (!wanted.options.is_empty()).then_some(options.as_c_str());
+    mount(wanted.root.as_str(), STEP, wanted.kind.as_str(), MountFlags::RDONLY, options).map_err(|source| {
+        let source = io::Error::from(source);
+        let hint = hint(wanted, &source);
+        Error::Mount { device: wanted.root.clone(), kind: wanted.kind.clone(), source, hint }
+    })
+}
+
+/// Leaves this file system, whose memory is given back, for the root.
+fn hand_over(wanted: &Wanted) -> Result<std::convert::Infallible, Error> {
+    for (_, folder, _) in MOUNTS.iter().rev() {
+        unmount(*folder, UnmountFlags::DETACH).map_err(system(format!("unmount {folder}")))?;
+    }
+    // The running program's own file stays until it has been replaced.
+    for path in ["/lib", "/init"].map(PathBuf::from) {
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        if let Err(error) = removed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(system(format!("remove {}", path.display()))(error));
+        }
+    }
+    chdir(STEP).map_err(system("enter the root"))?;
+    mount_move(".", "/").map_err(system("move the root over this one"))?;
+    chroot(".").map_err(system("make it the root"))?;
+    chdir("/").map_err(system("enter the root"))?;
+    let inits = wanted.init.as_deref().map_or_else(|| INITS.to_vec(), |init| vec![init]);
+    let mut missing = None;
+    for program in inits {
+        let source = Command::new(program).args(std::env::args_os().skip(1)).exec();
+        let absent = source.kind() == io::ErrorKind::NotFound;
+        let hint = hint(wanted, &source);
+        let error = Error::Start { program: program.to_owned(), source, hint };
+        if !absent {
+            return Err(error);
+        }
+        missing.get_or_insert(error);
+    }
+    Err(missing.unwrap_or_else(|| system("start PID 1")(io::Error::from(io::ErrorKind::NotFound))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_names_its_modules() {
+        let text =
+            "kernel/drivers/md/dm-verity.ko: kernel/drivers/md/dm-mod.ko\nkernel/fs/erofs/erofs.ko.xz:\nrubbish\n";
+        assert_eq!(names(text), ["dm-verity", "erofs"]);
+    }
+
+    #[test]
+    fn an_error_of_a_verified_disk_says_what_it_means() {
+        let line = "dm-mod.create=\"a,,,ro,0 8 verity 1 /dev/a /dev/b 4096 4096 1 0 sha256 ab -\" root=/dev/dm-0 rootfstype=erofs";
+        let wanted = Wanted::of(&CommandLine::parse(line)).unwrap();
+        let broken = io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());
+        assert!(hint(&wanted, &broken).contains("root hash"));
+        assert_eq!(hint(&wanted, &io::Error::from(io::ErrorKind::NotFound)), "");
+        let open = Wanted { mapping: None, ..wanted };
+        assert_eq!(hint(&open, &broken), "");
+    }
+
+    #[test]
+    fn a_device_that_never_comes_is_not_waited_for_without_end() {
+        // What is there is not waited for at all.
+        let news = firstlight_uevent::open().unwrap();
+        wait_for("/dev/null", &news).unwrap();
+        assert!(!block_devices().is_empty());
+    }
+}

@@ -82,6 +82,9 @@ const DRIVER: &[&str] = &["NVRM: ", "nvidia ", "nvidia-", "nvidia: "];
 /// only that there was one; the line before has the code.
 const KEPT: usize = 2;
 
+/// How many characters of a message are kept.
+const LONGEST: usize = 200;
+
 /// What is kept of the log.
 #[derive(Debug, Clone, Default)]
 pub struct Log {
@@ -109,7 +112,7 @@ impl Log {
             if words.len() >= KEPT {
                 words.remove(0);
             }
-            words.push(entry.text.chars().take(200).collect());
+            words.push(on_one_line(entry.text).chars().take(LONGEST).collect());
         }
     }
 
@@ -129,6 +132,12 @@ impl Log {
     pub fn last_words(&self, pci: Address) -> Option<String> {
         self.words.get(&pci).map(|words| words.join(" / "))
     }
+}
+
+/// A message of several lines, which the kernel hands out with their ends
+/// written as `\x0a`; the driver begins each of its own with the same word.
+fn on_one_line(text: &str) -> String {
+    text.trim_end_matches(r"\x0a").replace(r"\x0aNVRM: ", " ").replace(r"\x0a", " ")
 }
 
 /// The first PCI address in a message. The driver writes `0000:03:00.0`, and
@@ -224,6 +233,20 @@ mod tests {
         assert!(text.contains("(0x22:0x56:894) / NVRM") && !text.contains("early"), "{text}");
         assert!(words("0000:04:00.0").unwrap().contains("Xid"));
         assert_eq!(words("0000:05:00.0"), None);
+    }
+
+    #[test]
+    fn a_message_of_several_lines_is_kept_whole() {
+        let mut log = Log::default();
+        log.feed(
+            "3,1,1,-;NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8)\\x0aNVRM: installed in this system is not \
+             supported by open\\x0aNVRM: nvidia.ko because of its age.\\x0a",
+        );
+        assert_eq!(
+            log.last_words("0000:03:00.0".parse().unwrap()).unwrap(),
+            "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open \
+             nvidia.ko because of its age."
+        );
     }
 
     #[test]

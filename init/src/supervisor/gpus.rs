@@ -226,11 +226,18 @@ impl Supervisor {
         };
         let (step, detail) = (step.to_owned(), slot.detail.clone());
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.unit == Some(unit)) else { return };
+        let words = if step == "module" {
+            // A driver that does not take a GPU says why before the kernel says that it was not loaded.
+            self.read_whole_log();
+            self.last_words(gpu)
+        } else {
+            String::new()
+        };
         self.change(gpu, |row| {
             row.phase = GpuPhase::Failed;
             row.step = step;
             row.end_us = Some(now_us());
-            row.detail = format!("{}: {detail}", row.pci);
+            row.detail = format!("{}: {detail}{words}", row.pci);
         });
     }
 
@@ -512,6 +519,15 @@ impl Supervisor {
         }
     }
 
+    /// What the driver said last about a GPU, as the end of a sentence.
+    fn last_words(&self, gpu: usize) -> String {
+        let words = self.gpus.entries.get(gpu).and_then(|entry| self.words.kernel.last_words(entry.row.pci));
+        match words {
+            Some(words) => format!("; driver's last words: {words:?}"),
+            None => "; the driver said nothing about it".to_owned(),
+        }
+    }
+
     /// What a user reads about a GPU that is not there.
     pub(super) fn sentence(&self, gpu: usize, step: &str, reason: &str) -> String {
         let Some(entry) = self.gpus.entries.get(gpu) else { return reason.to_owned() };
@@ -524,10 +540,7 @@ impl Supervisor {
             0 => String::new(),
             number => format!(" (attempt {number} of {})", policy.attempts()),
         };
-        let words = match self.words.kernel.last_words(entry.row.pci) {
-            Some(words) => format!("; driver's last words: {words:?}"),
-            None => "; the driver said nothing about it".to_owned(),
-        };
+        let words = self.last_words(gpu);
         let advice = match policy {
             _ if ![open::OPEN, open::WAIT].contains(&step) => "",
             Policy::Serial if self.decision.as_ref().is_some_and(|decision| decision.confidential.is_some()) => {

@@ -49,10 +49,12 @@ pub struct Config {
     pub complaints: Vec<String>,
 }
 
-/// A line of `softdep` without that word: `NAME pre: A B post: C`.
+/// A line of `softdep` without that word: `NAME pre: A B post: C`. Names may
+/// have commas between them: NVIDIA's driver says `pre: ecdh_generic,ecdsa_generic`.
 #[must_use]
 pub fn soft(text: &str) -> Option<Soft> {
-    let mut words = text.split_ascii_whitespace();
+    let apart = |c: char| c.is_ascii_whitespace() || c == ',';
+    let mut words = text.split(apart).filter(|word| !word.is_empty());
     let mut soft = Soft { module: words.next()?.to_owned(), ..Soft::default() };
     let mut before = None;
     for word in words {
@@ -219,6 +221,8 @@ mod tests {
         assert!(install.contains("no install line") && install.contains("x.conf line 9"), "{install}");
         assert!(remove.contains("no remove line") && what.contains("what") && alias.contains("alias"));
         assert!(softdep.contains("line 14"), "{softdep}");
+        let driver = soft("nvidia pre: ecdh_generic,ecdsa_generic").unwrap();
+        assert_eq!(driver.before, ["ecdh_generic", "ecdsa_generic"]);
         assert!(of(&format!("options x a={}", "x".repeat(LONGEST_LINE))).options.is_empty());
         assert!(of("options x a=\0").options.is_empty());
         let many: String = (0..100).map(|at| format!("odd{at}\n")).collect();

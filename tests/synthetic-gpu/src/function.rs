@@ -55,6 +55,7 @@ impl Function {
         ];
         let read_only = vec![
             (registers::PMC_BOOT_0, profile.boot_0),
+            (registers::PMC_BOOT_42, registers::boot_42(profile.boot_0)),
             lab(registers::LAB_MAGIC, registers::LAB_MAGIC_VALUE),
             lab(registers::LAB_INDEX, u32::from(index)),
         ];
@@ -246,6 +247,22 @@ mod tests {
         assert!(regions[2].mmap_fd.is_some() && regions[2].sparse_areas.len() == 1);
         assert!(regions[0].mmap_fd.is_none(), "BAR0 must trap");
         assert_eq!(regions[7].region_info.size, 4096);
+    }
+
+    #[test]
+    fn both_registers_of_the_chips_identity_say_the_same() {
+        let identity = |name: &str| {
+            let mut function = function(name);
+            [registers::PMC_BOOT_0, registers::PMC_BOOT_42].map(|offset| {
+                let mut data = [0; 4];
+                function.region_write(0, offset, &[0xff; 4]).unwrap();
+                function.region_read(0, offset, &mut data).unwrap();
+                u32::from_le_bytes(data)
+            })
+        };
+        assert_eq!(identity("h100"), [0x1800_00a1, 0x180a_1000]);
+        assert_eq!(identity("p100"), [0x1300_00a1, 0x130a_1000]);
+        assert_eq!(identity("nvswitch"), [0, 0]);
     }
 
     #[test]

@@ -136,6 +136,21 @@ pub const PROFILES: &[Profile] = &[
         attach_ms: Some(200),
         vpd_model: None,
     },
+    // Older than the system processor that the driver's open modules need.
+    Profile {
+        name: "p100",
+        vendor: 0x10de,
+        device: 0x15f8,
+        subsystem_vendor: 0x10de,
+        subsystem_device: 0x118f,
+        class: 0x03_02_00,
+        revision: 0xa1,
+        bars: &[registers(16 * MIB), memory(2, 16 * GIB), memory(4, 32 * MIB)],
+        msix: GPU_MSIX,
+        boot_0: 0x1300_00a1,
+        attach_ms: Some(200),
+        vpd_model: None,
+    },
     Profile {
         name: "nvswitch",
         vendor: 0x10de,

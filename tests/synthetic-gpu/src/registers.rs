@@ -43,6 +43,15 @@ pub const LAB_DOORBELL: u64 = 0x18;
 
 /// BAR0 offset of the chip identity, the first register a driver reads.
 pub const PMC_BOOT_0: u64 = 0x00;
+/// BAR0 offset of the same in the form that newer drivers read: NVIDIA's open
+/// modules take a GPU for one with a system processor by it.
+pub const PMC_BOOT_42: u64 = 0xa00;
+
+/// [`PMC_BOOT_42`] of a chip with that [`PMC_BOOT_0`]: architecture and
+/// implementation stay where they are, the revision's two digits are further up.
+pub(crate) fn boot_42(boot_0: u32) -> u32 {
+    boot_0 & 0x3ff0_0000 | (boot_0 & 0xff) << 12
+}
 
 /// BAR0: storage with a few words that mean something.
 #[derive(Debug)]

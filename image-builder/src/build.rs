@@ -1,5 +1,6 @@
 //! From a manifest to a bootable image.
 
+mod budget;
 mod own;
 
 use std::collections::BTreeMap;
@@ -46,6 +47,14 @@ pub enum Error {
     /// Its files need what is not there.
     #[error("the image is not complete:\n{}", lines(.0))]
     Incomplete(Vec<Finding>),
+    /// It weighs more than it may.
+    #[error("image {image} is over its budget: {what}")]
+    OverBudget {
+        /// Its name.
+        image: String,
+        /// By what, and what is heavy.
+        what: String,
+    },
     /// The kernel or its modules could not be had.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
@@ -195,6 +204,10 @@ pub fn build_with(
         entries: tree.iter().count(),
         ..described(&plan, made, &mut origins)
     };
+    let packed = contents.outputs.get(&plan.file_name()).map_or(0, |root| root.size);
+    if let Some(what) = manifest.budget.and_then(|budget| budget::exceeded(budget, packed, &contents)) {
+        return Err(Error::OverBudget { image: contents.name, what });
+    }
     let record = output.add(RECORD);
     let text = serde_json::to_vec_pretty(&contents).map_err(io::Error::other).map_err(io_error("write", &record))?;
     fs::write(&record, text).map_err(io_error("write", &record))?;

@@ -72,6 +72,8 @@ pub struct Manifest {
     /// What is said about the results.
     #[serde(default)]
     pub output: Output,
+    /// What the results may weigh.
+    pub budget: Option<Budget>,
     /// The kernel it boots.
     pub kernel: Kernel,
     /// NVIDIA's driver for that kernel.
@@ -138,6 +140,18 @@ impl Default for Output {
     fn default() -> Self {
         Self { folder: "/opt/firstlight/images".to_owned() }
     }
+}
+
+/// `[budget]`: an image that weighs more is not built.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Budget {
+    /// The most that the file with the root may have, in bytes: what is
+    /// copied to hosts and read at every boot.
+    pub image: Option<u64>,
+    /// The most that all files in it may have together, unpacked: what an
+    /// initial RAM file system takes of a guest's memory.
+    pub files: Option<u64>,
 }
 
 /// `[kernel]`: a package with its suite, or a recipe.

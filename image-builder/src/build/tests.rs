@@ -56,6 +56,26 @@ fn two_builds_give_the_same_bytes() {
 }
 
 #[test]
+fn an_image_over_its_budget_is_not_built_and_says_what_is_heavy() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("init"), "#!init".repeat(1000)).unwrap();
+    let built = |budget: &str, out: &str| {
+        let text = format!("{MANIFEST}\n[budget]\n{budget}");
+        let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
+        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join(out))
+    };
+    let image = built("image = 1_000_000\nfiles = 1_000_000", "fits").unwrap();
+    let (packed, files) = (fs::metadata(&image.initrd).unwrap().len(), image.contents.file_bytes);
+    built(&format!("image = {packed}\nfiles = {files}"), "just").unwrap();
+    let error = built(&format!("image = {}", packed - 1), "image").unwrap_err().to_string();
+    assert!(error.contains("test") && error.contains(&format!("budget.image allows {}", packed - 1)), "{error}");
+    assert!(error.contains("the largest: /init 6 kB") && !error.contains("budget.files"), "{error}");
+    let error = built(&format!("files = {}", files - 1), "files").unwrap_err().to_string();
+    assert!(error.contains("budget.files") && !error.contains("budget.image"), "{error}");
+    assert!(!dir.path().join("files").join(RECORD).exists());
+}
+
+#[test]
 fn the_image_holds_what_the_manifest_says() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();

@@ -11,6 +11,7 @@ mod elf;
 mod fuzz;
 mod gpu_test;
 mod guest;
+mod image;
 mod run;
 mod size;
 mod soak;
@@ -46,6 +47,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Boots in a row, none of which may hang.
     Soak(soak::Args),
+    /// The images of `manifests/`, as they ship: our programs, Debian's kernel, NVIDIA's driver.
+    Image(image::Args),
     /// Sizes of the guest's programs against their budgets.
     Size,
 }
@@ -68,6 +71,7 @@ fn do_it() -> anyhow::Result<ExitCode> {
         Command::AgentTests(args) => agent_tests::agent_tests(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Soak(args) => soak::soak(&args),
+        Command::Image(args) => image::image(&args),
         Command::Size => size::size(),
     }
 }

@@ -13,7 +13,7 @@ use crate::agent_tests_bundle::{self, AgentTestsError};
 use crate::binaries::{AgentTests, Binaries, BuildError, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
-use crate::{StandIn, Toolbox, host_packages, stand_in, toolbox};
+use crate::{StandIn, Toolbox, host_packages, shipped, stand_in, toolbox};
 
 /// Why the lab is not ready.
 #[derive(Debug, thiserror::Error)]
@@ -248,6 +248,24 @@ impl Lab {
             manifest.image.format = Format::Erofs;
             manifest.verity = Some(Verity::default());
         })
+    }
+
+    /// Builds an image of the folder `manifests`, as it ships; what takes long
+    /// is told, and what the cache has is not compiled or downloaded again.
+    ///
+    /// Debian's kernel may be newer than the table of drivers and kernels: that
+    /// it compiles is then for the compiler to say.
+    ///
+    /// # Errors
+    /// The manifest is wrong, a package cannot be had, or the driver does not
+    /// compile.
+    pub fn shipped(&self, name: &str) -> Result<Image, LabError> {
+        let (init, agent) = (&self.binaries.init, &self.binaries.agent);
+        let mut manifest = shipped::manifest(name, init, agent)?;
+        if let Some(driver) = &mut manifest.driver {
+            driver.untried = true;
+        }
+        Ok(shipped::build(&manifest, &output().join(format!("image-{name}")), &self.cache, progress())?)
     }
 
     fn changed(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {

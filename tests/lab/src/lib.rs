@@ -15,6 +15,7 @@ mod gpus;
 mod guest;
 pub mod host_packages;
 mod lab;
+pub mod shipped;
 pub mod stand_in;
 pub mod toolbox;
 

@@ -1,0 +1,98 @@
+//! The images of the folder `manifests`, which are not for the lab.
+
+use std::path::{Path, PathBuf};
+
+use firstlight_image_builder::build::{Error, Image, build_from};
+use firstlight_image_builder::manifest::{Manifest, Variables};
+use firstlight_image_builder::packages::Packages;
+use firstlight_image_builder::progress::Progress;
+
+use crate::binaries::workspace;
+
+/// Where they are.
+fn folder() -> PathBuf {
+    workspace().join("manifests")
+}
+
+/// The names of all of them, in order.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn names() -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder())? {
+        let path = entry?.path();
+        if let (Some(name), Some("toml")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Reads one, with these programs in it.
+///
+/// # Errors
+/// The manifest is wrong or not there.
+pub fn manifest(name: &str, init: &Path, agent: &Path) -> Result<Manifest, Error> {
+    let value = |path: &Path| path.display().to_string();
+    let variables = Variables::from([("INIT".to_owned(), value(init)), ("AGENT".to_owned(), value(agent))]);
+    Ok(Manifest::read(&folder().join(format!("{name}.toml")), &variables)?)
+}
+
+/// What is said about their long steps outside of the lab.
+#[must_use]
+pub fn progress() -> Progress {
+    Progress::stderr("image")
+}
+
+/// Builds it into the folder `out`.
+///
+/// # Errors
+/// A package cannot be had, the driver does not compile, or a file cannot be written.
+pub fn build(manifest: &Manifest, out: &Path, cache: &Path, progress: Progress) -> Result<Image, Error> {
+    build_from(manifest, &mut Packages::new(cache, None, progress), out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_image_builder::driver::{matrix::Table, version::Version};
+
+    #[test]
+    fn every_manifest_is_read_and_says_who_it_is() {
+        let names = names().unwrap();
+        assert!(["base", "gpu-535", "gpu-550"].iter().all(|name| names.iter().any(|it| it == name)), "{names:?}");
+        for name in names {
+            let manifest = manifest(&name, Path::new("/i"), Path::new("/a")).unwrap();
+            assert_eq!(manifest.image.name, name);
+            assert!(manifest.budget.is_some(), "{name} has no budget");
+            assert_eq!(manifest.driver.is_some(), name.starts_with("gpu"));
+        }
+    }
+
+    #[test]
+    fn images_with_a_driver_have_what_the_one_without_has() {
+        let read = |name: &str| manifest(name, Path::new("/i"), Path::new("/a")).unwrap();
+        let base = read("base");
+        let rest = |it: &Manifest| {
+            let (package, suite) = (&it.kernel.package, &it.kernel.suite);
+            format!("{package} {suite} {:?} {:?} {:?}", it.files, it.symlinks, it.directories)
+        };
+        for name in ["gpu-550", "gpu-535"] {
+            let with = read(name);
+            assert_eq!(rest(&with), rest(&base), "{name}");
+            assert!(with.kernel.modules.starts_with(&base.kernel.modules), "{name}");
+        }
+    }
+
+    #[test]
+    fn drivers_are_in_the_table_of_what_compiles() {
+        let table = Table::own().unwrap();
+        for name in ["gpu-550", "gpu-535"] {
+            let driver = manifest(name, Path::new("/i"), Path::new("/a")).unwrap().driver.unwrap();
+            let there = |version: &Version| *version == driver.version;
+            assert!(table.cells.iter().any(|cell| there(&cell.driver) && cell.builds), "{name}");
+        }
+    }
+}

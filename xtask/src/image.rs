@@ -1,0 +1,52 @@
+//! `cargo xtask image`: the images of `manifests/`, as they ship.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use firstlight_lab::binaries::{static_program, workspace};
+use firstlight_lab::{Lab, cache_root, shipped};
+
+/// Options of `image`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Which, such as base or gpu-550; all of them if none is named.
+    names: Vec<String>,
+    /// Each gets a folder of its own in here.
+    #[arg(long, value_name = "DIR", default_value = "out/images")]
+    out: PathBuf,
+    /// Install system packages that are missing without asking.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Builds our programs and the images with them, and prints their sizes.
+pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
+    let all = shipped::names().context("list the folder manifests")?;
+    if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
+        bail!("there is no manifests/{unknown}.toml; there are: {}", all.join(", "));
+    }
+    let names = if args.names.is_empty() { &all } else { &args.names };
+    Lab::install_packages(args.yes)?;
+    eprintln!("xtask: building PID 1 and the agent");
+    let init = static_program(&workspace(), "firstlight-init", "firstlight-init")?;
+    let agent = static_program(&workspace(), "firstlight-agent", "firstlight-agent")?;
+    let cache = cache_root()?;
+    let mut lines = Vec::new();
+    for name in names {
+        let manifest = shipped::manifest(name, &init, &agent)?;
+        let image = shipped::build(&manifest, &args.out.join(name), &cache, shipped::progress())?;
+        let contents = &image.contents;
+        let packed = contents.outputs.iter().find(|(file, _)| file.starts_with("initrd") || file.ends_with(".img"));
+        let (file, bytes) = packed.map_or(("", 0), |(file, bytes)| (file.as_str(), bytes.size));
+        let driver = contents.driver.as_ref().map_or("", |driver| &driver.version);
+        let (raw, release) = (contents.file_bytes, &contents.kernel_release);
+        lines.push(format!("| {name} | {release} | {driver} | `{file}` | {bytes} | {raw} |"));
+    }
+    println!("| image | kernel | driver | file | bytes | bytes unpacked |");
+    println!("|---|---|---|---|---:|---:|");
+    for line in &lines {
+        println!("{line}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

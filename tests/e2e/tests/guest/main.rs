@@ -23,6 +23,7 @@ mod packed;
 mod packet_filter;
 mod plugged;
 mod ports;
+mod real_driver;
 mod settings;
 mod storages;
 mod support;

@@ -1,0 +1,151 @@
+//! The images of `manifests/` with NVIDIA's real driver, in guests of the lab.
+//!
+//! Nobody has a GPU here. The synthetic ones have a GPU's identity and nothing
+//! behind it: the real driver is loaded, takes an H100 for one, and gives up
+//! where it waits for the processors in it. What a driver and PID 1 have to
+//! agree on is all before that: modules, nodes, the open that does not block,
+//! the driver's answer, its words in the kernel log.
+//!
+//! The first run on a machine compiles two drivers, and says so.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use firstlight_boot_record::{BootRecord, Gpu, GpuPhase, Outcome, State};
+use firstlight_e2e::{gpu, lab};
+use firstlight_image_builder::build::Image;
+
+use crate::plugged::container;
+use crate::support::{Files, output, ready, refused};
+
+/// What a container without GPUs sees of the driver that runs.
+const LOOK: &str = "cd /sys/module/nvidia 2>/dev/null || { echo no driver; exit 0; }; \
+    cat version srcversion coresize; test -d /sys/module/nvidia_uvm && echo with uvm; ls /dev | grep nvidia; echo end";
+
+/// The real module's size in memory is millions of bytes, the stand-in's some thousand.
+const REAL_BYTES: u64 = 4_000_000;
+
+static BASE: LazyLock<Image> = LazyLock::new(|| built("base"));
+static GPU_550: LazyLock<Image> = LazyLock::new(|| built("gpu-550"));
+static GPU_535: LazyLock<Image> = LazyLock::new(|| built("gpu-535"));
+
+fn built(name: &str) -> Image {
+    let image = lab().shipped(name).unwrap();
+    let packed = fs::metadata(&image.initrd).unwrap().len();
+    println!("  {name}: {packed} bytes, {} in files", image.contents.file_bytes);
+    image
+}
+
+/// A guest whose boot is over, and what it said then.
+struct Boot {
+    image: &'static Image,
+    record: BootRecord,
+    /// What a container without GPUs has written.
+    seen: String,
+    /// Why a container with the first GPU was refused.
+    refusal: String,
+    console: String,
+}
+
+fn boot(image: &'static Image, devices: &[&str], state: State) -> Boot {
+    let files = Files::make();
+    let mut scenario = files.scenario_of(image.initrd.clone(), Vec::new());
+    scenario.guest.kernel = Some(image.kernel.clone());
+    scenario.guest.devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+    let (mut record, mut seen, mut refusal) = (None, String::new(), String::new());
+    let console = scenario.watched(async |vm| {
+        let agent = ready(vm).await;
+        seen = output(&agent, &files.request("c1", LOOK, &[])).await;
+        refusal = refused(&agent, &container(&files, "c2", "0")).await;
+        record = vm.console().record();
+    });
+    let record = record.unwrap();
+    assert_eq!(record.state, state, "{console}");
+    Boot { image, record, seen, refusal, console }
+}
+
+impl Boot {
+    fn only_gpu(&self) -> &Gpu {
+        assert_eq!(self.record.gpus.len(), 1);
+        let gpu = gpu(&self.record, 0);
+        assert_eq!(gpu.phase, GpuPhase::Failed, "{gpu:?}");
+        assert!(gpu.detail.starts_with("0000:01:00.0: "), "{gpu:?}");
+        println!("  {}", gpu.detail);
+        // Who asks for the GPU is told the same.
+        let refusal = self.refusal.replace(r#"\""#, "\"");
+        assert!(refusal.contains(&gpu.detail), "{refusal}");
+        gpu
+    }
+
+    /// The driver in the kernel is the one that was compiled for it, and no stand-in.
+    fn runs(&self, version: &str) {
+        assert_eq!(self.image.contents.driver.as_ref().unwrap().version, version);
+        let driver = self.record.unit("modules-nvidia").unwrap();
+        assert_eq!(driver.outcome, Outcome::Ok, "{driver:?}");
+        assert!(!driver.detail.contains("no module"), "it has all that it asks for: {driver:?}");
+        let hello = format!("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  ");
+        assert!(self.console.contains(&hello), "{hello} in\n{}", self.console);
+        let seen: Vec<&str> = self.seen.lines().collect();
+        assert_eq!(seen.len(), 5, "{seen:?}");
+        let (source, bytes) = (seen[1], seen[2]);
+        assert_eq!((seen[0], &seen[3..]), (version, &["with uvm", "end"][..]), "{seen:?}");
+        assert!(bytes.parse::<u64>().unwrap() > REAL_BYTES, "{seen:?}");
+        let stand_in = fs::read(&lab().stand_in.nvidia_ko).unwrap();
+        assert!(!stand_in.windows(source.len()).any(|part| part == source.as_bytes()), "{source} is the stand-in's");
+    }
+}
+
+#[test]
+fn without_a_gpu_the_driver_stays_out_and_containers_run() {
+    let boot = boot(&GPU_550, &[], State::Ready);
+    let record = &boot.record;
+    let mode = record.mode.as_ref().unwrap();
+    assert_eq!((mode.name.as_str(), mode.reason.as_str()), ("cpu", "GPUs on the PCI bus: 0, NVSwitches: 0"));
+    assert_eq!(record.unit("modules-nvidia").unwrap().outcome, Outcome::Skipped);
+    assert!(record.gpus.is_empty() && !boot.console.contains("NVRM"), "{}", boot.console);
+    assert_eq!(boot.seen, "no driver\n");
+}
+
+#[test]
+fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
+    let boot = boot(&GPU_550, &["h100"], State::Degraded);
+    boot.runs("550.163.01");
+    let gpu = boot.only_gpu();
+    assert_eq!((gpu.step.as_str(), gpu.attempts), ("wait-open-complete", 2), "{gpu:?}");
+    let driver = gpu.driver.unwrap();
+    assert!(driver.rc < 0 && driver.adapter_status != 0, "{gpu:?}");
+    for part in ["driver's last words", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
+        assert!(gpu.detail.contains(part), "{part} in {gpu:?}");
+    }
+}
+
+#[test]
+fn driver_535_answers_in_its_open_and_is_quoted() {
+    let boot = boot(&GPU_535, &["h100"], State::Degraded);
+    boot.runs("535.261.03");
+    let gpu = boot.only_gpu();
+    assert_eq!((gpu.step.as_str(), gpu.attempts, gpu.driver), ("open", 2, None), "{gpu:?}");
+    for part in ["the driver could not initialise the GPU", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
+        assert!(gpu.detail.contains(part), "{part} in {gpu:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_the_open_modules_do_not_drive_is_told_in_the_drivers_words() {
+    let boot = boot(&GPU_550, &["p100"], State::Degraded);
+    assert_eq!(boot.record.unit("modules-nvidia").unwrap().outcome, Outcome::Failed);
+    let gpu = boot.only_gpu();
+    assert_eq!((gpu.step.as_str(), gpu.attempts), ("module", 0), "{gpu:?}");
+    assert!(gpu.detail.contains("modules-nvidia failed"), "{gpu:?}");
+    let words = "0000:01:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open nvidia.ko because";
+    assert!(gpu.detail.contains(words), "{words} in {gpu:?}");
+    assert_eq!(boot.seen, "no driver\n");
+}
+
+#[test]
+fn the_image_without_a_driver_is_small_and_runs_containers() {
+    let boot = boot(&BASE, &[], State::Ready);
+    let packed = fs::metadata(&boot.image.initrd).unwrap().len();
+    assert!(packed <= 12_000_000, "{packed} bytes");
+    assert_eq!(boot.image.contents.driver, None);
+}

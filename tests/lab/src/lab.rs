@@ -268,6 +268,22 @@ impl Lab {
         Ok(shipped::build(&manifest, &output().join(format!("image-{name}")), &self.cache, progress())?)
     }
 
+    /// Builds what opens [`Lab::disk`]: the opener's own manifest, for the lab's kernel.
+    ///
+    /// # Errors
+    /// The program or the image does not build.
+    pub fn opener(&self) -> Result<Image, LabError> {
+        let program = crate::binaries::static_program(&workspace(), "firstlight-opener", "firstlight-opener")?;
+        let variables = Variables::from([("OPENER".to_owned(), program.display().to_string())]);
+        let read = |file: &str, variables| Manifest::read(&workspace().join(file), variables);
+        let mut manifest = read("image-builder/manifests/opener.toml", &variables).map_err(build::Error::from)?;
+        let all = self::variables(&self.binaries, &self.stand_in, &self.toolbox);
+        let lab = read("image-builder/manifests/lab.toml", &all).map_err(build::Error::from)?;
+        manifest.kernel.suite = lab.kernel.suite;
+        let mut packages = Packages::new(&self.cache, None, progress());
+        Ok(build::build_from(&manifest, &mut packages, &output().join("image-opener"))?)
+    }
+
     fn changed(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
         let file = workspace().join("image-builder/manifests/lab.toml");
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);

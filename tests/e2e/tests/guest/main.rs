@@ -27,4 +27,5 @@ mod real_driver;
 mod settings;
 mod storages;
 mod support;
+mod verified;
 mod way_down;

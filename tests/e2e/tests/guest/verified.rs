@@ -1,0 +1,98 @@
+//! Guests whose root is a disk with dm-verity, opened before PID 1 by our opener.
+
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use firstlight_boot_record::State;
+use firstlight_e2e::{Scenario, lab};
+use firstlight_image_builder::build::Image;
+use firstlight_lab::Guest;
+use firstlight_vm::Device;
+use tokio::time::timeout;
+
+/// For a guest that ends by itself.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// A guest with this disk, and the command line that its record says.
+fn scenario(image: &Image, disk: &Path) -> Scenario {
+    let opener = lab().opener().unwrap();
+    let guest = Guest {
+        initrd: Some(opener.initrd),
+        hardware: vec![Device::Disk { file: disk.to_owned() }],
+        ..Guest::default()
+    };
+    Scenario::guest(guest).parameter(image.contents.command_line.as_ref().unwrap())
+}
+
+/// A copy of the disk in which one byte is another.
+fn flipped(image: &Image, folder: &Path, at: u64) -> std::path::PathBuf {
+    let copy = folder.join(format!("disk-{at}"));
+    fs::copy(image.disk.as_ref().unwrap(), &copy).unwrap();
+    let mut file = fs::File::options().read(true).write(true).open(&copy).unwrap();
+    let mut byte = [0];
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.read_exact(&mut byte).unwrap();
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(&[byte[0] ^ 1]).unwrap();
+    copy
+}
+
+/// What the guest printed until it was off.
+fn last_words(scenario: &Scenario) -> String {
+    let mut ended = false;
+    let console = scenario.watched(async |vm| ended = timeout(PATIENCE, vm.wait()).await.is_ok());
+    assert!(ended, "the guest goes off by itself: {console}");
+    console
+}
+
+#[test]
+fn a_container_runs_on_a_verified_disk() {
+    let image = lab().disk().unwrap();
+    let (report, console) = scenario(&image, image.disk.as_ref().unwrap()).go_watched();
+    let report = report.unwrap_or_else(|error| unreachable!("{error}: {console}"));
+    assert_eq!(report.container.exit_code, Some(0), "{:?}", report.container);
+    assert_eq!(report.boot_record.state, State::PoweringOff);
+    let root_hash = &image.contents.verity.as_ref().unwrap().root_hash;
+    assert!(console.contains(&format!("root /dev/dm-0 (erofs, verified by {root_hash}) after ")), "{console}");
+}
+
+#[test]
+fn a_flipped_byte_is_refused_wherever_it_is() {
+    let image = lab().disk().unwrap();
+    let verity = image.contents.verity.clone().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    // The super block of the file system; the top of the hash tree, which is its first block.
+    for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
+        let disk = flipped(&image, folder.path(), at);
+        let console = last_words(&scenario(&image, &disk));
+        for words in
+            ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "not what its root hash says", "powering off"]
+        {
+            assert!(console.contains(words), "byte {at}: {words}: {console}");
+        }
+        assert!(!console.contains("firstlight: "), "PID 1 was not started: {console}");
+    }
+}
+
+#[test]
+fn another_root_hash_and_a_missing_disk_are_named() {
+    let image = lab().disk().unwrap();
+    let disk = image.disk.clone().unwrap();
+    let hash = image.contents.verity.as_ref().unwrap().root_hash.clone();
+    let other = if hash.starts_with('0') { "1" } else { "0" };
+    let mut scenario = scenario(&image, &disk);
+    for parameter in &mut scenario.guest.parameters {
+        *parameter = parameter.replace(&hash, &format!("{other}{}", &hash[1..]));
+    }
+    let console = last_words(&scenario);
+    assert!(console.contains("not what its root hash says"), "{console}");
+
+    scenario.guest.hardware.clear();
+    let console = last_words(&scenario);
+    assert!(
+        console.contains("firstlight-opener: /dev/vda1 did not come in 10 s; block devices are: none"),
+        "{console}"
+    );
+}

@@ -131,16 +131,13 @@ fn neighbours(sysfs: &Path, group: &str, ours: &[Address]) -> Result<()> {
         .filter(|member| !ours.contains(member))
         .collect();
     let functions = firstlight_pci::scan(sysfs).map_err(|error| Error::internal(error.to_string()))?;
-    let holds = |function: &&Function| {
-        members.contains(&function.address)
-            && function.class >> 8 != BRIDGE
-            && function.driver.as_deref().is_some_and(|driver| !driver.starts_with("vfio"))
-    };
-    match functions.iter().find(holds) {
-        Some(Function { address, driver, .. }) => Err(Error::internal(format!(
-            "{address} is in IOMMU group {group} too and driven by {}: nobody could open the group; give the device a \
-             root port of its own",
-            driver.as_deref().unwrap_or_default()
+    let member = |function: &&Function| members.contains(&function.address) && function.class >> 8 != BRIDGE;
+    let driven = |function: &Function| Some((function.address, firstlight_pci::driver(sysfs, function.address)?));
+    let mut driven = functions.iter().filter(member).filter_map(driven);
+    match driven.find(|(_, driver)| !driver.starts_with("vfio")) {
+        Some((address, driver)) => Err(Error::internal(format!(
+            "{address} is in IOMMU group {group} too and driven by {driver}: nobody could open the group; give the \
+             device a root port of its own"
         ))),
         None => Ok(()),
     }

@@ -201,11 +201,7 @@ fn push(gpus: &mut Vec<Which>, which: Which) {
 }
 
 fn is_gpu(sysfs: &Path, address: Address) -> bool {
-    firstlight_pci::scan(sysfs).is_ok_and(|functions| {
-        functions
-            .iter()
-            .any(|function| function.address == address && function.kind() == Some(firstlight_pci::Kind::Gpu))
-    })
+    firstlight_pci::of_kind(sysfs, firstlight_pci::Kind::Gpu).contains(&address)
 }
 
 /// The address of the function at a PCI path such as `02/00`; `None` if there

@@ -42,6 +42,7 @@ async fn boot() -> (Agent, Init) {
 }
 
 /// An agent with a PID 1 that has published this, and a kernel command line of its own if one is given.
+/// It sees no PCI bus but an empty one: GPUs that the machine has are none that this PID 1 told of.
 pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control.sock");
@@ -50,7 +51,10 @@ pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let line = folder.path().join("cmdline");
     fs::write(&line, command_line).unwrap();
     let line = if command_line.is_empty() { String::new() } else { line.display().to_string() };
-    let environment = [("FIRSTLIGHT_CONTROL", control.as_str()), ("CMDLINE", line.as_str())];
+    let bus = folder.path().join("pci");
+    fs::create_dir(&bus).unwrap();
+    let bus = bus.display().to_string();
+    let environment = [("FIRSTLIGHT_CONTROL", control.as_str()), ("CMDLINE", line.as_str()), ("PCI", bus.as_str())];
     let (agent, connected) = tokio::join!(Agent::start_in(folder, &environment), listener.accept());
     let (reader, writer) = connected.unwrap().0.into_split();
     let mut init = Init { lines: BufReader::new(reader).lines(), writer };

@@ -26,6 +26,7 @@ umount -l /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 [ -e /var/run ] || ln -s /run /var/run
 [ -z "$CMDLINE" ] || mount --bind "$CMDLINE" /proc/cmdline
+[ -z "$PCI" ] || [ ! -d /sys/bus/pci/devices ] || mount --bind "$PCI" /sys/bus/pci/devices
 exec "$AGENT"
 "#;
 

@@ -17,7 +17,8 @@ pub struct Function {
     pub device: u16,
     /// Base class, sub-class and programming interface: 24 bits.
     pub class: u32,
-    /// The bound driver's name, if there is one.
+    /// The bound driver's name, if there is one; of functions that have a
+    /// [`kind`](Self::kind), others' are asked for with [`driver`].
     pub driver: Option<String>,
     /// Whether its VPD says that it manages NVSwitches.
     pub nvlink_bridge: bool,
@@ -105,12 +106,23 @@ const MOST_SHOWN: usize = 64;
 
 fn read(folder: &Path, address: Address) -> Result<Function, ScanError> {
     let Identity { vendor, device, class } = Identity::read(folder)?;
-    let driver = fs::read_link(folder.join("driver"))
-        .ok()
-        .and_then(|target| target.file_name().map(|name| name.to_string_lossy().into_owned()));
+    let kind = kind_of(vendor, class);
+    // A guest has a port for every device, and each look costs the kernel two objects.
+    let driver = kind.and_then(|_| bound(folder));
     // Reading a VPD takes the kernel milliseconds, so nobody else's is read.
-    let nvlink_bridge = kind_of(vendor, class) == Some(Kind::Mellanox) && vpd_says(folder, SWITCH_MANAGER);
+    let nvlink_bridge = kind == Some(Kind::Mellanox) && vpd_says(folder, SWITCH_MANAGER);
     Ok(Function { address, vendor, device, class, driver, nvlink_bridge })
+}
+
+fn bound(folder: &Path) -> Option<String> {
+    let target = fs::read_link(folder.join("driver")).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The name of the driver that is bound to any function below `sysfs`.
+#[must_use]
+pub fn driver(sysfs: &Path, address: Address) -> Option<String> {
+    bound(&sysfs.join("bus/pci/devices").join(address.to_string()))
 }
 
 /// What the VPD of an NVLink 5 management bridge has as the value of `SMDL`.
@@ -201,8 +213,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:0a:00.0", &[("modalias", &modalias(0x10de, 0x2330, 0x030200))]);
         plant(root.path(), "0000:02:00.0", &[("modalias", &modalias(0x10de, 0x22a3, 0x068000))]);
-        std::os::unix::fs::symlink("../../drivers/nvidia", root.path().join("bus/pci/devices/0000:0a:00.0/driver"))
-            .unwrap();
+        plant(root.path(), "0000:0b:00.0", &[("modalias", &modalias(0x1b36, 0x000c, 0x060400))]);
+        for (address, driver) in [("0000:0a:00.0", "nvidia"), ("0000:0b:00.0", "pcieport")] {
+            let link = root.path().join("bus/pci/devices").join(address).join("driver");
+            std::os::unix::fs::symlink(Path::new("../../drivers").join(driver), link).unwrap();
+        }
         let functions = scan(root.path()).unwrap();
         let kinds: Vec<_> = functions.iter().map(|f| (f.address.to_string(), f.kind(), f.driver.clone())).collect();
         assert_eq!(
@@ -210,8 +225,11 @@ mod tests {
             [
                 ("0000:02:00.0".to_owned(), Some(Kind::NvSwitch), None),
                 ("0000:0a:00.0".to_owned(), Some(Kind::Gpu), Some("nvidia".to_owned())),
+                ("0000:0b:00.0".to_owned(), None, None),
             ]
         );
+        assert_eq!(driver(root.path(), functions[2].address).as_deref(), Some("pcieport"));
+        assert_eq!(driver(root.path(), functions[0].address), None);
         plant(root.path(), "0000:03:00.0", &[("modalias", "rubbish\n")]);
         assert_eq!(of_kind(root.path(), Kind::Gpu), [functions[1].address]);
         assert_eq!(of_kind(&root.path().join("none"), Kind::Gpu), []);

@@ -10,6 +10,6 @@ mod kind;
 mod place;
 
 pub use address::{Address, ParseAddressError};
-pub use function::{Function, ScanError, of_kind, scan};
+pub use function::{Function, ScanError, driver, of_kind, scan};
 pub use kind::{KINDS, Kind, kind_of};
 pub use place::{Found, Missing, ParsePlaceError, Place};

@@ -6,6 +6,7 @@
 //! with its hash. The same inputs give the same bytes. Nothing needs root.
 #![forbid(unsafe_code)]
 
+pub mod boot;
 pub mod build;
 pub mod cache;
 pub mod closure;

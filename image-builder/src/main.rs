@@ -1,6 +1,7 @@
 //! The command line of the image builder.
 #![forbid(unsafe_code)]
 
+mod boot_command;
 mod build_command;
 mod diff_command;
 mod kernel_check;
@@ -55,6 +56,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Boot an image in QEMU until PID 1 has said how it went, and show that.
+    /// The exit code is 0 if every unit of the boot did well.
+    Boot(boot_command::Boot),
     /// What changed from one image to another, by their records. The exit code
     /// is 0 if they are the same, 1 if not, 2 if that could not be told.
     Diff(diff_command::Diff),
@@ -126,6 +130,7 @@ fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
         Command::Diff(diff) => return Ok(diff.run()),
+        Command::Boot(boot) => return boot.run(),
         Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
         Command::Build(build) => build.run(),
         Command::Lock(lock) => lock.run(),

@@ -118,7 +118,7 @@ pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
 }
 
 /// A name in the folder itself.
-fn is_plain(name: &str) -> bool {
+pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !matches!(name, "." | "..") && !name.contains(['/', '\0'])
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use firstlight::interrupt::{Interrupted, or_interrupted};
 use firstlight::run::{self, Deadlines, Outputs, Report, Run, RunError};
 use firstlight_lab::{Guest, Lab};
+use firstlight_vm::{Interrupted, or_interrupted};
 
 /// `firstlight.attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,11 +1,17 @@
 //! `cargo xtask image`: the images of `manifests/`, as they ship.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use firstlight_image_builder::boot::{self, Report};
 use firstlight_lab::binaries::{static_program, workspace};
-use firstlight_lab::{Lab, cache_root, shipped};
+use firstlight_lab::{Lab, Toolbox, cache_root, shipped};
+use firstlight_vm::or_interrupted;
+
+/// For a boot that is translated, on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Options of `image`.
 #[derive(Debug, clap::Args)]
@@ -15,6 +21,9 @@ pub(crate) struct Args {
     /// Each gets a folder of its own in here.
     #[arg(long, value_name = "DIR", default_value = "out/images")]
     out: PathBuf,
+    /// Boot each in the lab's QEMU, and show how that went.
+    #[arg(long)]
+    boot: bool,
     /// Install system packages that are missing without asking.
     #[arg(long)]
     yes: bool,
@@ -32,7 +41,8 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let init = static_program(&workspace(), "firstlight-init", "firstlight-init")?;
     let agent = static_program(&workspace(), "firstlight-agent", "firstlight-agent")?;
     let cache = cache_root()?;
-    let mut lines = Vec::new();
+    let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;
+    let (mut lines, mut boots) = (Vec::new(), Vec::new());
     for name in names {
         let manifest = shipped::manifest(name, &init, &agent)?;
         let image = shipped::build(&manifest, &args.out.join(name), &cache, shipped::progress())?;
@@ -41,6 +51,9 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
         let (file, bytes) = packed.map_or(("", 0), |(file, bytes)| (file.as_str(), bytes.size));
         let driver = contents.driver.as_ref().map_or("", |driver| &driver.version);
         let (raw, release) = (contents.file_bytes, &contents.kernel_release);
+        if let Some(toolbox) = toolbox.as_ref().filter(|_| contents.extension.is_none()) {
+            boots.push((name, booted(toolbox, &args.out.join(name))?));
+        }
         lines.push(format!("| {name} | {release} | {driver} | `{file}` | {bytes} | {raw} |"));
     }
     println!("| image | kernel | driver | file | bytes | bytes unpacked |");
@@ -48,5 +61,23 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     for line in &lines {
         println!("{line}");
     }
-    Ok(ExitCode::SUCCESS)
+    let mut all_ready = true;
+    for (name, report) in boots {
+        println!("\n{name}:");
+        match &report.record {
+            Some(record) => print!("{}", firstlight_boot_profile::table(record)),
+            None => println!("{}", report.last_words),
+        }
+        all_ready &= report.is_ready();
+    }
+    Ok(if all_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn booted(toolbox: &Toolbox, folder: &Path) -> anyhow::Result<Report> {
+    let machine = toolbox.boot(folder).machine()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+    match runtime.block_on(or_interrupted(boot::boot(&machine, PATIENCE, None))) {
+        Err(signal) => bail!("interrupted by signal {}", signal.0),
+        Ok(report) => Ok(report?),
+    }
 }

@@ -7,7 +7,6 @@
 pub mod agent;
 pub mod container;
 mod explain;
-pub mod interrupt;
 pub mod run;
 
 pub use explain::explain;

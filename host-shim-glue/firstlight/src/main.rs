@@ -6,10 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use firstlight::interrupt::or_interrupted;
 use firstlight::run::{self, Deadlines, Outputs, Run};
 use firstlight_boot_record::BootRecord;
-use firstlight_vm::{Accelerator, Device, Machine, Tool};
+use firstlight_vm::{Accelerator, Device, Machine, Tool, or_interrupted};
 
 /// The host side of Firstlight.
 #[derive(Debug, Parser)]
@@ -95,7 +94,7 @@ impl RunArgs {
                 vhost_vsock: Tool::plain(&self.vhost_device_vsock),
                 virtiofsd: Tool::plain(&self.virtiofsd),
                 kernel: self.kernel.clone(),
-                initrd: self.initrd.clone(),
+                initrd: Some(self.initrd.clone()),
                 command_line: self.append.clone(),
                 memory_mib: self.memory,
                 cpus: self.cpus,

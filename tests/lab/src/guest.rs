@@ -150,7 +150,7 @@ impl Lab {
             vhost_vsock: self.toolbox.vhost_device_vsock.clone(),
             virtiofsd: self.toolbox.virtiofsd.clone(),
             kernel: guest.kernel.clone().unwrap_or_else(|| self.image.kernel.clone()),
-            initrd: guest.initrd.clone().unwrap_or_else(|| self.image.initrd.clone()),
+            initrd: Some(guest.initrd.clone().unwrap_or_else(|| self.image.initrd.clone())),
             command_line,
             memory_mib: guest.memory_mib,
             cpus: if guest.counting { 1 } else { guest.cpus },

@@ -15,6 +15,7 @@ mod faults;
 mod first_light;
 mod gpu_test;
 mod grown;
+mod image_boot;
 mod kernel_modules;
 mod logs;
 mod modes;

@@ -5,6 +5,7 @@
 //! matter nor change. What is prepared stays as it is until its recipe
 //! changes; a warm [`Toolbox::prepare`] opens no connection.
 
+mod boot;
 mod disks;
 mod file_server;
 mod host_qemu;

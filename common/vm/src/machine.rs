@@ -63,8 +63,8 @@ pub struct Machine {
     pub virtiofsd: Tool,
     /// An uncompressed kernel with a PVH entry.
     pub kernel: PathBuf,
-    /// The initramfs.
-    pub initrd: PathBuf,
+    /// The initramfs; none where the kernel mounts a disk by itself.
+    pub initrd: Option<PathBuf>,
     /// The kernel command line, console included.
     pub command_line: String,
     /// Guest memory, MiB.
@@ -222,7 +222,9 @@ impl Machine {
             }
         }
         line.pair("-kernel", &self.kernel);
-        line.pair("-initrd", &self.initrd);
+        if let Some(initrd) = &self.initrd {
+            line.pair("-initrd", initrd);
+        }
         line.pair("-append", self.kernel_command_line());
         line.pair("-chardev", "stdio,id=console,signal=off");
         line.pair("-device", "virtio-serial-pci");
@@ -291,7 +293,7 @@ mod tests {
             vhost_vsock: Tool::plain("v"),
             virtiofsd: Tool::plain("f"),
             kernel: "/k".into(),
-            initrd: "/i".into(),
+            initrd: Some("/i".into()),
             command_line: "console=hvc0 quiet".into(),
             memory_mib: 512,
             cpus: 2,

@@ -1,0 +1,99 @@
+//! `image-builder boot` as its user types it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use firstlight_boot_record::{BootRecord, State};
+use firstlight_e2e::lab;
+use firstlight_lab::binaries::target;
+use firstlight_vm::Tool;
+
+/// The program that ships, built beforehand.
+fn image_builder() -> PathBuf {
+    lab();
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let arguments = ["build", "--quiet", "--locked", "--package", "firstlight-image-builder"];
+    assert!(Command::new(cargo).args(arguments).status().unwrap().success());
+    target().join("debug/image-builder")
+}
+
+/// A program of the lab's as one file, as a user has it.
+fn as_file(tool: &Tool, to: &Path) -> PathBuf {
+    let mut script = String::from("#!/bin/sh\n");
+    for (name, value) in &tool.env {
+        writeln!(script, "export {}='{}'", name.to_string_lossy(), value.to_string_lossy()).unwrap();
+    }
+    write!(script, "exec '{}'", tool.program.display()).unwrap();
+    for argument in &tool.args {
+        write!(script, " '{}'", argument.to_string_lossy()).unwrap();
+    }
+    script.push_str(" \"$@\"\n");
+    fs::write(to, script).unwrap();
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
+    to.to_owned()
+}
+
+fn boot(folder: &Path, arguments: &[&str]) -> Output {
+    let tools = tempfile::tempdir().unwrap();
+    let toolbox = &lab().toolbox;
+    Command::new(image_builder())
+        .arg("boot")
+        .arg(folder)
+        .arg("--qemu")
+        .arg(as_file(&toolbox.qemu, &tools.path().join("qemu")))
+        .arg("--vhost-device-vsock")
+        .arg(as_file(&toolbox.vhost_device_vsock, &tools.path().join("vsock")))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_base_image_boots_and_what_does_not_is_told() {
+    let image = lab().shipped("base").unwrap();
+    let folder = image.record.parent().unwrap();
+    let logs = tempfile::tempdir().unwrap();
+    let log = logs.path().join("console.log");
+
+    let good = boot(folder, &["--json", "--console", log.to_str().unwrap()]);
+    assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
+    let record = BootRecord::from_json(&text(&good.stdout)).unwrap();
+    assert_eq!((record.state, record.mode.as_ref().map(|mode| mode.name.as_str())), (State::Ready, Some("cpu")));
+    assert!(record.event("agent-listening").is_some());
+    assert!(fs::metadata(&log).unwrap().len() > 0);
+
+    let degraded = boot(folder, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    assert_eq!(degraded.status.code(), Some(1), "{}", text(&degraded.stdout));
+    assert!(text(&degraded.stdout).contains("modules-nvidia"), "{}", text(&degraded.stdout));
+    assert!(text(&degraded.stderr).contains("every unit"), "{}", text(&degraded.stderr));
+
+    let dead = boot(folder, &["--append", "rdinit=/nothing"]);
+    assert_eq!(dead.status.code(), Some(1));
+    let words = text(&dead.stderr);
+    assert!(words.contains("the guest ended") && words.contains("Kernel panic"), "{words}");
+
+    let silent = boot(folder, &["--timeout", "0"]);
+    assert_eq!(silent.status.code(), Some(1));
+    assert!(text(&silent.stderr).contains("PID 1 said nothing within 0 s"), "{}", text(&silent.stderr));
+}
+
+#[test]
+fn a_disk_boots_by_its_opener() {
+    let (disk, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
+    let folder = disk.record.parent().unwrap();
+    let good = boot(folder, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
+    assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
+    assert!(text(&good.stdout).contains("boot-done"), "{}", text(&good.stdout));
+
+    // Debian's kernel does not open it by itself.
+    let alone = boot(folder, &[]);
+    assert_eq!(alone.status.code(), Some(1));
+    assert!(text(&alone.stderr).contains("VFS: "), "{}", text(&alone.stderr));
+}

@@ -60,7 +60,7 @@ pub struct Lab {
     pub image: Image,
     /// The container image, an OCI layout.
     pub busybox_image: PathBuf,
-    cache: PathBuf,
+    pub(crate) cache: PathBuf,
 }
 
 /// A program that measures the agent, and what it measures it beside.
@@ -73,7 +73,7 @@ pub struct AgentBench {
 }
 
 /// What the lab says about long steps.
-fn progress() -> Progress {
+pub(crate) fn progress() -> Progress {
     Progress::stderr("lab")
 }
 
@@ -314,6 +314,6 @@ fn variables(binaries: &Binaries, stand_in: &StandIn, toolbox: &Toolbox) -> Vari
 }
 
 /// Where what depends on this checkout is put.
-fn output() -> PathBuf {
+pub(crate) fn output() -> PathBuf {
     crate::binaries::target().join("lab")
 }

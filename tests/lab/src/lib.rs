@@ -10,6 +10,7 @@
 pub mod agent_tests_bundle;
 pub mod binaries;
 mod busybox;
+pub mod formats;
 pub mod gpu_bundle;
 mod gpus;
 mod guest;

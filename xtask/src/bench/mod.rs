@@ -3,6 +3,7 @@
 mod agent;
 mod boot;
 mod boot_cpu;
+mod formats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Bench {
         #[arg(long, value_enum, default_value = "own")]
         kernel: boot_cpu::Whose,
     },
+    /// One image in every format, up to a loaded driver.
+    Formats,
 }
 
 /// What every bench writes.
@@ -106,6 +109,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
             Some(figures) => ("agent", figures),
             None => return Ok(ExitCode::SUCCESS),
         },
+        Bench::Formats => ("formats", formats::figures(&lab, args.boots)?),
         Bench::Boot => ("boot", boot::figures(&lab, args.boots)?),
         Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, *kernel, args.boots)?),
     };

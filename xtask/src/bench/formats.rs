@@ -1,0 +1,139 @@
+//! What each format of an image costs a boot.
+//!
+//! The same files each time, those of `manifests/gpu-550.toml`, with one
+//! synthetic H100: its real driver is loaded out of the image and gives up
+//! later, which is no part of any figure. Debian's kernel takes disks with
+//! dm-verity by the opener, which is part of theirs. Formats take turns, so
+//! that a busy moment of the machine hits all of them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use firstlight_boot_record::BootRecord;
+use firstlight_image_builder::boot::{Boot, boot};
+use firstlight_image_builder::build::Image;
+use firstlight_image_builder::format::Compression;
+use firstlight_image_builder::manifest::Format;
+use firstlight_lab::formats::Packing;
+use firstlight_lab::{Guest, Lab, h100};
+use firstlight_vm::or_interrupted;
+
+use super::{Figure, median};
+
+/// Whose files are booted.
+const IMAGE: &str = "gpu-550";
+
+/// For a boot that is translated, with a driver that waits for a processor which is not there.
+const PATIENCE: Duration = Duration::from_mins(3);
+
+const fn packing(format: Format, compression: Compression, verity: bool) -> Packing {
+    Packing { format, compression, verity }
+}
+
+/// What is measured; the first is what ships.
+const PACKINGS: &[Packing] = &[
+    packing(Format::Initramfs, Compression::Zstd, false),
+    packing(Format::Initramfs, Compression::Lz4, false),
+    packing(Format::Initramfs, Compression::None, false),
+    packing(Format::Erofs, Compression::Lz4hc, true),
+    packing(Format::Erofs, Compression::Lz4hc, false),
+    packing(Format::Erofs, Compression::Zstd, true),
+    packing(Format::Erofs, Compression::None, true),
+    packing(Format::Squashfs, Compression::Zstd, true),
+    packing(Format::Ext4, Compression::None, true),
+];
+
+/// Moments of one boot, ms since the kernel's start.
+#[derive(Debug, Clone, Copy)]
+struct Moments {
+    pid1: f64,
+    listening: f64,
+    driver: f64,
+}
+
+impl Moments {
+    fn of(record: &BootRecord) -> anyhow::Result<Self> {
+        let listening = record.event("agent-listening").context("the agent never listened")?.at_us;
+        let unit = record.unit("modules-nvidia").context("there is no unit that loads the driver")?;
+        let driver = unit.end_us.with_context(|| format!("the driver was not loaded: {}", unit.detail))?;
+        let ms = |us| super::millis(0, us);
+        Ok(Self { pid1: ms(record.pid1_start_us), listening: ms(listening), driver: ms(driver) })
+    }
+}
+
+/// A built image and its boots.
+struct Case {
+    packing: Packing,
+    image: Image,
+    opener: Option<Image>,
+    boots: Vec<Moments>,
+}
+
+impl Case {
+    fn bytes(&self) -> u64 {
+        let packed = |name: &&String| name.starts_with("initrd.") || name.ends_with(".img");
+        self.image.contents.outputs.iter().find(|(name, _)| packed(name)).map_or(0, |(_, bytes)| bytes.size)
+    }
+
+    fn median(&self, of: impl Fn(&Moments) -> f64) -> f64 {
+        median(self.boots.iter().map(of).collect())
+    }
+}
+
+fn one_boot(lab: &Lab, case: &Case) -> anyhow::Result<Moments> {
+    // The GPU's server lives as long as this.
+    let prepared = lab.guest(&Guest { devices: vec![h100(Duration::ZERO)], ..Guest::default() })?;
+    let folder = |image: &Image| image.record.parent().map(std::path::Path::to_owned).unwrap_or_default();
+    let plan = Boot {
+        opener: case.opener.as_ref().map(folder),
+        devices: prepared.machine.devices.clone(),
+        ..lab.toolbox.boot(&folder(&case.image))
+    };
+    let machine = plan.machine()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+    let report = match runtime.block_on(or_interrupted(boot(&machine, PATIENCE, None))) {
+        Err(signal) => bail!("interrupted by signal {}", signal.0),
+        Ok(report) => report?,
+    };
+    let record = report.record.with_context(|| format!("PID 1 said nothing:\n{}", report.last_words))?;
+    Moments::of(&record).with_context(|| format!("the console's last words:\n{}", report.last_words))
+}
+
+pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
+    let mut cases = Vec::new();
+    for packing in PACKINGS {
+        let (image, opener) = lab.in_format(IMAGE, *packing)?;
+        cases.push(Case { packing: *packing, image, opener, boots: Vec::new() });
+    }
+    for turn in 1..=boots {
+        for case in &mut cases {
+            let name = case.packing.name();
+            let moments = one_boot(lab, case).with_context(|| format!("boot {turn} with {name}"))?;
+            let Moments { pid1, listening, driver } = moments;
+            eprintln!(
+                "bench: {turn} of {boots}: {name}: PID 1 {pid1:.0}, listening {listening:.0}, driver {driver:.0} ms"
+            );
+            case.boots.push(moments);
+        }
+    }
+    println!("| format | file, MB | PID 1 starts, ms | agent listens, ms | driver loaded, ms |");
+    println!("|---|---:|---:|---:|---:|");
+    for case in &cases {
+        let megabytes = case.bytes().div_ceil(100_000);
+        println!(
+            "| {} | {}.{} | {:.0} | {:.0} | {:.0} |",
+            case.packing.name(),
+            megabytes / 10,
+            megabytes % 10,
+            case.median(|boot| boot.pid1),
+            case.median(|boot| boot.listening),
+            case.median(|boot| boot.driver),
+        );
+    }
+    let Some((ships, others)) = cases.split_first() else { bail!("nothing is measured") };
+    let figure = |case: &Case| {
+        let what = format!("{}: driver loaded, against {}", case.packing.name(), ships.packing.name());
+        Figure::shown(what, "x", case.median(|boot| boot.driver) / ships.median(|boot| boot.driver))
+    };
+    Ok(others.iter().map(figure).collect())
+}

@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
         let out = tempfile::tempdir()?;
         let started = Instant::now();
-        let made = make(&plan, &tree, &mut packages, out.path())?;
+        let made = make(&plan, &tree, &mut packages, out.path(), &out.path().join("none"))?;
         let seconds = started.elapsed().as_secs_f64();
         let (size, hashes) = match made.root.disk {
             None => (fs::metadata(out.path().join(&made.root.file))?.len(), String::new()),

@@ -174,9 +174,11 @@ pub fn build_with(
     let unused = judged(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
-    let made = format::make(&plan, &tree, packages, output.half())?;
-    let root = output.add(&made.root.file);
-    let mut outputs = BTreeMap::from([(made.root.file.clone(), measured(&root)?)]);
+    let made = format::make(&plan, &tree, packages, output.half(), out)?;
+    if made.now {
+        output.add(&made.root.file);
+    }
+    let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
     let facts = &kernel.facts;
     let vmlinux = Bytes { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
     if !is_there(&out.join(KERNEL), &vmlinux) {

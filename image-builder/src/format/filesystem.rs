@@ -10,26 +10,18 @@ use super::feed::feed;
 use super::tarball::Tarball;
 use super::{Compression, Error, Format, Plan};
 use crate::cache::io_error;
-use crate::lock::Pinned;
-use crate::packages::Packages;
-use crate::tools::{Kit, Toolset};
+use crate::tools::Toolset;
 use crate::tree::{Content, Node, Tree};
 
 const BLOCK: u64 = 4096;
 
-/// Writes the file system of `tree` to `path`.
-pub(super) fn write(
-    plan: &Plan,
-    tree: &Tree,
-    packages: &mut Packages<'_>,
-    path: &Path,
-) -> Result<(Files, Vec<Pinned>), Error> {
-    let (program, kit) = match plan.format {
-        Format::Ext4 => ("mke2fs", Kit::Ext4),
-        Format::Squashfs => ("mksquashfs", Kit::Squashfs),
-        _ => ("mkfs.erofs", Kit::Erofs),
+/// Writes the file system of `tree` to `path` with a program of `set`.
+pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path) -> Result<Files, Error> {
+    let program = match plan.format {
+        Format::Ext4 => "mke2fs",
+        Format::Squashfs => "mksquashfs",
+        _ => "mkfs.erofs",
     };
-    let set = Toolset::of(kit, packages)?;
     let mut command = set.command(program)?;
     match plan.format {
         Format::Ext4 => ext4(&mut command, plan, &measure(tree)?, path)?,
@@ -39,13 +31,12 @@ pub(super) fn write(
     if let Some(folder) = path.parent() {
         command.env("TMPDIR", folder);
     }
-    let files = feed(program, &mut command, Stdio::null(), |pipe| {
+    feed(program, &mut command, Stdio::null(), |pipe| {
         let mut archive = Tarball::new(pipe)?;
         let files = fill(tree, &mut archive)?;
         archive.finish()?;
         Ok(files)
-    })?;
-    Ok((files, set.packages))
+    })
 }
 
 fn erofs(command: &mut Command, plan: &Plan, path: &Path) {

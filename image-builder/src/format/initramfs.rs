@@ -10,9 +10,7 @@ use super::feed::feed;
 use super::{Compression, Error, Plan};
 use crate::cache::io_error;
 use crate::cpio;
-use crate::lock::Pinned;
-use crate::packages::Packages;
-use crate::tools::{Kit, Toolset};
+use crate::tools::Toolset;
 use crate::tree::Tree;
 
 /// Packed archives are filled up with zeroes to whole pages, as unpacked ones
@@ -20,13 +18,8 @@ use crate::tree::Tree;
 /// firmware has put ACPI's tables. The kernel skips zeroes behind an archive.
 const PAGE: u64 = 4096;
 
-/// Writes the archive of `tree` to `path`.
-pub(super) fn write(
-    plan: &Plan,
-    tree: &Tree,
-    packages: &mut Packages<'_>,
-    path: &Path,
-) -> Result<(Files, Vec<Pinned>), Error> {
+/// Writes the archive of `tree` to `path`, packed with a program of `set` if there is one.
+pub(super) fn write(plan: &Plan, tree: &Tree, set: Option<&Toolset>, path: &Path) -> Result<Files, Error> {
     let file = File::create(path).map_err(io_error("create", path))?;
     let archive = |output: &mut dyn Write| {
         let mut archive = cpio::Writer::new(output);
@@ -34,21 +27,14 @@ pub(super) fn write(
         archive.finish()?;
         Ok(files)
     };
-    let (program, kit) = match plan.compression {
-        Compression::Lz4 => ("lz4", Kit::Lz4),
-        Compression::Zstd => ("zstd", Kit::Zstd),
-        _ => {
-            let files = archive(&mut BufWriter::with_capacity(1 << 20, file))?;
-            return Ok((files, Vec::new()));
-        }
-    };
-    let set = Toolset::of(kit, packages)?;
-    let mut command = packer(&set, program, plan.level.unwrap_or_default())?;
+    let Some(set) = set else { return archive(&mut BufWriter::with_capacity(1 << 20, file)) };
+    let program = if plan.compression == Compression::Zstd { "zstd" } else { "lz4" };
+    let mut command = packer(set, program, plan.level.unwrap_or_default())?;
     let output = file.try_clone().map_err(io_error("write", path))?;
     let files = feed(program, &mut command, Stdio::from(output), archive)?;
     let size = file.metadata().map_err(io_error("inspect", path))?.len();
     file.set_len(size.next_multiple_of(PAGE)).map_err(io_error("write", path))?;
-    Ok((files, set.packages))
+    Ok(files)
 }
 
 /// The program, reading its input and writing its output.

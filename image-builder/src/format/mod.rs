@@ -7,6 +7,7 @@
 
 mod archive;
 pub mod disk;
+mod earlier;
 pub mod erofs;
 mod feed;
 mod filesystem;
@@ -23,10 +24,14 @@ use std::path::Path;
 
 use crate::cache::{self, io_error};
 use crate::cpio;
+use crate::digest::{self, Bytes};
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::tools;
+use crate::tools::{self, Kit, Toolset};
 use crate::tree::Tree;
+
+use archive::{Nowhere, fill};
+use earlier::Place;
 
 pub(crate) use archive::{Files, opened};
 pub use plan::{Compression, Format, Plan, VerityPlan, Wanted, Wrong};
@@ -103,34 +108,73 @@ impl Root {
 pub struct Made {
     /// The file.
     pub root: Root,
+    /// Its size and hash.
+    pub bytes: Bytes,
+    /// Whether it was made now and lies in the folder for that; else an
+    /// earlier build has made it, and it is where that has put it.
+    pub now: bool,
     /// Every regular file in it.
     pub files: Files,
     /// The packages of the programs that made it; none where we did.
     pub tools: Vec<Pinned>,
 }
 
+/// The programs that make it; none where we do.
+fn kit(plan: &Plan) -> Option<Kit> {
+    match (plan.format, plan.compression) {
+        (Format::Initramfs, Compression::Lz4) => Some(Kit::Lz4),
+        (Format::Initramfs, Compression::Zstd) => Some(Kit::Zstd),
+        (Format::Initramfs, _) => None,
+        (Format::Erofs, _) => Some(Kit::Erofs),
+        (Format::Squashfs, _) => Some(Kit::Squashfs),
+        (Format::Ext4, _) => Some(Kit::Ext4),
+    }
+}
+
 /// Makes the image of `tree` that `plan` describes, as a file in `folder`,
-/// where other files for the time between go too.
+/// where other files for the time between go too; unless it is in `finished`
+/// already.
 ///
 /// # Errors
 /// A file that cannot be read or written, a package that cannot be had, or a
 /// program that fails.
-pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, folder: &Path) -> Result<Made, Error> {
+pub fn make(
+    plan: &Plan,
+    tree: &Tree,
+    packages: &mut Packages<'_>,
+    folder: &Path,
+    finished: &Path,
+) -> Result<Made, Error> {
+    let set = kit(plan).map(|kit| Toolset::of(kit, packages)).transpose()?;
+    let tools = set.as_ref().map(|set| set.packages.clone()).unwrap_or_default();
+    let measured = fill(tree, &mut Nowhere)?;
+    let place = |files| Place::of(packages.cache(), plan, tree, files, &tools);
+    if let Some((root, bytes)) = place(&measured).and_then(|place| place.find(finished, plan)) {
+        return Ok(Made { root, bytes, now: false, files: measured, tools });
+    }
+    packages.progress().say(format_args!("{}: making {}", plan.name, plan.summary()));
     let file = plan.file_name();
     let path = folder.join(&file);
-    if plan.format == Format::Initramfs {
-        let (files, tools) = initramfs::write(plan, tree, packages, &path)?;
-        return Ok(Made { root: Root { file, disk: None }, files, tools });
-    }
-    let content = folder.join("content");
-    packages.progress().say(format_args!("{}: making {}", plan.name, plan.summary()));
-    let (files, tools) = filesystem::write(plan, tree, packages, &content)?;
-    let layout = disk::Layout {
-        name: &plan.name,
-        signature: plan.signature(),
-        verity: plan.verity.as_ref().map(|verity| verity.salt.as_deref()),
+    let (files, root) = match &set {
+        Some(set) if plan.format != Format::Initramfs => {
+            let content = folder.join("content");
+            let files = filesystem::write(plan, tree, set, &content)?;
+            let layout = disk::Layout {
+                name: &plan.name,
+                signature: plan.signature(),
+                verity: plan.verity.as_ref().map(|verity| verity.salt.as_deref()),
+            };
+            let disk = disk::assemble(&layout, &content, &path)?;
+            fs::remove_file(&content).map_err(io_error("remove", &content))?;
+            (files, Root { file, disk: Some(disk) })
+        }
+        set => (initramfs::write(plan, tree, set.as_ref(), &path)?, Root { file, disk: None }),
     };
-    let disk = disk::assemble(&layout, &content, &path)?;
-    fs::remove_file(&content).map_err(io_error("remove", &content))?;
-    Ok(Made { root: Root { file, disk: Some(disk) }, files, tools })
+    let (sha256, size) = digest::of_file(&path).map_err(io_error("read", &path))?;
+    let bytes = Bytes { size, sha256 };
+    // By the files as they were packed, should one have changed since it was measured.
+    if let Some(place) = place(&files) {
+        place.note(&root, &bytes)?;
+    }
+    Ok(Made { root, bytes, now: true, files, tools })
 }

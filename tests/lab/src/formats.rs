@@ -41,6 +41,21 @@ impl Lab {
     /// # Errors
     /// The manifest is wrong, a package cannot be had, or an image does not build.
     pub fn in_format(&self, name: &str, packing: Packing) -> Result<(Image, Option<Image>), LabError> {
+        let manifest = self.manifest_in_format(name, packing)?;
+        let out = output().join("formats").join(format!("{name}-{}", packing.file_name()));
+        let image = shipped::build(&manifest, &out, &self.cache, progress())?;
+        let opener = match packing.format {
+            Format::Initramfs => None,
+            Format::Erofs | Format::Squashfs | Format::Ext4 => Some(self.opener_for(packing.format)?),
+        };
+        Ok((image, opener))
+    }
+
+    /// The manifest of an image of the folder `manifests` in another packing.
+    ///
+    /// # Errors
+    /// The manifest is wrong.
+    pub fn manifest_in_format(&self, name: &str, packing: Packing) -> Result<Manifest, LabError> {
         let mut manifest = shipped::manifest(name, &self.binaries.init, &self.binaries.agent)?;
         if let Some(driver) = &mut manifest.driver {
             driver.untried = true;
@@ -50,13 +65,7 @@ impl Lab {
         manifest.image.format = packing.format;
         manifest.image.compression = Some(packing.compression);
         manifest.verity = packing.verity.then(Verity::default);
-        let out = output().join("formats").join(format!("{name}-{}", packing.file_name()));
-        let image = shipped::build(&manifest, &out, &self.cache, progress())?;
-        let opener = match packing.format {
-            Format::Initramfs => None,
-            Format::Erofs | Format::Squashfs | Format::Ext4 => Some(self.opener_for(packing.format)?),
-        };
-        Ok((image, opener))
+        Ok(manifest)
     }
 
     /// The opener as it ships, with this file system instead of EROFS.

@@ -4,6 +4,7 @@ mod agent;
 mod boot;
 mod boot_cpu;
 mod formats;
+mod images;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Bench {
     },
     /// One image in every format, up to a loaded driver.
     Formats,
+    /// Building an image, beside mmdebstrap and mkfs.erofs.
+    Images,
 }
 
 /// What every bench writes.
@@ -109,6 +112,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
             Some(figures) => ("agent", figures),
             None => return Ok(ExitCode::SUCCESS),
         },
+        Bench::Images => ("images", images::figures(&lab, args.boots.min(5))?),
         Bench::Formats => ("formats", formats::figures(&lab, args.boots)?),
         Bench::Boot => ("boot", boot::figures(&lab, args.boots)?),
         Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, *kernel, args.boots)?),

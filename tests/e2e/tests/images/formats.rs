@@ -221,7 +221,7 @@ fn a_missing_file_leaves_a_message_and_no_image() {
     let out = dir.path().join("out");
     fs::create_dir(&out).unwrap();
     let plan = plan(Format::Erofs, None, None);
-    let error = make(&plan, &tree, &mut packages(), &out).unwrap_err();
+    let error = make(&plan, &tree, &mut packages(), &out, &out.join("none")).unwrap_err();
     assert!(error.to_string().contains("never-there"), "{error}");
     assert!(!out.join("rootfs.img").exists());
 }

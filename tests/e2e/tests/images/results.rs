@@ -81,6 +81,32 @@ fn a_disk_is_built_the_same_twice_and_verified() {
 }
 
 #[test]
+fn what_has_not_changed_is_not_packed_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (format, verity) = ("format = \"erofs\"", "[verity]\n");
+    let first = built(dir.path(), format, verity, "out");
+    let disk = dir.path().join("out/rootfs.img");
+    let made = || fs::metadata(&disk).unwrap().modified().unwrap();
+    let then = made();
+    let again = built(dir.path(), format, verity, "out");
+    assert_eq!((made(), &again.contents), (then, &first.contents));
+    assert!(verify(&dir.path().join("out")).unwrap().problems.is_empty());
+
+    // A disk that is not what was built is no reason to keep it.
+    let mut bytes = fs::read(&disk).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&disk, &bytes).unwrap();
+    assert_eq!(built(dir.path(), format, verity, "out").contents, first.contents);
+    assert!(verify(&dir.path().join("out")).unwrap().problems.is_empty());
+
+    // Another salt, another tree of hashes.
+    let other = built(dir.path(), format, "[verity]\nsalt = \"00ff\"\n", "out");
+    assert_ne!(other.contents.outputs["rootfs.img"], first.contents.outputs["rootfs.img"]);
+    assert_ne!(other.contents.verity, first.contents.verity);
+}
+
+#[test]
 fn another_format_takes_the_others_place() {
     let dir = tempfile::tempdir().unwrap();
     let image = built(dir.path(), "format = \"erofs\"\nextension = \"gpu\"", "[verity]\n", "out");

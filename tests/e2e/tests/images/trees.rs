@@ -91,7 +91,7 @@ pub(crate) fn plan(format: Format, compression: Option<Compression>, level: Opti
 
 pub(crate) fn made(plan: &Plan, tree: &Tree, folder: &Path) -> Made {
     fs::create_dir_all(folder).unwrap();
-    make(plan, tree, &mut packages(), folder).unwrap()
+    make(plan, tree, &mut packages(), folder, &folder.join("none")).unwrap()
 }
 
 /// What a program prints; it must succeed.

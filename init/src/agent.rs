@@ -75,6 +75,10 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::ENOENT) => "; it, or the loader it names, is not in the image: add a static build",
         Some(libc::EACCES) => "; it is not executable",
         Some(libc::ENOEXEC) => "; it was built for another machine",
+        Some(libc::EIO) => {
+            "; its disk cannot be read or is not what its hash tree says (verity lines in the kernel log): \
+             image-builder verify on the host tells which block"
+        }
         _ => "",
     }
 }

@@ -250,6 +250,18 @@ impl Lab {
         })
     }
 
+    /// [`Lab::disk`] with files as they are: their bytes can be found on it.
+    ///
+    /// # Errors
+    /// As for that.
+    pub fn plain_disk(&self) -> Result<Image, LabError> {
+        self.changed("image-disk-plain", |manifest| {
+            manifest.image.format = Format::Erofs;
+            manifest.image.compression = Some(Compression::None);
+            manifest.verity = Some(Verity::default());
+        })
+    }
+
     /// Builds an image of the folder `manifests`, as it ships; what takes long
     /// is told, and what the cache has is not compiled or downloaded again.
     ///

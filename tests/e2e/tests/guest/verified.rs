@@ -76,6 +76,31 @@ fn a_flipped_byte_is_refused_wherever_it_is() {
     }
 }
 
+/// Where the first bytes of a file of the image are on its disk.
+fn place_of(image: &Image, file: &Path) -> u64 {
+    let (disk, file) = (fs::read(image.disk.as_ref().unwrap()).unwrap(), fs::read(file).unwrap());
+    // Files begin at blocks, and a first block is short of nothing that tells it from others.
+    let found = disk.chunks_exact(4096).position(|block| block == &file[..4096]).unwrap();
+    (found * 4096) as u64
+}
+
+#[test]
+fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
+    let image = lab().plain_disk().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let at = place_of(&image, &lab().binaries.agent);
+    let block = (at - image.contents.verity.as_ref().unwrap().data_offset) / 4096;
+    let disk = flipped(&image, folder.path(), at + 4000);
+    let console = last_words(&scenario(&image, &disk));
+    // The kernel's words, and PID 1's: what, in which step, and what to look at.
+    let kernel = format!("data block {block} is corrupted");
+    let ours = "unit agent: cannot start /usr/bin/firstlight-agent: Input/output error (os error 5); its disk cannot be \
+                read or is not what its hash tree says";
+    for words in [&kernel[..], ours, "image-builder verify", "poweroff"] {
+        assert!(console.contains(words), "{words}: {console}");
+    }
+}
+
 #[test]
 fn another_root_hash_and_a_missing_disk_are_named() {
     let image = lab().disk().unwrap();

@@ -1,6 +1,22 @@
-//! One line of plain text per long step.
+//! What long steps say: one line of plain text each, and on a terminal a bar
+//! while they last.
 
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// The bar on the terminal, if there is one: lines are written above it.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Between two looks at what moves a bar.
+const LOOK: Duration = Duration::from_millis(100);
+
+const BYTES: &str = "{prefix}: {wide_msg} [{bar:24}] {decimal_bytes:>9} of {decimal_total_bytes}";
+const STEPS: &str = "{prefix}: {wide_msg} {spinner} {pos} steps, {elapsed}";
 
 /// Where the lines about long steps go.
 #[derive(Debug, Clone, Copy)]
@@ -23,9 +39,122 @@ impl Progress {
 
     /// Says what begins now, or what the user should know about it.
     pub fn say(&self, line: impl std::fmt::Display) {
-        if let Some(area) = self.area {
-            eprintln!("{area}: {line}");
+        let Some(area) = self.area else { return };
+        let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match shown {
+            Some(bar) => bar.suspend(|| eprintln!("{area}: {line}")),
+            None => eprintln!("{area}: {line}"),
         }
+    }
+
+    /// A bar for `total` bytes of something, until it is dropped; nothing
+    /// where standard error is no terminal, or another bar is there.
+    #[must_use]
+    pub fn bytes(&self, what: impl Into<String>, total: u64) -> Bar {
+        self.bar(what, Some(total), BYTES)
+    }
+
+    /// The same for steps that nobody knows the number of.
+    #[must_use]
+    pub fn steps(&self, what: impl Into<String>) -> Bar {
+        self.bar(what, None, STEPS)
+    }
+
+    fn bar(&self, what: impl Into<String>, total: Option<u64>, form: &str) -> Bar {
+        let Some(area) = self.area else { return Bar::none() };
+        let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        if shown.is_some() || bar.is_hidden() {
+            return Bar::none();
+        }
+        let style = ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = bar.with_style(style.progress_chars("=> ")).with_prefix(area).with_message(what.into());
+        bar.tick();
+        bar.enable_steady_tick(LOOK);
+        *shown = Some(bar.clone());
+        Bar { shown: Some(bar) }
+    }
+}
+
+/// A bar on the terminal, or nothing.
+#[derive(Debug)]
+pub struct Bar {
+    shown: Option<ProgressBar>,
+}
+
+impl Bar {
+    /// No bar.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { shown: None }
+    }
+
+    /// Whether there is one: then nothing else need tell that the step goes on.
+    #[must_use]
+    pub fn is_shown(&self) -> bool {
+        self.shown.is_some()
+    }
+
+    /// So much is done now.
+    pub fn set(&self, done: u64) {
+        if let Some(bar) = &self.shown {
+            bar.set_position(done);
+        }
+    }
+
+    /// So much more is done.
+    pub fn add(&self, more: u64) {
+        if let Some(bar) = &self.shown {
+            bar.inc(more);
+        }
+    }
+
+    /// A reader that moves the bar by what is read.
+    pub fn reading<R: Read>(&self, inner: R) -> Reading<'_, R> {
+        Reading { inner, bar: self }
+    }
+
+    /// Does `work`, while the bar follows what `done` finds.
+    pub fn following<T>(&self, done: impl Fn() -> u64 + Sync, work: impl FnOnce() -> T) -> T {
+        if !self.is_shown() {
+            return work();
+        }
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    self.set(done());
+                    thread::sleep(LOOK);
+                }
+            });
+            let result = work();
+            over.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = self.shown.take() {
+            bar.finish_and_clear();
+            *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+/// See [`Bar::reading`].
+#[derive(Debug)]
+pub struct Reading<'a, R> {
+    inner: R,
+    bar: &'a Bar,
+}
+
+impl<R: Read> Read for Reading<'_, R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.bar.add(read as u64);
+        Ok(read)
     }
 }
 
@@ -57,5 +186,22 @@ mod tests {
         assert_eq!(megabytes(2_345_678), "2.3 MB");
         assert_eq!(megabytes(173_900_000), "173 MB");
         assert_eq!(seconds(Duration::from_millis(1_450)), "1.4 s");
+    }
+
+    #[test]
+    fn the_forms_of_bars_are_forms() {
+        for form in [BYTES, STEPS] {
+            assert!(ProgressStyle::with_template(form).is_ok(), "{form}");
+        }
+    }
+
+    #[test]
+    fn without_a_bar_the_work_is_done_all_the_same() {
+        let bar = Progress::quiet().bytes("x", 10);
+        assert!(!bar.is_shown());
+        assert_eq!(bar.following(|| 1, || 7), 7);
+        let mut text = String::new();
+        bar.reading(&b"text"[..]).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
     }
 }

@@ -234,8 +234,12 @@ impl Apt {
         fs::create_dir(&dir).map_err(io_error("create folder", &dir))?;
         let mut arguments = vec!["-qq".to_owned(), "download".to_owned(), "--".to_owned()];
         arguments.extend(missing.iter().map(|one| format!("{}={}", one.name, one.version)));
-        if let Err(error) = self.run("apt-get", &dir, arguments, "download packages; run again for fresh package lists")
-        {
+        let total = missing.iter().map(|one| one.size).sum();
+        let bar = self.progress.bytes(format!("downloading from {}", self.suite), total);
+        let doing = "download packages; run again for fresh package lists";
+        let fetched = bar.following(|| size_of_files(&dir), || self.run("apt-get", &dir, arguments, doing));
+        drop(bar);
+        if let Err(error) = fetched {
             // Most likely the archive has replaced a version since the lists
             // were fetched: the next run begins with new ones.
             let _ = fs::remove_file(self.tree.join("refresh-failed"));
@@ -294,6 +298,12 @@ impl Apt {
             said: last_lines(&output.stderr),
         })
     }
+}
+
+/// Bytes of all files in a folder.
+fn size_of_files(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
 }
 
 /// Time since `path` was written; `None` when it does not exist.

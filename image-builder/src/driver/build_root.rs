@@ -122,16 +122,21 @@ impl BuildRoot {
         let mut command = self.command(job);
         let mut child = command.stdin(Stdio::null()).stdout(log).stderr(second).spawn().map_err(Error::Namespaces)?;
         let (started, mut said) = (Instant::now(), Instant::now());
+        let bar = progress.steps(job.what);
         let status = loop {
             if let Some(status) = child.try_wait().map_err(Error::Namespaces)? {
                 break status;
             }
             thread::sleep(Duration::from_millis(100));
-            if said.elapsed() >= SIGN_OF_LIFE {
+            if bar.is_shown() {
+                bar.set(lines(job.log));
+            } else if said.elapsed() >= SIGN_OF_LIFE {
                 said = Instant::now();
-                progress.say(format_args!("{}: {} after {}", job.what, steps(job.log), seconds(started.elapsed())));
+                let (lines, after) = (lines(job.log), seconds(started.elapsed()));
+                progress.say(format_args!("{}: {lines} lines of output after {after}", job.what));
             }
         };
+        drop(bar);
         if status.success() {
             return Ok(());
         }
@@ -210,9 +215,8 @@ fn finish(root: &Path) -> Result<(), cache::Error> {
     Ok(())
 }
 
-fn steps(log: &Path) -> String {
-    let lines = fs::read(log).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
-    format!("{lines} lines of output")
+fn lines(log: &Path) -> u64 {
+    fs::read(log).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
 }
 
 /// Whether somebody ended a program of the build, which says nothing about the

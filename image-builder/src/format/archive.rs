@@ -8,6 +8,7 @@ use super::Error;
 use crate::cache::io_error;
 use crate::cpio;
 use crate::digest::Hashing;
+use crate::progress::Bar;
 use crate::record::FileRecord;
 use crate::tree::{Content, Node, Tree};
 
@@ -68,8 +69,8 @@ impl Archive for Nowhere {
 }
 
 /// Puts all of `tree` into `archive`, in order of path, and says what every
-/// file holds.
-pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive) -> Result<Files, Error> {
+/// file holds; `bar` moves by what is read of them.
+pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive, bar: &Bar) -> Result<Files, Error> {
     let mut files = Files::new();
     for (path, node) in tree.iter() {
         match node {
@@ -78,7 +79,7 @@ pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive) -> Result<Files, Erro
             Node::Character { mode, major, minor } => archive.character(path, *mode, *major, *minor)?,
             Node::File { mode, content } => {
                 let (mut data, size) = opened(content)?;
-                let mut hashing = Hashing::new(Hashing::sha1(&mut *data));
+                let mut hashing = Hashing::new(Hashing::sha1(bar.reading(&mut *data)));
                 archive.file(path, *mode, size, &mut hashing)?;
                 let (sha256, inner) = hashing.finish();
                 let (sha1, mode) = (Some(inner.finish().0), Some(*mode));

@@ -10,13 +10,14 @@ use super::feed::feed;
 use super::tarball::Tarball;
 use super::{Compression, Error, Format, Plan};
 use crate::cache::io_error;
+use crate::progress::Bar;
 use crate::tools::Toolset;
 use crate::tree::{Content, Node, Tree};
 
 const BLOCK: u64 = 4096;
 
 /// Writes the file system of `tree` to `path` with a program of `set`.
-pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path) -> Result<Files, Error> {
+pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path, bar: &Bar) -> Result<Files, Error> {
     let program = match plan.format {
         Format::Ext4 => "mke2fs",
         Format::Squashfs => "mksquashfs",
@@ -33,7 +34,7 @@ pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path) -> Res
     }
     feed(program, &mut command, Stdio::null(), |pipe| {
         let mut archive = Tarball::new(pipe)?;
-        let files = fill(tree, &mut archive)?;
+        let files = fill(tree, &mut archive, bar)?;
         archive.finish()?;
         Ok(files)
     })

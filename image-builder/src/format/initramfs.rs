@@ -10,6 +10,7 @@ use super::feed::feed;
 use super::{Compression, Error, Plan};
 use crate::cache::io_error;
 use crate::cpio;
+use crate::progress::Bar;
 use crate::tools::Toolset;
 use crate::tree::Tree;
 
@@ -19,11 +20,11 @@ use crate::tree::Tree;
 const PAGE: u64 = 4096;
 
 /// Writes the archive of `tree` to `path`, packed with a program of `set` if there is one.
-pub(super) fn write(plan: &Plan, tree: &Tree, set: Option<&Toolset>, path: &Path) -> Result<Files, Error> {
+pub(super) fn write(plan: &Plan, tree: &Tree, set: Option<&Toolset>, path: &Path, bar: &Bar) -> Result<Files, Error> {
     let file = File::create(path).map_err(io_error("create", path))?;
     let archive = |output: &mut dyn Write| {
         let mut archive = cpio::Writer::new(output);
-        let files = fill(tree, &mut archive)?;
+        let files = fill(tree, &mut archive, bar)?;
         archive.finish()?;
         Ok(files)
     };

@@ -27,6 +27,7 @@ use crate::cpio;
 use crate::digest::{self, Bytes};
 use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::progress::Bar;
 use crate::tools::{self, Kit, Toolset};
 use crate::tree::Tree;
 
@@ -147,18 +148,20 @@ pub fn make(
 ) -> Result<Made, Error> {
     let set = kit(plan).map(|kit| Toolset::of(kit, packages)).transpose()?;
     let tools = set.as_ref().map(|set| set.packages.clone()).unwrap_or_default();
-    let measured = fill(tree, &mut Nowhere)?;
+    let measured = fill(tree, &mut Nowhere, &Bar::none())?;
     let place = |files| Place::of(packages.cache(), plan, tree, files, &tools);
     if let Some((root, bytes)) = place(&measured).and_then(|place| place.find(finished, plan)) {
         return Ok(Made { root, bytes, now: false, files: measured, tools });
     }
     packages.progress().say(format_args!("{}: making {}", plan.name, plan.summary()));
+    let total = measured.values().map(|file| file.size).sum();
+    let bar = packages.progress().bytes(format!("packing {}", plan.name), total);
     let file = plan.file_name();
     let path = folder.join(&file);
     let (files, root) = match &set {
         Some(set) if plan.format != Format::Initramfs => {
             let content = folder.join("content");
-            let files = filesystem::write(plan, tree, set, &content)?;
+            let files = filesystem::write(plan, tree, set, &content, &bar)?;
             let layout = disk::Layout {
                 name: &plan.name,
                 signature: plan.signature(),
@@ -168,8 +171,9 @@ pub fn make(
             fs::remove_file(&content).map_err(io_error("remove", &content))?;
             (files, Root { file, disk: Some(disk) })
         }
-        set => (initramfs::write(plan, tree, set.as_ref(), &path)?, Root { file, disk: None }),
+        set => (initramfs::write(plan, tree, set.as_ref(), &path, &bar)?, Root { file, disk: None }),
     };
+    drop(bar);
     let (sha256, size) = digest::of_file(&path).map_err(io_error("read", &path))?;
     let bytes = Bytes { size, sha256 };
     // By the files as they were packed, should one have changed since it was measured.

@@ -222,12 +222,14 @@ fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<Stri
     let mut child = command.stdin(Stdio::null()).stdout(writer).stderr(second).spawn().map_err(system)?;
     // It holds the pipe's other end, which would stay open for ever.
     drop(command);
+    let bar = progress.steps(what);
     let (started, mut said) = (Instant::now(), Instant::now());
     let (mut lines, mut last, mut line) = (0_usize, VecDeque::new(), Vec::new());
     let mut errors: Vec<String> = Vec::new();
     let mut reader = BufReader::new(reader);
     while reader.by_ref().take(1 << 16).read_until(b'\n', &mut line).map_err(system)? > 0 {
         lines += 1;
+        bar.add(1);
         let words = String::from_utf8_lossy(&line).trim_end().to_owned();
         line.clear();
         if errors.len() < ERROR_LINES && words.contains("error:") {
@@ -237,7 +239,7 @@ fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<Stri
         if last.len() > LAST_LINES {
             last.pop_front();
         }
-        if said.elapsed() >= SIGN_OF_LIFE {
+        if !bar.is_shown() && said.elapsed() >= SIGN_OF_LIFE {
             said = Instant::now();
             progress.say(format_args!("{what}: {lines} steps after {}", seconds(started.elapsed())));
         }

@@ -27,7 +27,7 @@ path = "/var/run"
 target = "/run"
 "#;
 
-fn written(folder: &Path, image: &str, more: &str) -> std::path::PathBuf {
+pub(super) fn written(folder: &Path, image: &str, more: &str) -> std::path::PathBuf {
     let manifest = folder.join("m.toml");
     fs::write(&manifest, format!("[image]\nname = \"results\"\n{image}\n{KERNEL}{more}")).unwrap();
     manifest

@@ -8,11 +8,13 @@ use firstlight_cmdline::CommandLine;
 use firstlight_pci::{Address, Function, Kind};
 
 use crate::executor::End;
+use crate::extensions::{self, disks};
 use crate::mode::{self, Decision, OnOddDevices};
 use crate::modules::{Modules, Outcome, Turn, devices, name};
 use crate::mounts::{self, When};
 use crate::nodes::{self, Minor, Mknod, NodesError};
 use crate::params::Params;
+use crate::places;
 use crate::root::{Root, leave_first_root};
 use crate::sysctls;
 use crate::units::Action;
@@ -32,6 +34,9 @@ const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 /// driver for any of them is, so that disks are named in the bus's order: those on
 /// PCI first, as a shim expects that names the others by letter.
 const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
+
+/// What an extension is read through.
+const EXTENSION_MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
 
 /// What containers' file systems and networks are made of, as far as the image
 /// has it: nothing in the guest loads a module when it is first used.
@@ -148,6 +153,8 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
         Action::Mounts => plain(first_mounts()),
         Action::CommandLine => command_line(inputs),
         Action::Vsock => plain(vsock(inputs)),
+        Action::Extensions => plain(mount_extensions(inputs)),
+        Action::ExtensionDisks => plain(judge_disks(inputs)),
         Action::ContainerModules => plain(container_modules(inputs)),
         Action::PciScan => pci_scan(inputs),
         Action::Mode => decide(inputs),
@@ -173,6 +180,13 @@ pub fn at_once(action: Action, inputs: &Inputs) -> Option<Report> {
     match action {
         Action::Mounts | Action::CommandLine | Action::Mode | Action::BootDone => Some(run(action, inputs)),
         Action::Vsock if inputs.root.path(VSOCK_DRIVER).exists() => Some(plain(Ok("the kernel has it".to_owned()))),
+        Action::Extensions if inputs.params.extensions.is_empty() => {
+            let why = "the kernel command line names none";
+            Some((End::NotNeeded(why.to_owned()), Product::Nothing))
+        }
+        Action::ExtensionDisks if !disks::any_serial(&inputs.root) => {
+            Some((End::NotNeeded("no disk has a serial number".to_owned()), Product::Nothing))
+        }
         Action::ContainerModules if !Modules::any(&inputs.root, &inputs.release) => {
             Some((End::NotNeeded("this image has no modules".to_owned()), Product::Nothing))
         }
@@ -308,6 +322,36 @@ fn vsock(inputs: &Inputs) -> Result<String, String> {
     Err(missing.unwrap_or_else(|| "the modules are loaded but the virtio driver of vsock is not there".to_owned()))
 }
 
+/// Loads those of a list that the image has as modules.
+fn load_those_there(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
+    let there: Vec<&str> = names.iter().copied().filter(|name| modules.has(name)).collect();
+    load(modules, &there, turn, inputs)
+}
+
+fn mount_extensions(inputs: &Inputs) -> Result<String, String> {
+    let asked = &inputs.params.extensions;
+    // Before the drivers: what comes while they start is heard.
+    let news = firstlight_uevent::open().map_err(|error| {
+        format!("cannot hear the kernel's messages about disks: {error}; does the kernel have netlink?")
+    })?;
+    let modules = Modules::read(&inputs.root, &inputs.release);
+    let mut outcome = load_those_there(&modules, TRANSPORT_MODULES, Turn::InOrder, inputs);
+    outcome.add(load_those_there(&modules, EXTENSION_MODULES, Turn::Free, inputs));
+    let loaded = outcome.told();
+    match (extensions::mount_all(&inputs.root, asked, &news), loaded) {
+        (Ok(said), Ok(loaded)) => Ok(said.into_iter().chain([loaded]).collect::<Vec<_>>().join("; ")),
+        // Whatever could not be loaded was not needed.
+        (Ok(said), Err(error)) => Ok(said.into_iter().chain([error]).collect::<Vec<_>>().join("; ")),
+        (Err(errors), Ok(_)) => Err(errors.join("; ")),
+        (Err(errors), Err(error)) => Err(errors.into_iter().chain([error]).collect::<Vec<_>>().join("; ")),
+    }
+}
+
+fn judge_disks(inputs: &Inputs) -> Result<String, String> {
+    let strangers = extensions::strangers(&inputs.root, &inputs.params.extensions);
+    if strangers.is_empty() { Ok(String::new()) } else { Err(join(&strangers)) }
+}
+
 fn container_modules(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
     let params = &inputs.params;
@@ -374,7 +418,14 @@ fn nvidia_modules(inputs: &Inputs) -> Report {
         let why = "no GPU is on the PCI bus yet; the driver is loaded for the first one (firstlight.gpu-hotplug=on)";
         return (End::NotNeeded(why.to_owned()), Product::Nothing);
     }
-    let modules = Modules::read(&inputs.root, &inputs.release);
+    let place = match places::modules(&inputs.root, &inputs.release) {
+        Ok(place) => place,
+        Err(error) => return plain(Err(error)),
+    };
+    if let Err(error) = places::offer_firmware(&inputs.root) {
+        return plain(Err(error));
+    }
+    let modules = Modules::read_at(&inputs.root, place, &inputs.release);
     // A service VM computes nothing.
     let attach = inputs.decision.as_ref().is_none_or(|decision| decision.attach);
     let names = &NVIDIA_MODULES[..if attach { NVIDIA_MODULES.len() } else { 1 }];
@@ -546,6 +597,50 @@ mod tests {
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
         let (end, _) = run(Action::NvidiaModules, &inputs);
         assert!(matches!(&end, End::Failed(text) if text.contains("module nvidia is neither in")), "{end:?}");
+    }
+
+    #[test]
+    fn a_guest_without_extensions_has_nothing_to_do_for_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        assert!(matches!(at_once(Action::Extensions, &inputs), Some((End::NotNeeded(_), _))));
+        assert!(matches!(at_once(Action::ExtensionDisks, &inputs), Some((End::NotNeeded(_), _))));
+        write(&folder, "sys/block/vda/serial", "disk-1");
+        assert_eq!(at_once(Action::ExtensionDisks, &inputs), None);
+        assert_eq!(run(Action::ExtensionDisks, &inputs).0, End::Ok(String::new()));
+        write(&folder, "sys/block/vdb/serial", "extension-gpu");
+        let (end, _) = run(Action::ExtensionDisks, &inputs);
+        assert!(matches!(&end, End::Failed(text) if text.contains("disk vdb") && text.contains("gpu")), "{end:?}");
+        let line = CommandLine::parse("kata.extension.gpu.verity_params");
+        inputs.params = Arc::new(Params::from_command_line(&line));
+        assert_eq!(at_once(Action::Extensions, &inputs), None);
+        let (end, _) = run(Action::Extensions, &inputs);
+        assert!(
+            matches!(&end, End::Failed(text) if text.contains("extension gpu") && text.contains("no value")),
+            "{end:?}"
+        );
+        assert!(matches!(run(Action::ExtensionDisks, &inputs).0, End::Failed(_)), "what was refused is not asked for");
+    }
+
+    /// No file is behind the list's lines, so what is tried is what fails.
+    #[test]
+    fn the_driver_of_an_extension_is_loaded_by_its_own_lists() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&folder);
+        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
+        write(&folder, "lib/modules/6.12/modules.dep", "base.ko:\n");
+        let list = "run/kata-extensions/gpu/lib/modules/6.12/modules.dep";
+        write(
+            &folder,
+            list,
+            "updates/nvidia.ko: kernel/ecc.ko\nkernel/ecc.ko:\nupdates/nvidia-uvm.ko: updates/nvidia.ko\n",
+        );
+        let End::Failed(text) = run(Action::NvidiaModules, &inputs).0 else { panic!() };
+        let file = "run/kata-extensions/gpu/lib/modules/6.12/kernel/ecc.ko";
+        assert!(text.contains(file) && !text.contains("neither in"), "{text}");
+        inputs.release = "6.13".to_owned();
+        let End::Failed(text) = run(Action::NvidiaModules, &inputs).0 else { panic!() };
+        assert!(text.contains("modules for 6.12, and this kernel is 6.13"), "{text}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::io::Read as _;
 
 use firstlight_cdi::{Capability, ContainerEdits, DRIVER_KIND, Device, Mount, SPEC_VERSION, Spec};
 
+use crate::places::PLACES;
 use crate::root::Root;
 
 /// Where the driver says its version.
@@ -73,8 +74,9 @@ pub fn spec(root: &Root) -> Option<Spec> {
         }
     }
     for (file, part) in table::DATA {
-        if root.path(file).is_file() {
-            add(*part, false, &[mount(file, file)]);
+        let all = PLACES.iter().map(|place| format!("{place}{file}"));
+        if let Some(host) = all.into_iter().find(|path| root.path(path).is_file()) {
+            add(*part, false, &[mount(&host, file)]);
         }
     }
     if devices.is_empty() {
@@ -97,19 +99,20 @@ fn mount(host: &str, inside: &str) -> Mount {
     }
 }
 
-/// What is in some folders, each read once: hundreds of names are looked for,
-/// and most images have few of them.
-struct Listing<'a>(Vec<(&'a str, Vec<OsString>)>);
+/// What is in some folders of each place, each read once: hundreds of names are
+/// looked for, and most images have few of them.
+struct Listing(Vec<(String, Vec<OsString>)>);
 
-impl<'a> Listing<'a> {
-    fn of(root: &Root, folders: &[&'a str]) -> Self {
-        let names = |folder: &str| {
-            let entries = fs::read_dir(root.path(folder)).into_iter().flatten().flatten();
+impl Listing {
+    fn of(root: &Root, folders: &[&str]) -> Self {
+        let all = PLACES.iter().flat_map(|place| folders.iter().map(move |folder| format!("{place}{folder}")));
+        let names = |folder: String| {
+            let entries = fs::read_dir(root.path(&folder)).into_iter().flatten().flatten();
             let mut names: Vec<OsString> = entries.map(|entry| entry.file_name()).collect();
             names.sort_unstable();
-            names
+            (folder, names)
         };
-        Self(folders.iter().map(|folder| (*folder, names(folder))).collect())
+        Self(all.map(names).collect())
     }
 
     /// The first that has the file, if it is the right one.
@@ -179,6 +182,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn files_of_an_extension_are_mounted_from_there_to_their_plain_places() {
+        let place = |path: &str| format!("/run/kata-extensions/gpu{path}");
+        let (library, icd) = ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/etc/OpenCL/vendors/nvidia.icd");
+        let files = [library, icd, "/usr/bin/nvidia-smi"];
+        let (_folder, root) = guest(&files.map(place).each_ref().map(String::as_str));
+        let spec = spec(&root).unwrap();
+        let found = places(&spec, "compute");
+        assert!(found.contains(&(place(library), "/usr/lib/x86_64-linux-gnu/libcuda.so.1".to_owned())), "{found:?}");
+        assert_eq!(found.last().unwrap(), &(place(icd), icd.to_owned()));
+        assert_eq!(places(&spec, "utility"), [(place("/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())]);
+        // Of a file that both have the extension's is taken, and the image's serves for what only it has.
+        let ml = "/usr/lib64/libnvidia-ml.so.580.159.04";
+        let (_folder, root) = guest(&[&place(library), library, ml]);
+        let spec = super::spec(&root).unwrap();
+        assert!(places(&spec, "compute").iter().all(|(host, _)| *host == place(library)));
+        assert!(places(&spec, "utility").iter().all(|(host, _)| host == ml));
     }
 
     #[test]

@@ -6,8 +6,10 @@ use std::time::Duration;
 use firstlight_boot_record::{LEVELS, Level};
 use firstlight_cmdline::CommandLine;
 use firstlight_settings::{Asked, PerGpu, Ready};
+use firstlight_verity::extension;
 
 use crate::attach::Policy;
+use crate::extensions::asked::Asked as Extensions;
 use crate::mode::{KITS, ModeChoice, OnOddDevices};
 use crate::units::PLAN;
 
@@ -111,6 +113,8 @@ pub struct Params {
     pub persistenced: bool,
     /// How long the way down may take.
     pub shutdown_deadline: Duration,
+    /// Disks that are mounted beside the root.
+    pub extensions: Extensions,
     /// For modules that are loaded.
     pub modules: Vec<ModuleParam>,
     /// Modules that are not loaded for a device or by another alias (`modprobe.blacklist=`).
@@ -145,6 +149,7 @@ impl Default for Params {
             imex: false,
             persistenced: false,
             shutdown_deadline: Duration::from_secs(30),
+            extensions: Extensions::default(),
             modules: Vec::new(),
             blacklist: Vec::new(),
             forbidden: Vec::new(),
@@ -474,6 +479,9 @@ impl Params {
             } else if param.is("modprobe.blacklist") {
                 params.blacklist.extend(names().map(str::to_owned));
             }
+            if params.extensions.take(param) {
+                continue;
+            }
             let Some((module, rest)) = param.key.split_once('.') else { continue };
             let setting = |name: &str| match &param.value {
                 Some(value) => format!("{name}={}", quoted(value)),
@@ -575,6 +583,16 @@ pub fn print() -> String {
          before it is told as timed out |"
     );
     let _ = writeln!(text, "| `{AGENT}NAME` | | | left to the agent |");
+    let _ = writeln!(
+        text,
+        "| `{}` | `root_hash=..,salt=..,data_blocks=N,data_block_size=4096,hash_block_size=4096` | | the disk with the \
+         serial number `{}` is checked by dm-verity as this says and mounted at `{}/NAME`; NAME is 1 to {} of `a-z`, \
+         `0-9`, `-` and `_` |",
+        extension::parameter("NAME"),
+        extension::serial("NAME"),
+        extension::FOLDER,
+        extension::LONGEST,
+    );
     let _ = writeln!(
         text,
         "| `MODULE.NAME` | any | | handed to `MODULE` as `NAME` when PID 1 loads it, behind what the image's `modprobe.d` says, so that it wins |"
@@ -729,10 +747,17 @@ mod tests {
     }
 
     #[test]
+    fn extensions_are_no_parameters_of_modules() {
+        let params = params("kata.extension.gpu.verity_params=x kata.other=1");
+        assert_eq!((params.extensions.wanted.len(), params.extensions.refused.len()), (0, 1));
+        assert_eq!(params.modules.len(), 1, "{:?}", params.modules);
+    }
+
+    #[test]
     fn the_printed_table_has_every_parameter() {
         let text = print();
         assert!(PARAMS.iter().all(|spec| text.contains(&format!("| `{}` |", spec.name))));
-        assert_eq!(text.lines().count(), PARAMS.len() + 8);
+        assert_eq!(text.lines().count(), PARAMS.len() + 9);
         assert!(text.lines().all(|line| line.matches('|').count() == 5), "{text}");
     }
 

@@ -1,7 +1,7 @@
 //! The program that sets what is asked of GPUs (`firstlight-gpu-settings`): its
 //! start, what it says, and what that comes to.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::{PipeReader, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -10,10 +10,10 @@ use firstlight_settings::{Line, Outcome, Work};
 use firstlight_sys::daemon::{Daemon as Program, start};
 use rustix::process::Pid;
 
-use crate::daemons::config::first_of;
 use crate::daemons::group::Group;
 use crate::daemons::launch::{ENVIRONMENT, OOM_SCORE};
 use crate::daemons::output::Lines;
+use crate::places::{command, first_of};
 use crate::root::Root;
 
 /// Where the program is.
@@ -149,10 +149,12 @@ impl Run {
     /// # Errors
     /// What could not be done.
     pub fn start(root: &Root, groups: &Path, name: &str, work: &Work) -> Result<Self, String> {
-        let program = root.path(first_of(root, PROGRAMS)?).to_string_lossy().into_owned();
+        let words = command(root, &first_of(root, PROGRAMS)?);
+        let program = words.first().cloned().unwrap_or_default();
         let work = serde_json::to_string(work).map_err(|error| format!("the work cannot be written: {error}"))?;
         let word = |text: String| CString::new(text).map_err(|error| error.to_string());
-        let (path, work) = (word(program.clone())?, word(work)?);
+        let words = words.into_iter().chain(["apply".to_owned(), work]).map(word).collect::<Result<Vec<_>, _>>()?;
+        let words: Vec<&CStr> = words.iter().map(CString::as_c_str).collect();
         let group = Group::make(groups, name)?;
         let pipe = || {
             let (reader, writer) = std::io::pipe()?;
@@ -162,8 +164,8 @@ impl Run {
         let (reader, writer) =
             pipe().map_err(|error: std::io::Error| format!("cannot make a pipe for its output: {error}"))?;
         let pid = start(&Program {
-            path: &path,
-            arguments: &[&path, c"apply", &work],
+            path: words.first().copied().unwrap_or_default(),
+            arguments: &words,
             environment: ENVIRONMENT,
             output: writer.as_fd(),
             group: group.as_fd(),

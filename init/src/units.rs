@@ -16,6 +16,10 @@ pub enum Action {
     CommandLine,
     /// Transport to the host.
     Vsock,
+    /// Verified disks beside the root.
+    Extensions,
+    /// Disks that are none of these, and say so.
+    ExtensionDisks,
     /// What containers' files and networks are made of.
     ContainerModules,
     /// The agent.
@@ -62,6 +66,7 @@ impl Action {
         matches!(
             self,
             Self::ContainerModules
+                | Self::ExtensionDisks
                 | Self::Cgroup2
                 | Self::Sysctl
                 | Self::Loopback
@@ -152,6 +157,34 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         hint: "the agent did not say that it listens: its own lines are above; agent.log=debug has more",
     },
     UnitSpec {
+        name: "extensions",
+        per: None,
+        needs: &["mounts"],
+        // As the driver's load: the agent's first answer does not wait for disks.
+        after: &["cmdline", "agent"],
+        // Its disks have ten seconds of that.
+        deadline: seconds(30),
+        // A guest without what it was told to have is another guest.
+        severity: Required,
+        action: Action::Extensions,
+        about: "mounts the disks that kata.extension.NAME.verity_params names, checked by dm-verity, at \
+                /run/kata-extensions/NAME",
+        hint: "a disk does not answer: the host's storage",
+    },
+    UnitSpec {
+        name: "extension-disks",
+        per: None,
+        needs: &["mounts"],
+        // Their drivers are loaded by then.
+        after: &["cmdline", "modules", "extensions"],
+        deadline: seconds(10),
+        severity: Required,
+        action: Action::ExtensionDisks,
+        about: "refuses a disk that says it is an extension, by the serial number extension-NAME, and that the kernel \
+                command line does not name",
+        hint: "a disk does not tell its serial number: the host's storage",
+    },
+    UnitSpec {
         name: "pci-scan",
         per: None,
         needs: &["mounts"],
@@ -179,8 +212,8 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         needs: &["mode"],
         // The driver's load keeps processors and buses busy for tens of
         // milliseconds; the agent's first answer must not depend on how many
-        // GPUs there are, and an attach takes seconds.
-        after: &["agent"],
+        // GPUs there are, and an attach takes seconds. The driver may be in an extension.
+        after: &["agent", "extensions"],
         deadline: seconds(120),
         severity: Degraded,
         action: Action::NvidiaModules,
@@ -295,7 +328,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         per: None,
         needs: &["mounts"],
         // The kernel's own lockdown is in securityfs.
-        after: &["cmdline", "vsock", "modules", "modules-nvidia", "agent", "mounts-later"],
+        after: &["cmdline", "vsock", "extensions", "modules", "modules-nvidia", "agent", "mounts-later"],
         deadline: seconds(5),
         severity: Degraded,
         action: Action::Lockdown,
@@ -357,7 +390,7 @@ mod tests {
             next += 1;
             seen.extend(graph.nodes()[unit].needs.iter().chain(&graph.nodes()[unit].after));
         }
-        for name in ["pci-scan", "mode", "modules-nvidia", "nodes", "gpu-attach", "gpu-settings", "cdi"] {
+        for name in ["extensions", "pci-scan", "mode", "modules-nvidia", "nodes", "gpu-attach", "gpu-settings", "cdi"] {
             assert!(!seen.contains(&at(name)), "the agent waits for {name}");
         }
     }
@@ -382,7 +415,7 @@ mod tests {
     fn modules_are_locked_after_every_unit_that_loads_some() {
         let graph = check(PLAN).unwrap();
         let at = |name: &str| graph.nodes().iter().position(|node| node.name == name).unwrap();
-        for name in ["vsock", "modules", "modules-nvidia", "mounts-later"] {
+        for name in ["vsock", "extensions", "modules", "modules-nvidia", "mounts-later"] {
             assert!(graph.nodes()[at("lockdown")].after.contains(&at(name)), "{name}");
         }
     }

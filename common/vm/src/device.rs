@@ -21,6 +21,14 @@ pub enum Device {
         /// Its raw content.
         file: PathBuf,
     },
+    /// A virtio-blk disk that the guest cannot write to and knows by a serial
+    /// number, as Kata's runtimes plug in extensions.
+    Extension {
+        /// Its raw content.
+        file: PathBuf,
+        /// The number, at most 20 bytes: `extension-gpu`.
+        serial: String,
+    },
     /// A virtio-blk disk without PCI, on the board itself (virtio-mmio). Only
     /// QEMU's microvm has places for it, so the machine becomes one: without
     /// persistent memory, an IOMMU or spare processors. The guest's kernel finds
@@ -125,6 +133,12 @@ impl Device {
     /// What QEMU needs behind the device: the option and its value.
     pub(crate) fn back(&self, at: usize) -> Option<(&'static str, serde_json::Value)> {
         match self {
+            Self::Extension { file, .. } => {
+                let (file, disk) = (file.to_string_lossy(), format!("disk{at}"));
+                let back =
+                    serde_json::json!({"driver": "file", "node-name": disk, "filename": file, "read-only": true});
+                Some(("-blockdev", back))
+            }
             Self::Disk { file } | Self::MmioDisk { file } | Self::Nvme { file } | Self::Scsi { file, .. } => {
                 let file = file.to_string_lossy();
                 Some((
@@ -159,6 +173,9 @@ impl Device {
             Self::Disk { .. } => {
                 vec![serde_json::json!({"driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk})]
             }
+            Self::Extension { serial, .. } => vec![serde_json::json!({
+                "driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk, "serial": serial,
+            })],
             Self::MmioDisk { .. } => {
                 vec![serde_json::json!({"driver": "virtio-blk-device", "id": id, "drive": disk})]
             }
@@ -191,6 +208,12 @@ mod tests {
     fn a_disk_without_pci_has_no_port() {
         let text = format!("{:?}", Device::MmioDisk { file: "/d".into() }.arguments(2));
         assert!(text.contains("virtio-blk-device") && text.contains("disk2") && !text.contains("port"), "{text}");
+    }
+
+    #[test]
+    fn an_extension_has_its_serial_number_and_is_not_written() {
+        let text = format!("{:?}", Device::Extension { file: "/d".into(), serial: "extension-x".into() }.arguments(1));
+        assert!(text.contains("extension-x") && text.contains(r#"read-only\\\":true"#), "{text}");
     }
 
     #[test]

@@ -40,7 +40,9 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
     for link in &manifest.symlinks {
         image.add(&link.path, Node::Symlink { target: link.target.clone() })?;
     }
-    for &(path, mode, major, minor) in EARLY_DEVICES {
+    // An extension is mounted when there is a /dev, and without devices of its own.
+    let early = if manifest.image.extension.is_none() { EARLY_DEVICES } else { &[] };
+    for &(path, mode, major, minor) in early {
         image.add(path, Node::Character { mode, major, minor })?;
     }
     Ok(image)

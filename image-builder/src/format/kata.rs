@@ -2,26 +2,21 @@
 
 use std::fmt::Write as _;
 
-use super::verity::{BLOCK, Params};
+use firstlight_verity::extension;
+
+use super::verity::Params;
 use super::{Format, Plan, Root};
 
 /// Where the kernel finds the partitions of a disk that is the first
 /// virtio-blk device.
 pub const FIRST_DISK: [&str; 2] = ["/dev/vda1", "/dev/vda2"];
-/// An extension's serial number on virtio-blk has room for this many bytes
-/// after `extension-`.
-pub const LONGEST_EXTENSION: usize = 10;
 
 /// The parameter by which a kernel with `CONFIG_DM_INIT` makes `/dev/dm-0` of
 /// a data device and a hash device, as Kata's runtimes write it.
 #[must_use]
 pub fn dm_mod_create(params: &Params, [data, hashes]: [&str; 2]) -> String {
-    let sectors = params.data_bytes() / 512;
-    let root = super::verity::hex(&params.root_hash);
-    let (blocks, salt) = (params.data_blocks, params.salt_text());
-    format!(
-        "dm-mod.create=\"dm-verity,,,ro,0 {sectors} verity 1 {data} {hashes} {BLOCK} {BLOCK} {blocks} 0 sha256 {root} {salt}\""
-    )
+    let (sectors, target) = (params.sectors(), params.target(data, hashes));
+    format!("dm-mod.create=\"dm-verity,,,ro,0 {sectors} verity {target}\"")
 }
 
 /// The whole kernel command line that mounts a disk's file system as root.
@@ -37,20 +32,12 @@ pub fn command_line(format: Format, verity: Option<&Params>) -> String {
     }
 }
 
-/// The serial number of an extension's device.
-#[must_use]
-pub fn serial(extension: &str) -> String {
-    format!("extension-{extension}")
-}
-
 /// The kernel parameter that tells a guest of an extension; with no value for
 /// one that is not checked.
 #[must_use]
-pub fn extension_parameter(extension: &str, verity: Option<&Params>) -> String {
-    match verity {
-        Some(params) => format!("kata.extension.{extension}.verity_params={params}"),
-        None => format!("kata.extension.{extension}.verity_params"),
-    }
+pub fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
+    let parameter = extension::parameter(name);
+    verity.map_or_else(|| parameter.clone(), |params| format!("{parameter}={params}"))
 }
 
 /// A file for Kata's `config.d`, for an image whose files lie in `folder` on
@@ -157,8 +144,6 @@ mod tests {
 
     #[test]
     fn extensions_are_katas() {
-        assert_eq!(serial("gpu"), "extension-gpu");
-        assert_eq!(serial(&"x".repeat(LONGEST_EXTENSION)).len(), 20);
         let parameter = extension_parameter("gpu", Some(&params()));
         assert!(parameter.starts_with("kata.extension.gpu.verity_params=root_hash=f2f2"), "{parameter}");
         assert_eq!(extension_parameter("gpu", None), "kata.extension.gpu.verity_params");

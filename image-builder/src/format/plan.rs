@@ -2,10 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+use firstlight_verity::extension;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{kata, verity};
+use super::verity;
 
 /// The kind of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,13 +224,11 @@ impl Plan {
             None => format.default_cluster(),
         };
         if let Some(name) = wanted.extension {
-            let plain = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
             if format == Format::Initramfs {
                 return Err(wrong("image.extension", name, "an extension is a disk, an initramfs is none"));
             }
-            if name.is_empty() || name.len() > kata::LONGEST_EXTENSION || !plain {
-                let what = format!("1 to {} of a-z, 0-9 and -: it is part of a serial number", kata::LONGEST_EXTENSION);
-                return Err(wrong("image.extension", name, what));
+            if let Err(error) = extension::check(name) {
+                return Err(wrong("image.extension", name, format!("{error}: a part of a serial number")));
             }
         }
         let verity = match wanted.verity {

@@ -1,6 +1,6 @@
 //! From the first mount to the root's own PID 1.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,7 @@ use firstlight_cmdline::CommandLine;
 use firstlight_init::clock::now_us;
 use firstlight_init::modules::{Modules, Turn};
 use firstlight_init::root::Root;
-use firstlight_sys::dm;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use firstlight_init::verified::{self, Verity};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
 use rustix::process::{chdir, chroot};
 
@@ -24,9 +23,6 @@ const PATIENCE_US: u64 = 10_000_000;
 
 /// Where the root is mounted first.
 const STEP: &str = "/root";
-
-/// The device mapper's door.
-const CONTROL: &str = "/dev/mapper/control";
 
 /// Mounts of our own: source, folder, kind.
 const MOUNTS: &[(&str, &str, &str)] =
@@ -62,8 +58,8 @@ pub enum Error {
         there: String,
     },
     /// The device mapper did not take the description.
-    #[error("dm-mod.create=: {0}; the kernel log has the device mapper's words")]
-    Mapping(#[from] dm::Error),
+    #[error("dm-mod.create=: {0}")]
+    Mapping(#[from] verified::Error),
     /// The root cannot be mounted.
     #[error("cannot mount {device} as {kind}: {source}{hint}")]
     Mount {
@@ -88,13 +84,8 @@ pub enum Error {
     },
 }
 
-/// For input/output errors of a verified device.
-const NOT_THE_SAME: &str =
-    "; a block of the disk is not what its root hash says: the image is damaged, or was built with another hash";
-
 fn hint(wanted: &Wanted, source: &io::Error) -> &'static str {
-    let broken = [rustix::io::Errno::IO, rustix::io::Errno::UCLEAN].map(|errno| Some(errno.raw_os_error()));
-    if wanted.mapping.is_some() && broken.contains(&source.raw_os_error()) { NOT_THE_SAME } else { "" }
+    if wanted.mapping.is_some() { verified::hint(source) } else { "" }
 }
 
 fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
@@ -122,16 +113,12 @@ pub fn run(say: impl FnOnce(&str)) -> Result<std::convert::Infallible, Error> {
         wait_for(device, &news)?;
     }
     if let Some(mapping) = &wanted.mapping {
-        let control =
-            File::options().read(true).write(true).open(CONTROL).map_err(system(format!("open {CONTROL}")))?;
-        let device = dm::Device {
+        verified::make(&Verity {
             name: &mapping.name,
             uuid: &mapping.uuid,
             sectors: mapping.sectors,
-            kind: "verity",
             parameters: &mapping.parameters,
-        };
-        dm::create(&control, &device)?;
+        })?;
         wait_for(&wanted.root, &news)?;
     }
     mount_root(&wanted)?;
@@ -175,22 +162,10 @@ fn names(index: &str) -> Vec<String> {
 /// Waits for a device's node, by the kernel's messages.
 fn wait_for(device: &str, news: &OwnedFd) -> Result<(), Error> {
     let until = now_us().saturating_add(PATIENCE_US);
-    let mut buffer = vec![0; firstlight_uevent::MAX_MESSAGE];
-    // The node is made before its message is sent.
-    while !Path::new(device).exists() {
-        let left = until.saturating_sub(now_us());
-        if left == 0 {
-            let seconds = PATIENCE_US / 1_000_000;
-            return Err(Error::NoDevice { device: device.to_owned(), seconds, there: block_devices() });
-        }
-        let timeout = Timespec {
-            tv_sec: i64::try_from(left / 1_000_000).unwrap_or_default(),
-            tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
-        };
-        let _ = poll(&mut [PollFd::new(news, PollFlags::IN)], Some(&timeout));
-        while firstlight_uevent::receive(news, &mut buffer, |_| true).is_ok() {}
-    }
-    Ok(())
+    verified::wait(news, until, || Path::new(device).exists().then_some(())).ok_or_else(|| {
+        let seconds = PATIENCE_US / 1_000_000;
+        Error::NoDevice { device: device.to_owned(), seconds, there: block_devices() }
+    })
 }
 
 fn block_devices() -> String {

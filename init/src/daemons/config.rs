@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use super::table::Config;
+use crate::places::{EXTENSION, first_of};
 use crate::root::Root;
 
 /// Sets keys in a configuration. A key is what stands before `=`, whole: there
@@ -39,16 +40,14 @@ fn put(out: &mut String, parts: &[&str]) {
     out.push('\n');
 }
 
-/// The first of these that exists.
-///
-/// # Errors
-/// None does; all are named.
-pub fn first_of(root: &Root, paths: &[&'static str]) -> Result<&'static str, String> {
-    paths
-        .iter()
-        .find(|path| root.path(path).is_file())
-        .copied()
-        .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
+/// A line of the GPU extension's file that names what only the extension has,
+/// such as the folder with a fabric's topologies, as it is to be read here.
+fn placed(root: &Root, line: &str) -> Option<String> {
+    let (key, value) = line.split_once('=').filter(|_| !line.starts_with('#'))?;
+    let value = value.trim();
+    let there = format!("{EXTENSION}{value}");
+    let only_there = value.starts_with('/') && !root.path(value).exists() && root.path(&there).exists();
+    only_there.then(|| format!("{key}={there}"))
 }
 
 /// Makes a daemon's configuration, for root alone to read.
@@ -56,8 +55,12 @@ pub fn first_of(root: &Root, paths: &[&'static str]) -> Result<&'static str, Str
 /// # Errors
 /// The image's is missing, or the new one cannot be written.
 pub fn write(root: &Root, config: &Config, settings: &[(&str, &str)]) -> Result<(), String> {
-    let from = root.path(first_of(root, config.from)?);
-    let text = fs::read_to_string(&from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+    let place = first_of(root, config.from)?;
+    let from = root.path(&place);
+    let mut text = fs::read_to_string(&from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+    if place.starts_with(EXTENSION) {
+        text = text.lines().map(|line| placed(root, line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
+    }
     let to = root.path(config.to);
     replace(&to, &rewritten(&text, settings)).map_err(|error| format!("cannot write {}: {error}", to.display()))
 }
@@ -104,6 +107,23 @@ mod tests {
             assert_eq!(fs::read_to_string(&made).unwrap(), format!("A={value}\n"));
             assert_eq!(made.metadata().unwrap().permissions().mode() & 0o777, 0o400);
         }
+    }
+
+    #[test]
+    fn folders_that_only_the_extension_has_are_named_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let place = |path: &str| root.path(&format!("{EXTENSION}{path}"));
+        for path in [place("/etc"), place("/usr/share/topologies"), place("/var"), root.path("/var"), root.path("/run")]
+        {
+            fs::create_dir_all(path).unwrap();
+        }
+        let text = "# A=/usr\nTOPOLOGY=/usr/share/topologies\nLOG=/var\nNONE=/none\nB = /usr/share/topologies\n";
+        fs::write(place("/etc/x.cfg"), text).unwrap();
+        write(&root, &Config { from: &["/etc/x.cfg"], to: "/run/x.cfg", settings: &[] }, &[("NONE", "1")]).unwrap();
+        let there = "/run/kata-extensions/gpu/usr/share/topologies";
+        let expected = format!("# A=/usr\nTOPOLOGY={there}\nLOG=/var\nNONE=1\nB ={there}\n");
+        assert_eq!(fs::read_to_string(root.path("/run/x.cfg")).unwrap(), expected);
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use super::config;
 use super::guid;
 use super::table::{Account, Arg, DaemonSpec, Wanted, Wish};
 use crate::mode::Generation;
+use crate::places;
 use crate::root::Root;
 
 /// What every daemon finds in its environment, and nothing else.
@@ -57,7 +58,7 @@ pub fn user(root: &Root, name: &str) -> Option<User> {
 #[must_use]
 pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
     let config = spec.config.as_ref().map(|config| config.from).into_iter();
-    std::iter::once(spec.programs).chain(config).find_map(|paths| config::first_of(root, paths).err())
+    std::iter::once(spec.programs).chain(config).find_map(|paths| places::first_of(root, paths).err())
 }
 
 /// Prepares a start: the daemon's folder, its configuration, its command line.
@@ -66,7 +67,7 @@ pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
 /// # Errors
 /// What is missing, and what to do about it.
 pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Result<Launch, String> {
-    let program = config::first_of(root, spec.programs)?;
+    let program = places::first_of(root, spec.programs)?;
     let account = spec.account.name().and_then(|name| user(root, name));
     let warning = spec
         .account
@@ -81,10 +82,15 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
         config::write(root, config, &spec.settings_in(wish))?;
     }
     forget(spec, root, wish);
-    let mut arguments = vec![program.to_owned()];
+    let command = places::command(root, &program);
+    // Without a loader before it, a program's own name is the plain path.
+    let mut arguments = if command.len() > 1 { command.clone() } else { vec![program] };
     for arg in spec.arguments {
         match *arg {
             Arg::Word(word) => arguments.push(word.to_owned()),
+            Arg::File(path) => {
+                arguments.push(places::first_of(root, &[path]).unwrap_or_else(|_| path.to_owned()));
+            }
             Arg::Account(option) => {
                 if let (Some(name), Some(_)) = (spec.account.name(), account) {
                     arguments.extend([option.to_owned(), name.to_owned()]);
@@ -104,7 +110,7 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
     }
     let word = |text: &str| CString::new(text).map_err(|_| format!("{text:?} holds a zero byte"));
     Ok(Launch {
-        program: word(&root.path(program).to_string_lossy())?,
+        program: word(command.first().map_or("", String::as_str))?,
         arguments: arguments.iter().map(|text| word(text)).collect::<Result<_, _>>()?,
         user: account.filter(|_| matches!(spec.account, Account::User(_))),
         warning,

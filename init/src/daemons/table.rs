@@ -61,6 +61,8 @@ pub struct Service {
 pub enum Arg {
     /// This word.
     Word(&'static str),
+    /// This file, wherever it is; the word where it is nowhere.
+    File(&'static str),
     /// This option and the account's name, if the image has the account.
     Account(&'static str),
     /// This option and the GUID of the port that leads to the NVSwitches, where they are managed through one.
@@ -214,7 +216,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         programs: &["/usr/sbin/nvlsm", "/opt/nvidia/nvlsm/sbin/nvlsm"],
         arguments: &[
             Arg::Word("-F"),
-            Arg::Word("/usr/share/nvidia/nvlsm/nvlsm.conf"),
+            Arg::File("/usr/share/nvidia/nvlsm/nvlsm.conf"),
             Arg::Guid("-g"),
             Arg::Word("-f"),
             Arg::Word("stdout"),

@@ -85,12 +85,14 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 }
 
 impl Config {
-    /// Reads the image's folders, and then `list`, which `depmod` wrote.
+    /// Reads the image's folders, those below the folder `place`, and then
+    /// `list`, which `depmod` wrote.
     #[must_use]
-    pub fn read(root: &Root, list: &Path) -> Self {
+    pub fn read(root: &Root, place: &str, list: &Path) -> Self {
         let mut files: Vec<(String, PathBuf)> = Vec::new();
-        for folder in FOLDERS {
-            let Ok(entries) = fs::read_dir(root.path(folder)) else { continue };
+        let places = if place.is_empty() { vec![""] } else { vec!["", place] };
+        for folder in places.iter().flat_map(|place| FOLDERS.iter().map(move |folder| format!("{place}{folder}"))) {
+            let Ok(entries) = fs::read_dir(root.path(&folder)) else { continue };
             for entry in entries.flatten() {
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let place = files.binary_search_by(|(earlier, _)| earlier.as_str().cmp(&name));
@@ -246,14 +248,22 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let config = Config::read(&root, &root.path("/list/modules.softdep"));
+        let config = Config::read(&root, "", &root.path("/list/modules.softdep"));
         assert_eq!(config.options("x"), "from=etc from=c");
         assert_eq!(config.company("x").unwrap().before, ["last"]);
         assert!(config.complaints[0].contains("b.conf"), "{:?}", config.complaints);
         // The image's word comes before depmod's.
         fs::write(root.path("/etc/modprobe.d/a.conf"), "softdep x pre: first").unwrap();
-        let config = Config::read(&root, &root.path("/list/modules.softdep"));
+        let config = Config::read(&root, "", &root.path("/list/modules.softdep"));
         assert_eq!(config.company("x").unwrap().before, ["first"]);
+        // What is below another place comes after all of the image's, and a file of the image hides it.
+        for (at, text) in [("a.conf", "options x from=hidden"), ("d.conf", "options x from=d")] {
+            let path = root.path("/ext/etc/modprobe.d").join(at);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let config = Config::read(&root, "/ext", &root.path("/none"));
+        assert_eq!(config.options("x"), "from=c from=d");
     }
 
     proptest! {

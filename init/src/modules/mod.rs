@@ -174,9 +174,16 @@ impl Modules {
     /// without modules has none.
     #[must_use]
     pub fn read(root: &Root, release: &str) -> Self {
-        let folder = root.path("/lib/modules").join(release);
+        Self::read_at(root, "", release)
+    }
+
+    /// The same of lists that are below the folder `place`, with what
+    /// `modprobe.d` says there too.
+    #[must_use]
+    pub fn read_at(root: &Root, place: &str, release: &str) -> Self {
+        let folder = root.path(&format!("{place}/lib/modules")).join(release);
         let dependencies = Dependencies::new(text_of(&folder.join("modules.dep"), LARGEST).unwrap_or_default());
-        let config = Config::read(root, &folder.join("modules.softdep"));
+        let config = Config::read(root, place, &folder.join("modules.softdep"));
         let (aliases, built_in) = (OnceLock::new(), OnceLock::new());
         Self { root: root.clone(), folder, dependencies, config, aliases, built_in }
     }

@@ -6,24 +6,16 @@
 //! expect. The salt is never random: the same image gives the same tree.
 
 mod check;
-mod params;
 
 use std::io::{self, Read};
 
 use sha2::{Digest, Sha256};
 
 pub use check::{Bad, Failed, check};
-pub use params::{LONGEST_SALT, Params, ParamsError, bytes_of, hex};
+pub use firstlight_verity::{BLOCK, DIGEST, Hash, LONGEST_SALT, Params, ParamsError, bytes_of, hex};
 
-/// Bytes of a block, of data and of hashes.
-pub const BLOCK: usize = 4096;
-/// Bytes of a hash.
-pub const DIGEST: usize = 32;
 /// Hashes in a block.
 const FAN_OUT: u64 = (BLOCK / DIGEST) as u64;
-
-/// A hash.
-pub type Hash = [u8; DIGEST];
 
 /// Hashes blocks, each with the salt before it.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{BLOCK, DIGEST, Hash};
+use crate::{BLOCK, DIGEST, Hash};
 
 /// The kernel takes no longer salt.
 pub const LONGEST_SALT: usize = 256;
@@ -57,6 +57,21 @@ impl Params {
     #[must_use]
     pub fn salt_text(&self) -> String {
         if self.salt.is_empty() { "-".to_owned() } else { hex(&self.salt) }
+    }
+
+    /// Sectors of 512 bytes of the device that the device mapper makes of it.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.data_bytes() / 512
+    }
+
+    /// What the device mapper's target `verity` is told, version first
+    /// (`Documentation/admin-guide/device-mapper/verity.rst`): without a super
+    /// block the tree begins with the first block of the hash device.
+    #[must_use]
+    pub fn target(&self, data: &str, hashes: &str) -> String {
+        let (blocks, root, salt) = (self.data_blocks, hex(&self.root_hash), self.salt_text());
+        format!("1 {data} {hashes} {BLOCK} {BLOCK} {blocks} 0 sha256 {root} {salt}")
     }
 }
 
@@ -117,4 +132,42 @@ pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     digits.chunks_exact(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn params() -> Params {
+        Params { root_hash: [0xf2; DIGEST], salt: vec![6, 0x5c], data_blocks: 92_041 }
+    }
+
+    #[test]
+    fn the_target_is_told_what_the_text_says() {
+        let root = "f2".repeat(32);
+        let target = params().target("/dev/vda1", "/dev/vda2");
+        assert_eq!(target, format!("1 /dev/vda1 /dev/vda2 4096 4096 92041 0 sha256 {root} 065c"));
+        assert_eq!(params().sectors(), 736_328);
+        assert!(Params { salt: Vec::new(), ..params() }.target("a", "b").ends_with(" -"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_refused_or_says_itself(text in "[a-z_=,0-9-]{0,120}") {
+            if let Ok(params) = text.parse::<Params>() {
+                prop_assert_eq!(params.to_string().parse::<Params>().unwrap(), params);
+            }
+        }
+
+        #[test]
+        fn a_damaged_text_is_refused_or_says_itself(at in 0..130_usize, byte in 32_u8..127) {
+            let mut text = params().to_string().into_bytes();
+            let at = at % text.len();
+            text[at] = byte;
+            if let Ok(params) = String::from_utf8(text).unwrap().parse::<Params>() {
+                prop_assert_eq!(params.to_string().parse::<Params>().unwrap(), params);
+            }
+        }
+    }
 }

@@ -1,0 +1,176 @@
+//! Extensions that the kernel command line asks for.
+
+use firstlight_cmdline::Param;
+use firstlight_verity::{Params, ParamsError, extension};
+
+/// What is shown of a text that was refused.
+const SHOWN: usize = 60;
+
+/// One that is to be mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// What its disk has to be.
+    pub params: Params,
+}
+
+/// A parameter that names none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// By a name that no extension has.
+    #[error("kernel parameter {0:?}: {source}", source = extension::NoName)]
+    Name(String),
+    /// Without a value: its disk would be mounted unchecked.
+    #[error(
+        "extension {0}: its kernel parameter has no value, and no disk is mounted unchecked: build it with [verity], \
+         and take the value from its image.json (verity.params)"
+    )]
+    Unchecked(String),
+    /// With a value that names no hash tree.
+    #[error("extension {name}: {source}; take the value from its image.json (verity.params)")]
+    Params {
+        /// The extension.
+        name: String,
+        /// What is wrong.
+        source: ParamsError,
+    },
+    /// More than once.
+    #[error("extension {0}: its kernel parameter is given twice; leave one")]
+    Twice(String),
+}
+
+/// All that is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// What is to be mounted.
+    pub wanted: Vec<Wanted>,
+    /// What cannot be, and why.
+    pub refused: Vec<Refused>,
+}
+
+impl Asked {
+    /// Takes a parameter; `false` if it is about something else.
+    pub fn take(&mut self, param: &Param) -> bool {
+        let Some(name) = extension::of_parameter(&param.key) else { return false };
+        match wanted(name, param) {
+            Ok(wanted) if self.has(&wanted.name) => self.refused.push(Refused::Twice(wanted.name)),
+            Ok(wanted) => self.wanted.push(wanted),
+            Err(refused) => self.refused.push(refused),
+        }
+        true
+    }
+
+    /// Whether nothing is said about extensions.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty() && self.refused.is_empty()
+    }
+
+    /// Whether one of that name is to be mounted.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.wanted.iter().any(|wanted| wanted.name == name)
+    }
+}
+
+fn wanted(name: &str, param: &Param) -> Result<Wanted, Refused> {
+    let name = match extension::check(name) {
+        Ok(()) => name.to_owned(),
+        Err(_) => return Err(Refused::Name(param.key.chars().take(SHOWN).collect())),
+    };
+    match param.value.as_deref() {
+        None | Some("") => Err(Refused::Unchecked(name)),
+        Some(value) => match value.parse() {
+            Ok(params) => Ok(Wanted { name, params }),
+            Err(error) => {
+                let ParamsError { key, what } = error;
+                let source = ParamsError { key: key.chars().take(SHOWN).collect(), what };
+                Err(Refused::Params { name, source })
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_cmdline::CommandLine;
+    use proptest::prelude::*;
+
+    fn asked(line: &str) -> Asked {
+        let mut asked = Asked::default();
+        for param in CommandLine::parse(line).iter() {
+            asked.take(param);
+        }
+        asked
+    }
+
+    fn params(blocks: u64) -> String {
+        let root = "ab".repeat(32);
+        format!("root_hash={root},salt=00ff,data_blocks={blocks},data_block_size=4096,hash_block_size=4096")
+    }
+
+    #[test]
+    fn what_katas_runtimes_write_is_taken() {
+        let line = format!(
+            "quiet kata.extension.gpu.verity_params={} kata.extension.a_b-1.verity_params=\"{}\"",
+            params(7),
+            params(8)
+        );
+        let asked = asked(&line);
+        assert_eq!(asked.refused, []);
+        let found: Vec<_> = asked.wanted.iter().map(|one| (one.name.as_str(), one.params.data_blocks)).collect();
+        assert_eq!(found, [("gpu", 7), ("a_b-1", 8)]);
+        assert!(asked.has("gpu") && !asked.has("a") && !asked.is_empty());
+    }
+
+    #[test]
+    fn other_parameters_are_nobodys_business_here() {
+        for line in
+            ["", "kata.extension.gpu", "kata.extension.gpu.other=1", "extension.gpu.verity_params=1", "agent.log=x"]
+        {
+            assert!(asked(line).is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_refused_says_whose_it_is_and_what_to_do() {
+        let good = params(7);
+        let rows = [
+            (format!("kata.extension.GPU.verity_params={good}"), "kata.extension.GPU.verity_params\": it is 1 to 10"),
+            (format!("kata.extension.../x.verity_params={good}"), "1 to 10"),
+            (format!("kata.extension..verity_params={good}"), "1 to 10"),
+            (format!("kata.extension.eleven-long.verity_params={good}"), "1 to 10"),
+            ("kata.extension.gpu.verity_params".to_owned(), "extension gpu: its kernel parameter has no value"),
+            ("kata.extension.gpu.verity_params=".to_owned(), "no value"),
+            (
+                "kata.extension.gpu.verity_params=x".to_owned(),
+                "extension gpu: no dm-verity parameters: x: expected KEY",
+            ),
+            (format!("kata.extension.gpu.verity_params={good},x=1"), "x: nobody knows this key"),
+            (format!("kata.extension.gpu.verity_params={}", params(0)), "data_blocks"),
+            (format!("kata.extension.gpu.verity_params={}", good.replace("abab", "ab")), "64 hexadecimal digits"),
+            (format!("kata.extension.gpu.verity_params={}", good.replace("00ff", "0 ")), "salt"),
+            (format!("kata.extension.gpu.verity_params={}", good.replace("_size=4096", "_size=512")), "4096"),
+        ];
+        for (line, words) in rows {
+            let asked = asked(&line);
+            assert!(asked.wanted.is_empty(), "{line}");
+            let text = asked.refused[0].to_string();
+            assert!(text.contains(words), "{line}: {text}");
+        }
+        let twice = asked(&format!("kata.extension.a.verity_params={good} kata.extension.a.verity-params={good}"));
+        assert_eq!((twice.wanted.len(), &twice.refused[..]), (1, &[Refused::Twice("a".to_owned())][..]));
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_taken(name in "[a-z_./-]{0,14}", value in "[a-z_=,0-9-]{0,90}") {
+            let asked = asked(&format!("kata.extension.{name}.verity_params={value}"));
+            prop_assert_eq!(asked.wanted.len() + asked.refused.len(), 1);
+            prop_assert!(asked.wanted.iter().all(|one| extension::check(&one.name).is_ok()));
+            prop_assert!(asked.refused.iter().all(|one| one.to_string().len() < 400));
+        }
+    }
+}

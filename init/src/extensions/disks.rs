@@ -1,0 +1,101 @@
+//! Disks by their serial number, and their partitions, as sysfs shows them.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::Path;
+
+use firstlight_verity::extension;
+
+use crate::root::Root;
+
+/// Where the kernel shows disks.
+const BLOCK: &str = "/sys/block";
+
+/// What is read of a file, bytes: a serial number has 20 on virtio-blk.
+const MOST: u64 = 64;
+
+/// A disk that says it is an extension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// The kernel's name of it, such as `vda`.
+    pub name: String,
+    /// The extension, as the host calls it: not checked.
+    pub extension: String,
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+fn text(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\0']).to_owned())
+}
+
+/// The kernel's names of all disks.
+#[must_use]
+pub fn all(root: &Root) -> Vec<String> {
+    names(&root.path(BLOCK))
+}
+
+/// Whether a disk has a serial number at all. Asks no disk, which
+/// [`extensions`] does: this is a look at names.
+#[must_use]
+pub fn any_serial(root: &Root) -> bool {
+    all(root).iter().any(|disk| root.path(BLOCK).join(disk).join("serial").exists())
+}
+
+/// Disks that say they are extensions.
+#[must_use]
+pub fn extensions(root: &Root) -> Vec<Disk> {
+    let of = |name: String| {
+        let serial = text(&root.path(BLOCK).join(&name).join("serial"))?;
+        let extension = extension::of_serial(&serial)?.to_owned();
+        Some(Disk { name, extension })
+    };
+    all(root).into_iter().filter_map(of).collect()
+}
+
+/// The node of a disk's partition.
+#[must_use]
+pub fn partition(root: &Root, disk: &str, number: u32) -> Option<String> {
+    let folder = root.path(BLOCK).join(disk);
+    let is = |name: &String| text(&folder.join(name).join("partition")).is_some_and(|it| it == number.to_string());
+    names(&folder).into_iter().find(is).map(|name| format!("/dev/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant(root: &Root, path: &str, text: &[u8]) {
+        let path = root.path(&format!("{BLOCK}/{path}"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn disks_are_found_by_serial_number_and_partitions_by_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert!(extensions(&root).is_empty() && !any_serial(&root));
+        fs::create_dir_all(root.path("/sys/block/sda")).unwrap();
+        assert!(!any_serial(&root));
+        plant(&root, "vda/serial", b"some-disk");
+        plant(&root, "vdb/serial", b"extension-gpu");
+        plant(&root, "vdb/vdb1/partition", b"1\n");
+        plant(&root, "vdb/vdb2/partition", b"2\n");
+        plant(&root, "vdc/serial", b"extension-\xff\n");
+        plant(&root, "vdd/serial", &b"x".repeat(1 << 12));
+        assert!(any_serial(&root));
+        let disk = |name: &str, extension: &str| Disk { name: name.to_owned(), extension: extension.to_owned() };
+        assert_eq!(extensions(&root), [disk("vdb", "gpu"), disk("vdc", "\u{fffd}")]);
+        assert_eq!(partition(&root, "vdb", 2).as_deref(), Some("/dev/vdb2"));
+        assert_eq!((partition(&root, "vdb", 3), partition(&root, "vda", 1)), (None, None));
+        assert_eq!(all(&root), ["sda", "vda", "vdb", "vdc", "vdd"]);
+    }
+}

@@ -1,0 +1,176 @@
+//! Where the driver's files are: in the GPU extension, if the guest has one,
+//! else in the image itself. Everything that looks for a file of the driver
+//! looks here.
+
+pub mod interpreter;
+
+use std::fs;
+use std::io;
+
+use crate::root::Root;
+
+/// The mounted GPU extension.
+pub const EXTENSION: &str = "/run/kata-extensions/gpu";
+
+/// What paths are looked for below, in this order: who plugs in a driver wants it used.
+pub const PLACES: &[&str] = &[EXTENSION, ""];
+
+/// Folders with libraries, for programs of the extension.
+const LIBRARIES: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib/x86_64-linux-gnu", "/lib64"];
+
+/// Where the kernel is told of a further folder with firmware.
+const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";
+
+/// The first of these files that exists, with its place before it.
+///
+/// # Errors
+/// None does; all are named.
+pub fn first_of(root: &Root, paths: &[&str]) -> Result<String, String> {
+    let all = PLACES.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
+    all.into_iter()
+        .find(|path| root.path(path).is_file())
+        .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
+}
+
+/// The words that start a program. One of the extension finds the extension's
+/// libraries, which no other program does: it is started by the loader there,
+/// or by the image's, which is told of them.
+#[must_use]
+pub fn command(root: &Root, program: &str) -> Vec<String> {
+    let direct = || vec![root.path(program).to_string_lossy().into_owned()];
+    if !program.starts_with(EXTENSION) {
+        return direct();
+    }
+    let Some(loader) = interpreter::of(&root.path(program)) else { return direct() };
+    let Some(loader) = PLACES.iter().map(|place| format!("{place}{loader}")).find(|path| root.path(path).is_file())
+    else {
+        return direct();
+    };
+    let full = |path: &str| root.path(path).to_string_lossy().into_owned();
+    let folders: Vec<String> = LIBRARIES.iter().map(|folder| full(&format!("{EXTENSION}{folder}"))).collect();
+    vec![full(&loader), "--library-path".to_owned(), folders.join(":"), full(program)]
+}
+
+/// Where the modules of the driver are for this kernel, below the root; the
+/// image's own if the extension has none at all.
+///
+/// # Errors
+/// The extension has modules for other kernels only.
+pub fn modules(root: &Root, release: &str) -> Result<&'static str, String> {
+    let entries = fs::read_dir(root.path(&format!("{EXTENSION}/lib/modules"))).into_iter().flatten().flatten();
+    let mut there: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    if there.is_empty() {
+        return Ok("");
+    }
+    if there.iter().any(|other| other == release) {
+        return Ok(EXTENSION);
+    }
+    there.sort_unstable();
+    Err(format!(
+        "the GPU extension has modules for {}, and this kernel is {release}; build it with the kernel of this image",
+        there.join(", ")
+    ))
+}
+
+/// Has the kernel look for firmware in the extension, before its own folders.
+/// Nothing has to be there to mount on, and the image's firmware stays in sight.
+///
+/// # Errors
+/// The kernel has no such setting, or somebody uses it already.
+pub fn offer_firmware(root: &Root) -> Result<(), String> {
+    let folder = format!("{EXTENSION}/lib/firmware");
+    if !root.path(&folder).is_dir() {
+        return Ok(());
+    }
+    let failed = |error: io::Error| {
+        format!(
+            "firmware in {folder} cannot be offered to the kernel: {FIRMWARE_PATH}: {error}; the kernel needs \
+             CONFIG_FW_LOADER"
+        )
+    };
+    let setting = root.path(FIRMWARE_PATH);
+    let old = fs::read_to_string(&setting).map_err(failed)?;
+    match old.trim() {
+        old if old == folder => Ok(()),
+        "" => fs::write(&setting, &folder).map_err(failed),
+        old => Err(format!(
+            "firmware in {folder} cannot be offered to the kernel: {FIRMWARE_PATH} is {old:?} already; leave \
+             firmware_class.path= out of the kernel command line"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        for (path, text) in files {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        (folder, root)
+    }
+
+    #[test]
+    fn the_extension_comes_before_the_image() {
+        let (_folder, root) = guest(&[("/usr/bin/a", ""), ("/opt/b", ""), ("/run/kata-extensions/gpu/opt/b", "")]);
+        assert_eq!(first_of(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
+        assert_eq!(first_of(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
+        assert_eq!(first_of(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
+    }
+
+    #[test]
+    fn a_program_of_the_extension_is_started_with_its_libraries() {
+        let (own, ours) = ("/usr/bin/p", "/run/kata-extensions/gpu/usr/bin/p");
+        let (folder, root) = guest(&[(own, ""), (ours, ""), ("/run/kata-extensions/gpu/usr/bin/static", "#!")]);
+        for program in [own, ours] {
+            fs::write(root.path(program), interpreter::tests::elf(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
+        }
+        let at = |path: &str| format!("{}{path}", folder.path().display());
+        assert_eq!(command(&root, own), [at(own)]);
+        assert_eq!(command(&root, ours), [at(ours)], "without a loader it is the kernel who says so");
+        let script = "/run/kata-extensions/gpu/usr/bin/static";
+        assert_eq!(command(&root, script), [at(script)]);
+        for (loader, place) in [("/lib64/ld-linux-x86-64.so.2", ""), ("/lib64/ld-linux-x86-64.so.2", EXTENSION)] {
+            let loader = format!("{place}{loader}");
+            fs::create_dir_all(root.path(&loader).parent().unwrap()).unwrap();
+            fs::write(root.path(&loader), "").unwrap();
+            let words = command(&root, ours);
+            assert_eq!((&words[0], &words[1][..], &words[3]), (&at(&loader), "--library-path", &at(ours)));
+            assert!(words[2].starts_with(&at("/run/kata-extensions/gpu/usr/lib/x86_64-linux-gnu:")), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn modules_are_the_extensions_for_this_kernel() {
+        let (_folder, root) = guest(&[("/lib/modules/6.12/modules.dep", "")]);
+        assert_eq!(modules(&root, "6.12"), Ok(""));
+        fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/modules/6.1")).unwrap();
+        let error = modules(&root, "6.12").unwrap_err();
+        assert!(error.contains("for 6.1, and this kernel is 6.12; build"), "{error}");
+        fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/modules/6.12")).unwrap();
+        assert_eq!(modules(&root, "6.12"), Ok(EXTENSION));
+    }
+
+    #[test]
+    fn firmware_is_offered_once_and_nobodys_setting_is_overwritten() {
+        let (_folder, root) = guest(&[]);
+        assert_eq!(offer_firmware(&root), Ok(()), "there is none");
+        fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/firmware/nvidia")).unwrap();
+        assert!(offer_firmware(&root).unwrap_err().contains("CONFIG_FW_LOADER"));
+        let setting = root.path(FIRMWARE_PATH);
+        fs::create_dir_all(setting.parent().unwrap()).unwrap();
+        fs::write(&setting, "\n").unwrap();
+        for _ in 0..2 {
+            assert_eq!(offer_firmware(&root), Ok(()));
+            assert_eq!(fs::read_to_string(&setting).unwrap(), "/run/kata-extensions/gpu/lib/firmware");
+        }
+        fs::write(&setting, "/other\n").unwrap();
+        let error = offer_firmware(&root).unwrap_err();
+        assert!(error.contains("\"/other\" already") && error.contains("firmware_class.path="), "{error}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Disks that are checked as they are read: waiting for one, having the device
+//! mapper check it with dm-verity, and what an error of such a device means.
+//!
+//! The opener makes a root of one; PID 1 makes extensions of others.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use firstlight_sys::dm;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::clock::now_us;
+
+/// The device mapper's door.
+const CONTROL: &str = "/dev/mapper/control";
+
+/// For input/output errors of a verified device.
+const NOT_THE_SAME: &str =
+    "; a block of the disk is not what its root hash says: the image is damaged, or was built with another hash";
+
+/// Why there is no verified device.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no device mapper.
+    #[error("cannot open {CONTROL}: {0}; is the module dm_verity in this image?")]
+    Control(#[source] io::Error),
+    /// It did not take the description.
+    #[error("{0}; the kernel log has the device mapper's words")]
+    Mapping(#[from] dm::Error),
+}
+
+/// A device to make.
+#[derive(Debug, Clone, Copy)]
+pub struct Verity<'a> {
+    /// Its name in the device mapper.
+    pub name: &'a str,
+    /// Its UUID; may be empty.
+    pub uuid: &'a str,
+    /// Its length in sectors of 512 bytes.
+    pub sectors: u64,
+    /// What the target `verity` is told.
+    pub parameters: &'a str,
+}
+
+/// Makes a verified device; its node is `/dev/dm-` and the number.
+///
+/// # Errors
+/// There is no device mapper, or it does not take the description.
+pub fn make(verity: &Verity<'_>) -> Result<u32, Error> {
+    let control = File::options().read(true).write(true).open(CONTROL).map_err(Error::Control)?;
+    let Verity { name, uuid, sectors, parameters } = *verity;
+    Ok(dm::create(&control, &dm::Device { name, uuid, sectors, kind: "verity", parameters })?)
+}
+
+/// What an error of a verified device means; nothing for errors that mean something else.
+#[must_use]
+pub fn hint(source: &io::Error) -> &'static str {
+    let damage = [Errno::IO, Errno::UCLEAN].map(|errno| Some(errno.raw_os_error()));
+    if damage.contains(&source.raw_os_error()) { NOT_THE_SAME } else { "" }
+}
+
+/// Waits until `look` finds something, by the kernel's messages; `news` has to
+/// have been opened before what is waited for can come. `None` if it has not
+/// come until then, µs.
+pub fn wait<T>(news: &OwnedFd, until_us: u64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut buffer = vec![0; firstlight_uevent::MAX_MESSAGE];
+    loop {
+        // A node is made before its message is sent.
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        let left = until_us.saturating_sub(now_us());
+        if left == 0 {
+            return None;
+        }
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left / 1_000_000).unwrap_or_default(),
+            tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
+        };
+        let _ = poll(&mut [PollFd::new(news, PollFlags::IN)], Some(&timeout));
+        while firstlight_uevent::receive(news, &mut buffer, |_| true).is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_verified_disk_says_what_it_means() {
+        for errno in [Errno::IO, Errno::UCLEAN] {
+            assert!(hint(&io::Error::from(errno)).contains("root hash"), "{errno}");
+        }
+        assert_eq!(hint(&io::Error::from(Errno::NOENT)), "");
+        assert_eq!(hint(&io::Error::other("x")), "");
+    }
+
+    #[test]
+    fn nothing_is_waited_for_without_end() {
+        let news = firstlight_uevent::open().unwrap();
+        assert_eq!(wait(&news, 0, || Some(1)), Some(1), "what is there is found without waiting");
+        let mut looks = 0;
+        let begin = now_us();
+        let none: Option<()> = wait(&news, begin + 30_000, || {
+            looks += 1;
+            None
+        });
+        assert_eq!(none, None);
+        assert!(looks >= 2 && now_us() >= begin + 30_000, "it is looked for once more at the end");
+    }
+}

@@ -26,7 +26,8 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 }
 
 /// The same, in the first bytes of a file.
-fn in_head(head: &[u8]) -> Option<String> {
+#[must_use]
+pub fn in_head(head: &[u8]) -> Option<String> {
     // 64 bits, little end first.
     if head.get(..6)? != b"\x7fELF\x02\x01" {
         return None;

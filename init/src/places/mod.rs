@@ -16,7 +16,14 @@ pub const EXTENSION: &str = "/run/kata-extensions/gpu";
 pub const PLACES: &[&str] = &[EXTENSION, ""];
 
 /// Folders with libraries, for programs of the extension.
-const LIBRARIES: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib/x86_64-linux-gnu", "/lib64"];
+const LIBRARIES: &[&str] = &[
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/local/nvidia/lib64",
+];
 
 /// Where the kernel is told of a further folder with firmware.
 const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";

@@ -192,10 +192,19 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "init-parameters",
-        seeds: &[b"firstlight.attach=serial firstlight.attach-deadline=1500ms firstlight.on-failure=hold nvidia.NVreg_X=1 firstlight.atach=1"],
+        seeds: &[
+            b"firstlight.attach=serial firstlight.attach-deadline=1500ms firstlight.on-failure=hold nvidia.NVreg_X=1 firstlight.atach=1",
+            b"kata.extension.gpu.verity_params=root_hash=f211b9f1921ef726d57a72bf82be23a510076639fa8549ade10f85e214e0ddb4,salt=00ff,data_blocks=7,data_block_size=4096,hash_block_size=4096 kata.extension.a.verity_params=x",
+        ],
         read: |bytes| {
             let params = firstlight_init::params::Params::from_command_line(&CommandLine::parse(&text(bytes)));
             let _ = params.for_module("nvidia");
+            for wanted in &params.extensions.wanted {
+                // It becomes a folder's name and words of a device mapper's table.
+                assert!((1..=10).contains(&wanted.name.len()) && !wanted.name.contains(['/', '.', ' ']));
+                assert_eq!(wanted.params.target("/dev/a", "/dev/b").split(' ').count(), 10);
+            }
+            params.extensions.refused.iter().for_each(|refused| assert!(refused.to_string().len() < 1000));
         },
     },
     Target { name: "kernel-config", seeds: kernel_configs::CONFIGURATIONS, read: kernel_configs::configuration },
@@ -246,6 +255,14 @@ pub(crate) const TARGETS: &[Target] = &[
     Target { name: "image-erofs", seeds: &[], read: images::file_system },
     Target { name: "image-partitions", seeds: &[&[0]], read: images::table },
     Target { name: "image-record", seeds: images::RECORDS, read: images::record },
+    Target {
+        name: "elf-interpreter",
+        seeds: &[b"\x7fELF\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\08\0\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0x\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0/lib\0"],
+        read: |bytes| {
+            let loader = firstlight_init::places::interpreter::in_head(bytes);
+            assert!(loader.is_none_or(|loader| loader.starts_with('/')));
+        },
+    },
     Target { name: "verity-parameters", seeds: images::PARAMETERS, read: images::parameters },
     Target {
         name: "oci-index",

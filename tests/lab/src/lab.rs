@@ -219,13 +219,26 @@ impl Lab {
     /// # Errors
     /// The program, the library or the image does not build.
     pub fn settings(&self) -> Result<Image, LabError> {
+        self.with_settings("settings")
+    }
+
+    /// Builds the disk of an extension with the stand-in driver, and with what
+    /// [`Lab::settings`] has.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn extension(&self) -> Result<Image, LabError> {
+        self.with_settings("extension-gpu")
+    }
+
+    fn with_settings(&self, variant: &str) -> Result<Image, LabError> {
         let program = crate::binaries::gpu_settings(&workspace())?;
         let nvml = output().join("libnvidia-ml.so");
         gpu_bundle::stand_in_nvml(&nvml)?;
         let mut more = vec![("GPU_SETTINGS", program.as_path()), ("NVML", &nvml)];
         let libraries = gpu_bundle::dynamic_libraries()?;
         more.extend(libraries.iter().map(|(name, path)| (*name, path.as_path())));
-        self.variant_with("settings", &more)
+        self.variant_with(variant, &more)
     }
 
     /// Builds the lab's image once more with its initial RAM file system packed.

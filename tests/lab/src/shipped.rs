@@ -87,9 +87,29 @@ mod tests {
     }
 
     #[test]
+    fn an_extension_is_the_driver_alone_for_the_kernel_of_the_base() {
+        let read = |name: &str| manifest(name, Path::new("/i"), Path::new("/a")).unwrap();
+        let base = read("base");
+        for needed in ["virtio_blk", "dm_verity", "erofs"] {
+            assert!(base.kernel.modules.iter().any(|module| module == needed), "{needed}");
+        }
+        for name in ["gpu-550", "gpu-535"] {
+            let (whole, alone) = (read(name), read(&format!("{name}-extension")));
+            assert_eq!(alone.image.extension.as_deref(), Some("gpu"), "{name}");
+            assert!(alone.verity.is_some(), "{name}: guests mount nothing unchecked");
+            assert_eq!(alone.driver, whole.driver, "{name}");
+            let of = |it: &Manifest| format!("{} {} {:?}", it.kernel.package, it.kernel.suite, it.kernel.series);
+            assert_eq!(of(&alone), of(&base), "{name}");
+            let both = [&base.kernel.modules[..], &alone.kernel.modules].concat();
+            assert_eq!(both, whole.kernel.modules, "{name}");
+            assert!(alone.files.is_empty() && alone.symlinks.is_empty() && alone.directories.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
     fn drivers_are_in_the_table_of_what_compiles() {
         let table = Table::own().unwrap();
-        for name in ["gpu-550", "gpu-535"] {
+        for name in ["gpu-550", "gpu-535", "gpu-550-extension", "gpu-535-extension"] {
             let driver = manifest(name, Path::new("/i"), Path::new("/a")).unwrap().driver.unwrap();
             let there = |version: &Version| *version == driver.version;
             assert!(table.cells.iter().any(|cell| there(&cell.driver) && cell.builds), "{name}");

@@ -10,6 +10,7 @@ mod containers;
 mod daemons;
 mod devices;
 mod doors;
+mod extensions;
 mod failures;
 mod faults;
 mod first_light;

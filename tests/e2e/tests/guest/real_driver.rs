@@ -14,6 +14,7 @@ use std::sync::LazyLock;
 use firstlight_boot_record::{BootRecord, Gpu, GpuPhase, Outcome, State};
 use firstlight_e2e::{gpu, lab};
 use firstlight_image_builder::build::Image;
+use firstlight_vm::Device;
 
 use crate::plugged::container;
 use crate::support::{Files, output, ready, refused};
@@ -28,10 +29,11 @@ const REAL_BYTES: u64 = 4_000_000;
 static BASE: LazyLock<Image> = LazyLock::new(|| built("base"));
 static GPU_550: LazyLock<Image> = LazyLock::new(|| built("gpu-550"));
 static GPU_535: LazyLock<Image> = LazyLock::new(|| built("gpu-535"));
+static GPU_550_EXTENSION: LazyLock<Image> = LazyLock::new(|| built("gpu-550-extension"));
 
 fn built(name: &str) -> Image {
     let image = lab().shipped(name).unwrap();
-    let packed = fs::metadata(&image.initrd).unwrap().len();
+    let packed = fs::metadata(image.disk.as_ref().unwrap_or(&image.initrd)).unwrap().len();
     println!("  {name}: {packed} bytes, {} in files", image.contents.file_bytes);
     image
 }
@@ -48,8 +50,16 @@ struct Boot {
 }
 
 fn boot(image: &'static Image, devices: &[&str], state: State) -> Boot {
+    boot_with(image, None, devices, state)
+}
+
+fn boot_with(image: &'static Image, extension: Option<&'static Image>, devices: &[&str], state: State) -> Boot {
     let files = Files::make();
-    let mut scenario = files.scenario_of(image.initrd.clone(), Vec::new());
+    let disk =
+        |image: &Image| Device::Extension { file: image.disk.clone().unwrap(), serial: "extension-gpu".to_owned() };
+    let mut scenario = files.scenario_of(image.initrd.clone(), extension.map(disk).into_iter().collect());
+    let parameter = extension.and_then(|image| image.contents.command_line.clone());
+    scenario.guest.parameters.extend(parameter);
     scenario.guest.kernel = Some(image.kernel.clone());
     scenario.guest.devices = devices.iter().map(|device| device.parse().unwrap()).collect();
     let (mut record, mut seen, mut refusal) = (None, String::new(), String::new());
@@ -61,7 +71,7 @@ fn boot(image: &'static Image, devices: &[&str], state: State) -> Boot {
     });
     let record = record.unwrap();
     assert_eq!(record.state, state, "{console}");
-    Boot { image, record, seen, refusal, console }
+    Boot { image: extension.unwrap_or(image), record, seen, refusal, console }
 }
 
 impl Boot {
@@ -117,6 +127,16 @@ fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
     for part in ["driver's last words", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
         assert!(gpu.detail.contains(part), "{part} in {gpu:?}");
     }
+}
+
+#[test]
+fn driver_550_in_an_extension_answers_as_it_does_in_an_image() {
+    let boot = boot_with(&BASE, Some(&GPU_550_EXTENSION), &["h100"], State::Degraded);
+    boot.runs("550.163.01");
+    let gpu = boot.only_gpu();
+    assert_eq!((gpu.step.as_str(), gpu.attempts), ("wait-open-complete", 2), "{gpu:?}");
+    assert!(gpu.detail.contains("RmInitAdapter failed! (0x"), "{gpu:?}");
+    assert!(!boot.console.contains("Direct firmware load for nvidia/"), "{}", boot.console);
 }
 
 #[test]

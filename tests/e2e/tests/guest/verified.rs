@@ -27,7 +27,7 @@ fn scenario(image: &Image, disk: &Path) -> Scenario {
 }
 
 /// A copy of the disk in which one byte is another.
-fn flipped(image: &Image, folder: &Path, at: u64) -> std::path::PathBuf {
+pub(crate) fn flipped(image: &Image, folder: &Path, at: u64) -> std::path::PathBuf {
     let copy = folder.join(format!("disk-{at}"));
     fs::copy(image.disk.as_ref().unwrap(), &copy).unwrap();
     let mut file = fs::File::options().read(true).write(true).open(&copy).unwrap();
@@ -40,7 +40,7 @@ fn flipped(image: &Image, folder: &Path, at: u64) -> std::path::PathBuf {
 }
 
 /// What the guest printed until it was off.
-fn last_words(scenario: &Scenario) -> String {
+pub(crate) fn last_words(scenario: &Scenario) -> String {
     let mut ended = false;
     let console = scenario.watched(async |vm| ended = timeout(PATIENCE, vm.wait()).await.is_ok());
     assert!(ended, "the guest goes off by itself: {console}");

@@ -214,6 +214,29 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_of_the_extension_is_started_there_with_its_own_files() {
+        let place = |path: &str| format!("{}{path}", places::EXTENSION);
+        let files = ["/usr/sbin/nvlsm", "/usr/share/nvidia/nvlsm/nvlsm.conf", "/lib64/ld-linux-x86-64.so.2"].map(place);
+        let (folder, root) = root(&files.each_ref().map(|path| (path.as_str(), "")));
+        let spec = &DAEMONS[find("nvlsm").unwrap()];
+        let at = |path: &str| folder.path().join(path.trim_start_matches('/')).display().to_string();
+        let [program, config, loader] = files.each_ref().map(String::as_str);
+        // No program that names a loader.
+        let launch = prepare(spec, &root, Wish::default(), false).unwrap();
+        assert_eq!(launch.program.to_str().unwrap(), at(program));
+        assert_eq!(words(&launch), [program, "-F", config, "-f", "stdout"]);
+        fs::write(root.path(program), places::interpreter::sample(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
+        let launch = prepare(spec, &root, Wish::default(), false).unwrap();
+        assert_eq!(launch.program.to_str().unwrap(), at(loader));
+        let words = words(&launch);
+        assert_eq!(
+            (words[0], words[1], words[3], &words[4..6]),
+            (&*at(loader), "--library-path", &*at(program), &["-F", config][..])
+        );
+        assert!(words[2].split(':').all(|path| path.contains("/run/kata-extensions/gpu/")), "{words:?}");
+    }
+
+    #[test]
     fn a_socket_that_was_left_behind_is_taken_away() {
         let left = "/run/nvidia-dcgm/socket";
         let (_folder, root) = root(&[("/usr/bin/nv-hostengine", ""), (left, "")]);

@@ -46,33 +46,34 @@ pub fn in_head(head: &[u8]) -> Option<String> {
     None
 }
 
+/// For tests: a program with a header of another type and one that names this loader.
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) fn sample(loader: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 64 + 2 * 56];
+    bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    bytes[32] = 64;
+    bytes[54] = 56;
+    bytes[56] = 2;
+    bytes[64] = 1;
+    let second = 64 + 56;
+    bytes[second] = 3;
+    bytes[second + 32] = u8::try_from(loader.len()).unwrap();
+    // Right behind the headers.
+    bytes[second + 8..second + 10].copy_from_slice(&176_u16.to_le_bytes());
+    bytes.extend_from_slice(loader);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A program with a header of another type and one that names this loader.
-    pub(in crate::places) fn elf(loader: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; 64 + 2 * 56];
-        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        bytes[32] = 64;
-        bytes[54] = 56;
-        bytes[56] = 2;
-        bytes[64] = 1;
-        let second = 64 + 56;
-        bytes[second] = 3;
-        bytes[second + 32] = u8::try_from(loader.len()).unwrap();
-        // Right behind the headers.
-        bytes[second + 8..second + 10].copy_from_slice(&176_u16.to_le_bytes());
-        bytes.extend_from_slice(loader);
-        bytes
-    }
-
     #[test]
     fn the_loader_is_what_the_program_names() {
-        assert_eq!(in_head(&elf(b"/lib64/ld.so\0")).as_deref(), Some("/lib64/ld.so"));
-        assert_eq!(in_head(&elf(b"ld.so\0")), None, "a relative one is none");
-        let mut none = elf(b"/lib64/ld.so\0");
+        assert_eq!(in_head(&sample(b"/lib64/ld.so\0")).as_deref(), Some("/lib64/ld.so"));
+        assert_eq!(in_head(&sample(b"ld.so\0")), None, "a relative one is none");
+        let mut none = sample(b"/lib64/ld.so\0");
         none[64 + 56] = 1;
         assert_eq!(in_head(&none), None);
         assert_eq!(of(Path::new("/none")), None);
@@ -83,7 +84,7 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_taken(at in 0..200_usize, byte in any::<u8>(), cut in 0..200_usize, more in prop::collection::vec(any::<u8>(), 0..80)) {
-            let mut bytes = elf(b"/lib64/ld.so\0");
+            let mut bytes = sample(b"/lib64/ld.so\0");
             let length = bytes.len();
             bytes[at % length] = byte;
             bytes.truncate(cut);

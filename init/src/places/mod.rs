@@ -135,7 +135,7 @@ mod tests {
         let (own, ours) = ("/usr/bin/p", "/run/kata-extensions/gpu/usr/bin/p");
         let (folder, root) = guest(&[(own, ""), (ours, ""), ("/run/kata-extensions/gpu/usr/bin/static", "#!")]);
         for program in [own, ours] {
-            fs::write(root.path(program), interpreter::tests::elf(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
+            fs::write(root.path(program), interpreter::sample(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
         }
         let at = |path: &str| format!("{}{path}", folder.path().display());
         assert_eq!(command(&root, own), [at(own)]);

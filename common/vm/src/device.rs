@@ -212,8 +212,11 @@ mod tests {
 
     #[test]
     fn an_extension_has_its_serial_number_and_is_not_written() {
-        let text = format!("{:?}", Device::Extension { file: "/d".into(), serial: "extension-x".into() }.arguments(1));
-        assert!(text.contains("extension-x") && text.contains(r#"read-only\\\":true"#), "{text}");
+        let disk = Device::Extension { file: "/d".into(), serial: "extension-x".into() };
+        let text: Vec<String> =
+            disk.arguments(1).iter().map(|(_, value)| value.to_string_lossy().into_owned()).collect();
+        assert!(text[1].contains(r#""read-only":true"#) && text[1].contains(r#""filename":"/d""#), "{text:?}");
+        assert!(text[2].contains(r#""serial":"extension-x""#) && text[2].contains("virtio-blk-pci"), "{text:?}");
     }
 
     #[test]

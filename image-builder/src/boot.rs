@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use firstlight_boot_record::{BootRecord, State};
+use firstlight_verity::extension::serial;
 use firstlight_vm::{Accelerator, Device, Machine, Tool, Vm, VmError};
 use tokio::time::timeout;
 
@@ -29,6 +30,8 @@ pub struct Boot {
     pub folder: PathBuf,
     /// The folder of an opener for it, where the kernel cannot open dm-verity by itself.
     pub opener: Option<PathBuf>,
+    /// The folders of extensions of it.
+    pub extensions: Vec<PathBuf>,
     /// More kernel parameters.
     pub append: String,
     /// Guest memory, MiB.
@@ -116,7 +119,8 @@ impl Boot {
         let wrong = |what: String| Error::NotBootable { folder: self.folder.clone(), what };
         if let Some(name) = &contents.extension {
             return Err(wrong(format!(
-                "it is the extension {name} of an image and no image by itself: boot the image that it extends"
+                "it is the extension {name} of an image and no image by itself: boot the image that it extends, with \
+                 --extension"
             )));
         }
         let kernel = output(&contents, |name| name == KERNEL)
@@ -138,6 +142,11 @@ impl Boot {
                 self.opener.as_deref().map(|opener| opener_of(opener, &contents)).transpose()?
             }
         };
+        for folder in &self.extensions {
+            let (device, parameter) = extension(folder, &contents)?;
+            devices.push(device);
+            command_line = format!("{command_line} {parameter}");
+        }
         if !self.append.is_empty() {
             command_line = format!("{command_line} {}", self.append);
         }
@@ -174,6 +183,23 @@ fn opener_of(folder: &Path, image: &Contents) -> Result<PathBuf, Error> {
     }
     let initrd = initrd(&contents).ok_or_else(|| wrong("an opener is an initial RAM file system".to_owned()))?;
     Ok(folder.join(initrd))
+}
+
+/// An extension's disk, and the kernel parameter that tells of it.
+fn extension(folder: &Path, image: &Contents) -> Result<(Device, String), Error> {
+    let contents = Contents::read(folder)?;
+    let wrong = |what: String| Error::NotBootable { folder: folder.to_owned(), what };
+    let Some(name) = &contents.extension else {
+        return Err(wrong("it is no extension: its manifest has no image.extension".to_owned()));
+    };
+    if contents.kernel_release != image.kernel_release {
+        let (own, others) = (&contents.kernel_release, &image.kernel_release);
+        return Err(wrong(format!("its modules are for kernel {own}, and the image has {others}")));
+    }
+    let disk = output(&contents, |name| name.ends_with(".img"));
+    let disk = disk.ok_or_else(|| wrong("its record has no disk: build it again".to_owned()))?;
+    let parameter = contents.command_line.clone().unwrap_or_default();
+    Ok((Device::Extension { file: folder.join(disk), serial: serial(name) }, parameter))
 }
 
 /// Boots, and waits until PID 1 has said how its boot went. The machine is
@@ -223,6 +249,7 @@ mod tests {
         Boot {
             folder: folder.to_owned(),
             opener: None,
+            extensions: Vec::new(),
             append: "firstlight.mode=cpu".into(),
             memory_mib: 512,
             cpus: 1,
@@ -263,6 +290,26 @@ mod tests {
         boot.opener = Some(opener.path().to_owned());
         let error = boot.machine().unwrap_err().to_string();
         assert!(error.contains("6.13") && error.contains("the image has 6.12"), "{error}");
+    }
+
+    #[test]
+    fn an_extension_is_a_disk_that_the_command_line_names() {
+        let parameter = "kata.extension.gpu.verity_params=root_hash=ab";
+        let mut contents = with_outputs(&["extension-gpu.img", "vmlinux"]);
+        contents.extension = Some("gpu".into());
+        contents.command_line = Some(parameter.into());
+        let (base, disk) = (written(&with_outputs(&["initrd.cpio", "vmlinux"])), written(&contents));
+        let with = |folder: &Path| Boot { extensions: vec![folder.to_owned()], ..boot(base.path()) };
+        let machine = with(disk.path()).machine().unwrap();
+        let device = Device::Extension { file: disk.path().join("extension-gpu.img"), serial: "extension-gpu".into() };
+        assert_eq!(machine.devices, [Device::Watchdog, device]);
+        assert_eq!(machine.command_line, format!("console=hvc0 quiet panic=-1 {parameter} firstlight.mode=cpu"));
+
+        let error = with(base.path()).machine().unwrap_err().to_string();
+        assert!(error.contains("it is no extension"), "{error}");
+        contents.kernel_release = "6.13".into();
+        let error = with(written(&contents).path()).machine().unwrap_err().to_string();
+        assert!(error.contains("for kernel 6.13, and the image has 6.12"), "{error}");
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub(crate) struct Boot {
     /// a kernel without CONFIG_DM_INIT.
     #[arg(long, value_name = "DIR")]
     opener: Option<PathBuf>,
+    /// The folder of an extension that build wrote; may be given again.
+    #[arg(long = "extension", value_name = "DIR")]
+    extensions: Vec<PathBuf>,
     /// More kernel parameters.
     #[arg(long, value_name = "PARAMETERS", default_value = "", allow_hyphen_values = true)]
     append: String,
@@ -51,6 +54,7 @@ impl Boot {
         let wanted = boot::Boot {
             folder: self.dir.clone(),
             opener: self.opener.clone(),
+            extensions: self.extensions.clone(),
             append: self.append.clone(),
             memory_mib: self.memory,
             cpus: self.cpus,

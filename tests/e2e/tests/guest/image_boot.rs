@@ -97,3 +97,22 @@ fn a_disk_boots_by_its_opener() {
     assert_eq!(alone.status.code(), Some(1));
     assert!(text(&alone.stderr).contains("VFS: "), "{}", text(&alone.stderr));
 }
+
+#[test]
+fn an_extension_is_plugged_in_beside_its_base() {
+    let (base, extension) = (lab().shipped("base").unwrap(), lab().shipped("gpu-550-extension").unwrap());
+    let (base, extension) = (base.record.parent().unwrap(), extension.record.parent().unwrap());
+    let good = boot(base, &["--json", "--extension", extension.to_str().unwrap()]);
+    assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
+    let record = BootRecord::from_json(&text(&good.stdout)).unwrap();
+    let mounted = &record.unit("extensions").unwrap().detail;
+    assert!(mounted.contains("on /run/kata-extensions/gpu"), "{mounted}");
+
+    let wrong = boot(extension, &[]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(
+        text(&wrong.stderr).contains("boot the image that it extends, with --extension"),
+        "{}",
+        text(&wrong.stderr)
+    );
+}

@@ -14,6 +14,7 @@ impl Toolbox {
         Boot {
             folder: folder.to_owned(),
             opener: None,
+            extensions: Vec::new(),
             append: String::new(),
             memory_mib: 2048,
             cpus: 2,

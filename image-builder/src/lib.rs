@@ -26,6 +26,7 @@ pub mod manifest;
 pub mod output;
 pub mod packages;
 pub mod progress;
+pub mod pull;
 pub mod record;
 pub mod sbom;
 pub mod store;

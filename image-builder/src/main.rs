@@ -6,6 +6,7 @@ mod build_command;
 mod diff_command;
 mod kernel_check;
 mod matrix_command;
+mod pull_command;
 mod sbom_command;
 
 use std::io::{self, Write};
@@ -64,6 +65,9 @@ enum Command {
     Diff(diff_command::Diff),
     /// Write an image's bill of materials: packages, files, kernel, driver.
     Sbom(sbom_command::Sbom),
+    /// Pull a container image from a registry, an image layout or an archive
+    /// of docker, as a layout that `firstlight run --image` takes.
+    Pull(pull_command::Pull),
     /// Which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
     /// Which files of the NVIDIA driver are in which profile, and why.
@@ -148,6 +152,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         Command::Sbom(sbom) => sbom.run(),
+        Command::Pull(pull) => pull.run(),
         Command::Matrix(matrix) => matrix.run(),
         Command::Profiles(profiles) => profiles.run(),
         Command::Ls { image, json } => {

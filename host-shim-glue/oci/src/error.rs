@@ -16,7 +16,7 @@ pub enum OciError {
     },
     /// The folder is no image layout.
     #[error(
-        "image: {path} is not an OCI image layout: {reason}; expected a folder with oci-layout, index.json and blobs/, as `skopeo copy ... oci:DIR` writes"
+        "image: {path} is not an OCI image layout: {reason}; expected a folder with oci-layout, index.json and blobs/, as `image-builder pull` and `skopeo copy ... oci:DIR` write"
     )]
     NotALayout {
         /// The folder.

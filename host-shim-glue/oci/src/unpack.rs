@@ -29,16 +29,21 @@ pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Resul
     let digest = descriptor.digest().to_string();
     let wrong =
         |entry: &str, reason: String| OciError::Entry { digest: digest.clone(), entry: entry.to_owned(), reason };
+    let zstd = |file| zstd::Decoder::new(file).map_err(|error| wrong("", error.to_string()));
     let reader: Box<dyn Read> = match descriptor.media_type() {
         MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Box::new(io::BufReader::new(file)),
         MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => Box::new(MultiGzDecoder::new(file)),
-        MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => {
-            Box::new(zstd::Decoder::new(file).map_err(|error| wrong("", error.to_string()))?)
-        }
-        other if other.to_string().ends_with(".tar.gzip") => Box::new(MultiGzDecoder::new(file)),
-        other => {
-            return Err(wrong("", format!("layers of type {other} are not supported: use tar, tar+gzip or tar+zstd")));
-        }
+        MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => Box::new(zstd(file)?),
+        // Docker's own: vnd.docker.image.rootfs.diff.tar.gzip.
+        other => match other.to_string().rsplit_once(".diff.").map(|(_, packing)| packing) {
+            Some("tar") => Box::new(io::BufReader::new(file)),
+            Some("tar.gzip") => Box::new(MultiGzDecoder::new(file)),
+            Some("tar.zstd") => Box::new(zstd(file)?),
+            _ => {
+                let reason = format!("layers of type {other} are not supported: use tar, tar+gzip or tar+zstd");
+                return Err(wrong("", reason));
+            }
+        },
     };
     let tree = Tree::open(target).map_err(OciError::file(target))?;
     let mut archive = Archive::new(reader);

@@ -36,7 +36,24 @@ pub(crate) struct Staging {
     folder: PathBuf,
     /// Blobs that this process has verified, and their sizes.
     whole: BTreeMap<Digest, u64>,
+    /// The folder is gone, or another pull's.
+    done: bool,
     _lock: File,
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        // Best effort. A failed pull leaves what the next one needs not fetch, and otherwise nothing.
+        let _ = fs::remove_dir_all(self.parts());
+        for folder in
+            [self.blobs(), self.folder.join(LAYOUT).join("blobs"), self.folder.join(LAYOUT), self.folder.clone()]
+        {
+            let _ = fs::remove_dir(folder);
+        }
+    }
 }
 
 /// A blob in the making.
@@ -93,7 +110,7 @@ impl Staging {
         hidden.push(".pulling");
         let folder = out.with_file_name(hidden);
         let lock = lock(&folder, progress)?;
-        let staging = Self { out, folder, whole: BTreeMap::new(), _lock: lock };
+        let staging = Self { out, folder, whole: BTreeMap::new(), done: false, _lock: lock };
         remove_folder(&staging.folder.join(PARTS))?;
         for folder in [staging.blobs(), staging.folder.join(PARTS)] {
             fs::create_dir_all(&folder).map_err(io_error("create folder", &folder))?;
@@ -202,7 +219,7 @@ impl Staging {
     }
 
     /// The image is whole: `manifest` and these blobs. Gives it its name.
-    pub(crate) fn finish(self, manifest: &Descriptor, blobs: &BTreeSet<Digest>) -> Result<(), Error> {
+    pub(crate) fn finish(mut self, manifest: &Descriptor, blobs: &BTreeSet<Digest>) -> Result<(), Error> {
         let layout = self.folder.join(LAYOUT);
         let all = self.blobs();
         for entry in fs::read_dir(&all).map_err(io_error("list", &all))? {
@@ -229,6 +246,7 @@ impl Staging {
         self.publish(&layout)?;
         let parent = self.out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", parent))?;
+        self.done = true;
         remove_folder(&self.folder)
     }
 

@@ -1,6 +1,7 @@
 //! Images pulled from layouts, archives and a registry that misbehaves.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod command;
 mod image;
 mod layouts;
 mod registry;

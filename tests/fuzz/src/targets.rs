@@ -265,6 +265,16 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target { name: "verity-parameters", seeds: images::PARAMETERS, read: images::parameters },
     Target {
+        name: "image-saved",
+        seeds: images::SAVED,
+        read: images::saved,
+    },
+    Target {
+        name: "image-reference",
+        seeds: &[b"docker://r.io:5000/a/b:tag", b"oci:path:v1", b"docker-archive:a.tar:busybox:1.36"],
+        read: images::reference,
+    },
+    Target {
         name: "oci-index",
         seeds: &[
             br#"{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0,"platform":{"architecture":"amd64","os":"linux"}}]}"#,

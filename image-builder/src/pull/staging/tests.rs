@@ -59,12 +59,16 @@ fn what_a_killed_pull_leaves_is_used_or_removed() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("image");
     let (whole, damaged) = (descriptor(OCI_CONFIG, b"whole"), descriptor(OCI_CONFIG, b"damaged"));
+    drop(begin(&out));
+    assert!(names(dir.path()).is_empty(), "what has brought nothing leaves nothing");
     let mut killed = begin(&out);
     killed.put(b"whole").unwrap();
     killed.put(b"of another image").unwrap();
     let folder = killed.folder.clone();
     fs::write(killed.path(&damaged.digest), "dAmaged").unwrap();
     fs::write(killed.parts().join("half"), "ha").unwrap();
+    // Nothing of it is cleared away.
+    killed.done = true;
     drop(killed);
     let mut next = begin(&out);
     assert!(names(&folder.join(PARTS)).is_empty());

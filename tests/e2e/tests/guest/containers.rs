@@ -1,6 +1,10 @@
 //! Containers: what the user sees when they are right and when they are not.
 
-use firstlight_e2e::Scenario;
+use firstlight_e2e::{Scenario, lab};
+use firstlight_image_builder::progress::Progress;
+use firstlight_image_builder::pull::{Credentials, Patience, Wanted, pull};
+use firstlight_lab::cache_root;
+use firstlight_lab::toolbox::registry;
 
 #[test]
 fn exit_code_and_both_outputs_come_back() {
@@ -43,4 +47,25 @@ fn container_cannot_see_the_guest() {
     assert!(out.contains("/run/firstlight: No such file"), "{out}");
     assert!(out.contains("0::/\n"), "its own cgroup is the root that it sees: {out}");
     assert_eq!(out.matches("Operation not permitted").count(), 2, "neither the kernel's log nor memory opens: {out}");
+}
+
+#[test]
+fn image_of_a_registry_runs() {
+    let (lab, folder) = (lab(), tempfile::tempdir().unwrap());
+    let registry = registry(&cache_root().unwrap(), false, Progress::stderr("guest")).unwrap();
+    registry.push(&lab.busybox_image, "tools/busybox", "1").unwrap();
+    let out = folder.path().join("image");
+    let wanted = Wanted {
+        source: &format!("docker://{}/tools/busybox:1", registry.host()).parse().unwrap(),
+        out: &out,
+        platform: &"linux/amd64".parse().unwrap(),
+        plain_http: false,
+        credentials: &Credentials::default(),
+        patience: Patience::default(),
+        progress: Progress::stderr("guest"),
+    };
+    pull(&wanted).unwrap();
+    let scenario = Scenario { image: Some(out), ..Scenario::gpus(0).command(&["/bin/sh", "-c", "echo pulled; id -u"]) };
+    let report = scenario.go().unwrap();
+    assert_eq!((report.container.exit_code, report.container.stdout.as_str()), (Some(0), "pulled\n0\n"));
 }

@@ -4,6 +4,7 @@
 
 mod bars;
 mod formats;
+mod pull;
 mod results;
 mod trees;
 mod verity;

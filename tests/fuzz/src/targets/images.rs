@@ -10,6 +10,8 @@ use firstlight_image_builder::format::disk::partitions;
 use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::unpacked;
 use firstlight_image_builder::format::verity::Params;
+use firstlight_image_builder::progress::Progress;
+use firstlight_image_builder::pull::{Credentials, Patience, Source, Wanted, docker, pull};
 use firstlight_image_builder::sbom::{self, Format};
 use firstlight_image_builder::verify::verify;
 
@@ -46,6 +48,47 @@ pub(super) fn file_system(bytes: &[u8]) {
     for entry in &entries {
         let plain = |part: &str| !matches!(part, "" | "." | "..");
         assert!(entry.path.is_empty() || entry.path.split('/').all(plain), "{:?}", entry.path);
+    }
+}
+
+/// Lists of images, and a manifest.
+pub(super) const SAVED: &[&[u8]] = &[
+    br#"[{"Config":"c.json","RepoTags":["busybox:1.36"],"Layers":["a/layer.tar","blobs/sha256/b"]}]"#,
+    br#"[{"Config":"c.json","RepoTags":null,"Layers":null}]"#,
+    br#"{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json",
+"digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0},"layers":[]}"#,
+];
+
+/// What `docker save` lists, and any document of a layout in its place.
+pub(super) fn saved(bytes: &[u8]) {
+    for image in docker::read(bytes).unwrap_or_default() {
+        let plain = |name: &String| !name.starts_with('/') && name.split('/').all(|part| part != "..");
+        assert!(plain(&image.config) && image.layers.iter().all(plain), "{image:?}");
+    }
+    let Ok(folder) = tempfile::tempdir() else { return };
+    let (from, out) = (folder.path().join("from"), folder.path().join("out"));
+    let _ = fs::create_dir(&from);
+    let _ = fs::write(from.join("oci-layout"), br#"{"imageLayoutVersion":"1.0.0"}"#);
+    let _ = fs::write(from.join("index.json"), bytes);
+    let (Ok(platform), source) = ("linux/amd64".parse(), Source::Layout { path: from, reference: None }) else {
+        return;
+    };
+    let wanted = Wanted {
+        source: &source,
+        out: &out,
+        platform: &platform,
+        plain_http: false,
+        credentials: &Credentials::default(),
+        patience: Patience::default(),
+        progress: Progress::quiet(),
+    };
+    assert!(pull(&wanted).is_err() && !out.exists(), "there is no blob that it could have");
+}
+
+/// What is taken is written as it is read.
+pub(super) fn reference(bytes: &[u8]) {
+    if let Ok(Source::Registry(remote)) = text(bytes).parse() {
+        assert_eq!(remote.to_string().parse().ok(), Some(Source::Registry(remote)));
     }
 }
 

@@ -1,14 +1,11 @@
 //! A file server of the host: NFS 4 in user space, on the loopback, without any
 //! rights. What clients write is in its memory.
 
-use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use tempfile::TempDir;
-
+use super::server::{Server, free_port};
 use super::tree::{Members, Recipe, Tree, io_error};
 use super::{Error, Toolbox};
 
@@ -34,32 +31,18 @@ const LIBRARIES: &[&str] = &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu",
 const LOADERS: &[&str] =
     &["lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
 
-/// How long it may take to listen.
-const LISTEN: Duration = Duration::from_secs(30);
-
 /// The folder that clients mount.
 pub const EXPORT: &str = "/export";
 
 /// A file server that ends when this is dropped.
 #[derive(Debug)]
-pub struct FileServer {
-    child: Child,
-    port: u16,
-    folder: TempDir,
-}
-
-impl Drop for FileServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+pub struct FileServer(Server);
 
 impl FileServer {
     /// Its port on the loopback.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.0.port
     }
 }
 
@@ -85,37 +68,18 @@ impl Toolbox {
         let tree = Tree::prepare(&self.cache, &GANESHA, self.progress)?;
         let folder = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
         let at = |name: &str| folder.path().join(name);
-        let failed = |path: PathBuf| move |error| Error::from(io_error("write", &path, error));
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-        let port = free.map_err(failed(at("port")))?.port();
+        let port = free_port()?;
         let text = configuration(port, &tree.root.join("usr/lib/x86_64-linux-gnu/ganesha"), folder.path());
-        fs::write(at("ganesha.conf"), text).map_err(failed(at("ganesha.conf")))?;
-        let log = File::create(at("log")).map_err(failed(at("log")))?;
-        let errors = log.try_clone().map_err(failed(at("log")))?;
+        let file = at("ganesha.conf");
+        fs::write(&file, text).map_err(|error| io_error("write", &file, error))?;
 
         // This suite has libraries in /lib as well.
         let libraries: Vec<String> =
             LIBRARIES.iter().map(|folder| tree.root.join(folder).display().to_string()).collect();
         let mut command = Command::new(tree.file(LOADERS)?);
         command.arg("--library-path").arg(libraries.join(":")).arg(tree.file(&[PROGRAM])?);
-        firstlight_sys::child::die_with_parent(&mut command);
-        command.arg("-F").arg("-f").arg(at("ganesha.conf")).args(["-L", "STDOUT", "-N", "NIV_EVENT"]);
+        command.arg("-F").arg("-f").arg(&file).args(["-L", "STDOUT", "-N", "NIV_EVENT"]);
         command.arg("-p").arg(at("pid"));
-        let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn();
-        let child = child.map_err(|error| Error::from(io_error("run", &tree.root.join(PROGRAM), error)))?;
-        let mut server = FileServer { child, port, folder };
-        let begin = Instant::now();
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        while TcpStream::connect(address).is_err() {
-            let ended = server.child.try_wait().ok().flatten().is_some();
-            if ended || begin.elapsed() > LISTEN {
-                let said = fs::read(server.folder.path().join("log")).unwrap_or_default();
-                let said = String::from_utf8_lossy(&said);
-                let last = said.lines().rev().take(8).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>();
-                return Err(Error::FileServer { port, what: last.join("\n") });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(server)
+        Ok(FileServer(Server::start("nfs-ganesha", command, port, folder)?))
     }
 }

@@ -10,6 +10,8 @@ mod disks;
 mod file_server;
 mod host_qemu;
 mod packet_filter;
+mod registry;
+mod server;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ use firstlight_vm::Tool;
 
 pub use disks::{DiskTools, FileSystem};
 pub use file_server::{EXPORT, FileServer};
+pub use registry::{BASIC, Registry, registry};
 pub use tree::Origin;
 
 use tree::{Members, Recipe, Tree};
@@ -50,12 +53,14 @@ pub enum Error {
         /// What it said.
         what: String,
     },
-    /// The file server does not serve.
-    #[error("the file server does not listen on port {port} of the loopback:\n{what}")]
-    FileServer {
+    /// A server does not serve.
+    #[error("{name} on port {port} of the loopback does not serve:\n{what}")]
+    Server {
+        /// Which.
+        name: &'static str,
         /// Its port.
         port: u16,
-        /// The end of its log.
+        /// The end of its log, or its answer.
         what: String,
     },
     /// A prepared tree lacks a file it must have.

@@ -1,0 +1,68 @@
+//! A server of the host on the loopback, which ends when it is dropped.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::Error;
+use super::tree::io_error;
+
+/// How long it may take to listen.
+const LISTEN: Duration = Duration::from_secs(30);
+
+/// A server that listens.
+#[derive(Debug)]
+pub(super) struct Server {
+    child: Child,
+    pub(super) port: u16,
+    /// What it keeps; goes with it.
+    folder: TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that nobody listens on now.
+pub(super) fn free_port() -> Result<u16, Error> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    Ok(free.map_err(|error| io_error("find a port on", Path::new("127.0.0.1"), error))?.port())
+}
+
+impl Server {
+    /// Starts what will listen on `port` and keeps its files in `folder`.
+    pub(super) fn start(name: &'static str, mut command: Command, port: u16, folder: TempDir) -> Result<Self, Error> {
+        let path = folder.path().join("log");
+        let failed = |error| Error::from(io_error("write", &path, error));
+        let log = File::create(&path).map_err(failed)?;
+        let errors = log.try_clone().map_err(failed)?;
+        firstlight_sys::child::die_with_parent(&mut command);
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn();
+        let child = child.map_err(|error| Error::from(io_error("run", Path::new(command.get_program()), error)))?;
+        let mut server = Self { child, port, folder };
+        let begin = Instant::now();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        while TcpStream::connect(address).is_err() {
+            let ended = server.child.try_wait().ok().flatten().is_some();
+            if ended || begin.elapsed() > LISTEN {
+                return Err(Error::Server { name, port, what: server.last_words() });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    fn last_words(&self) -> String {
+        let said = fs::read(self.folder.path().join("log")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let last: Vec<&str> = said.lines().rev().take(8).collect();
+        last.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}

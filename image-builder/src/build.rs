@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::archive;
 use crate::cache::{self, io_error};
 use crate::closure::{self, Finding};
 use crate::content;
@@ -41,6 +42,9 @@ pub enum Error {
     /// A package or its files could not be had.
     #[error(transparent)]
     Content(Box<content::Error>),
+    /// An archive or its files could not be had.
+    #[error(transparent)]
+    Archive(Box<archive::Error>),
     /// The image could not be judged.
     #[error(transparent)]
     Closure(#[from] closure::Error),
@@ -78,6 +82,12 @@ pub enum Error {
 impl From<content::Error> for Error {
     fn from(error: content::Error) -> Self {
         Self::Content(Box::new(error))
+    }
+}
+
+impl From<archive::Error> for Error {
+    fn from(error: archive::Error) -> Self {
+        Self::Archive(Box::new(error))
     }
 }
 
@@ -163,6 +173,15 @@ pub fn build_with(
             origins.insert(path, origin.clone());
         }
     }
+    let mut archives = Vec::new();
+    for wanted in &manifest.archives {
+        let (record, entries) = archive::entries(packages.cache(), wanted, packages.progress())?;
+        for (path, node) in entries {
+            tree.add(&path, node)?;
+            origins.insert(path, Origin::Archive(record.id()));
+        }
+        archives.push(record);
+    }
     for files in driver.iter().filter_map(|driver| driver.files.as_ref()) {
         for (path, node) in files.entries() {
             tree.add(path, node)?;
@@ -197,6 +216,7 @@ pub fn build_with(
         built_in_modules: modules.built_in.into_iter().collect(),
         driver: driver.as_ref().map(of_driver),
         packages: records(packages, facts),
+        archives,
         tools: sorted(packages.tools().iter().map(PackageRecord::of)),
         suites: packages.suites().iter().map(SuiteRecord::of).collect(),
         own_files_sha256,
@@ -336,7 +356,8 @@ fn lines(findings: &[Finding]) -> String {
 /// Whether an image has what its files need; what nobody in it does.
 fn judged(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<BTreeMap<String, u64>, Error> {
     let driver = driver.filter(|driver| driver.files.is_some());
-    if manifest.closure.is_none() && manifest.packages.is_empty() && driver.is_none() {
+    let foreign = !manifest.packages.is_empty() || !manifest.archives.is_empty();
+    if manifest.closure.is_none() && !foreign && driver.is_none() {
         return Ok(BTreeMap::new());
     }
     let mut rules = manifest.closure.clone().unwrap_or_default();

@@ -6,6 +6,7 @@
 //! with its hash. The same inputs give the same bytes. Nothing needs root.
 #![forbid(unsafe_code)]
 
+pub mod archive;
 pub mod boot;
 pub mod build;
 pub mod cache;
@@ -30,6 +31,7 @@ pub mod pull;
 pub mod record;
 pub mod sbom;
 pub mod store;
+mod tar_names;
 pub mod tools;
 pub mod tree;
 pub mod verify;

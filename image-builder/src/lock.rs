@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache;
 use crate::debian::{Candidate, is_plain};
+use crate::record::ArchiveRecord;
 use crate::store::is_hash;
 
 /// The version of this file's shape.
@@ -75,6 +76,9 @@ pub struct Lock {
     /// Every package that something was taken from, or that built something.
     #[serde(default, rename = "package")]
     pub packages: Vec<Pinned>,
+    /// Every archive that was supplied.
+    #[serde(default, rename = "archive", skip_serializing_if = "Vec::is_empty")]
+    pub archives: Vec<ArchiveRecord>,
     /// Sets of tools, by what they are for, with the names of their packages.
     #[serde(default)]
     pub kits: BTreeMap<String, Vec<String>>,
@@ -209,6 +213,9 @@ impl Lock {
                 return Err(format!("kit {kit} has the odd word {odd:?}"));
             }
         }
+        for archive in &self.archives {
+            hash(&format!("archive {}", archive.name), &archive.sha256)?;
+        }
         Self::check_packages(&self.packages)?;
         Self::check_packages(&self.tools)
     }
@@ -248,7 +255,7 @@ impl Lock {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -277,6 +284,14 @@ mod tests {
                 architecture: "amd64".into(),
                 size: 9,
                 sha256: hash.clone(),
+            }],
+            archives: vec![ArchiveRecord {
+                name: "fabricmanager".into(),
+                version: "550.163.01".into(),
+                size: 9,
+                sha256: hash.clone(),
+                licence: "NVIDIA".into(),
+                reason: "the fabric".into(),
             }],
             kits: BTreeMap::from([("trixie:erofs-utils".to_owned(), vec!["erofs-utils".to_owned()])]),
             tools: vec![Pinned {
@@ -315,6 +330,7 @@ mod tests {
             (with(&|lock| lock.packages[0].name = "../../etc/passwd".into()), "odd word"),
             (with(&|lock| lock.packages[0].version = "-oDebug=1".into()), "odd word"),
             (with(&|lock| lock.packages[0].sha256 = "ab".into()), "SHA-256"),
+            (with(&|lock| lock.archives[0].sha256 = "x".into()), "archive fabricmanager"),
             (with(&|lock| lock.packages.push(lock.packages[0].clone())), "twice"),
             (with(&|lock| drop(lock.kits.insert("../x".into(), Vec::new()))), "kit ../x has the odd word"),
             (with(&|lock| drop(lock.kits.insert("x".into(), vec!["a/b".into()]))), "\"a/b\""),

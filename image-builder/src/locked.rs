@@ -7,7 +7,7 @@ use crate::build::{self, Image};
 use crate::cache::io_error;
 use crate::digest;
 use crate::lock::{self, Lock, Output, SCHEMA};
-use crate::manifest::{Manifest, Variables};
+use crate::manifest::{Archive, Manifest, Variables};
 use crate::packages::Packages;
 use crate::progress::Progress;
 
@@ -29,6 +29,21 @@ pub enum Error {
         locked: String,
         /// The manifest's.
         image: String,
+    },
+    /// An archive is not the one that the lock names.
+    #[error(
+        "{} has archive {name} with SHA-256 {locked}, and {given} is given: supply that one, or write the lock anew with \
+         image-builder lock", file.display()
+    )]
+    OtherArchive {
+        /// The lock file.
+        file: PathBuf,
+        /// The archive.
+        name: String,
+        /// What the lock says.
+        locked: String,
+        /// What the manifest says, with its variables.
+        given: String,
     },
     /// Everything is as the lock has it, and the result is not.
     #[error(
@@ -100,6 +115,7 @@ pub fn lock_of(manifest_sha256: &str, packages: &Packages<'_>, image: &Image) ->
         outputs: contents.outputs.iter().map(output).collect::<BTreeMap<_, _>>(),
         suites: packages.suites().to_vec(),
         packages: pinned,
+        archives: contents.archives.clone(),
         kits: packages.kits().clone(),
         tools,
     }
@@ -137,10 +153,28 @@ pub fn build_by(task: &Task<'_>) -> Result<(Image, Verdict), Error> {
     if lock.image != read.image.name {
         return Err(Error::OtherImage { file: task.lock.to_owned(), locked: lock.image, image: read.image.name });
     }
+    check_archives(&lock, &read.archives, task.lock)?;
     let mut packages = Packages::new(task.cache, Some(&lock), task.progress);
     let image = build::build_from(&read, &mut packages, task.out)?;
     let verdict = compare(&lock, &sha256, &image, task.lock)?;
     Ok((image, verdict))
+}
+
+/// Archives are pinned as packages are.
+fn check_archives(lock: &Lock, given: &[Archive], file: &Path) -> Result<(), Error> {
+    for archive in given {
+        let locked = lock.archives.iter().find(|one| one.name == archive.name);
+        let locked = locked.map_or("none", |one| one.sha256.as_str());
+        if locked != archive.sha256 {
+            return Err(Error::OtherArchive {
+                file: file.to_owned(),
+                name: archive.name.clone(),
+                locked: locked.to_owned(),
+                given: archive.sha256.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn compare(lock: &Lock, manifest_sha256: &str, image: &Image, file: &Path) -> Result<Verdict, Error> {
@@ -182,6 +216,27 @@ mod tests {
         };
         let (kernel, initrd, record) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
         Image { kernel, initrd, disk: None, record, contents }
+    }
+
+    #[test]
+    fn an_archive_has_to_be_the_one_of_the_lock() {
+        let archive = |name: &str, digit: &str| Archive {
+            name: name.into(),
+            version: "1".into(),
+            path: "/none".into(),
+            sha256: digit.repeat(64),
+            licence: "x".into(),
+            reason: "x".into(),
+            files: Vec::new(),
+        };
+        let lock = crate::lock::tests::sample();
+        let check =
+            |one: Archive| check_archives(&lock, &[one], Path::new("x.lock")).map_err(|error| error.to_string());
+        let error = check(archive("fabricmanager", "c")).unwrap_err();
+        assert!(error.contains("fabricmanager") && error.contains("x.lock") && error.contains("abab"), "{error}");
+        assert!(check(archive("other", "c")).unwrap_err().contains("SHA-256 none"));
+        let same = Archive { sha256: lock.archives[0].sha256.clone(), ..archive("fabricmanager", "c") };
+        check(same).unwrap();
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Texts may hold `${NAME}`, replaced by values given with the build; so one
 //! manifest serves debug and release builds of our programs.
 
+mod archive;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +15,7 @@ use crate::format::{Compression, Plan, Wanted, Wrong};
 use crate::{driver, kernel};
 
 pub use crate::format::Format;
+pub use archive::{Archive, Part};
 
 /// The manifest of the lab's image, which is also the worked example.
 pub const LAB: &str = include_str!("../manifests/lab.toml");
@@ -87,6 +90,9 @@ pub struct Manifest {
     /// Debian packages of which files are taken.
     #[serde(default, rename = "package")]
     pub packages: Vec<Package>,
+    /// Archives that whoever builds the image supplies.
+    #[serde(default, rename = "archive")]
+    pub archives: Vec<Archive>,
     /// Regular files.
     #[serde(default, rename = "file")]
     pub files: Vec<File>,
@@ -352,6 +358,9 @@ impl Manifest {
         }
         for package in &mut self.packages {
             check.package(package)?;
+        }
+        for archive in &mut self.archives {
+            archive.settle(check)?;
         }
         for file in &mut self.files {
             check.place("file.path", &mut file.path)?;

@@ -75,6 +75,9 @@ pub struct Contents {
     pub driver: Option<DriverRecord>,
     /// Every package something was taken from, or of which something was compiled.
     pub packages: Vec<PackageRecord>,
+    /// Every archive that was supplied and that something was taken from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub archives: Vec<ArchiveRecord>,
     /// Every package of the programs that made the format or compiled something.
     #[serde(default)]
     pub tools: Vec<PackageRecord>,
@@ -132,6 +135,34 @@ pub enum Origin {
     Package(String),
     /// It was compiled of this package.
     Source(String),
+    /// An archive has it, by [`ArchiveRecord::id`].
+    Archive(String),
+}
+
+/// An archive that whoever built the image has supplied.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArchiveRecord {
+    /// The manifest's name for it.
+    pub name: String,
+    /// The version of what is in it, as the manifest says.
+    pub version: String,
+    /// In bytes.
+    pub size: u64,
+    /// SHA-256 of the archive.
+    pub sha256: String,
+    /// Its licence, as the manifest says.
+    pub licence: String,
+    /// What it is for, as the manifest says.
+    pub reason: String,
+}
+
+impl ArchiveRecord {
+    /// What a file's [`Origin`] calls it: `NAME=VERSION`.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{}={}", self.name, self.version)
+    }
 }
 
 /// A package that contributed.
@@ -277,6 +308,7 @@ mod tests {
             (Origin::Builder, r#""builder""#),
             (Origin::Package(id("sid", "p", "1:2")), r#"{"package":"sid/p=1:2"}"#),
             (Origin::Source("s".into()), r#"{"source":"s"}"#),
+            (Origin::Archive("a=1".into()), r#"{"archive":"a=1"}"#),
         ] {
             assert_eq!(serde_json::to_string(&origin).unwrap(), text);
             assert_eq!(serde_json::from_str::<Origin>(text).unwrap(), origin);

@@ -16,8 +16,11 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// Options of `image`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which, such as base or gpu-550; all of them if none is named.
+    /// Which, such as base or gpu-550; if none is named, all that need nothing which is not free.
     names: Vec<String>,
+    /// A value for ${NAME} in the manifests, such as where an archive is; may be given again.
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
+    set: Vec<(String, String)>,
     /// Each gets a folder of its own in here.
     #[arg(long, value_name = "DIR", default_value = "out/images")]
     out: PathBuf,
@@ -29,13 +32,25 @@ pub(crate) struct Args {
     yes: bool,
 }
 
+fn assignment(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
 /// Builds our programs and the images with them, and prints their sizes.
 pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
-    let all = shipped::names().context("list the folder manifests")?;
+    let all = shipped::all().context("list the folder manifests")?;
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
         bail!("there is no manifests/{unknown}.toml; there are: {}", all.join(", "));
     }
-    let names = if args.names.is_empty() { &all } else { &args.names };
+    let free = shipped::names().context("read the folder manifests")?;
+    let names = if args.names.is_empty() { &free } else { &args.names };
+    // What is missing is better told before the programs are built.
+    for name in names {
+        shipped::manifest_with(name, Path::new("/init"), Path::new("/agent"), args.set.iter().cloned().collect())?;
+    }
     Lab::install_packages(args.yes)?;
     eprintln!("xtask: building PID 1 and the agent");
     let init = static_program(&workspace(), "firstlight-init", "firstlight-init")?;
@@ -44,7 +59,7 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;
     let (mut lines, mut boots) = (Vec::new(), Vec::new());
     for name in names {
-        let manifest = shipped::manifest(name, &init, &agent)?;
+        let manifest = shipped::manifest_with(name, &init, &agent, args.set.iter().cloned().collect())?;
         let image = shipped::build(&manifest, &args.out.join(name), &cache, shipped::progress())?;
         let contents = &image.contents;
         let packed = contents.outputs.iter().find(|(file, _)| file.starts_with("initrd") || file.ends_with(".img"));

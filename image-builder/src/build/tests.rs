@@ -270,3 +270,45 @@ fn what_is_of_the_driver_says_so() {
     let libcuda = Origin::Package("trixie/libcuda1=550.163.01-2".into());
     assert_eq!(origins, Origins::from([("usr/lib/libcuda.so.1".to_owned(), libcuda)]));
 }
+
+#[test]
+fn an_archive_is_in_the_image_in_its_record_and_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("init"), "#!init").unwrap();
+    let archive = |config: &str| {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, bytes) in [("fm-1/etc/fm.cfg", config), ("fm-1/share/h100_topology", "map")] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            builder.append_data(&mut header, name, bytes.as_bytes()).unwrap();
+        }
+        let bytes = builder.into_inner().unwrap();
+        fs::write(dir.path().join("fm.tar"), &bytes).unwrap();
+        digest::of_bytes(&bytes)
+    };
+    let built = |sha256: &str, out: &str| {
+        let text = format!(
+            "{MANIFEST}\n[[archive]]\nname = \"fm\"\nversion = \"1\"\npath = \"fm.tar\"\nsha256 = \"{sha256}\"\n\
+             licence = \"theirs\"\nreason = \"the fabric\"\nfiles = [{{ from = \"*/etc/fm.cfg\", into = \"/usr/share/fm\" }},\n\
+             {{ from = \"*/share/*_topology\", into = \"/usr/share/fm\" }}]\n\
+             [[closure.names]]\nfile = \"/usr/share/fm/fm.cfg\"\nkey = \"TOPOLOGY\"\nreason = \"maps\"\n"
+        );
+        let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
+        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join(out))
+    };
+    let hash = archive("TOPOLOGY=/usr/share/fm\n");
+    let contents = built(&hash, "good").unwrap().contents;
+    let record = &contents.archives[0];
+    assert_eq!((record.sha256.as_str(), record.licence.as_str()), (hash.as_str(), "theirs"));
+    let origin = Some(Origin::Archive("fm=1".into()));
+    assert_eq!(contents.files["usr/share/fm/fm.cfg"].origin, origin);
+    assert_eq!(contents.files["usr/share/fm/h100_topology"].origin, origin);
+    assert_eq!(Contents::read(&dir.path().join("good")).unwrap().archives, contents.archives);
+    // Packages' rules hold for what is supplied.
+    let error = built(&archive("TOPOLOGY=/usr/share/none\n"), "bad").unwrap_err().to_string();
+    assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/none"), "{error}");
+    let error = built(&hash, "other").unwrap_err().to_string();
+    assert!(error.contains("the manifest says") && error.contains("the fabric"), "{error}");
+    assert!(!dir.path().join("bad").join(RECORD).exists());
+}

@@ -27,7 +27,7 @@ pub struct Change<T> {
 /// How many bytes are from one place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// `SUITE/NAME` of a package, `compiled of SUITE/NAME`, `own`, or `builder`.
+    /// `SUITE/NAME` of a package, `compiled of SUITE/NAME`, `archive NAME`, `own`, or `builder`.
     pub origin: String,
     /// Bytes of its files in the first image.
     pub a: u64,
@@ -49,7 +49,8 @@ pub struct Diff {
     pub facts: Vec<Change<String>>,
     /// The files of the results.
     pub outputs: Vec<Change<Bytes>>,
-    /// Packages of which something is in the image or was compiled.
+    /// Packages of which something is in the image or was compiled, and
+    /// archives that were supplied, as packages of the suite `archive`.
     pub packages: Vec<Change<PackageRecord>>,
     /// Files in the image, those whose size changed most first.
     pub files: Vec<Change<FileRecord>>,
@@ -84,7 +85,7 @@ impl Diff {
             same: false,
             facts: changes(&facts(a, later), &facts(b, later), |a, b| a == b),
             outputs: changes(&a.outputs, &b.outputs, |a, b| a == b),
-            packages: packages::changes(&a.packages, &b.packages),
+            packages: packages::changes(&packages::all(a), &packages::all(b)),
             files,
             others,
             totals: totals(a, b),
@@ -176,6 +177,7 @@ fn label(origin: &Origin) -> String {
         Origin::Builder => "builder".to_owned(),
         Origin::Package(id) => package(id),
         Origin::Source(id) => format!("compiled of {}", package(id)),
+        Origin::Archive(id) => format!("archive {}", package(id)),
     }
 }
 

@@ -3,7 +3,19 @@
 use std::collections::BTreeMap;
 
 use super::Change;
-use crate::record::PackageRecord;
+use crate::record::{Contents, PackageRecord};
+
+/// The packages of an image, and the archives that were supplied for it.
+pub(super) fn all(contents: &Contents) -> Vec<PackageRecord> {
+    let archives = contents.archives.iter().map(|archive| PackageRecord {
+        name: archive.name.clone(),
+        version: archive.version.clone(),
+        suite: "archive".to_owned(),
+        architecture: None,
+        sha256: archive.sha256.clone(),
+    });
+    contents.packages.iter().cloned().chain(archives).collect()
+}
 
 /// Packages that only one image has, or both in different versions or from
 /// different suites. The same name is the same package; an image may have it

@@ -15,8 +15,6 @@ pub(crate) const IMAGE: u64 = 128 << 30;
 pub(crate) const DEPTH: usize = 4;
 /// Entries of an archive.
 pub(crate) const ENTRIES: usize = 65_536;
-/// The name of an entry.
-pub(crate) const NAME: usize = 4096;
 /// A gzip-packed archive, unpacked.
 pub(crate) const ARCHIVE: u64 = IMAGE;
 /// The answer of a token service.

@@ -59,6 +59,8 @@ struct Component {
     scope: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hashes: Vec<Hash>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    licenses: Vec<Licensed>,
     #[serde(skip_serializing_if = "Option::is_none")]
     purl: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +69,17 @@ struct Component {
     components: Vec<Component>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     properties: Vec<Property>,
+}
+
+#[derive(Debug, Serialize)]
+struct Licensed {
+    license: License,
+}
+
+/// By its name: whether that is one of SPDX's, a manifest does not say.
+#[derive(Debug, Serialize)]
+struct License {
+    name: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -163,7 +176,7 @@ fn package(one: &Package<'_>) -> Component {
 fn group(one: &Group<'_>, kernel: Option<&Bytes>) -> Component {
     Component {
         r#type: match one.kind {
-            Kind::Own => "application",
+            Kind::Own | Kind::Archive => "application",
             Kind::Builder => "data",
             Kind::Kernel | Kind::OtherSource => "library",
             Kind::Driver => "device-driver",
@@ -173,7 +186,17 @@ fn group(one: &Group<'_>, kernel: Option<&Bytes>) -> Component {
         version: one.version.clone(),
         description: Some(one.note.clone()),
         scope: Some("required"),
-        hashes: kernel.filter(|_| one.kind == Kind::Kernel).map(|bytes| sha256(&bytes.sha256)).into_iter().collect(),
+        hashes: kernel
+            .filter(|_| one.kind == Kind::Kernel)
+            .map(|bytes| sha256(&bytes.sha256))
+            .into_iter()
+            .chain(one.archive.map(|archive| sha256(&archive.sha256)))
+            .collect(),
+        licenses: one
+            .archive
+            .map(|archive| Licensed { license: License { name: archive.licence.clone() } })
+            .into_iter()
+            .collect(),
         pedigree: one.source.map(|source| Pedigree { ancestors: vec![ancestor(source)] }),
         components: files(&one.files),
         ..Component::default()

@@ -4,7 +4,7 @@
 //! archives that files were expanded from. Nobody has looked at licences, and
 //! the document says so (`NOASSERTION`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 
 use serde::Serialize;
@@ -32,6 +32,17 @@ pub(super) struct Document {
     packages: Vec<SpdxPackage>,
     files: Vec<SpdxFile>,
     relationships: Vec<Relationship>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    has_extracted_licensing_infos: Vec<ExtractedLicence>,
+}
+
+/// A licence that is not in SPDX's list, or that nobody has looked up there.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ExtractedLicence {
+    license_id: String,
+    name: String,
+    extracted_text: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -58,7 +69,7 @@ struct SpdxPackage {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     checksums: Vec<Checksum>,
     license_concluded: &'static str,
-    license_declared: &'static str,
+    license_declared: String,
     copyright_text: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     comment: Option<String>,
@@ -132,6 +143,25 @@ fn result_id(name: &str) -> String {
     reference("Result", name, name)
 }
 
+/// How a licence is referred to that the manifest names.
+fn licence_id(name: &str) -> String {
+    let plain = |one: char| if one.is_ascii_alphanumeric() || one == '.' { one } else { '-' };
+    let words: String = name.chars().take(40).map(plain).collect();
+    format!("LicenseRef-{words}-{}", &digest::of_bytes(name.as_bytes())[..12])
+}
+
+/// The licences of archives, each once.
+fn licences(view: &View<'_>) -> Vec<ExtractedLicence> {
+    let names: BTreeSet<&str> =
+        view.groups.iter().filter_map(|one| one.archive).map(|one| one.licence.as_str()).collect();
+    let one = |name: &str| ExtractedLicence {
+        license_id: licence_id(name),
+        name: name.to_owned(),
+        extracted_text: format!("{name}. Its text is in the archive, or with whoever supplies that."),
+    };
+    names.into_iter().map(one).collect()
+}
+
 fn group_id(group: &Group<'_>) -> String {
     reference("Part", &group.name, &group.id)
 }
@@ -147,7 +177,7 @@ fn unknown(name: &str, id: String) -> SpdxPackage {
         id,
         download_location: UNKNOWN,
         license_concluded: UNKNOWN,
-        license_declared: UNKNOWN,
+        license_declared: UNKNOWN.to_owned(),
         copyright_text: UNKNOWN,
         ..SpdxPackage::default()
     }
@@ -203,9 +233,11 @@ fn group(one: &Group<'_>) -> Result<SpdxPackage, String> {
         files_analyzed: code.is_some(),
         package_verification_code: code,
         comment: Some(one.note.clone()),
+        checksums: one.archive.map(|archive| sha256(&archive.sha256)).into_iter().collect(),
+        license_declared: one.archive.map_or(UNKNOWN.to_owned(), |archive| licence_id(&archive.licence)),
         primary_package_purpose: match one.kind {
             Kind::Kernel => Some("OPERATING-SYSTEM"),
-            Kind::Own => Some("APPLICATION"),
+            Kind::Own | Kind::Archive => Some("APPLICATION"),
             Kind::Driver | Kind::Builder | Kind::OtherSource => None,
         },
         ..unknown(&one.name, group_id(one))
@@ -281,5 +313,6 @@ pub(super) fn document(view: &View<'_>, created: &Created, uuid: &str) -> Result
         packages: std::iter::once(image).chain(packages.into_values()).collect(),
         files: all().map(file).collect(),
         relationships: relationships(view),
+        has_extracted_licensing_infos: licences(view),
     })
 }

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::digest::{Bytes, of_bytes};
-use crate::record::{DriverRecord, FileRecord, Origin, PackageRecord, RECORD, SuiteRecord};
+use crate::record::{ArchiveRecord, DriverRecord, FileRecord, Origin, PackageRecord, RECORD, SuiteRecord};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -50,11 +50,20 @@ fn image() -> Contents {
         outputs: BTreeMap::from([("rootfs.img".into(), bytes("root")), ("vmlinux".into(), bytes("kernel"))]),
         files: BTreeMap::from([
             ("init".into(), file(ABC, Origin::Own)),
+            ("usr/bin/nv-fabricmanager".into(), file(ABC, Origin::Archive("fabricmanager=550".into()))),
             ("lib/libc.so.6".into(), file(EMPTY, Origin::Package(libc.id()))),
             ("lib/modules/6/modules.dep".into(), file(ABC, Origin::Builder)),
             ("lib/modules/6/modules.builtin".into(), file(EMPTY, Origin::Source(source.id()))),
             ("lib/modules/6/updates/nvidia.ko".into(), file(ABC, Origin::Source(dkms.id()))),
         ]),
+        archives: vec![ArchiveRecord {
+            name: "fabricmanager".into(),
+            version: "550".into(),
+            size: 7,
+            sha256: of_bytes(b"archive"),
+            licence: "NVIDIA's licence".into(),
+            reason: "the fabric".into(),
+        }],
         packages: vec![libc, source, dkms],
         ..Contents::default()
     }
@@ -114,6 +123,22 @@ fn the_same_record_gives_the_same_bytes() {
 }
 
 #[test]
+fn archives_are_told_with_hash_and_licence() {
+    let (cyclonedx, spdx) = (bill(&image(), Format::CycloneDx), bill(&image(), Format::Spdx));
+    let is = |one: &&Value| one["name"] == "fabricmanager";
+    let one = list(&cyclonedx["components"]).iter().find(is).unwrap();
+    assert_eq!((text(&one["version"]), text(&one["hashes"][0]["content"])), ("550", of_bytes(b"archive").as_str()));
+    assert_eq!(text(&one["licenses"][0]["license"]["name"]), "NVIDIA's licence");
+    assert_eq!(text(&one["components"][0]["name"]), "/usr/bin/nv-fabricmanager");
+    let one = list(&spdx["packages"]).iter().find(is).unwrap();
+    assert_eq!(text(&one["checksums"][0]["checksumValue"]), of_bytes(b"archive"));
+    let licence = &spdx["hasExtractedLicensingInfos"][0];
+    assert_eq!(one["licenseDeclared"], licence["licenseId"]);
+    assert!(text(&licence["licenseId"]).starts_with("LicenseRef-NVIDIA-s-licence-"));
+    assert_eq!(text(&licence["name"]), "NVIDIA's licence");
+}
+
+#[test]
 fn dates_come_from_the_epoch_or_the_newest_suite() {
     let date = |contents: &Contents, epoch| {
         let bill = |format| serde_json::from_slice::<Value>(&written(contents, format, epoch).unwrap()).unwrap();
@@ -158,13 +183,14 @@ fn cyclonedx_has_every_file_once_in_what_it_is_from() {
         list(&one["components"]).iter().map(|file| text(&file["name"])).collect::<Vec<_>>()
     };
     assert_eq!(files("own"), ["/init"]);
+    assert_eq!(files("archive/fabricmanager=550"), ["/usr/bin/nv-fabricmanager"]);
     assert_eq!(files("builder"), ["/lib/modules/6/modules.dep"]);
     assert_eq!(files("package/trixie/libc6=2.41-12+deb13u1"), ["/lib/libc.so.6"]);
     assert_eq!(files("compiled/trixie/linux-source-6.12=6.12.107-1"), ["/lib/modules/6/modules.builtin"]);
     let driver = "compiled/trixie/nvidia-open-kernel-dkms=550.163.01-2";
     assert_eq!(files(driver), ["/lib/modules/6/updates/nvidia.ko"]);
     assert_eq!(files("image"), ["rootfs.img", "vmlinux"]);
-    assert_eq!(all.iter().filter(|one| one["type"] == "file").count(), 5 + 2);
+    assert_eq!(all.iter().filter(|one| one["type"] == "file").count(), 6 + 2);
     let find = |reference: &str| *all.iter().find(|one| one["bom-ref"] == reference).unwrap();
     let driver = find(driver);
     assert_eq!((text(&driver["type"]), text(&driver["version"])), ("device-driver", "550.163.01"));
@@ -181,7 +207,7 @@ fn cyclonedx_has_every_file_once_in_what_it_is_from() {
         assert!(ends.map(text).all(|end| refs.contains(end)), "{one}");
     }
     let parts: Vec<&str> = list(&bill["dependencies"][0]["dependsOn"]).iter().map(text).collect();
-    assert_eq!(parts.len(), 5, "{parts:?}");
+    assert_eq!(parts.len(), 6, "{parts:?}");
     for reference in ["package/trixie/erofs-utils=1.8.6-1", "package/trixie/nvidia-open-kernel-dkms=550.163.01-2"] {
         assert_eq!(find(reference)["scope"], "excluded");
         assert!(!parts.contains(&reference), "{parts:?}");
@@ -194,7 +220,7 @@ fn spdx_contains_every_file_and_relates_every_package() {
     assert_eq!((text(&bill["spdxVersion"]), text(&bill["dataLicense"])), ("SPDX-2.3", "CC0-1.0"));
     assert!(text(&bill["creationInfo"]["creators"][0]).starts_with("Tool: firstlight-image-builder-"));
     let (packages, files) = (list(&bill["packages"]), list(&bill["files"]));
-    assert_eq!((packages.len(), files.len()), (1 + 2 + 4 + 4, 5));
+    assert_eq!((packages.len(), files.len()), (1 + 2 + 5 + 4, 6));
     let mut ids = BTreeSet::from(["SPDXRef-DOCUMENT"]);
     for one in packages.iter().chain(files) {
         let id = text(&one["SPDXID"]);
@@ -238,13 +264,13 @@ fn spdx_contains_every_file_and_relates_every_package() {
     ] {
         assert!(relations.contains(&(id(from), kind, id(to))), "{from} {kind} {to}");
     }
-    // Sorted, joined and hashed: `printf %s%s%s%s%s ... | sha1sum` says the same.
+    // Sorted, joined and hashed: `printf %s%s%s%s%s%s ... | sha1sum` says the same.
     let code = |name: &str| {
         let one = packages.iter().find(|one| one["name"] == name).unwrap();
         assert_eq!(one["filesAnalyzed"], true, "{name}");
         text(&one["packageVerificationCode"]["packageVerificationCodeValue"])
     };
-    assert_eq!(code("gpu"), "63a4feab98f89cd59ed5f87aff14e82a3663b87f");
+    assert_eq!(code("gpu"), "491236fedfcfb002266133741f3f4044c6fee577");
     assert_eq!(code("gpu-own-files"), "9ef2bdeea2b1bae79b9ddb930427d0b2c880bdac");
 }
 
@@ -279,13 +305,14 @@ fn what_a_record_lacks_or_invents_is_said() {
     assert!(error.contains("no SHA-1 of /init") && error.contains("cyclonedx"), "{error}");
     let cyclonedx = bill(&old, Format::CycloneDx);
     let loose = list(&cyclonedx["components"]).iter().filter(|one| one["type"] == "file").count();
-    assert_eq!(loose, 5, "files that are from nobody knows where stand for themselves");
+    assert_eq!(loose, 6, "files that are from nobody knows where stand for themselves");
     let scopes = list(&cyclonedx["components"]).iter().filter(|one| one["name"] == "linux-source-6.12");
     assert!(scopes.into_iter().all(|one| one.get("scope").is_none()), "content or input: nobody knows");
     for change in [
         |bad: &mut Contents| bad.files.get_mut("init").unwrap().sha256 = "x".into(),
         |bad: &mut Contents| bad.files.get_mut("init").unwrap().sha1 = Some("x".into()),
         |bad: &mut Contents| bad.packages[0].sha256 = String::new(),
+        |bad: &mut Contents| bad.archives[0].sha256 = "x".into(),
         |bad: &mut Contents| bad.outputs.get_mut("vmlinux").unwrap().sha256.push('0'),
     ] {
         let mut bad = image();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::build::KERNEL;
-use crate::record::{Contents, FileRecord, Origin, PackageRecord};
+use crate::record::{ArchiveRecord, Contents, FileRecord, Origin, PackageRecord};
 use crate::store::is_hash;
 
 /// A path without leading slash, and what is there.
@@ -38,6 +38,7 @@ pub(super) enum Kind {
     Kernel,
     Driver,
     OtherSource,
+    Archive,
 }
 
 /// Something that no package has as it is.
@@ -51,6 +52,8 @@ pub(super) struct Group<'a> {
     pub(super) note: String,
     /// What it was compiled of.
     pub(super) source: Option<&'a PackageRecord>,
+    /// The archive that it is.
+    pub(super) archive: Option<&'a ArchiveRecord>,
     pub(super) files: Vec<File<'a>>,
 }
 
@@ -69,7 +72,8 @@ pub(super) fn check(contents: &Contents) -> Result<(), String> {
     let packages = contents.packages.iter().chain(&contents.tools).map(|one| (one.name.as_str(), &one.sha256));
     let files = contents.files.iter().map(|(path, file)| (path.as_str(), &file.sha256));
     let outputs = contents.outputs.iter().map(|(name, file)| (name.as_str(), &file.sha256));
-    if let Some((what, hash)) = packages.chain(files).chain(outputs).find(|(_, hash)| !is_hash(hash)) {
+    let archives = contents.archives.iter().map(|one| (one.name.as_str(), &one.sha256));
+    if let Some((what, hash)) = packages.chain(archives).chain(files).chain(outputs).find(|(_, hash)| !is_hash(hash)) {
         return Err(format!("{what} has {hash:?} in the place of a SHA-256"));
     }
     let sha1 = |text: &String| text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -96,6 +100,7 @@ impl<'a> View<'a> {
             let file = (path.as_str(), file);
             match &file.1.origin {
                 Some(Origin::Package(id)) if by_id.contains_key(id) => of_packages.entry(id).or_default().push(file),
+                Some(Origin::Archive(id)) if !contents.archives.iter().any(|one| one.id() == *id) => loose.push(file),
                 None | Some(Origin::Package(_)) => loose.push(file),
                 Some(origin) => groups.entry(origin).or_default().push(file),
             }
@@ -140,6 +145,10 @@ fn group<'a>(
     files: Vec<File<'a>>,
 ) -> Group<'a> {
     let image = &contents.name;
+    let archive = match origin {
+        Origin::Archive(id) => contents.archives.iter().find(|one| one.id() == *id),
+        _ => None,
+    };
     let own = || contents.own_files_sha256.get(..16).map(str::to_owned);
     let (kind, id, name, version, note) = match origin {
         Origin::Source(id) if contents.kernel.as_ref() == Some(origin) => {
@@ -166,6 +175,12 @@ fn group<'a>(
             let version = Some(env!("CARGO_PKG_VERSION").to_owned());
             (Kind::Builder, "builder".to_owned(), format!("{image}-module-lists"), version, note)
         }
+        Origin::Archive(id) => {
+            let (name, version) = id.split_once('=').unwrap_or((id, ""));
+            let reason = archive.map(|one| one.reason.as_str()).unwrap_or_default();
+            let note = format!("From an archive that was supplied for the image: {reason}");
+            (Kind::Archive, format!("archive/{id}"), name.to_owned(), Some(version.to_owned()), note)
+        }
         Origin::Own | Origin::Package(_) => {
             let note = "Programs and files that the image's manifest names, from no package.".to_owned();
             (Kind::Own, "own".to_owned(), format!("{image}-own-files"), own(), note)
@@ -175,5 +190,5 @@ fn group<'a>(
         Origin::Source(id) => packages.get(id).copied(),
         _ => None,
     };
-    Group { kind, id, name, version, note, source, files }
+    Group { kind, id, name, version, note, source, archive, files }
 }

@@ -270,6 +270,11 @@ pub(crate) const TARGETS: &[Target] = &[
         read: images::saved,
     },
     Target {
+        name: "image-supplied",
+        seeds: images::SUPPLIED,
+        read: images::supplied,
+    },
+    Target {
         name: "image-reference",
         seeds: &[b"docker://r.io:5000/a/b:tag", b"oci:path:v1", b"docker-archive:a.tar:busybox:1.36"],
         read: images::reference,

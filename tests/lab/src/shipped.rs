@@ -14,11 +14,26 @@ fn folder() -> PathBuf {
     workspace().join("manifests")
 }
 
-/// The names of all of them, in order.
+/// The names of those that need nothing which is not free, in order.
 ///
 /// # Errors
 /// The folder cannot be read.
 pub fn names() -> std::io::Result<Vec<String>> {
+    let mut names = all()?;
+    let mut supplied = Vec::new();
+    for name in &names {
+        let text = std::fs::read_to_string(folder().join(format!("{name}.toml")))?;
+        supplied.extend(text.lines().any(|line| line == "[[archive]]").then(|| name.clone()));
+    }
+    names.retain(|name| !supplied.contains(name));
+    Ok(names)
+}
+
+/// The names of all of them, in order.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn all() -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder())? {
         let path = entry?.path();
@@ -35,8 +50,16 @@ pub fn names() -> std::io::Result<Vec<String>> {
 /// # Errors
 /// The manifest is wrong or not there.
 pub fn manifest(name: &str, init: &Path, agent: &Path) -> Result<Manifest, Error> {
+    manifest_with(name, init, agent, Variables::new())
+}
+
+/// The same with further values, such as where archives are that are supplied.
+///
+/// # Errors
+/// The manifest is wrong or not there.
+pub fn manifest_with(name: &str, init: &Path, agent: &Path, mut variables: Variables) -> Result<Manifest, Error> {
     let value = |path: &Path| path.display().to_string();
-    let variables = Variables::from([("INIT".to_owned(), value(init)), ("AGENT".to_owned(), value(agent))]);
+    variables.extend([("INIT".to_owned(), value(init)), ("AGENT".to_owned(), value(agent))]);
     Ok(Manifest::read(&folder().join(format!("{name}.toml")), &variables)?)
 }
 
@@ -68,6 +91,41 @@ mod tests {
             assert_eq!(manifest.image.name, name);
             assert!(manifest.budget.is_some(), "{name} has no budget");
             assert_eq!(manifest.driver.is_some(), name.starts_with("gpu"));
+        }
+    }
+
+    /// Values for those that are supplied with archives.
+    fn supplied() -> Variables {
+        let mut variables = Variables::new();
+        for name in ["FABRICMANAGER", "NVLSM"] {
+            variables.insert(name.to_owned(), "/archive.tar".to_owned());
+            variables.insert(format!("{name}_SHA256"), "ab".repeat(32));
+            variables.insert(format!("{name}_VERSION"), "580.1".to_owned());
+        }
+        variables
+    }
+
+    #[test]
+    fn service_vms_have_what_pid_1_starts_there_and_ask_for_what_is_not_free() {
+        let (init, agent) = (Path::new("/i"), Path::new("/a"));
+        for (name, programs) in [
+            ("service-vm-nvl4", &["usr/bin/nv-fabricmanager"][..]),
+            ("service-vm-nvl5", &["usr/bin/nv-fabricmanager", "opt/nvidia/nvlsm/sbin/nvlsm"]),
+        ] {
+            assert!(all().unwrap().iter().any(|one| one == name) && !names().unwrap().iter().any(|one| one == name));
+            let error = manifest(name, init, agent).unwrap_err().to_string();
+            assert!(error.contains("--set FABRICMANAGER") && error.contains("redistributable archives"), "{error}");
+            let read = manifest_with(name, init, agent, supplied()).unwrap();
+            assert_eq!(read.image.name, name);
+            let parts = read.archives.iter().flat_map(|archive| &archive.files);
+            let places: Vec<String> =
+                parts.map(|part| format!("{}/{}", part.into, part.from.rsplit('/').next().unwrap())).collect();
+            for program in programs {
+                assert!(places.iter().any(|place| place == program), "{program}: {places:?}");
+            }
+            // PID 1 copies it from there.
+            assert!(places.iter().any(|place| place == "usr/share/nvidia/nvswitch/fabricmanager.cfg"), "{places:?}");
+            assert_eq!(read.driver.is_some(), name == "service-vm-nvl4", "the fifth has no switch on the bus");
         }
     }
 

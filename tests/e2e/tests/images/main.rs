@@ -6,5 +6,6 @@ mod bars;
 mod formats;
 mod pull;
 mod results;
+mod service_vm;
 mod trees;
 mod verity;

@@ -3,16 +3,20 @@
 use std::fs;
 use std::io::{BufReader, Cursor, Read};
 
+use firstlight_image_builder::archive::entries;
 use firstlight_image_builder::build::{Contents, RECORD};
 use firstlight_image_builder::cpio::Reader;
 use firstlight_image_builder::diff::Diff;
+use firstlight_image_builder::digest::of_bytes;
 use firstlight_image_builder::format::disk::partitions;
 use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::unpacked;
 use firstlight_image_builder::format::verity::Params;
+use firstlight_image_builder::manifest::{Archive, Part};
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::pull::{Credentials, Patience, Source, Wanted, docker, pull};
 use firstlight_image_builder::sbom::{self, Format};
+use firstlight_image_builder::tree::{Content, Node};
 use firstlight_image_builder::verify::verify;
 
 use super::text;
@@ -83,6 +87,46 @@ pub(super) fn saved(bytes: &[u8]) {
         progress: Progress::quiet(),
     };
     assert!(pull(&wanted).is_err() && !out.exists(), "there is no blob that it could have");
+}
+
+/// Beginnings of a header: a name, and what is beside it.
+pub(super) const SUPPLIED: &[&[u8]] = &[b"fm-1/bin/nv-fabricmanager", b"../x"];
+
+/// A header of an archive, of which the bytes are the first, and a file after it.
+pub(super) fn supplied(bytes: &[u8]) {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(0);
+    header.set_mode(0o755);
+    header.set_entry_type(tar::EntryType::Regular);
+    let length = bytes.len().min(512);
+    header.as_mut_bytes()[..length].copy_from_slice(&bytes[..length]);
+    header.set_cksum();
+    let mut archive = header.as_bytes().to_vec();
+    archive.extend_from_slice(&bytes[length..]);
+    let Ok(folder) = tempfile::tempdir() else { return };
+    let path = folder.path().join("a.tar");
+    let _ = fs::write(&path, &archive);
+    let part = |from: &str| Part { from: from.to_owned(), into: "usr".to_owned() };
+    let wanted = Archive {
+        name: "a".to_owned(),
+        version: "1".to_owned(),
+        path: path.display().to_string(),
+        sha256: of_bytes(&archive),
+        licence: String::new(),
+        reason: String::new(),
+        files: vec![part("*")],
+    };
+    let cache = folder.path().join("cache");
+    for (place, node) in entries(&cache, &wanted, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
+        assert!(place.starts_with("usr/") && !place.contains(".."), "{place}");
+        if let Node::File { content: Content::File(file), .. } = node {
+            assert!(file.starts_with(&cache) && file.is_file(), "{}", file.display());
+        }
+    }
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|it| it.file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.tar", "cache"], "nothing beside the cache");
 }
 
 /// What is taken is written as it is read.

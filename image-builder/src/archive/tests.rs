@@ -1,0 +1,153 @@
+//! Archives as operators supply them: right, other, packed, hostile.
+
+use super::*;
+use crate::manifest::Part;
+use std::io::Write as _;
+use tempfile::TempDir;
+
+/// A tar entry with any name, kind and mode, also those that no tool writes.
+fn entry(out: &mut Vec<u8>, kind: u8, path: &str, link: &str, mode: u32, data: &[u8]) {
+    let mut header = tar::Header::new_ustar();
+    header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+    header.as_mut_bytes()[157..157 + link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(tar::EntryType::new(kind));
+    header.set_size(data.len() as u64);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_cksum();
+    out.extend_from_slice(header.as_bytes());
+    out.extend_from_slice(data);
+    out.resize(out.len().next_multiple_of(512), 0);
+}
+
+/// As NVIDIA's archives are.
+fn good() -> Vec<u8> {
+    let mut tar = Vec::new();
+    entry(&mut tar, b'5', "./fm-1/", "", 0o755, b"");
+    entry(&mut tar, b'0', "./fm-1/bin/nv-fm", "", 0o755, b"program");
+    entry(&mut tar, b'0', "fm-1/share/a_topology", "", 0o600, b"a");
+    entry(&mut tar, b'0', "fm-1/share/b_topology", "", 0o666, b"b");
+    entry(&mut tar, b'0', "fm-1/lib/libfm.so.1.2", "", 0o644, b"library");
+    entry(&mut tar, b'2', "fm-1/lib/libfm.so.1", "libfm.so.1.2", 0o777, b"");
+    tar.resize(tar.len() + 1024, 0);
+    tar
+}
+
+fn wanted(dir: &TempDir, bytes: &[u8], files: &[(&str, &str)]) -> Archive {
+    let path = dir.path().join("fm.tar");
+    fs::write(&path, bytes).unwrap();
+    let part = |(from, into): &(&str, &str)| Part { from: (*from).to_owned(), into: (*into).to_owned() };
+    Archive {
+        name: "fabric".into(),
+        version: "1".into(),
+        path: path.display().to_string(),
+        sha256: digest::of_bytes(bytes),
+        licence: "theirs".into(),
+        reason: "ask the vendor".into(),
+        files: files.iter().map(part).collect(),
+    }
+}
+
+fn taken(dir: &TempDir, wanted: &Archive) -> Result<(ArchiveRecord, Vec<(String, Node)>), String> {
+    entries(&dir.path().join("cache"), wanted, Progress::quiet()).map_err(|error| error.to_string())
+}
+
+const FILES_WANTED: &[(&str, &str)] =
+    &[("*/bin/nv-fm", "usr/bin"), ("*/share/*_topology", "usr/share"), ("*/lib/libfm.so*", "usr/lib")];
+
+#[test]
+fn files_go_to_their_places_whatever_packs_them() {
+    let tar = good();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&tar).unwrap();
+    let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(6)).unwrap();
+    xz.write_all(&tar).unwrap();
+    for bytes in [tar, gzip.finish().unwrap(), xz.finish().unwrap()] {
+        let dir = tempfile::tempdir().unwrap();
+        let wanted = wanted(&dir, &bytes, FILES_WANTED);
+        let (record, entries) = taken(&dir, &wanted).unwrap();
+        assert_eq!((record.id().as_str(), record.size), ("fabric=1", bytes.len() as u64));
+        assert_eq!((record.sha256, record.licence.as_str()), (digest::of_bytes(&bytes), "theirs"));
+        let places: Vec<&str> = entries.iter().map(|(path, _)| path.as_str()).collect();
+        let expected = [
+            "usr/bin/nv-fm",
+            "usr/lib/libfm.so.1",
+            "usr/lib/libfm.so.1.2",
+            "usr/share/a_topology",
+            "usr/share/b_topology",
+        ];
+        assert_eq!(places, expected);
+        let Node::File { mode: 0o755, content: Content::File(path) } = &entries[0].1 else { panic!("{entries:?}") };
+        assert_eq!(fs::read(path).unwrap(), b"program");
+        assert_eq!(entries[1].1, Node::Symlink { target: "libfm.so.1.2".into() });
+        assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the right to be run is kept");
+        // From the cache it is the same, and the archive still has to be there.
+        assert_eq!(taken(&dir, &wanted).unwrap().1, entries);
+        fs::remove_file(&wanted.path).unwrap();
+        let error = taken(&dir, &wanted).unwrap_err();
+        assert!(error.contains("fm.tar") && error.contains("supplied by you: ask the vendor"), "{error}");
+    }
+}
+
+#[test]
+fn another_archive_and_missing_files_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let right = wanted(&dir, &good(), FILES_WANTED);
+    let mut other = right.clone();
+    other.sha256 = "ab".repeat(32);
+    let error = taken(&dir, &other).unwrap_err();
+    assert!(error.contains(&right.sha256) && error.contains("abab") && error.contains("ask the vendor"), "{error}");
+    assert!(!dir.path().join("cache/unpacked").exists(), "nothing of it is unpacked");
+    let error = taken(&dir, &wanted(&dir, &good(), &[("*/sbin/x", "usr")])).unwrap_err();
+    assert!(error.contains("\"*/sbin/x\"") && error.contains("it has fm-1/bin/nv-fm, "), "{error}");
+    // A star is a name, not a path.
+    assert!(taken(&dir, &wanted(&dir, &good(), &[("*/nv-fm", "usr")])).is_err());
+}
+
+#[test]
+fn hostile_archives_are_refused_whole() {
+    type Make = fn(&mut Vec<u8>);
+    let cases: [(&str, Make); 12] = [
+        ("leads out", |t| entry(t, b'0', "../x", "", 0o644, b"evil")),
+        ("leads out", |t| entry(t, b'0', "/x", "", 0o644, b"evil")),
+        ("leads out", |t| entry(t, b'2', "a/l", "../../x", 0o777, b"")),
+        ("leads out", |t| entry(t, b'2', "l", "/etc", 0o777, b"")),
+        ("changes who runs it", |t| entry(t, b'0', "su", "", 0o4755, b"evil")),
+        ("changes who runs it", |t| entry(t, b'0', "sg", "", 0o2755, b"evil")),
+        ("Char", |t| entry(t, b'3', "null", "", 0o666, b"")),
+        ("Block", |t| entry(t, b'4', "sda", "", 0o666, b"")),
+        ("Fifo", |t| entry(t, b'6', "pipe", "", 0o666, b"")),
+        ("Link", |t| entry(t, b'1', "hard", "fm-1/bin/nv-fm", 0o644, b"")),
+        ("fm-1/bin/nv-fm", |t| entry(t, b'0', "fm-1/bin/nv-fm", "", 0o644, b"twice")),
+        ("fm-1/bin/nv-fm", |t| entry(t, b'0', "fm-1/bin/nv-fm/below", "", 0o644, b"evil")),
+    ];
+    for (said, make) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tar = good();
+        tar.truncate(tar.len() - 1024);
+        make(&mut tar);
+        let error = taken(&dir, &wanted(&dir, &tar, FILES_WANTED)).unwrap_err();
+        assert!(error.contains(said) && error.contains("nothing of it is taken"), "{said}: {error}");
+        let left: Vec<_> = fs::read_dir(dir.path().join("cache/unpacked")).unwrap().flatten().collect();
+        assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|it| it == "lock")), "{said}: {left:?}");
+        assert!(!dir.path().join("x").exists() && !dir.path().join("cache/x").exists());
+    }
+    for (bytes, said) in [(&b"PK\x03\x04"[..], "gzip or xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
+        let dir = tempfile::tempdir().unwrap();
+        let error = taken(&dir, &wanted(&dir, bytes, FILES_WANTED)).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn a_link_on_the_way_does_not_lead_a_file_astray() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tar = Vec::new();
+    entry(&mut tar, b'2', "d", "e", 0o777, b"");
+    entry(&mut tar, b'0', "d/file", "", 0o644, b"x");
+    let (_, entries) = taken(&dir, &wanted(&dir, &tar, &[("d/file", "usr")])).unwrap();
+    let Node::File { content: Content::File(path), .. } = &entries[0].1 else { panic!("{entries:?}") };
+    assert!(path.starts_with(dir.path().join("cache/unpacked")) && fs::symlink_metadata(path).unwrap().is_file());
+}

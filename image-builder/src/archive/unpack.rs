@@ -1,0 +1,118 @@
+//! Unpacking an archive: files into one folder, links only as a list.
+//!
+//! No link is made, so none can lead a later file astray, and a name that is
+//! taken is not written to again.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use flate2::read::MultiGzDecoder;
+use lzma_rust2::XzReader;
+use serde::{Deserialize, Serialize};
+use tar::EntryType;
+
+use super::listing_of;
+use crate::digest::Hashing;
+use crate::tar_names::{followed, plain};
+
+/// Where the files are.
+pub(super) const FILES: &str = "files";
+
+/// Entries of an archive.
+const MOST_ENTRIES: usize = 65_536;
+/// Bytes of all its files.
+const MOST_BYTES: u64 = 8 << 30;
+/// What unpacking xz may take; its largest preset needs 65 MiB.
+const MOST_MEMORY_KIB: u32 = 128 << 10;
+/// Set-uid and set-gid.
+const CHANGES_USER: u32 = 0o6000;
+
+/// What is in an archive, folders apart.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Listing {
+    pub(super) entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Entry {
+    File { program: bool },
+    Link { target: String },
+}
+
+/// Unpacks into the folder `into` and returns the hash of what was read.
+pub(super) fn unpack(file: File, into: &Path) -> Result<String, String> {
+    let mut packed = BufReader::new(Hashing::new(file));
+    let listing = {
+        let magic = packed.fill_buf().map_err(|error| error.to_string())?;
+        match magic {
+            [0x1f, 0x8b, ..] => files(MultiGzDecoder::new(&mut packed), into)?,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
+                files(XzReader::new_mem_limit(&mut packed, true, MOST_MEMORY_KIB), into)?
+            }
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [b'B', b'Z', b'h', ..] | [b'P', b'K', ..] | [b'!', b'<', ..] => {
+                return Err("it is neither a tar archive nor one packed with gzip or xz: pack it so".to_owned());
+            }
+            _ => files(&mut packed, into)?,
+        }
+    };
+    // What follows the archive's end belongs to the hash.
+    io::copy(&mut packed, &mut io::sink()).map_err(|error| error.to_string())?;
+    let text = serde_json::to_vec(&listing).map_err(|error| error.to_string())?;
+    fs::write(listing_of(into), text).map_err(|error| error.to_string())?;
+    Ok(packed.into_inner().finish().0)
+}
+
+fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
+    let root = into.join(FILES);
+    fs::create_dir(&root).map_err(|error| error.to_string())?;
+    let mut listing = Listing::default();
+    let mut left = MOST_BYTES;
+    let mut archive = tar::Archive::new(reader);
+    for (number, entry) in archive.entries().map_err(|error| error.to_string())?.enumerate() {
+        if number == MOST_ENTRIES {
+            return Err(format!("more than {MOST_ENTRIES} entries"));
+        }
+        let mut entry = entry.map_err(|error| format!("entry {}: {error}", number + 1))?;
+        let path = entry.path_bytes().into_owned();
+        let name = std::str::from_utf8(&path).map_err(|_| format!("entry {}: its name is no text", number + 1))?;
+        let name = plain(name)?;
+        let new = match entry.header().entry_type() {
+            EntryType::Directory | EntryType::XGlobalHeader => continue,
+            EntryType::Regular | EntryType::Continuous => {
+                let mode = entry.header().mode().map_err(|error| format!("{name:?}: {error}"))?;
+                if mode & CHANGES_USER != 0 {
+                    return Err(format!(
+                        "{name:?} changes who runs it (mode {mode:o}), which no program of an image does"
+                    ));
+                }
+                left = left.checked_sub(entry.size()).ok_or_else(|| format!("more than {MOST_BYTES} bytes"))?;
+                let said = |error: io::Error| format!("{name:?}: {error}");
+                let place = root.join(&name);
+                fs::create_dir_all(place.parent().unwrap_or(&root)).map_err(said)?;
+                let mut file = OpenOptions::new().write(true).create_new(true).open(&place).map_err(said)?;
+                io::copy(&mut entry, &mut file).map_err(said)?;
+                Entry::File { program: mode & 0o111 != 0 }
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default();
+                let target = String::from_utf8(target).map_err(|_| format!("link {name:?} leads to no text"))?;
+                followed(&name, &target)?;
+                Entry::Link { target }
+            }
+            other => {
+                return Err(format!("{name:?} is of type {other:?}; there may be files, folders and links inside"));
+            }
+        };
+        if name.is_empty() || listing.entries.contains_key(&name) {
+            return Err(format!("{name:?} is in it twice, or has no name"));
+        }
+        listing.entries.insert(name, new);
+    }
+    match listing.entries.is_empty() {
+        true => Err("it is empty, or no tar archive".to_owned()),
+        false => Ok(listing),
+    }
+}

@@ -216,7 +216,7 @@ pub struct Package {
 }
 
 /// `[[file]]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// Where it goes in the image.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use firstlight_image_builder::boot::{self, Report};
-use firstlight_lab::binaries::{static_program, workspace};
+use firstlight_lab::binaries::{gpu_settings, static_program, workspace};
+use firstlight_lab::shipped::Programs;
 use firstlight_lab::{Lab, Toolbox, cache_root, shipped};
 use firstlight_vm::or_interrupted;
 
@@ -48,18 +49,22 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let free = shipped::names().context("read the folder manifests")?;
     let names = if args.names.is_empty() { &free } else { &args.names };
     // What is missing is better told before the programs are built.
+    let none = Programs { init: "/init".into(), agent: "/agent".into(), gpu_settings: "/gpu-settings".into() };
     for name in names {
-        shipped::manifest_with(name, Path::new("/init"), Path::new("/agent"), args.set.iter().cloned().collect())?;
+        shipped::manifest_with(name, &none, args.set.iter().cloned().collect())?;
     }
     Lab::install_packages(args.yes)?;
-    eprintln!("xtask: building PID 1 and the agent");
-    let init = static_program(&workspace(), "firstlight-init", "firstlight-init")?;
-    let agent = static_program(&workspace(), "firstlight-agent", "firstlight-agent")?;
+    eprintln!("xtask: building the guest's programs");
+    let programs = Programs {
+        init: static_program(&workspace(), "firstlight-init", "firstlight-init")?,
+        agent: static_program(&workspace(), "firstlight-agent", "firstlight-agent")?,
+        gpu_settings: gpu_settings(&workspace())?,
+    };
     let cache = cache_root()?;
     let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;
     let (mut lines, mut boots) = (Vec::new(), Vec::new());
     for name in names {
-        let manifest = shipped::manifest_with(name, &init, &agent, args.set.iter().cloned().collect())?;
+        let manifest = shipped::manifest_with(name, &programs, args.set.iter().cloned().collect())?;
         let image = shipped::build(&manifest, &args.out.join(name), &cache, shipped::progress())?;
         let contents = &image.contents;
         let packed = contents.outputs.iter().find(|(file, _)| file.starts_with("initrd") || file.ends_with(".img"));

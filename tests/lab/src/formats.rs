@@ -56,7 +56,7 @@ impl Lab {
     /// # Errors
     /// The manifest is wrong.
     pub fn manifest_in_format(&self, name: &str, packing: Packing) -> Result<Manifest, LabError> {
-        let mut manifest = shipped::manifest(name, &self.binaries.init, &self.binaries.agent)?;
+        let mut manifest = shipped::manifest(name, &self.programs()?)?;
         if let Some(driver) = &mut manifest.driver {
             driver.untried = true;
         }

@@ -275,6 +275,12 @@ impl Lab {
         })
     }
 
+    /// The programs of images that ship.
+    pub(crate) fn programs(&self) -> Result<shipped::Programs, LabError> {
+        let gpu_settings = crate::binaries::gpu_settings(&workspace())?;
+        Ok(shipped::Programs { init: self.binaries.init.clone(), agent: self.binaries.agent.clone(), gpu_settings })
+    }
+
     /// Builds an image of the folder `manifests`, as it ships; what takes long
     /// is told, and what the cache has is not compiled or downloaded again.
     ///
@@ -285,8 +291,7 @@ impl Lab {
     /// The manifest is wrong, a package cannot be had, or the driver does not
     /// compile.
     pub fn shipped(&self, name: &str) -> Result<Image, LabError> {
-        let (init, agent) = (&self.binaries.init, &self.binaries.agent);
-        let mut manifest = shipped::manifest(name, init, agent)?;
+        let mut manifest = shipped::manifest(name, &self.programs()?)?;
         if let Some(driver) = &mut manifest.driver {
             driver.untried = true;
         }

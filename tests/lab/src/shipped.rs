@@ -45,21 +45,34 @@ pub fn all() -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Our programs that go into images.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// PID 1.
+    pub init: PathBuf,
+    /// The agent.
+    pub agent: PathBuf,
+    /// What sets clocks, power and MIG; beside a driver only.
+    pub gpu_settings: PathBuf,
+}
+
 /// Reads one, with these programs in it.
 ///
 /// # Errors
 /// The manifest is wrong or not there.
-pub fn manifest(name: &str, init: &Path, agent: &Path) -> Result<Manifest, Error> {
-    manifest_with(name, init, agent, Variables::new())
+pub fn manifest(name: &str, programs: &Programs) -> Result<Manifest, Error> {
+    manifest_with(name, programs, Variables::new())
 }
 
 /// The same with further values, such as where archives are that are supplied.
 ///
 /// # Errors
 /// The manifest is wrong or not there.
-pub fn manifest_with(name: &str, init: &Path, agent: &Path, mut variables: Variables) -> Result<Manifest, Error> {
-    let value = |path: &Path| path.display().to_string();
-    variables.extend([("INIT".to_owned(), value(init)), ("AGENT".to_owned(), value(agent))]);
+pub fn manifest_with(name: &str, programs: &Programs, mut variables: Variables) -> Result<Manifest, Error> {
+    let Programs { init, agent, gpu_settings } = programs;
+    for (name, path) in [("INIT", init), ("AGENT", agent), ("GPU_SETTINGS", gpu_settings)] {
+        variables.insert(name.to_owned(), path.display().to_string());
+    }
     Ok(Manifest::read(&folder().join(format!("{name}.toml")), &variables)?)
 }
 
@@ -87,11 +100,15 @@ mod tests {
         let names = names().unwrap();
         assert!(["base", "gpu-535", "gpu-550"].iter().all(|name| names.iter().any(|it| it == name)), "{names:?}");
         for name in names {
-            let manifest = manifest(&name, Path::new("/i"), Path::new("/a")).unwrap();
+            let manifest = manifest(&name, &programs()).unwrap();
             assert_eq!(manifest.image.name, name);
             assert!(manifest.budget.is_some(), "{name} has no budget");
             assert_eq!(manifest.driver.is_some(), name.starts_with("gpu"));
         }
+    }
+
+    fn programs() -> Programs {
+        Programs { init: "/i".into(), agent: "/a".into(), gpu_settings: "/s".into() }
     }
 
     /// Values for those that are supplied with archives.
@@ -107,20 +124,19 @@ mod tests {
 
     #[test]
     fn service_vms_have_what_pid_1_starts_there_and_ask_for_what_is_not_free() {
-        let (init, agent) = (Path::new("/i"), Path::new("/a"));
-        for (name, programs) in [
+        for (name, there) in [
             ("service-vm-nvl4", &["usr/bin/nv-fabricmanager"][..]),
             ("service-vm-nvl5", &["usr/bin/nv-fabricmanager", "opt/nvidia/nvlsm/sbin/nvlsm"]),
         ] {
             assert!(all().unwrap().iter().any(|one| one == name) && !names().unwrap().iter().any(|one| one == name));
-            let error = manifest(name, init, agent).unwrap_err().to_string();
+            let error = manifest(name, &programs()).unwrap_err().to_string();
             assert!(error.contains("--set FABRICMANAGER") && error.contains("redistributable archives"), "{error}");
-            let read = manifest_with(name, init, agent, supplied()).unwrap();
+            let read = manifest_with(name, &programs(), supplied()).unwrap();
             assert_eq!(read.image.name, name);
             let parts = read.archives.iter().flat_map(|archive| &archive.files);
             let places: Vec<String> =
                 parts.map(|part| format!("{}/{}", part.into, part.from.rsplit('/').next().unwrap())).collect();
-            for program in programs {
+            for program in there {
                 assert!(places.iter().any(|place| place == program), "{program}: {places:?}");
             }
             // PID 1 copies it from there.
@@ -131,22 +147,26 @@ mod tests {
 
     #[test]
     fn images_with_a_driver_have_what_the_one_without_has() {
-        let read = |name: &str| manifest(name, Path::new("/i"), Path::new("/a")).unwrap();
+        let read = |name: &str| manifest(name, &programs()).unwrap();
         let base = read("base");
         let rest = |it: &Manifest| {
             let (package, suite) = (&it.kernel.package, &it.kernel.suite);
-            format!("{package} {suite} {:?} {:?} {:?}", it.files, it.symlinks, it.directories)
+            format!("{package} {suite} {:?} {:?}", it.symlinks, it.directories)
         };
         for name in ["gpu-550", "gpu-535"] {
             let with = read(name);
             assert_eq!(rest(&with), rest(&base), "{name}");
+            let beyond = with.files.iter().filter(|file| !base.files.contains(file));
+            let beyond: Vec<_> = beyond.map(|file| (file.path.as_str(), file.source.as_deref())).collect();
+            assert_eq!(beyond, [("usr/bin/firstlight-gpu-settings", Some("/s"))], "{name}");
+            assert!(base.files.iter().all(|file| with.files.contains(file)), "{name}");
             assert!(with.kernel.modules.starts_with(&base.kernel.modules), "{name}");
         }
     }
 
     #[test]
     fn an_extension_is_the_driver_alone_for_the_kernel_of_the_base() {
-        let read = |name: &str| manifest(name, Path::new("/i"), Path::new("/a")).unwrap();
+        let read = |name: &str| manifest(name, &programs()).unwrap();
         let base = read("base");
         for needed in ["virtio_blk", "dm_verity", "erofs"] {
             assert!(base.kernel.modules.iter().any(|module| module == needed), "{needed}");
@@ -160,7 +180,9 @@ mod tests {
             assert_eq!(of(&alone), of(&base), "{name}");
             let both = [&base.kernel.modules[..], &alone.kernel.modules].concat();
             assert_eq!(both, whole.kernel.modules, "{name}");
-            assert!(alone.files.is_empty() && alone.symlinks.is_empty() && alone.directories.is_empty(), "{name}");
+            assert_eq!([&base.files[..], &alone.files].concat(), whole.files, "{name}");
+            assert_eq!(format!("{:?}", alone.packages), format!("{:?}", whole.packages), "{name}");
+            assert!(alone.symlinks.is_empty() && alone.directories.is_empty(), "{name}");
         }
     }
 
@@ -168,7 +190,7 @@ mod tests {
     fn drivers_are_in_the_table_of_what_compiles() {
         let table = Table::own().unwrap();
         for name in ["gpu-550", "gpu-535", "gpu-550-extension", "gpu-535-extension"] {
-            let driver = manifest(name, Path::new("/i"), Path::new("/a")).unwrap().driver.unwrap();
+            let driver = manifest(name, &programs()).unwrap().driver.unwrap();
             let there = |version: &Version| *version == driver.version;
             assert!(table.cells.iter().any(|cell| there(&cell.driver) && cell.builds), "{name}");
         }

@@ -10,7 +10,7 @@ use firstlight_image_builder::cache;
 use firstlight_image_builder::digest;
 use firstlight_image_builder::manifest::{Manifest, Variables};
 use firstlight_image_builder::record::Origin;
-use firstlight_lab::shipped;
+use firstlight_lab::shipped::{self, Programs};
 
 use crate::trees::packages;
 
@@ -82,7 +82,8 @@ fn supplied(folder: &Path) -> Variables {
 fn read(name: &str, folder: &Path) -> Manifest {
     let program = folder.join("program");
     fs::write(&program, "stands in").unwrap();
-    shipped::manifest_with(name, &program, &program, supplied(folder)).unwrap()
+    let programs = Programs { init: program.clone(), agent: program.clone(), gpu_settings: program };
+    shipped::manifest_with(name, &programs, supplied(folder)).unwrap()
 }
 
 fn built(manifest: &Manifest, out: &Path) -> Result<Image, String> {

@@ -8,7 +8,7 @@ use firstlight_cmdline::CommandLine;
 use firstlight_pci::{Address, Function, Kind};
 
 use crate::executor::End;
-use crate::extensions::{self, disks};
+use crate::extensions::unit as extensions;
 use crate::mode::{self, Decision, OnOddDevices};
 use crate::modules::{Modules, Outcome, Turn, devices, name};
 use crate::mounts::{self, When};
@@ -33,10 +33,7 @@ const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 /// What virtio's devices are found through. They are all on the bus before a
 /// driver for any of them is, so that disks are named in the bus's order: those on
 /// PCI first, as a shim expects that names the others by letter.
-const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
-
-/// What an extension is read through.
-const EXTENSION_MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
+pub(crate) const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
 
 /// What containers' file systems and networks are made of, as far as the image
 /// has it: nothing in the guest loads a module when it is first used.
@@ -153,8 +150,8 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
         Action::Mounts => plain(first_mounts()),
         Action::CommandLine => command_line(inputs),
         Action::Vsock => plain(vsock(inputs)),
-        Action::Extensions => plain(mount_extensions(inputs)),
-        Action::ExtensionDisks => plain(judge_disks(inputs)),
+        Action::Extensions => plain(extensions::mount(inputs)),
+        Action::ExtensionDisks => plain(extensions::judge(inputs)),
         Action::ContainerModules => plain(container_modules(inputs)),
         Action::PciScan => pci_scan(inputs),
         Action::Mode => decide(inputs),
@@ -180,13 +177,8 @@ pub fn at_once(action: Action, inputs: &Inputs) -> Option<Report> {
     match action {
         Action::Mounts | Action::CommandLine | Action::Mode | Action::BootDone => Some(run(action, inputs)),
         Action::Vsock if inputs.root.path(VSOCK_DRIVER).exists() => Some(plain(Ok("the kernel has it".to_owned()))),
-        Action::Extensions if inputs.params.extensions.is_empty() => {
-            let why = "the kernel command line names none";
-            Some((End::NotNeeded(why.to_owned()), Product::Nothing))
-        }
-        Action::ExtensionDisks if !disks::any_serial(&inputs.root) => {
-            Some((End::NotNeeded("no disk has a serial number".to_owned()), Product::Nothing))
-        }
+        Action::Extensions => extensions::needless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
+        Action::ExtensionDisks => extensions::diskless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
         Action::ContainerModules if !Modules::any(&inputs.root, &inputs.release) => {
             Some((End::NotNeeded("this image has no modules".to_owned()), Product::Nothing))
         }
@@ -255,7 +247,7 @@ fn command_line(inputs: &Inputs) -> Report {
     (end, Product::CommandLine(text, Box::new(params)))
 }
 
-fn load(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
+pub(crate) fn load(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
     modules.load(names, turn, &|module| settings(modules, inputs, module))
 }
 
@@ -320,36 +312,6 @@ fn vsock(inputs: &Inputs) -> Result<String, String> {
     }
     let missing = outcome.errors.pop().map(|error| error.to_string());
     Err(missing.unwrap_or_else(|| "the modules are loaded but the virtio driver of vsock is not there".to_owned()))
-}
-
-/// Loads those of a list that the image has as modules.
-fn load_those_there(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
-    let there: Vec<&str> = names.iter().copied().filter(|name| modules.has(name)).collect();
-    load(modules, &there, turn, inputs)
-}
-
-fn mount_extensions(inputs: &Inputs) -> Result<String, String> {
-    let asked = &inputs.params.extensions;
-    // Before the drivers: what comes while they start is heard.
-    let news = firstlight_uevent::open().map_err(|error| {
-        format!("cannot hear the kernel's messages about disks: {error}; does the kernel have netlink?")
-    })?;
-    let modules = Modules::read(&inputs.root, &inputs.release);
-    let mut outcome = load_those_there(&modules, TRANSPORT_MODULES, Turn::InOrder, inputs);
-    outcome.add(load_those_there(&modules, EXTENSION_MODULES, Turn::Free, inputs));
-    let loaded = outcome.told();
-    match (extensions::mount_all(&inputs.root, asked, &news), loaded) {
-        (Ok(said), Ok(loaded)) => Ok(said.into_iter().chain([loaded]).collect::<Vec<_>>().join("; ")),
-        // Whatever could not be loaded was not needed.
-        (Ok(said), Err(error)) => Ok(said.into_iter().chain([error]).collect::<Vec<_>>().join("; ")),
-        (Err(errors), Ok(_)) => Err(errors.join("; ")),
-        (Err(errors), Err(error)) => Err(errors.into_iter().chain([error]).collect::<Vec<_>>().join("; ")),
-    }
-}
-
-fn judge_disks(inputs: &Inputs) -> Result<String, String> {
-    let strangers = extensions::strangers(&inputs.root, &inputs.params.extensions);
-    if strangers.is_empty() { Ok(String::new()) } else { Err(join(&strangers)) }
 }
 
 fn container_modules(inputs: &Inputs) -> Result<String, String> {
@@ -597,29 +559,6 @@ mod tests {
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
         let (end, _) = run(Action::NvidiaModules, &inputs);
         assert!(matches!(&end, End::Failed(text) if text.contains("module nvidia is neither in")), "{end:?}");
-    }
-
-    #[test]
-    fn a_guest_without_extensions_has_nothing_to_do_for_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
-        assert!(matches!(at_once(Action::Extensions, &inputs), Some((End::NotNeeded(_), _))));
-        assert!(matches!(at_once(Action::ExtensionDisks, &inputs), Some((End::NotNeeded(_), _))));
-        write(&folder, "sys/block/vda/serial", "disk-1");
-        assert_eq!(at_once(Action::ExtensionDisks, &inputs), None);
-        assert_eq!(run(Action::ExtensionDisks, &inputs).0, End::Ok(String::new()));
-        write(&folder, "sys/block/vdb/serial", "extension-gpu");
-        let (end, _) = run(Action::ExtensionDisks, &inputs);
-        assert!(matches!(&end, End::Failed(text) if text.contains("disk vdb") && text.contains("gpu")), "{end:?}");
-        let line = CommandLine::parse("kata.extension.gpu.verity_params");
-        inputs.params = Arc::new(Params::from_command_line(&line));
-        assert_eq!(at_once(Action::Extensions, &inputs), None);
-        let (end, _) = run(Action::Extensions, &inputs);
-        assert!(
-            matches!(&end, End::Failed(text) if text.contains("extension gpu") && text.contains("no value")),
-            "{end:?}"
-        );
-        assert!(matches!(run(Action::ExtensionDisks, &inputs).0, End::Failed(_)), "what was refused is not asked for");
     }
 
     /// No file is behind the list's lines, so what is tried is what fails.

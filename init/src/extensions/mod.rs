@@ -2,12 +2,14 @@
 //! composable images. A guest without a driver and a disk with one are a guest
 //! with a driver.
 //!
-//! * [`asked`]: what the kernel command line asks for; [`disks`]: what is plugged in
+//! * [`asked`]: what the kernel command line asks for; [`disks`]: what is plugged in;
+//!   [`unit`]: what the boot plan's units do
 //! * here: from one to the other. Nothing is mounted that was not checked, and
 //!   nothing that does not fit is passed over.
 
 pub mod asked;
 pub mod disks;
+pub mod unit;
 
 use std::fs;
 use std::io;

@@ -1,0 +1,116 @@
+//! What the units `extensions` and `extension-disks` do.
+
+use super::{disks, mount_all, strangers};
+use crate::actions::{Inputs, TRANSPORT_MODULES, load};
+use crate::modules::{Modules, Outcome, Turn};
+
+/// What an extension is read through.
+const MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
+
+/// Why there is nothing to mount, if there is not: one look at what is known.
+#[must_use]
+pub fn needless(inputs: &Inputs) -> Option<String> {
+    inputs.params.extensions.is_empty().then(|| "the kernel command line names none".to_owned())
+}
+
+/// Why there is no disk to be judged. No disk is asked for that.
+#[must_use]
+pub fn diskless(inputs: &Inputs) -> Option<String> {
+    (!disks::any_serial(&inputs.root)).then(|| "no disk has a serial number".to_owned())
+}
+
+/// Loads those of a list that the image has as modules.
+fn load_those_there(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
+    let there: Vec<&str> = names.iter().copied().filter(|name| modules.has(name)).collect();
+    load(modules, &there, turn, inputs)
+}
+
+/// Mounts the extensions that the kernel command line names.
+///
+/// # Errors
+/// All that is wrong with any of them.
+pub fn mount(inputs: &Inputs) -> Result<String, String> {
+    // Before the drivers: what comes while they start is heard.
+    let news = firstlight_uevent::open().map_err(|error| {
+        format!("cannot hear the kernel's messages about disks: {error}; does the kernel have netlink?")
+    })?;
+    let modules = Modules::read(&inputs.root, &inputs.release);
+    // The buses first, so that disks are named in the bus's order whoever loads their driver.
+    let mut outcome = load_those_there(&modules, TRANSPORT_MODULES, Turn::InOrder, inputs);
+    outcome.add(load_those_there(&modules, MODULES, Turn::Free, inputs));
+    let told = |words: Vec<String>, more: Option<String>| {
+        words.into_iter().chain(more).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
+    };
+    match mount_all(&inputs.root, &inputs.params.extensions, &news) {
+        // What could not be loaded was not needed then.
+        Ok(said) => Ok(told(said, Some(outcome.told().unwrap_or_else(|error| error)))),
+        Err(errors) => Err(told(errors, outcome.told().err())),
+    }
+}
+
+/// Looks for disks that say they are extensions and that nobody asked for.
+///
+/// # Errors
+/// There is one.
+pub fn judge(inputs: &Inputs) -> Result<String, String> {
+    let found = strangers(&inputs.root, &inputs.params.extensions);
+    let words: Vec<String> = found.iter().map(ToString::to_string).collect();
+    if words.is_empty() { Ok(String::new()) } else { Err(words.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use firstlight_cmdline::CommandLine;
+
+    use super::*;
+    use crate::params::Params;
+    use crate::root::Root;
+
+    fn inputs(folder: &tempfile::TempDir, line: &str) -> Inputs {
+        Inputs {
+            root: Root::at(folder.path()),
+            release: "6.12".into(),
+            params: Arc::new(Params::from_command_line(&CommandLine::parse(line))),
+            functions: Arc::default(),
+            decision: None,
+            gpus: Vec::new(),
+            ready: 0,
+            units: 1,
+        }
+    }
+
+    fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_guest_without_extensions_has_nothing_to_do_for_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let without = inputs(&folder, "quiet");
+        assert!(needless(&without).is_some() && diskless(&without).is_some());
+        write(&folder, "sys/block/vda/serial", "disk-1");
+        assert_eq!((diskless(&without), judge(&without)), (None, Ok(String::new())));
+        write(&folder, "sys/block/vdb/serial", "extension-gpu");
+        let text = judge(&without).unwrap_err();
+        assert!(text.contains("disk vdb") && text.contains("\"gpu\""), "{text}");
+    }
+
+    /// No file is behind the list's lines, so what is tried is what fails.
+    #[test]
+    fn what_is_refused_is_told_with_what_was_not_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder, "lib/modules/6.12/modules.dep", "virtio_mmio.ko:\ndm-verity.ko:\nother.ko:\n");
+        write(&folder, "sys/block/vdb/serial", "extension-gpu");
+        let with = inputs(&folder, "kata.extension.gpu.verity_params");
+        assert_eq!(needless(&with), None);
+        let text = mount(&with).unwrap_err();
+        assert!(text.starts_with("extension gpu: its kernel parameter has no value"), "{text}");
+        assert!(text.contains("virtio_mmio.ko") && text.contains("dm-verity.ko") && !text.contains("other"), "{text}");
+        assert!(judge(&with).is_err(), "what was refused is not asked for");
+    }
+}

@@ -65,13 +65,17 @@ impl<W: Write> Tarball<W> {
         Ok(archive)
     }
 
-    /// Ends the archive.
+    /// Ends the archive. Who reads it may be gone as soon as it has seen two
+    /// empty records, and so before all is written that ends an archive: whether it
+    /// has what it needs is for its exit status to say.
     pub(super) fn finish(mut self) -> Result<W, Error> {
-        self.put("its end", &[0; 2 * RECORD])?;
-        let rest = (BLOCK - self.written % BLOCK) % BLOCK;
-        io::copy(&mut io::repeat(0).take(rest), &mut self.output).map_err(failed("its end"))?;
-        self.output.flush().map_err(failed("its end"))?;
-        Ok(self.output)
+        let rest = (BLOCK - (self.written + 2 * RECORD as u64) % BLOCK) % BLOCK;
+        let end = self.output.write_all(&[0; 2 * RECORD]);
+        let end = end.and_then(|()| io::copy(&mut io::repeat(0).take(rest), &mut self.output));
+        match end.and_then(|_| self.output.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed("its end")(error)),
+            _ => Ok(self.output),
+        }
     }
 
     fn header(&mut self, path: &str, entry: &Entry<'_>) -> Result<(), Error> {
@@ -189,6 +193,42 @@ mod tests {
             (path, entry.header().clone(), String::from_utf8(link).unwrap(), data)
         });
         entries.collect()
+    }
+
+    /// Takes so many bytes, and then this is what comes of writing.
+    struct Until(usize, io::ErrorKind);
+
+    impl Write for Until {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.min(bytes.len()) {
+                0 if !bytes.is_empty() => Err(self.1.into()),
+                taken => {
+                    self.0 -= taken;
+                    Ok(taken)
+                }
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_may_be_gone_once_it_has_seen_the_end() {
+        use io::ErrorKind::{BrokenPipe, StorageFull};
+        // The root's record, and the first of those that end the archive.
+        for (room, kind, good) in [
+            (2 * RECORD, BrokenPipe, true),
+            (3 * RECORD, BrokenPipe, true),
+            (2 * RECORD, StorageFull, false),
+            (3 * RECORD, StorageFull, false),
+        ] {
+            let finished = Tarball::new(Until(room, kind)).unwrap().finish();
+            assert_eq!(finished.is_ok(), good, "{room} {kind}");
+        }
+        // Before the end it is an error, whatever the reader says of itself later.
+        assert!(Tarball::new(Until(RECORD - 1, BrokenPipe)).is_err());
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! What comes back from a registry, bounded before it is read.
 
-use std::io::Read;
+use std::io::{self, Read};
 
 use ureq::Body;
 use ureq::http::Response;
@@ -22,15 +22,18 @@ pub(crate) fn passing(why: impl Into<String>) -> Trouble {
     Trouble::Passing { why: why.into(), wait: None }
 }
 
+const TLS: &str =
+    "look at the registry's certificate and at the roots of this machine; a registry without TLS needs --plain-http";
+
 /// Trouble before there was an answer.
 pub(crate) fn of_transport(error: &ureq::Error, url: &str) -> Trouble {
     let why = format!("{url}: {error}");
     let fixed = |next| Trouble::Final(input(url, "ask the registry", error.to_string(), next));
     match error {
         ureq::Error::RequireHttpsOnly(_) => fixed("it leads to plain HTTP; --plain-http would allow that"),
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => {
-            fixed("look at the host's certificates; a registry without TLS needs --plain-http")
-        }
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => fixed(TLS),
+        // So the handshake says what it does not like; waiting does not change that.
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => fixed(TLS),
         ureq::Error::TooManyRedirects | ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
             fixed("ask who runs the registry")
         }
@@ -58,4 +61,30 @@ pub(crate) fn complaint(response: &mut Response<Body>) -> String {
     let first = said.as_ref().and_then(|said| said.get("errors")).and_then(|errors| errors.get(0));
     let message = first.and_then(|error| error.get("message")).and_then(|message| message.as_str());
     message.map_or_else(|| status.to_string(), |message| clipped(message).escape_debug().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let of = |error: ureq::Error| match of_transport(&error, "https://r.io/v2/") {
+            Trouble::Final(error) => error.to_string(),
+            Trouble::Passing { why, .. } => format!("passing: {why}"),
+        };
+        let io = |kind| of(ureq::Error::Io(io::Error::new(kind, "said")));
+        for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::UnexpectedEof, io::ErrorKind::TimedOut] {
+            assert!(io(kind).starts_with("passing: https://r.io/v2/"), "{kind:?}");
+        }
+        // As rustls reports a certificate that it does not trust, and a server that speaks plain HTTP.
+        let said = io(io::ErrorKind::InvalidData);
+        assert!(
+            said.starts_with("https://r.io/v2/: cannot ask the registry") && said.contains("--plain-http"),
+            "{said}"
+        );
+        let said = of(ureq::Error::RequireHttpsOnly("http://evil/".into()));
+        assert!(said.contains("leads to plain HTTP"), "{said}");
+        assert!(of(ureq::Error::TooManyRedirects).contains("who runs the registry"));
+    }
 }

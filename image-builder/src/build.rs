@@ -1,6 +1,7 @@
 //! From a manifest to a bootable image.
 
 mod budget;
+mod driver_cdi;
 mod own;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,14 @@ pub enum Error {
         /// By what, and what is heavy.
         what: String,
     },
+    /// The manifest has a specification of the driver's files, and it is none.
+    #[error("/{path} of the manifest is no specification of the driver's files: {why}; without it one is made")]
+    DriverFiles {
+        /// Where it is in the image.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The kernel or its modules could not be had.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
@@ -103,7 +112,7 @@ impl From<format::Error> for Error {
 /// A built image: files of one folder, and what they hold.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The kernel, an ELF file with a PVH note.
+    /// The kernel, an ELF file with a PVH note; empty where the image is an extension.
     pub kernel: PathBuf,
     /// The initial RAM file system; empty where the image is a disk.
     pub initrd: PathBuf,
@@ -115,8 +124,8 @@ pub struct Image {
     pub contents: Contents,
 }
 
-/// Builds the image that `manifest` describes into the folder `out`: `vmlinux`,
-/// the file with the root, settings for Kata, and `image.json`.
+/// Builds the image that `manifest` describes into the folder `out`: `vmlinux`
+/// (not beside an extension), the file with the root, settings for Kata, and `image.json`.
 ///
 /// # Errors
 /// A wrong manifest, a package that cannot be had, or a failed file operation.
@@ -188,6 +197,11 @@ pub fn build_with(
         }
         origins.extend(origins_of(&files.record.pieces, &files.record.packages));
     }
+    if let Some(driver) = driver.as_ref().filter(|driver| driver.files.is_some()) {
+        let version = &driver.built.record.driver;
+        let written = driver_cdi::add(&mut tree, manifest.image.extension.as_deref(), version)?;
+        origins.extend(written.map(|path| (path, Origin::Builder)));
+    }
     let kernel_origin = kernel_origin(manifest, &kernel.facts);
     origins.extend(add_modules(&mut tree, kernel, &modules, &kernel_origin, driver.as_ref())?);
     let unused = judged(&tree, manifest, driver.as_ref())?;
@@ -200,12 +214,16 @@ pub fn build_with(
     let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
     let facts = &kernel.facts;
     let vmlinux = Bytes { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
-    if !is_there(&out.join(KERNEL), &vmlinux) {
-        let (from, to) = (kernel.vmlinux(), output.add(KERNEL));
-        fs::copy(&from, &to).map_err(io_error("copy", &from))?;
+    // An extension comes to a guest that runs the very kernel of another image.
+    if plan.extension.is_none() {
+        if !is_there(&out.join(KERNEL), &vmlinux) {
+            let (from, to) = (kernel.vmlinux(), output.add(KERNEL));
+            fs::copy(&from, &to).map_err(io_error("copy", &from))?;
+        }
+        outputs.insert(KERNEL.to_owned(), vmlinux);
     }
-    outputs.insert(KERNEL.to_owned(), vmlinux);
-    if let Some(text) = kata::drop_in(&plan, &made.root, &manifest.output.folder) {
+    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.folder);
+    if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;
         outputs.insert(DROP_IN.to_owned(), measured(&path)?);
@@ -240,7 +258,8 @@ pub fn build_with(
         "initramfs" => (root, None),
         _ => (PathBuf::new(), Some(root)),
     };
-    Ok(Image { kernel: out.join(KERNEL), initrd, disk, record: out.join(RECORD), contents })
+    let kernel = if plan.extension.is_none() { out.join(KERNEL) } else { PathBuf::new() };
+    Ok(Image { kernel, initrd, disk, record: out.join(RECORD), contents })
 }
 
 /// What the format and the files in it say of an image.
@@ -323,7 +342,9 @@ fn is_there(path: &Path, wanted: &Bytes) -> bool {
 /// earlier record names and the new one does not.
 fn stale(record: &Path, contents: &Contents) -> Vec<String> {
     let old: Option<Contents> = fs::read(record).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    let ours = |name: &String| name == DROP_IN || name.starts_with("initrd.cpio") || name.ends_with(".img");
+    let ours = |name: &String| {
+        [DROP_IN, KERNEL].contains(&name.as_str()) || name.starts_with("initrd.cpio") || name.ends_with(".img")
+    };
     let names = old.into_iter().flat_map(|old| old.outputs.into_keys());
     names.filter(|name| ours(name) && !name.contains('/') && !contents.outputs.contains_key(name)).collect()
 }
@@ -337,6 +358,7 @@ fn records(packages: &Packages<'_>, kernel: &kernel::Facts) -> Vec<PackageRecord
             version: kernel.version.clone(),
             suite: kernel.suite.clone(),
             architecture: None,
+            source: None,
             sha256: kernel.sha256.clone(),
         });
     }

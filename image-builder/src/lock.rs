@@ -130,6 +130,9 @@ pub struct Pinned {
     pub version: String,
     /// `amd64` or `all`.
     pub architecture: String,
+    /// Its source package, `NAME=VERSION`, where that has another name or version.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub source: Option<String>,
     /// Size of the package file in bytes.
     pub size: u64,
     /// SHA-256 of the package file.
@@ -146,6 +149,7 @@ impl Pinned {
             asked: None,
             version: candidate.version.clone(),
             architecture: candidate.architecture.clone(),
+            source: candidate.source.clone(),
             size: candidate.size,
             sha256: candidate.sha256.clone(),
         }
@@ -158,6 +162,7 @@ impl Pinned {
             name: self.name.clone(),
             version: self.version.clone(),
             architecture: self.architecture.clone(),
+            source: self.source.clone(),
             size: self.size,
             sha256: self.sha256.clone(),
             depends: String::new(),
@@ -223,7 +228,9 @@ impl Lock {
     fn check_packages(packages: &[Pinned]) -> Result<(), String> {
         for (at, package) in packages.iter().enumerate() {
             let words = [&package.suite, &package.name, &package.version, &package.architecture];
-            if let Some(odd) = words.into_iter().chain(&package.asked).find(|word| !is_plain(word)) {
+            let words = words.into_iter().chain(&package.asked).map(String::as_str);
+            let source = package.source.iter().flat_map(|source| source.splitn(2, '='));
+            if let Some(odd) = words.chain(source).find(|word| !is_plain(word)) {
                 return Err(format!("package {} has the odd word {odd:?}", package.name));
             }
             hash(&format!("package {}", package.name), &package.sha256)?;
@@ -282,6 +289,7 @@ pub(crate) mod tests {
                 asked: Some("linux-image-cloud-amd64".into()),
                 version: "6.12.107-1".into(),
                 architecture: "amd64".into(),
+                source: Some("linux-signed-amd64=6.12.107+1".into()),
                 size: 9,
                 sha256: hash.clone(),
             }],
@@ -300,6 +308,7 @@ pub(crate) mod tests {
                 asked: None,
                 version: "1.8.6-1".into(),
                 architecture: "amd64".into(),
+                source: None,
                 size: 9,
                 sha256: hash,
             }],
@@ -329,6 +338,7 @@ pub(crate) mod tests {
             (with(&|lock| lock.schema = 9), "schema 9"),
             (with(&|lock| lock.packages[0].name = "../../etc/passwd".into()), "odd word"),
             (with(&|lock| lock.packages[0].version = "-oDebug=1".into()), "odd word"),
+            (with(&|lock| lock.packages[0].source = Some("linux=../1".into())), "odd word \"../1\""),
             (with(&|lock| lock.packages[0].sha256 = "ab".into()), "SHA-256"),
             (with(&|lock| lock.archives[0].sha256 = "x".into()), "archive fabricmanager"),
             (with(&|lock| lock.packages.push(lock.packages[0].clone())), "twice"),

@@ -140,11 +140,13 @@ pub struct Verity {
 pub struct Output {
     /// Where the results will lie on hosts: it is in the settings for Kata.
     pub folder: String,
+    /// Whether the settings for Kata are written; not for what Kata cannot use by itself.
+    pub kata: bool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { folder: "/opt/firstlight/images".to_owned() }
+        Self { folder: "/opt/firstlight/images".to_owned(), kata: true }
     }
 }
 

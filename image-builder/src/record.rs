@@ -177,6 +177,9 @@ pub struct PackageRecord {
     /// `amd64` or `all`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
+    /// Its source package, `NAME=VERSION`, where that has another name or version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// SHA-256 of the package file.
     pub sha256: String,
 }
@@ -190,6 +193,7 @@ impl PackageRecord {
             version: one.version.clone(),
             suite: one.suite.clone(),
             architecture: Some(one.architecture.clone()),
+            source: one.source.clone(),
             sha256: one.sha256.clone(),
         }
     }

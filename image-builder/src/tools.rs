@@ -202,6 +202,7 @@ mod tests {
                 asked: None,
                 version: version.to_owned(),
                 architecture: "amd64".to_owned(),
+                source: None,
                 size: 1,
                 sha256: sha256.repeat(64),
             }];

@@ -127,6 +127,13 @@ impl Tree {
         if path.is_empty() { Some(&ROOT) } else { self.nodes.get(path) }
     }
 
+    /// The names in a folder, without leading slash. Links are not followed.
+    pub fn names<'a>(&'a self, folder: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+        let below = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let all = self.nodes.range(below.clone()..).map_while(move |(path, _)| path.strip_prefix(below.as_str()));
+        all.filter(|name| !name.contains('/'))
+    }
+
     /// Entries in order of path; a directory comes before what is in it.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
@@ -152,6 +159,9 @@ mod tests {
         assert_eq!(paths, ["init", "usr", "usr/bin", "usr/bin-extra", "usr/bin/agent"]);
         assert_eq!(tree.nodes["usr"], Node::Directory { mode: 0o700 });
         assert_eq!(tree.nodes["usr/bin"], Node::Directory { mode: 0o755 });
+        let names = |folder: &str| tree.names(folder).collect::<Vec<_>>();
+        assert_eq!((names(""), names("usr")), (vec!["init", "usr"], vec!["bin", "bin-extra"]));
+        assert_eq!((names("usr/bin"), names("usr/b")), (vec!["agent"], vec![]));
     }
 
     #[test]

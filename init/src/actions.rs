@@ -419,8 +419,10 @@ fn make_nodes(inputs: &Inputs) -> Report {
                 detail.push_str(&left_out(&made.left_out));
             }
             // Before the first GPU is given to anybody. The unit that ends the GPUs' part tries again and fails.
-            if let Err(error) = cdi::publish_driver(&inputs.root) {
-                detail.push_str(&format!("; {error}"));
+            match cdi::publish_driver(&inputs.root) {
+                Ok(None) => {}
+                Ok(Some(path)) => detail.push_str(&format!("; the driver's files as {path} has them")),
+                Err(error) => detail.push_str(&format!("; {error}")),
             }
             (End::Ok(detail), Product::Minors(made.minors))
         }

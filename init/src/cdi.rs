@@ -10,8 +10,9 @@ use firstlight_cdi::{ContainerEdits, Device, DeviceNode, GPU_KIND, SPEC_DIR, SPE
 use firstlight_pci::Address;
 use rustix::fs::{major, minor};
 
+use crate::driver_files::{self, Known};
+use crate::nodes;
 use crate::root::Root;
-use crate::{driver_files, nodes};
 
 /// Nodes that every container with a GPU gets, if the driver made them.
 const COMMON: &[&str] = &["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
@@ -210,15 +211,20 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
 /// Writes the specification of the driver's files, which does not change as
 /// long as the driver runs, into the folder where CDI files are looked for. To
 /// be called before the first GPU is published. An image without any of them
-/// has no such file.
+/// has no such file. Which file of the image it was taken from, if it was.
 ///
 /// # Errors
 /// The folder or the file could not be written.
-pub fn publish_driver(root: &Root) -> Result<(), CdiError> {
-    match driver_files::spec(root) {
-        Some(spec) => write_spec(&folder(root)?.join(DRIVER_FILE), &spec),
-        None => Ok(()),
-    }
+pub fn publish_driver(root: &Root) -> Result<Option<String>, CdiError> {
+    let path = root.path(SPEC_DIR).join(DRIVER_FILE);
+    let (text, image) = match driver_files::known(root).map_err(encode(&path))? {
+        Known::Nothing => return Ok(None),
+        Known::Found(text) => (text, None),
+        Known::Written { path, text } => (text, Some(path)),
+    };
+    folder(root)?;
+    write_whole(&path, &text)?;
+    Ok(image)
 }
 
 /// [`publish_driver`], unless that has been done.
@@ -226,7 +232,7 @@ pub fn publish_driver(root: &Root) -> Result<(), CdiError> {
 /// # Errors
 /// As [`publish_driver`].
 pub fn ensure_driver(root: &Root) -> Result<(), CdiError> {
-    if root.path(SPEC_DIR).join(DRIVER_FILE).exists() { Ok(()) } else { publish_driver(root) }
+    if root.path(SPEC_DIR).join(DRIVER_FILE).exists() { Ok(()) } else { publish_driver(root).map(drop) }
 }
 
 /// [`Catalogue::publish`], once.
@@ -246,12 +252,12 @@ fn folder(root: &Root) -> Result<PathBuf, CdiError> {
 }
 
 fn write_spec(path: &Path, spec: &Spec) -> Result<(), CdiError> {
-    let text = serde_json::to_vec(spec).map_err(|source| CdiError {
-        what: "encode",
-        path: path.to_owned(),
-        source: source.into(),
-    })?;
-    write_whole(path, &text)
+    write_whole(path, &serde_json::to_vec(spec).map_err(encode(path))?)
+}
+
+fn encode(path: &Path) -> impl FnOnce(serde_json::Error) -> CdiError + use<> {
+    let path = path.to_owned();
+    |source| CdiError { what: "encode", path, source: source.into() }
 }
 
 #[cfg(test)]

@@ -223,6 +223,7 @@ fn what_is_of_the_driver_says_so() {
         asked: None,
         version: "550.163.01-2".into(),
         architecture: "amd64".into(),
+        source: None,
         size: 1,
         sha256: digest::of_bytes(name.as_bytes()),
     };

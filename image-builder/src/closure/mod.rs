@@ -10,6 +10,7 @@ pub mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read as _;
 use std::path::Path;
 
 use glob::{MatchOptions, Pattern};
@@ -125,7 +126,7 @@ fn library(tree: &Tree, folders: &[String], name: &str) -> Option<String> {
 }
 
 /// Follows links, in a path's folders too: where the file is in the end.
-fn resolve(tree: &Tree, path: &str) -> Option<String> {
+pub(crate) fn resolve(tree: &Tree, path: &str) -> Option<String> {
     let mut rest: Vec<String> = parts(path);
     rest.reverse();
     let (mut at, mut links) = (Vec::new(), 0);
@@ -158,7 +159,8 @@ fn parts(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect()
 }
 
-fn bytes(content: &Content) -> Result<Vec<u8>, Error> {
+/// All of a file; nothing of one that is too large to be looked at.
+pub(crate) fn bytes(content: &Content) -> Result<Vec<u8>, Error> {
     match content {
         Content::Bytes(bytes) => Ok(bytes.clone()),
         Content::File(path) => {
@@ -171,18 +173,22 @@ fn bytes(content: &Content) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Whether a file begins as ELF files do, without reading all of it.
-fn is_elf(content: &Content) -> Result<bool, Error> {
-    use std::io::Read as _;
+/// The first bytes of a file, or all if it has not that many.
+pub(crate) fn beginning(content: &Content, bytes: usize) -> Result<Vec<u8>, Error> {
     match content {
-        Content::Bytes(bytes) => Ok(bytes.starts_with(b"\x7fELF")),
+        Content::Bytes(all) => Ok(all.iter().copied().take(bytes).collect()),
         Content::File(path) => {
             let mut head = Vec::new();
             let file = fs::File::open(path).map_err(io_error("open", path))?;
-            file.take(4).read_to_end(&mut head).map_err(io_error("read", path))?;
-            Ok(head == b"\x7fELF")
+            file.take(bytes as u64).read_to_end(&mut head).map_err(io_error("read", path))?;
+            Ok(head)
         }
     }
+}
+
+/// Whether a file begins as ELF files do, without reading all of it.
+fn is_elf(content: &Content) -> Result<bool, Error> {
+    Ok(beginning(content, 4)? == b"\x7fELF")
 }
 
 fn facts_of(file: &str, data: &[u8]) -> Result<Facts, Error> {

@@ -15,6 +15,8 @@ pub struct Candidate {
     pub size: u64,
     /// SHA-256 of the `.deb`, lower-case hexadecimal.
     pub sha256: String,
+    /// The source package and its version, `NAME=VERSION`, where they are not the package's own.
+    pub source: Option<String>,
     /// The `Depends` field, empty when there is none.
     pub depends: String,
 }
@@ -94,9 +96,15 @@ pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
         let word = |key: &'static str| field(key).filter(|value| is_plain(value)).ok_or_else(|| bad(key));
         let sha256 = field("SHA256")
             .filter(|hash| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
+        let (name, version) = (word("Package")?, word("Version")?);
+        let source = match field("Source") {
+            Some(text) => source(&text, &version).ok_or_else(|| bad("Source"))?,
+            None => format!("{name}={version}"),
+        };
         candidates.push(Candidate {
-            name: word("Package")?,
-            version: word("Version")?,
+            source: Some(source).filter(|source| *source != format!("{name}={version}")),
+            name,
+            version,
             architecture: word("Architecture")?,
             size: field("Size").and_then(|size| size.parse().ok()).ok_or_else(|| bad("Size"))?,
             sha256: sha256.ok_or_else(|| bad("SHA256"))?,
@@ -104,6 +112,15 @@ pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
         });
     }
     Ok(candidates)
+}
+
+/// What the field `Source` says: a name, and in brackets a version if it is not the package's.
+fn source(field: &str, version: &str) -> Option<String> {
+    let (name, version) = match field.split_once(char::is_whitespace) {
+        Some((name, other)) => (name, other.trim().strip_prefix('(')?.strip_suffix(')')?),
+        None => (field, version),
+    };
+    (is_plain(name) && is_plain(version)).then(|| format!("{name}={version}"))
 }
 
 /// Names and versions become file names and arguments: only the characters
@@ -162,6 +179,23 @@ mod tests {
         assert!(matches!(parse("sid", &option), Err(Error::BadEntry { field: "Version", .. })));
         let bare = stanza("1").replace("SHA256", "MD5sum");
         assert!(matches!(parse("sid", &bare), Err(Error::BadEntry { field: "SHA256", .. })));
+    }
+
+    #[test]
+    fn a_source_is_named_where_it_is_another() {
+        let source = |field: &str| {
+            let text = stanza("2+b1").replace("Architecture", &format!("{field}Architecture"));
+            parse("sid", &text).map(|found| found[0].source.clone())
+        };
+        assert_eq!(source("").unwrap(), None);
+        assert_eq!(source("Source: linux-image-cloud-amd64\n").unwrap(), None);
+        assert_eq!(source("Source: linux-latest\n").unwrap().as_deref(), Some("linux-latest=2+b1"));
+        let rebuilt = source("Source: linux-image-cloud-amd64 (2)\n").unwrap();
+        assert_eq!(rebuilt.as_deref(), Some("linux-image-cloud-amd64=2"));
+        for odd in ["../x", "a b", "a (1", "a (../1)"] {
+            let found = source(&format!("Source: {odd}\n"));
+            assert!(matches!(found, Err(Error::BadEntry { field: "Source", .. })), "{odd}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(super) fn all(contents: &Contents) -> Vec<PackageRecord> {
         version: archive.version.clone(),
         suite: "archive".to_owned(),
         architecture: None,
+        source: None,
         sha256: archive.sha256.clone(),
     });
     contents.packages.iter().cloned().chain(archives).collect()
@@ -72,7 +73,7 @@ mod tests {
         let (name, version) = rest.split_once('=').unwrap();
         let (version, sha256) = version.split_once('#').unwrap_or((version, version));
         let [name, version, suite, sha256] = [name, version, suite, sha256].map(str::to_owned);
-        PackageRecord { name, version, suite, architecture: None, sha256 }
+        PackageRecord { name, version, suite, architecture: None, source: None, sha256 }
     }
 
     fn changed(a: &[&str], b: &[&str]) -> Vec<String> {

@@ -12,7 +12,7 @@ fn file(size: u64, hash: &str, origin: &str) -> FileRecord {
 
 fn package(name: &str, version: &str) -> PackageRecord {
     let [name, version, suite, sha256] = [name, version, "sid", version].map(str::to_owned);
-    PackageRecord { name, version, suite, architecture: Some("amd64".into()), sha256 }
+    PackageRecord { name, version, suite, architecture: Some("amd64".into()), source: None, sha256 }
 }
 
 fn image() -> Contents {

@@ -305,6 +305,7 @@ mod tests {
             asked: None,
             version: "1".to_owned(),
             architecture: "amd64".to_owned(),
+            source: None,
             size: 1,
             sha256: digest::of_bytes(name.as_bytes()),
         }

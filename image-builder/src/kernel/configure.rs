@@ -203,6 +203,7 @@ mod tests {
             name: "linux-source-6.12".to_owned(),
             version: "6.12.95-1".to_owned(),
             architecture: "all".to_owned(),
+            source: None,
             size: 1,
             sha256: "0".repeat(64),
             depends: String::new(),

@@ -24,7 +24,7 @@ use super::platform::Platform;
 use super::staging::Staging;
 use crate::cache::io_error;
 use crate::digest::Hashing;
-use crate::progress::{Progress, megabytes};
+use crate::progress::{Bar, Progress, megabytes};
 
 /// The list of images.
 const LIST: &str = "manifest.json";
@@ -127,11 +127,12 @@ pub(crate) fn import(
     }
     let mut layers = Vec::new();
     for (number, (name, content)) in saved.layers.iter().zip(&config.rootfs.diff_ids).enumerate() {
-        let layer = layer(&archive, name, content, staging)?;
+        let layer = layer(&archive, name, content, staging, progress)?;
         let (all, size) = (saved.layers.len(), megabytes(layer.size));
         progress.say(format_args!("layer {} of {all}: {} {size}", number + 1, layer.digest.short()));
         layers.push(layer);
     }
+    staging.show(Bar::none);
     let descriptor = |media_type: &str, digest, size| Descriptor {
         media_type: media_type.to_owned(),
         digest,
@@ -153,13 +154,20 @@ pub(crate) fn import(
     }
 }
 
-fn layer(archive: &Archive, name: &str, content: &Digest, staging: &mut Staging) -> Result<Descriptor, Error> {
+fn layer(
+    archive: &Archive,
+    name: &str,
+    content: &Digest,
+    staging: &mut Staging,
+    progress: Progress,
+) -> Result<Descriptor, Error> {
     let object = format!("{}: {name}", archive.path().display());
     let (mut window, size) = archive.open_entry(name)?;
     if size > limits::BLOB {
         let why = format!("a layer of {size} bytes; the limit is {}", limits::BLOB);
         return Err(input(object, "read the archive", why, OTHER_TOOL));
     }
+    staging.show(|| progress.bytes(clipped(name), size));
     let mut magic = [0; 4];
     let known = window.read(&mut magic).map_err(io_error("read", archive.path()))?;
     let packing = match &magic[..known] {

@@ -36,7 +36,7 @@ use origin::Origin;
 use registry::Registry;
 use staging::Staging;
 
-use crate::progress::{Progress, megabytes};
+use crate::progress::{Bar, Progress, megabytes};
 
 /// What is wanted.
 #[derive(Debug)]
@@ -121,7 +121,9 @@ fn bring(origin: &mut dyn Origin, mut staging: Staging, wanted: &Wanted<'_>) -> 
             progress.say(format_args!("{what}: {} is there already", blob.digest.short()));
         } else {
             progress.say(format_args!("{what}: {} {}", blob.digest.short(), megabytes(blob.size)));
+            staging.show(|| progress.bytes(format!("{what} {}", blob.digest.short()), blob.size));
             origin.fetch(blob, &mut staging)?;
+            staging.show(Bar::none);
             fetched += 1;
         }
         if number == 0 {

@@ -10,6 +10,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ use super::document::{Descriptor, Digest, OCI_INDEX};
 use super::error::{COPY_AGAIN, Error, input};
 use crate::cache::io_error;
 use crate::digest::{self, Hashing};
-use crate::progress::Progress;
+use crate::progress::{Bar, Progress};
 
 /// The image layout in the making.
 const LAYOUT: &str = "layout";
@@ -36,6 +37,8 @@ pub(crate) struct Staging {
     folder: PathBuf,
     /// Blobs that this process has verified, and their sizes.
     whole: BTreeMap<Digest, u64>,
+    /// What is being brought, on a terminal.
+    bar: Arc<Bar>,
     /// The folder is gone, or another pull's.
     done: bool,
     _lock: File,
@@ -61,6 +64,7 @@ pub(crate) struct Blob {
     file: Hashing<NamedTempFile>,
     written: u64,
     limit: u64,
+    bar: Arc<Bar>,
 }
 
 impl Blob {
@@ -78,6 +82,7 @@ impl Write for Blob {
         }
         let count = self.file.write(bytes)?;
         self.written += count as u64;
+        self.bar.set(self.written);
         Ok(count)
     }
 
@@ -110,7 +115,8 @@ impl Staging {
         hidden.push(".pulling");
         let folder = out.with_file_name(hidden);
         let lock = lock(&folder, progress)?;
-        let staging = Self { out, folder, whole: BTreeMap::new(), done: false, _lock: lock };
+        let staging =
+            Self { out, folder, whole: BTreeMap::new(), bar: Arc::new(Bar::none()), done: false, _lock: lock };
         remove_folder(&staging.folder.join(PARTS))?;
         for folder in [staging.blobs(), staging.folder.join(PARTS)] {
             fs::create_dir_all(&folder).map_err(io_error("create folder", &folder))?;
@@ -169,7 +175,13 @@ impl Staging {
     pub(crate) fn blob(&self, limit: u64) -> Result<Blob, Error> {
         let parts = self.parts();
         let file = NamedTempFile::new_in(&parts).map_err(io_error("make a file in", &parts))?;
-        Ok(Blob { file: Hashing::new(file), written: 0, limit })
+        Ok(Blob { file: Hashing::new(file), written: 0, limit, bar: Arc::clone(&self.bar) })
+    }
+
+    /// Blobs that begin from now on move this bar; the one before is taken off the terminal.
+    pub(crate) fn show(&mut self, bar: impl FnOnce() -> Bar) {
+        self.bar = Arc::new(Bar::none());
+        self.bar = Arc::new(bar());
     }
 
     /// Gives a blob its name if it is what was wanted.

@@ -2,12 +2,24 @@
 
 use crate::record::PackageRecord;
 
-/// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE`, as the type
+/// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE[&upstream=SOURCE[@VERSION]]`, as the type
 /// `deb` is described by the package-url specification.
 pub(super) fn of(package: &PackageRecord) -> String {
     let (name, version) = (encoded(&package.name), encoded(&package.version));
     let arch = package.architecture.as_deref().map(|name| format!("arch={}&", encoded(name))).unwrap_or_default();
-    format!("pkg:deb/debian/{name}@{version}?{arch}distro={}", encoded(&package.suite))
+    let upstream = package.source.as_deref().map(|source| format!("&upstream={}", upstream(source, &package.version)));
+    let upstream = upstream.unwrap_or_default();
+    format!("pkg:deb/debian/{name}@{version}?{arch}distro={}{upstream}", encoded(&package.suite))
+}
+
+/// Scanners look for advisories under the name of the source: `NAME`, or
+/// `NAME@VERSION` where that is another one, as other writers of bills have it.
+fn upstream(source: &str, version: &str) -> String {
+    match source.split_once('=') {
+        Some((name, other)) if other != version => encoded(&format!("{name}@{other}")),
+        Some((name, _)) => encoded(name),
+        None => encoded(source),
+    }
 }
 
 /// Everything but letters, digits and `.-_~:` by its bytes.
@@ -31,12 +43,18 @@ mod tests {
         let package = |name: &str, version: &str, arch: Option<&str>| {
             let [name, version, suite] = [name, version, "bookworm-backports"].map(str::to_owned);
             let architecture = arch.map(str::to_owned);
-            of(&PackageRecord { name, version, suite, architecture, sha256: String::new() })
+            of(&PackageRecord { name, version, suite, architecture, source: None, sha256: String::new() })
         };
         assert_eq!(
             package("libstdc++6", "1:12.2.0-14+deb12u1~x", Some("amd64")),
             "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14%2Bdeb12u1~x?arch=amd64&distro=bookworm-backports"
         );
+        let of_source = |source: &str| {
+            let [name, version, suite, sha256] = ["libcuda1", "5-2", "sid", ""].map(str::to_owned);
+            of(&PackageRecord { name, version, suite, architecture: None, source: Some(source.into()), sha256 })
+        };
+        assert_eq!(of_source("nvidia=5-2"), "pkg:deb/debian/libcuda1@5-2?distro=sid&upstream=nvidia");
+        assert_eq!(of_source("g++=4"), "pkg:deb/debian/libcuda1@5-2?distro=sid&upstream=g%2B%2B%404");
         assert_eq!(package("a", "1", None), "pkg:deb/debian/a@1?distro=bookworm-backports");
         assert_eq!(package("a?b", "é#", None), "pkg:deb/debian/a%3Fb@%C3%A9%23?distro=bookworm-backports");
     }

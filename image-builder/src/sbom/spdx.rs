@@ -62,6 +62,8 @@ struct SpdxPackage {
     version_info: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     supplier: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_info: Option<String>,
     download_location: &'static str,
     files_analyzed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,6 +214,7 @@ fn package(one: &Package<'_>) -> SpdxPackage {
     SpdxPackage {
         version_info: Some(record.version.clone()),
         supplier: Some("Organization: Debian"),
+        source_info: record.source.as_ref().map(|source| format!("built of Debian's source package {source}")),
         checksums: vec![sha256(&record.sha256)],
         external_refs: vec![ExternalRef {
             reference_category: "PACKAGE-MANAGER",

@@ -16,6 +16,7 @@ fn package(name: &str, version: &str) -> PackageRecord {
         version: version.into(),
         suite: "trixie".into(),
         architecture: Some("amd64".into()),
+        source: (name == "libc6").then(|| format!("glibc={version}")),
         sha256: of_bytes(name.as_bytes()),
     }
 }
@@ -197,7 +198,7 @@ fn cyclonedx_has_every_file_once_in_what_it_is_from() {
     assert!(text(&driver["description"]).contains("gcc-14 and the patches resize"), "{driver}");
     assert_eq!(driver["pedigree"]["ancestors"][0]["name"], "nvidia-open-kernel-dkms");
     let libc = find("package/trixie/libc6=2.41-12+deb13u1");
-    assert_eq!(libc["purl"], "pkg:deb/debian/libc6@2.41-12%2Bdeb13u1?arch=amd64&distro=trixie");
+    assert_eq!(libc["purl"], "pkg:deb/debian/libc6@2.41-12%2Bdeb13u1?arch=amd64&distro=trixie&upstream=glibc");
     assert_eq!(libc["scope"], "required", "it is in the image and a tool besides");
     let kernel = find("compiled/trixie/linux-source-6.12=6.12.107-1");
     assert_eq!(kernel["hashes"][0]["content"], of_bytes(b"kernel").as_str());

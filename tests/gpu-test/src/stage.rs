@@ -68,7 +68,8 @@ fn prepare(bundle: &Path, folder: &Path) -> anyhow::Result<()> {
         mount("cgroup2", CGROUPS, "cgroup2", MountFlags::empty(), None).context("mount cgroup v2 over v1")?;
     }
     let root = Root::real();
-    cdi::publish_driver(&root)?;
+    // Here nobody has written down which files there are, so they are looked for.
+    let _ = cdi::publish_driver(&root)?;
     let file = cdi::publish(&root, &machine::gpus(&root)?)?;
     let copy = cdi_copy(folder);
     fs::create_dir_all(&copy).with_context(|| copy.display().to_string())?;

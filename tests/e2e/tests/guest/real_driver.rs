@@ -30,6 +30,7 @@ static BASE: LazyLock<Image> = LazyLock::new(|| built("base"));
 static GPU_550: LazyLock<Image> = LazyLock::new(|| built("gpu-550"));
 static GPU_535: LazyLock<Image> = LazyLock::new(|| built("gpu-535"));
 static GPU_550_EXTENSION: LazyLock<Image> = LazyLock::new(|| built("gpu-550-extension"));
+static GPU_535_EXTENSION: LazyLock<Image> = LazyLock::new(|| built("gpu-535-extension"));
 
 fn built(name: &str) -> Image {
     let image = lab().shipped(name).unwrap();
@@ -95,6 +96,11 @@ impl Boot {
         assert!(!driver.detail.contains("no module"), "it has all that it asks for: {driver:?}");
         let hello = format!("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  ");
         assert!(self.console.contains(&hello), "{hello} in\n{}", self.console);
+        // Nothing was looked for: the image says which files the driver has.
+        let place = self.image.contents.extension.as_ref().map_or("", |_| "/run/kata-extensions/gpu");
+        let nodes = self.record.unit("nodes").unwrap();
+        let said = format!("the driver's files as {place}/etc/cdi/nvidia-driver-{version}.json has them");
+        assert!(nodes.detail.contains(&said), "{said} in {nodes:?}");
         let seen: Vec<&str> = self.seen.lines().collect();
         assert_eq!(seen.len(), 5, "{seen:?}");
         let (source, bytes) = (seen[1], seen[2]);
@@ -148,6 +154,14 @@ fn driver_535_answers_in_its_open_and_is_quoted() {
     for part in ["the driver could not initialise the GPU", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
         assert!(gpu.detail.contains(part), "{part} in {gpu:?}");
     }
+}
+
+#[test]
+fn driver_535_in_an_extension_answers_as_it_does_in_an_image() {
+    let boot = boot_with(&BASE, Some(&GPU_535_EXTENSION), &["h100"], State::Degraded);
+    boot.runs("535.261.03");
+    let gpu = boot.only_gpu();
+    assert_eq!((gpu.step.as_str(), gpu.attempts, gpu.driver), ("open", 2, None), "{gpu:?}");
 }
 
 #[test]

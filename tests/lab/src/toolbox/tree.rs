@@ -173,6 +173,7 @@ mod tests {
             name: "tool".to_owned(),
             version: "1:2.3-4".to_owned(),
             architecture: "amd64".to_owned(),
+            source: None,
             size: 1,
             sha256: "0".repeat(64),
             depends: String::new(),

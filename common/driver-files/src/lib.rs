@@ -1,0 +1,273 @@
+//! The files of NVIDIA's user-space driver as CDI devices, one per capability.
+//!
+//! Files are found by the version of the driver: a library of another one is of
+//! no use. They are looked for in an image in the making, so that a guest need
+//! not; and by PID 1 in images that have no such specification.
+
+mod table;
+
+use std::ffi::OsString;
+
+use firstlight_cdi::{Capability, ContainerEdits, DRIVER_KIND, Device, Mount, SPEC_VERSION, Spec};
+
+/// How files are mounted.
+const OPTIONS: &[&str] = &["ro", "nosuid", "nodev", "rbind"];
+
+/// Bytes of a file that tell what it is.
+pub const HEAD: usize = 5;
+
+/// `EI_CLASS` of an ELF file.
+const ELF_32: u8 = 1;
+const ELF_64: u8 = 2;
+
+/// Where files are looked for: below a guest's root, or in a tree that becomes
+/// one. Paths are absolute there, and links are followed.
+pub trait Files {
+    /// The names in a folder; none where there is no folder.
+    fn names(&self, folder: &str) -> Vec<OsString>;
+    /// Whether there is a regular file.
+    fn is_file(&self, path: &str) -> bool;
+    /// How a file begins, if it is that long.
+    fn head(&self, path: &str) -> Option<[u8; HEAD]>;
+}
+
+/// Where an image, or an extension below its place, has the specification that
+/// was made with it for the driver of this version. PID 1 looks for it under
+/// the version of the driver that runs.
+#[must_use]
+pub fn written(version: &str) -> String {
+    format!("/etc/cdi/nvidia-driver-{version}.json")
+}
+
+/// The specification of the files of the driver of this version below `places`
+/// (`""` is the root itself); an earlier place comes before a later one.
+/// `None` if none of them is there.
+#[must_use]
+pub fn spec(files: &impl Files, places: &[&str], version: &str) -> Option<Spec> {
+    let mut devices: Vec<Device> = Vec::new();
+    let mut add = |part: Capability, narrow: bool, mounts: &[Mount]| {
+        let name = part.device(narrow);
+        let at = devices.iter().position(|device| device.name == name).unwrap_or_else(|| {
+            devices.push(Device { name, ..Device::default() });
+            devices.len() - 1
+        });
+        devices[at].container_edits.mounts.extend_from_slice(mounts);
+    };
+    for (narrow, class, folders, inside) in
+        [(false, ELF_64, table::WIDE, table::WIDE_INSIDE), (true, ELF_32, table::NARROW, table::NARROW_INSIDE)]
+    {
+        let libraries = Listing::of(files, places, folders);
+        for library in table::LIBRARIES {
+            let file = format!("{}.so.{}", library.stem, library.fixed.unwrap_or(version));
+            let Some(host) = libraries.find(&file, |path| elf_class(files, path) == Some(class)) else { continue };
+            let other = library.names.iter().map(|ending| format!("{}{ending}", library.stem));
+            let names: Vec<String> = std::iter::once(file.clone()).chain(other).collect();
+            let inside = inside.iter().flat_map(|folder| names.iter().map(move |name| format!("{folder}/{name}")));
+            let mounts: Vec<Mount> = inside.map(|place| mount(&host, &place)).collect();
+            library.parts.iter().for_each(|part| add(*part, narrow, &mounts));
+        }
+    }
+    let programs = Listing::of(files, places, table::PROGRAMS);
+    for (tool, part) in table::TOOLS {
+        if let Some(host) = programs.find(tool, |path| files.is_file(path)) {
+            add(*part, false, &[mount(&host, &format!("{}/{tool}", table::PROGRAMS_INSIDE))]);
+        }
+    }
+    for (file, part) in table::DATA {
+        let all = places.iter().map(|place| format!("{place}{file}"));
+        if let Some(host) = all.into_iter().find(|path| files.is_file(path)) {
+            add(*part, false, &[mount(&host, file)]);
+        }
+    }
+    if devices.is_empty() {
+        return None;
+    }
+    Some(Spec {
+        cdi_version: SPEC_VERSION.to_owned(),
+        kind: DRIVER_KIND.to_owned(),
+        devices,
+        container_edits: ContainerEdits::default(),
+    })
+}
+
+fn mount(host: &str, inside: &str) -> Mount {
+    Mount {
+        host_path: host.to_owned(),
+        container_path: inside.to_owned(),
+        options: OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
+        mount_type: None,
+    }
+}
+
+/// What is in some folders of each place, each read once: hundreds of names are
+/// looked for, and most images have few of them.
+struct Listing(Vec<(String, Vec<OsString>)>);
+
+impl Listing {
+    fn of(files: &impl Files, places: &[&str], folders: &[&str]) -> Self {
+        let all = places.iter().flat_map(|place| folders.iter().map(move |folder| format!("{place}{folder}")));
+        let names = |folder: String| {
+            let mut names = files.names(&folder);
+            names.sort_unstable();
+            (folder, names)
+        };
+        Self(all.map(names).collect())
+    }
+
+    /// The first that has the file, if it is the right one.
+    fn find(&self, file: &str, right: impl Fn(&str) -> bool) -> Option<String> {
+        let there =
+            self.0.iter().filter(|(_, names)| names.binary_search_by(|name| (**name).cmp(file.as_ref())).is_ok());
+        there.map(|(folder, _)| format!("{folder}/{file}")).find(|path| right(path))
+    }
+}
+
+/// Whether a library is of 32 or of 64 bits; systems disagree on which folder has which.
+fn elf_class(files: &impl Files, path: &str) -> Option<u8> {
+    files.head(path).filter(|head| head.starts_with(b"\x7fELF")).map(|head| head[4])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    const VERSION: &str = "580.159.04";
+
+    /// Files and how they begin.
+    #[derive(Default)]
+    struct Planted(BTreeMap<String, &'static [u8]>);
+
+    impl Files for Planted {
+        fn names(&self, folder: &str) -> Vec<OsString> {
+            let below = format!("{folder}/");
+            let names = self.0.keys().filter_map(|path| path.strip_prefix(&below)?.split('/').next());
+            names.collect::<BTreeSet<_>>().into_iter().map(OsString::from).collect()
+        }
+
+        fn is_file(&self, path: &str) -> bool {
+            self.0.contains_key(path)
+        }
+
+        fn head(&self, path: &str) -> Option<[u8; HEAD]> {
+            self.0.get(path)?.get(..HEAD)?.try_into().ok()
+        }
+    }
+
+    fn planted(files: &[&str]) -> Planted {
+        Planted(files.iter().map(|file| ((*file).to_owned(), &b"\x7fELF\x02..."[..])).collect())
+    }
+
+    const PLACES: &[&str] = &["/run/kata-extensions/gpu", ""];
+
+    fn found(files: &Planted) -> Spec {
+        spec(files, PLACES, VERSION).unwrap()
+    }
+
+    fn places(spec: &Spec, device: &str) -> Vec<(String, String)> {
+        let mounts = spec.device(device).map(|device| device.container_edits.mounts.clone()).unwrap_or_default();
+        mounts.into_iter().map(|mount| (mount.host_path, mount.container_path)).collect()
+    }
+
+    #[test]
+    fn a_library_is_found_by_version_in_any_folder_and_goes_under_all_its_names() {
+        for folder in table::WIDE {
+            let library = format!("{folder}/libcuda.so.580.159.04");
+            let files = planted(&[&library, "/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1"]);
+            let found = places(&found(&files), "compute");
+            assert_eq!(found.len(), 6, "{found:?}");
+            assert!(found.iter().all(|(host, _)| *host == library), "{found:?}");
+            for inside in table::WIDE_INSIDE {
+                for name in ["libcuda.so.1", "libcuda.so", "libcuda.so.580.159.04"] {
+                    assert!(found.iter().any(|(_, place)| *place == format!("{inside}/{name}")), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_an_extension_are_mounted_from_there_to_their_plain_places() {
+        let place = |path: &str| format!("/run/kata-extensions/gpu{path}");
+        let (library, icd) = ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/etc/OpenCL/vendors/nvidia.icd");
+        let spec = found(&planted(&[&place(library), &place(icd), &place("/usr/bin/nvidia-smi")]));
+        let compute = places(&spec, "compute");
+        assert!(compute.contains(&(place(library), "/usr/lib/x86_64-linux-gnu/libcuda.so.1".to_owned())), "{spec:?}");
+        assert_eq!(compute.last().unwrap(), &(place(icd), icd.to_owned()));
+        assert_eq!(places(&spec, "utility"), [(place("/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())]);
+        // Of a file that both have the extension's is taken, and the image's serves for what only it has.
+        let ml = "/usr/lib64/libnvidia-ml.so.580.159.04";
+        let spec = found(&planted(&[&place(library), library, ml]));
+        assert!(places(&spec, "compute").iter().all(|(host, _)| *host == place(library)));
+        assert!(places(&spec, "utility").iter().all(|(host, _)| host == ml));
+    }
+
+    #[test]
+    fn files_are_grouped_by_what_they_are_for() {
+        let mut files = planted(&[
+            "/usr/lib64/libnvidia-ml.so.580.159.04",
+            "/usr/lib64/libnvidia-nvvm70.so.4",
+            "/usr/lib64/libnvidia-gpucomp.so.580.159.04",
+            "/usr/lib64/libnvidia-not-in-the-table.so.580.159.04",
+            "/usr/bin/nvidia-smi",
+            "/usr/share/nvidia/nvoptix.bin",
+        ]);
+        for narrow in ["/usr/lib/libnvidia-ml.so.580.159.04", "/usr/lib64/libcuda.so.580.159.04"] {
+            files.0.insert(narrow.to_owned(), b"\x7fELF\x01");
+        }
+        let spec = found(&files);
+        let mut names: Vec<&str> = spec.devices.iter().map(|device| device.name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["compute", "display", "graphics", "utility", "utility-32", "video"]);
+        let hosts = |device: &str| {
+            let mut hosts: Vec<String> = places(&spec, device).into_iter().map(|(host, _)| host).collect();
+            hosts.dedup();
+            hosts
+        };
+        assert_eq!(hosts("utility"), ["/usr/lib64/libnvidia-ml.so.580.159.04", "/usr/bin/nvidia-smi"]);
+        assert_eq!(hosts("utility-32"), ["/usr/lib/libnvidia-ml.so.580.159.04"]);
+        assert_eq!(
+            hosts("compute"),
+            ["/usr/lib64/libnvidia-nvvm70.so.4", "/usr/lib64/libnvidia-gpucomp.so.580.159.04"],
+            "a 32-bit libcuda is not for 64-bit programs"
+        );
+        assert_eq!(hosts("graphics").last().unwrap(), "/usr/share/nvidia/nvoptix.bin");
+        let text = serde_json::to_string(&spec).unwrap();
+        assert_eq!(Spec::from_json(&text, "x".as_ref()).unwrap(), spec);
+    }
+
+    #[test]
+    fn without_any_of_the_files_there_is_nothing() {
+        assert_eq!(spec(&Planted::default(), PLACES, VERSION), None);
+        assert_eq!(spec(&planted(&["/usr/lib64/libcuda.so.535.1"]), PLACES, VERSION), None);
+    }
+
+    #[test]
+    fn the_table_has_no_library_twice_and_none_for_nothing() {
+        for (at, library) in table::LIBRARIES.iter().enumerate() {
+            assert!(!library.parts.is_empty() && !library.parts.contains(&Capability::Compat32), "{}", library.stem);
+            assert!(table::LIBRARIES[..at].iter().all(|other| other.stem != library.stem), "{}", library.stem);
+        }
+    }
+
+    proptest! {
+        /// Whatever is there, only files that are there are mounted, and never from two places.
+        #[test]
+        fn only_what_is_there_is_mounted(chosen in prop::collection::vec((0..2_usize, 0..table::WIDE.len(), 0..table::LIBRARIES.len()), 0..8)) {
+            let paths: Vec<String> = chosen.iter().map(|&(place, folder, library)| {
+                let library = &table::LIBRARIES[library];
+                let version = library.fixed.unwrap_or(VERSION);
+                format!("{}{}/{}.so.{version}", PLACES[place], table::WIDE[folder], library.stem)
+            }).collect();
+            let files = planted(&paths.iter().map(String::as_str).collect::<Vec<_>>());
+            let spec = spec(&files, PLACES, VERSION);
+            prop_assert_eq!(spec.is_none(), paths.is_empty());
+            let mut from = BTreeMap::new();
+            for mount in spec.iter().flat_map(|spec| &spec.devices).flat_map(|device| &device.container_edits.mounts) {
+                prop_assert!(files.is_file(&mount.host_path));
+                let first = from.entry(&mount.container_path).or_insert(&mount.host_path);
+                prop_assert_eq!(*first, &mount.host_path);
+            }
+        }
+    }
+}

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use firstlight_image_builder::boot::{self, Report};
+use firstlight_image_builder::build::Image;
+use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_lab::binaries::{gpu_settings, static_program, workspace};
 use firstlight_lab::shipped::Programs;
 use firstlight_lab::{Lab, Toolbox, cache_root, shipped};
@@ -25,6 +27,12 @@ pub(crate) struct Args {
     /// Each gets a folder of its own in here.
     #[arg(long, value_name = "DIR", default_value = "out/images")]
     out: PathBuf,
+    /// Write beside each what it was built from, with all hashes: NAME.lock.
+    #[arg(long, conflicts_with = "locked")]
+    lock: bool,
+    /// Build from exactly what NAME.lock of this folder names, or of its folders of each name.
+    #[arg(long, value_name = "DIR")]
+    locked: Option<PathBuf>,
     /// Boot each in the lab's QEMU, and show how that went.
     #[arg(long)]
     boot: bool,
@@ -64,8 +72,7 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;
     let (mut lines, mut boots) = (Vec::new(), Vec::new());
     for name in names {
-        let manifest = shipped::manifest_with(name, &programs, args.set.iter().cloned().collect())?;
-        let image = shipped::build(&manifest, &args.out.join(name), &cache, shipped::progress())?;
+        let image = built(args, name, &programs, &cache)?;
         let contents = &image.contents;
         let packed = contents.outputs.iter().find(|(file, _)| file.starts_with("initrd") || file.ends_with(".img"));
         let (file, bytes) = packed.map_or(("", 0), |(file, bytes)| (file.as_str(), bytes.size));
@@ -91,6 +98,39 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
         all_ready &= report.is_ready();
     }
     Ok(if all_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// An image, with or by its lock if that is asked for.
+fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::Result<Image> {
+    let out = args.out.join(name);
+    let (progress, file) = (shipped::progress(), format!("{name}.lock"));
+    let variables = args.set.iter().cloned().collect();
+    if !args.lock && args.locked.is_none() {
+        let manifest = shipped::manifest_with(name, programs, variables)?;
+        return Ok(shipped::build(&manifest, &out, cache, progress)?);
+    }
+    let lock = match &args.locked {
+        None => out.join(&file),
+        Some(folder) => {
+            let places = [folder.join(&file), folder.join(name).join(&file)];
+            let there = places.iter().find(|place| place.is_file());
+            there
+                .with_context(|| format!("there is neither {} nor {}", places[0].display(), places[1].display()))?
+                .clone()
+        }
+    };
+    let manifest = shipped::path(name);
+    let variables = &shipped::with_programs(programs, variables);
+    let task = Task { manifest: &manifest, variables, out: &out, cache, lock: &lock, progress };
+    if args.locked.is_none() {
+        return Ok(locked::lock(&task)?.0);
+    }
+    let (image, verdict) = locked::build_by(&task)?;
+    match verdict {
+        Verdict::Same => progress.say(format_args!("{name}: byte for byte what {} has", lock.display())),
+        Verdict::OtherInputs(which) => progress.say(format_args!("{name}: other than {}: {which}", lock.display())),
+    }
+    Ok(image)
 }
 
 fn booted(toolbox: &Toolbox, folder: &Path) -> anyhow::Result<Report> {

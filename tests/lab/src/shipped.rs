@@ -68,12 +68,24 @@ pub fn manifest(name: &str, programs: &Programs) -> Result<Manifest, Error> {
 ///
 /// # Errors
 /// The manifest is wrong or not there.
-pub fn manifest_with(name: &str, programs: &Programs, mut variables: Variables) -> Result<Manifest, Error> {
+pub fn manifest_with(name: &str, programs: &Programs, variables: Variables) -> Result<Manifest, Error> {
+    Ok(Manifest::read(&path(name), &with_programs(programs, variables))?)
+}
+
+/// The manifest's file.
+#[must_use]
+pub fn path(name: &str) -> PathBuf {
+    folder().join(format!("{name}.toml"))
+}
+
+/// These values and those for our programs.
+#[must_use]
+pub fn with_programs(programs: &Programs, mut variables: Variables) -> Variables {
     let Programs { init, agent, gpu_settings } = programs;
     for (name, path) in [("INIT", init), ("AGENT", agent), ("GPU_SETTINGS", gpu_settings)] {
         variables.insert(name.to_owned(), path.display().to_string());
     }
-    Ok(Manifest::read(&folder().join(format!("{name}.toml")), &variables)?)
+    variables
 }
 
 /// What is said about their long steps outside of the lab.

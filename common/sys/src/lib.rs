@@ -13,6 +13,8 @@ pub mod fork;
 pub mod memory;
 pub mod mount;
 pub mod net;
+#[cfg(feature = "nvfm")]
+pub mod nvfm;
 pub mod nvidia;
 #[cfg(feature = "nvml")]
 pub mod nvml;

@@ -1,0 +1,124 @@
+//! Why something was not done.
+
+use firstlight_partitions::{Gpus, PartitionId, Refusal, TableError};
+use firstlight_sys::nvfm;
+
+use crate::journal;
+use crate::meaning::Meaning;
+
+/// Why something was not done; nothing has changed then, but where it says so.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A word that goes into journals and logs has to be one.
+    #[error("{what} {text:?} is not 1 to 128 printable characters without spaces")]
+    Word {
+        /// What it is.
+        what: &'static str,
+        /// What was given.
+        text: String,
+    },
+    /// The identifier was used before.
+    #[error(
+        "request {request} was used before, to {was}; a request that is sent again asks for the same, a new one has a new identifier"
+    )]
+    Request {
+        /// The identifier.
+        request: String,
+        /// What it asked for then.
+        was: String,
+    },
+    /// The fabric manager has forgotten partitions while tenants had them.
+    #[error(
+        "the fabric has lost partitions {partitions:?} while tenants had them ({why}); stop those tenants, then reconcile \
+         with the list of tenants that run"
+    )]
+    Outage {
+        /// Which.
+        partitions: Vec<PartitionId>,
+        /// How it came to that.
+        why: String,
+    },
+    /// A change has begun and nobody knows what came of it.
+    #[error(
+        "what came of change {number} of partition {partition} is not known ({why}); it is settled when the fabric manager answers"
+    )]
+    Unsettled {
+        /// Which change.
+        number: u64,
+        /// Of which partition.
+        partition: PartitionId,
+        /// Why it is not known.
+        why: String,
+    },
+    /// Nothing fits, or nothing is free.
+    #[error(transparent)]
+    Plan(#[from] Refusal),
+    /// There is no such partition.
+    #[error("there is no partition {id}; there are {}", numbers(ids))]
+    NoPartition {
+        /// What was asked for.
+        id: PartitionId,
+        /// What there is.
+        ids: Vec<PartitionId>,
+    },
+    /// There is no such GPU.
+    #[error("there is no GPU {gpu}; module ids are {gpus}")]
+    NoGpu {
+        /// What was asked for.
+        gpu: u32,
+        /// What there is.
+        gpus: Gpus,
+    },
+    /// Two of the partitions that are wanted share a GPU.
+    #[error("partitions {0} and {1} share GPUs {2}: both cannot be active")]
+    Overlap(PartitionId, PartitionId, Gpus),
+    /// It is somebody else's.
+    #[error("partition {partition} is {holder}'s, not {owner}'s")]
+    Held {
+        /// Which.
+        partition: PartitionId,
+        /// Whose it is.
+        holder: String,
+        /// Who asked.
+        owner: String,
+    },
+    /// It is active, and nobody has asked for it here.
+    #[error("partition {partition} is active and nobody's here; reconcile with the list of tenants that run")]
+    Foreign {
+        /// Which.
+        partition: PartitionId,
+    },
+    /// FM does not do it, or does not answer.
+    #[error("{doing}: {error}; {}", Meaning::of_error(error).advice())]
+    Fabric {
+        /// What was tried.
+        doing: String,
+        /// FM's answer.
+        error: nvfm::Error,
+    },
+    /// FM lists what cannot be.
+    #[error("the fabric manager's list is not to be believed: {0}; are libnvfm and the fabric manager of one version?")]
+    Table(#[from] TableError),
+    /// FM lists a GPU that cannot be.
+    #[error("the fabric manager's list is not to be believed: in partition {partition} {why}")]
+    Listed {
+        /// Where.
+        partition: PartitionId,
+        /// What is wrong.
+        why: String,
+    },
+    /// FM has two partitions active that share a GPU.
+    #[error("the fabric manager has partitions {0} and {1} active, and both have GPUs {2}; restart it, and reconcile")]
+    Impossible(PartitionId, PartitionId, Gpus),
+    /// What is done cannot be written down, so nothing is done.
+    #[error(transparent)]
+    Journal(#[from] journal::Error),
+    /// A record does not fit to what is known: a fault of this program.
+    #[error("the journal would not be readable: {0}")]
+    Record(String),
+}
+
+fn numbers(ids: &[PartitionId]) -> String {
+    let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
+}

@@ -1,6 +1,7 @@
 //! What is fed.
 
 mod device_rules;
+mod fabric;
 mod frames;
 mod images;
 mod kernel_configs;
@@ -278,6 +279,12 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "image-reference",
         seeds: &[b"docker://r.io:5000/a/b:tag", b"oci:path:v1", b"docker-archive:a.tar:busybox:1.36"],
         read: images::reference,
+    },
+    Target { name: "fabric-journal", seeds: fabric::RECORDS, read: fabric::journal },
+    Target {
+        name: "fabric-list",
+        seeds: &[b"\x00\x00\x02\x01\x03\x01\x01\x01\x02\x02\x00\x01\x01", b"\x01\x01\x01\x05\x02\x01\x01\x05"],
+        read: fabric::list,
     },
     Target {
         name: "oci-index",

@@ -1,0 +1,69 @@
+//! The partition daemon: its journal, and what a fabric manager lists.
+
+use firstlight_partitiond::Look;
+use firstlight_partitiond::journal::replay;
+use firstlight_partitiond::state::{Record, State};
+use firstlight_partitions::{Gpus, Request, State as Taken};
+use firstlight_sys::nvfm::{Gpu, Partition};
+
+/// Records, a line each.
+pub(super) const RECORDS: &[&[u8]] = &[
+    br#"{"begun":{"number":1,"request":"r","asked":"a","change":{"activate":{"partition":3,"gpus":[1,3],"owner":"t"}}}}
+{"ended":"done"}
+{"barred":{"gpu":3,"reason":"Xid 79"}}
+{"begun":{"number":2,"request":"s","asked":"b","change":{"deactivate":{"partition":3}}}}
+{"ended":{"undone":{"why":"no"}}}
+{"released":{"gpu":3}}
+{"found":{"partition":9,"gpus":[5],"owner":"t"}}
+{"lost":{"partitions":[3],"why":"w"}}
+"reconciled""#,
+];
+
+/// Whatever a journal says, it says the same when it was written anew.
+pub(super) fn journal(bytes: &[u8]) {
+    let _ = replay(bytes);
+    let mut state = State::default();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let Ok(record) = serde_json::from_slice::<Record>(line) else { continue };
+        let before = state.clone();
+        if state.apply(record).is_err() {
+            state = before;
+        }
+        let _ = (state.busy(), state.barred());
+    }
+    let Ok(text) = serde_json::to_vec(&Record::Snapshot(Box::new(state.clone()))) else { return };
+    let mut again = State::default();
+    let read = serde_json::from_slice(&text).map_err(|error| error.to_string()).and_then(|record| again.apply(record));
+    assert_eq!((read, again), (Ok(()), state));
+}
+
+/// Partitions: number, whether active, how many GPUs, and those.
+pub(super) fn list(bytes: &[u8]) {
+    let (mut rest, mut listed) = (bytes, Vec::new());
+    while let [id, is_active, count, more @ ..] = rest {
+        let (gpus, more) = more.split_at(more.len().min(usize::from(count % 17)));
+        let gpu = |id: &u8| Gpu {
+            physical_id: u32::from(*id),
+            uuid: String::new(),
+            pci: String::new(),
+            links: 0,
+            most_links: 0,
+            line_rate: 0,
+        };
+        let gpus = gpus.iter().map(gpu).collect();
+        listed.push(Partition { id: u32::from(*id), is_active: is_active % 2 == 1, gpus });
+        rest = more;
+    }
+    let Ok(look) = Look::of(&listed) else { return };
+    let state = State::default();
+    let (foreign, busy) = (look.foreign(&state), look.busy());
+    assert_eq!(foreign.len(), look.active.len());
+    for size in look.table.sizes() {
+        let taken = Taken { busy, barred: Gpus::NONE };
+        if let Ok(choice) = look.table.plan(&taken, Request::Count(size)) {
+            assert!(!choice.partition.gpus.meets(busy) && choice.partition.gpus.count() == size);
+        }
+    }
+    let wanted: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
+    assert!(look.steps(&state, &wanted).is_ok_and(|steps| steps.len() == wanted.len()));
+}

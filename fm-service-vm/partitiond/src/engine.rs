@@ -44,11 +44,19 @@ pub struct Activated {
 }
 
 /// The daemon's heart: FM, the journal, and what is known.
-#[derive(Debug)]
 pub struct Engine<F> {
     fabric: F,
     journal: Journal,
     state: State,
+    /// Is told what is known whenever that is another.
+    observer: Box<dyn FnMut(&State) + Send>,
+}
+
+impl<F: fmt::Debug> fmt::Debug for Engine<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fabric, journal, state, .. } = self;
+        f.debug_struct("Engine").field("fabric", fabric).field("journal", journal).field("state", state).finish()
+    }
 }
 
 fn word(what: &'static str, text: &str) -> Result<(), Refused> {
@@ -62,7 +70,12 @@ impl<F: Fabric> Engine<F> {
     /// Goes on where the journal ends. What was under way is settled before the next change.
     #[must_use]
     pub fn new(fabric: F, (journal, state): (Journal, State)) -> Self {
-        Self { fabric, journal, state }
+        Self { fabric, journal, state, observer: Box::new(|_| {}) }
+    }
+
+    /// Tells `observer` what is known whenever that is another, also while FM is asked.
+    pub fn observe(&mut self, observer: impl FnMut(&State) + Send + 'static) {
+        self.observer = Box::new(observer);
     }
 
     /// What is known without asking FM.
@@ -87,6 +100,7 @@ impl<F: Fabric> Engine<F> {
         state.apply(record.clone()).map_err(Refused::Record)?;
         self.journal.append(&record, &state)?;
         self.state = state;
+        (self.observer)(&self.state);
         Ok(())
     }
 

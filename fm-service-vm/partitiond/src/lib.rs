@@ -6,13 +6,16 @@
 //! time, each on the disk before FM is asked and again when it is done, so that
 //! whoever is killed at whatever step leaves what the next one can settle.
 
+pub mod actor;
 pub mod engine;
 pub mod fabric;
 pub mod journal;
 mod look;
 pub mod meaning;
 pub mod refused;
+pub mod service;
 pub mod state;
+pub mod view;
 
 pub use engine::{Activated, Ask, Engine};
 pub use look::{Look, Step};

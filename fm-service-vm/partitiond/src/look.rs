@@ -15,6 +15,8 @@ pub struct Look {
     pub table: Table,
     /// Those that are active.
     pub active: BTreeSet<PartitionId>,
+    /// What FM says of each.
+    pub listed: Vec<nvfm::Partition>,
 }
 
 /// A step on the way to what is to be.
@@ -51,7 +53,7 @@ impl Look {
         }
         let table = Table::new(partitions)?;
         let active: BTreeSet<PartitionId> = listed.iter().filter(|one| one.is_active).map(|one| one.id).collect();
-        let look = Self { table, active };
+        let look = Self { table, active, listed: listed.to_vec() };
         let mut seen: Vec<&Partition> = Vec::new();
         for one in look.table.partitions().iter().filter(|one| look.active.contains(&one.id)) {
             if let Some(other) = seen.iter().find(|other| other.gpus.meets(one.gpus)) {

@@ -1,0 +1,226 @@
+//! One thread that asks FM, and everybody else, who does not wait for it.
+//!
+//! libnvfm blocks for as long as FM likes. So one thread has the engine, takes one
+//! command after the other, and shows how the fabric is through a channel that can be
+//! looked into at any time. Who has waited long enough leaves; what was
+//! begun goes on, and what was not begun is not begun for who has left.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firstlight_partitions::{Choice, PartitionId};
+use tokio::sync::{oneshot, watch};
+
+use crate::engine::{Activated, Ask, Engine};
+use crate::fabric::Fabric;
+use crate::look::Step;
+use crate::refused::Refused;
+use crate::view::View;
+
+/// Partitions and whose they are.
+pub type Wanted = Vec<(PartitionId, String)>;
+
+type Answer<T> = oneshot::Sender<Result<T, Refused>>;
+
+/// What the engine can be asked for.
+enum Command {
+    Plan(Ask, Answer<Choice>),
+    Activate { request: String, ask: Ask, owner: String, answer: Answer<Activated> },
+    Deactivate { request: String, partition: PartitionId, owner: String, answer: Answer<bool> },
+    Reconcile { request: String, wanted: Wanted, dry_run: bool, answer: Answer<Vec<Step>> },
+    Quarantine { gpu: u32, reason: String, answer: Answer<()> },
+    Release { gpu: u32, answer: Answer<bool> },
+    Resume { answer: Answer<()> },
+}
+
+impl Command {
+    /// Nobody waits for the answer any more.
+    fn is_left(&self) -> bool {
+        match self {
+            Self::Plan(_, answer) => answer.is_closed(),
+            Self::Activate { answer, .. } => answer.is_closed(),
+            Self::Deactivate { answer, .. } | Self::Release { answer, .. } => answer.is_closed(),
+            Self::Reconcile { answer, .. } => answer.is_closed(),
+            Self::Quarantine { answer, .. } | Self::Resume { answer } => answer.is_closed(),
+        }
+    }
+
+    /// Does it. Who asked may have left meanwhile, which changes nothing.
+    fn carry_out<F: Fabric>(self, engine: &mut Engine<F>) {
+        match self {
+            Self::Plan(ask, answer) => drop(answer.send(engine.plan(ask))),
+            Self::Activate { request, ask, owner, answer } => {
+                drop(answer.send(engine.activate(&request, ask, &owner)));
+            }
+            Self::Deactivate { request, partition, owner, answer } => {
+                drop(answer.send(engine.deactivate(&request, partition, &owner)));
+            }
+            Self::Reconcile { wanted, dry_run: true, answer, .. } => drop(answer.send(engine.steps(&wanted))),
+            Self::Reconcile { request, wanted, answer, .. } => drop(answer.send(engine.reconcile(&request, &wanted))),
+            Self::Quarantine { gpu, reason, answer } => drop(answer.send(engine.quarantine(gpu, &reason))),
+            Self::Release { gpu, answer } => drop(answer.send(engine.release(gpu))),
+            Self::Resume { answer } => drop(answer.send(engine.resume().map(drop))),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// The engine's own.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Nobody knows yet.
+    #[error(
+        "the fabric manager has not answered within {} s; what was begun may still come to be, and is settled before the \
+         next change: list the partitions", waited.as_secs()
+    )]
+    Late {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The thread is gone: a fault of this program.
+    #[error("the daemon ends")]
+    Ends,
+}
+
+/// The engine's thread, for whoever wants something of it.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    commands: Sender<Command>,
+    view: watch::Receiver<View>,
+    patience: Duration,
+}
+
+/// Starts the thread. It looks at the fabric at once, and whenever `between` has
+/// passed without a command; who waits for an answer does so for `patience`.
+///
+/// # Errors
+/// There can be no thread.
+pub fn start<F: Fabric + Send + 'static>(
+    engine: Engine<F>,
+    between: Duration,
+    patience: Duration,
+) -> std::io::Result<Handle> {
+    let (commands, receiver) = channel();
+    let (shown, view) = watch::channel(View::new(engine.state().clone()));
+    thread::Builder::new().name("fabric".to_owned()).spawn(move || run(engine, &receiver, &shown, between))?;
+    Ok(Handle { commands, view, patience })
+}
+
+fn run<F: Fabric>(mut engine: Engine<F>, commands: &Receiver<Command>, shown: &watch::Sender<View>, between: Duration) {
+    let observer = shown.clone();
+    engine.observe(move |state| {
+        observer.send_modify(|view| {
+            let is_begun = state.under_way.is_some() && view.state.under_way != state.under_way;
+            view.under_way =
+                if is_begun { Some(Instant::now()) } else { view.under_way.filter(|_| state.under_way.is_some()) };
+            view.state = state.clone();
+        });
+    });
+    look(&mut engine, shown);
+    loop {
+        match commands.recv_timeout(between) {
+            Ok(command) if command.is_left() => continue,
+            Ok(command) => command.carry_out(&mut engine),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        look(&mut engine, shown);
+    }
+}
+
+/// Looks at the fabric and shows it.
+fn look<F: Fabric>(engine: &mut Engine<F>, shown: &watch::Sender<View>) {
+    let settled = engine.settle();
+    shown.send_modify(|view| {
+        view.state = engine.state().clone();
+        // Whatever is still under way is not being waited for.
+        view.under_way = None;
+        match settled {
+            Ok(look) => (view.look, view.looked, view.trouble) = (look, Some(Instant::now()), None),
+            Err(error) => view.trouble = Some(error.to_string()),
+        }
+    });
+}
+
+impl Handle {
+    /// How the fabric is, without waiting.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// Is told whenever that is another.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, Unanswered> {
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(command(answer)).map_err(|_| Unanswered::Ends)?;
+        match tokio::time::timeout(self.patience, answered).await {
+            Ok(Ok(answer)) => Ok(answer?),
+            Ok(Err(_)) => Err(Unanswered::Ends),
+            Err(_) => Err(Unanswered::Late { waited: self.patience }),
+        }
+    }
+
+    /// See [`Engine::plan`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn plan(&self, ask: Ask) -> Result<Choice, Unanswered> {
+        self.ask(|answer| Command::Plan(ask, answer)).await
+    }
+
+    /// See [`Engine::activate`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn activate(&self, request: String, ask: Ask, owner: String) -> Result<Activated, Unanswered> {
+        self.ask(|answer| Command::Activate { request, ask, owner, answer }).await
+    }
+
+    /// See [`Engine::deactivate`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn deactivate(&self, request: String, partition: PartitionId, owner: String) -> Result<bool, Unanswered> {
+        self.ask(|answer| Command::Deactivate { request, partition, owner, answer }).await
+    }
+
+    /// See [`Engine::reconcile`] and, to change nothing, [`Engine::steps`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn reconcile(&self, request: String, wanted: Wanted, dry_run: bool) -> Result<Vec<Step>, Unanswered> {
+        self.ask(|answer| Command::Reconcile { request, wanted, dry_run, answer }).await
+    }
+
+    /// See [`Engine::quarantine`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn quarantine(&self, gpu: u32, reason: String) -> Result<(), Unanswered> {
+        self.ask(|answer| Command::Quarantine { gpu, reason, answer }).await
+    }
+
+    /// See [`Engine::release`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn release(&self, gpu: u32) -> Result<bool, Unanswered> {
+        self.ask(|answer| Command::Release { gpu, answer }).await
+    }
+
+    /// See [`Engine::resume`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn resume(&self) -> Result<(), Unanswered> {
+        self.ask(|answer| Command::Resume { answer }).await
+    }
+}

@@ -1,0 +1,116 @@
+//! `fm-partitiond`: the partition daemon of a service VM.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use firstlight_fabric_api::v1::fabric_server::FabricServer;
+use firstlight_partitiond::fabric::Nvfm;
+use firstlight_partitiond::journal::Journal;
+use firstlight_partitiond::service::Service;
+use firstlight_partitiond::{Engine, actor};
+use firstlight_sys::nvfm::Address;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+/// The only door to this machine's NVLink fabric.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where is written down what was begun and what came of it.
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/firstlight/fabric.journal")]
+    journal: PathBuf,
+    /// Where to listen: a Unix socket that root alone may open.
+    #[arg(long, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
+    listen: PathBuf,
+    /// Where the fabric manager listens: HOST[:PORT], unix:PATH or vsock:CID:PORT.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
+    fabric_manager: Address,
+    /// libnvfm; without, where the loader finds it.
+    #[arg(long, value_name = "FILE")]
+    libnvfm: Option<PathBuf>,
+    /// How long a connection to the fabric manager may take.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    connect_timeout: Duration,
+    /// How long a caller waits for a change; what was begun goes on after that.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    patience: Duration,
+    /// How often the fabric is looked at while nobody asks for anything.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    look_every: Duration,
+}
+
+fn address(text: &str) -> Result<Address, String> {
+    match text.split_once(':') {
+        Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(path.to_owned())),
+        Some(("unix", _)) => Err("a Unix socket's path begins with /".to_owned()),
+        Some(("vsock", rest)) => {
+            match rest.split_once(':').map(|(cid, port)| (cid.parse::<u32>(), port.parse::<u32>())) {
+                Some((Ok(_), Ok(_))) => Ok(Address::Vsock(rest.to_owned())),
+                _ => Err("it is vsock:CID:PORT, both numbers".to_owned()),
+            }
+        }
+        _ if text.is_empty() => Err("it is empty".to_owned()),
+        _ => Ok(Address::Inet(text.to_owned())),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "it is a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("it is more than 0".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fm-partitiond: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let opened = Journal::open(&args.journal)?;
+    let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
+    let engine = actor::start(Engine::new(fabric, opened), args.look_every, args.patience).context("start a thread")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+    runtime.block_on(async {
+        let listener = listen(&args.listen)?;
+        eprintln!(
+            "fm-partitiond: listening on {}, the fabric manager is {}",
+            args.listen.display(),
+            args.fabric_manager
+        );
+        let (mut ended, mut stopped) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        // What is under way goes on in the journal: nothing has to be waited for. Who watches would not leave.
+        tokio::select! {
+            served = Server::builder()
+                .add_service(FabricServer::new(Service::new(engine)))
+                .serve_with_incoming(UnixListenerStream::new(listener)) => served.context("serve"),
+            _ = ended.recv() => Ok(()),
+            _ = stopped.recv() => Ok(()),
+        }
+    })
+}
+
+/// A socket in the place of one that a dead daemon has left; the journal's lock says that it is dead.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    let named = || format!("listen on {}", path.display());
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(named),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).with_context(named)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).with_context(named)?;
+    Ok(listener)
+}

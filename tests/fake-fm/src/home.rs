@@ -1,0 +1,213 @@
+//! For tests that run the program: a folder with its files, and the process.
+
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::control::{Control, Snapshot};
+use crate::machine::Phase;
+use crate::scenario::{Scenario, VARIABLE};
+
+/// Longer than anything that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A folder with everything that one manager needs. Lives in it follow each other.
+#[derive(Debug, Clone)]
+pub struct Home {
+    folder: PathBuf,
+}
+
+impl Home {
+    /// In this folder, which has to be there.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.folder.join("fabricmanager.cfg")
+    }
+
+    /// What `FAKE_FM` names.
+    #[must_use]
+    pub fn scenario(&self) -> PathBuf {
+        self.folder.join("fake-fm.json")
+    }
+
+    /// Where calls are taken, unless the configuration is given another place.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("socket")
+    }
+
+    /// Where a test has its say.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.folder.join("control")
+    }
+
+    /// The state file.
+    #[must_use]
+    pub fn state_file(&self) -> PathBuf {
+        self.folder.join("fabricmanager.state")
+    }
+
+    /// The manager's log.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("fabricmanager.log")
+    }
+
+    /// What was asked and answered in all lives, lines of JSON.
+    #[must_use]
+    pub fn journal(&self) -> PathBuf {
+        self.folder.join("journal")
+    }
+
+    /// Writes the configuration (shared mode, files in this folder, and then `keys`), and the scenario.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub fn write(&self, keys: &[(&str, &str)], scenario: &Scenario) -> Result<(), Error> {
+        let own = [
+            ("FABRIC_MODE", "1".to_owned()),
+            ("DAEMONIZE", "0".to_owned()),
+            ("STATE_FILE_NAME", self.state_file().display().to_string()),
+            ("FM_CMD_UNIX_SOCKET_PATH", self.socket().display().to_string()),
+            ("LOG_FILE_NAME", self.log().display().to_string()),
+        ];
+        let own = own.iter().filter(|(key, _)| keys.iter().all(|(given, _)| given != key));
+        let mut text: String = own.map(|(key, value)| format!("{key}={value}\n")).collect();
+        text.extend(keys.iter().map(|(key, value)| format!("{key}={value}\n")));
+        std::fs::write(self.config(), text)?;
+        let scenario = Scenario { control: Some(self.control()), log: Some(self.journal()), ..scenario.clone() };
+        std::fs::write(self.scenario(), serde_json::to_vec_pretty(&scenario)?)
+    }
+
+    /// How the program is started here.
+    #[must_use]
+    pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.arg("--config").arg(self.config()).args(arguments).env(VARIABLE, self.scenario());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the program and waits until it answers tests; it may still be starting.
+    ///
+    /// # Errors
+    /// It does not start, or ends before.
+    pub fn start(&self, program: &Path, arguments: &[&str]) -> Result<Running, Error> {
+        // Of a life before.
+        match std::fs::remove_file(self.control()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut child = self.command(program, arguments).spawn()?;
+        let control = patiently(|| {
+            if let Some(status) = child.try_wait()? {
+                return Err(Error::other(format!("fake-fm ended: {status}")));
+            }
+            Ok(Control::connect(&self.control()).ok())
+        })?;
+        Ok(Running { child, control })
+    }
+}
+
+fn patiently<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        thread::sleep(PAUSE);
+    }
+    Err(ErrorKind::TimedOut.into())
+}
+
+/// A running manager; it is killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    /// A test's say.
+    pub control: Control,
+}
+
+impl Running {
+    /// The process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until a snapshot is as wanted.
+    ///
+    /// # Errors
+    /// The process ends, or it never is.
+    pub fn wait_until(&mut self, wanted: impl Fn(&Snapshot) -> bool) -> Result<Snapshot, Error> {
+        patiently(|| self.control.snapshot().map(|snapshot| Some(snapshot).filter(&wanted)))
+    }
+
+    /// Waits for a phase.
+    ///
+    /// # Errors
+    /// The process ends, or it never comes.
+    pub fn wait_for(&mut self, phase: Phase) -> Result<Snapshot, Error> {
+        self.wait_until(|snapshot| snapshot.phase == phase)
+    }
+
+    /// Kills it as a crash does.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn kill(&mut self) -> Result<(), Error> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+
+    /// Ends it by `SIGTERM`; its exit code.
+    ///
+    /// # Errors
+    /// It is gone, or stays.
+    pub fn terminate(&mut self) -> Result<Option<i32>, Error> {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM)?;
+        self.wait().map(|status| status.code())
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It stays.
+    pub fn wait(&mut self) -> Result<ExitStatus, Error> {
+        patiently(|| self.child.try_wait())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Builds the program with the cargo that builds this, and says where it is.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn build() -> Result<PathBuf, Error> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let workspace = here.ancestors().nth(2).unwrap_or(here);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = ["build", "--quiet", "--locked", "--package", "firstlight-fake-fm", "--bin", "fake-fm"];
+    if !Command::new(cargo).current_dir(workspace).args(arguments).status()?.success() {
+        return Err(Error::other("`cargo build` of fake-fm failed, see above"));
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+    Ok(target.join("debug/fake-fm"))
+}

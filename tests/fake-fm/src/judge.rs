@@ -1,0 +1,172 @@
+//! What was asked and answered, and what should never have been.
+
+use std::collections::BTreeSet;
+
+use firstlight_partitions::PartitionId;
+use serde::{Deserialize, Serialize};
+
+use crate::ask::{Ask, Op};
+use crate::board::Board;
+use crate::machine::{Phase, State};
+
+/// A line of the log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Microseconds since the start of the process.
+    pub time_us: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What a line tells of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum What {
+    /// A call was answered.
+    Call {
+        /// Which call.
+        op: Op,
+        /// The partitions that it named.
+        ids: Vec<PartitionId>,
+        /// The answer.
+        rc: i32,
+    },
+    /// The life went on.
+    Phase {
+        /// To where.
+        phase: Phase,
+    },
+    /// Something that must not be.
+    Violation {
+        /// One line.
+        violation: String,
+    },
+}
+
+fn is_ready(phase: Phase) -> bool {
+    matches!(phase, Phase::Ready | Phase::ReadyRestarted)
+}
+
+/// Partitions in use by virtual machines, and what was done to them.
+#[derive(Debug, Clone, Default)]
+pub struct Judge {
+    tenants: BTreeSet<PartitionId>,
+    /// Those that have no partition and of whom that was said.
+    cut: BTreeSet<PartitionId>,
+}
+
+impl Judge {
+    /// With these running.
+    #[must_use]
+    pub fn new(tenants: BTreeSet<PartitionId>) -> Self {
+        Self { tenants, cut: BTreeSet::new() }
+    }
+
+    /// A virtual machine starts or stops; an observation if its partition is not active.
+    pub fn tenant(&mut self, partition: PartitionId, running: bool, board: &Board, state: &State) -> Vec<String> {
+        if running {
+            self.tenants.insert(partition);
+        } else {
+            self.tenants.remove(&partition);
+        }
+        self.look(board, state)
+    }
+
+    /// Before a call is answered: what it would do to tenants, were it done.
+    #[must_use]
+    pub fn asked(&self, ask: &Ask, board: &Board, state: &State) -> Vec<String> {
+        let ready = is_ready(state.phase);
+        match ask {
+            Ask::Deactivate(id) if ready && self.tenants.contains(id) => {
+                vec![format!("partition {id} is to be deactivated while its tenant runs")]
+            }
+            Ask::Activate(id) | Ask::ActivateWithVfs(id) if ready => {
+                let others = self.tenants.iter().filter(|other| *other != id && board.overlap(*id, **other));
+                others
+                    .map(|other| format!("partition {id} is to be activated, of GPUs that the tenant of {other} has"))
+                    .collect()
+            }
+            Ask::SetActivated(ids) if state.phase == Phase::RestartWait => {
+                let forgotten = self.tenants.iter().filter(|tenant| !ids.contains(tenant));
+                forgotten
+                    .map(|tenant| format!("the list after the restart lacks {tenant}, whose tenant runs"))
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// After each step: what is wrong now and was not before.
+    pub fn look(&mut self, board: &Board, state: &State) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let active: Vec<PartitionId> = state.active.iter().copied().collect();
+        for (at, one) in active.iter().enumerate() {
+            for other in active[..at].iter().filter(|other| board.overlap(*one, **other)) {
+                wrong.push(format!("partitions {other} and {one} are both active and share a GPU"));
+            }
+        }
+        // Before that nobody knows, and links are as the last life left them.
+        if !is_ready(state.phase) {
+            return wrong;
+        }
+        let cut: BTreeSet<PartitionId> = self.tenants.difference(&state.active).copied().collect();
+        wrong.extend(
+            cut.difference(&self.cut).map(|id| format!("the tenant of partition {id} runs and it is not active")),
+        );
+        self.cut = cut;
+        wrong
+    }
+
+    /// Who runs.
+    #[must_use]
+    pub fn tenants(&self) -> &BTreeSet<PartitionId> {
+        &self.tenants
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::board::{Failed, Policy};
+    use firstlight_partitions::known;
+
+    fn board() -> Board {
+        Board::new(&known::H100, Failed::default(), Policy::default())
+    }
+
+    fn state(phase: Phase, active: &[PartitionId]) -> State {
+        State { phase, active: active.iter().copied().collect() }
+    }
+
+    #[test]
+    fn a_tenant_needs_its_partition() {
+        let (board, with, without) = (board(), state(Phase::Ready, &[3]), state(Phase::Ready, &[]));
+        let mut judge = Judge::default();
+        assert!(judge.tenant(3, true, &board, &with).is_empty());
+        assert_eq!(judge.asked(&Ask::Deactivate(3), &board, &with).len(), 1);
+        assert_eq!(judge.look(&board, &without).len(), 1);
+        assert!(judge.look(&board, &without).is_empty(), "said once");
+        assert!(judge.look(&board, &with).is_empty());
+        assert_eq!(judge.look(&board, &without).len(), 1, "cut again");
+        assert!(judge.tenant(3, false, &board, &without).is_empty());
+        assert!(judge.asked(&Ask::Deactivate(3), &board, &with).is_empty());
+        assert_eq!(judge.tenant(7, true, &board, &without).len(), 1, "started before its partition was active");
+    }
+
+    #[test]
+    fn what_would_harm_a_tenant_is_noted_when_it_is_asked_for() {
+        let (board, active) = (board(), state(Phase::Ready, &[3]));
+        let mut judge = Judge::new([3].into());
+        assert_eq!(judge.asked(&Ask::Activate(7), &board, &active).len(), 1, "GPU 1");
+        assert!(judge.asked(&Ask::Activate(4), &board, &active).is_empty());
+        assert!(judge.asked(&Ask::Activate(3), &board, &active).is_empty(), "asked twice");
+        let waiting = state(Phase::RestartWait, &[]);
+        assert!(judge.look(&board, &waiting).is_empty(), "not known yet");
+        assert!(judge.asked(&Ask::Deactivate(3), &board, &waiting).is_empty(), "refused");
+        assert_eq!(judge.asked(&Ask::SetActivated(vec![4]), &board, &waiting).len(), 1);
+        assert!(judge.asked(&Ask::SetActivated(vec![4, 3]), &board, &waiting).is_empty());
+        assert_eq!(judge.look(&board, &state(Phase::Ready, &[])).len(), 1, "a full start under a tenant");
+        assert_eq!(Judge::default().look(&board, &state(Phase::Ready, &[3, 7])).len(), 1, "GPU 1 twice");
+    }
+}

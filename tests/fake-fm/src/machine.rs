@@ -1,0 +1,148 @@
+//! The life of the manager as a state machine, without time and files.
+
+use std::collections::BTreeSet;
+
+use firstlight_partitions::PartitionId;
+use serde::{Deserialize, Serialize};
+
+use crate::ask::Ask;
+use crate::board::Board;
+use crate::codes::{self, Family};
+
+/// The most partitions that a list can have.
+pub const MOST_PARTITIONS: usize = 64;
+
+/// Where the manager is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Training links.
+    Starting,
+    /// Links are as they were; which partitions are active has to be told.
+    RestartWait,
+    /// Serving.
+    Ready,
+    /// Serving after a restart: failed devices are not known then.
+    ReadyRestarted,
+    /// The start failed and the configuration says to stay.
+    FailedResident,
+    /// The process ends.
+    Ended,
+}
+
+/// What does not change in a life.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// The baseboard.
+    pub board: Board,
+    /// Which codes it answers with.
+    pub family: Family,
+    /// `FABRIC_MODE=1`.
+    pub shared: bool,
+    /// Links are left alone and the list is waited for.
+    pub restart: bool,
+    /// `FM_STAY_RESIDENT_ON_FAILURES=1`.
+    pub resident: bool,
+}
+
+/// What changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Where in its life.
+    pub phase: Phase,
+    /// Partitions whose GPUs are connected.
+    pub active: BTreeSet<PartitionId>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { phase: Phase::Starting, active: BTreeSet::new() }
+    }
+}
+
+/// What happens to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Switches and state file are as they should be.
+    Started,
+    /// Or not.
+    StartFailed,
+    /// The time for the list after a restart is over.
+    WindowOver,
+    /// A call.
+    Asked(Ask),
+}
+
+/// What becomes of the state, and the code that a call returns.
+#[must_use]
+pub fn step(rules: &Rules, state: &State, event: &Event) -> (State, i32) {
+    let to = |phase| State { phase, ..state.clone() };
+    match event {
+        Event::Started if state.phase == Phase::Starting => {
+            (to(if rules.restart { Phase::RestartWait } else { Phase::Ready }), codes::SUCCESS)
+        }
+        Event::StartFailed if state.phase == Phase::Starting => {
+            (to(if rules.resident { Phase::FailedResident } else { Phase::Ended }), codes::SUCCESS)
+        }
+        Event::WindowOver if state.phase == Phase::RestartWait => (to(Phase::Ended), codes::SUCCESS),
+        Event::Started | Event::StartFailed | Event::WindowOver => (state.clone(), codes::SUCCESS),
+        Event::Asked(ask) => match answer(rules, state, ask) {
+            Ok(state) => (state, codes::SUCCESS),
+            Err(code) => (state.clone(), code),
+        },
+    }
+}
+
+fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
+    if let Ask::SetActivated(ids) = ask {
+        return match state.phase {
+            Phase::RestartWait if rules.shared => set_activated(rules, ids),
+            Phase::Ended => Err(codes::CONNECTION_NOT_VALID),
+            _ => Err(codes::NOT_SUPPORTED),
+        };
+    }
+    match state.phase {
+        Phase::Starting | Phase::RestartWait | Phase::FailedResident => return Err(codes::NOT_CONFIGURED),
+        Phase::Ended => return Err(codes::CONNECTION_NOT_VALID),
+        Phase::Ready | Phase::ReadyRestarted => {}
+    }
+    let unknown = |id: PartitionId| !rules.board.supports(id);
+    match *ask {
+        Ask::FailedDevices if state.phase == Phase::Ready => Ok(state.clone()),
+        Ask::FailedDevices => Err(codes::NOT_SUPPORTED),
+        _ if !rules.shared => Err(codes::NOT_SUPPORTED),
+        Ask::List | Ask::Unsupported => Ok(state.clone()),
+        // Of the mode for virtual GPUs.
+        Ask::ActivateWithVfs(_) | Ask::SetActivated(_) => Err(codes::NOT_SUPPORTED),
+        Ask::Activate(id) | Ask::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
+        Ask::Activate(id) => {
+            if state.active.contains(&id) {
+                return Err(rules.family.already_active());
+            }
+            if state.active.iter().any(|other| rules.board.overlap(id, *other)) {
+                return Err(rules.family.overlap());
+            }
+            let mut next = state.clone();
+            next.active.insert(id);
+            Ok(next)
+        }
+        Ask::Deactivate(id) => {
+            let mut next = state.clone();
+            if next.active.remove(&id) { Ok(next) } else { Err(rules.family.not_active()) }
+        }
+    }
+}
+
+/// A list that makes no sense leaves it waiting.
+fn set_activated(rules: &Rules, ids: &[PartitionId]) -> Result<State, i32> {
+    let board = &rules.board;
+    let clash = |at: usize, id: PartitionId| ids[..at].iter().any(|other| board.overlap(id, *other));
+    let wrong = ids.iter().enumerate().any(|(at, id)| !board.supports(*id) || clash(at, *id));
+    if wrong || ids.len() > MOST_PARTITIONS {
+        return Err(codes::BAD_PARAM);
+    }
+    Ok(State { phase: Phase::ReadyRestarted, active: ids.iter().copied().collect() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! The process: its sockets, its threads and its end.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::ask::Ask;
+use crate::board::Board;
+use crate::codes::{self, Family};
+use crate::config::{Address, Config};
+use crate::control::{Answer, Latency};
+use crate::judge::Judge;
+use crate::machine::{Event, Phase, Rules};
+use crate::scenario::{Scenario, ScenarioError};
+use crate::state_file::StateFile;
+use crate::wire::{self, Reply, Request};
+use crate::world::{World, sxid, xid};
+
+/// The exit code after a violation.
+pub const VIOLATED: u8 = 70;
+
+/// Why it cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The stand-in's own file.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    /// What is to be broken is not there.
+    #[error("FAKE_FM: {0}")]
+    Board(String),
+    /// A log or a socket.
+    #[error("{0}: {1}")]
+    Open(PathBuf, #[source] std::io::Error),
+    /// Signals, threads.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+    /// It came up and went down.
+    #[error("{0}")]
+    Ended(String),
+}
+
+enum End {
+    Asked,
+    Failed(String),
+}
+
+struct Server {
+    config: Config,
+    scenario: Scenario,
+    rules: Rules,
+    world: Mutex<World>,
+    /// A call that hangs may go on.
+    released: Condvar,
+    /// Calls are served one after the other.
+    turn: Mutex<()>,
+    log: Mutex<Option<File>>,
+    end: Mutex<Sender<End>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs until a signal or a failure; the exit code.
+///
+/// # Errors
+/// It cannot start, or the manager that it plays gives up.
+pub fn run(config: Config, scenario: Scenario) -> Result<u8, ServerError> {
+    let (end, ended) = channel();
+    let server = Arc::new(Server::new(config, scenario, end)?);
+    if let Some(path) = server.scenario.control.clone() {
+        let listener = listen(&path)?;
+        spawn(&server, move |server| server.accept_control(&listener))?;
+    }
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    spawn(&server, move |server| {
+        if signals.forever().next().is_some() {
+            server.end(End::Asked);
+        }
+    })?;
+    spawn(&server, |server| server.live())?;
+    server.wait(&ended)
+}
+
+fn spawn(server: &Arc<Server>, work: impl FnOnce(&Arc<Server>) + Send + 'static) -> Result<(), std::io::Error> {
+    let server = Arc::clone(server);
+    thread::Builder::new().spawn(move || work(&server)).map(drop)
+}
+
+/// The file of a socket outlives a process that was killed.
+fn listen(path: &Path) -> Result<UnixListener, ServerError> {
+    let failed = |error| ServerError::Open(path.to_owned(), error);
+    if std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket()) {
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    UnixListener::bind(path).map_err(failed)
+}
+
+fn append(path: Option<&PathBuf>) -> Result<Option<File>, ServerError> {
+    let open = |path: &PathBuf| OpenOptions::new().append(true).create(true).open(path);
+    path.map(|path| open(path).map_err(|error| ServerError::Open(path.clone(), error))).transpose()
+}
+
+impl Server {
+    fn new(config: Config, scenario: Scenario, end: Sender<End>) -> Result<Self, ServerError> {
+        let known = scenario.known()?;
+        let board = Board::new(known, scenario.failed.clone(), config.policy);
+        board.check().map_err(ServerError::Board)?;
+        let shared = config.mode == 1;
+        let family = scenario.codes.unwrap_or_else(|| Family::of(known));
+        // Without the shared mode there is nothing that could be told after a restart.
+        let rules = Rules { board, family, shared, restart: config.restart && shared, resident: config.resident };
+        let judge = Judge::new(scenario.tenants.clone());
+        let journal = append(scenario.log.as_ref())?;
+        Ok(Self {
+            world: Mutex::new(World::new(rules.clone(), judge, Latency::of(&scenario), journal)),
+            log: Mutex::new(append(config.log.as_ref())?),
+            released: Condvar::new(),
+            turn: Mutex::new(()),
+            end: Mutex::new(end),
+            config,
+            scenario,
+            rules,
+        })
+    }
+
+    /// A line of the manager's log.
+    fn say(&self, line: &str) {
+        // Nobody may read it any more.
+        let _ = match &mut *lock(&self.log) {
+            Some(file) => writeln!(file, "{line}"),
+            None => writeln!(std::io::stderr(), "{line}"),
+        };
+    }
+
+    fn end(&self, end: End) {
+        // Once is enough: nobody listens after the first.
+        let _ = lock(&self.end).send(end);
+    }
+
+    fn wait(&self, ended: &Receiver<End>) -> Result<u8, ServerError> {
+        match ended.recv() {
+            Ok(End::Failed(line)) => {
+                if self.config.log.is_some() {
+                    self.say(&line);
+                }
+                Err(ServerError::Ended(line))
+            }
+            Ok(End::Asked) | Err(_) => Ok(if lock(&self.world).is_clean() { 0 } else { VIOLATED }),
+        }
+    }
+
+    /// From the start to the end of the wait for the list.
+    fn live(self: &Arc<Self>) {
+        self.say(&format!("Fabric Manager (stand-in) version {} starting", self.scenario.version));
+        let drivers = self.drivers();
+        if let (Err(line), false) = (&drivers, self.rules.resident) {
+            return self.end(End::Failed(line.clone()));
+        }
+        thread::sleep(Duration::from_millis(self.scenario.listen_ms));
+        if let Err(error) = self.open() {
+            return self.end(End::Failed(error.to_string()));
+        }
+        thread::sleep(Duration::from_millis(self.scenario.start_ms));
+        let started = drivers.and_then(|()| self.start());
+        let event = if started.is_ok() { Event::Started } else { Event::StartFailed };
+        let phase = lock(&self.world).happen(&event);
+        match (phase, started) {
+            (Phase::Ended, Err(line)) => self.end(End::Failed(line)),
+            (_, Err(line)) => self.say(&format!("{line}; staying, not initialised")),
+            (Phase::RestartWait, Ok(())) => self.wait_for_list(),
+            (_, Ok(())) => {
+                self.say("Successfully configured all the available NVSwitches to route GPU NVLink traffic.")
+            }
+        }
+    }
+
+    fn drivers(&self) -> Result<(), String> {
+        let Scenario { version, driver_version, .. } = &self.scenario;
+        match driver_version {
+            Some(driver) if driver != version => {
+                Err(format!("fabric manager version {version} don't match with driver version {driver}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start(&self) -> Result<(), String> {
+        if let Some(line) = &self.scenario.start_fails {
+            return Err(line.clone());
+        }
+        let state = StateFile::new(&self.scenario.version, self.rules.board.known);
+        let path = &self.config.state_file;
+        if self.rules.restart { state.check(path) } else { state.write(path) }.map_err(|error| error.to_string())?;
+        self.say("Connected to 1 node.");
+        if !self.rules.board.tells_of_devices() {
+            // The lists show nothing of it.
+            let failed = &self.scenario.failed;
+            failed.switches.iter().for_each(|switch| self.say(&sxid(*switch, 22_013)));
+            let gpus = failed.gpus.iter().chain(failed.links.iter().map(|(gpu, _)| gpu));
+            gpus.for_each(|gpu| self.say(&xid(*gpu, 74)));
+        }
+        Ok(())
+    }
+
+    fn wait_for_list(&self) {
+        self.say("restarted; waiting for the list of activated partitions");
+        thread::sleep(Duration::from_millis(self.scenario.restart_window_ms));
+        if lock(&self.world).happen(&Event::WindowOver) == Phase::Ended {
+            let window = self.scenario.restart_window_ms;
+            self.end(End::Failed(format!("restart: no list of activated partitions within {window} ms")));
+        }
+    }
+
+    fn open(self: &Arc<Self>) -> Result<(), ServerError> {
+        if let Some(path) = self.config.internal.as_ref().filter(|_| self.rules.family == Family::Nvl4) {
+            let listener = listen(path)?;
+            spawn(self, move |server| {
+                accept(server, listener.incoming(), |_, stream| serve(stream, |_| Reply::code(codes::UNINITIALIZED)));
+            })?;
+        }
+        match &self.config.address {
+            Address::Unix(path) => {
+                let listener = listen(path)?;
+                spawn(self, move |server| accept(server, listener.incoming(), Self::serve))?;
+            }
+            Address::Tcp(host, port) => {
+                let failed = |error| ServerError::Open(format!("{host}:{port}").into(), error);
+                let listener = TcpListener::bind((host.as_str(), *port)).map_err(failed)?;
+                spawn(self, move |server| accept(server, listener.incoming(), Self::serve))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn serve<S: Read + Write>(&self, stream: S) {
+        serve(stream, |ask| self.call(ask));
+    }
+
+    /// One call, when it is its turn.
+    fn call(&self, ask: Ask) -> Reply {
+        let _turn = lock(&self.turn);
+        let mut world = lock(&self.world);
+        while world.hangs(ask.op()) {
+            world.hanging = true;
+            world = self.released.wait(world).unwrap_or_else(PoisonError::into_inner);
+        }
+        world.hanging = false;
+        let (fault, time) = world.begin(&ask);
+        drop(world);
+        thread::sleep(time);
+        lock(&self.world).finish(ask, fault.as_ref())
+    }
+
+    fn accept_control(self: &Arc<Self>, listener: &UnixListener) {
+        accept(self, listener.incoming(), |server, stream| server.serve_control(stream));
+    }
+
+    fn serve_control(&self, stream: UnixStream) {
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        while stream.read_line(&mut line).is_ok_and(|length| length > 0) {
+            let (answer, said) = match serde_json::from_str(&line) {
+                Ok(command) => lock(&self.world).control(command),
+                Err(error) => (Answer::Error(error.to_string()), None),
+            };
+            self.released.notify_all();
+            if let Some(said) = said {
+                self.say(&said);
+            }
+            line.clear();
+            let Ok(mut text) = serde_json::to_vec(&answer) else { return };
+            text.push(b'\n');
+            if stream.get_mut().write_all(&text).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A thread for each connection; one that cannot be had costs only itself.
+fn accept<S: Send + 'static>(
+    server: &Arc<Server>,
+    streams: impl Iterator<Item = Result<S, std::io::Error>>,
+    work: impl Fn(&Server, S) + Clone + Send + 'static,
+) {
+    for stream in streams.flatten() {
+        let work = work.clone();
+        if let Err(error) = spawn(server, move |server| work(server, stream)) {
+            server.say(&format!("a connection is dropped: {error}"));
+        }
+    }
+}
+
+/// Until the client goes or sends what is no request: that ends its connection only.
+fn serve<S: Read + Write>(mut stream: S, mut call: impl FnMut(Ask) -> Reply) {
+    while let Ok(request) = wire::read(&mut stream) {
+        let reply = match request {
+            Request::Hello => Reply::code(codes::SUCCESS),
+            Request::Ask(ask) => call(ask),
+        };
+        if wire::write(&mut stream, &reply).is_err() {
+            return;
+        }
+    }
+}

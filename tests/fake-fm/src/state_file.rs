@@ -1,0 +1,106 @@
+//! What is kept for a restart: which manager, which baseboard, which GPUs.
+//! Which partitions are active is not in it: that has to be told.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use firstlight_partitions::known::Known;
+use serde::{Deserialize, Serialize};
+
+/// A file that a restart refuses, or that cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateFileError {
+    /// It cannot be written.
+    #[error("cannot write the state file {0}: {1}")]
+    Write(String, #[source] std::io::Error),
+    /// There is none, or it cannot be read.
+    #[error("restart: cannot read the state file {0}: {1}")]
+    Read(String, #[source] std::io::Error),
+    /// It is not what was written.
+    #[error("restart: the state file {0} is corrupt: {1}")]
+    Corrupt(String, #[source] serde_json::Error),
+    /// Written by another manager, or on another baseboard.
+    #[error("restart: the state file {path} is of {found}, this is {expected}")]
+    Other {
+        /// The file.
+        path: String,
+        /// What is in it.
+        found: String,
+        /// What should be.
+        expected: String,
+    },
+}
+
+/// The file's content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateFile {
+    version: String,
+    table: String,
+    gpus: Vec<u32>,
+}
+
+impl StateFile {
+    /// As this manager would write it.
+    #[must_use]
+    pub fn new(version: &str, known: &Known) -> Self {
+        let gpus = known.table().gpus().ids().collect();
+        Self { version: version.to_owned(), table: known.name.to_owned(), gpus }
+    }
+
+    fn named(&self) -> String {
+        format!("version {} on {}", self.version, self.table)
+    }
+
+    /// Writes it: a crash leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// The folder is not there or cannot be written to.
+    pub fn write(&self, path: &Path) -> Result<(), StateFileError> {
+        let failed = |error| StateFileError::Write(path.display().to_string(), error);
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        let mut file = File::create(&beside).map_err(failed)?;
+        serde_json::to_writer(&file, self).map_err(|error| failed(error.into()))?;
+        file.write_all(b"\n").and_then(|()| file.sync_all()).map_err(failed)?;
+        std::fs::rename(&beside, path).map_err(failed)
+    }
+
+    /// Whether the file is what this manager would write.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check(&self, path: &Path) -> Result<(), StateFileError> {
+        let name = || path.display().to_string();
+        let text = std::fs::read(path).map_err(|error| StateFileError::Read(name(), error))?;
+        let found: Self = serde_json::from_slice(&text).map_err(|error| StateFileError::Corrupt(name(), error))?;
+        if found == *self {
+            return Ok(());
+        }
+        Err(StateFileError::Other { path: name(), found: found.named(), expected: self.named() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_partitions::known;
+
+    #[test]
+    fn a_restart_takes_only_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let ours = StateFile::new("610.43.02", &known::H100);
+        let refusal = |file: &StateFile| file.check(&path).unwrap_err().to_string();
+        assert!(refusal(&ours).contains("cannot read"));
+        ours.write(&path).unwrap();
+        ours.check(&path).unwrap();
+        assert!(refusal(&StateFile::new("575.57.08", &known::H100)).contains("version 610.43.02 on h100, this is"));
+        assert!(refusal(&StateFile::new("610.43.02", &known::B200)).contains("version 610.43.02 on b200"));
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert!(refusal(&ours).contains("corrupt"));
+        assert!(ours.write(&folder.path().join("none/state")).is_err());
+    }
+}

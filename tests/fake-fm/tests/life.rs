@@ -1,0 +1,182 @@
+//! The process: how it comes up, restarts and ends.
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a test: what fails here is the finding")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Output;
+
+use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::control::Command;
+use firstlight_fake_fm::home::Home;
+use firstlight_fake_fm::machine::Phase;
+use firstlight_fake_fm::scenario::Scenario;
+use firstlight_fake_fm::wire::{self, Request};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_fake-fm");
+
+/// Fast, so that only what a test is about takes time.
+fn quick() -> Scenario {
+    Scenario { start_ms: 0, list_ms: 0, activate_ms: 0, deactivate_ms: 0, ..Scenario::default() }
+}
+
+fn call(home: &Home, ask: Ask) -> i32 {
+    let mut stream = UnixStream::connect(home.socket()).unwrap();
+    wire::request(&mut stream, &Request::Ask(ask)).unwrap().rc
+}
+
+/// Runs it to its end.
+fn output(home: &Home, arguments: &[&str]) -> Output {
+    home.command(Path::new(PROGRAM), arguments).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn it_starts_serves_and_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    home.write(&[], &Scenario { start_ms: 300, ..quick() }).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    while !home.socket().exists() {}
+    assert_eq!(call(&home, Ask::List), -8, "starting");
+    assert!(!home.state_file().exists());
+    fm.wait_for(Phase::Ready).unwrap();
+    assert!(home.state_file().exists());
+    assert_eq!(call(&home, Ask::Activate(3)), 0);
+    let mut stream = UnixStream::connect(home.socket()).unwrap();
+    let reply = wire::request(&mut stream, &Request::Ask(Ask::List)).unwrap();
+    let Told::List { partitions, most } = reply.told else { panic!("{reply:?}") };
+    assert_eq!((partitions.len(), most), (15, 15));
+    assert_eq!(partitions.iter().filter(|it| it.is_active).map(|it| it.id).collect::<Vec<_>>(), [3]);
+    fm.control.tell(&Command::Sxid { switch: 2, code: 20_034 }).unwrap();
+    assert_eq!(fm.terminate().unwrap(), Some(0));
+    assert!(stream.read(&mut [0]).is_ok_and(|length| length == 0), "old connections end");
+    let log = std::fs::read_to_string(home.log()).unwrap();
+    assert!(log.contains("Successfully configured all the available NVSwitches") && log.contains("SXid 20034"));
+    assert!(std::fs::read_to_string(home.journal()).unwrap().contains(r#""op":"activate","ids":[3],"rc":0"#));
+}
+
+#[test]
+fn a_killed_one_is_restarted_with_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    home.write(&[], &quick()).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    fm.wait_for(Phase::Ready).unwrap();
+    assert_eq!(call(&home, Ask::Activate(3)), 0);
+    fm.kill().unwrap();
+    assert!(UnixStream::connect(home.socket()).is_err(), "the socket's file is there, and nobody");
+    home.write(&[], &Scenario { tenants: [3].into(), ..quick() }).unwrap();
+
+    let mut fm = home.start(Path::new(PROGRAM), &["--restart"]).unwrap();
+    fm.wait_for(Phase::RestartWait).unwrap();
+    for ask in [Ask::List, Ask::Activate(4), Ask::Deactivate(3), Ask::FailedDevices, Ask::Unsupported] {
+        assert_eq!(call(&home, ask), -8);
+    }
+    assert_eq!(call(&home, Ask::SetActivated(vec![3, 7])), -1);
+    assert_eq!(call(&home, Ask::SetActivated(vec![3, 4])), 0);
+    assert_eq!(call(&home, Ask::SetActivated(vec![3, 4])), -3, "once");
+    let snapshot = fm.control.snapshot().unwrap();
+    assert_eq!((snapshot.phase, snapshot.active), (Phase::ReadyRestarted, [3, 4].into()));
+    assert!(snapshot.violations.is_empty(), "{:?}", snapshot.violations);
+    assert_eq!(fm.terminate().unwrap(), Some(0));
+
+    let mut fm = home.start(Path::new(PROGRAM), &["-r"]).unwrap();
+    fm.wait_for(Phase::RestartWait).unwrap();
+    assert_eq!(call(&home, Ask::SetActivated(vec![4])), 0);
+    assert_eq!(fm.control.snapshot().unwrap().violations.len(), 2, "forgotten, and cut");
+    assert_eq!(fm.terminate().unwrap(), Some(70));
+}
+
+#[test]
+fn without_the_list_it_gives_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    home.write(&[("FABRIC_MODE_RESTART", "1")], &Scenario { restart_window_ms: 100, ..quick() }).unwrap();
+    let first = output(&home, &[]);
+    assert_eq!(first.status.code(), Some(1));
+    assert!(said(&first).contains("cannot read the state file"), "the first start: {}", said(&first));
+
+    home.write(&[], &quick()).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    fm.wait_for(Phase::Ready).unwrap();
+    fm.kill().unwrap();
+    home.write(&[], &Scenario { restart_window_ms: 100, ..quick() }).unwrap();
+    let late = output(&home, &["--restart"]);
+    assert_eq!(late.status.code(), Some(1));
+    assert!(said(&late).contains("no list of activated partitions within 100 ms"));
+
+    home.write(&[], &Scenario { version: "575.57.08".into(), ..quick() }).unwrap();
+    assert!(said(&output(&home, &["--restart"])).contains("is of version 610.43.02 on h100"));
+    std::fs::write(home.state_file(), "{").unwrap();
+    assert!(said(&output(&home, &["--restart"])).contains("corrupt"));
+}
+
+#[test]
+fn starts_that_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    let mismatch = Scenario { driver_version: Some("575.57.08".into()), ..quick() };
+    home.write(&[], &mismatch).unwrap();
+    let refused = output(&home, &[]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said(&refused).contains("don't match with driver version 575.57.08"));
+
+    home.write(&[("FM_STAY_RESIDENT_ON_FAILURES", "1")], &mismatch).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    fm.wait_for(Phase::FailedResident).unwrap();
+    assert_eq!((call(&home, Ask::List), call(&home, Ask::SetActivated(vec![]))), (-8, -3));
+    assert_eq!(fm.terminate().unwrap(), Some(0));
+
+    for (keys, scenario, error) in [
+        (vec![("DAEMONIZE", "1")], quick(), "DAEMONIZE=1: the stand-in stays in the foreground"),
+        (vec![("FABRIC_MODE", "9")], quick(), "FABRIC_MODE=9"),
+        (vec![("FM_CMD_UNIX_SOCKET_PATH", "/nowhere/socket")], quick(), "/nowhere/socket"),
+        (vec![("STATE_FILE_NAME", "/nowhere/state")], quick(), "cannot write the state file"),
+        (vec![], Scenario { table: "h200".into(), ..quick() }, "no table h200"),
+        (vec![], Scenario { start_fails: Some("no switch was found".into()), ..quick() }, "no switch was found"),
+    ] {
+        home.write(&keys, &scenario).unwrap();
+        let output = output(&home, &[]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said(&output).contains(error), "{}", said(&output));
+    }
+    std::fs::remove_file(home.config()).unwrap();
+    assert!(said(&output(&home, &[])).contains("fabricmanager.cfg"));
+    let version = output(&home, &["-v"]);
+    assert_eq!(String::from_utf8_lossy(&version.stdout).trim_end(), "Fabric Manager version is : 610.43.02");
+}
+
+#[test]
+fn other_modes_and_other_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    let internal = folder.path().join("internal");
+    home.write(&[("FABRIC_MODE", "0"), ("UNIX_SOCKET_PATH", internal.to_str().unwrap())], &quick()).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &["-g", "0x0123456789abcdef"]).unwrap();
+    fm.wait_for(Phase::Ready).unwrap();
+    assert_eq!(call(&home, Ask::List), -3);
+    let mut trap = UnixStream::connect(&internal).unwrap();
+    assert_eq!(wire::request(&mut trap, &Request::Hello).unwrap().rc, 0);
+    assert_eq!(wire::request(&mut trap, &Request::Ask(Ask::List)).unwrap().rc, -4);
+
+    // Garbage ends one connection.
+    let mut good = UnixStream::connect(home.socket()).unwrap();
+    let mut bad = UnixStream::connect(home.socket()).unwrap();
+    bad.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    assert!(!bad.read(&mut [0]).is_ok_and(|length| length > 0));
+    assert_eq!(wire::request(&mut good, &Request::Hello).unwrap().rc, 0);
+    assert_eq!(fm.terminate().unwrap(), Some(0));
+
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    home.write(&[("FM_CMD_UNIX_SOCKET_PATH", ""), ("FM_CMD_PORT_NUMBER", &port.to_string())], &quick()).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    fm.wait_for(Phase::Ready).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    assert_eq!(wire::request(&mut stream, &Request::Ask(Ask::List)).unwrap().rc, 0);
+}

@@ -1,0 +1,119 @@
+//! A connection to the manager.
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use firstlight_fake_fm::ask::Ask;
+use firstlight_fake_fm::wire::{Reply, Request, request};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::address::Address;
+
+/// When the caller says 0.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn open(address: &Address, patience: Duration) -> Result<Self, Error> {
+        match address {
+            Address::Inet(address) => TcpStream::connect_timeout(address, patience).map(Self::Tcp),
+            Address::Unix(path) => unix(path).map(Self::Unix),
+            Address::Vsock => Err(ErrorKind::ConnectionRefused.into()),
+        }
+    }
+
+    fn set_patience(&self, patience: Option<Duration>) -> Result<(), Error> {
+        match self {
+            Self::Unix(stream) => stream.set_read_timeout(patience),
+            Self::Tcp(stream) => stream.set_read_timeout(patience),
+        }
+    }
+
+    fn try_clone(&self) -> Result<Self, Error> {
+        match self {
+            Self::Unix(stream) => stream.try_clone().map(Self::Unix),
+            Self::Tcp(stream) => stream.try_clone().map(Self::Tcp),
+        }
+    }
+
+    fn close(&self) -> Result<(), Error> {
+        match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        }
+    }
+}
+
+/// Without waiting: a manager that takes no connections any more is not there.
+fn unix(path: &Path) -> Result<UnixStream, Error> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Error> {
+        match self {
+            Self::Unix(stream) => stream.read(bytes),
+            Self::Tcp(stream) => stream.read(bytes),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        match self {
+            Self::Unix(stream) => stream.write(bytes),
+            Self::Tcp(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Calls on one connection follow each other; closing does not wait for them.
+pub(crate) struct Connection {
+    stream: Mutex<Stream>,
+    closer: Stream,
+}
+
+impl Connection {
+    /// Connects, and hears from the manager within that time.
+    pub(crate) fn open(address: &Address, timeout_ms: u32) -> Result<Self, Error> {
+        let patience = if timeout_ms == 0 { PATIENCE } else { Duration::from_millis(timeout_ms.into()) };
+        let begun = Instant::now();
+        let mut stream = Stream::open(address, patience)?;
+        let left = patience.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
+        stream.set_patience(Some(left))?;
+        request(&mut stream, &Request::Hello)?;
+        stream.set_patience(None)?;
+        Ok(Self { closer: stream.try_clone()?, stream: Mutex::new(stream) })
+    }
+
+    /// One call; it takes as long as the manager takes.
+    pub(crate) fn ask(&self, ask: Ask) -> Result<Reply, Error> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        request(&mut *stream, &Request::Ask(ask))
+    }
+}
+
+impl Connection {
+    /// Ends calls that wait.
+    pub(crate) fn close(&self) {
+        // The manager may have closed it before.
+        let _ = self.closer.close();
+    }
+}

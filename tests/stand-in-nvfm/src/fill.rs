@@ -1,0 +1,82 @@
+//! What the manager tells, as structures: awkward if the variant is.
+
+use firstlight_fake_fm::ask;
+
+use crate::abi::{FailedDevice, GpuInfo, MOST_PORTS, PartitionInfo, Unsupported};
+use crate::variant::Variant;
+
+/// More than any list holds.
+pub(crate) const TOO_MANY_PARTITIONS: u32 = 200;
+/// More than any partition holds.
+pub(crate) const TOO_MANY_GPUS: u32 = 99;
+
+const NO_GPU: GpuInfo =
+    GpuInfo { physical_id: 0, uuid: [0; 80], pci_bus_id: [0; 32], links_available: 0, links_max: 0, line_rate: 0 };
+
+/// How many, as C counts.
+pub(crate) fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+fn text<const N: usize>(variant: Variant, text: &str) -> [u8; N] {
+    if variant == Variant::Garbage {
+        return [b'A'; N];
+    }
+    let mut bytes = [0; N];
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+/// As many as there is room for.
+fn array<T: Copy, const N: usize>(empty: T, items: impl Iterator<Item = T>) -> [T; N] {
+    let mut array = [empty; N];
+    array.iter_mut().zip(items).for_each(|(to, from)| *to = from);
+    array
+}
+
+fn gpu(variant: Variant, gpu: &ask::GpuInfo) -> GpuInfo {
+    GpuInfo {
+        physical_id: gpu.physical_id,
+        uuid: text(variant, &gpu.uuid),
+        pci_bus_id: text(variant, &gpu.pci_bus_id),
+        links_available: gpu.links_available,
+        links_max: gpu.links_max,
+        line_rate: gpu.line_rate,
+    }
+}
+
+pub(crate) fn partition(variant: Variant, it: &ask::PartitionInfo) -> PartitionInfo {
+    PartitionInfo {
+        id: it.id,
+        is_active: if variant == Variant::Garbage { 7 } else { it.is_active.into() },
+        num_gpus: variant.count(count(it.gpus.len()), TOO_MANY_GPUS),
+        gpus: array(NO_GPU, it.gpus.iter().map(|it| gpu(variant, it))),
+    }
+}
+
+pub(crate) fn unsupported(variant: Variant, it: &ask::Lost) -> Unsupported {
+    let num_gpus = variant.count(count(it.gpus.len()), TOO_MANY_GPUS);
+    Unsupported { id: it.id, num_gpus, gpus: array(0, it.gpus.iter().copied()) }
+}
+
+pub(crate) fn failed(variant: Variant, it: &ask::FailedDevice) -> FailedDevice {
+    FailedDevice {
+        uuid: text(variant, &it.uuid),
+        pci_bus_id: text(variant, &it.pci_bus_id),
+        num_ports: count(it.ports.len().min(MOST_PORTS)),
+        ports: array(0, it.ports.iter().copied()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_end_unless_they_are_garbage() {
+        assert_eq!(text::<4>(Variant::V610, "abcdef"), *b"abc\0");
+        assert_eq!(text::<4>(Variant::V610, ""), [0; 4]);
+        assert_eq!(text::<4>(Variant::Garbage, ""), *b"AAAA");
+    }
+}

@@ -103,6 +103,18 @@ impl Board {
         }
     }
 
+    /// Whether the partition has this GPU.
+    #[must_use]
+    pub fn has(&self, id: PartitionId, gpu: u32) -> bool {
+        self.table.get(id).is_some_and(|it| it.gpus.ids().any(|id| id == gpu))
+    }
+
+    /// Whether the manager trains links, so that they are lost when a GPU is reset: not from the H100 on.
+    #[must_use]
+    pub fn trains_links(&self, id: PartitionId) -> bool {
+        self.tells_of_devices() && self.table.get(id).is_some_and(|it| it.gpus.count() > 1)
+    }
+
     /// The list, with these active.
     #[must_use]
     pub fn list(&self, active: &BTreeSet<PartitionId>) -> Vec<PartitionInfo> {

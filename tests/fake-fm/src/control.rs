@@ -36,6 +36,11 @@ pub enum Command {
         /// Whether it runs.
         running: bool,
     },
+    /// The host resets a GPU.
+    Reset {
+        /// Its module id.
+        gpu: u32,
+    },
     /// A switch's error is written to the manager's log.
     Sxid {
         /// The switch.

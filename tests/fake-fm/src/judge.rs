@@ -73,6 +73,17 @@ impl Judge {
         self.look(board, state)
     }
 
+    /// A GPU is reset: no tenant's, and on old baseboards none of an active partition.
+    #[must_use]
+    pub fn reset(&self, gpu: u32, board: &Board, state: &State) -> Vec<String> {
+        let in_use = self.tenants.iter().filter(|id| board.has(**id, gpu));
+        let of_tenants = in_use.map(|id| format!("GPU {gpu} is reset while the tenant of partition {id} runs"));
+        let loses = |id: &&PartitionId| board.has(**id, gpu) && board.trains_links(**id);
+        let untrained = state.active.iter().filter(loses);
+        let untrained = untrained.map(|id| format!("GPU {gpu} is reset and loses the links of active partition {id}"));
+        of_tenants.chain(untrained).collect()
+    }
+
     /// Before a call is answered: what it would do to tenants, were it done.
     #[must_use]
     pub fn asked(&self, ask: &Ask, board: &Board, state: &State) -> Vec<String> {
@@ -152,6 +163,19 @@ mod tests {
         assert!(judge.tenant(3, false, &board, &without).is_empty());
         assert!(judge.asked(&Ask::Deactivate(3), &board, &with).is_empty());
         assert_eq!(judge.tenant(7, true, &board, &without).len(), 1, "started before its partition was active");
+    }
+
+    #[test]
+    fn resets_at_the_wrong_time() {
+        let active = state(Phase::Ready, &[7, 19]);
+        let old = Board::new(&known::A100_16, Failed::default(), Policy::default());
+        assert_eq!(Judge::default().reset(1, &old, &active).len(), 1, "of 7");
+        assert!(Judge::default().reset(5, &old, &active).is_empty());
+        assert!(Judge::default().reset(1, &old, &state(Phase::Ready, &[19])).is_empty(), "it has no links");
+        let (board, active) = (board(), state(Phase::Ready, &[3]));
+        assert!(Judge::default().reset(1, &board, &active).is_empty());
+        assert_eq!(Judge::new([3].into()).reset(1, &board, &active).len(), 1);
+        assert!(Judge::new([3].into()).reset(2, &board, &active).is_empty());
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Rules {
     pub restart: bool,
     /// `FM_STAY_RESIDENT_ON_FAILURES=1`.
     pub resident: bool,
+    /// What a list of active partitions gets that nobody waits for: not known, -3 is a guess.
+    pub unwanted_list: i32,
 }
 
 /// What changes.
@@ -98,7 +100,7 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
         return match state.phase {
             Phase::RestartWait if rules.shared => set_activated(rules, ids),
             Phase::Ended => Err(codes::CONNECTION_NOT_VALID),
-            _ => Err(codes::NOT_SUPPORTED),
+            _ => Err(rules.unwanted_list),
         };
     }
     match state.phase {
@@ -113,7 +115,8 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
         _ if !rules.shared => Err(codes::NOT_SUPPORTED),
         Ask::List | Ask::Unsupported => Ok(state.clone()),
         // Of the mode for virtual GPUs.
-        Ask::ActivateWithVfs(_) | Ask::SetActivated(_) => Err(codes::NOT_SUPPORTED),
+        Ask::ActivateWithVfs(_) => Err(codes::NOT_SUPPORTED),
+        Ask::SetActivated(_) => Err(rules.unwanted_list),
         Ask::Activate(id) | Ask::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
         Ask::Activate(id) => {
             if state.active.contains(&id) {

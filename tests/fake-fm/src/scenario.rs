@@ -9,7 +9,7 @@ use firstlight_partitions::known::Known;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Failed;
-use crate::codes::Family;
+use crate::codes::{self, Family};
 
 /// The environment variable.
 pub const VARIABLE: &str = "FAKE_FM";
@@ -48,6 +48,8 @@ pub struct Scenario {
     pub deactivate_ms: u64,
     /// How long the list is waited for after a restart.
     pub restart_window_ms: u64,
+    /// What a list of active partitions gets that nobody waits for.
+    pub unwanted_list: i32,
     /// The manager's version.
     pub version: String,
     /// The driver's; none: the same.
@@ -75,6 +77,7 @@ impl Default for Scenario {
             activate_ms: 200,
             deactivate_ms: 200,
             restart_window_ms: 60_000,
+            unwanted_list: codes::NOT_SUPPORTED,
             version: "610.43.02".to_owned(),
             driver_version: None,
             start_fails: None,

@@ -119,7 +119,9 @@ impl Server {
         let shared = config.mode == 1;
         let family = scenario.codes.unwrap_or_else(|| Family::of(known));
         // Without the shared mode there is nothing that could be told after a restart.
-        let rules = Rules { board, family, shared, restart: config.restart && shared, resident: config.resident };
+        let restart = config.restart && shared;
+        let unwanted_list = scenario.unwanted_list;
+        let rules = Rules { board, family, shared, restart, resident: config.resident, unwanted_list };
         let judge = Judge::new(scenario.tenants.clone());
         let journal = append(scenario.log.as_ref())?;
         Ok(Self {

@@ -148,6 +148,10 @@ impl World {
                 let wrong = self.judge.tenant(partition, running, &self.rules.board, &self.state);
                 self.note_all(wrong);
             }
+            Command::Reset { gpu } => {
+                let wrong = self.judge.reset(gpu, &self.rules.board, &self.state);
+                self.note_all(wrong);
+            }
             Command::Sxid { switch, code } => return (Answer::Done, Some(sxid(switch, code))),
             Command::Xid { gpu, code } => return (Answer::Done, Some(xid(gpu, code))),
             Command::Snapshot => return (Answer::Snapshot(self.snapshot()), None),
@@ -196,7 +200,8 @@ mod tests {
 
     fn ready() -> World {
         let board = Board::new(&known::H100, Failed::default(), Policy::default());
-        let rules = Rules { board, family: Family::Nvl4, shared: true, restart: false, resident: false };
+        let rules =
+            Rules { board, family: Family::Nvl4, shared: true, restart: false, resident: false, unwanted_list: -3 };
         let mut world = World::new(rules, Judge::default(), Latency::of(&Scenario::default()), None);
         assert_eq!(world.happen(&Event::Started), Phase::Ready);
         world

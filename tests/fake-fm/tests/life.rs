@@ -40,11 +40,8 @@ fn said(output: &Output) -> String {
 fn it_starts_serves_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let home = Home::new(folder.path());
-    home.write(&[], &Scenario { start_ms: 300, ..quick() }).unwrap();
+    home.write(&[], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
-    while !home.socket().exists() {}
-    assert_eq!(call(&home, Ask::List), -8, "starting");
-    assert!(!home.state_file().exists());
     fm.wait_for(Phase::Ready).unwrap();
     assert!(home.state_file().exists());
     assert_eq!(call(&home, Ask::Activate(3)), 0);
@@ -59,6 +56,29 @@ fn it_starts_serves_and_ends() {
     let log = std::fs::read_to_string(home.log()).unwrap();
     assert!(log.contains("Successfully configured all the available NVSwitches") && log.contains("SXid 20034"));
     assert!(std::fs::read_to_string(home.journal()).unwrap().contains(r#""op":"activate","ids":[3],"rc":0"#));
+}
+
+#[test]
+fn while_it_starts_nothing_is_served() {
+    const LONG: u64 = 600_000;
+    let folder = tempfile::tempdir().unwrap();
+    let home = Home::new(folder.path());
+    home.write(&[], &Scenario { listen_ms: LONG, ..quick() }).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    assert!(UnixStream::connect(home.socket()).is_err(), "it does not listen");
+    fm.kill().unwrap();
+
+    home.write(&[], &Scenario { start_ms: LONG, ..quick() }).unwrap();
+    let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
+    while UnixStream::connect(home.socket()).is_err() {
+        fm.wait_for(Phase::Starting).unwrap();
+    }
+    for ask in [Ask::List, Ask::Activate(3), Ask::Deactivate(3), Ask::FailedDevices, Ask::Unsupported] {
+        assert_eq!(call(&home, ask), -8);
+    }
+    assert_eq!(call(&home, Ask::SetActivated(vec![])), -3);
+    assert!(!home.state_file().exists(), "nothing to restart from");
+    assert_eq!(fm.terminate().unwrap(), Some(0));
 }
 
 #[test]

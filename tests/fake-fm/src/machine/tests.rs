@@ -10,7 +10,7 @@ const PHASES: [Phase; 6] =
 
 fn rules(known: &'static Known) -> Rules {
     let board = Board::new(known, Failed::default(), Policy::default());
-    Rules { board, family: Family::of(known), shared: true, restart: false, resident: false }
+    Rules { board, family: Family::of(known), shared: true, restart: false, resident: false, unwanted_list: -3 }
 }
 
 fn asks(id: PartitionId) -> [Ask; 7] {

@@ -1,5 +1,6 @@
 //! For tests that run the program: a folder with its files, and the process.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -201,13 +202,45 @@ impl Drop for Running {
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn build() -> Result<PathBuf, Error> {
+    cargo(&["--package", "firstlight-fake-fm", "--bin", "fake-fm"])?;
+    Ok(target().join("debug/fake-fm"))
+}
+
+/// Builds the library in libnvfm's place, with these features, and says where it is: `libnvfm.so.1`
+/// in a folder of its own.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn build_library(features: &str) -> Result<PathBuf, Error> {
+    let all = target().join("stand-in-nvfm");
+    let folder = all.join(if features.is_empty() { "whole" } else { features });
+    std::fs::create_dir_all(&folder)?;
+    // cargo puts all of them in one place.
+    let lock = File::create(all.join("lock"))?;
+    lock.lock()?;
+    cargo(&["--package", "firstlight-stand-in-nvfm", "--lib", "--features", features])?;
+    let (new, path) = (folder.join("new"), folder.join("libnvfm.so.1"));
+    std::fs::copy(target().join("debug/libnvfm.so"), &new)?;
+    // Another test may have the old one open.
+    std::fs::rename(&new, &path)?;
+    Ok(path)
+}
+
+fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let workspace = here.ancestors().nth(2).unwrap_or(here);
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["build", "--quiet", "--locked", "--package", "firstlight-fake-fm", "--bin", "fake-fm"];
-    if !Command::new(cargo).current_dir(workspace).args(arguments).status()?.success() {
-        return Err(Error::other("`cargo build` of fake-fm failed, see above"));
+    here.ancestors().nth(2).unwrap_or(here)
+}
+
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+fn cargo(arguments: &[&str]) -> Result<(), Error> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(workspace()).args(["build", "--quiet", "--locked"]).args(arguments).stdin(Stdio::null());
+    if command.status()?.success() {
+        return Ok(());
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-    Ok(target.join("debug/fake-fm"))
+    Err(Error::other(format!("`cargo build {}` failed, see above", arguments.join(" "))))
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Output;
 
 use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::board::Failed;
 use firstlight_fake_fm::control::Command;
 use firstlight_fake_fm::home::Home;
 use firstlight_fake_fm::machine::Phase;
@@ -40,7 +41,9 @@ fn said(output: &Output) -> String {
 fn it_starts_serves_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let home = Home::new(folder.path());
-    home.write(&[], &quick()).unwrap();
+    // An H100's: only the log tells.
+    let failed = Failed { gpus: [2].into(), switches: [1].into(), ..Failed::default() };
+    home.write(&[], &Scenario { failed, ..quick() }).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
     assert!(home.state_file().exists());
@@ -55,6 +58,7 @@ fn it_starts_serves_and_ends() {
     assert!(stream.read(&mut [0]).is_ok_and(|length| length == 0), "old connections end");
     let log = std::fs::read_to_string(home.log()).unwrap();
     assert!(log.contains("Successfully configured all the available NVSwitches") && log.contains("SXid 20034"));
+    assert!(log.contains("on NVSwitch 1") && log.contains("Xid 74 on GPU with physical id 2"));
     assert!(std::fs::read_to_string(home.journal()).unwrap().contains(r#""op":"activate","ids":[3],"rc":0"#));
 }
 

@@ -15,7 +15,9 @@ use nvfm::abi::{self, Handle};
 use nvfm::*;
 
 mod caller;
-use caller::{Manager, alone, connect, connect_with, list, open, params, set_activated};
+mod manager;
+use caller::{connect, connect_with, list, open, params, set_activated};
+use manager::{Manager, alone};
 
 #[test]
 fn before_the_initialisation_and_after_the_end() {

@@ -5,6 +5,7 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(["fabric.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    // Written as JSON by fmctl.
+    tonic_prost_build::configure().type_attribute(".", "#[derive(serde::Serialize)]").compile_fds(files)?;
     Ok(())
 }

@@ -31,7 +31,6 @@ enum Command {
     Reconcile { request: String, wanted: Wanted, dry_run: bool, answer: Answer<Vec<Step>> },
     Quarantine { gpu: u32, reason: String, answer: Answer<()> },
     Release { gpu: u32, answer: Answer<bool> },
-    Resume { answer: Answer<()> },
 }
 
 impl Command {
@@ -42,27 +41,29 @@ impl Command {
             Self::Activate { answer, .. } => answer.is_closed(),
             Self::Deactivate { answer, .. } | Self::Release { answer, .. } => answer.is_closed(),
             Self::Reconcile { answer, .. } => answer.is_closed(),
-            Self::Quarantine { answer, .. } | Self::Resume { answer } => answer.is_closed(),
+            Self::Quarantine { answer, .. } => answer.is_closed(),
         }
     }
 
-    /// Does it. Who asked may have left meanwhile, which changes nothing.
-    fn carry_out<F: Fabric>(self, engine: &mut Engine<F>) {
+    /// Does it, and says how its answer is given.
+    fn carry_out<F: Fabric>(self, engine: &mut Engine<F>) -> Box<dyn FnOnce()> {
         match self {
-            Self::Plan(ask, answer) => drop(answer.send(engine.plan(ask))),
-            Self::Activate { request, ask, owner, answer } => {
-                drop(answer.send(engine.activate(&request, ask, &owner)));
-            }
+            Self::Plan(ask, answer) => given(answer, engine.plan(ask)),
+            Self::Activate { request, ask, owner, answer } => given(answer, engine.activate(&request, ask, &owner)),
             Self::Deactivate { request, partition, owner, answer } => {
-                drop(answer.send(engine.deactivate(&request, partition, &owner)));
+                given(answer, engine.deactivate(&request, partition, &owner))
             }
-            Self::Reconcile { wanted, dry_run: true, answer, .. } => drop(answer.send(engine.steps(&wanted))),
-            Self::Reconcile { request, wanted, answer, .. } => drop(answer.send(engine.reconcile(&request, &wanted))),
-            Self::Quarantine { gpu, reason, answer } => drop(answer.send(engine.quarantine(gpu, &reason))),
-            Self::Release { gpu, answer } => drop(answer.send(engine.release(gpu))),
-            Self::Resume { answer } => drop(answer.send(engine.resume().map(drop))),
+            Self::Reconcile { wanted, dry_run: true, answer, .. } => given(answer, engine.steps(&wanted)),
+            Self::Reconcile { request, wanted, answer, .. } => given(answer, engine.reconcile(&request, &wanted)),
+            Self::Quarantine { gpu, reason, answer } => given(answer, engine.quarantine(gpu, &reason)),
+            Self::Release { gpu, answer } => given(answer, engine.release(gpu)),
         }
     }
+}
+
+/// Who asked may have left meanwhile, which changes nothing.
+fn given<T: 'static>(answer: Answer<T>, result: Result<T, Refused>) -> Box<dyn FnOnce()> {
+    Box::new(move || drop(answer.send(result)))
 }
 
 /// Why there is no answer.
@@ -123,26 +124,37 @@ fn run<F: Fabric>(mut engine: Engine<F>, commands: &Receiver<Command>, shown: &w
     loop {
         match commands.recv_timeout(between) {
             Ok(command) if command.is_left() => continue,
-            Ok(command) => command.carry_out(&mut engine),
-            Err(RecvTimeoutError::Timeout) => {}
+            // Who is told that something is done sees it as well.
+            Ok(command) => {
+                let answer = command.carry_out(&mut engine);
+                show(&engine, shown);
+                answer();
+            }
+            Err(RecvTimeoutError::Timeout) => look(&mut engine, shown),
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        look(&mut engine, shown);
     }
 }
 
-/// Looks at the fabric and shows it.
-fn look<F: Fabric>(engine: &mut Engine<F>, shown: &watch::Sender<View>) {
-    let settled = engine.settle();
+/// Shows what is known, without asking FM.
+fn show<F>(engine: &Engine<F>, shown: &watch::Sender<View>) {
     shown.send_modify(|view| {
         view.state = engine.state().clone();
         // Whatever is still under way is not being waited for.
         view.under_way = None;
-        match settled {
-            Ok(look) => (view.look, view.looked, view.trouble) = (look, Some(Instant::now()), None),
-            Err(error) => view.trouble = Some(error.to_string()),
+        if let Some((look, at)) = engine.seen().filter(|(_, at)| view.looked != Some(*at)) {
+            (view.look, view.looked, view.trouble) = (look.clone(), Some(*at), None);
         }
     });
+}
+
+/// Looks at the fabric, and shows it.
+fn look<F: Fabric>(engine: &mut Engine<F>, shown: &watch::Sender<View>) {
+    let settled = engine.settle();
+    show(engine, shown);
+    if let Err(error) = settled {
+        shown.send_modify(|view| view.trouble = Some(error.to_string()));
+    }
 }
 
 impl Handle {
@@ -214,13 +226,5 @@ impl Handle {
     /// As there, or no answer.
     pub async fn release(&self, gpu: u32) -> Result<bool, Unanswered> {
         self.ask(|answer| Command::Release { gpu, answer }).await
-    }
-
-    /// See [`Engine::resume`].
-    ///
-    /// # Errors
-    /// As there, or no answer.
-    pub async fn resume(&self) -> Result<(), Unanswered> {
-        self.ask(|answer| Command::Resume { answer }).await
     }
 }

@@ -1,6 +1,7 @@
 //! Changes to the fabric, one at a time.
 
 use std::fmt;
+use std::time::Instant;
 
 use firstlight_partitions::{Gpus, PartitionId, Request, State as Taken};
 use firstlight_sys::nvfm;
@@ -8,6 +9,7 @@ use firstlight_sys::nvfm;
 use crate::fabric::Fabric;
 use crate::journal::Journal;
 use crate::look::{Look, Step};
+use crate::meaning::Meaning;
 use crate::refused::Refused;
 use crate::state::{Begun, Change, Ended, Record, State};
 
@@ -48,6 +50,8 @@ pub struct Engine<F> {
     fabric: F,
     journal: Journal,
     state: State,
+    /// What FM listed last, and when.
+    seen: Option<(Look, Instant)>,
     /// Is told what is known whenever that is another.
     observer: Box<dyn FnMut(&State) + Send>,
 }
@@ -66,22 +70,30 @@ fn word(what: &'static str, text: &str) -> Result<(), Refused> {
     Err(Refused::Word { what, text: text.chars().take(200).collect() })
 }
 
+impl<F> Engine<F> {
+    /// What is known without asking FM.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// What FM listed last, and when.
+    #[must_use]
+    pub fn seen(&self) -> Option<&(Look, Instant)> {
+        self.seen.as_ref()
+    }
+}
+
 impl<F: Fabric> Engine<F> {
     /// Goes on where the journal ends. What was under way is settled before the next change.
     #[must_use]
     pub fn new(fabric: F, (journal, state): (Journal, State)) -> Self {
-        Self { fabric, journal, state, observer: Box::new(|_| {}) }
+        Self { fabric, journal, state, seen: None, observer: Box::new(|_| {}) }
     }
 
     /// Tells `observer` what is known whenever that is another, also while FM is asked.
     pub fn observe(&mut self, observer: impl FnMut(&State) + Send + 'static) {
         self.observer = Box::new(observer);
-    }
-
-    /// What is known without asking FM.
-    #[must_use]
-    pub fn state(&self) -> &State {
-        &self.state
     }
 
     /// The fabric manager.
@@ -106,7 +118,9 @@ impl<F: Fabric> Engine<F> {
 
     fn look(&mut self, doing: &str) -> Result<Look, Refused> {
         let listed = self.fabric.partitions();
-        Look::of(&listed.map_err(|error| Refused::Fabric { doing: doing.to_owned(), error })?)
+        let look = Look::of(&listed.map_err(|error| Refused::Fabric { doing: doing.to_owned(), error })?)?;
+        self.seen = Some((look.clone(), Instant::now()));
+        Ok(look)
     }
 
     /// Looks at the fabric, ends what was under way, and notes what FM has lost.
@@ -114,7 +128,10 @@ impl<F: Fabric> Engine<F> {
     /// # Errors
     /// FM does not answer or lists what cannot be, or nothing can be written down.
     pub fn settle(&mut self) -> Result<Look, Refused> {
-        let mut look = self.look("list the partitions")?;
+        let mut look = match self.look("list the partitions") {
+            Err(Refused::Fabric { error, .. }) if self.resumed(&error) => self.look("list the partitions")?,
+            other => other?,
+        };
         if let Some(begun) = self.state.under_way.clone() {
             let is_active = look.active.contains(&begun.change.partition());
             match &begun.change {
@@ -138,6 +155,20 @@ impl<F: Fabric> Engine<F> {
             self.write(Record::Lost { partitions: lost, why })?;
         }
         Ok(look)
+    }
+
+    /// Tells an FM that was restarted beside running tenants what is active: it
+    /// waits for that, and ends if nobody says it. One that has begun anew refuses.
+    /// What is under way is not active: its tenant does not run yet, or no more.
+    fn resumed(&mut self, error: &nvfm::Error) -> bool {
+        // Who knows nothing must not say that nothing is active.
+        if Meaning::of_error(error) != Meaning::NotReady || self.state.number == 0 {
+            return false;
+        }
+        let under_way = self.state.under_way.as_ref().map(|begun| begun.change.partition());
+        let held = self.state.holdings.keys().copied();
+        let ids: Vec<PartitionId> = held.filter(|id| under_way != Some(*id)).collect();
+        self.fabric.set_activated(&ids).is_ok()
     }
 
     /// Writes down what came of a change, whatever FM has answered: its list decides.
@@ -296,19 +327,6 @@ impl<F: Fabric> Engine<F> {
             self.write(Record::Reconciled)?;
         }
         Ok(steps)
-    }
-
-    /// Tells an FM that was restarted beside running tenants what is active.
-    /// What is under way is not: its tenant does not run yet, or no more.
-    ///
-    /// # Errors
-    /// FM refuses, or nothing can be written down.
-    pub fn resume(&mut self) -> Result<Look, Refused> {
-        let under_way = self.state.under_way.as_ref().map(|begun| begun.change.partition());
-        let ids: Vec<PartitionId> = self.state.holdings.keys().copied().filter(|id| under_way != Some(*id)).collect();
-        let doing = || format!("tell the fabric manager that partitions {ids:?} are active");
-        self.fabric.set_activated(&ids).map_err(|error| Refused::Fabric { doing: doing(), error })?;
-        self.settle()
     }
 
     /// Keeps a GPU from everybody. Whoever has it keeps it until it is deactivated.

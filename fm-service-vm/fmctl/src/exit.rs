@@ -1,0 +1,68 @@
+//! How it ends, for people and for scripts.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tonic::{Code, Status};
+
+/// `health` has found trouble.
+pub(crate) const TROUBLE: u8 = 9;
+
+/// Why nothing came of it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The daemon has refused, or has not answered.
+    #[error("{}", .0.message())]
+    Refused(#[from] Box<Status>),
+    /// There is no daemon.
+    #[error("cannot reach fm-partitiond on {}: {why}; does it run, and may you open its socket?", socket.display())]
+    Unreachable {
+        /// Its socket.
+        socket: PathBuf,
+        /// The system's answer.
+        why: String,
+    },
+    /// Nothing can be printed, or read of this machine.
+    #[error(transparent)]
+    Output(#[from] io::Error),
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+impl Failure {
+    /// As the help has them.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Refused(status) => match status.code() {
+                Code::InvalidArgument => 2,
+                Code::ResourceExhausted => 3,
+                Code::NotFound => 4,
+                Code::FailedPrecondition | Code::AlreadyExists | Code::PermissionDenied => 5,
+                Code::Aborted => 6,
+                Code::Unavailable => 7,
+                // The second is what a client says of itself that did not wait any longer.
+                Code::DeadlineExceeded | Code::Cancelled => 8,
+                _ => 1,
+            },
+            Self::Unreachable { .. } => 7,
+            Self::Output(_) => 1,
+        }
+    }
+
+    /// Says so, and ends with its code.
+    pub(crate) fn told(&self, json: bool) -> ExitCode {
+        // A reader that has seen enough is none that has to be told.
+        if !matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
+            match json {
+                true => eprintln!("{}", serde_json::json!({ "error": self.to_string(), "exit": self.code() })),
+                false => eprintln!("fmctl: {self}"),
+            }
+        }
+        ExitCode::from(self.code())
+    }
+}

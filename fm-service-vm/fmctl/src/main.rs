@@ -1,0 +1,221 @@
+//! `fmctl`: shows and steers the NVLink fabric of a service VM.
+
+mod ask;
+mod exit;
+mod show;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+use firstlight_fabric_api::v1 as api;
+use firstlight_fabric_api::v1::fabric_client::FabricClient;
+use tonic::transport::{Channel, Endpoint};
+
+use ask::AskArgs;
+use exit::Failure;
+
+/// Shows and steers the NVLink fabric of a service VM.
+///
+/// Exit codes: 0 done; 1 another failure; 2 a request that cannot be; 3 nothing is free; 4 there is no such partition or GPU;
+/// 5 the fabric is not in a state for it; 6 the fabric manager has refused; 7 the daemon or the fabric manager does not
+/// answer; 8 it has not answered in time, and what was begun may still come to be; 9 health has found trouble.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// The daemon's socket.
+    #[arg(long, global = true, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
+    socket: PathBuf,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    /// How long to wait for an answer, in seconds.
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// All partitions.
+    List,
+    /// The GPUs of one partition.
+    Status {
+        /// Its number.
+        partition: u32,
+    },
+    /// Which partition a request would get. Changes nothing.
+    Plan {
+        #[command(flatten)]
+        ask: AskArgs,
+    },
+    /// Activate a partition for an owner, before its virtual machine starts.
+    Activate {
+        #[command(flatten)]
+        ask: AskArgs,
+        /// Who gets it, such as a virtual machine's name.
+        #[arg(long)]
+        owner: String,
+        /// The same id again is the same request: give one to what may be sent again.
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+    /// Deactivate a partition, when its virtual machine is gone.
+    Deactivate {
+        /// Its number.
+        partition: u32,
+        /// Whose it has to be.
+        #[arg(long)]
+        owner: String,
+        /// As with activate.
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+    /// Make the fabric exactly this: what is not named is switched off.
+    Reconcile {
+        /// Every partition whose virtual machine runs, and whose it is. None: everything is switched off.
+        #[arg(value_name = "PARTITION=OWNER", value_parser = ask::wanted)]
+        wanted: Vec<api::Wanted>,
+        /// Do it; without, what would be done is printed.
+        #[arg(long)]
+        yes: bool,
+        /// As with activate.
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+    /// Keep a GPU from everybody.
+    Quarantine {
+        /// Its module id.
+        gpu: u32,
+        /// Why.
+        #[arg(long)]
+        reason: String,
+    },
+    /// Let it be given again.
+    Release {
+        /// Its module id.
+        gpu: u32,
+    },
+    /// Whether all is well, and if not what to do.
+    Health,
+    /// What happens, a line each, until interrupted.
+    Watch {
+        /// End after so many events.
+        #[arg(long, value_name = "COUNT")]
+        count: Option<u64>,
+    },
+    /// Print what completes these commands in a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Command::Completions { shell } = args.command {
+        clap_complete::generate(shell, &mut Args::command(), "fmctl", &mut io::stdout());
+        return ExitCode::SUCCESS;
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Failure::Output(error).told(args.json),
+    };
+    match runtime.block_on(run(&args, &mut io::stdout().lock())) {
+        Ok(code) => code,
+        Err(failure) => failure.told(args.json),
+    }
+}
+
+/// The daemon, or why it is not to be had.
+async fn connected(args: &Args) -> Result<FabricClient<Channel>, Failure> {
+    let unreachable = |error: &dyn std::error::Error| {
+        let cause = std::iter::successors(Some(error), |error| error.source()).last().map(ToString::to_string);
+        Failure::Unreachable { socket: args.socket.clone(), why: cause.unwrap_or_default() }
+    };
+    let uri = format!("unix://{}", args.socket.display());
+    let endpoint = Endpoint::from_shared(uri).map_err(|error| unreachable(&error))?;
+    let endpoint = endpoint.connect_timeout(Duration::from_secs(args.timeout));
+    // What watches is not to end.
+    let endpoint = match args.command {
+        Command::Watch { .. } => endpoint,
+        _ => endpoint.timeout(Duration::from_secs(args.timeout)),
+    };
+    Ok(FabricClient::new(endpoint.connect().await.map_err(|error| unreachable(&error))?))
+}
+
+/// An identifier that nobody else has, for who gives none.
+fn identified(given: Option<&String>) -> Result<String, Failure> {
+    match given {
+        Some(given) => Ok(given.clone()),
+        None => std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .map(|text| text.trim().to_owned())
+            .map_err(Failure::Output),
+    }
+}
+
+async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let mut client = connected(args).await?;
+    let json = args.json;
+    match &args.command {
+        Command::List => {
+            let list = client.list(api::ListRequest {}).await?.into_inner();
+            show::list(out, &list, json)?;
+        }
+        Command::Status { partition } => {
+            let partition = client.get(api::GetRequest { id: *partition }).await?.into_inner();
+            show::partition(out, &partition, json)?;
+        }
+        Command::Plan { ask } => {
+            let plan = client.plan(api::PlanRequest { ask: Some(ask.ask()) }).await?.into_inner();
+            show::plan(out, &plan, json)?;
+        }
+        Command::Activate { ask, owner, request_id } => {
+            let request_id = identified(request_id.as_ref())?;
+            let request = api::ActivateRequest { request_id, ask: Some(ask.ask()), owner: owner.clone() };
+            show::activated(out, &client.activate(request).await?.into_inner(), json)?;
+        }
+        Command::Deactivate { partition, owner, request_id } => {
+            let request_id = identified(request_id.as_ref())?;
+            let request = api::DeactivateRequest { request_id, partition: *partition, owner: owner.clone() };
+            show::deactivated(out, *partition, &client.deactivate(request).await?.into_inner(), json)?;
+        }
+        Command::Reconcile { wanted, yes, request_id } => {
+            let request_id = identified(request_id.as_ref())?;
+            let request = api::ReconcileRequest { request_id, wanted: wanted.clone(), dry_run: !yes };
+            show::steps(out, &client.reconcile(request).await?.into_inner(), *yes, json)?;
+        }
+        Command::Quarantine { gpu, reason } => {
+            client.quarantine(api::QuarantineRequest { gpu: *gpu, reason: reason.clone() }).await?;
+            show::line(out, json, "quarantined", &format!("GPU {gpu} is in quarantine"))?;
+        }
+        Command::Release { gpu } => {
+            let was = client.release(api::ReleaseRequest { gpu: *gpu }).await?.into_inner().was_quarantined;
+            let (word, text) = match was {
+                true => ("released", format!("GPU {gpu} can be given again")),
+                false => ("unchanged", format!("GPU {gpu} was not in quarantine")),
+            };
+            show::line(out, json, word, &text)?;
+        }
+        Command::Health => {
+            let health = client.health(api::HealthRequest {}).await?.into_inner();
+            show::health(out, &health, json)?;
+            return Ok(if health.ok { ExitCode::SUCCESS } else { ExitCode::from(exit::TROUBLE) });
+        }
+        Command::Watch { count } => {
+            let mut events = client.watch(api::WatchRequest {}).await?.into_inner();
+            let mut left = count.unwrap_or(u64::MAX);
+            while left > 0 {
+                let Some(event) = events.message().await? else { break };
+                show::event(out, &event, json)?;
+                left -= 1;
+            }
+        }
+        Command::Completions { .. } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Candidate, Error, KEYRING, Wish, config, index, mirror, release};
+use super::keyring::Keyring;
+use super::{Candidate, Error, Wish, config, index, mirror, release};
 use crate::cache::{self, io_error};
 use crate::lock::Release;
 use crate::progress::{Progress, megabytes};
@@ -24,6 +25,7 @@ const RETRY_AFTER: Duration = Duration::from_mins(10);
 #[derive(Debug)]
 pub struct Apt {
     suite: String,
+    keyring: Keyring,
     tree: PathBuf,
     /// Where packages come down, and where they lay in caches of earlier versions.
     debs: PathBuf,
@@ -51,10 +53,12 @@ impl Apt {
     /// # Errors
     /// No mirror, no keyring, no apt, or no package lists at all.
     pub fn open(cache: &Path, suite: &str, progress: Progress) -> Result<Self, Error> {
-        let tree = cache.join("apt").join(suite);
+        let keyring = Keyring::of_environment()?;
+        let tree = cache.join("apt").join(keyring.tree_of(suite));
         let lock = cache::lock(&tree.with_extension("lock"), &progress)?;
         let apt = Self {
             suite: suite.to_owned(),
+            keyring,
             debs: cache.join("debs"),
             store: Store::of(cache),
             tree,
@@ -81,7 +85,7 @@ impl Apt {
         let mirror = mirror()?;
         self.write_if_changed("status", "")?;
         self.write_if_changed("apt.conf", &config::apt_conf(&self.tree, &config::host_options()))?;
-        if self.write_if_changed("sources.list", &config::sources_list(&mirror, &self.suite))? {
+        if self.write_if_changed("sources.list", &config::sources_list(&mirror, &self.suite, self.keyring.file()))? {
             // Another mirror: what it has is not known yet.
             let _ = fs::remove_file(self.tree.join("refreshed"));
         }
@@ -108,8 +112,8 @@ impl Apt {
         if usable && age_of(&failed).is_some_and(|age| age < RETRY_AFTER) {
             return Ok(());
         }
-        if !Path::new(KEYRING).exists() {
-            return Err(Error::NoKeyring);
+        if !self.keyring.is_there() {
+            return Err(Error::NoKeyring { file: self.keyring.file().into() });
         }
         self.progress.say(format_args!("package lists of {}: refreshing", self.suite));
         let update = ["-qq", "-o", "APT::Update::Error-Mode=any", "update"];
@@ -139,7 +143,7 @@ impl Apt {
     /// # Errors
     /// It is not there, or no signature of the archive's keys holds.
     pub fn release(&self) -> Result<Release, Error> {
-        release::read(&self.tree, &self.suite)
+        release::read(&self.tree, &self.suite, &self.keyring)
     }
 
     /// What the suite offers under `name`, as `wish` narrows it.
@@ -226,8 +230,8 @@ impl Apt {
 
     fn download(&self, missing: &[&Candidate]) -> Result<(), Error> {
         // On the cache's own file system, so that a rename publishes; one name
-        // per suite, so that what a killed process left goes away.
-        let dir = self.debs.join(format!(".download-{}", self.suite));
+        // per tree, so that what a killed process left goes away.
+        let dir = self.debs.join(format!(".download-{}", self.keyring.tree_of(&self.suite)));
         if dir.exists() {
             fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
         }

@@ -4,8 +4,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use super::KEYRING;
-
 /// Options of the host's apt that decide how the network is reached or how
 /// old an archive may be; everything else of the host's configuration (hooks,
 /// clean-up rules, extra indexes) must not act on a private tree.
@@ -62,8 +60,8 @@ Acquire::https::Timeout "20";
 const COMPONENTS: &str = "main contrib non-free non-free-firmware";
 
 /// The one source of the tree.
-pub(super) fn sources_list(mirror: &str, suite: &str) -> String {
-    format!("deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENTS}\n")
+pub(super) fn sources_list(mirror: &str, suite: &str, keyring: &str) -> String {
+    format!("deb [signed-by={keyring}] {mirror} {suite} {COMPONENTS}\n")
 }
 
 /// What the host's apt is set to, or nothing when it cannot say.

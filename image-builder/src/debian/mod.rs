@@ -9,6 +9,7 @@ mod apt;
 mod archive;
 mod config;
 mod index;
+mod keyring;
 mod mirror;
 mod release;
 
@@ -20,9 +21,6 @@ pub use archive::{depends, unpack, unpack_all};
 pub(crate) use index::is_plain;
 pub use index::{Candidate, Wish};
 pub use mirror::mirror;
-
-/// The public keys of the Debian archive; every suite is verified with them.
-pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Why packages could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +35,25 @@ pub enum Error {
         searched: PathBuf,
     },
     /// The archive's keys are not installed.
-    #[error("{KEYRING} is missing: install the package debian-archive-keyring")]
-    NoKeyring,
+    #[error(
+        "{} is missing: install the package debian-archive-keyring, or set FIRSTLIGHT_DEBIAN_KEYRING to the file with \
+         the public keys of your archive", file.display()
+    )]
+    NoKeyring {
+        /// Where they should be.
+        file: PathBuf,
+    },
+    /// The variable for the archive's keys names no keyring.
+    #[error(
+        "FIRSTLIGHT_DEBIAN_KEYRING is {}: {why}; it has to be the absolute path of a file with your archive's public keys, \
+         as gpg --export writes them", file.display()
+    )]
+    BadKeyring {
+        /// Its value.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A program of apt or dpkg could not be started.
     #[error("cannot run {program}, which is part of Debian's packages apt and dpkg")]
     Start {

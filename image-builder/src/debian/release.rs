@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Error, KEYRING};
+use super::Error;
+use super::keyring::Keyring;
 use crate::cache::{self, io_error};
 use crate::date::seconds;
 use crate::digest;
@@ -31,7 +32,7 @@ fn file_of(lists: &Path, suite: &str) -> Result<PathBuf, Error> {
 }
 
 /// Reads the release file of a tree.
-pub(super) fn read(tree: &Path, suite: &str) -> Result<Release, Error> {
+pub(super) fn read(tree: &Path, suite: &str, keyring: &Keyring) -> Result<Release, Error> {
     let file = file_of(&tree.join("lists"), suite)?;
     let text = fs::read_to_string(&file).map_err(io_error("read", &file))?;
     let wrong = |what: &str| Error::BadRelease { suite: suite.to_owned(), what: what.to_owned() };
@@ -41,14 +42,14 @@ pub(super) fn read(tree: &Path, suite: &str) -> Result<Release, Error> {
         date: date.to_owned(),
         valid_until: field(&text, "Valid-Until").map(str::to_owned),
         sha256: digest::of_bytes(text.as_bytes()),
-        signed_by: signers(&file, suite)?,
+        signed_by: signers(&file, suite, keyring)?,
     })
 }
 
 /// Fingerprints of the archive's keys whose signatures hold.
-fn signers(file: &Path, suite: &str) -> Result<Vec<String>, Error> {
+fn signers(file: &Path, suite: &str, keyring: &Keyring) -> Result<Vec<String>, Error> {
     let output = Command::new("gpgv")
-        .args(["--status-fd", "1", "--keyring", KEYRING])
+        .args(["--status-fd", "1", "--keyring", keyring.file()])
         .arg(file)
         .stdin(Stdio::null())
         .output()
@@ -57,7 +58,7 @@ fn signers(file: &Path, suite: &str) -> Result<Vec<String>, Error> {
     let mut prints: Vec<String> = text.lines().filter_map(valid_signature).collect();
     prints.sort();
     if prints.is_empty() {
-        let what = "none of its signatures is by a key of the archive that holds".to_owned();
+        let what = format!("none of its signatures is by a key of {} and holds", keyring.file());
         return Err(Error::BadRelease { suite: suite.to_owned(), what });
     }
     Ok(prints)

@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::keyring::Keyring;
+use super::said::{self, Task};
 use super::{Candidate, Error, Wish, config, index, mirror, release};
 use crate::cache::{self, io_error};
 use crate::lock::Release;
@@ -117,7 +118,7 @@ impl Apt {
         }
         self.progress.say(format_args!("package lists of {}: refreshing", self.suite));
         let update = ["-qq", "-o", "APT::Update::Error-Mode=any", "update"];
-        match self.run("apt-get", &self.tree, update, "refresh the package lists") {
+        match self.run("apt-get", &self.tree, update, Task::Refresh) {
             Ok(_) => {
                 if let Err(error) = self.release().and_then(|release| release::refuse_older(&self.tree, &release)) {
                     // The lists that came are not to be used, and there are no others.
@@ -160,7 +161,7 @@ impl Apt {
                 some => some.iter().map(|one| one.version.as_str()).collect::<Vec<_>>().join(", "),
             },
         };
-        let output = match self.run("apt-cache", &self.tree, ["show", "--", name], "look up a package") {
+        let output = match self.run("apt-cache", &self.tree, ["show", "--", name], Task::LookUp) {
             Ok(output) => output,
             // That is how apt-cache says that it knows no such package.
             Err(Error::Failed { said, .. }) if said.contains("No packages found") => return Err(missing(&[])),
@@ -180,12 +181,12 @@ impl Apt {
     pub fn closure(&self, names: &[&str]) -> Result<Vec<Candidate>, Error> {
         let mut wanted = vec!["-qq", "-y", "--no-install-recommends", "--print-uris", "install", "--"];
         wanted.extend(names);
-        let output = self.run("apt-get", &self.tree, wanted, "resolve dependencies")?;
+        let output = self.run("apt-get", &self.tree, wanted, Task::Resolve)?;
         let pairs = index::parse_closure(&String::from_utf8_lossy(&output.stdout));
         let exact: Vec<String> = pairs.iter().map(|(name, version)| format!("{name}={version}")).collect();
         let mut show = vec!["show".to_owned(), "--".to_owned()];
         show.extend(exact);
-        let output = self.run("apt-cache", &self.tree, show, "look up packages")?;
+        let output = self.run("apt-cache", &self.tree, show, Task::LookUp)?;
         let all = index::parse(&self.suite, &String::from_utf8_lossy(&output.stdout))?;
         pairs
             .iter()
@@ -236,12 +237,18 @@ impl Apt {
             fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
         }
         fs::create_dir(&dir).map_err(io_error("create folder", &dir))?;
+        let result = self.download_into(&dir, missing);
+        // Best effort: the next download removes it as well.
+        let _ = fs::remove_dir_all(&dir);
+        result
+    }
+
+    fn download_into(&self, dir: &Path, missing: &[&Candidate]) -> Result<(), Error> {
         let mut arguments = vec!["-qq".to_owned(), "download".to_owned(), "--".to_owned()];
         arguments.extend(missing.iter().map(|one| format!("{}={}", one.name, one.version)));
         let total = missing.iter().map(|one| one.size).sum();
         let bar = self.progress.bytes(format!("downloading from {}", self.suite), total);
-        let doing = "download packages; run again for fresh package lists";
-        let fetched = bar.following(|| size_of_files(&dir), || self.run("apt-get", &dir, arguments, doing));
+        let fetched = bar.following(|| size_of_files(dir), || self.run("apt-get", dir, arguments, Task::Download));
         drop(bar);
         if let Err(error) = fetched {
             // Most likely the archive has replaced a version since the lists
@@ -257,12 +264,14 @@ impl Apt {
             let got = dir.join(one.file_name());
             match self.store.put(&got, &one.sha256, &one.file_name()) {
                 Err(store::Error::WrongHash { file, expected, found }) => {
-                    return Err(Error::WrongHash { file, suite: self.suite.clone(), expected, found });
+                    // apt copies files of this machine without a look at how that went.
+                    let full = out_of_space(&file, one.size).map(Error::from);
+                    let suite = self.suite.clone();
+                    return Err(full.unwrap_or(Error::WrongHash { file, suite, expected, found }));
                 }
                 kept => drop(kept?),
             }
         }
-        fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
         Ok(())
     }
 
@@ -278,7 +287,7 @@ impl Apt {
         })
     }
 
-    fn run<I, S>(&self, program: &'static str, folder: &Path, arguments: I, doing: &str) -> Result<Output, Error>
+    fn run<I, S>(&self, program: &'static str, folder: &Path, arguments: I, task: Task) -> Result<Output, Error>
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
@@ -295,11 +304,13 @@ impl Apt {
         if output.status.success() {
             return Ok(output);
         }
+        let said = said::errors(&output.stderr);
         Err(Error::Failed {
             program,
             suite: self.suite.clone(),
-            doing: doing.to_owned(),
-            said: last_lines(&output.stderr),
+            doing: task.phrase(),
+            advice: task.advice(&said, &self.tree, &self.keyring),
+            said,
         })
     }
 }
@@ -310,6 +321,14 @@ fn size_of_files(folder: &Path) -> u64 {
     entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
 }
 
+/// What the system would have said, if the disk has no room for the rest of a file.
+fn out_of_space(file: &Path, size: u64) -> Option<cache::Error> {
+    let lacking = size.checked_sub(fs::metadata(file).ok()?.len()).filter(|lacking| *lacking > 0)?;
+    let disk = rustix::fs::statvfs(file).ok()?;
+    let full = disk.f_bavail.saturating_mul(disk.f_frsize) < lacking;
+    full.then(|| io_error("write", file)(rustix::io::Errno::NOSPC.into()))
+}
+
 /// Time since `path` was written; `None` when it does not exist.
 fn age_of(path: &Path) -> Option<Duration> {
     let written = fs::metadata(path).and_then(|data| data.modified()).ok()?;
@@ -317,24 +336,9 @@ fn age_of(path: &Path) -> Option<Duration> {
     Some(SystemTime::now().duration_since(written).unwrap_or_default())
 }
 
-fn last_lines(stderr: &[u8]) -> String {
-    let text = String::from_utf8_lossy(stderr);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    match lines.as_slice() {
-        [] => "it printed no message".to_owned(),
-        some => some[some.len().saturating_sub(3)..].join(" / "),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_end_of_a_message_is_kept() {
-        assert_eq!(last_lines(b"W: one\nE: two\n\nE: three\nE: four\n"), "E: two / E: three / E: four");
-        assert_eq!(last_lines(b" \n"), "it printed no message");
-    }
 
     #[test]
     fn ages() {

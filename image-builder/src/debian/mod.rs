@@ -12,6 +12,7 @@ mod index;
 mod keyring;
 mod mirror;
 mod release;
+mod said;
 
 use std::io;
 use std::path::PathBuf;
@@ -55,7 +56,7 @@ pub enum Error {
         why: String,
     },
     /// A program of apt or dpkg could not be started.
-    #[error("cannot run {program}, which is part of Debian's packages apt and dpkg")]
+    #[error("cannot run {program}, which is in one of Debian's packages apt, dpkg and gpgv")]
     Start {
         /// Which program.
         program: &'static str,
@@ -63,16 +64,18 @@ pub enum Error {
         source: io::Error,
     },
     /// A program of apt or dpkg failed.
-    #[error("{program} failed for suite {suite} ({doing}): {said}")]
+    #[error("{program} failed for suite {suite} ({doing}): {said}{advice}")]
     Failed {
         /// Which program.
         program: &'static str,
         /// The suite it worked on.
         suite: String,
         /// What was wanted of it.
-        doing: String,
-        /// The last lines it printed.
+        doing: &'static str,
+        /// The errors that it printed.
         said: String,
+        /// The next thing to try, as a phrase.
+        advice: String,
     },
     /// The suite has no such package.
     #[error("suite {suite} has no package {name}{wanted}; it has: {available}")]
@@ -141,7 +144,10 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] crate::store::Error),
     /// A downloaded package is not what the package list promises.
-    #[error("{}: SHA-256 is {found}, the package list of {suite} says {expected}", file.display())]
+    #[error(
+        "{}: SHA-256 is {found}, the package list of {suite} says {expected}; run again; if it stays so, set \
+         FIRSTLIGHT_DEBIAN_MIRROR to another mirror", file.display()
+    )]
     WrongHash {
         /// The file.
         file: PathBuf,

@@ -9,6 +9,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use crate::progress::Progress;
 
@@ -53,7 +54,19 @@ fn root_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Error> {
 /// Holds a lock file until it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// An empty input for a program that works on what is locked. If we are
+    /// killed it may work on, and holds the lock until it has ended.
+    ///
+    /// # Errors
+    /// No more files can be open.
+    pub fn input(&self) -> Result<Stdio, Error> {
+        Ok(self.file.try_clone().map_err(io_error("open", &self.path))?.into())
+    }
 }
 
 /// Takes the lock at `path` (made if absent), waiting for another holder and
@@ -65,7 +78,8 @@ pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
     }
-    let file = File::options().create(true).append(true).open(path).map_err(io_error("open lock file", path))?;
+    let file =
+        File::options().create(true).read(true).append(true).open(path).map_err(io_error("open lock file", path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -74,7 +88,7 @@ pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
         }
         Err(TryLockError::Error(source)) => return Err(Error::Io { what: "lock", path: path.to_owned(), source }),
     }
-    Ok(Lock { _file: file })
+    Ok(Lock { file, path: path.to_owned() })
 }
 
 /// Makes sure that the folder `target` exists: if it does not, `fill` makes
@@ -185,6 +199,26 @@ mod tests {
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "whole");
         assert!(!target.join("junk").exists());
         assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoPlace)).unwrap());
+    }
+
+    #[test]
+    fn a_program_that_outlives_us_keeps_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.lock");
+        let lock = lock(&path, &Progress::quiet()).unwrap();
+        let program = |script: &str| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]).stdin(lock.input().unwrap());
+            command
+        };
+        assert!(program("test $(wc -c) = 0").status().unwrap().success(), "there is nothing to read");
+        let mut child = program("exec sleep 3600").spawn().unwrap();
+        drop(lock);
+        let other = File::open(&path).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        other.lock().unwrap();
     }
 
     #[test]

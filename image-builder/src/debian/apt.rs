@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::keyring::Keyring;
@@ -32,7 +32,7 @@ pub struct Apt {
     debs: PathBuf,
     store: Store,
     progress: Progress,
-    _lock: cache::Lock,
+    lock: cache::Lock,
 }
 
 /// A package file in the cache, verified.
@@ -64,7 +64,7 @@ impl Apt {
             store: Store::of(cache),
             tree,
             progress,
-            _lock: lock,
+            lock,
         };
         apt.set_up()?;
         apt.refresh()?;
@@ -298,7 +298,7 @@ impl Apt {
             // Messages end up in ours, and the parsers read English.
             .env("LC_ALL", "C.UTF-8")
             .current_dir(folder)
-            .stdin(Stdio::null())
+            .stdin(self.lock.input()?)
             .output()
             .map_err(|source| Error::Start { program, source })?;
         if output.status.success() {

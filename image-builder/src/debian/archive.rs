@@ -1,8 +1,13 @@
 //! Unpacking a `.deb` without installing it.
 
+use std::error::Error as _;
+use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use tar::EntryType;
 
 use super::{Error, index};
 
@@ -10,8 +15,9 @@ use super::{Error, index};
 /// folder `into`, and returns their number.
 ///
 /// `keep` sees paths relative to the root (`usr/bin/busybox`). Owners and
-/// set-uid bits are dropped, device nodes are refused, and neither `..` nor a
-/// symbolic link leads out of `into`. Modification times are the package's.
+/// set-uid bits are dropped, and whoever unpacks may read everything and write
+/// to every folder. Device nodes are refused, and neither `/`, `..` nor a link
+/// leads out of `into`. Modification times are the package's.
 ///
 /// # Errors
 /// [`Error::Start`] without `dpkg-deb`, [`Error::Unpack`] for a damaged
@@ -36,7 +42,7 @@ pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<u
             }
             result
         }
-        None => Err(io::Error::other("no output")),
+        None => Err("no output".to_owned()),
     };
     let output = child.wait_with_output().map_err(|source| Error::Start { program: "dpkg-deb", source })?;
     let failed = |said: String| Error::Unpack { file: deb.to_owned(), said };
@@ -48,6 +54,26 @@ pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<u
         failed(format!("{error}{}{}", if said.trim().is_empty() { "" } else { "; " }, said.trim()))
     })
 }
+
+/// What an error came of. What is not the system's fault is the package's.
+fn causes(error: &io::Error) -> String {
+    if error.raw_os_error().is_some() {
+        return error.to_string();
+    }
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(one) = cause {
+        if one.downcast_ref::<io::Error>().is_some_and(|error| error.raw_os_error().is_some()) {
+            return one.to_string();
+        }
+        text = format!("{text}: {one}");
+        cause = one.source();
+    }
+    format!("{text}: {NOT_GOOD}")
+}
+
+/// The next thing to try.
+const NOT_GOOD: &str = "no good package is so, take another version of it";
 
 /// Names in the `Depends` field of the package `deb`, the first of each
 /// alternative.
@@ -78,34 +104,53 @@ pub fn unpack_all(deb: &Path, into: &Path) -> Result<usize, Error> {
     unpack(deb, into, |_| true)
 }
 
-fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> io::Result<usize> {
+fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<usize, String> {
     let mut archive = tar::Archive::new(tar);
     let mut count = 0;
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let path = entry.path()?.into_owned();
+    for entry in archive.entries().map_err(|error| causes(&error))? {
+        let mut entry = entry.map_err(|error| causes(&error))?;
+        let path = entry.path().map_err(|error| causes(&error))?.into_owned();
         let path = path.strip_prefix(".").unwrap_or(&path);
         if path.as_os_str().is_empty() || !keep(path) {
             continue;
         }
+        let refused = |why: &str| Err(format!("{} {why}: {NOT_GOOD}", path.display()));
+        if path.has_root() {
+            return refused("begins with /");
+        }
         let kind = entry.header().entry_type();
         if kind.is_block_special() || kind.is_character_special() || kind.is_fifo() {
-            return Err(io::Error::other(format!("{} is a device or a pipe", path.display())));
+            return refused("is a device or a pipe");
         }
-        if !entry.unpack_in(into)? {
-            return Err(io::Error::other(format!("{} leads out of the folder", path.display())));
+        let place = into.join(path);
+        let failed = |error: io::Error| format!("{}: {}", place.display(), causes(&error));
+        if !entry.unpack_in(into).map_err(failed)? {
+            return refused("leads out of the folder");
         }
+        let needed = match kind {
+            EntryType::Directory => 0o700,
+            EntryType::Regular | EntryType::Continuous => 0o600,
+            _ => 0,
+        };
+        let mode = entry.header().mode().map_err(failed)? & 0o777;
+        give(&place, mode, needed).map_err(failed)?;
         count += 1;
     }
     Ok(count)
 }
 
+/// Rights that the owner lacks: root needs none, and everybody else would stop there.
+fn give(path: &Path, mode: u32, needed: u32) -> io::Result<()> {
+    match mode & needed == needed {
+        true => Ok(()),
+        false => fs::set_permissions(path, fs::Permissions::from_mode(mode | needed)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-    use tar::{Builder, EntryType, Header};
+    use tar::{Builder, Header};
 
     fn header(kind: EntryType, size: u64, mode: u32) -> Header {
         let mut header = Header::new_gnu();
@@ -136,6 +181,21 @@ mod tests {
     }
 
     #[test]
+    fn whoever_unpacks_may_read_and_remove_all_of_it() {
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&with_raw_path(header(EntryType::Directory, 0, 0o555), "./usr/"), io::empty()).unwrap();
+        tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o000), "./usr/shadow"), &b"hi"[..]).unwrap();
+        tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o4111), "./usr/su"), &b"hi"[..]).unwrap();
+        let tar = tar.into_inner().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        unpack_tar(&mut &tar[..], dir.path(), |_| true).unwrap();
+        for (path, expected) in [("usr", 0o755), ("usr/shadow", 0o600), ("usr/su", 0o711)] {
+            let mode = fs::metadata(dir.path().join(path)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, expected, "{path}");
+        }
+    }
+
+    #[test]
     fn nothing_leaves_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
@@ -147,6 +207,11 @@ mod tests {
         let mut tar = Builder::new(Vec::new());
         tar.append(&dots, &b"x"[..]).unwrap();
         assert!(unpack_tar(&mut &tar.into_inner().unwrap()[..], &inside, |_| true).is_err());
+
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&with_raw_path(header(EntryType::Regular, 1, 0o644), "/a"), &b"x"[..]).unwrap();
+        let error = unpack_tar(&mut &tar.into_inner().unwrap()[..], &inside, |_| true).unwrap_err();
+        assert!(error.contains("/a begins with /") && error.contains("another version"), "{error}");
 
         let mut link = header(EntryType::Symlink, 0, 0o777);
         link.set_link_name(&outside).unwrap();

@@ -159,7 +159,7 @@ pub enum Error {
         found: String,
     },
     /// A package file could not be unpacked.
-    #[error("cannot unpack {}: {said}", file.display())]
+    #[error("cannot unpack {}: {said}; nothing of it is taken", file.display())]
     Unpack {
         /// The package file.
         file: PathBuf,

@@ -293,9 +293,18 @@ fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result
 
     let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|place| only_child(&tree.join(place)));
     let modules = modules.ok_or_else(|| incomplete("folder lib/modules/RELEASE"))?;
+    // A package's links are for the system that it is installed on, not for this one.
+    let root = fs::canonicalize(&tree).map_err(io_error("inspect", &tree))?;
+    let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|real| real.starts_with(&root));
+    let own = |path: &Path, what| if inside(path) { Ok(()) } else { Err(incomplete(what)) };
+    own(&modules, "folder lib/modules/RELEASE of its own")?;
     let release =
         modules.file_name().and_then(|name| name.to_str()).ok_or_else(|| incomplete("release name"))?.to_owned();
     let vmlinuz = tree.join(format!("boot/vmlinuz-{release}"));
+    let config = tree.join(format!("boot/config-{release}"));
+    own(&vmlinuz, "boot/vmlinuz")?;
+    own(&config, "boot/config")?;
+    own(&modules.join("modules.builtin"), "modules.builtin")?;
     let packed = fs::read(&vmlinuz).map_err(|_| incomplete("boot/vmlinuz"))?;
     let bad = |what: String| Error::Payload { file: vmlinuz.clone(), what };
     let vmlinux = payload::extract(&packed).map_err(bad)?;
@@ -306,7 +315,6 @@ fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result
         fs::write(&path, bytes).map_err(io_error("write", &path))
     };
     write("vmlinux", &vmlinux)?;
-    let config = tree.join(format!("boot/config-{release}"));
     fs::rename(&config, folder.join("config")).map_err(|_| incomplete("boot/config"))?;
     fs::rename(&modules, folder.join("modules")).map_err(io_error("move", &modules))?;
     fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;

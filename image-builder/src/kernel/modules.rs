@@ -267,7 +267,7 @@ fn bad(file: &Path, what: String) -> Error {
     Error::Module { file: file.to_owned(), what }
 }
 
-/// Every module file below `tree`, by name.
+/// Every module file below `tree`, by name; links may lead anywhere and are none.
 fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     let mut found = BTreeMap::new();
     let mut folders = vec![tree.join("kernel")];
@@ -278,7 +278,9 @@ fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
             let kind = entry.file_type().map_err(io_error("inspect", &entry.path()))?;
             if kind.is_dir() {
                 folders.push(entry.path());
-            } else if let Some(name) = name_of(&entry.path()) {
+            } else if kind.is_file()
+                && let Some(name) = name_of(&entry.path())
+            {
                 found.insert(name, entry.path());
             }
         }

@@ -217,8 +217,8 @@ pub fn build_with(
     // An extension comes to a guest that runs the very kernel of another image.
     if plan.extension.is_none() {
         if !is_there(&out.join(KERNEL), &vmlinux) {
-            let (from, to) = (kernel.vmlinux(), output.add(KERNEL));
-            fs::copy(&from, &to).map_err(io_error("copy", &from))?;
+            let to = output.add(KERNEL);
+            fs::copy(kernel.vmlinux(), &to).map_err(io_error("copy the kernel to", &to))?;
         }
         outputs.insert(KERNEL.to_owned(), vmlinux);
     }

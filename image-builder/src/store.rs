@@ -99,7 +99,7 @@ impl Store {
                     .prefix(HALF)
                     .tempfile_in(folder)
                     .map_err(io_error("make a file in", folder))?;
-                fs::copy(file, new.path()).map_err(io_error("copy", file))?;
+                fs::copy(file, new.path()).map_err(io_error("copy a file to", &place))?;
                 new.as_file().sync_all().map_err(io_error("write to the disk", &place))?;
                 new.persist(&place).map_err(|error| io_error("rename into place", &place)(error.error))?;
                 fs::remove_file(file).map_err(io_error("remove", file))?;

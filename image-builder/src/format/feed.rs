@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, Write};
+use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 
 use super::Error;
@@ -29,10 +30,11 @@ impl Write for Pipe {
 }
 
 /// Runs `command` to its end with what `write` writes as its input; its
-/// output goes to `output`.
+/// output goes to `output`, and `file` is what it makes.
 pub(super) fn feed(
     program: &'static str,
     command: &mut Command,
+    file: &Path,
     output: Stdio,
     write: impl FnOnce(&mut dyn Write) -> Result<Files, Error>,
 ) -> Result<Files, Error> {
@@ -60,7 +62,8 @@ pub(super) fn feed(
     match result {
         Err(error) if !broken => Err(error),
         _ if !status.success() => {
-            Err(Error::Program { program, status: status.to_string(), said: last_words(&mut words) })
+            let (file, said) = (file.to_owned(), last_words(&mut words));
+            Err(Error::Program { program, file, status: status.to_string(), said })
         }
         result => result,
     }
@@ -88,7 +91,7 @@ mod tests {
     }
 
     fn fed(script: &str, bytes: usize) -> Result<Files, Error> {
-        feed("sh", &mut shell(script), Stdio::null(), |pipe| {
+        feed("sh", &mut shell(script), Path::new("x"), Stdio::null(), |pipe| {
             let failed = |source| Error::Feed { path: "x".into(), source };
             pipe.write_all(&vec![b'a'; bytes]).and_then(|()| pipe.flush()).map_err(failed)?;
             Ok(Files::new())
@@ -109,7 +112,7 @@ mod tests {
     #[test]
     fn an_error_of_ours_ends_the_program() {
         // It ends itself only after an hour.
-        let failed = feed("sh", &mut shell("exec sleep 3600"), Stdio::null(), |_| {
+        let failed = feed("sh", &mut shell("exec sleep 3600"), Path::new("x"), Stdio::null(), |_| {
             Err(Error::Changed { path: "a".into(), expected: 1, found: 2 })
         });
         assert!(matches!(failed, Err(Error::Changed { .. })), "{failed:?}");

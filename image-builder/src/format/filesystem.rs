@@ -32,7 +32,7 @@ pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path, bar: &
     if let Some(folder) = path.parent() {
         command.env("TMPDIR", folder);
     }
-    feed(program, &mut command, Stdio::null(), |pipe| {
+    feed(program, &mut command, path, Stdio::null(), |pipe| {
         let mut archive = Tarball::new(pipe)?;
         let files = fill(tree, &mut archive, bar)?;
         archive.finish()?;

@@ -1,7 +1,7 @@
 //! An initial RAM file system: a cpio archive, packed or not.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -19,6 +19,30 @@ use crate::tree::Tree;
 /// firmware has put ACPI's tables. The kernel skips zeroes behind an archive.
 const PAGE: u64 = 4096;
 
+/// A file whose errors say which it is.
+struct Named<'a> {
+    file: File,
+    path: &'a Path,
+}
+
+impl Named<'_> {
+    fn with_name<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display())))
+    }
+}
+
+impl Write for Named<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.with_name(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.file.flush();
+        self.with_name(flushed)
+    }
+}
+
 /// Writes the archive of `tree` to `path`, packed with a program of `set` if there is one.
 pub(super) fn write(plan: &Plan, tree: &Tree, set: Option<&Toolset>, path: &Path, bar: &Bar) -> Result<Files, Error> {
     let file = File::create(path).map_err(io_error("create", path))?;
@@ -28,11 +52,11 @@ pub(super) fn write(plan: &Plan, tree: &Tree, set: Option<&Toolset>, path: &Path
         archive.finish()?;
         Ok(files)
     };
-    let Some(set) = set else { return archive(&mut BufWriter::with_capacity(1 << 20, file)) };
+    let Some(set) = set else { return archive(&mut BufWriter::with_capacity(1 << 20, Named { file, path })) };
     let program = if plan.compression == Compression::Zstd { "zstd" } else { "lz4" };
     let mut command = packer(set, program, plan.level.unwrap_or_default())?;
     let output = file.try_clone().map_err(io_error("write", path))?;
-    let files = feed(program, &mut command, Stdio::from(output), archive)?;
+    let files = feed(program, &mut command, path, Stdio::from(output), archive)?;
     let size = file.metadata().map_err(io_error("inspect", path))?.len();
     file.set_len(size.next_multiple_of(PAGE)).map_err(io_error("write", path))?;
     Ok(files)

@@ -20,7 +20,7 @@ pub mod verity;
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cache::{self, io_error};
 use crate::cpio;
@@ -76,10 +76,12 @@ pub enum Error {
         source: io::Error,
     },
     /// A program failed.
-    #[error("{program} could not make the image ({status}): {said}")]
+    #[error("{program} could not make {} ({status}): {said}", file.display())]
     Program {
         /// Its name.
         program: &'static str,
+        /// The file that it writes.
+        file: PathBuf,
         /// How it ended.
         status: String,
         /// The last it said.

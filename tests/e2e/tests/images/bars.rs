@@ -11,7 +11,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::results::written;
 
-fn image_builder() -> Command {
+pub(super) fn image_builder() -> Command {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let arguments = ["build", "--quiet", "--locked", "--package", "firstlight-image-builder"];
     assert!(Command::new(cargo).args(arguments).status().unwrap().success());

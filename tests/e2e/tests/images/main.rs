@@ -2,6 +2,7 @@
 //! They come from Debian's packages through the builder's cache; no guest.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod archive;
 mod bars;
 mod formats;
 mod pull;

@@ -7,19 +7,22 @@ use std::process::{ChildStdin, Command, Stdio};
 
 use super::Error;
 use super::archive::Files;
+use crate::progress::megabytes;
 
 /// What a program says is kept up to this many bytes.
 const MOST_SAID: u64 = 4096;
 
-/// A pipe that remembers that its reader went away.
+/// A pipe that remembers what went through, and that its reader went away.
 struct Pipe {
     end: ChildStdin,
+    written: u64,
     broken: bool,
 }
 
 impl Write for Pipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.end.write(bytes);
+        self.written += written.as_ref().map_or(0, |count| *count as u64);
         self.broken |= written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
         written
     }
@@ -43,16 +46,16 @@ pub(super) fn feed(
     let mut words = tempfile::tempfile().map_err(start)?;
     let said = words.try_clone().map_err(start)?;
     let mut child = command.stdin(Stdio::piped()).stdout(output).stderr(Stdio::from(said)).spawn().map_err(start)?;
-    let (result, broken) = match child.stdin.take() {
+    let (result, broken, written) = match child.stdin.take() {
         Some(end) => {
-            let mut pipe = BufWriter::with_capacity(1 << 16, Pipe { end, broken: false });
+            let mut pipe = BufWriter::with_capacity(1 << 16, Pipe { end, written: 0, broken: false });
             let result = write(&mut pipe);
-            let broken = pipe.get_ref().broken;
+            let Pipe { broken, written, .. } = *pipe.get_ref();
             // What is left in the buffer after an error is not worth writing.
             drop(pipe.into_parts());
-            (result, broken)
+            (result, broken, written)
         }
-        None => (Err(start(io::Error::other("it has no input"))), false),
+        None => (Err(start(io::Error::other("it has no input"))), false, 0),
     };
     if result.is_err() && !broken {
         // It would wait for the rest, or make an image of a half archive.
@@ -62,10 +65,31 @@ pub(super) fn feed(
     match result {
         Err(error) if !broken => Err(error),
         _ if !status.success() => {
-            let (file, said) = (file.to_owned(), last_words(&mut words));
+            let mut said = last_words(&mut words);
+            if !said.contains(FULL) {
+                said.push_str(&room(file, written));
+            }
+            let file = file.to_owned();
             Err(Error::Program { program, file, status: status.to_string(), said })
         }
         result => result,
+    }
+}
+
+/// The system's words for a full disk.
+const FULL: &str = "No space left on device";
+
+/// Not every program has them: some find their own files damaged.
+fn room(file: &Path, written: u64) -> String {
+    let disk = file.parent().and_then(|folder| rustix::fs::statvfs(folder).ok());
+    let left = disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    // What it was given may be on the disk twice: as it came, and in the image.
+    match left.filter(|left| left / 2 < written) {
+        Some(left) => {
+            let (left, written) = (megabytes(left), megabytes(written));
+            format!("; {FULL}: {left} for an image of {written}")
+        }
+        None => String::new(),
     }
 }
 
@@ -75,7 +99,12 @@ fn last_words(words: &mut File) -> String {
     let start = length.saturating_sub(MOST_SAID);
     let mut bytes = Vec::new();
     if words.seek(io::SeekFrom::Start(start)).is_ok() && words.take(MOST_SAID).read_to_end(&mut bytes).is_ok() {
-        text = String::from_utf8_lossy(&bytes).trim().replace('\n', " / ");
+        let said = String::from_utf8_lossy(&bytes);
+        // The first is cut where there are more.
+        let mut lines: Vec<&str> = said.lines().skip(usize::from(start > 0)).map(str::trim).collect();
+        lines.retain(|line| !line.is_empty());
+        lines.dedup();
+        text = lines.join(" / ");
     }
     if text.is_empty() { "it printed no message".to_owned() } else { text }
 }
@@ -107,6 +136,20 @@ mod tests {
         }
         let silent = fed("exit 1", 0).unwrap_err().to_string();
         assert!(silent.contains("no message"), "{silent}");
+    }
+
+    #[test]
+    fn what_is_said_again_and_again_is_told_once() {
+        let error = fed("yes full | head -n 3000 >&2; echo end >&2; exit 1", 0).unwrap_err().to_string();
+        assert!(error.ends_with(": full / end"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told() {
+        assert_eq!(room(Path::new("/proc/x"), 0), "");
+        // Nothing has room there.
+        let told = room(Path::new("/proc/x"), 5_000_000);
+        assert!(told.contains("No space left on device: 0 kB for an image of 5.0 MB"), "{told}");
     }
 
     #[test]

@@ -86,20 +86,23 @@ impl Apt {
         let mirror = mirror()?;
         self.write_if_changed("status", "")?;
         self.write_if_changed("apt.conf", &config::apt_conf(&self.tree, &config::host_options()))?;
-        if self.write_if_changed("sources.list", &config::sources_list(&mirror, &self.suite, self.keyring.file()))? {
-            // Another mirror: what it has is not known yet.
+        let sources = config::sources_list(&mirror, &self.suite, self.keyring.file());
+        if !self.is_written("sources.list", &sources) {
+            // Another mirror: what it has is not known yet. Before the list says so, should this build be killed.
             let _ = fs::remove_file(self.tree.join("refreshed"));
         }
-        Ok(())
+        self.write_if_changed("sources.list", &sources)
     }
 
-    fn write_if_changed(&self, name: &str, text: &str) -> Result<bool, Error> {
-        let path = self.tree.join(name);
-        if fs::read_to_string(&path).is_ok_and(|old| old == text) {
-            return Ok(false);
+    fn is_written(&self, name: &str, text: &str) -> bool {
+        fs::read_to_string(self.tree.join(name)).is_ok_and(|old| old == text)
+    }
+
+    fn write_if_changed(&self, name: &str, text: &str) -> Result<(), Error> {
+        match self.is_written(name, text) {
+            true => Ok(()),
+            false => Ok(cache::write_atomically(&self.tree.join(name), text.as_bytes())?),
         }
-        cache::write_atomically(&path, text.as_bytes())?;
-        Ok(true)
     }
 
     fn refresh(&self) -> Result<(), Error> {

@@ -30,6 +30,7 @@ pub mod progress;
 pub mod pull;
 pub mod record;
 pub mod sbom;
+pub mod sizes;
 pub mod store;
 mod tar_names;
 pub mod tools;

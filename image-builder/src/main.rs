@@ -8,6 +8,7 @@ mod kernel_check;
 mod matrix_command;
 mod pull_command;
 mod sbom_command;
+mod sizes_command;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -65,6 +66,8 @@ enum Command {
     Diff(diff_command::Diff),
     /// Write an image's bill of materials: packages, files, kernel, driver.
     Sbom(sbom_command::Sbom),
+    /// What of an image is how large, by the package that it is from.
+    Size(sizes_command::Size),
     /// Pull a container image from a registry, an image layout or an archive
     /// of docker, as a layout that `firstlight run --image` takes.
     Pull(pull_command::Pull),
@@ -137,6 +140,7 @@ fn run() -> Result<ExitCode> {
         Command::Boot(boot) => return boot.run(),
         Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
         Command::Build(build) => build.run(),
+        Command::Size(size) => size.run(),
         Command::Lock(lock) => lock.run(),
         Command::Store { command: StoreCommand::Add { file, cache } } => {
             let cache = cache.map_or_else(cache::root, Ok)?;

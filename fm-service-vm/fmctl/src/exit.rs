@@ -15,13 +15,42 @@ pub(crate) enum Failure {
     /// The daemon has refused, or has not answered.
     #[error("{}", .0.message())]
     Refused(#[from] Box<Status>),
+    /// The daemon hung up, or died.
+    #[error(
+        "the daemon hung up: {why}; is your certificate one that it takes? What was begun may come to be: ask again with the \
+         same --request-id"
+    )]
+    Broken {
+        /// The first cause.
+        why: String,
+    },
     /// There is no daemon.
-    #[error("cannot reach fm-partitiond on {}: {why}; does it run, and may you open its socket?", socket.display())]
+    #[error("cannot reach fm-partitiond on {address}: {why}; does it run, and may you ask it?")]
     Unreachable {
-        /// Its socket.
-        socket: PathBuf,
+        /// Where it should be.
+        address: String,
         /// The system's answer.
         why: String,
+    },
+    /// That is no address.
+    #[error("--connect {text}: it is unix:PATH, with a path that begins with /, or https://HOST:PORT")]
+    Address {
+        /// What was given.
+        text: String,
+    },
+    /// TCP is for who has a certificate.
+    #[error("https:// needs --certificate, --key and --ca; {option} is missing")]
+    Missing {
+        /// Which.
+        option: &'static str,
+    },
+    /// A certificate or key cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
     },
     /// Nothing can be printed, or read of this machine.
     #[error(transparent)]
@@ -30,7 +59,12 @@ pub(crate) enum Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        Self::Refused(Box::new(status))
+        // What the daemon says has no source; what becomes of a connection has.
+        let causes = std::iter::successors(std::error::Error::source(&status), |error| error.source());
+        match causes.last() {
+            Some(cause) if status.code() != Code::DeadlineExceeded => Self::Broken { why: cause.to_string() },
+            _ => Self::Refused(Box::new(status)),
+        }
     }
 }
 
@@ -49,7 +83,8 @@ impl Failure {
                 Code::DeadlineExceeded | Code::Cancelled => 8,
                 _ => 1,
             },
-            Self::Unreachable { .. } => 7,
+            Self::Unreachable { .. } | Self::Broken { .. } => 7,
+            Self::Address { .. } | Self::Missing { .. } | Self::File { .. } => 2,
             Self::Output(_) => 1,
         }
     }

@@ -1,19 +1,17 @@
 //! `fmctl`: shows and steers the NVLink fabric of a service VM.
 
 mod ask;
+mod connect;
 mod exit;
 mod show;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use firstlight_fabric_api::v1 as api;
-use firstlight_fabric_api::v1::fabric_client::FabricClient;
-use tonic::transport::{Channel, Endpoint};
 
 use ask::AskArgs;
 use exit::Failure;
@@ -26,9 +24,18 @@ use exit::Failure;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// The daemon's socket.
-    #[arg(long, global = true, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
-    socket: PathBuf,
+    /// Where the daemon is: unix:PATH, or https://HOST:PORT with a certificate.
+    #[arg(long, global = true, value_name = "ADDRESS", default_value = "unix:/run/firstlight/fabric.sock")]
+    connect: String,
+    /// Who we are over TCP: a certificate, PEM.
+    #[arg(long, global = true, value_name = "FILE")]
+    certificate: Option<PathBuf>,
+    /// Its key, PEM.
+    #[arg(long, global = true, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Whose certificate the daemon has to have, PEM.
+    #[arg(long, global = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// Print JSON.
     #[arg(long, global = true)]
     json: bool,
@@ -131,23 +138,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// The daemon, or why it is not to be had.
-async fn connected(args: &Args) -> Result<FabricClient<Channel>, Failure> {
-    let unreachable = |error: &dyn std::error::Error| {
-        let cause = std::iter::successors(Some(error), |error| error.source()).last().map(ToString::to_string);
-        Failure::Unreachable { socket: args.socket.clone(), why: cause.unwrap_or_default() }
-    };
-    let uri = format!("unix://{}", args.socket.display());
-    let endpoint = Endpoint::from_shared(uri).map_err(|error| unreachable(&error))?;
-    let endpoint = endpoint.connect_timeout(Duration::from_secs(args.timeout));
-    // What watches is not to end.
-    let endpoint = match args.command {
-        Command::Watch { .. } => endpoint,
-        _ => endpoint.timeout(Duration::from_secs(args.timeout)),
-    };
-    Ok(FabricClient::new(endpoint.connect().await.map_err(|error| unreachable(&error))?))
-}
-
 /// An identifier that nobody else has, for who gives none.
 fn identified(given: Option<&String>) -> Result<String, Failure> {
     match given {
@@ -159,7 +149,7 @@ fn identified(given: Option<&String>) -> Result<String, Failure> {
 }
 
 async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut client = connected(args).await?;
+    let mut client = connect::connected(args).await?;
     let json = args.json;
     match &args.command {
         Command::List => {

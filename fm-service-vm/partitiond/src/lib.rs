@@ -10,6 +10,7 @@ pub mod actor;
 pub mod engine;
 pub mod fabric;
 pub mod journal;
+pub mod listen;
 mod look;
 pub mod meaning;
 pub mod refused;

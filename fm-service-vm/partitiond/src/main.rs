@@ -1,23 +1,18 @@
 //! `fm-partitiond`: the partition daemon of a service VM.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use firstlight_fabric_api::v1::fabric_server::FabricServer;
 use firstlight_partitiond::fabric::Nvfm;
 use firstlight_partitiond::journal::Journal;
-use firstlight_partitiond::service::Service;
+use firstlight_partitiond::listen::{self, Tls};
 use firstlight_partitiond::{Engine, actor};
 use firstlight_sys::nvfm::Address;
-use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
 
 /// The only door to this machine's NVLink fabric.
 #[derive(Debug, Parser)]
@@ -29,6 +24,18 @@ struct Args {
     /// Where to listen: a Unix socket that root alone may open.
     #[arg(long, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
     listen: PathBuf,
+    /// Listen on this address and port as well, for who has a certificate.
+    #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["certificate", "key", "client_ca"])]
+    listen_tls: Option<SocketAddr>,
+    /// The daemon's certificate there, PEM.
+    #[arg(long, value_name = "FILE", requires = "listen_tls")]
+    certificate: Option<PathBuf>,
+    /// Its key, PEM; nobody else may read it.
+    #[arg(long, value_name = "FILE", requires = "listen_tls")]
+    key: Option<PathBuf>,
+    /// Whose certificates callers have to have, PEM.
+    #[arg(long, value_name = "FILE", requires = "listen_tls")]
+    client_ca: Option<PathBuf>,
     /// Where the fabric manager listens: HOST[:PORT], unix:PATH or vsock:CID:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     fabric_manager: Address,
@@ -44,6 +51,17 @@ struct Args {
     /// How often the fabric is looked at while nobody asks for anything.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     look_every: Duration,
+}
+
+impl Args {
+    /// The port for who has a certificate, if there is to be one.
+    fn tls(&self) -> anyhow::Result<Option<Tls>> {
+        let Some(address) = self.listen_tls else { return Ok(None) };
+        let file =
+            |file: &Option<PathBuf>| file.clone().context("--listen-tls needs --certificate, --key and --client-ca");
+        let (certificate, key, client_ca) = (file(&self.certificate)?, file(&self.key)?, file(&self.client_ca)?);
+        Ok(Some(Tls { address, certificate, key, client_ca }))
+    }
 }
 
 fn address(text: &str) -> Result<Address, String> {
@@ -80,37 +98,33 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    let tls = args.tls()?;
     let opened = Journal::open(&args.journal)?;
     let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
     let engine = actor::start(Engine::new(fabric, opened), args.look_every, args.patience).context("start a thread")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
-        let listener = listen(&args.listen)?;
-        eprintln!(
-            "fm-partitiond: listening on {}, the fabric manager is {}",
-            args.listen.display(),
-            args.fabric_manager
-        );
+        let unix = listen::unix(&args.listen)?;
+        let port = match &tls {
+            Some(tls) => Some(tls.open(&engine).await?),
+            None => None,
+        };
+        let also = tls.map(|tls| format!(" and {}", tls.address)).unwrap_or_default();
+        let (path, manager) = (args.listen.display(), &args.fabric_manager);
+        eprintln!("fm-partitiond: listening on {path}{also}, the fabric manager is {manager}");
+        let on_port = async {
+            match port {
+                Some(port) => listen::serve_tls(port).await,
+                None => std::future::pending().await,
+            }
+        };
         let (mut ended, mut stopped) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         // What is under way goes on in the journal: nothing has to be waited for. Who watches would not leave.
         tokio::select! {
-            served = Server::builder()
-                .add_service(FabricServer::new(Service::new(engine)))
-                .serve_with_incoming(UnixListenerStream::new(listener)) => served.context("serve"),
+            served = listen::serve_unix(unix, &engine) => served.context("serve"),
+            served = on_port => served.context("serve"),
             _ = ended.recv() => Ok(()),
             _ = stopped.recv() => Ok(()),
         }
     })
-}
-
-/// A socket in the place of one that a dead daemon has left; the journal's lock says that it is dead.
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
-    let named = || format!("listen on {}", path.display());
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(named),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).with_context(named)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).with_context(named)?;
-    Ok(listener)
 }

@@ -35,6 +35,8 @@ pub(crate) struct Stand {
     variant: &'static str,
     /// How long it lets callers wait, in seconds.
     pub(crate) patience: &'static str,
+    /// What else it is told.
+    pub(crate) more: Vec<String>,
 }
 
 /// Nothing takes time that a test does not ask for.
@@ -60,7 +62,7 @@ impl Stand {
         home.write(&[], scenario).unwrap();
         let mut fm = home.start(&FAKE_FM, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let mut stand = Self { home, fm, folder, daemon: None, variant, patience };
+        let mut stand = Self { home, fm, folder, daemon: None, variant, patience, more: Vec::new() };
         stand.start_daemon();
         stand
     }
@@ -74,8 +76,15 @@ impl Stand {
     }
 
     pub(crate) fn daemon_command(&self) -> Command {
+        let mut command = self.another_daemon(&self.journal(), &self.socket());
+        command.args(&self.more);
+        command
+    }
+
+    /// One with a journal and a socket of its own.
+    pub(crate) fn another_daemon(&self, journal: &Path, socket: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fm-partitiond"));
-        command.arg("--journal").arg(self.journal()).arg("--listen").arg(self.socket());
+        command.arg("--journal").arg(journal).arg("--listen").arg(socket);
         command.arg("--fabric-manager").arg(format!("unix:{}", self.home.socket().display()));
         command.arg("--libnvfm").arg(&*LIBRARY).env("FAKE_NVFM", self.variant);
         command.args(["--look-every", "0.05", "--connect-timeout", "1", "--patience", self.patience]);
@@ -127,16 +136,24 @@ impl Stand {
         }
     }
 
+    /// The same from elsewhere.
+    pub(crate) fn typed_alone(&self, arguments: &[&str]) -> (String, String, i32) {
+        told(&Command::new(&*FMCTL).args(arguments).output().unwrap())
+    }
+
     /// What an operator types.
     pub(crate) fn fmctl(&self, arguments: &[&str]) -> Output {
-        Command::new(&*FMCTL).arg("--socket").arg(self.socket()).args(arguments).output().unwrap()
+        Command::new(&*FMCTL)
+            .arg("--connect")
+            .arg(format!("unix:{}", self.socket().display()))
+            .args(arguments)
+            .output()
+            .unwrap()
     }
 
     /// What it prints, its complaint, and its exit code.
     pub(crate) fn typed(&self, arguments: &[&str]) -> (String, String, i32) {
-        let output = self.fmctl(arguments);
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (text(output.stdout), text(output.stderr), output.status.code().unwrap())
+        told(&self.fmctl(arguments))
     }
 
     /// What the stand-in says was never to be.
@@ -153,6 +170,11 @@ impl Drop for Stand {
             let _ = daemon.wait();
         }
     }
+}
+
+fn told(output: &Output) -> (String, String, i32) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&output.stdout), text(&output.stderr), output.status.code().unwrap())
 }
 
 pub(crate) fn count(count: u32) -> Option<api::Ask> {

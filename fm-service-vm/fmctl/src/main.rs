@@ -155,6 +155,9 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Command::List => {
             let list = client.list(api::ListRequest {}).await?.into_inner();
             show::list(out, &list, json)?;
+            if !list.trouble.is_empty() {
+                eprintln!("fmctl: that was so {} s ago; since then: {}", list.age_ms / 1000, list.trouble);
+            }
         }
         Command::Status { partition } => {
             let partition = client.get(api::GetRequest { id: *partition }).await?.into_inner();

@@ -125,6 +125,7 @@ fn list(view: &View) -> Result<api::ListResponse, Status> {
         largest_free: free.largest,
         baseboard: view.baseboard().unwrap_or_default().to_owned(),
         age_ms: millis(looked.elapsed()),
+        trouble: view.trouble.clone().unwrap_or_default(),
     })
 }
 

@@ -3,6 +3,7 @@
 mod agent;
 mod boot;
 mod boot_cpu;
+mod fabric;
 mod formats;
 mod images;
 
@@ -44,6 +45,8 @@ enum Bench {
     },
     /// One image in every format, up to a loaded driver.
     Formats,
+    /// The planner and the partition daemon, with a stand-in for the fabric manager.
+    Fabric,
     /// Building an image, beside mmdebstrap and mkfs.erofs.
     Images,
 }
@@ -112,6 +115,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
             Some(figures) => ("agent", figures),
             None => return Ok(ExitCode::SUCCESS),
         },
+        Bench::Fabric => ("fabric", fabric::figures()?),
         Bench::Images => ("images", images::figures(&lab, args.boots.min(5))?),
         Bench::Formats => ("formats", formats::figures(&lab, args.boots)?),
         Bench::Boot => ("boot", boot::figures(&lab, args.boots)?),

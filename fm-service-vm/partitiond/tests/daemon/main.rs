@@ -177,6 +177,12 @@ async fn a_manager_that_dies_and_resumes_keeps_its_tenants() {
     stand.fm.kill().unwrap();
     let health = stand.until("it is gone", |health| !health.fabric_manager).await;
     assert!(health.troubles[0].contains("does not run, or listens elsewhere"), "{health:?}");
+    let (listed, warned, code) = stand.typed(&["list"]);
+    assert!(
+        listed.contains("Active") && warned.contains("s ago; since then: list the partitions: fmConnect"),
+        "{warned}"
+    );
+    assert_eq!(code, 0);
     let error = client.activate(activate("r2", 1, "b")).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error:?}");
     stand.restart_fm(&["--restart"]);

@@ -1,0 +1,69 @@
+//! `cargo xtask bench fabric`: what the planner and the partition daemon take.
+//!
+//! A fabric manager's stand-in takes as long as it is told; what is left of a cycle
+//! is the daemon's own: four records on the disk, two calls and two lists.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use firstlight_fake_fm::home::build_library;
+use firstlight_lab::binaries::{target, workspace};
+
+use super::Figure;
+use crate::cargo::cargo;
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let programs = ["--package", "firstlight-partitiond", "--package", "firstlight-fake-fm", "--bins"];
+    cargo(&[&["build", "--quiet", "--locked", "--release"], &programs[..]].concat())?;
+    cargo(&[
+        "build",
+        "--quiet",
+        "--locked",
+        "--release",
+        "--package",
+        "firstlight-partitiond",
+        "--example",
+        "figures",
+    ])?;
+    let library = build_library("").context("build libnvfm's stand-in")?;
+    let release = target().join("release");
+    let output = Command::new(release.join("examples/figures"))
+        .current_dir(workspace())
+        .args([release.join("fm-partitiond"), release.join("fake-fm"), library])
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("start examples/figures")?;
+    if !output.status.success() {
+        bail!("examples/figures failed with {}", output.status);
+    }
+    let text = String::from_utf8(output.stdout).context("read the figures")?;
+    let values: BTreeMap<&str, f64> = text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+        .collect();
+    let value = |name: &str| values.get(name).copied().with_context(|| format!("examples/figures printed no {name}"));
+    let mut figures = Vec::new();
+    for table in ["h100", "b200", "a100-16"] {
+        let what = format!("a plan on the table of {table}, median of every state");
+        figures.push(Figure::shown(what, "us", value(&format!("plan-median-us-{table}"))?));
+        figures.push(Figure::at_most(
+            "the same, 999 of 1000 at most",
+            "us",
+            value(&format!("plan-worst-us-{table}"))?,
+            50.0,
+        ));
+    }
+    for latency in [0, 200, 5000] {
+        let what = format!("own time of an activation and a deactivation that take {latency} ms each");
+        figures.push(Figure::shown(what, "ms", value(&format!("cycle-own-ms-at-{latency}"))?));
+    }
+    figures.push(Figure::at_most(
+        "a list while an activation hangs, 99 of 100 at most",
+        "ms",
+        value("list-p99-ms")?,
+        20.0,
+    ));
+    Ok(figures)
+}

@@ -219,6 +219,15 @@ impl<F: Fabric> Engine<F> {
         }
     }
 
+    /// What the same request was given, if it has it still. One that comes late must not give it anew.
+    fn activated_before(&self, request: &str, asked: &str) -> Result<Option<Activated>, Refused> {
+        let Some(Change::Activate { partition, gpus, owner }) = self.again(request, asked)? else { return Ok(None) };
+        if self.state.holdings.get(partition).is_some_and(|holding| holding.owner == *owner) {
+            return Ok(Some(Activated { partition: *partition, gpus: *gpus, again: true }));
+        }
+        Err(Refused::Over { request: request.to_owned(), partition: *partition })
+    }
+
     fn unless_lost(&self) -> Result<(), Refused> {
         match &self.state.outage {
             Some(outage) => Err(Refused::Outage { partitions: outage.partitions.clone(), why: outage.why.clone() }),
@@ -249,18 +258,12 @@ impl<F: Fabric> Engine<F> {
         word("request", request)?;
         word("owner", owner)?;
         let asked = format!("activate {ask} for {owner}");
-        let known = |change: &Change| match change {
-            Change::Activate { partition, gpus, .. } => {
-                Some(Activated { partition: *partition, gpus: *gpus, again: true })
-            }
-            Change::Deactivate { .. } => None,
-        };
-        if let Some(activated) = self.again(request, &asked)?.and_then(known) {
+        if let Some(activated) = self.activated_before(request, &asked)? {
             return Ok(activated);
         }
         let choice = self.plan(ask);
         // That may have settled this very request, if it was interrupted.
-        if let Some(activated) = self.again(request, &asked)?.and_then(known) {
+        if let Some(activated) = self.activated_before(request, &asked)? {
             return Ok(activated);
         }
         self.unless_lost()?;

@@ -27,6 +27,16 @@ pub enum Refused {
         /// What it asked for then.
         was: String,
     },
+    /// What it gave is over.
+    #[error(
+        "request {request} activated partition {partition}, which is not active for it any more; who wants one again asks with a new identifier"
+    )]
+    Over {
+        /// The identifier.
+        request: String,
+        /// What it was given.
+        partition: PartitionId,
+    },
     /// The fabric manager has forgotten partitions while tenants had them.
     #[error(
         "the fabric has lost partitions {partitions:?} while tenants had them ({why}); stop those tenants, then reconcile \

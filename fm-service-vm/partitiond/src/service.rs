@@ -41,7 +41,7 @@ fn code(refused: &Refused) -> Code {
         Refused::Word { .. }
         | Refused::Overlap(..)
         | Refused::Plan(Refusal::NoSize { .. } | Refusal::NoSuchSet { .. }) => Code::InvalidArgument,
-        Refused::Request { .. } => Code::AlreadyExists,
+        Refused::Request { .. } | Refused::Over { .. } => Code::AlreadyExists,
         Refused::NoPartition { .. } | Refused::NoGpu { .. } => Code::NotFound,
         Refused::Plan(Refusal::NoneFree { .. } | Refusal::Taken { .. }) => Code::ResourceExhausted,
         Refused::Held { .. } => Code::PermissionDenied,

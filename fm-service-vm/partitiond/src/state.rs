@@ -210,10 +210,6 @@ impl State {
             }
             Change::Deactivate { partition } => {
                 self.holdings.remove(partition);
-                // Who asks for it again, asks for something new.
-                let is_of =
-                    |change: &Change| matches!(change, Change::Activate { partition: of, .. } if of == partition);
-                self.remembered.retain(|one| !is_of(&one.change));
             }
         }
         let Begun { request, asked, change, .. } = begun;
@@ -284,7 +280,8 @@ mod tests {
         done.apply(begun(2, "r2", Change::Deactivate { partition: 3 })).unwrap();
         assert_eq!(done.busy(), gpus(&[1, 3]), "as long as it is not done");
         done.apply(Record::Ended(Ended::Done)).unwrap();
-        assert!(done.busy().is_empty() && done.remembers("r1").is_none() && done.remembers("r2").is_some());
+        assert!(done.busy().is_empty() && done.remembers("r2").is_some());
+        assert!(done.remembers("r1").is_some(), "a request that comes late is known still");
     }
 
     #[test]

@@ -221,8 +221,11 @@ fn a_partition_is_given_kept_and_taken_back() {
     assert!(stand.engine.deactivate("r4", 3, "alice").unwrap(), "the same request again");
     assert!(!stand.engine.deactivate("r5", 3, "alice").unwrap(), "another one finds nothing to do");
     assert_eq!(stand.active(), BTreeSet::from([4]));
-    // The request of before is of no partition any more: it is a new one.
-    assert_eq!(stand.engine.activate("r1", count(1), "carol").unwrap().gpus.count(), 1);
+    // The request of before comes once more, late: nobody is to have a partition that nobody wants.
+    let error = stand.engine.activate("r1", count(2), "alice").unwrap_err().to_string();
+    assert!(error.contains("request r1 activated partition 3, which is not active for it any more"), "{error}");
+    assert_eq!(stand.active(), BTreeSet::from([4]));
+    assert_eq!(stand.engine.activate("r6", count(1), "alice").unwrap().gpus.count(), 1);
 }
 
 #[test]

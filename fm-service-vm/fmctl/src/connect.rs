@@ -33,6 +33,8 @@ pub(crate) async fn connected(args: &Args) -> Result<FabricClient<Channel>, Fail
 }
 
 fn tls(args: &Args) -> Result<ClientTlsConfig, Failure> {
+    // Another one that was chosen before does as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let read = |file: &Option<PathBuf>, option: &'static str| {
         let path: &Path = file.as_deref().ok_or(Failure::Missing { option })?;
         std::fs::read(path).map_err(|source| Failure::File { path: path.to_owned(), source })

@@ -109,6 +109,8 @@ impl Tls {
     }
 
     fn config(&self) -> Result<ServerTlsConfig, Error> {
+        // Another one that was chosen before does as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let mode = fs::metadata(&self.key).map_err(system("read", self.key.display()))?.permissions().mode();
         if mode & 0o077 != 0 {
             return Err(Error::KeyIsOpen { path: self.key.clone(), mode: mode & 0o777 });

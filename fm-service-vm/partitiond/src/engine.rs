@@ -276,7 +276,7 @@ impl<F: Fabric> Engine<F> {
     /// Deactivates a partition of `owner`; whether it was active. Its tenant has to be gone.
     ///
     /// # Errors
-    /// Why not; [`Refused::Unsettled`] says that it will still be done.
+    /// Why not; [`Refused::Unsettled`] says that it is asked for again when FM answers.
     pub fn deactivate(&mut self, request: &str, partition: PartitionId, owner: &str) -> Result<bool, Refused> {
         word("request", request)?;
         word("owner", owner)?;

@@ -1,9 +1,9 @@
 //! How it ends, for people and for scripts.
 
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
+use firstlight_fabric_api::connect;
 use tonic::{Code, Status};
 
 /// `health` has found trouble.
@@ -24,33 +24,14 @@ pub(crate) enum Failure {
         /// The first cause.
         why: String,
     },
-    /// There is no daemon.
-    #[error("cannot reach fm-partitiond on {address}: {why}; does it run, and may you ask it?")]
-    Unreachable {
-        /// Where it should be.
-        address: String,
-        /// The system's answer.
-        why: String,
-    },
-    /// That is no address.
-    #[error("--connect {text}: it is unix:PATH, with a path that begins with /, or https://HOST:PORT")]
-    Address {
-        /// What was given.
-        text: String,
-    },
+    /// There is no daemon, or it does not take us.
+    #[error(transparent)]
+    Connect(#[from] connect::Error),
     /// TCP is for who has a certificate.
     #[error("https:// needs --certificate, --key and --ca; {option} is missing")]
     Missing {
         /// Which.
         option: &'static str,
-    },
-    /// A certificate or key cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
     },
     /// Nothing can be printed, or read of this machine.
     #[error(transparent)]
@@ -83,8 +64,8 @@ impl Failure {
                 Code::DeadlineExceeded | Code::Cancelled => 8,
                 _ => 1,
             },
-            Self::Unreachable { .. } | Self::Broken { .. } => 7,
-            Self::Address { .. } | Self::Missing { .. } | Self::File { .. } => 2,
+            Self::Connect(connect::Error::Unreachable { .. }) | Self::Broken { .. } => 7,
+            Self::Connect(_) | Self::Missing { .. } => 2,
             Self::Output(_) => 1,
         }
     }

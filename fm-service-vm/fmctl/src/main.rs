@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use firstlight_fabric_api::connect::Address;
 use firstlight_fabric_api::v1 as api;
 
 use ask::AskArgs;
@@ -24,9 +25,16 @@ use exit::Failure;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where the daemon is: unix:PATH, or https://HOST:PORT with a certificate.
-    #[arg(long, global = true, value_name = "ADDRESS", default_value = "unix:/run/firstlight/fabric.sock")]
-    connect: String,
+    /// Where the daemon is: unix:PATH in the service VM, vsock:CID[:PORT] on its host (or hvsock:PATH[:PORT], where its monitor
+    /// has its vsock behind a Unix socket), https://HOST:PORT with a certificate.
+    #[arg(
+        long,
+        global = true,
+        value_name = "ADDRESS",
+        env = "FMCTL_CONNECT",
+        default_value = "unix:/run/firstlight/fabric.sock"
+    )]
+    connect: Address,
     /// Who we are over TCP: a certificate, PEM.
     #[arg(long, global = true, value_name = "FILE")]
     certificate: Option<PathBuf>,

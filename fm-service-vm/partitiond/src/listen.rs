@@ -1,4 +1,4 @@
-//! Where the daemon can be asked: a Unix socket, and TCP for who has a certificate.
+//! Where the daemon can be asked: a Unix socket, vsock for the host, and TCP for who has a certificate.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use firstlight_fabric_api::v1::fabric_server::FabricServer;
 use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
 use tonic::transport::server::Router;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
@@ -101,6 +103,37 @@ pub fn unix(path: &Path) -> Result<UnixListener, Error> {
 /// It cannot go on.
 pub async fn serve_unix(listener: UnixListener, engine: &Handle) -> Result<(), tonic::transport::Error> {
     server(engine, None)?.serve_with_incoming(UnixListenerStream::new(listener)).await
+}
+
+/// A port of the machine's vsock.
+///
+/// # Errors
+/// There is no vsock, or the port is taken.
+pub fn vsock(port: u32) -> Result<VsockListener, Error> {
+    VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port)).map_err(system("listen on", format!("vsock port {port}")))
+}
+
+/// Answers the host on that port. Nobody else: a process of this machine that may not open
+/// the Unix socket may not do by vsock what it may not do there.
+///
+/// # Errors
+/// It cannot go on.
+pub async fn serve_vsock(listener: VsockListener, engine: &Handle) -> Result<(), tonic::transport::Error> {
+    server(engine, None)?.serve_with_incoming(hosts(listener)).await
+}
+
+fn hosts(listener: VsockListener) -> impl Stream<Item = io::Result<VsockStream>> {
+    tokio_stream::StreamExt::filter(listener.incoming(), |stream| match stream.as_ref().map(VsockStream::peer_addr) {
+        Ok(Ok(peer)) if peer.cid() != VMADDR_CID_HOST => {
+            eprintln!(
+                "fm-partitiond: hung up on vsock CID {}: only the host, CID {VMADDR_CID_HOST}, may ask",
+                peer.cid()
+            );
+            false
+        }
+        // A peer that is gone already is seen to be.
+        _ => true,
+    })
 }
 
 impl Tls {

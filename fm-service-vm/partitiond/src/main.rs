@@ -24,6 +24,9 @@ struct Args {
     /// Where to listen: a Unix socket that root alone may open.
     #[arg(long, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
     listen: PathBuf,
+    /// Listen on this vsock port as well, for the host of this virtual machine and nobody else.
+    #[arg(long, value_name = "PORT")]
+    listen_vsock: Option<u32>,
     /// Listen on this address and port as well, for who has a certificate.
     #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["certificate", "key", "client_ca"])]
     listen_tls: Option<SocketAddr>,
@@ -105,13 +108,21 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
         let unix = listen::unix(&args.listen)?;
+        let vsock = args.listen_vsock.map(listen::vsock).transpose()?;
         let port = match &tls {
             Some(tls) => Some(tls.open(&engine).await?),
             None => None,
         };
-        let also = tls.map(|tls| format!(" and {}", tls.address)).unwrap_or_default();
-        let (path, manager) = (args.listen.display(), &args.fabric_manager);
-        eprintln!("fm-partitiond: listening on {path}{also}, the fabric manager is {manager}");
+        let mut places = vec![args.listen.display().to_string()];
+        places.extend(args.listen_vsock.map(|port| format!("vsock port {port}")));
+        places.extend(tls.map(|tls| tls.address.to_string()));
+        eprintln!("fm-partitiond: listening on {}, the fabric manager is {}", places.join(", "), args.fabric_manager);
+        let on_vsock = async {
+            match vsock {
+                Some(vsock) => listen::serve_vsock(vsock, &engine).await,
+                None => std::future::pending().await,
+            }
+        };
         let on_port = async {
             match port {
                 Some(port) => listen::serve_tls(port).await,
@@ -122,6 +133,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         // What is under way goes on in the journal: nothing has to be waited for. Who watches would not leave.
         tokio::select! {
             served = listen::serve_unix(unix, &engine) => served.context("serve"),
+            served = on_vsock => served.context("serve"),
             served = on_port => served.context("serve"),
             _ = ended.recv() => Ok(()),
             _ = stopped.recv() => Ok(()),

@@ -87,7 +87,7 @@ impl Stand {
         command.arg("--journal").arg(journal).arg("--listen").arg(socket);
         command.arg("--fabric-manager").arg(format!("unix:{}", self.home.socket().display()));
         command.arg("--libnvfm").arg(&*LIBRARY).env("FAKE_NVFM", self.variant);
-        command.args(["--look-every", "0.05", "--connect-timeout", "1", "--patience", self.patience]);
+        command.args(["--look-every", "0.05", "--connect-timeout", "10", "--patience", self.patience]);
         command
     }
 

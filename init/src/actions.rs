@@ -16,6 +16,7 @@ use crate::nodes::{self, Minor, Mknod, NodesError};
 use crate::params::Params;
 use crate::places;
 use crate::root::{Root, leave_first_root};
+use crate::state_disk;
 use crate::sysctls;
 use crate::units::Action;
 use crate::{cdi, confidential};
@@ -155,6 +156,7 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
         Action::ContainerModules => plain(container_modules(inputs)),
         Action::PciScan => pci_scan(inputs),
         Action::Mode => decide(inputs),
+        Action::State => plain(state_disk::mount(&inputs.root)),
         Action::NvidiaModules => nvidia_modules(inputs),
         Action::Nodes => make_nodes(inputs),
         Action::Cdi => judge_cdi(inputs),
@@ -179,6 +181,9 @@ pub fn at_once(action: Action, inputs: &Inputs) -> Option<Report> {
         Action::Vsock if inputs.root.path(VSOCK_DRIVER).exists() => Some(plain(Ok("the kernel has it".to_owned()))),
         Action::Extensions => extensions::needless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
         Action::ExtensionDisks => extensions::diskless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
+        Action::State if !inputs.decision.as_ref().is_some_and(Decision::is_service) => {
+            Some((End::NotNeeded("only a service VM keeps anything".to_owned()), Product::Nothing))
+        }
         Action::ContainerModules if !Modules::any(&inputs.root, &inputs.release) => {
             Some((End::NotNeeded("this image has no modules".to_owned()), Product::Nothing))
         }

@@ -186,6 +186,12 @@ pub fn decide(functions: &[Function], choice: ModeChoice) -> Decision {
 }
 
 impl Decision {
+    /// Whether this is a service VM: it shares a fabric out among other guests.
+    #[must_use]
+    pub fn is_service(&self) -> bool {
+        self.fabric.is_some_and(|fabric| fabric.shared)
+    }
+
     /// With what says that this is a guest under confidential computing, where GPUs are attached.
     #[must_use]
     pub fn in_confidence(mut self, why: Option<String>) -> Self {

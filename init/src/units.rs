@@ -28,6 +28,8 @@ pub enum Action {
     PciScan,
     /// What kind of guest this is.
     Mode,
+    /// What a service VM keeps.
+    State,
     /// The GPU driver.
     NvidiaModules,
     /// Its device nodes.
@@ -207,6 +209,19 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         hint: "this unit only computes: the guest has no processor time",
     },
     UnitSpec {
+        name: "state",
+        per: None,
+        needs: &["mode"],
+        // The disk's driver and its file system.
+        after: &["modules"],
+        deadline: seconds(30),
+        severity: Degraded,
+        action: Action::State,
+        about: "in a service VM, mounts the disk with the serial number firstlight-state at /var/lib/firstlight; memory where \
+                there is none",
+        hint: "the disk does not answer: look in the kernel log, and at the host's file behind it",
+    },
+    UnitSpec {
         name: "modules-nvidia",
         per: None,
         needs: &["mode"],
@@ -353,6 +368,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
     daemon(3),
     daemon(4),
     daemon(5),
+    daemon(6),
     UnitSpec {
         name: "boot-done",
         per: None,

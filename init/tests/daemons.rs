@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use firstlight_boot_record::Severity;
 use firstlight_init::clock::now_us;
 use firstlight_init::daemons::daemon::{Daemon, Report};
-use firstlight_init::daemons::table::{Account, DaemonSpec, Ready, Wanted, Wish};
+use firstlight_init::daemons::table::{Account, Arg, DaemonSpec, Ready, Wanted, Wish};
+use firstlight_init::mode::{Fabric, Generation};
 use firstlight_init::root::Root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, test_kill_process, wait};
@@ -56,7 +57,7 @@ impl Place {
         let spec = Box::leak(Box::new(DaemonSpec {
             name: "stand-in",
             programs: &["/usr/bin/stand-in"],
-            arguments: &[],
+            arguments: &[Arg::Again("--restart", "/run/own/state")],
             account: Account::Root,
             wanted: Wanted::Parameter("firstlight.stand-in", |_| true),
             needs: &[],
@@ -278,6 +279,37 @@ fn helpers_of_a_dead_daemon_go_with_it_before_the_next_one_starts() {
     let left: Vec<_> = place.processes().iter().map(helpers).filter(|name| name.trim() == "sleep").collect();
     assert!(left.len() <= 2, "one helper and one pause of the second, none of the first: {left:?}");
     assert!(run.events("daemon-exited")[0].starts_with("exit status 3"));
+    run.stop();
+}
+
+#[test]
+fn one_that_cannot_go_on_where_it_was_begins_anew_and_is_not_given_up() {
+    let place = Place::make();
+    let fabric = Some(Fabric { generation: Generation::NvLink4, shared: true });
+    // The first serves and dies, the next two cannot use its state, the fourth is told nothing of it.
+    let script = "echo \"start: $*\"; echo x >> $ROOT/run/own/state\n\
+                  n=$(wc -l < $ROOT/run/own/state)\n\
+                  if [ \"$1\" = --restart ]; then exit 3; fi\n\
+                  echo listening > $ROOT/run/own/listening\nsleep 0.2\n[ $n -gt 3 ] && exec sleep 1000\nexit 1\n";
+    let mut run = place.daemon(Ready::Unix("/run/own/socket"), Duration::from_secs(30), script);
+    run.daemon = Daemon::new(run.daemon.spec(), Wish { fabric }, &Root::at(place.folder.path()), &place.groups);
+    let mut run = run.start();
+    // It serves when somebody listens where it says.
+    let socket = place.folder.path().join("run/own/socket");
+    let listening = place.folder.path().join("run/own/listening");
+    let mut listeners = Vec::new();
+    let begin = Instant::now();
+    while run.events("daemon-anew").is_empty() || !run.daemon.is_ready() {
+        run.turn();
+        if fs::remove_file(&listening).is_ok() {
+            let _ = fs::remove_file(&socket);
+            listeners.push(UnixListener::bind(&socket).unwrap());
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60) && !run.daemon.is_over(), "{:#?}", run.reports);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(run.lines(), ["start:", "start: --restart", "start: --restart", "start:"]);
+    assert!(run.events("daemon-anew")[0].contains("takes the fabric from tenants"), "{:?}", run.reports);
     run.stop();
 }
 

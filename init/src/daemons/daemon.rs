@@ -22,6 +22,13 @@ use crate::root::Root;
 /// takes it from the group a moment before it tells the parent.
 const STATUS_US: u64 = 500_000;
 
+/// One that was told to go on where the last one was, and ended within this time, has not done so, µs. The fabric manager
+/// waits 60 s for somebody who tells it what is active.
+const IN_VAIN_US: u64 = 75_000_000;
+
+/// So many of these in a row, and the next one begins anew.
+const MOST_IN_VAIN: usize = 2;
+
 /// What the supervisor has to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
@@ -72,6 +79,10 @@ pub struct Daemon {
     /// Whether its first start was told to be late, or has ended well.
     told: bool,
     starts: usize,
+    /// Whether the last start was to go on where the one before was.
+    goes_on: bool,
+    /// How many of these in a row did not.
+    in_vain: usize,
     first_us: u64,
     last_words: String,
     reports: Vec<Report>,
@@ -101,6 +112,8 @@ impl Daemon {
             served: false,
             told: false,
             starts: 0,
+            goes_on: false,
+            in_vain: 0,
             first_us: 0,
             last_words: String::new(),
             reports: Vec::new(),
@@ -317,10 +330,21 @@ impl Daemon {
         self.starts += 1;
         (self.end, self.cause) = (None, None);
         self.last_words.clear();
-        let launched = launch::prepare(self.spec, &self.root, self.wish, self.served)
+        let anew = self.in_vain >= MOST_IN_VAIN;
+        if anew {
+            let text = format!(
+                "the last {MOST_IN_VAIN} were told to go on where the one before was, and ended within {} s: this one begins anew, \
+                 which takes the fabric from tenants that have it",
+                IN_VAIN_US / 1_000_000
+            );
+            self.reports.push(Report::Event("daemon-anew", text));
+            self.in_vain = 0;
+        }
+        let launched = launch::prepare(self.spec, &self.root, self.wish, self.served && !anew)
             .and_then(|launch| self.run(now, &launch).map(|pid| (launch, pid)));
         match launched {
             Ok((launch, pid)) => {
+                self.goes_on = launch.again;
                 if let Some(text) = launch.warning.filter(|_| self.starts == 1) {
                     self.reports.push(Report::Event("daemon-as-root", text));
                 }
@@ -390,10 +414,14 @@ impl Daemon {
         }
         self.reports.push(Report::Ready(text));
         (self.served, self.told) = (true, true);
+        if self.wish.is_service() {
+            self.life.keep();
+        }
     }
 
     fn ended(&mut self, now: u64, lived: u64, served: bool, next: Decision) {
         self.let_go();
+        self.in_vain = if std::mem::take(&mut self.goes_on) && lived < IN_VAIN_US { self.in_vain + 1 } else { 0 };
         let end =
             self.cause.take().or_else(|| self.end.take()).unwrap_or_else(|| "ended, its status unknown".to_owned());
         self.failure.clone_from(&end);
@@ -401,6 +429,10 @@ impl Daemon {
         let text = format!("{end} after {} ms{state}{}", ms(lived), self.words());
         self.reports.push(Report::Event("daemon-exited", text));
         match next {
+            Decision::Again { pause, number } if number > MOST => {
+                let text = format!("tenants depend on it, so it is not given up: again after a pause of {pause:?}");
+                self.reports.push(Report::Event("daemon-restart", text));
+            }
             Decision::Again { pause, number } => {
                 let text = format!("number {number} of at most {MOST}, after a pause of {pause:?}");
                 self.reports.push(Report::Event("daemon-restart", text));

@@ -36,6 +36,8 @@ pub struct Launch {
     pub program: CString,
     /// Its arguments, its own name first.
     pub arguments: Vec<CString>,
+    /// Whether it is told to go on where the last one was: [`Arg::Again`].
+    pub again: bool,
     /// Whom it is started as, if not as root.
     pub user: Option<User>,
     /// That it runs as root although it need not, and why.
@@ -62,7 +64,7 @@ pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
 }
 
 /// Prepares a start: the daemon's folder, its configuration, its command line.
-/// `again` is whether it has served before.
+/// `again` is whether it may go on where the last one was.
 ///
 /// # Errors
 /// What is missing, and what to do about it.
@@ -85,6 +87,7 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
     let command = places::command(root, &program);
     // Without a loader before it, a program's own name is the plain path.
     let mut arguments = if command.len() > 1 { command.clone() } else { vec![program] };
+    let mut goes_on = false;
     for arg in spec.arguments {
         match *arg {
             Arg::Word(word) => arguments.push(word.to_owned()),
@@ -104,6 +107,7 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
             Arg::Again(word, file) => {
                 if again && wish.is_service() && root.path(file).is_file() {
                     arguments.push(word.to_owned());
+                    goes_on = true;
                 }
             }
         }
@@ -112,6 +116,7 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
     Ok(Launch {
         program: word(command.first().map_or("", String::as_str))?,
         arguments: arguments.iter().map(|text| word(text)).collect::<Result<_, _>>()?,
+        again: goes_on,
         user: account.filter(|_| matches!(spec.account, Account::User(_))),
         warning,
     })
@@ -142,7 +147,7 @@ fn forget(spec: &DaemonSpec, root: &Root, wish: Wish) {
 pub fn reason(spec: &DaemonSpec) -> String {
     match spec.wanted {
         Wanted::Parameter(name, _) => format!("{name}=on"),
-        Wanted::Fabric | Wanted::Fabric5 => "the guest's mode".to_owned(),
+        Wanted::Fabric | Wanted::Fabric5 | Wanted::Service => "the guest's mode".to_owned(),
     }
 }
 
@@ -209,7 +214,8 @@ mod tests {
         let plain = prepare(spec, &root, wish(true), true).unwrap();
         assert_eq!(plain, first, "without a state there is nothing to go on with");
         fs::write(root.path("/run/nvidia-fabricmanager/fabricmanager.state"), "").unwrap();
-        assert_eq!(words(&prepare(spec, &root, wish(true), true).unwrap()).last(), Some(&"--restart"));
+        let goes_on = prepare(spec, &root, wish(true), true).unwrap();
+        assert_eq!((words(&goes_on).last(), goes_on.again, first.again), (Some(&"--restart"), true, false));
         assert_eq!(prepare(spec, &root, wish(false), true).unwrap(), first);
     }
 

@@ -7,10 +7,13 @@
 
 use std::time::Duration;
 
-use crate::restart::{Decision, Restarts};
+use crate::restart::{Decision, MOST, Restarts};
 
 /// How long a daemon may take to end once it was asked to, µs.
 pub const GRACE_US: u64 = 5_000_000;
+
+/// The pause of one that would be given up and is kept.
+pub const KEPT_PAUSE: Duration = Duration::from_secs(30);
 
 /// How long killed processes may take to be gone, µs. Longer takes only one that the kernel holds.
 pub const REAP_US: u64 = 2_000_000;
@@ -94,6 +97,8 @@ pub struct Life {
     phase: Phase,
     deadline_us: u64,
     restarts: Restarts,
+    /// It is never given up.
+    kept: bool,
 }
 
 impl Life {
@@ -101,7 +106,12 @@ impl Life {
     #[must_use]
     pub fn new(deadline: Duration) -> Self {
         let deadline_us = u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX);
-        Self { phase: Phase::New, deadline_us, restarts: Restarts::default() }
+        Self { phase: Phase::New, deadline_us, restarts: Restarts::default(), kept: false }
+    }
+
+    /// From now on it is never given up: others depend on what it has made, and would lose that with the machine.
+    pub fn keep(&mut self) {
+        self.kept = true;
     }
 
     /// Whether it is between its start and [`Event::Ready`].
@@ -183,7 +193,11 @@ impl Life {
 
     fn ended(&mut self, now: u64, since: u64, served: bool) -> (Phase, Vec<Effect>) {
         // One that never serves would otherwise be started for ever, if only its ends are far enough apart.
-        let next = if served { self.restarts.step(now) } else { self.restarts.step_unserved(now) };
+        let next = if served || self.kept { self.restarts.step(now) } else { self.restarts.step_unserved(now) };
+        let next = match next {
+            Decision::GiveUp if self.kept => Decision::Again { pause: KEPT_PAUSE, number: MOST + 1 },
+            next => next,
+        };
         let phase = match next {
             Decision::Again { pause, .. } => {
                 let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);

@@ -102,6 +102,8 @@ pub enum Wanted {
     Fabric,
     /// A guest that manages one of the generation whose switches are behind InfiniBand bridges.
     Fabric5,
+    /// A service VM, which shares a fabric out among other guests.
+    Service,
 }
 
 /// How a daemon is known to serve. Never by what it writes.
@@ -152,6 +154,8 @@ impl DaemonSpec {
             (Wanted::Parameter(_, on), _) if on(params) => None,
             (Wanted::Parameter(name, _), _) => Some(format!("{name}=off")),
             (Wanted::Fabric, Some(_)) | (Wanted::Fabric5, Some(Fabric { generation: Generation::NvLink5, .. })) => None,
+            (Wanted::Service, _) if wish.is_service() => None,
+            (Wanted::Service, _) => Some("this is no service VM".to_owned()),
             (Wanted::Fabric, None) | (Wanted::Fabric5, _) => Some("this guest manages no such fabric".to_owned()),
         }
     }
@@ -286,6 +290,35 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "check that driver, fabric manager and libraries in the image are of one version and that the guest has all NVSwitches",
     },
     DaemonSpec {
+        name: "partitiond",
+        programs: &["/usr/bin/fm-partitiond"],
+        arguments: &[
+            Arg::Word("--fabric-manager"),
+            Arg::Word("unix:/run/nvidia-fabricmanager/socket"),
+            // The host's way to it.
+            Arg::Word("--listen-vsock"),
+            Arg::Word("1030"),
+            Arg::Word("--init"),
+            Arg::Word("/run/firstlight/control.sock"),
+        ],
+        account: Account::Root,
+        wanted: Wanted::Service,
+        needs: &["mode", "state"],
+        // It answers as well while there is no fabric manager, and says so.
+        after: &["syslog", "vsock", "fabricmanager"],
+        // Its socket is beside PID 1's own.
+        folder: Some(("/run/firstlight", 0o700)),
+        config: None,
+        log: None,
+        ready: Ready::Unix("/run/firstlight/fabric.sock"),
+        deadline: seconds(30),
+        // Without it nobody gets a partition, but who has one keeps it: that is no reason to end.
+        severity: Severity::Degraded,
+        service: None,
+        about: "the only door to the fabric of a service VM: activates partitions, and remembers whose they are (fmctl)",
+        hint: "look at its lines, and at /var/lib/firstlight, where its journal is; libnvfm.so.1 has to be in the image",
+    },
+    DaemonSpec {
         name: "imex",
         programs: &["/usr/bin/nvidia-imex"],
         arguments: &[Arg::Word("-c"), Arg::Word("/run/imex.cfg")],
@@ -384,6 +417,7 @@ pub fn print() -> String {
             Wanted::Parameter(name, _) => format!("`{name}=on`"),
             Wanted::Fabric => "modes with a fabric".to_owned(),
             Wanted::Fabric5 => "modes with an NVLink 5 fabric".to_owned(),
+            Wanted::Service => "modes of a service VM".to_owned(),
         };
         let mut ready = serves(spec.ready);
         if let Some(service) = spec.service.as_ref().filter(|service| service.ready != spec.ready) {
@@ -417,7 +451,8 @@ mod tests {
         let none = Params::default();
         assert!(wanted(&none, Wish::default()).is_empty());
         assert_eq!(wanted(&none, wish(Generation::NvLink4, false)), ["fabricmanager"]);
-        assert_eq!(wanted(&none, wish(Generation::NvLink5, true)), ["nvlsm", "fabricmanager"]);
+        assert_eq!(wanted(&none, wish(Generation::NvLink5, true)), ["nvlsm", "fabricmanager", "partitiond"]);
+        assert_eq!(wanted(&none, wish(Generation::NvLink4, true)), ["fabricmanager", "partitiond"]);
         let dcgm = Params { dcgm: true, ..Params::default() };
         assert_eq!(wanted(&dcgm, Wish::default()), ["hostengine", "dcgm-exporter"]);
         let rest = Params { imex: true, persistenced: true, ..Params::default() };

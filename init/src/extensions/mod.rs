@@ -2,13 +2,12 @@
 //! composable images. A guest without a driver and a disk with one are a guest
 //! with a driver.
 //!
-//! * [`asked`]: what the kernel command line asks for; [`disks`]: what is plugged in;
+//! * [`asked`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in;
 //!   [`unit`]: what the boot plan's units do
 //! * here: from one to the other. Nothing is mounted that was not checked, and
 //!   nothing that does not fit is passed over.
 
 pub mod asked;
-pub mod disks;
 pub mod unit;
 
 use std::fs;
@@ -20,8 +19,8 @@ use firstlight_verity::extension;
 use rustix::mount::{MountFlags, mount};
 
 use self::asked::{Asked, Wanted};
-use self::disks::Disk;
 use crate::clock::now_us;
+use crate::disks::{self, Disk};
 use crate::root::Root;
 use crate::verified::{self, Verity};
 

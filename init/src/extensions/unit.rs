@@ -1,7 +1,8 @@
 //! What the units `extensions` and `extension-disks` do.
 
-use super::{disks, mount_all, strangers};
+use super::{mount_all, strangers};
 use crate::actions::{Inputs, TRANSPORT_MODULES, load};
+use crate::disks;
 use crate::modules::{Modules, Outcome, Turn};
 
 /// What an extension is read through.

@@ -44,6 +44,27 @@ fn one_that_dies_at_once_is_given_up_after_the_last_restart() {
 }
 
 #[test]
+fn one_that_others_depend_on_is_never_given_up() {
+    let mut life = Life::new(DEADLINE);
+    let mut now = 0;
+    life.step(now, Event::Start);
+    life.step(now, Event::Ready);
+    life.keep();
+    for turn in 1..100 {
+        let served = turn % 3 == 0;
+        let (_, _, next) = ended(&life.step(now, Event::Gone));
+        let Decision::Again { pause, number } = next else { panic!("given up at turn {turn}") };
+        assert!(number <= MOST + 1 && (number <= MOST || pause == KEPT_PAUSE), "{next:?}");
+        now = life.next_deadline().unwrap();
+        assert_eq!(life.step(now, Event::Clock), [Effect::Launch]);
+        if served {
+            life.step(now, Event::Ready);
+        }
+    }
+    assert!(now > 60_000_000, "not in a hurry: {now} us for 100 starts");
+}
+
+#[test]
 fn one_that_hangs_is_killed_and_given_up_even_if_its_ends_are_far_apart() {
     let mut life = Life::new(Duration::from_secs(120));
     let mut launches = life.step(0, Event::Start).len();

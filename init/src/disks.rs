@@ -60,6 +60,13 @@ pub fn extensions(root: &Root) -> Vec<Disk> {
     all(root).into_iter().filter_map(of).collect()
 }
 
+/// The nodes of disks with exactly this serial number.
+#[must_use]
+pub fn with_serial(root: &Root, serial: &str) -> Vec<String> {
+    let is = |name: &String| text(&root.path(BLOCK).join(name).join("serial")).is_some_and(|it| it == serial);
+    all(root).into_iter().filter(is).map(|name| format!("/dev/{name}")).collect()
+}
+
 /// The node of a disk's partition.
 #[must_use]
 pub fn partition(root: &Root, disk: &str, number: u32) -> Option<String> {
@@ -96,6 +103,8 @@ mod tests {
         assert_eq!(extensions(&root), [disk("vdb", "gpu"), disk("vdc", "\u{fffd}")]);
         assert_eq!(partition(&root, "vdb", 2).as_deref(), Some("/dev/vdb2"));
         assert_eq!((partition(&root, "vdb", 3), partition(&root, "vda", 1)), (None, None));
+        assert_eq!(with_serial(&root, "some-disk"), ["/dev/vda"]);
+        assert!(with_serial(&root, "some").is_empty());
         assert_eq!(all(&root), ["sda", "vda", "vdb", "vdc", "vdd"]);
     }
 }

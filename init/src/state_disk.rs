@@ -1,0 +1,119 @@
+//! What a service VM keeps when it is started again: a disk of its own, which the
+//! host makes (`firstlight service-vm define`), with an ext4 file system.
+//!
+//! Tenants lose the fabric when this machine is gone, whatever is on the disk. It
+//! has what nobody else knows then: who had which partition, and which GPUs were
+//! not to be given to anybody.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount as mount_there};
+
+use crate::disks;
+use crate::root::Root;
+
+/// The disk's serial number.
+pub const SERIAL: &str = "firstlight-state";
+
+/// Where it is mounted.
+pub const FOLDER: &str = "/var/lib/firstlight";
+
+/// Why there is nothing to keep things on.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("disks {0} all have the serial number {SERIAL}; have the host plug in one")]
+    Several(String),
+    #[error("{FOLDER}: {0}; add the folder to the image")]
+    Folder(std::io::Error),
+    #[error("cannot mount {disk} on {FOLDER}: {error}{hint}")]
+    Mount { disk: String, error: Errno, hint: &'static str },
+}
+
+fn hint(error: Errno) -> &'static str {
+    match error {
+        Errno::NODEV => "; the kernel lacks ext4: add the module to the image",
+        Errno::INVAL | Errno::UCLEAN | Errno::IO => {
+            "; it is no ext4, or is damaged: have the host check its file by e2fsck, or keep a copy and let it be made anew"
+        }
+        _ => "",
+    }
+}
+
+/// The disk, if there is one.
+fn find(root: &Root) -> Result<Option<String>, Error> {
+    let mut found = disks::with_serial(root, SERIAL);
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        _ => Err(Error::Several(found.join(", "))),
+    }
+}
+
+fn mounted(root: &Root) -> Result<String, Error> {
+    let disk = find(root)?;
+    let there = root.path(FOLDER);
+    // The root may be read-only, and have it.
+    if !Path::new(&there).is_dir() {
+        fs::create_dir_all(&there).map_err(Error::Folder)?;
+    }
+    let flags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+    let (kind, data) = match disk {
+        // What cannot be written to any more says so to who writes.
+        Some(_) => (c"ext4", c"errors=remount-ro"),
+        None => (c"tmpfs", c"mode=0700,size=16m"),
+    };
+    let source = disk.as_deref().unwrap_or("tmpfs");
+    match mount_there(source, &there, kind, flags, Some(data)) {
+        Ok(()) | Err(Errno::BUSY) => {}
+        Err(error) => return Err(Error::Mount { disk: source.to_owned(), error, hint: hint(error) }),
+    }
+    Ok(match disk {
+        Some(disk) => format!("{disk} at {FOLDER}"),
+        None => format!(
+            "no disk has the serial number {SERIAL}: when this machine ends it is forgotten who had which partition; have the \
+             host plug one in (ext4, virtio-blk)"
+        ),
+    })
+}
+
+/// Mounts the disk, or memory if there is none.
+///
+/// # Errors
+/// There are several, or it has no file system that can be mounted.
+pub fn mount(root: &Root) -> Result<String, String> {
+    mounted(root).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant(root: &Root, disk: &str, serial: &str) {
+        let path = root.path(&format!("/sys/block/{disk}/serial"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, serial).unwrap();
+    }
+
+    #[test]
+    fn one_disk_is_it_two_are_named_and_another_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(find(&root).unwrap(), None);
+        plant(&root, "vda", "extension-gpu");
+        plant(&root, "vdb", "firstlight-state-2");
+        assert_eq!(find(&root).unwrap(), None);
+        plant(&root, "vdc", SERIAL);
+        assert_eq!(find(&root).unwrap().as_deref(), Some("/dev/vdc"));
+        plant(&root, "vdd", SERIAL);
+        let error = mount(&root).unwrap_err();
+        assert!(error.contains("disks /dev/vdc, /dev/vdd all have"), "{error}");
+        assert!(!root.path(FOLDER).exists(), "nothing is made in vain");
+    }
+
+    #[test]
+    fn what_cannot_be_mounted_says_what_to_do() {
+        assert!(hint(Errno::INVAL).contains("e2fsck") && hint(Errno::NODEV).contains("ext4"));
+        assert_eq!(hint(Errno::PERM), "");
+    }
+}

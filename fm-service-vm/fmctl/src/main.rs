@@ -78,6 +78,9 @@ enum Command {
         /// The same id again is the same request: give one to what may be sent again.
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
+        /// The version of the driver in that machine's image: it has to be the fabric manager's.
+        #[arg(long, value_name = "VERSION", default_value = "")]
+        guest_driver: String,
     },
     /// Deactivate a partition, when its virtual machine is gone.
     Deactivate {
@@ -110,10 +113,10 @@ enum Command {
         #[arg(long)]
         reason: String,
     },
-    /// Let it be given again.
+    /// Let a GPU be given again, or rely again on a switch that had a fatal error.
     Release {
-        /// Its module id.
-        gpu: u32,
+        /// A GPU's module id, or a switch's PCI address as health names it.
+        what: String,
     },
     /// Whether all is well, and if not what to do.
     Health,
@@ -175,10 +178,13 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             let plan = client.plan(api::PlanRequest { ask: Some(ask.ask()) }).await?.into_inner();
             show::plan(out, &plan, json)?;
         }
-        Command::Activate { ask, owner, request_id } => {
+        Command::Activate { ask, owner, request_id, guest_driver } => {
             let request_id = identified(request_id.as_ref())?;
-            let request = api::ActivateRequest { request_id, ask: Some(ask.ask()), owner: owner.clone() };
-            show::activated(out, &client.activate(request).await?.into_inner(), json)?;
+            let (ask, owner, guest_driver) = (Some(ask.ask()), owner.clone(), guest_driver.clone());
+            let request = api::ActivateRequest { request_id, ask, owner, guest_driver };
+            let activated = client.activate(request).await?.into_inner();
+            show::activated(out, &activated, json)?;
+            activated.warnings.iter().for_each(|warning| eprintln!("fmctl: {warning}"));
         }
         Command::Deactivate { partition, owner, request_id } => {
             let request_id = identified(request_id.as_ref())?;
@@ -194,11 +200,16 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             client.quarantine(api::QuarantineRequest { gpu: *gpu, reason: reason.clone() }).await?;
             show::line(out, json, "quarantined", &format!("GPU {gpu} is in quarantine"))?;
         }
-        Command::Release { gpu } => {
-            let was = client.release(api::ReleaseRequest { gpu: *gpu }).await?.into_inner().was_quarantined;
+        Command::Release { what } => {
+            use api::release_request::What;
+            let (of, name) = match what.parse() {
+                Ok(gpu) => (What::Gpu(gpu), format!("GPU {gpu}")),
+                Err(_) => (What::Switch(what.to_ascii_lowercase()), format!("NVSwitch {what}")),
+            };
+            let was = client.release(api::ReleaseRequest { what: Some(of) }).await?.into_inner().was_quarantined;
             let (word, text) = match was {
-                true => ("released", format!("GPU {gpu} can be given again")),
-                false => ("unchanged", format!("GPU {gpu} was not in quarantine")),
+                true => ("released", format!("{name} can be given again")),
+                false => ("unchanged", format!("{name} was not in quarantine")),
             };
             show::line(out, json, word, &text)?;
         }

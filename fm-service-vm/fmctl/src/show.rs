@@ -159,6 +159,14 @@ pub(crate) fn health(out: &mut dyn Write, health: &api::HealthResponse, json: bo
         writeln!(out, "All is well")?;
     }
     health.troubles.iter().try_for_each(|trouble| writeln!(out, "* {trouble}"))?;
+    health.notes.iter().try_for_each(|note| writeln!(out, "- {note}"))?;
+    let known = |what: &str, version: &str| match version {
+        "" => format!("{what} unknown"),
+        version => format!("{what} {version}"),
+    };
+    let (manager, driver) = (&health.fabric_manager_version, &health.driver_version);
+    let versions = [known("fm-partitiond", &health.version), known("fabric manager", manager), known("driver", driver)];
+    writeln!(out, "Versions: {}", versions.join(", "))?;
     if health.under_way_ms > 0 {
         writeln!(out, "A change is under way for {} ms", health.under_way_ms)?;
     }

@@ -126,7 +126,10 @@ impl Stand {
             let begun = Instant::now();
             let (request_id, owner) = (format!("a{cycle}"), "t".to_owned());
             let ask = Some(api::Ask { what: Some(api::ask::What::Count(1 << (cycle % 4))) });
-            let given = client.activate(api::ActivateRequest { request_id, ask, owner: owner.clone() }).await.unwrap();
+            let given = client
+                .activate(api::ActivateRequest { request_id, ask, owner: owner.clone(), ..Default::default() })
+                .await
+                .unwrap();
             let partition = given.into_inner().partition;
             let request_id = format!("d{cycle}");
             client.deactivate(api::DeactivateRequest { request_id, partition, owner }).await.unwrap();
@@ -143,7 +146,7 @@ impl Stand {
         let hanging = tokio::spawn(async move {
             let ask = Some(api::Ask { what: Some(api::ask::What::Count(2)) });
             let (request_id, owner) = ("r".to_owned(), "t".to_owned());
-            other.activate(api::ActivateRequest { request_id, ask, owner }).await
+            other.activate(api::ActivateRequest { request_id, ask, owner, ..Default::default() }).await
         });
         while client.health(api::HealthRequest {}).await.unwrap().into_inner().under_way_ms == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -14,7 +14,9 @@ use tokio::sync::{oneshot, watch};
 
 use crate::engine::{Activated, Ask, Engine};
 use crate::fabric::Fabric;
+use crate::fault::Fault;
 use crate::look::Step;
+use crate::manager::News;
 use crate::refused::Refused;
 use crate::view::View;
 
@@ -26,11 +28,44 @@ type Answer<T> = oneshot::Sender<Result<T, Refused>>;
 /// What the engine can be asked for.
 enum Command {
     Plan(Ask, Answer<Choice>),
-    Activate { request: String, ask: Ask, owner: String, answer: Answer<Activated> },
-    Deactivate { request: String, partition: PartitionId, owner: String, answer: Answer<bool> },
-    Reconcile { request: String, wanted: Wanted, dry_run: bool, answer: Answer<Vec<Step>> },
-    Quarantine { gpu: u32, reason: String, answer: Answer<()> },
-    Release { gpu: u32, answer: Answer<bool> },
+    Activate {
+        request: String,
+        ask: Ask,
+        owner: String,
+        answer: Answer<Activated>,
+    },
+    Deactivate {
+        request: String,
+        partition: PartitionId,
+        owner: String,
+        answer: Answer<bool>,
+    },
+    Reconcile {
+        request: String,
+        wanted: Wanted,
+        dry_run: bool,
+        answer: Answer<Vec<Step>>,
+    },
+    Quarantine {
+        gpu: u32,
+        reason: String,
+        answer: Answer<()>,
+    },
+    Release {
+        gpu: u32,
+        answer: Answer<bool>,
+    },
+    Mended {
+        switch: String,
+        answer: Answer<()>,
+    },
+    /// Nobody waits for these.
+    Heard {
+        boot: String,
+        number: u64,
+        fault: Fault,
+    },
+    Manager(News),
 }
 
 impl Command {
@@ -41,7 +76,8 @@ impl Command {
             Self::Activate { answer, .. } => answer.is_closed(),
             Self::Deactivate { answer, .. } | Self::Release { answer, .. } => answer.is_closed(),
             Self::Reconcile { answer, .. } => answer.is_closed(),
-            Self::Quarantine { answer, .. } => answer.is_closed(),
+            Self::Quarantine { answer, .. } | Self::Mended { answer, .. } => answer.is_closed(),
+            Self::Heard { .. } | Self::Manager(_) => false,
         }
     }
 
@@ -57,6 +93,8 @@ impl Command {
             Self::Reconcile { request, wanted, answer, .. } => given(answer, engine.reconcile(&request, &wanted)),
             Self::Quarantine { gpu, reason, answer } => given(answer, engine.quarantine(gpu, &reason)),
             Self::Release { gpu, answer } => given(answer, engine.release(gpu)),
+            Self::Mended { switch, answer } => given(answer, engine.mended(&switch)),
+            Self::Heard { .. } | Self::Manager(_) => Box::new(|| ()),
         }
     }
 }
@@ -124,6 +162,19 @@ fn run<F: Fabric>(mut engine: Engine<F>, commands: &Receiver<Command>, shown: &w
     loop {
         match commands.recv_timeout(between) {
             Ok(command) if command.is_left() => continue,
+            Ok(Command::Heard { boot, number, fault }) => match engine.heard(&boot, number, &fault) {
+                Ok(true) => show(&engine, shown),
+                Ok(false) => shown.send_modify(|view| view.pass(fault)),
+                Err(error) => eprintln!("fm-partitiond: {}: {fault}: it cannot be written down: {error}", fault.device),
+            },
+            Ok(Command::Manager(news)) => {
+                let serves = news.serves;
+                shown.send_modify(|view| view.manager = Some(news));
+                // It may wait to be told what is active.
+                if serves {
+                    look(&mut engine, shown);
+                }
+            }
             // Who is told that something is done sees it as well.
             Ok(command) => {
                 let answer = command.carry_out(&mut engine);
@@ -168,6 +219,18 @@ impl Handle {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.clone()
+    }
+
+    /// The kernel has said this; `false` if nobody is there any more who could take it.
+    #[must_use]
+    pub fn heard(&self, boot: String, number: u64, fault: Fault) -> bool {
+        self.commands.send(Command::Heard { boot, number, fault }).is_ok()
+    }
+
+    /// PID 1 has said this of the fabric manager.
+    pub fn manager(&self, news: News) {
+        // Nobody is there at the daemon's end.
+        let _ = self.commands.send(Command::Manager(news));
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, Unanswered> {
@@ -218,6 +281,14 @@ impl Handle {
     /// As there, or no answer.
     pub async fn quarantine(&self, gpu: u32, reason: String) -> Result<(), Unanswered> {
         self.ask(|answer| Command::Quarantine { gpu, reason, answer }).await
+    }
+
+    /// See [`Engine::mended`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn mended(&self, switch: String) -> Result<(), Unanswered> {
+        self.ask(|answer| Command::Mended { switch, answer }).await
     }
 
     /// See [`Engine::release`].

@@ -7,11 +7,12 @@ use firstlight_partitions::{Gpus, PartitionId, Request, State as Taken};
 use firstlight_sys::nvfm;
 
 use crate::fabric::Fabric;
+use crate::fault::{Fault, Kind};
 use crate::journal::Journal;
 use crate::look::{Look, Step};
 use crate::meaning::Meaning;
 use crate::refused::Refused;
-use crate::state::{Begun, Change, Ended, Record, State};
+use crate::state::{Begun, Change, Ended, Heard, Record, State};
 
 /// Which GPUs somebody wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,7 +248,12 @@ impl<F: Fabric> Engine<F> {
             Ask::Partition(id) => Request::Exactly(look.partition(id)?.gpus),
         };
         let taken = Taken { busy: self.state.busy().with(look.busy()), barred: self.state.barred() };
-        Ok(look.table.plan(&taken, request)?)
+        let choice = look.table.plan(&taken, request)?;
+        // Which GPUs a switch's links lead to, nobody says. A lone GPU needs none.
+        match self.state.faulty.iter().next().filter(|_| choice.partition.gpus.count() > 1) {
+            Some((switch, reason)) => Err(Refused::Switch { switch: switch.clone(), reason: reason.clone() }),
+            None => Ok(choice),
+        }
     }
 
     /// Activates a partition for `owner`. The same request again is answered the same.
@@ -355,6 +361,43 @@ impl<F: Fabric> Engine<F> {
             self.write(Record::Released { gpu })?;
         }
         Ok(was)
+    }
+
+    /// Takes a line of the kernel's log, each once; whether it means anything for who gets what. What takes links from tenants keeps partitions from
+    /// new ones until somebody has looked; a GPU of this machine that is not well is kept from everybody.
+    ///
+    /// # Errors
+    /// Nothing can be written down.
+    pub fn heard(&mut self, boot: &str, number: u64, fault: &Fault) -> Result<bool, Refused> {
+        let reason = fault.to_string();
+        let record = match fault.kind {
+            Kind::FatalOfSwitch => Record::Faulty { switch: fault.device.clone(), reason },
+            // Those that FM lists with their addresses; on H100 and later it lists none.
+            Kind::OfGpu => match self.seen.as_ref().and_then(|(look, _)| look.gpu_at(&fault.device)) {
+                Some(gpu) => Record::Barred { gpu, reason },
+                None => return Ok(false),
+            },
+            Kind::OfSwitch => return Ok(false),
+        };
+        let is_known = |heard: &Heard| heard.boot == boot && heard.number >= number;
+        if !self.state.heard.as_ref().is_some_and(is_known) {
+            self.write(record)?;
+            self.write(Record::Heard(Heard { boot: boot.to_owned(), number }))?;
+        }
+        Ok(true)
+    }
+
+    /// Relies on a switch again.
+    ///
+    /// # Errors
+    /// It was relied on all the time, or nothing can be written down.
+    pub fn mended(&mut self, switch: &str) -> Result<(), Refused> {
+        if !self.state.faulty.contains_key(switch) {
+            let there = self.state.faulty.keys().cloned().collect::<Vec<_>>().join(", ");
+            let switch = switch.chars().filter(|letter| !letter.is_control()).take(32).collect();
+            return Err(Refused::NoSwitch { switch, there });
+        }
+        self.write(Record::Mended { switch: switch.to_owned() })
     }
 }
 

@@ -9,13 +9,17 @@
 pub mod actor;
 pub mod engine;
 pub mod fabric;
+pub mod fault;
 pub mod journal;
+pub mod kernel_log;
 pub mod listen;
 mod look;
+pub mod manager;
 pub mod meaning;
 pub mod refused;
 pub mod service;
 pub mod state;
+pub mod versions;
 pub mod view;
 
 pub use engine::{Activated, Ask, Engine};

@@ -14,7 +14,6 @@ use tokio_vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, Vso
 use tonic::transport::server::Router;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
-use crate::actor::Handle;
 use crate::service::Service;
 
 /// Requests of one connection at once; a change waits for the one before anyway.
@@ -71,12 +70,12 @@ fn system(what: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -
     move |source| Error::System { what, object, source }
 }
 
-fn server(engine: &Handle, tls: Option<ServerTlsConfig>) -> Result<Router, tonic::transport::Error> {
+fn server(service: &Service, tls: Option<ServerTlsConfig>) -> Result<Router, tonic::transport::Error> {
     let mut server = Server::builder().concurrency_limit_per_connection(AT_ONCE);
     if let Some(tls) = tls {
         server = server.tls_config(tls)?;
     }
-    Ok(server.add_service(FabricServer::new(Service::new(engine.clone()))))
+    Ok(server.add_service(FabricServer::new(service.clone())))
 }
 
 /// Who may open a socket may do everything: root alone may.
@@ -101,8 +100,8 @@ pub fn unix(path: &Path) -> Result<UnixListener, Error> {
 ///
 /// # Errors
 /// It cannot go on.
-pub async fn serve_unix(listener: UnixListener, engine: &Handle) -> Result<(), tonic::transport::Error> {
-    server(engine, None)?.serve_with_incoming(UnixListenerStream::new(listener)).await
+pub async fn serve_unix(listener: UnixListener, service: &Service) -> Result<(), tonic::transport::Error> {
+    server(service, None)?.serve_with_incoming(UnixListenerStream::new(listener)).await
 }
 
 /// A port of the machine's vsock.
@@ -118,8 +117,8 @@ pub fn vsock(port: u32) -> Result<VsockListener, Error> {
 ///
 /// # Errors
 /// It cannot go on.
-pub async fn serve_vsock(listener: VsockListener, engine: &Handle) -> Result<(), tonic::transport::Error> {
-    server(engine, None)?.serve_with_incoming(hosts(listener)).await
+pub async fn serve_vsock(listener: VsockListener, service: &Service) -> Result<(), tonic::transport::Error> {
+    server(service, None)?.serve_with_incoming(hosts(listener)).await
 }
 
 fn hosts(listener: VsockListener) -> impl Stream<Item = io::Result<VsockStream>> {
@@ -157,10 +156,10 @@ impl Tls {
     ///
     /// # Errors
     /// The certificates do not fit, or the port is taken.
-    pub async fn open(&self, engine: &Handle) -> Result<(TcpListener, Router), Error> {
+    pub async fn open(&self, service: &Service) -> Result<(TcpListener, Router), Error> {
         let certificates =
             |error: tonic::transport::Error| Error::Certificates { address: self.address, why: causes(&error) };
-        let router = server(engine, Some(self.config()?)).map_err(certificates)?;
+        let router = server(service, Some(self.config()?)).map_err(certificates)?;
         let listener = TcpListener::bind(self.address).await.map_err(system("listen on", self.address))?;
         Ok((listener, router))
     }

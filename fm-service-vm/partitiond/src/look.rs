@@ -71,6 +71,22 @@ impl Look {
         active.fold(Gpus::NONE, |all, one| all.with(one.gpus))
     }
 
+    /// The GPU at a PCI address as the kernel writes it, without the function, where FM lists addresses.
+    #[must_use]
+    pub fn gpu_at(&self, device: &str) -> Option<u32> {
+        let gpus = self.listed.iter().flat_map(|one| &one.gpus);
+        // FM's domain has eight digits.
+        let is = |pci: &str| {
+            let pci = pci.to_ascii_lowercase();
+            let pci = pci.rsplit_once('.').map_or(pci.as_str(), |(slot, _)| slot);
+            pci == device || pci.strip_prefix("0000") == Some(device)
+        };
+        // What is not known is written as zeros.
+        gpus.filter(|gpu| gpu.pci.bytes().any(|byte| matches!(byte, b'1'..=b'9' | b'a'..=b'f' | b'A'..=b'F')))
+            .find(|gpu| is(&gpu.pci))
+            .map(|gpu| gpu.physical_id)
+    }
+
     /// The partition of this number.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! `fm-partitiond`: the partition daemon of a service VM.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use clap::Parser;
 use firstlight_partitiond::fabric::Nvfm;
 use firstlight_partitiond::journal::Journal;
 use firstlight_partitiond::listen::{self, Tls};
-use firstlight_partitiond::{Engine, actor};
+use firstlight_partitiond::service::Service;
+use firstlight_partitiond::versions::{self, GuestDriver, Versions};
+use firstlight_partitiond::{Engine, actor, kernel_log, manager};
 use firstlight_sys::nvfm::Address;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -39,6 +41,21 @@ struct Args {
     /// Whose certificates callers have to have, PEM.
     #[arg(long, value_name = "FILE", requires = "listen_tls")]
     client_ca: Option<PathBuf>,
+    /// PID 1's control socket: its news of the fabric manager's process.
+    #[arg(long, value_name = "PATH")]
+    init: Option<PathBuf>,
+    /// The kernel's log, for errors of switches and GPUs.
+    #[arg(long, value_name = "FILE", default_value = "/dev/kmsg")]
+    kernel_log: PathBuf,
+    /// It is not read.
+    #[arg(long)]
+    no_kernel_log: bool,
+    /// The fabric manager's program, which is asked for its version.
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/nv-fabricmanager")]
+    fabric_manager_program: PathBuf,
+    /// What is done about a tenant whose driver is of another version than the fabric manager.
+    #[arg(long, value_name = "WHAT", default_value = "refuse")]
+    guest_driver: GuestDriver,
     /// Where the fabric manager listens: HOST[:PORT], unix:PATH or vsock:CID:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     fabric_manager: Address,
@@ -105,12 +122,23 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let opened = Journal::open(&args.journal)?;
     let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
     let engine = actor::start(Engine::new(fabric, opened), args.look_every, args.patience).context("start a thread")?;
+    if !args.no_kernel_log
+        && let Err(error) = kernel_log::follow(&args.kernel_log, engine.clone())
+    {
+        // The fabric is served without it.
+        eprintln!("fm-partitiond: errors of switches are not seen: {}: {error}", args.kernel_log.display());
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
+        let versions = Versions::read(&args.fabric_manager_program, Path::new(versions::DRIVER)).await;
+        let service = Service::new(engine.clone(), versions, args.guest_driver);
+        if let Some(socket) = args.init.clone() {
+            tokio::spawn(manager::follow(socket, engine));
+        }
         let unix = listen::unix(&args.listen)?;
         let vsock = args.listen_vsock.map(listen::vsock).transpose()?;
         let port = match &tls {
-            Some(tls) => Some(tls.open(&engine).await?),
+            Some(tls) => Some(tls.open(&service).await?),
             None => None,
         };
         let mut places = vec![args.listen.display().to_string()];
@@ -119,7 +147,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("fm-partitiond: listening on {}, the fabric manager is {}", places.join(", "), args.fabric_manager);
         let on_vsock = async {
             match vsock {
-                Some(vsock) => listen::serve_vsock(vsock, &engine).await,
+                Some(vsock) => listen::serve_vsock(vsock, &service).await,
                 None => std::future::pending().await,
             }
         };
@@ -132,7 +160,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let (mut ended, mut stopped) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         // What is under way goes on in the journal: nothing has to be waited for. Who watches would not leave.
         tokio::select! {
-            served = listen::serve_unix(unix, &engine) => served.context("serve"),
+            served = listen::serve_unix(unix, &service) => served.context("serve"),
             served = on_vsock => served.context("serve"),
             served = on_port => served.context("serve"),
             _ = ended.recv() => Ok(()),

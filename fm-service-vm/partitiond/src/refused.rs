@@ -79,6 +79,28 @@ pub enum Refused {
         /// What there is.
         gpus: Gpus,
     },
+    /// There is no such switch among those that are not relied on.
+    #[error("NVSwitch {switch} is not out of use; these are: {}", if there.is_empty() { "none" } else { there })]
+    NoSwitch {
+        /// What was asked for.
+        switch: String,
+        /// What there is.
+        there: String,
+    },
+    /// A switch is not to be relied on.
+    #[error(
+        "NVSwitch {switch} had a fatal error ({reason}), so partitions of several GPUs are not given; stop the tenants that \
+         have some, reset their GPUs, start the service VM again if the error comes again, then fmctl release {switch}"
+    )]
+    Switch {
+        /// Which.
+        switch: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// The tenant's driver does not go with the fabric manager.
+    #[error("{0}; the daemon's --guest-driver says what is done about it")]
+    GuestDriver(String),
     /// Two of the partitions that are wanted share a GPU.
     #[error("partitions {0} and {1} share GPUs {2}: both cannot be active")]
     Overlap(PartitionId, PartitionId, Gpus),

@@ -1,5 +1,6 @@
 //! The gRPC service.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firstlight_fabric_api::v1 as api;
@@ -16,22 +17,42 @@ use crate::look::Step;
 use crate::meaning::Meaning;
 use crate::refused::Refused;
 use crate::state::Change;
+use crate::versions::{self, GuestDriver, Versions};
 use crate::view::View;
 
 /// Events that wait for whoever reads them slowly.
 const EVENTS: usize = 16;
 
 /// Answers for the engine's thread.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Service {
     engine: Handle,
+    versions: Arc<Versions>,
+    guest_driver: GuestDriver,
 }
 
 impl Service {
     /// In front of this engine.
     #[must_use]
-    pub fn new(engine: Handle) -> Self {
-        Self { engine }
+    pub fn new(engine: Handle, versions: Versions, guest_driver: GuestDriver) -> Self {
+        Self { engine, versions: Arc::new(versions), guest_driver }
+    }
+
+    /// What a tenant is to be told of its driver.
+    fn judge(&self, guest: &str) -> Result<Vec<String>, Refused> {
+        if guest.is_empty() || self.guest_driver == GuestDriver::Ignore {
+            return Ok(Vec::new());
+        }
+        if versions::first(guest).as_deref() != Some(guest) {
+            return Err(Refused::Word { what: "guest driver's version", text: guest.chars().take(64).collect() });
+        }
+        match self.versions.against(guest) {
+            // What is not known is no reason to refuse.
+            Some(why) if self.guest_driver == GuestDriver::Refuse && self.versions.manager.is_some() => {
+                Err(Refused::GuestDriver(why))
+            }
+            why => Ok(why.into_iter().collect()),
+        }
     }
 }
 
@@ -42,10 +63,14 @@ fn code(refused: &Refused) -> Code {
         | Refused::Overlap(..)
         | Refused::Plan(Refusal::NoSize { .. } | Refusal::NoSuchSet { .. }) => Code::InvalidArgument,
         Refused::Request { .. } | Refused::Over { .. } => Code::AlreadyExists,
-        Refused::NoPartition { .. } | Refused::NoGpu { .. } => Code::NotFound,
+        Refused::NoPartition { .. } | Refused::NoGpu { .. } | Refused::NoSwitch { .. } => Code::NotFound,
         Refused::Plan(Refusal::NoneFree { .. } | Refusal::Taken { .. }) => Code::ResourceExhausted,
         Refused::Held { .. } => Code::PermissionDenied,
-        Refused::Outage { .. } | Refused::Foreign { .. } | Refused::Impossible(..) => Code::FailedPrecondition,
+        Refused::Outage { .. }
+        | Refused::Foreign { .. }
+        | Refused::Impossible(..)
+        | Refused::Switch { .. }
+        | Refused::GuestDriver(_) => Code::FailedPrecondition,
         Refused::Unsettled { .. } => Code::Unavailable,
         Refused::Fabric { error, .. } => match Meaning::of_error(error) {
             Meaning::Gone | Meaning::NotReady => Code::Unavailable,
@@ -129,8 +154,9 @@ fn list(view: &View) -> Result<api::ListResponse, Status> {
     })
 }
 
-fn health(view: &View) -> api::HealthResponse {
+fn health(view: &View, versions: &Versions) -> api::HealthResponse {
     let mut troubles = view.troubles();
+    troubles.extend(versions.trouble());
     let under_way = view.under_way.map(|since| since.elapsed());
     // Links are up within seconds; a call that takes longer hangs.
     if let Some(since) = under_way.filter(|since| *since > Duration::from_secs(60)) {
@@ -145,6 +171,9 @@ fn health(view: &View) -> api::HealthResponse {
         fabric_manager: view.looked.is_some() && view.trouble.is_none(),
         under_way_ms: under_way.map_or(0, |since| millis(since).max(1)),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        notes: view.notes(),
+        fabric_manager_version: versions.manager.clone().unwrap_or_default(),
+        driver_version: versions.driver.clone().unwrap_or_default(),
     }
 }
 
@@ -159,10 +188,10 @@ fn step(step: &Step) -> api::Step {
 }
 
 /// What happened between two views.
-fn happened(before: Option<&View>, now: &View) -> Vec<api::event::What> {
+fn happened(before: Option<&View>, now: &View, versions: &Versions) -> Vec<api::event::What> {
     use api::event::What;
     let Some(before) = before.filter(|before| before.looked.is_some()) else {
-        return list(now).map(What::State).into_iter().chain([What::Health(health(now))]).collect();
+        return list(now).map(What::State).into_iter().chain([What::Health(health(now, versions))]).collect();
     };
     let mut events = Vec::new();
     for listed in &now.look.listed {
@@ -182,8 +211,8 @@ fn happened(before: Option<&View>, now: &View) -> Vec<api::event::What> {
     for gpu in before.state.barred.keys().filter(|gpu| !now.state.barred.contains_key(gpu)) {
         events.push(What::Quarantined(api::Quarantined { gpu: *gpu, reason: String::new() }));
     }
-    let (was, is) = (health(before), health(now));
-    if (was.ok, was.troubles) != (is.ok, is.troubles.clone()) {
+    let (was, is) = (health(before, versions), health(now, versions));
+    if (was.ok, was.troubles, was.notes) != (is.ok, is.troubles.clone(), is.notes.clone()) {
         events.push(What::Health(is));
     }
     events
@@ -210,10 +239,11 @@ impl Fabric for Service {
     }
 
     async fn activate(&self, request: Request<api::ActivateRequest>) -> Answer<api::ActivateResponse> {
-        let api::ActivateRequest { request_id, ask: asked, owner } = request.into_inner();
+        let api::ActivateRequest { request_id, ask: asked, owner, guest_driver } = request.into_inner();
+        let warnings = self.judge(&guest_driver).map_err(|error| status(&error.into()))?;
         let given = self.engine.activate(request_id, ask(asked)?, owner).await.map_err(|error| status(&error))?;
         let (partition, gpus) = (given.partition, Some(gpus(given.gpus)));
-        Ok(Response::new(api::ActivateResponse { partition, gpus, again: given.again }))
+        Ok(Response::new(api::ActivateResponse { partition, gpus, again: given.again, warnings }))
     }
 
     async fn deactivate(&self, request: Request<api::DeactivateRequest>) -> Answer<api::DeactivateResponse> {
@@ -236,30 +266,42 @@ impl Fabric for Service {
     }
 
     async fn release(&self, request: Request<api::ReleaseRequest>) -> Answer<api::ReleaseResponse> {
-        let was_quarantined = self.engine.release(request.into_inner().gpu).await.map_err(|error| status(&error))?;
+        use api::release_request::What;
+        let nothing = || Status::invalid_argument("the request names neither a GPU nor a switch");
+        let was_quarantined = match request.into_inner().what.ok_or_else(nothing)? {
+            What::Gpu(gpu) => self.engine.release(gpu).await.map_err(|error| status(&error))?,
+            What::Switch(switch) => {
+                self.engine.mended(switch).await.map_err(|error| status(&error))?;
+                true
+            }
+        };
         Ok(Response::new(api::ReleaseResponse { was_quarantined }))
     }
 
     async fn health(&self, _: Request<api::HealthRequest>) -> Answer<api::HealthResponse> {
-        Ok(Response::new(health(&self.engine.view())))
+        Ok(Response::new(health(&self.engine.view(), &self.versions)))
     }
 
     type WatchStream = ReceiverStream<Result<api::Event, Status>>;
 
     async fn watch(&self, _: Request<api::WatchRequest>) -> Answer<Self::WatchStream> {
         let (events, received) = mpsc::channel(EVENTS);
-        tokio::spawn(tell(self.engine.watch(), events));
+        tokio::spawn(tell(self.engine.watch(), self.versions.clone(), events));
         Ok(Response::new(ReceiverStream::new(received)))
     }
 }
 
 /// Tells what happens until nobody listens. Who reads slowly is told the last
 /// of what it has missed, never half of something.
-async fn tell(mut views: watch::Receiver<View>, events: mpsc::Sender<Result<api::Event, Status>>) {
+async fn tell(
+    mut views: watch::Receiver<View>,
+    versions: Arc<Versions>,
+    events: mpsc::Sender<Result<api::Event, Status>>,
+) {
     let (mut before, mut number): (Option<View>, u64) = (None, 0);
     loop {
         let now = views.borrow_and_update().clone();
-        for what in happened(before.as_ref(), &now) {
+        for what in happened(before.as_ref(), &now, &versions) {
             number += 1;
             let time_ms = millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
             if events.send(Ok(api::Event { number, time_ms, what: Some(what) })).await.is_err() {

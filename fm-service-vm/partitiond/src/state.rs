@@ -107,6 +107,20 @@ pub enum Record {
     },
     /// Somebody who knows the tenants has said what is to be.
     Reconciled,
+    /// A switch has had an error that it does not get over by itself.
+    Faulty {
+        /// Its PCI address in this machine.
+        switch: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// Somebody has looked at it, and it is good again.
+    Mended {
+        /// Its PCI address in this machine.
+        switch: String,
+    },
+    /// The kernel's log was heard up to here.
+    Heard(Heard),
 }
 
 /// A partition that is active for somebody.
@@ -141,6 +155,16 @@ pub struct Remembered {
     pub change: Change,
 }
 
+/// A place in the kernel's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Heard {
+    /// In which life of the machine: numbers begin anew with it.
+    pub boot: String,
+    /// The record's number.
+    pub number: u64,
+}
+
 /// Everything that the journal's records come to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -155,6 +179,12 @@ pub struct State {
     pub barred: BTreeMap<u32, String>,
     /// If the fabric has forgotten partitions.
     pub outage: Option<Outage>,
+    /// Switches that are not to be relied on, by their PCI addresses, and why.
+    #[serde(default)]
+    pub faulty: BTreeMap<String, String>,
+    /// Up to where the kernel's log is known.
+    #[serde(default)]
+    pub heard: Option<Heard>,
     /// Requests that were done, oldest first.
     pub remembered: VecDeque<Remembered>,
 }
@@ -198,6 +228,9 @@ impl State {
                 self.outage = Some(Outage { partitions: all, why });
             }
             Record::Reconciled => self.outage = None,
+            Record::Faulty { switch, reason } => drop(self.faulty.insert(switch, reason)),
+            Record::Mended { switch } => drop(self.faulty.remove(&switch)),
+            Record::Heard(heard) => self.heard = Some(heard),
         }
         Ok(())
     }

@@ -1,11 +1,14 @@
 //! How the fabric is, for whoever asks while something else is done.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use firstlight_partitions::known::Known;
 use firstlight_partitions::{Free, Gpus, PartitionId, State as Taken};
 
+use crate::fault::{Fault, Kind};
 use crate::look::Look;
+use crate::manager::News;
 use crate::state::State;
 
 /// The last look at the fabric, and what is known now.
@@ -21,13 +24,26 @@ pub struct View {
     pub under_way: Option<Instant>,
     /// Why FM could not be looked at, if the last try failed.
     pub trouble: Option<String>,
+    /// What PID 1 says of FM's process.
+    pub manager: Option<News>,
+    /// Errors that switches got over by themselves, and those of GPUs that nobody knows, since the daemon began: by device,
+    /// how often, and the last.
+    pub passing: BTreeMap<String, (u64, Fault)>,
 }
 
 impl View {
     /// Before the first look.
     #[must_use]
     pub fn new(state: State) -> Self {
-        Self { look: Look::default(), looked: None, state, under_way: None, trouble: None }
+        Self {
+            look: Look::default(),
+            looked: None,
+            state,
+            under_way: None,
+            trouble: None,
+            manager: None,
+            passing: BTreeMap::new(),
+        }
     }
 
     /// GPUs that nobody else can have, and those that nobody may.
@@ -72,6 +88,13 @@ impl View {
                 outage.why
             ));
         }
+        if let Some(news) = self.manager.as_ref().filter(|news| !news.serves) {
+            let ago = news.at.elapsed().as_secs();
+            troubles.push(format!(
+                "the fabric manager ended {ago} s ago ({}): PID 1 starts it again; its lines are on the machine's console",
+                news.detail
+            ));
+        }
         troubles.extend(self.trouble.clone());
         if let (None, Some(begun)) = (self.under_way, &self.state.under_way) {
             troubles.push(format!(
@@ -87,10 +110,39 @@ impl View {
                 words(&foreign)
             ));
         }
+        for (switch, reason) in &self.state.faulty {
+            troubles.push(format!(
+                "NVSwitch {switch} had a fatal error ({reason}): no new partitions of several GPUs; stop the tenants that have some, \
+                 reset their GPUs, then fmctl release {switch}"
+            ));
+        }
         for (gpu, reason) in &self.state.barred {
             troubles.push(format!("GPU {gpu} is in quarantine ({reason}): fmctl release {gpu} when it is good again"));
         }
         troubles
+    }
+}
+
+/// Devices that are remembered for errors that pass.
+const DEVICES: usize = 64;
+
+impl View {
+    /// Remembers an error that has passed, or that is nobody's.
+    pub fn pass(&mut self, fault: Fault) {
+        if self.passing.contains_key(&fault.device) || self.passing.len() < DEVICES {
+            let entry = self.passing.entry(fault.device.clone()).or_insert_with(|| (0, fault.clone()));
+            *entry = (entry.0 + 1, fault);
+        }
+    }
+
+    /// What has passed, for who wants to know: a switch that has many is about to have worse.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let note = |(device, (count, last)): (&String, &(u64, Fault))| {
+            let what = if last.kind == Kind::OfGpu { "GPU" } else { "NVSwitch" };
+            format!("{what} {device}: {count} errors that passed, the last: {last}")
+        };
+        self.passing.iter().map(note).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //! fabric manager's stand-in that can be killed.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod news;
 mod support;
 mod tls;
 
@@ -71,7 +72,9 @@ fn an_operator_sees_and_steers_the_fabric() {
     assert_eq!(listed["baseboard"], "h100");
     assert_eq!(stand.typed(&["deactivate", "4", "--owner", "vm-4"]).0, "Successfully deactivated partition 4\n");
     assert_eq!(stand.typed(&["deactivate", "4", "--owner", "vm-4"]).0, "Partition 4 was not active\n");
-    assert_eq!(stand.typed(&["health"]), ("All is well\n".to_owned(), String::new(), 0));
+    let (health, error, code) = stand.typed(&["health"]);
+    let versions = concat!("fm-partitiond ", env!("CARGO_PKG_VERSION"), ", fabric manager 610.43.02, driver unknown");
+    assert_eq!((health, error, code), (format!("All is well\nVersions: {versions}\n"), String::new(), 0));
     assert!(stand.typed(&["completions", "bash"]).0.contains("_fmctl()"));
     stand.kill_daemon();
     let (_, error, code) = stand.typed(&["list"]);
@@ -338,7 +341,8 @@ async fn what_is_no_request_is_refused_and_harms_nobody() {
         // It may hang up before all is written.
         let _ = stream.write_all(bytes);
     }
-    let empty = api::ActivateRequest { request_id: "r".to_owned(), ask: None, owner: "a".to_owned() };
+    let empty =
+        api::ActivateRequest { request_id: "r".to_owned(), ask: None, owner: "a".to_owned(), ..Default::default() };
     assert_eq!(client.activate(empty).await.unwrap_err().code(), Code::InvalidArgument);
     let long = api::QuarantineRequest { gpu: 1, reason: "x".repeat(3 << 20) };
     client.quarantine(long).await.unwrap();

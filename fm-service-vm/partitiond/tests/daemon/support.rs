@@ -35,6 +35,8 @@ pub(crate) struct Stand {
     variant: &'static str,
     /// How long it lets callers wait, in seconds.
     pub(crate) patience: &'static str,
+    /// How often it looks by itself, in seconds.
+    pub(crate) look_every: &'static str,
     /// What else it is told.
     pub(crate) more: Vec<String>,
 }
@@ -62,7 +64,8 @@ impl Stand {
         home.write(&[], scenario).unwrap();
         let mut fm = home.start(&FAKE_FM, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let mut stand = Self { home, fm, folder, daemon: None, variant, patience, more: Vec::new() };
+        let mut stand =
+            Self { home, fm, folder, daemon: None, variant, patience, look_every: "0.05", more: Vec::new() };
         stand.start_daemon();
         stand
     }
@@ -87,7 +90,11 @@ impl Stand {
         command.arg("--journal").arg(journal).arg("--listen").arg(socket);
         command.arg("--fabric-manager").arg(format!("unix:{}", self.home.socket().display()));
         command.arg("--libnvfm").arg(&*LIBRARY).env("FAKE_NVFM", self.variant);
-        command.args(["--look-every", "0.05", "--connect-timeout", "10", "--patience", self.patience]);
+        command.arg("--fabric-manager-program").arg(&*FAKE_FM);
+        if !self.more.iter().any(|word| word == "--kernel-log") {
+            command.arg("--no-kernel-log");
+        }
+        command.args(["--look-every", self.look_every, "--connect-timeout", "10", "--patience", self.patience]);
         command
     }
 
@@ -182,7 +189,12 @@ pub(crate) fn count(count: u32) -> Option<api::Ask> {
 }
 
 pub(crate) fn activate(request: &str, gpus: u32, owner: &str) -> api::ActivateRequest {
-    api::ActivateRequest { request_id: request.to_owned(), ask: count(gpus), owner: owner.to_owned() }
+    api::ActivateRequest {
+        request_id: request.to_owned(),
+        ask: count(gpus),
+        owner: owner.to_owned(),
+        guest_driver: String::new(),
+    }
 }
 
 pub(crate) fn deactivate(request: &str, partition: u32, owner: &str) -> api::DeactivateRequest {

@@ -33,6 +33,24 @@ static struct {
 	{ .name = "nvidia-nvswitch", .minors = SWITCH_MINORS },
 };
 
+/*
+ * What a test writes to the parameter is said as the driver says it of the
+ * first switch: "20034, Fatal, Link 30 LTSSM Fault Up".
+ */
+static int sxid_set(const char *text, const struct kernel_param *unused)
+{
+	struct pci_dev *pdev = pci_get_device(PCI_VENDOR_ID_NVIDIA, PCI_DEVICE_LS10, NULL);
+
+	if (!pdev)
+		return -ENODEV;
+	pr_err("nvidia-nvswitch0: SXid (PCI:%s): %.*s\n", pci_name(pdev), (int)strcspn(text, "\n"), text);
+	pci_dev_put(pdev);
+	return 0;
+}
+
+static const struct kernel_param_ops sxid_ops = { .set = sxid_set };
+module_param_cb(standin_sxid, &sxid_ops, NULL, 0200);
+
 static int switch_information_show(struct seq_file *s, void *unused)
 {
 	seq_puts(s, "Driver Version: " STANDIN_RELEASE "\n");

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use firstlight_image_builder::boot::{self, Report};
 use firstlight_image_builder::build::Image;
 use firstlight_image_builder::locked::{self, Task, Verdict};
-use firstlight_lab::binaries::{gpu_settings, static_program, workspace};
+use firstlight_lab::binaries::{ServicePrograms, gpu_settings, static_program, workspace};
 use firstlight_lab::shipped::Programs;
 use firstlight_lab::{Lab, Toolbox, cache_root, shipped};
 use firstlight_vm::or_interrupted;
@@ -57,7 +57,12 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let free = shipped::names().context("read the folder manifests")?;
     let names = if args.names.is_empty() { &free } else { &args.names };
     // What is missing is better told before the programs are built.
-    let none = Programs { init: "/init".into(), agent: "/agent".into(), gpu_settings: "/gpu-settings".into() };
+    let none = Programs {
+        init: "/init".into(),
+        agent: "/agent".into(),
+        gpu_settings: "/gpu-settings".into(),
+        service: Some(ServicePrograms { partitiond: "/fm-partitiond".into(), fmctl: "/fmctl".into() }),
+    };
     for name in names {
         shipped::manifest_with(name, &none, args.set.iter().cloned().collect())?;
     }
@@ -67,6 +72,11 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
         init: static_program(&workspace(), "firstlight-init", "firstlight-init")?,
         agent: static_program(&workspace(), "firstlight-agent", "firstlight-agent")?,
         gpu_settings: gpu_settings(&workspace())?,
+        service: names
+            .iter()
+            .any(|name| name.starts_with("service-vm"))
+            .then(|| ServicePrograms::build(&workspace()))
+            .transpose()?,
     };
     let cache = cache_root()?;
     let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;

@@ -21,6 +21,13 @@ pub enum Device {
         /// Its raw content.
         file: PathBuf,
     },
+    /// A virtio-blk disk that the guest knows by a serial number, as a service VM knows the one that it keeps things on.
+    Named {
+        /// Its raw content.
+        file: PathBuf,
+        /// The number, at most 20 bytes.
+        serial: String,
+    },
     /// A virtio-blk disk that the guest cannot write to and knows by a serial
     /// number, as Kata's runtimes plug in extensions.
     Extension {
@@ -139,7 +146,11 @@ impl Device {
                     serde_json::json!({"driver": "file", "node-name": disk, "filename": file, "read-only": true});
                 Some(("-blockdev", back))
             }
-            Self::Disk { file } | Self::MmioDisk { file } | Self::Nvme { file } | Self::Scsi { file, .. } => {
+            Self::Disk { file }
+            | Self::Named { file, .. }
+            | Self::MmioDisk { file }
+            | Self::Nvme { file }
+            | Self::Scsi { file, .. } => {
                 let file = file.to_string_lossy();
                 Some((
                     "-blockdev",
@@ -173,7 +184,7 @@ impl Device {
             Self::Disk { .. } => {
                 vec![serde_json::json!({"driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk})]
             }
-            Self::Extension { serial, .. } => vec![serde_json::json!({
+            Self::Extension { serial, .. } | Self::Named { serial, .. } => vec![serde_json::json!({
                 "driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk, "serial": serial,
             })],
             Self::MmioDisk { .. } => {

@@ -78,9 +78,59 @@ fn build_static(workspace: &Path, package: &str) -> Result<(), BuildError> {
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn gpu_settings(workspace: &Path) -> Result<PathBuf, BuildError> {
-    let package = "firstlight-gpu-settings";
+    opening(workspace, "firstlight-gpu-settings", "firstlight-gpu-settings")
+}
+
+/// Builds a program that opens libraries at run time, as the guest's programs are built but for that.
+fn opening(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
     cargo(workspace, &["build", "--quiet", "--locked", "--package", package, "--profile", "guest"], &[])?;
-    existing(target().join("guest").join(package))
+    existing(target().join("guest").join(program))
+}
+
+/// The programs of a service VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePrograms {
+    /// The partition daemon, which opens libnvfm.
+    pub partitiond: PathBuf,
+    /// What asks it, static.
+    pub fmctl: PathBuf,
+}
+
+impl ServicePrograms {
+    /// Builds them.
+    ///
+    /// # Errors
+    /// cargo cannot be started or fails; its messages are on standard error.
+    pub fn build(workspace: &Path) -> Result<Self, BuildError> {
+        let partitiond = opening(workspace, "firstlight-partitiond", "fm-partitiond")?;
+        Ok(Self { partitiond, fmctl: static_program(workspace, "firstlight-fmctl", "fmctl")? })
+    }
+}
+
+/// What stands in for NVIDIA's fabric manager and its library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FabricStandIns {
+    /// The process.
+    pub manager: PathBuf,
+    /// The library.
+    pub library: PathBuf,
+}
+
+impl FabricStandIns {
+    /// Builds them.
+    ///
+    /// # Errors
+    /// cargo cannot be started or fails; its messages are on standard error.
+    pub fn build(workspace: &Path) -> Result<Self, BuildError> {
+        cargo(
+            workspace,
+            &["build", "--quiet", "--locked", "--package", "firstlight-fake-fm", "--bin", "fake-fm"],
+            &[],
+        )?;
+        cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight-stand-in-nvfm", "--lib"], &[])?;
+        let built = target().join("debug");
+        Ok(Self { manager: existing(built.join("fake-fm"))?, library: existing(built.join("libnvfm.so"))? })
+    }
 }
 
 /// Where the static programs are.

@@ -10,7 +10,7 @@ use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 
 use crate::agent_tests_bundle::{self, AgentTestsError};
-use crate::binaries::{AgentTests, Binaries, BuildError, workspace};
+use crate::binaries::{AgentTests, Binaries, BuildError, FabricStandIns, ServicePrograms, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
 use crate::{StandIn, Toolbox, host_packages, shipped, stand_in, toolbox};
@@ -241,6 +241,34 @@ impl Lab {
         self.variant_with(variant, &more)
     }
 
+    /// Builds the guest image of a service VM whose fabric manager is a stand-in: the manager's process, and the
+    /// library that the partition daemon opens. It has a shell.
+    ///
+    /// # Errors
+    /// A program or the image does not build.
+    pub fn service_vm(&self) -> Result<Image, LabError> {
+        progress().say("building the service VM's programs");
+        let programs = ServicePrograms::build(&workspace())?;
+        let stand_ins = FabricStandIns::build(&workspace())?;
+        let mut more = vec![
+            ("PARTITIOND", programs.partitiond.as_path()),
+            ("FMCTL", &programs.fmctl),
+            ("FAKE_FM", &stand_ins.manager),
+            ("NVFM", &stand_ins.library),
+        ];
+        let libraries = gpu_bundle::dynamic_libraries()?;
+        more.extend(libraries.iter().map(|(name, path)| (*name, path.as_path())));
+        self.variant_with("service-vm", &more)
+    }
+
+    /// What asks the partition daemon of a service VM, on its host.
+    ///
+    /// # Errors
+    /// It does not build.
+    pub fn fmctl(&self) -> Result<PathBuf, LabError> {
+        Ok(crate::binaries::static_program(&workspace(), "firstlight-fmctl", "fmctl")?)
+    }
+
     /// Builds the lab's image once more with its initial RAM file system packed.
     ///
     /// # Errors
@@ -278,7 +306,9 @@ impl Lab {
     /// The programs of images that ship.
     pub(crate) fn programs(&self) -> Result<shipped::Programs, LabError> {
         let gpu_settings = crate::binaries::gpu_settings(&workspace())?;
-        Ok(shipped::Programs { init: self.binaries.init.clone(), agent: self.binaries.agent.clone(), gpu_settings })
+        let (init, agent) = (self.binaries.init.clone(), self.binaries.agent.clone());
+        // What a service VM has is of no use without what NVIDIA alone gives away.
+        Ok(shipped::Programs { init, agent, gpu_settings, service: None })
     }
 
     /// Builds an image of the folder `manifests`, as it ships; what takes long

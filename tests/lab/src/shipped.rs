@@ -7,7 +7,7 @@ use firstlight_image_builder::manifest::{Manifest, Variables};
 use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 
-use crate::binaries::workspace;
+use crate::binaries::{ServicePrograms, workspace};
 
 /// Where they are.
 fn folder() -> PathBuf {
@@ -54,6 +54,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// What sets clocks, power and MIG; beside a driver only.
     pub gpu_settings: PathBuf,
+    /// The partition daemon and what asks it; for service VMs only.
+    pub service: Option<ServicePrograms>,
 }
 
 /// Reads one, with these programs in it.
@@ -81,8 +83,10 @@ pub fn path(name: &str) -> PathBuf {
 /// These values and those for our programs.
 #[must_use]
 pub fn with_programs(programs: &Programs, mut variables: Variables) -> Variables {
-    let Programs { init, agent, gpu_settings } = programs;
-    for (name, path) in [("INIT", init), ("AGENT", agent), ("GPU_SETTINGS", gpu_settings)] {
+    let Programs { init, agent, gpu_settings, service } = programs;
+    let always = [("INIT", init), ("AGENT", agent), ("GPU_SETTINGS", gpu_settings)];
+    let service = service.iter().flat_map(|service| [("PARTITIOND", &service.partitiond), ("FMCTL", &service.fmctl)]);
+    for (name, path) in always.into_iter().chain(service) {
         variables.insert(name.to_owned(), path.display().to_string());
     }
     variables
@@ -120,7 +124,11 @@ mod tests {
     }
 
     fn programs() -> Programs {
-        Programs { init: "/i".into(), agent: "/a".into(), gpu_settings: "/s".into() }
+        Programs { init: "/i".into(), agent: "/a".into(), gpu_settings: "/s".into(), service: Some(service()) }
+    }
+
+    fn service() -> ServicePrograms {
+        ServicePrograms { partitiond: "/p".into(), fmctl: "/f".into() }
     }
 
     /// Values for those that are supplied with archives.
@@ -151,6 +159,13 @@ mod tests {
             for program in there {
                 assert!(places.iter().any(|place| place == program), "{program}: {places:?}");
             }
+            for (program, source) in [("usr/bin/fm-partitiond", "/p"), ("usr/bin/fmctl", "/f")] {
+                assert!(read.files.iter().any(|file| file.path == program && file.source.as_deref() == Some(source)));
+            }
+            assert!(
+                read.directories.iter().any(|folder| folder.path == "var/lib/firstlight"),
+                "{name}: PID 1 mounts there"
+            );
             // PID 1 copies it from there.
             assert!(places.iter().any(|place| place == "usr/share/nvidia/nvswitch/fabricmanager.cfg"), "{places:?}");
             assert_eq!(read.driver.is_some(), name == "service-vm-nvl4", "the fifth has no switch on the bus");

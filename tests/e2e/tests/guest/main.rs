@@ -26,6 +26,7 @@ mod packet_filter;
 mod plugged;
 mod ports;
 mod real_driver;
+mod service_vm;
 mod settings;
 mod storages;
 mod support;

@@ -10,6 +10,7 @@ use firstlight_image_builder::cache;
 use firstlight_image_builder::digest;
 use firstlight_image_builder::manifest::{Manifest, Variables};
 use firstlight_image_builder::record::Origin;
+use firstlight_lab::binaries::ServicePrograms;
 use firstlight_lab::shipped::{self, Programs};
 
 use crate::trees::packages;
@@ -82,7 +83,9 @@ fn supplied(folder: &Path) -> Variables {
 fn read(name: &str, folder: &Path) -> Manifest {
     let program = folder.join("program");
     fs::write(&program, "stands in").unwrap();
-    let programs = Programs { init: program.clone(), agent: program.clone(), gpu_settings: program };
+    let service = ServicePrograms { partitiond: program.clone(), fmctl: program.clone() };
+    let programs =
+        Programs { init: program.clone(), agent: program.clone(), gpu_settings: program, service: Some(service) };
     shipped::manifest_with(name, &programs, supplied(folder)).unwrap()
 }
 

@@ -1,0 +1,220 @@
+//! A service VM as its host has it: synthetic NVSwitches, a stand-in for the
+//! fabric manager under PID 1, the partition daemon asked through vsock.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use firstlight_boot_record::Outcome;
+use firstlight_e2e::{Scenario, lab};
+use firstlight_lab::Guest;
+use firstlight_vm::{Device, Vm};
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::plugged::{CONSOLE, shell};
+use crate::support::booted;
+
+/// For anything that does not depend on the fabric manager's own time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A service VM; with a disk to keep things on, if there is one.
+fn scenario(disk: Option<&Path>) -> Scenario {
+    let image = lab().service_vm().unwrap();
+    let devices = vec!["nvswitch".parse().unwrap(); 4];
+    let serial = "firstlight-state".to_owned();
+    let hardware = disk.map(|file| Device::Named { file: file.to_owned(), serial }).into_iter().collect();
+    Scenario::guest(Guest { devices, hardware, initrd: Some(image.initrd), ..Guest::default() })
+        .parameter("agent.debug_console")
+        .parameter(&format!("agent.debug_console_vport={CONSOLE}"))
+}
+
+/// As `firstlight service-vm define` makes it.
+fn state_disk(folder: &Path) -> PathBuf {
+    let path = folder.join("state.img");
+    std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    let made = Command::new("mkfs.ext4").args(["-q", "-F", "-L", "firstlight-state"]).arg(&path).status().unwrap();
+    assert!(made.success());
+    path
+}
+
+/// fmctl on the host, which asks by vsock.
+struct Host {
+    fmctl: PathBuf,
+    address: String,
+}
+
+impl Host {
+    fn of(vm: &Vm) -> Self {
+        Self { fmctl: lab().fmctl().unwrap(), address: format!("hvsock:{}", vm.vsock().display()) }
+    }
+
+    /// What it prints, what it complains of, and its exit code.
+    fn says(&self, arguments: &[&str]) -> (String, String, i32) {
+        let output =
+            Command::new(&self.fmctl).args(["--connect", &self.address, "--timeout", "20"]).args(arguments).output();
+        let output = output.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&output.stdout), text(&output.stderr), output.status.code().unwrap_or(-1))
+    }
+
+    /// That it was done, and what it printed.
+    fn does(&self, arguments: &[&str]) -> String {
+        let (out, error, code) = self.says(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {out}{error}");
+        out
+    }
+
+    /// Health, once it is as wanted.
+    async fn health(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let begin = Instant::now();
+        loop {
+            let (out, error, _) = self.says(&["--json", "health"]);
+            let health = serde_json::from_str(&out).unwrap_or(Value::Null);
+            if wanted(&health) {
+                return health;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{what}: {out}{error}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn well(&self) {
+        self.health("all is well", |health| health["ok"] == true).await;
+    }
+
+    /// Numbers of active partitions, and whose they are.
+    fn active(&self) -> Vec<(u64, String)> {
+        let list: Value = serde_json::from_str(&self.does(&["--json", "list"])).unwrap();
+        let all = list["partitions"].as_array().unwrap();
+        let active = all.iter().filter(|one| one["active"] == true);
+        active.map(|one| (one["id"].as_u64().unwrap(), one["owner"].as_str().unwrap().to_owned())).collect()
+    }
+}
+
+/// What the stand-in says was never to be.
+async fn assert_unharmed(vm: &Vm) {
+    let said = shell(vm, "cd /run; echo wrong=$(grep -c violation fake-fm.log) calls=$(wc -l < fake-fm.log).").await;
+    assert!(said.contains("wrong=0 calls=") && !said.contains("calls=0."), "{said}");
+}
+
+#[test]
+fn the_host_lists_and_steers_the_fabric_through_vsock() {
+    let console = scenario(None).watched(async |vm| {
+        let agent = booted(vm).await;
+        let host = Host::of(vm);
+        host.well().await;
+        let listed = host.does(&["list"]);
+        assert!(listed.starts_with("PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs\n"), "{listed}");
+        assert!(listed.contains("\n0             Inactive  8     144      1,2,3,4,5,6,7,8\n"), "{listed}");
+        assert_eq!(listed.lines().count(), 2 + 15);
+        let health: Value = serde_json::from_str(&host.does(&["--json", "health"])).unwrap();
+        assert_eq!(
+            (&health["fabric_manager_version"], &health["driver_version"]),
+            (&"550.163.01".into(), &"550.163.01".into())
+        );
+
+        let record = agent.boot_record().await.unwrap();
+        assert_eq!(record.mode.as_ref().unwrap().name, "service-vm-nvl4");
+        for name in ["fabricmanager", "partitiond", "state"] {
+            assert_eq!(record.unit(name).unwrap().outcome, Outcome::Ok, "{:?}", record.unit(name));
+        }
+        assert!(record.unit("state").unwrap().detail.contains("no disk has the serial number firstlight-state"));
+        assert!(record.unit("partitiond").unwrap().start_us >= record.unit("fabricmanager").unwrap().ready_us);
+
+        // A tenant's way.
+        host.does(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
+        let (_, error, code) =
+            host.says(&["activate", "--gpus", "1", "--owner", "vm-2", "--guest-driver", "535.129.03"]);
+        assert!(error.contains("use an image with driver 550.163.01") && code == 5, "{error}");
+        assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
+
+        // The manager dies under a tenant: PID 1 starts it again, and it is told what is active.
+        shell(vm, "kill -9 $(pidof fake-fm)").await;
+        host.health("its end is told", |health| health["ok"] == false).await;
+        host.well().await;
+        assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
+        assert!(shell(vm, "tr '\\0' ' ' < /proc/$(pidof fake-fm)/cmdline").await.contains("--restart"));
+        // So does the daemon.
+        shell(vm, "kill -9 $(pidof fm-partitiond)").await;
+        host.well().await;
+        assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
+
+        // A switch loses links: the kernel says so, and new tenants get lone GPUs only.
+        shell(vm, "echo '20034, Fatal, Link 30 LTSSM Fault Up' > /sys/module/nvidia/parameters/standin_sxid").await;
+        let health = host.health("the fault", |health| health["ok"] == false).await;
+        assert!(health["troubles"][0].as_str().unwrap().contains("SXid 20034, Fatal, Link 30"), "{health}");
+        assert_eq!(host.says(&["activate", "--gpus", "4", "--owner", "vm-3"]).2, 5);
+        host.does(&["activate", "--gpus", "1", "--owner", "vm-3"]);
+        let switch = health["troubles"][0].as_str().unwrap().rsplit(' ').next().unwrap().to_owned();
+        host.does(&["release", &switch]);
+        host.does(&["deactivate", "3", "--owner", "vm-1"]);
+        assert!(shell(vm, "echo active=$(fmctl list | grep -c ' Active ')").await.contains("active=1\r"));
+        assert_unharmed(vm).await;
+    });
+    assert!(console.contains("fabric.sock, vsock port 1030, the fabric manager is unix:"), "{console}");
+}
+
+#[test]
+fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = state_disk(folder.path());
+    scenario(Some(&disk)).watched(async |vm| {
+        booted(vm).await;
+        let host = Host::of(vm);
+        host.well().await;
+        host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
+        host.does(&["quarantine", "8", "--reason", "Xid 79"]);
+        // The plug is pulled: nothing is written any more.
+        let pid = rustix::process::Pid::from_raw(i32::try_from(vm.pid().unwrap()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        sleep(Duration::from_millis(200)).await;
+    });
+    scenario(Some(&disk)).watched(async |vm| {
+        let agent = booted(vm).await;
+        let host = Host::of(vm);
+        let health = host.health("the outage", |health| health["fabric_manager"] == true).await;
+        let troubles = health["troubles"].to_string();
+        assert!(troubles.contains("the fabric has lost partitions 1 while tenants had them"), "{troubles}");
+        assert!(troubles.contains("GPU 8 is in quarantine (Xid 79)"), "{troubles}");
+        let (_, error, code) = host.says(&["activate", "--gpus", "1", "--owner", "vm-2"]);
+        assert!(error.contains("stop those tenants, then reconcile") && code == 5, "{error}");
+        let record = agent.boot_record().await.unwrap();
+        assert_eq!(record.unit("state").unwrap().detail, "/dev/vda at /var/lib/firstlight");
+        host.does(&["reconcile", "--yes"]);
+        host.does(&["release", "8"]);
+        host.does(&["activate", "--gpus", "8", "--owner", "vm-2"]);
+        assert_eq!(host.active(), [(0, "vm-2".to_owned())]);
+        assert_unharmed(vm).await;
+    });
+}
+
+#[test]
+fn a_disk_that_cannot_be_read_is_told_and_nobody_is_given_anything_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("state.img");
+    std::fs::write(&disk, vec![0x5a; 8 << 20]).unwrap();
+    scenario(Some(&disk)).watched(async |vm| {
+        let agent = booted(vm).await;
+        let begin = Instant::now();
+        let record = loop {
+            let record = agent.boot_record().await.unwrap();
+            if record.unit("partitiond").is_some_and(|unit| unit.end_us.is_some()) {
+                break record;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{record:#?}");
+            sleep(Duration::from_millis(100)).await;
+        };
+        let state = record.unit("state").unwrap();
+        assert_eq!(state.outcome, Outcome::Failed);
+        assert!(
+            state.detail.contains("cannot mount /dev/vda on /var/lib/firstlight") && state.detail.contains("e2fsck"),
+            "{state:?}"
+        );
+        assert_eq!(record.unit("partitiond").unwrap().outcome, Outcome::Skipped);
+        assert_eq!(record.unit("fabricmanager").unwrap().outcome, Outcome::Ok);
+        let (_, error, code) = Host::of(vm).says(&["list"]);
+        assert!(error.contains("does the service VM run") && code == 7, "{error}");
+    });
+    assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "nothing is made anew over it");
+}

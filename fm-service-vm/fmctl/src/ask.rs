@@ -2,6 +2,7 @@
 
 use clap::Args;
 use firstlight_fabric_api::v1 as api;
+use firstlight_pci::Address;
 
 /// One of these.
 #[derive(Debug, Args)]
@@ -15,6 +16,9 @@ pub(crate) struct AskArgs {
     /// Exactly these GPUs, by module id: 1,3.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     modules: Option<Vec<u32>>,
+    /// Exactly those at these places, by the module map: 0000:0f:00.0,0000:10:00.0.
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    pci: Option<Vec<Address>>,
 }
 
 impl AskArgs {
@@ -22,7 +26,9 @@ impl AskArgs {
     pub(crate) fn ask(&self) -> api::Ask {
         use api::ask::What;
         let modules = || self.modules.clone().map(|ids| What::Gpus(api::Gpus { ids }));
-        let what = self.partition.map(What::Partition).or(self.gpus.map(What::Count)).or_else(modules);
+        let places = |places: &Vec<Address>| places.iter().map(ToString::to_string).collect();
+        let pci = || self.pci.as_ref().map(|all| What::Pci(api::PciAddresses { addresses: places(all) }));
+        let what = self.partition.map(What::Partition).or(self.gpus.map(What::Count)).or_else(modules).or_else(pci);
         api::Ask { what }
     }
 }

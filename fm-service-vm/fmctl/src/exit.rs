@@ -1,12 +1,13 @@
 //! How it ends, for people and for scripts.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use firstlight_fabric_api::connect;
 use tonic::{Code, Status};
 
-/// `health` has found trouble.
+/// `health` or `doctor` has found trouble.
 pub(crate) const TROUBLE: u8 = 9;
 
 /// Why nothing came of it.
@@ -32,6 +33,31 @@ pub(crate) enum Failure {
     Missing {
         /// Which.
         option: &'static str,
+    },
+    /// A file is not what it should be.
+    #[error("{}: {why}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// What was asked for cannot be.
+    #[error("{0}")]
+    Input(String),
+    /// The fabric is not in a state for it.
+    #[error("{0}")]
+    State(String),
+    /// A probe came to no end.
+    #[error("{0}")]
+    Probe(String),
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
     },
     /// Nothing can be printed, or read of this machine.
     #[error(transparent)]
@@ -65,8 +91,9 @@ impl Failure {
                 _ => 1,
             },
             Self::Connect(connect::Error::Unreachable { .. }) | Self::Broken { .. } => 7,
-            Self::Connect(_) | Self::Missing { .. } => 2,
-            Self::Output(_) => 1,
+            Self::Connect(_) | Self::Missing { .. } | Self::File { .. } | Self::Content { .. } | Self::Input(_) => 2,
+            Self::State(_) => 5,
+            Self::Output(_) | Self::Probe(_) => 1,
         }
     }
 

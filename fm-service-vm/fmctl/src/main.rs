@@ -2,7 +2,10 @@
 
 mod ask;
 mod connect;
+mod doctor;
 mod exit;
+mod inventory;
+mod probe;
 mod show;
 
 use std::io::{self, Write};
@@ -21,7 +24,7 @@ use exit::Failure;
 ///
 /// Exit codes: 0 done; 1 another failure; 2 a request that cannot be; 3 nothing is free; 4 there is no such partition or GPU;
 /// 5 the fabric is not in a state for it; 6 the fabric manager has refused; 7 the daemon or the fabric manager does not
-/// answer; 8 it has not answered in time, and what was begun may still come to be; 9 health has found trouble.
+/// answer; 8 it has not answered in time, and what was begun may still come to be; 9 health or doctor has found trouble.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -67,6 +70,9 @@ enum Command {
     Plan {
         #[command(flatten)]
         ask: AskArgs,
+        /// Several GPUs, or GPUs by address, also while the module map is not verified.
+        #[arg(long)]
+        unverified_map: bool,
     },
     /// Activate a partition for an owner, before its virtual machine starts.
     Activate {
@@ -75,6 +81,9 @@ enum Command {
         /// Who gets it, such as a virtual machine's name.
         #[arg(long)]
         owner: String,
+        /// As with plan. A wrong map connects tenants to each other's GPUs.
+        #[arg(long)]
+        unverified_map: bool,
         /// The same id again is the same request: give one to what may be sent again.
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
@@ -118,6 +127,13 @@ enum Command {
         /// A GPU's module id, or a switch's PCI address as health names it.
         what: String,
     },
+    /// Which GPU has which PCI address, and how that is known.
+    Inventory {
+        #[command(subcommand)]
+        what: Option<inventory::What>,
+    },
+    /// Looks at one thing after the other, and says what to do where something is not well.
+    Doctor,
     /// Whether all is well, and if not what to do.
     Health,
     /// What happens, a line each, until interrupted.
@@ -160,6 +176,9 @@ fn identified(given: Option<&String>) -> Result<String, Failure> {
 }
 
 async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if matches!(args.command, Command::Doctor) {
+        return doctor::examine(args, out).await;
+    }
     let mut client = connect::connected(args).await?;
     let json = args.json;
     match &args.command {
@@ -174,14 +193,15 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             let partition = client.get(api::GetRequest { id: *partition }).await?.into_inner();
             show::partition(out, &partition, json)?;
         }
-        Command::Plan { ask } => {
-            let plan = client.plan(api::PlanRequest { ask: Some(ask.ask()) }).await?.into_inner();
+        Command::Plan { ask, unverified_map } => {
+            let request = api::PlanRequest { ask: Some(ask.ask()), unverified_map: *unverified_map };
+            let plan = client.plan(request).await?.into_inner();
             show::plan(out, &plan, json)?;
         }
-        Command::Activate { ask, owner, request_id, guest_driver } => {
-            let request_id = identified(request_id.as_ref())?;
-            let (ask, owner, guest_driver) = (Some(ask.ask()), owner.clone(), guest_driver.clone());
-            let request = api::ActivateRequest { request_id, ask, owner, guest_driver };
+        Command::Activate { ask, owner, unverified_map, request_id, guest_driver } => {
+            let (request_id, ask) = (identified(request_id.as_ref())?, Some(ask.ask()));
+            let (owner, guest_driver, unverified_map) = (owner.clone(), guest_driver.clone(), *unverified_map);
+            let request = api::ActivateRequest { request_id, ask, owner, guest_driver, unverified_map };
             let activated = client.activate(request).await?.into_inner();
             show::activated(out, &activated, json)?;
             activated.warnings.iter().for_each(|warning| eprintln!("fmctl: {warning}"));
@@ -227,7 +247,8 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
                 left -= 1;
             }
         }
-        Command::Completions { .. } => {}
+        Command::Inventory { what } => inventory::run(&mut client, what.as_ref(), out, json).await?,
+        Command::Completions { .. } | Command::Doctor => {}
     }
     Ok(ExitCode::SUCCESS)
 }

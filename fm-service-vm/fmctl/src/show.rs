@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use firstlight_fabric_api::v1 as api;
 use serde_json::{Value, json};
 
-type Result = io::Result<()>;
+pub(crate) type Result = io::Result<()>;
 
-fn document(out: &mut dyn Write, value: &Value) -> Result {
+pub(crate) fn document(out: &mut dyn Write, value: &Value) -> Result {
     writeln!(out, "{value:#}")
 }
 
@@ -16,20 +16,20 @@ pub(crate) fn line(out: &mut dyn Write, json: bool, word: &str, text: &str) -> R
     if json { document(out, &json!({ "status": word })) } else { writeln!(out, "{text}") }
 }
 
-fn words(ids: &[u32]) -> String {
+pub(crate) fn words(ids: &[u32]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-fn ids(gpus: Option<&api::Gpus>) -> &[u32] {
+pub(crate) fn ids(gpus: Option<&api::Gpus>) -> &[u32] {
     gpus.map_or(&[], |gpus| &gpus.ids)
 }
 
-fn or_none(text: &str) -> &str {
+pub(crate) fn or_none(text: &str) -> &str {
     if text.is_empty() { "N/A" } else { text }
 }
 
 /// Left-aligned columns with two spaces between them, and lines under the heads.
-fn table(out: &mut dyn Write, heads: &[&str], rows: &[Vec<String>]) -> Result {
+pub(crate) fn table(out: &mut dyn Write, heads: &[&str], rows: &[Vec<String>]) -> Result {
     let widths: Vec<usize> = heads
         .iter()
         .enumerate()
@@ -89,6 +89,12 @@ pub(crate) fn partition(out: &mut dyn Write, one: &api::Partition, json: bool) -
     table(out, &["PHYSICAL ID", "UUID", "PCI BUS ID", "NVLINKS", "RATE (MB/s)"], &rows)
 }
 
+/// Where they are, as far as anybody knows.
+fn places(placed: &[api::Placed]) -> String {
+    let all: Vec<&str> = placed.iter().map(|one| one.pci.as_str()).collect();
+    if all.is_empty() { String::new() } else { format!(" at {}", all.join(",")) }
+}
+
 /// What a request would get.
 pub(crate) fn plan(out: &mut dyn Write, plan: &api::PlanResponse, json: bool) -> Result {
     if json {
@@ -98,7 +104,8 @@ pub(crate) fn plan(out: &mut dyn Write, plan: &api::PlanResponse, json: bool) ->
         [] => "no larger one is lost by it".to_owned(),
         blocks => format!("partitions {} are then not free any more", words(blocks)),
     };
-    writeln!(out, "Partition {} with GPUs {}; {blocks}", plan.partition, words(ids(plan.gpus.as_ref())))
+    let (gpus, places) = (words(ids(plan.gpus.as_ref())), places(&plan.placed));
+    writeln!(out, "Partition {} with GPUs {gpus}{places}; {blocks}", plan.partition)
 }
 
 /// What a request got.
@@ -107,8 +114,8 @@ pub(crate) fn activated(out: &mut dyn Write, given: &api::ActivateResponse, json
         return document(out, &json!(given));
     }
     let again = if given.again { " (it was, for the same request)" } else { "" };
-    let gpus = words(ids(given.gpus.as_ref()));
-    writeln!(out, "Successfully activated partition {} with GPUs {gpus}{again}", given.partition)
+    let (gpus, places) = (words(ids(given.gpus.as_ref())), places(&given.placed));
+    writeln!(out, "Successfully activated partition {} with GPUs {gpus}{places}{again}", given.partition)
 }
 
 /// What came of a deactivation.

@@ -68,7 +68,9 @@ pub enum ClaimError {
         listed: Gpus,
     },
     /// A table that is to be whole is not.
-    #[error("it says nothing of module {missing}, which the fabric manager lists; a table names every GPU")]
+    #[error(
+        "it says nothing of module {missing}, which the fabric manager lists; a table names every GPU that is not in quarantine"
+    )]
     Missing {
         /// Which.
         missing: Gpus,
@@ -118,18 +120,18 @@ pub(crate) fn checked(claims: &[Claim]) -> Result<Gpus, ClaimError> {
 }
 
 impl Claim {
-    /// Whether claims can be of a baseboard of which FM lists these GPUs; with
-    /// `whole`, of each of them.
+    /// Whether claims can be of a baseboard of which FM lists these GPUs, and
+    /// speak of those that are needed.
     ///
     /// # Errors
     /// The first thing that cannot be.
-    pub fn check(claims: &[Self], listed: Gpus, whole: bool) -> Result<(), ClaimError> {
+    pub fn check(claims: &[Self], listed: Gpus, needed: Gpus) -> Result<(), ClaimError> {
         let modules = checked(claims)?;
-        let (unknown, missing) = (modules.without(listed), listed.without(modules));
+        let (unknown, missing) = (modules.without(listed), needed.without(modules));
         if !unknown.is_empty() {
             return Err(ClaimError::Unknown { unknown, listed });
         }
-        if whole && !missing.is_empty() {
+        if !missing.is_empty() {
             return Err(ClaimError::Missing { missing });
         }
         Ok(())

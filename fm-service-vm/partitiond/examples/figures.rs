@@ -127,7 +127,13 @@ impl Stand {
             let (request_id, owner) = (format!("a{cycle}"), "t".to_owned());
             let ask = Some(api::Ask { what: Some(api::ask::What::Count(1 << (cycle % 4))) });
             let given = client
-                .activate(api::ActivateRequest { request_id, ask, owner: owner.clone(), ..Default::default() })
+                .activate(api::ActivateRequest {
+                    request_id,
+                    ask,
+                    owner: owner.clone(),
+                    unverified_map: true,
+                    ..Default::default()
+                })
                 .await
                 .unwrap();
             let partition = given.into_inner().partition;
@@ -146,7 +152,8 @@ impl Stand {
         let hanging = tokio::spawn(async move {
             let ask = Some(api::Ask { what: Some(api::ask::What::Count(2)) });
             let (request_id, owner) = ("r".to_owned(), "t".to_owned());
-            other.activate(api::ActivateRequest { request_id, ask, owner, ..Default::default() }).await
+            let request = api::ActivateRequest { request_id, ask, owner, unverified_map: true, ..Default::default() };
+            other.activate(request).await
         });
         while client.health(api::HealthRequest {}).await.unwrap().into_inner().under_way_ms == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -5,6 +5,7 @@
 //! looked into at any time. Who has waited long enough leaves; what was
 //! begun goes on, and what was not begun is not begun for who has left.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use firstlight_partitions::{Choice, PartitionId};
 use tokio::sync::{oneshot, watch};
 
-use crate::engine::{Activated, Ask, Engine};
+use crate::engine::{Activated, Engine, Noted, Said, Wish};
 use crate::fabric::Fabric;
 use crate::fault::Fault;
 use crate::look::Step;
@@ -27,10 +28,10 @@ type Answer<T> = oneshot::Sender<Result<T, Refused>>;
 
 /// What the engine can be asked for.
 enum Command {
-    Plan(Ask, Answer<Choice>),
+    Plan(Wish, Answer<Choice>),
     Activate {
         request: String,
-        ask: Ask,
+        wish: Wish,
         owner: String,
         answer: Answer<Activated>,
     },
@@ -59,6 +60,15 @@ enum Command {
         switch: String,
         answer: Answer<()>,
     },
+    SetMap {
+        request: String,
+        said: Said,
+        answer: Answer<Noted>,
+    },
+    ForgetMap {
+        request: String,
+        answer: Answer<bool>,
+    },
     /// Nobody waits for these.
     Heard {
         boot: String,
@@ -74,7 +84,10 @@ impl Command {
         match self {
             Self::Plan(_, answer) => answer.is_closed(),
             Self::Activate { answer, .. } => answer.is_closed(),
-            Self::Deactivate { answer, .. } | Self::Release { answer, .. } => answer.is_closed(),
+            Self::Deactivate { answer, .. } | Self::Release { answer, .. } | Self::ForgetMap { answer, .. } => {
+                answer.is_closed()
+            }
+            Self::SetMap { answer, .. } => answer.is_closed(),
             Self::Reconcile { answer, .. } => answer.is_closed(),
             Self::Quarantine { answer, .. } | Self::Mended { answer, .. } => answer.is_closed(),
             Self::Heard { .. } | Self::Manager(_) => false,
@@ -84,8 +97,8 @@ impl Command {
     /// Does it, and says how its answer is given.
     fn carry_out<F: Fabric>(self, engine: &mut Engine<F>) -> Box<dyn FnOnce()> {
         match self {
-            Self::Plan(ask, answer) => given(answer, engine.plan(ask)),
-            Self::Activate { request, ask, owner, answer } => given(answer, engine.activate(&request, ask, &owner)),
+            Self::Plan(wish, answer) => given(answer, engine.plan(wish)),
+            Self::Activate { request, wish, owner, answer } => given(answer, engine.activate(&request, wish, &owner)),
             Self::Deactivate { request, partition, owner, answer } => {
                 given(answer, engine.deactivate(&request, partition, &owner))
             }
@@ -95,6 +108,8 @@ impl Command {
             Self::Release { gpu, answer } => given(answer, engine.release(gpu)),
             Self::Mended { switch, answer } => given(answer, engine.mended(&switch)),
             Self::Heard { .. } | Self::Manager(_) => Box::new(|| ()),
+            Self::SetMap { request, said, answer } => given(answer, engine.set_map(&request, said)),
+            Self::ForgetMap { request, answer } => given(answer, engine.forget_map(&request)),
         }
     }
 }
@@ -143,7 +158,9 @@ pub fn start<F: Fabric + Send + 'static>(
     patience: Duration,
 ) -> std::io::Result<Handle> {
     let (commands, receiver) = channel();
-    let (shown, view) = watch::channel(View::new(engine.state().clone()));
+    let mut first = View::new(engine.state().clone());
+    first.modules = Arc::clone(engine.modules().known());
+    let (shown, view) = watch::channel(first);
     thread::Builder::new().name("fabric".to_owned()).spawn(move || run(engine, &receiver, &shown, between))?;
     Ok(Handle { commands, view, patience })
 }
@@ -191,6 +208,8 @@ fn run<F: Fabric>(mut engine: Engine<F>, commands: &Receiver<Command>, shown: &w
 fn show<F>(engine: &Engine<F>, shown: &watch::Sender<View>) {
     shown.send_modify(|view| {
         view.state = engine.state().clone();
+        view.modules = Arc::clone(engine.modules().known());
+        (view.tally, view.journal_end) = (engine.tally().clone(), engine.journal_end());
         // Whatever is still under way is not being waited for.
         view.under_way = None;
         if let Some((look, at)) = engine.seen().filter(|(_, at)| view.looked != Some(*at)) {
@@ -247,16 +266,16 @@ impl Handle {
     ///
     /// # Errors
     /// As there, or no answer.
-    pub async fn plan(&self, ask: Ask) -> Result<Choice, Unanswered> {
-        self.ask(|answer| Command::Plan(ask, answer)).await
+    pub async fn plan(&self, wish: Wish) -> Result<Choice, Unanswered> {
+        self.ask(|answer| Command::Plan(wish, answer)).await
     }
 
     /// See [`Engine::activate`].
     ///
     /// # Errors
     /// As there, or no answer.
-    pub async fn activate(&self, request: String, ask: Ask, owner: String) -> Result<Activated, Unanswered> {
-        self.ask(|answer| Command::Activate { request, ask, owner, answer }).await
+    pub async fn activate(&self, request: String, wish: Wish, owner: String) -> Result<Activated, Unanswered> {
+        self.ask(|answer| Command::Activate { request, wish, owner, answer }).await
     }
 
     /// See [`Engine::deactivate`].
@@ -297,5 +316,21 @@ impl Handle {
     /// As there, or no answer.
     pub async fn release(&self, gpu: u32) -> Result<bool, Unanswered> {
         self.ask(|answer| Command::Release { gpu, answer }).await
+    }
+
+    /// See [`Engine::set_map`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn set_map(&self, request: String, said: Said) -> Result<Noted, Unanswered> {
+        self.ask(|answer| Command::SetMap { request, said, answer }).await
+    }
+
+    /// See [`Engine::forget_map`].
+    ///
+    /// # Errors
+    /// As there, or no answer.
+    pub async fn forget_map(&self, request: String) -> Result<bool, Unanswered> {
+        self.ask(|answer| Command::ForgetMap { request, answer }).await
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Instant;
 
 use firstlight_partitions::{Gpus, PartitionId, Request, State as Taken};
+use firstlight_pci::Address;
 use firstlight_sys::nvfm;
 
 use crate::fabric::Fabric;
@@ -11,11 +12,17 @@ use crate::fault::{Fault, Kind};
 use crate::journal::Journal;
 use crate::look::{Look, Step};
 use crate::meaning::Meaning;
+use crate::modules::Modules;
 use crate::refused::Refused;
 use crate::state::{Begun, Change, Ended, Heard, Record, State};
+use crate::tally::Tally;
+
+mod inventory;
+
+pub use inventory::{Noted, Said, Wish};
 
 /// Which GPUs somebody wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// So many, whichever.
     Count(u32),
@@ -23,6 +30,8 @@ pub enum Ask {
     Gpus(Gpus),
     /// Those of this partition.
     Partition(PartitionId),
+    /// Exactly those at these places on the host.
+    Pci(Vec<Address>),
 }
 
 impl fmt::Display for Ask {
@@ -31,6 +40,10 @@ impl fmt::Display for Ask {
             Self::Count(count) => write!(f, "{count} GPUs"),
             Self::Gpus(gpus) => write!(f, "GPUs {gpus}"),
             Self::Partition(id) => write!(f, "partition {id}"),
+            Self::Pci(places) => {
+                let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+                write!(f, "GPUs at {}", places.join(","))
+            }
         }
     }
 }
@@ -51,6 +64,9 @@ pub struct Engine<F> {
     fabric: F,
     journal: Journal,
     state: State,
+    modules: Modules,
+    /// What changes there were, and how long they took.
+    tally: Tally,
     /// What FM listed last, and when.
     seen: Option<(Look, Instant)>,
     /// Is told what is known whenever that is another.
@@ -72,10 +88,22 @@ fn word(what: &'static str, text: &str) -> Result<(), Refused> {
 }
 
 impl<F> Engine<F> {
+    /// Where the journal ends, in bytes.
+    #[must_use]
+    pub fn journal_end(&self) -> u64 {
+        self.journal.end()
+    }
+
     /// What is known without asking FM.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// What changes there were.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// What FM listed last, and when.
@@ -89,7 +117,8 @@ impl<F: Fabric> Engine<F> {
     /// Goes on where the journal ends. What was under way is settled before the next change.
     #[must_use]
     pub fn new(fabric: F, (journal, state): (Journal, State)) -> Self {
-        Self { fabric, journal, state, seen: None, observer: Box::new(|_| {}) }
+        let (modules, tally) = (Modules::default(), Tally::default());
+        Self { fabric, journal, state, modules, tally, seen: None, observer: Box::new(|_| {}) }
     }
 
     /// Tells `observer` what is known whenever that is another, also while FM is asked.
@@ -100,12 +129,6 @@ impl<F: Fabric> Engine<F> {
     /// The fabric manager.
     pub fn fabric(&mut self) -> &mut F {
         &mut self.fabric
-    }
-
-    /// Where the journal ends, in bytes.
-    #[must_use]
-    pub fn journal_end(&self) -> u64 {
-        self.journal.end()
     }
 
     fn write(&mut self, record: Record) -> Result<(), Refused> {
@@ -198,11 +221,14 @@ impl<F: Fabric> Engine<F> {
         let number = self.state.number + 1;
         let begun = Begun { number, request: request.to_owned(), asked: asked.to_owned(), change };
         self.write(Record::Begun(begun.clone()))?;
+        let since = Instant::now();
         let answer = match begun.change {
             Change::Activate { partition, .. } => self.fabric.activate(partition),
             Change::Deactivate { partition } => self.fabric.deactivate(partition),
         };
-        self.ended(&begun, answer)
+        let ended = self.ended(&begun, answer);
+        self.tally.count(&begun.change, &ended, since.elapsed());
+        ended
     }
 
     /// The outcome of the same request, if it was done.
@@ -240,15 +266,18 @@ impl<F: Fabric> Engine<F> {
     ///
     /// # Errors
     /// Why it would get none.
-    pub fn plan(&mut self, ask: Ask) -> Result<firstlight_partitions::Choice, Refused> {
+    pub fn plan(&mut self, wish: impl Into<Wish>) -> Result<firstlight_partitions::Choice, Refused> {
+        let wish = wish.into();
         let look = self.settle()?;
-        let request = match ask {
-            Ask::Count(count) => Request::Count(count),
-            Ask::Gpus(gpus) => Request::Exactly(gpus),
-            Ask::Partition(id) => Request::Exactly(look.partition(id)?.gpus),
+        let request = match &wish.ask {
+            Ask::Count(count) => Request::Count(*count),
+            Ask::Gpus(gpus) => Request::Exactly(*gpus),
+            Ask::Partition(id) => Request::Exactly(look.partition(*id)?.gpus),
+            Ask::Pci(places) => Request::Exactly(self.modules.known().at(places)?),
         };
         let taken = Taken { busy: self.state.busy().with(look.busy()), barred: self.state.barred() };
         let choice = look.table.plan(&taken, request)?;
+        self.by_map(&look, &wish, &choice.partition)?;
         // Which GPUs a switch's links lead to, nobody says. A lone GPU needs none.
         match self.state.faulty.iter().next().filter(|_| choice.partition.gpus.count() > 1) {
             Some((switch, reason)) => Err(Refused::Switch { switch: switch.clone(), reason: reason.clone() }),
@@ -260,14 +289,15 @@ impl<F: Fabric> Engine<F> {
     ///
     /// # Errors
     /// Why not; [`Refused::Unsettled`] says that it may still come to be.
-    pub fn activate(&mut self, request: &str, ask: Ask, owner: &str) -> Result<Activated, Refused> {
+    pub fn activate(&mut self, request: &str, wish: impl Into<Wish>, owner: &str) -> Result<Activated, Refused> {
         word("request", request)?;
         word("owner", owner)?;
-        let asked = format!("activate {ask} for {owner}");
+        let wish = wish.into();
+        let asked = format!("activate {} for {owner}", wish.ask);
         if let Some(activated) = self.activated_before(request, &asked)? {
             return Ok(activated);
         }
-        let choice = self.plan(ask);
+        let choice = self.plan(wish);
         // That may have settled this very request, if it was interrupted.
         if let Some(activated) = self.activated_before(request, &asked)? {
             return Ok(activated);

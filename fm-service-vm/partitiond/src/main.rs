@@ -10,9 +10,10 @@ use clap::Parser;
 use firstlight_partitiond::fabric::Nvfm;
 use firstlight_partitiond::journal::Journal;
 use firstlight_partitiond::listen::{self, Tls};
+use firstlight_partitiond::options::Options;
 use firstlight_partitiond::service::Service;
 use firstlight_partitiond::versions::{self, GuestDriver, Versions};
-use firstlight_partitiond::{Engine, actor, kernel_log, manager};
+use firstlight_partitiond::{Engine, actor, kernel_log, manager, metrics};
 use firstlight_sys::nvfm::Address;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -71,6 +72,8 @@ struct Args {
     /// How often the fabric is looked at while nobody asks for anything.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     look_every: Duration,
+    #[command(flatten)]
+    more: Options,
 }
 
 impl Args {
@@ -121,7 +124,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let tls = args.tls()?;
     let opened = Journal::open(&args.journal)?;
     let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
-    let engine = actor::start(Engine::new(fabric, opened), args.look_every, args.patience).context("start a thread")?;
+    let engine = Engine::new(fabric, opened).with(args.more.modules(&args.journal));
+    let engine = actor::start(engine, args.look_every, args.patience).context("start a thread")?;
     if !args.no_kernel_log
         && let Err(error) = kernel_log::follow(&args.kernel_log, engine.clone())
     {
@@ -133,7 +137,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let versions = Versions::read(&args.fabric_manager_program, Path::new(versions::DRIVER)).await;
         let service = Service::new(engine.clone(), versions, args.guest_driver);
         if let Some(socket) = args.init.clone() {
-            tokio::spawn(manager::follow(socket, engine));
+            tokio::spawn(manager::follow(socket, engine.clone()));
         }
         let unix = listen::unix(&args.listen)?;
         let vsock = args.listen_vsock.map(listen::vsock).transpose()?;
@@ -141,6 +145,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
             Some(tls) => Some(tls.open(&service).await?),
             None => None,
         };
+        if let Some(address) = &args.more.metrics {
+            tokio::spawn(metrics::serve(address.open().await?, engine.clone()));
+        }
         let mut places = vec![args.listen.display().to_string()];
         places.extend(args.listen_vsock.map(|port| format!("vsock port {port}")));
         places.extend(tls.map(|tls| tls.address.to_string()));

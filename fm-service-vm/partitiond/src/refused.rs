@@ -1,6 +1,9 @@
 //! Why something was not done.
 
+use std::path::PathBuf;
+
 use firstlight_partitions::{Gpus, PartitionId, Refusal, TableError};
+use firstlight_pci::Address;
 use firstlight_sys::nvfm;
 
 use crate::journal;
@@ -63,6 +66,58 @@ pub enum Refused {
     /// Nothing fits, or nothing is free.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// The map by which it would be given is not verified.
+    #[error(
+        "{what} is not given while which GPU is which is not verified: {why}; {advice}; --unverified-map overrides that for one request"
+    )]
+    Unverified {
+        /// What would be given.
+        what: String,
+        /// What is wrong with the map.
+        why: String,
+        /// What to run.
+        advice: String,
+    },
+    /// The map has no GPU there.
+    #[error(
+        "the module map has no GPU at {pci}; it has {}; fmctl inventory shows it, and fmctl inventory set, nvml and probe make it",
+        places(there)
+    )]
+    NotInMap {
+        /// What was asked for.
+        pci: Address,
+        /// What there is.
+        there: Vec<Address>,
+    },
+    /// What is said of GPUs' places cannot be, or contradicts the map.
+    #[error(transparent)]
+    Map(#[from] firstlight_module_map::Refused),
+    /// It is said of another baseboard than the daemon's.
+    #[error(
+        "this is said of baseboard {said}, and the daemon runs on {is}: was --baseboard-serial right, or is the measurement of another server?"
+    )]
+    OtherBaseboard {
+        /// What was said.
+        said: String,
+        /// What the daemon was told.
+        is: String,
+    },
+    /// A probe says something of one GPU, by its own partition.
+    #[error("a probe is of one GPU and of the partition of that GPU alone; partition {partition} has GPUs {gpus}")]
+    Probe {
+        /// Which was named.
+        partition: PartitionId,
+        /// Its GPUs.
+        gpus: Gpus,
+    },
+    /// The map cannot be written down.
+    #[error("cannot write {}: {source}; the module map is as it was", path.display())]
+    MapFile {
+        /// Its file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// There is no such partition.
     #[error("there is no partition {id}; there are {}", numbers(ids))]
     NoPartition {
@@ -152,5 +207,10 @@ pub enum Refused {
 
 fn numbers(ids: &[PartitionId]) -> String {
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
+}
+
+fn places(there: &[Address]) -> String {
+    let words: Vec<String> = there.iter().map(ToString::to_string).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }

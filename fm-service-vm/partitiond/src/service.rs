@@ -12,7 +12,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::actor::{Handle, Unanswered};
-use crate::engine::Ask;
+use crate::engine::{Ask, Wish};
+use crate::inventory;
 use crate::look::Step;
 use crate::meaning::Meaning;
 use crate::refused::Refused;
@@ -63,7 +64,14 @@ fn code(refused: &Refused) -> Code {
         | Refused::Overlap(..)
         | Refused::Plan(Refusal::NoSize { .. } | Refusal::NoSuchSet { .. }) => Code::InvalidArgument,
         Refused::Request { .. } | Refused::Over { .. } => Code::AlreadyExists,
-        Refused::NoPartition { .. } | Refused::NoGpu { .. } | Refused::NoSwitch { .. } => Code::NotFound,
+        Refused::Probe { .. }
+        | Refused::Map(firstlight_module_map::Refused::Claims(_) | firstlight_module_map::Refused::Serial(_)) => {
+            Code::InvalidArgument
+        }
+        Refused::Unverified { .. } | Refused::Map(_) | Refused::OtherBaseboard { .. } => Code::FailedPrecondition,
+        Refused::NoPartition { .. } | Refused::NoGpu { .. } | Refused::NoSwitch { .. } | Refused::NotInMap { .. } => {
+            Code::NotFound
+        }
         Refused::Plan(Refusal::NoneFree { .. } | Refusal::Taken { .. }) => Code::ResourceExhausted,
         Refused::Held { .. } => Code::PermissionDenied,
         Refused::Outage { .. }
@@ -78,7 +86,7 @@ fn code(refused: &Refused) -> Code {
             _ => Code::Aborted,
         },
         Refused::Table(_) | Refused::Listed { .. } => Code::FailedPrecondition,
-        Refused::Journal(_) | Refused::Record(_) => Code::Internal,
+        Refused::Journal(_) | Refused::Record(_) | Refused::MapFile { .. } => Code::Internal,
     }
 }
 
@@ -100,12 +108,17 @@ fn gpus(gpus: Gpus) -> api::Gpus {
 }
 
 /// What is asked for, if anything is.
+fn wish(asked: Option<api::Ask>, unverified_map: bool) -> Result<Wish, Status> {
+    Ok(Wish { ask: ask(asked)?, unverified_map })
+}
+
 fn ask(ask: Option<api::Ask>) -> Result<Ask, Status> {
     let what = ask.and_then(|ask| ask.what);
     let what = what.ok_or_else(|| Status::invalid_argument("the request says neither how many GPUs nor which"))?;
     Ok(match what {
         api::ask::What::Count(count) => Ask::Count(count),
         api::ask::What::Partition(id) => Ask::Partition(id),
+        api::ask::What::Pci(api::PciAddresses { addresses }) => Ask::Pci(inventory::addresses(&addresses)?),
         api::ask::What::Gpus(gpus) => {
             let count = gpus.ids.len();
             let set = Gpus::of(gpus.ids).map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -117,15 +130,18 @@ fn ask(ask: Option<api::Ask>) -> Result<Ask, Status> {
     })
 }
 
-fn partition(view: &View, listed: &nvfm::Partition) -> api::Partition {
-    let gpu = |gpu: &nvfm::Gpu| api::Gpu {
+fn gpu(gpu: &nvfm::Gpu) -> api::Gpu {
+    api::Gpu {
         physical_id: gpu.physical_id,
         uuid: gpu.uuid.clone(),
         pci: gpu.pci.clone(),
         links: gpu.links,
         most_links: gpu.most_links,
         line_rate_mbps: gpu.line_rate,
-    };
+    }
+}
+
+fn partition(view: &View, listed: &nvfm::Partition) -> api::Partition {
     let set = view.look.table.get(listed.id).map_or(Gpus::NONE, |partition| partition.gpus);
     api::Partition {
         id: listed.id,
@@ -233,17 +249,21 @@ impl Fabric for Service {
     }
 
     async fn plan(&self, request: Request<api::PlanRequest>) -> Answer<api::PlanResponse> {
-        let choice = self.engine.plan(ask(request.into_inner().ask)?).await.map_err(|error| status(&error))?;
-        let (partition, gpus) = (choice.partition.id, Some(gpus(choice.partition.gpus)));
-        Ok(Response::new(api::PlanResponse { partition, gpus, blocks: choice.blocks }))
+        let api::PlanRequest { ask, unverified_map } = request.into_inner();
+        let choice = self.engine.plan(wish(ask, unverified_map)?).await.map_err(|error| status(&error))?;
+        let (partition, set) = (choice.partition.id, choice.partition.gpus);
+        let placed = inventory::placed(&self.engine.view(), set);
+        Ok(Response::new(api::PlanResponse { partition, gpus: Some(gpus(set)), blocks: choice.blocks, placed }))
     }
 
     async fn activate(&self, request: Request<api::ActivateRequest>) -> Answer<api::ActivateResponse> {
-        let api::ActivateRequest { request_id, ask: asked, owner, guest_driver } = request.into_inner();
+        let api::ActivateRequest { request_id, ask, owner, guest_driver, unverified_map } = request.into_inner();
         let warnings = self.judge(&guest_driver).map_err(|error| status(&error.into()))?;
-        let given = self.engine.activate(request_id, ask(asked)?, owner).await.map_err(|error| status(&error))?;
+        let wish = wish(ask, unverified_map)?;
+        let given = self.engine.activate(request_id, wish, owner).await.map_err(|error| status(&error))?;
+        let placed = inventory::placed(&self.engine.view(), given.gpus);
         let (partition, gpus) = (given.partition, Some(gpus(given.gpus)));
-        Ok(Response::new(api::ActivateResponse { partition, gpus, again: given.again, warnings }))
+        Ok(Response::new(api::ActivateResponse { partition, gpus, again: given.again, warnings, placed }))
     }
 
     async fn deactivate(&self, request: Request<api::DeactivateRequest>) -> Answer<api::DeactivateResponse> {
@@ -276,6 +296,25 @@ impl Fabric for Service {
             }
         };
         Ok(Response::new(api::ReleaseResponse { was_quarantined }))
+    }
+
+    async fn inventory(&self, _: Request<api::InventoryRequest>) -> Answer<api::InventoryResponse> {
+        Ok(Response::new(inventory::inventory(&self.engine.view(), gpu)))
+    }
+
+    async fn set_module_map(&self, request: Request<api::SetModuleMapRequest>) -> Answer<api::SetModuleMapResponse> {
+        let (request, said) = inventory::said(request.into_inner())?;
+        let noted = self.engine.set_map(request, said).await.map_err(|error| status(&error))?;
+        Ok(Response::new(inventory::noted(&self.engine.view(), noted)))
+    }
+
+    async fn forget_module_map(
+        &self,
+        request: Request<api::ForgetModuleMapRequest>,
+    ) -> Answer<api::ForgetModuleMapResponse> {
+        let was_there =
+            self.engine.forget_map(request.into_inner().request_id).await.map_err(|error| status(&error))?;
+        Ok(Response::new(api::ForgetModuleMapResponse { was_there }))
     }
 
     async fn health(&self, _: Request<api::HealthRequest>) -> Answer<api::HealthResponse> {

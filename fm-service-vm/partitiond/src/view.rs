@@ -1,6 +1,7 @@
 //! How the fabric is, for whoever asks while something else is done.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use firstlight_partitions::known::Known;
@@ -9,7 +10,9 @@ use firstlight_partitions::{Free, Gpus, PartitionId, State as Taken};
 use crate::fault::{Fault, Kind};
 use crate::look::Look;
 use crate::manager::News;
+use crate::modules::Known as Modules;
 use crate::state::State;
+use crate::tally::Tally;
 
 /// The last look at the fabric, and what is known now.
 #[derive(Debug, Clone)]
@@ -29,20 +32,31 @@ pub struct View {
     /// Errors that switches got over by themselves, and those of GPUs that nobody knows, since the daemon began: by device,
     /// how often, and the last.
     pub passing: BTreeMap<String, (u64, Fault)>,
+    /// The module map.
+    pub modules: Arc<Modules>,
+    /// What changes there were.
+    pub tally: Tally,
+    /// Where the journal ends, in bytes.
+    pub journal_end: u64,
 }
 
 impl View {
     /// Before the first look.
     #[must_use]
     pub fn new(state: State) -> Self {
+        let (look, modules, tally) = (Look::default(), Arc::default(), Tally::default());
+        let (manager, passing) = (None, BTreeMap::new());
         Self {
-            look: Look::default(),
+            look,
             looked: None,
             state,
             under_way: None,
             trouble: None,
-            manager: None,
-            passing: BTreeMap::new(),
+            manager,
+            passing,
+            modules,
+            tally,
+            journal_end: 0,
         }
     }
 
@@ -116,6 +130,7 @@ impl View {
                  reset their GPUs, then fmctl release {switch}"
             ));
         }
+        troubles.extend(self.modules.trouble(&self.look, self.state.barred()));
         for (gpu, reason) in &self.state.barred {
             troubles.push(format!("GPU {gpu} is in quarantine ({reason}): fmctl release {gpu} when it is good again"));
         }

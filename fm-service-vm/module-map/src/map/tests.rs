@@ -121,16 +121,17 @@ fn another_gpu_or_baseboard_is_not_what_was_measured() {
 
 #[test]
 fn claims_that_cannot_be_are_refused() {
-    let both = |first: Claim, second: Claim| Claim::check(&[first, second], eight(), false).unwrap_err().to_string();
+    let both =
+        |first: Claim, second: Claim| Claim::check(&[first, second], eight(), Gpus::NONE).unwrap_err().to_string();
     assert!(both(claim(1, "0000:01:00.0"), claim(1, "0000:02:00.0")).contains("module 1 is there twice"));
     assert!(both(claim(1, "0000:01:00.0"), claim(2, "0000:01:00.0")).contains("0000:01:00.0 is there twice"));
     assert!(
         both(with_uuid(1, "0000:01:00.0", "u"), with_uuid(2, "0000:02:00.0", "u")).contains("GPU u is there twice")
     );
     assert!(both(claim(1, "0000:01:00.0"), claim(9, "0000:02:00.0")).contains("lists no module 9; it lists 1,2,3"));
-    assert_eq!(Claim::check(&all()[1..], eight(), true), Err(ClaimError::Missing { missing: gpus(&[5]) }));
-    assert_eq!(Claim::check(&all(), eight(), true), Ok(()));
-    assert_eq!(Claim::check(&[], eight(), false), Err(ClaimError::Empty));
+    assert_eq!(Claim::check(&all()[1..], eight(), eight()), Err(ClaimError::Missing { missing: gpus(&[5]) }));
+    assert_eq!(Claim::check(&all(), eight(), eight()), Ok(()));
+    assert_eq!(Claim::check(&[], eight(), Gpus::NONE), Err(ClaimError::Empty));
     assert!(matches!(ModuleMap::merged(None, "a b", &all(), &nvml(1), false), Err(Refused::Serial(_))));
 }
 

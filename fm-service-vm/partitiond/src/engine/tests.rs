@@ -44,7 +44,7 @@ struct Sim {
 }
 
 #[derive(Clone)]
-struct Shared(Rc<RefCell<Sim>>);
+pub(super) struct Shared(Rc<RefCell<Sim>>);
 
 fn refused(call: &'static str, code: i32) -> Result<(), Error> {
     Err(Error::Refused { call, code: Code(code) })
@@ -146,10 +146,10 @@ impl Fabric for Shared {
     }
 }
 
-struct Stand {
-    dir: tempfile::TempDir,
-    sim: Shared,
-    engine: Engine<Shared>,
+pub(super) struct Stand {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) sim: Shared,
+    pub(super) engine: Engine<Shared>,
 }
 
 fn sim(known: &'static Known, journal: &Path) -> Shared {
@@ -166,11 +166,16 @@ fn sim(known: &'static Known, journal: &Path) -> Shared {
     })))
 }
 
-fn stand(known: &'static Known) -> Stand {
+/// What the map is for is not asked for here.
+fn begun(sim: &Shared, journal: &Path) -> Engine<Shared> {
+    Engine::new(sim.clone(), Journal::open(journal).unwrap()).with(Modules::default().allowing(true))
+}
+
+pub(super) fn stand(known: &'static Known) -> Stand {
     let dir = folder();
     let path = dir.path().join("journal");
     let sim = sim(known, &path);
-    let engine = Engine::new(sim.clone(), Journal::open(&path).unwrap());
+    let engine = begun(&sim, &path);
     Stand { dir, sim, engine }
 }
 
@@ -179,7 +184,7 @@ impl Stand {
         self.sim.0.borrow_mut().faults.push_back(Fault { code, done, gone });
     }
 
-    fn active(&self) -> BTreeSet<PartitionId> {
+    pub(super) fn active(&self) -> BTreeSet<PartitionId> {
         self.sim.0.borrow().active.clone()
     }
 
@@ -195,7 +200,7 @@ impl Stand {
     fn restarted(self) -> Self {
         let Self { dir, sim, engine } = self;
         drop(engine);
-        let engine = Engine::new(sim.clone(), Journal::open(&dir.path().join("journal")).unwrap());
+        let engine = begun(&sim, &dir.path().join("journal"));
         Self { dir, sim, engine }
     }
 }
@@ -476,7 +481,7 @@ fn a_daemon_that_is_killed_at_any_step_comes_back_to_what_is_true() {
             // Whoever was told that it has a partition runs on it, until it asks for its end.
             let known =
                 told.0.iter().rev().find(|(at, _)| *at <= length).map(|(_, held)| held.clone()).unwrap_or_default();
-            let mut engine = Engine::new(sim.clone(), Journal::open(&path).unwrap());
+            let mut engine = begun(&sim, &path);
             let ending = engine.state().under_way.as_ref().and_then(|begun| match begun.change {
                 Change::Deactivate { partition } => Some(partition),
                 Change::Activate { .. } => None,

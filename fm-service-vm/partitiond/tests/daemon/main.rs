@@ -341,12 +341,14 @@ async fn what_is_no_request_is_refused_and_harms_nobody() {
         // It may hang up before all is written.
         let _ = stream.write_all(bytes);
     }
-    let empty =
-        api::ActivateRequest { request_id: "r".to_owned(), ask: None, owner: "a".to_owned(), ..Default::default() };
+    let empty = api::ActivateRequest { ask: None, ..activate("r", 1, "a") };
     assert_eq!(client.activate(empty).await.unwrap_err().code(), Code::InvalidArgument);
     let long = api::QuarantineRequest { gpu: 1, reason: "x".repeat(3 << 20) };
     client.quarantine(long).await.unwrap();
-    assert_eq!(client.plan(api::PlanRequest { ask: count(4) }).await.unwrap().into_inner().partition, 2);
+    assert_eq!(
+        client.plan(api::PlanRequest { ask: count(4), unverified_map: false }).await.unwrap().into_inner().partition,
+        2
+    );
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(stand.socket()).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600, "nobody but root");
     // A second daemon on the same journal does not begin.

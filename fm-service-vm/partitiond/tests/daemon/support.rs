@@ -59,6 +59,16 @@ impl Stand {
     }
 
     pub(crate) fn with(scenario: &Scenario, variant: &'static str, patience: &'static str) -> Self {
+        // Most tests are of partitions; those of the map have a stand that is strict.
+        Self::told(scenario, variant, patience, &["--allow-unverified-map"])
+    }
+
+    /// Where several GPUs are given by a verified map only, as by default.
+    pub(crate) fn strict(scenario: &Scenario) -> Self {
+        Self::told(scenario, "610", "20", &[])
+    }
+
+    pub(crate) fn told(scenario: &Scenario, variant: &'static str, patience: &'static str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let home = Home::new(folder.path());
         home.write(&[], scenario).unwrap();
@@ -66,6 +76,7 @@ impl Stand {
         fm.wait_for(Phase::Ready).unwrap();
         let mut stand =
             Self { home, fm, folder, daemon: None, variant, patience, look_every: "0.05", more: Vec::new() };
+        stand.more.extend(more.iter().map(ToString::to_string));
         stand.start_daemon();
         stand
     }
@@ -189,12 +200,8 @@ pub(crate) fn count(count: u32) -> Option<api::Ask> {
 }
 
 pub(crate) fn activate(request: &str, gpus: u32, owner: &str) -> api::ActivateRequest {
-    api::ActivateRequest {
-        request_id: request.to_owned(),
-        ask: count(gpus),
-        owner: owner.to_owned(),
-        guest_driver: String::new(),
-    }
+    let (request_id, owner) = (request.to_owned(), owner.to_owned());
+    api::ActivateRequest { request_id, ask: count(gpus), owner, ..Default::default() }
 }
 
 pub(crate) fn deactivate(request: &str, partition: u32, owner: &str) -> api::DeactivateRequest {

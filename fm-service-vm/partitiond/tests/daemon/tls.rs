@@ -66,7 +66,7 @@ async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
         ("--key", ours.file("daemon.key")),
         ("--client-ca", ours.file("ca.pem")),
     ];
-    stand.more = options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]).collect();
+    stand.more.extend(options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]));
     stand.start_daemon();
     stand.until("the fabric is seen", |health| health.ok).await;
 

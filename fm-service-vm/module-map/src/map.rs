@@ -67,6 +67,14 @@ pub struct Entry {
     pub evidence: Evidence,
 }
 
+impl Entry {
+    /// Whether both say the same in the same way, be it at another time.
+    fn says_as(&self, other: &Self) -> bool {
+        let how = |entry: &Self| std::mem::discriminant(&entry.evidence);
+        (self.pci, &self.uuid, &self.serial, how(self)) == (other.pci, &other.uuid, &other.serial, how(other))
+    }
+}
+
 /// A baseboard's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -244,7 +252,10 @@ impl ModuleMap {
         }
         let modules = |map: Option<&Self>| Gpus::of(map.iter().flat_map(|map| map.entries.keys().copied()));
         let (old, new) = (modules(before).unwrap_or_default(), modules(Some(&map)).unwrap_or_default());
-        let is_new = |module: &u32| own.and_then(|own| own.entries.get(module)) != map.entries.get(module);
+        let is_new = |module: &u32| match (own.and_then(|own| own.entries.get(module)), map.entries.get(module)) {
+            (Some(old), Some(new)) => !old.says_as(new),
+            (old, new) => old.is_some() != new.is_some(),
+        };
         let changed = Gpus::of(new.ids().filter(is_new)).unwrap_or_default();
         Ok(Merged { map, changed, dropped: old.without(new), replaced })
     }

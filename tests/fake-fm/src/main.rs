@@ -6,8 +6,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use firstlight_fake_fm::config::Config;
+use firstlight_fake_fm::control::Control;
 use firstlight_fake_fm::scenario::Scenario;
 use firstlight_fake_fm::server;
+
+/// The GPU is in no partition that is active.
+const NO_FABRIC: u8 = 10;
 
 /// A process in the place of NVIDIA's Fabric Manager; what is special to it comes from the file
 /// that FAKE_FM names.
@@ -26,6 +30,9 @@ struct Arguments {
     /// Print the version.
     #[arg(short = 'v', long)]
     version: bool,
+    /// Not the real one's: asks the one that runs whether a GPU is in an active partition; ends with 0 if so, with 10 if not.
+    #[arg(long, value_name = "MODULE")]
+    fabric_of: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -43,6 +50,13 @@ fn run(arguments: &Arguments) -> Result<u8, Box<dyn std::error::Error>> {
     if arguments.version {
         println!("Fabric Manager version is : {}", scenario.version);
         return Ok(0);
+    }
+    if let Some(module) = arguments.fabric_of {
+        let path = scenario.control.as_ref().ok_or("the scenario names no socket for tests")?;
+        let active = Control::connect(path)?.snapshot()?.active;
+        let mut rows = scenario.known()?.rows.iter();
+        let has_fabric = rows.any(|(id, gpus, _)| active.contains(id) && gpus.contains(&module));
+        return Ok(if has_fabric { 0 } else { NO_FABRIC });
     }
     let mut config = Config::read(&arguments.config).map_err(|error| format!("configuration: {error}"))?;
     config.restart |= arguments.restart;

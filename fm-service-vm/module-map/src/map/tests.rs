@@ -62,7 +62,9 @@ fn an_operators_word_is_verified_entry_by_entry() {
     assert!(standing(&map, Gpus::NONE).is_verified());
     // Who says it once more takes nothing away.
     let again = merge(Some(&map), &all(), &Evidence::Operator).unwrap();
-    assert_eq!((again.map, again.changed), (map, Gpus::NONE));
+    assert_eq!((&again.map, again.changed), (&map, Gpus::NONE));
+    let later = merge(Some(&map), &all(), &Evidence::Probe { when: 6, partition: 7 }).unwrap();
+    assert_eq!((later.map == map, later.changed), (false, Gpus::NONE), "another time is nothing new");
 }
 
 #[test]

@@ -2,7 +2,11 @@
 //! fabric manager's stand-in that can be killed.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod doctor;
+mod inventory;
+mod metrics;
 mod news;
+mod probe;
 mod support;
 mod tls;
 
@@ -82,7 +86,7 @@ fn an_operator_sees_and_steers_the_fabric() {
     stand.assert_unharmed();
 }
 
-fn tokio_main<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn tokio_main<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 

@@ -15,7 +15,7 @@ use crate::support::{Stand, activate, quick};
 fn stand(table: &str, more: &[&str]) -> Stand {
     let mut stand = Stand::new(&quick(table));
     stand.kill_daemon();
-    stand.more = more.iter().map(|word| word.replace("HERE", &stand.folder.path().display().to_string())).collect();
+    stand.more.extend(more.iter().map(ToString::to_string));
     stand.start_daemon();
     stand
 }
@@ -184,7 +184,7 @@ async fn a_tenant_with_another_driver_is_refused_or_warned() {
     assert_eq!(given.warnings, Vec::<String>::new());
 
     stand.kill_daemon();
-    stand.more = vec!["--guest-driver".to_owned(), "warn".to_owned()];
+    stand.more.extend(["--guest-driver".to_owned(), "warn".to_owned()]);
     stand.start_daemon();
     stand.until("the fabric is seen", |health| health.ok).await;
     let (said, warned, code) =

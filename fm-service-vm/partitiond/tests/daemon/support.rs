@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 /// Longer than anything that is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-static FAKE_FM: LazyLock<PathBuf> = LazyLock::new(|| build().unwrap());
+pub(crate) static FAKE_FM: LazyLock<PathBuf> = LazyLock::new(|| build().unwrap());
 static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| build_library("").unwrap());
 static FMCTL: LazyLock<PathBuf> = LazyLock::new(|| {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -160,13 +160,14 @@ impl Stand {
     }
 
     /// What an operator types.
+    pub(crate) fn fmctl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&*FMCTL);
+        command.arg("--connect").arg(format!("unix:{}", self.socket().display())).args(arguments);
+        command
+    }
+
     pub(crate) fn fmctl(&self, arguments: &[&str]) -> Output {
-        Command::new(&*FMCTL)
-            .arg("--connect")
-            .arg(format!("unix:{}", self.socket().display()))
-            .args(arguments)
-            .output()
-            .unwrap()
+        self.fmctl_command(arguments).output().unwrap()
     }
 
     /// What it prints, its complaint, and its exit code.
@@ -190,7 +191,7 @@ impl Drop for Stand {
     }
 }
 
-fn told(output: &Output) -> (String, String, i32) {
+pub(crate) fn told(output: &Output) -> (String, String, i32) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (text(&output.stdout), text(&output.stderr), output.status.code().unwrap())
 }

@@ -393,7 +393,8 @@ impl<F: Fabric> Engine<F> {
         Ok(was)
     }
 
-    /// Takes a line of the kernel's log, each once; whether it means anything for who gets what. What takes links from tenants keeps partitions from
+    /// Takes a line of the kernel's log, each once; whether it means anything for who gets what.
+    /// What takes links from tenants keeps partitions from
     /// new ones until somebody has looked; a GPU of this machine that is not well is kept from everybody.
     ///
     /// # Errors

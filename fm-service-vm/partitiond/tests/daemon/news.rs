@@ -1,6 +1,6 @@
 //! What the daemon hears without being asked: the kernel's log, PID 1, and which versions there are.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
@@ -20,6 +20,11 @@ fn stand(table: &str, more: &[&str]) -> Stand {
     stand
 }
 
+/// A record of the kernel's log is read whole, so it is written whole.
+fn kernel_says(log: &mut File, record: &str) {
+    log.write_all(format!("{record}\n").as_bytes()).unwrap();
+}
+
 const FATAL: &str = "nvidia-nvswitch2: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up";
 
 #[tokio::test]
@@ -34,8 +39,8 @@ async fn a_fatal_error_of_a_switch_keeps_partitions_from_new_tenants_until_someb
     let before = client.activate(activate("r0", 2, "before")).await.unwrap().into_inner();
 
     // What a process writes is not the kernel's, and what has passed is no trouble.
-    writeln!(kernel, "11,1,1,-;{FATAL}").unwrap();
-    writeln!(kernel, "3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")).unwrap();
+    kernel_says(&mut kernel, &format!("11,1,1,-;{FATAL}"));
+    kernel_says(&mut kernel, &format!("3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")));
     let health = stand.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.ok, "{health:?}");
     assert!(
@@ -44,7 +49,7 @@ async fn a_fatal_error_of_a_switch_keeps_partitions_from_new_tenants_until_someb
     );
     client.activate(activate("r1", 2, "a")).await.unwrap();
 
-    writeln!(kernel, "3,3,1,-;{FATAL}").unwrap();
+    kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}"));
     let health = stand.until("the trouble", |health| !health.ok).await;
     assert!(
         health.troubles[0].contains("SXid 20034, Fatal, Link 30")
@@ -66,14 +71,14 @@ async fn a_fatal_error_of_a_switch_keeps_partitions_from_new_tenants_until_someb
         stand.typed(&["release", "0000:05:00.0"]),
         ("NVSwitch 0000:05:00.0 can be given again\n".into(), String::new(), 0)
     );
-    writeln!(kernel, "3,3,1,-;{FATAL}\n3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")).unwrap();
+    kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}\n3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")));
     stand.until("the old lines are read again", |health| !health.notes.is_empty()).await;
     assert_eq!(
         stand.typed(&["activate", "--gpus", "2", "--owner", "b"]).2,
         0,
         "once mended, an old line does not count"
     );
-    writeln!(kernel, "3,4,1,-;{FATAL}").unwrap();
+    kernel_says(&mut kernel, &format!("3,4,1,-;{FATAL}"));
     stand.until("a new one does", |health| !health.ok).await;
     stand.assert_unharmed();
 }
@@ -90,12 +95,12 @@ async fn a_gpu_that_the_fabric_manager_lists_by_address_is_quarantined_by_its_xi
     let listed = client.list(firstlight_fabric_api::v1::ListRequest {}).await.unwrap().into_inner();
     let gpu = &listed.partitions[0].gpus[2];
     let slot = gpu.pci.strip_prefix("0000").unwrap().rsplit_once('.').unwrap().0;
-    writeln!(kernel, "3,7,1,-;NVRM: Xid (PCI:{slot}): 79, pid=1, GPU has fallen off the bus.").unwrap();
+    kernel_says(&mut kernel, &format!("3,7,1,-;NVRM: Xid (PCI:{slot}): 79, pid=1, GPU has fallen off the bus."));
     let health = stand.until("the quarantine", |health| !health.ok).await;
     let said = format!("GPU {} is in quarantine (Xid 79, pid=1, GPU has fallen off the bus.)", gpu.physical_id);
     assert!(health.troubles[0].starts_with(&said), "{health:?}");
     // One that nobody lists is noted.
-    writeln!(kernel, "3,8,1,-;NVRM: Xid (PCI:0000:ee:00): 31, pid=1, x").unwrap();
+    kernel_says(&mut kernel, "3,8,1,-;NVRM: Xid (PCI:0000:ee:00): 31, pid=1, x");
     let health = stand.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.notes[0].starts_with("GPU 0000:ee:00: 1 errors"), "{health:?}");
     stand.assert_unharmed();

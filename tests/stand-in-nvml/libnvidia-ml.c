@@ -12,7 +12,8 @@
  *   ampere             if it is there, MIG mode changes by a reset only
  *   ADDRESS/processes  how many processes compute on the GPU
  *   ADDRESS/KEY        what the GPU has: power, clocks, memory-clock, compute-mode,
- *                      mig, pending, instances (lines "ID PROFILE START COMPUTE")
+ *                      mig, pending, instances (lines "ID PROFILE START COMPUTE"),
+ *                      module-id and serial, which it does not support if they are not there
  *   system/ready
  * One fault more can be on the kernel's command line: stand_in_nvml.fault=FUNCTION,ADDRESS,CODE
  */
@@ -308,6 +309,34 @@ EXPORT result nvmlDeviceGetName(void *device, char *name, unsigned int length)
 {
 	GPU(device);
 	snprintf(name, length, "stand-in H200");
+	return OK;
+}
+
+EXPORT result nvmlDeviceGetModuleId(void *device, unsigned int *id)
+{
+	GPU(device);
+	*id = get(gpu->pci, "module-id", NO_COMPUTE);
+	return *id == NO_COMPUTE ? NOT_SUPPORTED : OK;
+}
+
+EXPORT result nvmlDeviceGetUUID(void *device, char *uuid, unsigned int length)
+{
+	GPU(device);
+	if (length < 41)
+		return INSUFFICIENT_SIZE;
+	snprintf(uuid, length, "GPU-00000000-0000-0000-0000-0000%.2s%.2s%.2s00", gpu->pci, gpu->pci + 5, gpu->pci + 8);
+	return OK;
+}
+
+EXPORT result nvmlDeviceGetSerial(void *device, char *serial, unsigned int length)
+{
+	unsigned int number;
+
+	GPU(device);
+	number = get(gpu->pci, "serial", 0);
+	if (!number)
+		return NOT_SUPPORTED;
+	snprintf(serial, length, "%u", number);
 	return OK;
 }
 

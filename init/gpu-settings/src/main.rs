@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod clocks;
+mod inventory;
 mod layout;
 mod mig;
 mod modes;
@@ -29,6 +30,7 @@ const HELP: &str = "\
 Settings of GPUs, through NVML. What it does is written as lines of JSON.
   apply WORK      does it; ends with status 1 if something is not as asked
   check [WORK]    changes nothing: tells what would be done, and what each GPU can be set to
+  inventory       changes nothing: where each GPU is on the baseboard, for fmctl inventory nvml
   --library FILE  before these: where NVML is
   --version       its version
 WORK is JSON: {\"gpus\": [{\"pci\": \"0000:01:00.0\", \"mig\": \"3g.71gb,4g.71gb\", \"compute-mode\": \"default\",
@@ -48,6 +50,7 @@ const PLACES: &[&str] = &[
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     Tell(String),
+    Inventory { library: Option<String> },
     Run { library: Option<String>, work: Option<Work>, apply: bool },
 }
 
@@ -63,10 +66,15 @@ fn command(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
             Some("--version") => {
                 return Ok(Command::Tell(format!("firstlight-gpu-settings {}\n", env!("CARGO_PKG_VERSION"))));
             }
+            Some("inventory") => {
+                let more = words.next();
+                return more
+                    .map_or(Ok(Command::Inventory { library }), |_| Err("inventory takes nothing more".to_owned()));
+            }
             Some("apply") => true,
             Some("check") => false,
             Some(other) => return Err(format!("unknown word {other:?}; see --help")),
-            None => return Err("apply or check? see --help".to_owned()),
+            None => return Err("apply, check or inventory? see --help".to_owned()),
         };
         let text = words.next();
         if apply && text.is_none() {
@@ -87,6 +95,7 @@ fn main() -> ExitCode {
             let written = std::io::stdout().write_all(text.as_bytes());
             if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
+        Ok(Command::Inventory { library }) => inventory::print(&places(library.as_deref())),
         Ok(Command::Run { library, work, apply }) => run(library.as_deref(), work, apply),
         Err(text) => {
             let _ = writeln!(std::io::stderr(), "firstlight-gpu-settings: {text}");
@@ -95,12 +104,16 @@ fn main() -> ExitCode {
     }
 }
 
+fn places(library: Option<&str>) -> Vec<&OsStr> {
+    match library {
+        Some(file) => vec![OsStr::new(file)],
+        None => PLACES.iter().map(OsStr::new).collect(),
+    }
+}
+
 fn run(library: Option<&str>, work: Option<Work>, apply: bool) -> ExitCode {
     let steps = Steps::new(apply);
-    let places: Vec<&OsStr> = match &library {
-        Some(file) => vec![OsStr::new(*file)],
-        None => PLACES.iter().map(OsStr::new).collect(),
-    };
+    let places = places(library);
     let mut opened = None;
     steps.run(SYSTEM, "nvml", || {
         let library = Library::open(&places).map_err(|error| error.to_string())?;
@@ -203,11 +216,13 @@ mod tests {
     fn the_command_line_is_one_verb_and_one_task() {
         let none = Command::Run { library: None, work: None, apply: false };
         assert_eq!(said(&["check"]), Ok(none));
+        assert_eq!(said(&["inventory"]), Ok(Command::Inventory { library: None }));
         let work = Some(Work::default());
         let library = Some("/x".to_owned());
         assert_eq!(said(&["--library", "/x", "apply", "{}"]), Ok(Command::Run { library, work, apply: true }));
         for (words, part) in [
-            (&[][..], "apply or check"),
+            (&[][..], "apply, check or inventory"),
+            (&["inventory", "x"], "takes nothing more"),
             (&["apply"], "needs WORK"),
             (&["apply", "x"], "WORK: expected value"),
             (&["apply", "{}", "{}"], "too many"),

@@ -359,3 +359,36 @@ fn without_nvml_or_with_one_that_does_not_begin_the_cause_is_told() {
     assert!(!good && lines[0].detail.contains("is the driver loaded"), "{lines:?}");
     assert_eq!(Command::new(program).arg("apply").output().unwrap().status.code(), Some(2));
 }
+
+#[test]
+fn an_inventory_is_what_fmctl_reads() {
+    let gpus = Gpus::new();
+    gpus.write(&format!("{ONE}/module-id"), "5");
+    gpus.write(&format!("{ONE}/serial"), "1650123");
+    gpus.write(&format!("{TWO}/module-id"), "7");
+    let output = gpus.program(&["inventory"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let measured = firstlight_module_map::measurements(&output.stdout).unwrap();
+    let host = |text: &str| text.parse::<firstlight_pci::Address>().unwrap();
+    let at = [(host(ONE), host("0000:0f:00.0")), (host(TWO), host("0000:10:00.0"))].into();
+    let claims = firstlight_module_map::placed(&measured, &at).unwrap();
+    let first = &claims[0];
+    assert_eq!(
+        (first.module, first.pci.to_string().as_str(), first.serial.as_deref()),
+        (5, "0000:0f:00.0", Some("1650123"))
+    );
+    assert_eq!(first.uuid.as_deref(), Some("GPU-00000000-0000-0000-0000-000000010000"));
+    assert_eq!((claims[1].module, claims[1].serial.as_ref()), (7, None), "not every GPU has a serial number");
+    // One that does not say where it is is named; the others are printed.
+    gpus.write("faults", &format!("nvmlDeviceGetModuleId {ONE} 3\n"));
+    let output = gpus.program(&["inventory"]).output().unwrap();
+    let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1));
+    assert!(
+        error.contains(&format!("{ONE} does not say where it is: nvmlDeviceGetModuleId: Not Supported (3)")),
+        "{error}"
+    );
+    gpus.write("gpus", "");
+    let output = gpus.program(&["inventory"]).output().unwrap();
+    assert!(!output.status.success() && String::from_utf8(output.stderr).unwrap().contains("NVML sees no GPU"));
+}

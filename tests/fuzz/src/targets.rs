@@ -7,6 +7,7 @@ mod images;
 mod kernel_configs;
 mod kernel_modules;
 mod logs;
+mod module_maps;
 mod policies;
 
 use std::panic::catch_unwind;
@@ -286,6 +287,7 @@ pub(crate) const TARGETS: &[Target] = &[
         seeds: &[b"\x00\x00\x02\x01\x03\x01\x01\x01\x02\x02\x00\x01\x01", b"\x01\x01\x01\x05\x02\x01\x01\x05"],
         read: fabric::list,
     },
+    Target { name: "module-map", seeds: module_maps::SEEDS, read: module_maps::read },
     Target {
         name: "oci-index",
         seeds: &[

@@ -57,6 +57,36 @@ impl<'a> Gpu<'a> {
         Ok(format!("{:04x}:{:02x}:{:02x}.0", info.domain, info.bus, info.device))
     }
 
+    /// Which place of the baseboard it is in.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn module_id(&self) -> Result<u32, Refused> {
+        let mut id = 0;
+        ask!(self.library, nvmlDeviceGetModuleId(self.handle, &raw mut id))?;
+        Ok(id)
+    }
+
+    /// Its UUID, as nvidia-smi prints it.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn uuid(&self) -> Result<String, Refused> {
+        let mut buffer = [0; 96];
+        ask!(self.library, nvmlDeviceGetUUID(self.handle, buffer.as_mut_ptr(), 96))?;
+        Ok(text(&buffer))
+    }
+
+    /// Its serial number.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn serial(&self) -> Result<String, Refused> {
+        let mut buffer = [0; 96];
+        ask!(self.library, nvmlDeviceGetSerial(self.handle, buffer.as_mut_ptr(), 96))?;
+        Ok(text(&buffer))
+    }
+
     /// Its model.
     ///
     /// # Errors

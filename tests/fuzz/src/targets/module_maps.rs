@@ -1,0 +1,62 @@
+//! The module map: an operator's table, what a guest has measured, and the daemon's file.
+
+use std::collections::BTreeMap;
+
+use firstlight_module_map::{Claim, Evidence, ModuleMap, Saved, Standing, measurements, placed, table};
+use firstlight_partitions::Gpus;
+
+pub(super) const SEEDS: &[&[u8]] = &[
+    b"# DGX\n[modules]\n1 = \"0000:86:00.0\"\n3 = { pci = \"0000:87:00.0\", uuid = \"GPU-a\", serial = \"165\" }\n",
+    br#"{"modules": {"1": "0000:86:00.0", "3": {"pci": "0000:87:00.0", "serial": "165"}}}"#,
+    br#"{"host_pci": "0000:0f:00.0", "module_id": 5, "uuid": "GPU-a", "serial": "165"} {"host_pci": "00000000:10:00.0", "module_id": 7}"#,
+    br#"[{"guest_pci": "0000:01:00.0", "module_id": 5}]"#,
+    br#"{"schema":"firstlight.module-map/1","map":{"baseboard":"S1","entries":{"1":{"pci":"0000:86:00.0","evidence":"operator"},
+"3":{"pci":"0000:87:00.0","uuid":"GPU-a","evidence":{"nvml":{"when":1,"what":"x"}}},"5":{"pci":"0000:0f:00.0","serial":"165",
+"evidence":{"probe":{"when":1,"partition":11}}}}},"requests":[{"request":"r","asked":"a"}]}"#,
+];
+
+/// Whatever is read can be a map, and is the same when it was written down and read again.
+pub(super) fn read(bytes: &[u8]) {
+    let told = table(bytes).unwrap_or_default();
+    let measured = measurements(bytes).ok().and_then(|all| placed(&all, &BTreeMap::new()).ok()).unwrap_or_default();
+    for (claims, evidence) in [(told, Evidence::Operator), (measured, Evidence::Nvml { when: 1, what: String::new() })]
+    {
+        if !claims.is_empty() {
+            known(None, &claims, &evidence);
+        }
+    }
+    if let Ok(saved) = Saved::read(bytes) {
+        again(&saved);
+        if let Some(map) = &saved.map {
+            let claim = |(module, entry): (&u32, &firstlight_module_map::Entry)| {
+                let (uuid, serial) = (entry.uuid.clone(), entry.serial.clone());
+                Claim { module: *module, pci: entry.pci, uuid, serial }
+            };
+            let claims: Vec<Claim> = map.entries.iter().map(claim).collect();
+            if !claims.is_empty() {
+                known(Some(map), &claims, &Evidence::Operator);
+            }
+        }
+    }
+}
+
+fn known(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) {
+    let serial = before.map_or("S1", |map| map.baseboard.as_str());
+    let merged = ModuleMap::merged(before, serial, claims, evidence, false);
+    let merged = merged.unwrap_or_else(|error| unreachable!("{error}"));
+    let (map, modules) = (merged.map, Gpus::of(claims.iter().map(|claim| claim.module)).unwrap_or_default());
+    assert_eq!(map.modules(), modules);
+    let standing = Standing::of(Some(&map), None, modules, Gpus::NONE, &[]);
+    assert_eq!(standing.is_verified(), map.measured() == modules);
+    let mut saved = Saved::default();
+    saved.map = Some(map);
+    again(&saved);
+}
+
+fn again(saved: &Saved) {
+    // What was read from few bytes may be written in more than are read.
+    let Ok(bytes) = saved.written() else { return };
+    if bytes.len() <= firstlight_module_map::LONGEST {
+        assert_eq!(Saved::read(&bytes).as_ref(), Ok(saved));
+    }
+}

@@ -15,8 +15,8 @@ use firstlight_fabric_api::v1::evidence::How;
 use firstlight_fabric_api::v1::fabric_client::FabricClient;
 use firstlight_module_map::Claim;
 use firstlight_pci::Address;
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::exit::Failure;
 use crate::inventory::{NotedArgs, claims_of, placement};
@@ -198,11 +198,9 @@ async fn trial(
             let limit = Duration::from_secs(args.check_timeout);
             Check { command: &args.check, pci: gpu, module, limit }.run(stop).await
         }
-        // Nothing was begun.
-        Err(status) if !matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled) => {
-            return Err(status.into());
-        }
-        Err(status) => Outcome::Stopped(status.message().to_owned()),
+        Err(status) if is_open(&status) => Outcome::Stopped(Failure::from(status).to_string()),
+        // It was refused: nothing was begun.
+        Err(status) => return Err(status.into()),
     };
     let off = deactivated(client, partition).await;
     match (outcome, off) {
@@ -223,6 +221,12 @@ async fn trial(
     }
 }
 
+/// Whether what was asked for may come to be nevertheless: nobody knows, or the daemon died meanwhile.
+fn is_open(status: &Status) -> bool {
+    let is_broken = std::error::Error::source(status).is_some();
+    is_broken || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled)
+}
+
 /// The guest is gone: its partition goes, also if the daemon is just beginning anew.
 async fn deactivated(client: &mut FabricClient<Channel>, partition: u32) -> Result<(), Failure> {
     let (request_id, owner) = (crate::identified(None)?, OWNER.to_owned());
@@ -232,7 +236,7 @@ async fn deactivated(client: &mut FabricClient<Channel>, partition: u32) -> Resu
         tries += 1;
         match client.deactivate(request.clone()).await {
             Ok(_) => return Ok(()),
-            Err(status) if status.code() == Code::Unavailable && tries < TRIES => {
+            Err(status) if is_open(&status) && tries < TRIES => {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
             Err(status) => return Err(status.into()),

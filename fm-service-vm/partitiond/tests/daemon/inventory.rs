@@ -329,3 +329,26 @@ async fn a_daemon_that_is_killed_while_it_writes_leaves_the_old_map_or_the_new_o
     println!("{came} maps came to be, {kept} did not");
     assert!(came > 0);
 }
+
+#[test]
+fn where_the_manager_lists_uuids_another_gpu_ends_the_verification() {
+    let stand = Stand::seen("a100-8");
+    let shown: serde_json::Value = serde_json::from_str(&stand.typed(&["--json", "inventory"]).0).unwrap();
+    let row = |module: &serde_json::Value| {
+        let (id, uuid) = (module["module_id"].as_u64().unwrap(), module["listed"]["uuid"].as_str().unwrap());
+        assert!(!uuid.is_empty(), "an A100's manager knows: {module}");
+        format!("{{\"host_pci\":\"0000:{id:02x}:00.0\",\"module_id\":{id},\"uuid\":\"{uuid}\"}}\n")
+    };
+    let rows: String = shown["modules"].as_array().unwrap().iter().map(row).collect();
+    let (said, _, code) = stand.typed(&["inventory", "nvml", &stand.file("all", &rows), "--serial", "S1"]);
+    assert!(said.ends_with("It is verified: every GPU was measured\n") && code == 0, "{said}");
+    assert_eq!(stand.typed(&["plan", "--gpus", "2"]).2, 0);
+    // Another was put in since, and the manager sees it: as if the map had the old one.
+    let old = "{\"host_pci\":\"0000:01:00.0\",\"module_id\":1,\"uuid\":\"GPU-old\"}";
+    let (_, error, code) = stand.typed(&["inventory", "nvml", &stand.file("old", old), "--serial", "S1"]);
+    assert!(error.contains("and has GPU-old now") && code == 5, "{error}");
+    assert_eq!(stand.typed(&["inventory", "nvml", &stand.file("old", old), "--serial", "S1", "--replace"]).2, 0);
+    let (_, error, code) = stand.typed(&["plan", "--gpus", "2"]);
+    let said = "the module map has GPU GPU-old at module 1, and the fabric manager lists ";
+    assert!(error.contains(said) && error.contains("--serial S1 --replace") && code == 5, "{error}");
+}

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use firstlight_fake_fm::ask::Op;
 use firstlight_fake_fm::control::Command as Tell;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -178,5 +179,19 @@ fn an_operator_may_interrupt_it_and_the_daemon_may_die_meanwhile() {
     let (_, error, code) = told(&child.wait_with_output().unwrap());
     assert!(error.contains("partition 7 is deactivated") && code == 1, "{error}");
     tokio_main(async { stand.until("the fabric is seen", |health| health.fabric_manager).await });
+    stand.assert_off();
+    // It dies while the fabric manager is at the activation: whoever probes is not told whether that came to be.
+    stand.fm.control.tell(&Tell::Hang(Some(Op::Activate))).unwrap();
+    let arguments = ["inventory", "probe", "--gpus", "0000:0f:00.0", "--serial", "S1", "--check", "exit 0"];
+    let mut command = stand.fmctl_command(&arguments);
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    stand.fm.wait_until(|snapshot| snapshot.hanging).unwrap();
+    stand.kill_daemon();
+    stand.fm.control.tell(&Tell::Release).unwrap();
+    stand.fm.wait_until(|snapshot| !snapshot.active.is_empty()).unwrap();
+    stand.start_daemon();
+    let (_, error, code) = told(&child.wait_with_output().unwrap());
+    assert!(error.contains("module 1 was stopped: ") && error.contains("partition 7 is deactivated"), "{error}");
+    assert_eq!(code, 1);
     stand.assert_off();
 }

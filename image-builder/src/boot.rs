@@ -109,6 +109,62 @@ fn initrd(contents: &Contents) -> Option<&str> {
     output(contents, |name| name.starts_with("initrd."))
 }
 
+/// What a kernel is started with to have an image as its root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// An uncompressed kernel with a PVH entry.
+    pub kernel: PathBuf,
+    /// The initial RAM file system: the image, or an opener for it.
+    pub initrd: Option<PathBuf>,
+    /// The image's disk: it has to be the first virtio-blk device, and nobody writes to it.
+    pub disk: Option<PathBuf>,
+    /// Whether dm-verity watches over that disk.
+    pub verity: bool,
+    /// The kernel's parameters, the console's among them.
+    pub command_line: String,
+}
+
+impl Start {
+    /// How the image in `folder` is started, with the opener of a folder of its own
+    /// where the kernel cannot open dm-verity by itself.
+    ///
+    /// # Errors
+    /// There is no record, or what it describes is nothing that boots.
+    pub fn read(folder: &Path, opener: Option<&Path>) -> Result<Self, Error> {
+        Self::of(folder, opener, &Contents::read(folder)?)
+    }
+
+    fn of(folder: &Path, opener: Option<&Path>, contents: &Contents) -> Result<Self, Error> {
+        let wrong = |what: String| Error::NotBootable { folder: folder.to_owned(), what };
+        if let Some(name) = &contents.extension {
+            return Err(wrong(format!(
+                "it is the extension {name} of an image and no image by itself: boot the image that it extends, with \
+                 --extension"
+            )));
+        }
+        let kernel = output(contents, |name| name == KERNEL)
+            .ok_or_else(|| wrong(format!("its record has no {KERNEL}: build it again")))?;
+        let kernel = folder.join(kernel);
+        let verity = contents.verity.is_some();
+        match (initrd(contents), output(contents, |name| name.ends_with(".img"))) {
+            (Some(_), _) if opener.is_some() => {
+                Err(wrong("it is an initial RAM file system, and an opener is for disks".to_owned()))
+            }
+            (Some(initrd), _) => {
+                let initrd = Some(folder.join(initrd));
+                Ok(Self { kernel, initrd, disk: None, verity, command_line: CONSOLE.to_owned() })
+            }
+            (None, None) => Err(wrong("it has neither an initial RAM file system nor a disk".to_owned())),
+            (None, Some(disk)) => {
+                let told = contents.command_line.as_deref().unwrap_or_default();
+                let command_line = format!("{CONSOLE} {told}");
+                let initrd = opener.map(|opener| opener_of(opener, contents)).transpose()?;
+                Ok(Self { kernel, initrd, disk: Some(folder.join(disk)), verity, command_line })
+            }
+        }
+    }
+}
+
 impl Boot {
     /// The machine that boots the image.
     ///
@@ -116,32 +172,11 @@ impl Boot {
     /// There is no record, or what it describes is nothing that boots.
     pub fn machine(&self) -> Result<Machine, Error> {
         let contents = Contents::read(&self.folder)?;
-        let wrong = |what: String| Error::NotBootable { folder: self.folder.clone(), what };
-        if let Some(name) = &contents.extension {
-            return Err(wrong(format!(
-                "it is the extension {name} of an image and no image by itself: boot the image that it extends, with \
-                 --extension"
-            )));
-        }
-        let kernel = output(&contents, |name| name == KERNEL)
-            .ok_or_else(|| wrong(format!("its record has no {KERNEL}: build it again")))?;
-        let kernel = self.folder.join(kernel);
-        let mut command_line = CONSOLE.to_owned();
-        let mut devices = self.devices.clone();
-        let initrd = match (initrd(&contents), output(&contents, |name| name.ends_with(".img"))) {
-            (Some(_), _) if self.opener.is_some() => {
-                return Err(wrong("it is an initial RAM file system, and an opener is for disks".to_owned()));
-            }
-            (Some(initrd), _) => Some(self.folder.join(initrd)),
-            (None, None) => return Err(wrong("it has neither an initial RAM file system nor a disk".to_owned())),
-            (None, Some(disk)) => {
-                // First of all, as the kernel is told where its root is.
-                devices.insert(0, Device::Disk { file: self.folder.join(disk) });
-                let told = contents.command_line.as_deref().unwrap_or_default();
-                command_line = format!("{command_line} {told}");
-                self.opener.as_deref().map(|opener| opener_of(opener, &contents)).transpose()?
-            }
-        };
+        let Start { kernel, initrd, disk, verity: _, mut command_line } =
+            Start::of(&self.folder, self.opener.as_deref(), &contents)?;
+        // First of all, as the kernel is told where its root is.
+        let disk = disk.map(|file| Device::Disk { file });
+        let mut devices: Vec<Device> = disk.into_iter().chain(self.devices.iter().cloned()).collect();
         for folder in &self.extensions {
             let (device, parameter) = extension(folder, &contents)?;
             devices.push(device);

@@ -1,0 +1,128 @@
+//! Who has an IOMMU group open, and since when a domain's QEMU runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A process that has a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its id.
+    pub pid: u32,
+    /// The domain's name if it is a QEMU, else the program's.
+    pub name: String,
+}
+
+/// A domain's QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Running {
+    /// Its process id.
+    pub pid: u32,
+    /// When it was started, seconds since 1970.
+    pub since: u64,
+}
+
+/// Ticks per second of what `/proc` tells in ticks; on every architecture that there is.
+const TICKS: u64 = 100;
+
+fn processes(proc: &Path) -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
+}
+
+/// The arguments of a process.
+fn arguments(process: &Path) -> Vec<String> {
+    let bytes = fs::read(process.join("cmdline")).unwrap_or_default();
+    bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}
+
+fn after<'a>(arguments: &'a [String], option: &str) -> Option<&'a str> {
+    let at = arguments.iter().position(|argument| argument == option)?;
+    arguments.get(at + 1).map(String::as_str)
+}
+
+/// `guest=NAME,debug-threads=on`, as libvirt writes it.
+fn guest_of(arguments: &[String]) -> Option<String> {
+    let name = after(arguments, "-name")?.split(',').next()?;
+    Some(name.strip_prefix("guest=").unwrap_or(name).to_owned())
+}
+
+fn shown(name: &str) -> String {
+    name.trim().chars().filter(|letter| !letter.is_control()).take(80).collect()
+}
+
+/// The processes below `proc` that have one of these IOMMU groups open. Only
+/// root sees those of others.
+#[must_use]
+pub fn of_groups(proc: &Path, groups: impl IntoIterator<Item = u32>) -> Vec<Holder> {
+    let nodes: Vec<PathBuf> = groups.into_iter().map(|group| format!("/dev/vfio/{group}").into()).collect();
+    let mut holders: Vec<Holder> = processes(proc)
+        .filter(|(_, process)| {
+            let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+            open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|file| nodes.contains(&file))
+        })
+        .map(|(pid, process)| {
+            let own = || fs::read_to_string(process.join("comm")).unwrap_or_default();
+            Holder { pid, name: shown(&guest_of(&arguments(&process)).unwrap_or_else(own)) }
+        })
+        .collect();
+    holders.sort_by_key(|holder| holder.pid);
+    holders
+}
+
+/// When a process was started, seconds since 1970.
+fn since(proc: &Path, process: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    // The program's name is in parentheses and may hold anything.
+    let (_, numbers) = stat.rsplit_once(')')?;
+    let ticks: u64 = numbers.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let system = fs::read_to_string(proc.join("stat")).ok()?;
+    let boot: u64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Some(boot + ticks / TICKS)
+}
+
+/// The QEMU of the domain with this UUID, below `proc`.
+#[must_use]
+pub fn qemu(proc: &Path, uuid: &str) -> Option<Running> {
+    processes(proc).find_map(|(pid, process)| {
+        let found = after(&arguments(&process), "-uuid") == Some(uuid);
+        found.then(|| since(proc, &process)).flatten().map(|since| Running { pid, since })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant(proc: &Path, pid: u32, comm: &str, cmdline: &str, files: &[&str]) {
+        let process = proc.join(pid.to_string());
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
+        fs::write(process.join("cmdline"), cmdline.replace(' ', "\0")).unwrap();
+        fs::write(process.join("stat"), format!("{pid} (a) b) S 1{}500 0", " 0".repeat(17) + " ")).unwrap();
+        for (at, file) in files.iter().enumerate() {
+            std::os::unix::fs::symlink(file, process.join("fd").join(at.to_string())).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_has_a_group_is_named_as_the_domain_that_it_is() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("self")).unwrap();
+        plant(proc.path(), 7, "qemu-system-x86", "qemu -name guest=tenant,debug-threads=on", &["/dev/vfio/5"]);
+        plant(proc.path(), 8, "dpdk\u{1b}[0m", "dpdk", &["/dev/null", "/dev/vfio/6"]);
+        plant(proc.path(), 9, "other", "other", &["/dev/vfio/vfio", "/dev/vfio/55"]);
+        assert_eq!(of_groups(proc.path(), [5]), [Holder { pid: 7, name: "tenant".into() }]);
+        assert_eq!(of_groups(proc.path(), [6]), [Holder { pid: 8, name: "dpdk[0m".into() }]);
+        assert_eq!(of_groups(proc.path(), [5, 6]).len(), 2);
+        assert_eq!(of_groups(&proc.path().join("none"), [5]), []);
+    }
+
+    #[test]
+    fn a_domain_runs_since_its_qemu_was_started() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::write(proc.path().join("stat"), "cpu 1\nbtime 1000\n").unwrap();
+        plant(proc.path(), 7, "qemu", "qemu -uuid a-b -m 1", &[]);
+        assert_eq!(qemu(proc.path(), "a-b"), Some(Running { pid: 7, since: 1005 }));
+        assert_eq!(qemu(proc.path(), "a"), None);
+    }
+}

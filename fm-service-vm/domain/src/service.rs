@@ -1,0 +1,438 @@
+//! The life of the service VM's domain.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use firstlight_pci::{Address, Kind, ScanError, driver};
+use serde::Serialize;
+
+use crate::definition::{Definition, DefinitionError, Passed};
+use crate::members::{self, Members, VFIO, Wish};
+use crate::problem::{Problem, joined};
+use crate::topology::{Function, Topology};
+use crate::virsh::{Virsh, VirshError};
+use crate::{Host, Name, holder};
+
+/// libvirt gives functions back some seconds after it says that a domain is off.
+const GIVEN_BACK: Duration = Duration::from_secs(30);
+
+/// After that long a function that nobody has open and that still is on vfio-pci was
+/// there before the domain was started, and stays.
+const STAYS: Duration = Duration::from_secs(10);
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What libvirt says of a domain that it does not know.
+const UNKNOWN: &str = "failed to get domain";
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// libvirt did not do it.
+    #[error(transparent)]
+    Virsh(#[from] VirshError),
+    /// The host's PCI bus cannot be read.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
+    /// The host is not ready for it.
+    #[error("domain {domain} cannot be {what}: {}", joined(problems))]
+    Problems {
+        /// The domain.
+        domain: Name,
+        /// What it cannot be.
+        what: &'static str,
+        /// What is in the way.
+        problems: Vec<Problem>,
+    },
+    /// There is no such domain.
+    #[error(
+        "domain {domain} is not defined at {uri}: firstlight service-vm define makes it, and virsh list --all shows which there are"
+    )]
+    Undefined {
+        /// The domain.
+        domain: Name,
+        /// Which libvirt.
+        uri: String,
+    },
+    /// The domain is somebody else's.
+    #[error(
+        "domain {domain} is not ours: it has UUID {found}, and service VMs of this name have {}: choose another name \
+         with --name", domain.uuid()
+    )]
+    Foreign {
+        /// The domain.
+        domain: Name,
+        /// Its UUID.
+        found: String,
+    },
+    /// libvirt's description is not understood.
+    #[error("domain {domain}: {source}")]
+    Definition {
+        /// The domain.
+        domain: Name,
+        /// Why.
+        source: DefinitionError,
+    },
+    /// The domain is off, and its functions are not free.
+    #[error(
+        "domain {domain} is off, and after {} s its functions are not given back: {}: look at the host's kernel log \
+         for vfio and at libvirt's log", elapsed.as_secs(), functions.join(", ")
+    )]
+    NotGivenBack {
+        /// The domain.
+        domain: Name,
+        /// Functions, each with what has it.
+        functions: Vec<String>,
+        /// Since the domain was off.
+        elapsed: Duration,
+    },
+    /// The XML could not be handed over.
+    #[error("domain {domain}: write its XML for virsh: {source}")]
+    File {
+        /// The domain.
+        domain: Name,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// What a domain does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It is there and does something else: it is paused, or on its way down.
+    Other,
+    /// It is off.
+    Off,
+    /// libvirt does not know it.
+    Undefined,
+}
+
+/// A function that a domain has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// Where it is on the host.
+    pub address: Address,
+    /// Vendor and device id; none if it is not on the bus.
+    pub id: Option<String>,
+    /// What it is.
+    pub what: &'static str,
+    /// Its IOMMU group.
+    pub group: Option<u32>,
+    /// The host's driver that is bound to it.
+    pub driver: Option<String>,
+}
+
+/// How it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The domain's name.
+    pub name: String,
+    /// What it does.
+    pub state: State,
+    /// libvirt's words for it, with the reason: `shut off (destroyed)`.
+    pub reason: String,
+    /// Since when it runs, seconds since 1970.
+    pub since: Option<u64>,
+    /// The process id of its QEMU.
+    pub pid: Option<u32>,
+    /// The guest's vsock context id.
+    pub cid: Option<u32>,
+    /// What it has, or would have.
+    pub devices: Vec<Device>,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+/// Whether something had to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// It was.
+    Now,
+    /// It was so already.
+    Before,
+}
+
+/// The service VM's domain at a libvirt.
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Its name.
+    pub name: Name,
+    /// libvirt.
+    pub virsh: Virsh,
+    /// What the host shows.
+    pub host: Host,
+}
+
+/// What the host would give a service VM.
+///
+/// # Errors
+/// The bus cannot be read, or what is in the way.
+pub fn members(name: &Name, host: &Host, wish: &Wish) -> Result<Members, ServiceError> {
+    let topology = Topology::read(&host.sysfs)?;
+    let chosen = members::choose(&topology, wish);
+    chosen.map_err(|problems| ServiceError::Problems { domain: name.clone(), what: "made", problems })
+}
+
+impl Service {
+    /// Hands the domain's XML to libvirt, which checks it. A domain that runs has it from its next start on.
+    ///
+    /// # Errors
+    /// libvirt refuses it, or the name is another domain's.
+    pub fn define(&self, xml: &str) -> Result<(), ServiceError> {
+        let failed = |source| ServiceError::File { domain: self.name.clone(), source };
+        if let Some(found) = self.uuid()? {
+            self.own(&found)?;
+        }
+        let mut file = tempfile::Builder::new().prefix("firstlight-").suffix(".xml").tempfile().map_err(failed)?;
+        file.write_all(xml.as_bytes()).map_err(failed)?;
+        let path = file.path().display().to_string();
+        self.virsh.run(&self.name, "define it", &["define", "--validate", &path])?;
+        Ok(())
+    }
+
+    /// Starts it, if nothing is in the way. One that runs is left as it is.
+    ///
+    /// # Errors
+    /// What is in the way, or libvirt's.
+    pub fn start(&self) -> Result<Done, ServiceError> {
+        let (state, _) = self.state()?;
+        let undefined = || ServiceError::Undefined { domain: self.name.clone(), uri: self.virsh.uri.clone() };
+        let definition = self.definition(false)?.ok_or_else(undefined)?;
+        if matches!(state, State::Running | State::Other) {
+            return Ok(Done::Before);
+        }
+        let problems = self.problems(&definition, None)?;
+        if !problems.is_empty() {
+            return Err(ServiceError::Problems { domain: self.name.clone(), what: "started", problems });
+        }
+        match self.virsh.run(&self.name, "start it", &["start", self.name.as_str()]) {
+            // Somebody else did it meanwhile.
+            Err(error) if error.says("already active") => Ok(Done::Before),
+            other => Ok(other.map(|_| Done::Now)?),
+        }
+    }
+
+    /// How it is, and what is wrong.
+    ///
+    /// # Errors
+    /// libvirt does not answer, or the PCI bus cannot be read.
+    pub fn status(&self) -> Result<Status, ServiceError> {
+        let (state, reason) = self.state()?;
+        let mut status = Status {
+            name: self.name.to_string(),
+            state,
+            reason,
+            since: None,
+            pid: None,
+            cid: None,
+            devices: Vec::new(),
+            problems: Vec::new(),
+        };
+        let up = matches!(state, State::Running | State::Other);
+        let Some(definition) = self.definition(up)? else { return Ok(status) };
+        let running = holder::qemu(&self.host.proc, &definition.uuid).filter(|_| up);
+        status.since = running.map(|running| running.since);
+        status.pid = running.map(|running| running.pid);
+        status.cid = definition.cid;
+        let topology = Topology::read(&self.host.sysfs)?;
+        status.devices = definition.passed.iter().map(|passed| device(&topology, *passed)).collect();
+        status.problems = self.problems_on(&topology, &definition, up.then_some(status.pid).flatten(), up);
+        Ok(status)
+    }
+
+    /// Ends it, and waits until its functions are the host's again. One that is off is as it should be.
+    ///
+    /// # Errors
+    /// There is no such domain, libvirt does not do it, or the functions do not come back.
+    pub fn destroy(&self) -> Result<Done, ServiceError> {
+        let undefined = || ServiceError::Undefined { domain: self.name.clone(), uri: self.virsh.uri.clone() };
+        let live = self.definition(true)?.ok_or_else(undefined)?;
+        let done = match self.virsh.run(&self.name, "end it", &["destroy", self.name.as_str()]) {
+            Err(error) if error.says("not running") => Done::Before,
+            other => other.map(|_| Done::Now)?,
+        };
+        self.given_back(&live.passed)?;
+        Ok(done)
+    }
+
+    /// Waits until nobody has the functions' groups open, and what libvirt has bound is unbound.
+    fn given_back(&self, passed: &[Passed]) -> Result<(), ServiceError> {
+        let begin = Instant::now();
+        let topology = Topology::read(&self.host.sysfs)?;
+        let groups: Vec<u32> = passed.iter().filter_map(|it| topology.at(it.address)?.group).collect();
+        loop {
+            let holders = holder::of_groups(&self.host.proc, groups.iter().copied());
+            let bound = |it: &&Passed| driver(&self.host.sysfs, it.address).is_some_and(|driver| driver == VFIO);
+            let pending = passed.iter().filter(|it| it.managed).filter(bound).count();
+            if holders.is_empty() && (pending == 0 || begin.elapsed() > STAYS) {
+                return Ok(());
+            }
+            if begin.elapsed() > GIVEN_BACK {
+                let had = holders.iter().map(|holder| format!("{} (process {})", holder.name, holder.pid));
+                let by = had.collect::<Vec<_>>().join(", ");
+                let functions = passed.iter().map(|it| format!("{} is held by {by}", it.address)).collect();
+                let (domain, elapsed) = (self.name.clone(), begin.elapsed());
+                return Err(ServiceError::NotGivenBack { domain, functions, elapsed });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn uuid(&self) -> Result<Option<String>, ServiceError> {
+        match self.virsh.run(&self.name, "find it", &["domuuid", self.name.as_str()]) {
+            Ok(uuid) => Ok(Some(uuid.trim().to_ascii_lowercase())),
+            Err(error) if error.says(UNKNOWN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn own(&self, uuid: &str) -> Result<(), ServiceError> {
+        if uuid == self.name.uuid() {
+            return Ok(());
+        }
+        Err(ServiceError::Foreign { domain: self.name.clone(), found: uuid.chars().take(40).collect() })
+    }
+
+    /// What libvirt has of it, as it runs or as it will; none if it is not defined.
+    fn definition(&self, live: bool) -> Result<Option<Definition>, ServiceError> {
+        let which: &[&str] = if live { &[] } else { &["--inactive"] };
+        let arguments = [&["dumpxml"], which, &[self.name.as_str()]].concat();
+        let xml = match self.virsh.run(&self.name, "read its description", &arguments) {
+            Err(error) if error.says(UNKNOWN) => return Ok(None),
+            other => other?,
+        };
+        let domain = || self.name.clone();
+        let read = Definition::read(&xml).map_err(|source| ServiceError::Definition { domain: domain(), source })?;
+        self.own(&read.uuid)?;
+        Ok(Some(read))
+    }
+
+    fn state(&self) -> Result<(State, String), ServiceError> {
+        let words = match self.virsh.run(&self.name, "ask for its state", &["domstate", "--reason", self.name.as_str()])
+        {
+            Err(error) if error.says(UNKNOWN) => return Ok((State::Undefined, "undefined".to_owned())),
+            other => other?,
+        };
+        let words = words.trim();
+        let state = match words.split(" (").next().unwrap_or_default() {
+            "running" | "idle" => State::Running,
+            "shut off" | "crashed" => State::Off,
+            _ => State::Other,
+        };
+        Ok((state, words.to_owned()))
+    }
+
+    /// What keeps it from being started.
+    fn problems(&self, definition: &Definition, own: Option<u32>) -> Result<Vec<Problem>, ServiceError> {
+        // The devices of a lab are none of the host's.
+        let topology = if definition.lab { Topology::default() } else { Topology::read(&self.host.sysfs)? };
+        Ok(self.problems_on(&topology, definition, own, false))
+    }
+
+    fn problems_on(&self, topology: &Topology, definition: &Definition, own: Option<u32>, up: bool) -> Vec<Problem> {
+        let mut problems = missing_files(definition);
+        if definition.kind == "kvm" {
+            problems.extend(absent(&self.host.dev.join("kvm"), "switch VT-x or SVM on in the firmware"));
+        }
+        if definition.cid.is_some() {
+            problems.extend(absent(&self.host.dev.join("vhost-vsock"), "modprobe vhost_vsock"));
+        }
+        if definition.huge_pages && !up {
+            problems.extend(self.too_few_huge_pages(definition.memory_kib));
+        }
+        if definition.lab {
+            return problems;
+        }
+        problems.extend(self.host_problems(topology, definition, own, up));
+        problems
+    }
+
+    /// What is wrong with the functions.
+    fn host_problems(&self, topology: &Topology, definition: &Definition, own: Option<u32>, up: bool) -> Vec<Problem> {
+        let passed: Vec<Address> = definition.passed.iter().map(|passed| passed.address).collect();
+        let gone = passed.iter().find(|address| topology.at(**address).is_none());
+        if let Some(address) = gone {
+            return vec![Problem::new(
+                format!("{address}, which the domain has, is not on this host's PCI bus"),
+                "if boards or cards were moved, firstlight service-vm define writes the domain anew; else look at the \
+                 host's kernel log",
+            )];
+        }
+        let of_fabric = |address: &&Address| {
+            let kind = topology.at(**address).and_then(|function| function.kind);
+            matches!(kind, Some(Kind::NvSwitch | Kind::NvLinkBridge))
+        };
+        let wish = Wish {
+            only: passed.iter().filter(of_fabric).copied().collect(),
+            // While it runs they are on vfio-pci, whoever has bound them.
+            unmanaged: !up && definition.passed.iter().any(|passed| !passed.managed),
+        };
+        let members = match members::choose(topology, &wish) {
+            Ok(members) => members,
+            Err(problems) => return problems,
+        };
+        let mut problems = Vec::new();
+        let now: Vec<Address> = members.passed.iter().map(|function| function.address).collect();
+        let mut then = passed;
+        then.sort();
+        if now != then {
+            let list = |all: &[Address]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            problems.push(Problem::new(
+                format!("the domain has {}, and its board is {}", list(&then), list(&now)),
+                "firstlight service-vm define writes the domain anew",
+            ));
+        }
+        for group in members.groups {
+            let holders = holder::of_groups(&self.host.proc, [group]);
+            for holder in holders.into_iter().filter(|holder| Some(holder.pid) != own) {
+                problems.push(Problem::new(
+                    format!("IOMMU group {group} is in use by {} (process {})", holder.name, holder.pid),
+                    "a group is one VM's: stop that one first",
+                ));
+            }
+        }
+        problems
+    }
+
+    /// Whether as many huge pages are free as it takes, of the size that Linux has without being told.
+    fn too_few_huge_pages(&self, memory_kib: u64) -> Option<Problem> {
+        let number = |text: &str, key: &str| -> Option<u64> {
+            text.lines().find_map(|line| line.strip_prefix(key))?.split_ascii_whitespace().next()?.parse().ok()
+        };
+        let text = std::fs::read_to_string(self.host.proc.join("meminfo")).unwrap_or_default();
+        let (free, size) = (number(&text, "HugePages_Free:")?, number(&text, "Hugepagesize:")?.max(1));
+        let wanted = memory_kib.div_ceil(size);
+        let what = format!("{free} huge pages of {size} KiB are free, and it takes {wanted}");
+        (free < wanted)
+            .then(|| Problem::new(what, format!("sysctl vm.nr_hugepages={wanted}, or more if others have some")))
+    }
+}
+
+fn absent(node: &Path, remedy: &str) -> Option<Problem> {
+    (!node.exists()).then(|| Problem::new(format!("{} is not there", node.display()), remedy))
+}
+
+fn missing_files(definition: &Definition) -> Vec<Problem> {
+    let gone = definition.files.iter().filter(|file| !file.is_file());
+    let problem = |file: &std::path::PathBuf| {
+        let remedy = "put the image or the disk back, or name another one: firstlight service-vm define --image ..";
+        Problem::new(format!("{} is not there", file.display()), remedy)
+    };
+    gone.map(problem).collect()
+}
+
+fn device(topology: &Topology, passed: Passed) -> Device {
+    let function = topology.at(passed.address);
+    Device {
+        address: passed.address,
+        id: function.map(Function::id),
+        what: function.map_or("not on the bus", Function::what),
+        group: function.and_then(|function| function.group),
+        driver: function.and_then(|function| function.driver.clone()),
+    }
+}

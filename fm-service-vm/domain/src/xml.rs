@@ -1,0 +1,389 @@
+//! The domain as libvirt reads it.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use firstlight_image_builder::boot::Start;
+use firstlight_pci::Address;
+use firstlight_vm::Accelerator;
+
+use crate::Name;
+use crate::state_disk::LABEL;
+
+/// Where the guest's console goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Console {
+    /// To a file; what the kernel says before it has a console, to a file beside it.
+    File(PathBuf),
+    /// To a terminal that `virsh console` opens.
+    Pty,
+}
+
+/// What the guest is given of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hardware {
+    /// Functions of the host's PCI bus, and vsock.
+    Host {
+        /// The functions.
+        functions: Vec<Address>,
+        /// Whether libvirt binds them to vfio-pci and gives them back.
+        managed: bool,
+        /// The guest's vsock context id, 3 or more.
+        cid: u32,
+    },
+    /// Nothing of it: what QEMU's arguments say. For labs without an IOMMU, where
+    /// other processes serve the devices and share the guest's memory.
+    Lab {
+        /// The arguments.
+        arguments: Vec<String>,
+    },
+}
+
+/// A service VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Domain {
+    /// Its name.
+    pub name: Name,
+    /// How it starts.
+    pub start: Start,
+    /// More kernel parameters.
+    pub append: String,
+    /// Memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// Whether its memory is of huge pages.
+    pub huge_pages: bool,
+    /// How instructions are run.
+    pub accelerator: Accelerator,
+    /// QEMU; libvirt's choice if there is none.
+    pub emulator: Option<PathBuf>,
+    /// Where its console goes.
+    pub console: Console,
+    /// The disk of what has to outlive it.
+    pub state_disk: Option<PathBuf>,
+    /// What it is given.
+    pub hardware: Hardware,
+}
+
+/// Why there is no XML.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum XmlError {
+    /// A text that XML cannot have, or a path that libvirt cannot.
+    #[error("{what} {text:?} {why}")]
+    Text {
+        /// What it is for.
+        what: &'static str,
+        /// The text.
+        text: String,
+        /// What is wrong with it, and what to do.
+        why: &'static str,
+    },
+    /// The image's disk can be changed by whoever can write to the file.
+    #[error("image {}: its disk has no dm-verity: build it with image.verity", disk.display())]
+    NoVerity {
+        /// The disk.
+        disk: PathBuf,
+    },
+    /// A context id that the host or the hypervisor has.
+    #[error("vsock context id {0} is not a guest's: those are 3 to 4294967294")]
+    Cid(u32),
+    /// Too little for any guest.
+    #[error("{0} MiB of memory and {1} processors are no virtual machine: give it 512 MiB and 1 at least")]
+    Size(u32, u32),
+}
+
+/// MiB below which no image of ours starts.
+const LEAST_MEMORY: u32 = 512;
+
+/// A text as it is written between tags and in attributes with either quote.
+fn escaped(what: &'static str, text: &str) -> Result<String, XmlError> {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&apos;"),
+            letter if letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}') => {
+                let why = "has a control character: rename it";
+                return Err(XmlError::Text { what, text: text.escape_debug().take(200).collect(), why });
+            }
+            letter => out.push(letter),
+        }
+    }
+    Ok(out)
+}
+
+fn path(what: &'static str, path: &Path) -> Result<String, XmlError> {
+    let wrong = |why| XmlError::Text { what, text: path.to_string_lossy().escape_debug().take(200).collect(), why };
+    let text = path.to_str().ok_or_else(|| wrong("is not UTF-8: rename it"))?;
+    if !path.is_absolute() {
+        return Err(wrong("does not begin with /: libvirt has another working folder"));
+    }
+    escaped(what, text)
+}
+
+/// The file beside the console's for what the kernel says before it has a console.
+#[must_use]
+pub fn serial_of(console: &Path) -> PathBuf {
+    let mut name = console.as_os_str().to_owned();
+    name.push(".serial");
+    name.into()
+}
+
+/// XML, a line for each piece.
+struct Lines {
+    text: String,
+    depth: usize,
+}
+
+impl Lines {
+    fn line(&mut self, line: impl AsRef<str>) {
+        let _ = writeln!(self.text, "{:1$}{2}", "", self.depth * 2, line.as_ref());
+    }
+
+    fn open(&mut self, tag: &str) {
+        self.line(format!("<{tag}>"));
+        self.depth += 1;
+    }
+
+    fn close(&mut self, tag: &str) {
+        self.depth -= 1;
+        self.line(format!("</{tag}>"));
+    }
+
+    fn disk(&mut self, file: &str, target: &str, more: &str) {
+        self.open("disk type='file' device='disk'");
+        self.line("<driver name='qemu' type='raw'/>");
+        self.line(format!("<source file='{file}'/>"));
+        self.line(format!("<target dev='{target}' bus='virtio'/>"));
+        self.line(more);
+        self.close("disk");
+    }
+}
+
+impl Domain {
+    /// The domain's XML: the same for the same domain.
+    ///
+    /// # Errors
+    /// A path or parameter that XML or libvirt cannot have, or a disk that anybody can change.
+    pub fn xml(&self) -> Result<String, XmlError> {
+        if self.memory_mib < LEAST_MEMORY || self.cpus == 0 {
+            return Err(XmlError::Size(self.memory_mib, self.cpus));
+        }
+        let kind = if self.accelerator == Accelerator::Kvm { "kvm" } else { "qemu" };
+        let mut out = Lines { text: String::new(), depth: 0 };
+        match &self.hardware {
+            Hardware::Host { .. } => out.open(&format!("domain type='{kind}'")),
+            Hardware::Lab { .. } => {
+                out.open(&format!("domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"))
+            }
+        }
+        out.line(format!("<name>{}</name>", escaped("name", self.name.as_str())?));
+        out.line(format!("<uuid>{}</uuid>", self.name.uuid()));
+        out.line("<description>Firstlight's service VM: it owns the NVLink fabric of this host</description>");
+        out.line(format!("<memory unit='MiB'>{}</memory>", self.memory_mib));
+        self.memory(&mut out);
+        out.line(format!("<vcpu>{}</vcpu>", self.cpus));
+        self.boot(&mut out)?;
+        out.line("<features><acpi/></features>");
+        self.processor(&mut out);
+        for end in ["poweroff", "reboot", "crash"] {
+            out.line(format!("<on_{end}>destroy</on_{end}>"));
+        }
+        self.devices(&mut out)?;
+        if let Hardware::Lab { arguments } = &self.hardware {
+            out.open("qemu:commandline");
+            for argument in arguments {
+                out.line(format!("<qemu:arg value='{}'/>", escaped("QEMU's argument", argument)?));
+            }
+            out.close("qemu:commandline");
+        }
+        out.close("domain");
+        Ok(out.text)
+    }
+
+    fn memory(&self, out: &mut Lines) {
+        // Other processes that serve devices have to see the guest's memory.
+        let shared = matches!(self.hardware, Hardware::Lab { .. });
+        if !(shared || self.huge_pages) {
+            return;
+        }
+        out.open("memoryBacking");
+        if self.huge_pages {
+            out.line("<hugepages/>");
+        }
+        if shared {
+            out.line("<source type='memfd'/>");
+            out.line("<access mode='shared'/>");
+        }
+        out.close("memoryBacking");
+    }
+
+    fn boot(&self, out: &mut Lines) -> Result<(), XmlError> {
+        out.open("os");
+        out.line("<type arch='x86_64' machine='q35'>hvm</type>");
+        out.line(format!("<kernel>{}</kernel>", path("the image's kernel", &self.start.kernel)?));
+        if let Some(initrd) = &self.start.initrd {
+            out.line(format!("<initrd>{}</initrd>", path("the image's initial RAM file system", initrd)?));
+        }
+        let blank = if self.append.is_empty() { "" } else { " " };
+        let told = format!("{}{blank}{}", self.start.command_line, self.append);
+        out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &told)?));
+        out.close("os");
+        Ok(())
+    }
+
+    fn processor(&self, out: &mut Lines) {
+        if self.accelerator == Accelerator::Kvm {
+            out.line("<cpu mode='host-passthrough' check='none' migratable='off'/>");
+            return;
+        }
+        // Translated `cmpxchg16b` has been seen to corrupt flags.
+        out.open("cpu mode='maximum'");
+        out.line("<feature policy='disable' name='cx16'/>");
+        out.close("cpu");
+    }
+
+    fn devices(&self, out: &mut Lines) -> Result<(), XmlError> {
+        out.open("devices");
+        if let Some(emulator) = &self.emulator {
+            out.line(format!("<emulator>{}</emulator>", path("QEMU", emulator)?));
+        }
+        if let Some(disk) = &self.start.disk {
+            if !self.start.verity {
+                return Err(XmlError::NoVerity { disk: disk.clone() });
+            }
+            out.disk(&path("the image's disk", disk)?, "vda", "<readonly/>");
+        }
+        if let Some(disk) = &self.state_disk {
+            let target = if self.start.disk.is_some() { "vdb" } else { "vda" };
+            out.disk(&path("the state disk", disk)?, target, &format!("<serial>{LABEL}</serial>"));
+        }
+        out.line("<controller type='usb' model='none'/>");
+        self.console(out)?;
+        if let Hardware::Host { functions, managed, cid } = &self.hardware {
+            if !(3..u32::MAX).contains(cid) {
+                return Err(XmlError::Cid(*cid));
+            }
+            for function in functions {
+                hostdev(out, *function, *managed);
+            }
+            out.line(format!("<vsock model='virtio'><cid auto='no' address='{cid}'/></vsock>"));
+        }
+        out.line("<memballoon model='none'/>");
+        out.close("devices");
+        Ok(())
+    }
+
+    fn console(&self, out: &mut Lines) -> Result<(), XmlError> {
+        match &self.console {
+            Console::File(file) => {
+                out.open("serial type='file'");
+                out.line(format!("<source path='{}'/>", path("the console's file", &serial_of(file))?));
+                out.line("<target port='0'/>");
+                out.close("serial");
+                out.open("console type='file'");
+                out.line(format!("<source path='{}'/>", path("the console's file", file)?));
+            }
+            Console::Pty => out.open("console type='pty'"),
+        }
+        out.line("<target type='virtio' port='0'/>");
+        out.close("console");
+        Ok(())
+    }
+}
+
+/// libvirt gives each one a root port of its own.
+fn hostdev(out: &mut Lines, function: Address, managed: bool) {
+    let Address { domain, bus, device, function } = function;
+    out.open(&format!("hostdev mode='subsystem' type='pci' managed='{}'", if managed { "yes" } else { "no" }));
+    out.open("source");
+    out.line(format!(
+        "<address domain='0x{domain:04x}' bus='0x{bus:02x}' slot='0x{device:02x}' function='0x{function:x}'/>"
+    ));
+    out.close("source");
+    out.close("hostdev");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn domain() -> Domain {
+        Domain {
+            name: "fabric".parse().unwrap(),
+            start: Start {
+                kernel: "/i/vmlinux".into(),
+                initrd: None,
+                disk: Some("/i/rootfs.img".into()),
+                verity: true,
+                command_line: "console=hvc0 quiet panic=-1 dm-mod.create=\"a, <b>\"".into(),
+            },
+            append: "x='1'".into(),
+            memory_mib: 4096,
+            cpus: 2,
+            huge_pages: false,
+            accelerator: Accelerator::Kvm,
+            emulator: None,
+            console: Console::Pty,
+            state_disk: Some("/s/state & more.img".into()),
+            hardware: Hardware::Host { functions: vec!["0000:07:00.0".parse().unwrap()], managed: true, cid: 100 },
+        }
+    }
+
+    #[test]
+    fn quotes_and_brackets_stay_text() {
+        let text = domain().xml().unwrap();
+        assert!(text.contains("dm-mod.create=&quot;a, &lt;b&gt;&quot; x=&apos;1&apos;</cmdline>"), "{text}");
+        assert!(text.contains("file='/s/state &amp; more.img'"), "{text}");
+    }
+
+    #[test]
+    fn what_libvirt_cannot_have_is_refused() {
+        let mut relative = domain();
+        relative.state_disk = Some("state.img".into());
+        let mut broken = domain();
+        broken.console = Console::File("/log/a\n<b>".into());
+        let mut open = domain();
+        open.start.verity = false;
+        let mut host = domain();
+        host.hardware = Hardware::Host { functions: Vec::new(), managed: true, cid: 2 };
+        let mut small = domain();
+        small.memory_mib = 4;
+        for (domain, word) in [
+            (relative, "does not begin with /"),
+            (broken, "control character"),
+            (open, "no dm-verity"),
+            (host, "context id 2"),
+            (small, "4 MiB"),
+        ] {
+            let error = domain.xml().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    proptest! {
+        /// What is written is read back by libvirt's reader as we read it.
+        #[test]
+        fn any_text_is_refused_or_comes_back(text in "\\PC{0,40}|.{0,40}|[<>&'\"/ a]{0,40}") {
+            let mut domain = domain();
+            domain.append = text.clone();
+            domain.state_disk = Some(format!("/s/{text}").into());
+            let Ok(xml) = domain.xml() else {
+                let bad = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+                prop_assert!(text.chars().any(bad));
+                return Ok(());
+            };
+            let read = crate::definition::Definition::read(&xml).unwrap();
+            prop_assert!(read.files.contains(&PathBuf::from(format!("/s/{text}"))), "{:?}", read.files);
+            // As many tags as without it.
+            domain.append.clear();
+            domain.state_disk = Some("/s/x".into());
+            prop_assert_eq!(xml.matches('<').count(), domain.xml().unwrap().matches('<').count());
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! `firstlight`: the host's command.
 #![forbid(unsafe_code)]
 
+mod service_vm;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,6 +32,9 @@ enum Command {
         #[arg(long)]
         svg: Option<PathBuf>,
     },
+    /// The VM that owns the NVLink fabric, at libvirt.
+    #[command(subcommand)]
+    ServiceVm(service_vm::Command),
 }
 
 #[derive(Debug, Args)]
@@ -166,5 +171,6 @@ fn do_it() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => boot(&args),
         Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),
+        Command::ServiceVm(command) => service_vm::service_vm(&command),
     }
 }

@@ -1,0 +1,316 @@
+//! `firstlight service-vm`: the VM that owns the NVLink fabric, at libvirt.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use firstlight_image_builder::boot::Start;
+use firstlight_pci::Address;
+use firstlight_service_vm_domain::members::Wish;
+use firstlight_service_vm_domain::service::{Done, Service, State, Status, members};
+use firstlight_service_vm_domain::state_disk::{self, StateDisk};
+use firstlight_service_vm_domain::virsh::Virsh;
+use firstlight_service_vm_domain::xml::{Console, Domain, Hardware, serial_of};
+use firstlight_service_vm_domain::{Host, Name};
+use firstlight_vm::Accelerator;
+
+/// `status` of a domain that does not run, as of a unit of systemd.
+const NOT_RUNNING: u8 = 3;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print the domain's XML; nothing is changed.
+    Xml(Box<DomainArgs>),
+    /// Make the domain at libvirt, or write it anew, and its state disk if there is none.
+    Define(Box<DomainArgs>),
+    /// Start the domain, if nothing is in the way.
+    Start(ServiceArgs),
+    /// How it is, what it has, and what is wrong; 3 if it does not run.
+    Status {
+        #[command(flatten)]
+        service: ServiceArgs,
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// End it, and wait until its functions are the host's again.
+    Destroy(ServiceArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServiceArgs {
+    /// The domain's name.
+    #[arg(long, default_value = "firstlight-service-vm")]
+    name: Name,
+    /// Which libvirt.
+    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
+    connect: String,
+    /// libvirt's command.
+    #[arg(long, value_name = "FILE", default_value = "virsh")]
+    virsh: PathBuf,
+    /// How long libvirt may take for a step, seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+    /// The host's sysfs.
+    #[arg(long, value_name = "FOLDER", default_value = "/sys", hide = true)]
+    sysfs: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DomainArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// The folder of the image, as image-builder wrote it.
+    #[arg(long, value_name = "FOLDER")]
+    image: PathBuf,
+    /// The folder of an opener for it, where its kernel cannot open dm-verity by itself.
+    #[arg(long, value_name = "FOLDER")]
+    opener: Option<PathBuf>,
+    /// More kernel parameters.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    append: String,
+    /// The guest's vsock context id, which no other VM of the host may have.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(3..))]
+    cid: u32,
+    /// Memory, MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 4096)]
+    memory: u32,
+    /// Virtual processors.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    cpus: u32,
+    /// Take the memory from the host's huge pages.
+    #[arg(long)]
+    huge_pages: bool,
+    /// The file of what has to outlive the VM; made if it is not there, never formatted again.
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/firstlight/service-vm-state.img")]
+    state_disk: PathBuf,
+    /// The size of a new one, MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    state_size: u32,
+    /// Do without one: what the VM knows of its tenants ends with it.
+    #[arg(long, conflicts_with_all = ["state_disk", "state_size"])]
+    no_state_disk: bool,
+    /// The console's file, or `pty` for virsh console; /var/log/libvirt/qemu/NAME-console.log if not given.
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Only this NVSwitch or bridge, where there are two boards; repeated for each.
+    #[arg(long = "device", value_name = "PCI-ADDRESS")]
+    devices: Vec<Address>,
+    /// Somebody else binds the functions to vfio-pci, and not libvirt.
+    #[arg(long)]
+    unmanaged: bool,
+    /// How instructions are run.
+    #[arg(long, value_enum, default_value_t = Run::Auto)]
+    accelerator: Run,
+    /// QEMU, if not libvirt's own choice.
+    #[arg(long, value_name = "FILE")]
+    emulator: Option<PathBuf>,
+    /// For labs without IOMMU: an argument for QEMU, repeated for each. The VM then has nothing of the host's, neither
+    /// PCI functions nor vsock, and shares its memory with the processes that serve its devices.
+    #[arg(
+        long = "qemu-arg",
+        value_name = "ARGUMENT",
+        allow_hyphen_values = true,
+        hide = true,
+        conflicts_with_all = ["devices", "unmanaged", "cid"]
+    )]
+    qemu_args: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Run {
+    /// KVM where the processor has it.
+    Auto,
+    /// By the processor.
+    Kvm,
+    /// By translation: slow.
+    Tcg,
+}
+
+impl ServiceArgs {
+    fn service(&self) -> Service {
+        let patience = Duration::from_secs(self.timeout);
+        let virsh = Virsh { program: self.virsh.clone(), uri: self.connect.clone(), patience };
+        Service { name: self.name.clone(), virsh, host: self.host() }
+    }
+
+    fn host(&self) -> Host {
+        Host { sysfs: self.sysfs.clone(), ..Host::default() }
+    }
+}
+
+/// A path that does not depend on where we are, as libvirt is elsewhere.
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{}: where it is", path.display()))
+}
+
+impl DomainArgs {
+    fn domain(&self) -> anyhow::Result<Domain> {
+        let image = absolute(&self.image)?;
+        let opener = self.opener.as_deref().map(absolute).transpose()?;
+        let start = Start::read(&image, opener.as_deref())?;
+        for file in [Some(&start.kernel), start.initrd.as_ref(), start.disk.as_ref()].into_iter().flatten() {
+            fs::metadata(file)
+                .with_context(|| format!("image {}: {}: build it again", image.display(), file.display()))?;
+        }
+        let named = || format!("/var/log/libvirt/qemu/{}-console.log", self.service.name).into();
+        Ok(Domain {
+            name: self.service.name.clone(),
+            start,
+            append: self.append.clone(),
+            memory_mib: self.memory,
+            cpus: self.cpus,
+            huge_pages: self.huge_pages,
+            accelerator: match self.accelerator {
+                Run::Auto => Accelerator::detect(),
+                Run::Kvm => Accelerator::Kvm,
+                Run::Tcg => Accelerator::Tcg,
+            },
+            emulator: self.emulator.as_deref().map(absolute).transpose()?,
+            console: match &self.console {
+                Some(word) if word == Path::new("pty") => Console::Pty,
+                Some(file) => Console::File(absolute(file)?),
+                None => Console::File(named()),
+            },
+            state_disk: (!self.no_state_disk).then(|| absolute(&self.state_disk)).transpose()?,
+            hardware: self.hardware()?,
+        })
+    }
+
+    fn hardware(&self) -> anyhow::Result<Hardware> {
+        if !self.qemu_args.is_empty() {
+            return Ok(Hardware::Lab { arguments: self.qemu_args.clone() });
+        }
+        let wish = Wish { only: self.devices.clone(), unmanaged: self.unmanaged };
+        let members = members(&self.service.name, &self.service.host(), &wish)?;
+        let functions = members.passed.iter().map(|function| function.address).collect();
+        Ok(Hardware::Host { functions, managed: !self.unmanaged, cid: self.cid })
+    }
+
+    fn define(&self) -> anyhow::Result<ExitCode> {
+        let domain = self.domain()?;
+        let xml = domain.xml()?;
+        if let Some(disk) = &domain.state_disk
+            && state_disk::ensure(disk, self.state_size)? == StateDisk::Made
+        {
+            eprintln!("firstlight: state disk {}: made, {} MiB", disk.display(), self.state_size);
+        }
+        self.service.service().define(&xml)?;
+        eprintln!("firstlight: domain {} is defined at {}", domain.name, self.service.connect);
+        match &domain.console {
+            Console::File(file) => {
+                eprintln!(
+                    "firstlight: its console goes to {}, and before to {}",
+                    file.display(),
+                    serial_of(file).display()
+                );
+            }
+            Console::Pty => eprintln!("firstlight: its console is virsh console {}", domain.name),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// So long, in words.
+fn span(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+fn shown(status: &Status, now: u64) -> String {
+    let mut text = format!("{}: {}", status.name, status.reason);
+    if let Some(since) = status.since {
+        text.push_str(&format!(", for {}", span(now.saturating_sub(since))));
+    }
+    if let Some(pid) = status.pid {
+        text.push_str(&format!(", process {pid}"));
+    }
+    if let Some(cid) = status.cid {
+        text.push_str(&format!(", vsock context id {cid}"));
+    }
+    text.push('\n');
+    if !status.devices.is_empty() {
+        text.push_str(&format!("{:<14}{:<11}{:<14}{:<7}DRIVER\n", "ADDRESS", "ID", "WHAT", "GROUP"));
+    }
+    for device in &status.devices {
+        let group = device.group.map_or("-".to_owned(), |group| group.to_string());
+        let (id, driver) = (device.id.as_deref().unwrap_or("-"), device.driver.as_deref().unwrap_or("-"));
+        let address = device.address.to_string();
+        text.push_str(&format!("{address:<14}{id:<11}{:<14}{group:<7}{driver}\n", device.what));
+    }
+    for problem in &status.problems {
+        text.push_str(&format!("problem: {problem}\n"));
+    }
+    text
+}
+
+fn status(service: &Service, json: bool) -> anyhow::Result<ExitCode> {
+    let status = service.status()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        print!("{}", shown(&status, now));
+    }
+    let runs = matches!(status.state, State::Running | State::Other);
+    Ok(if runs { ExitCode::SUCCESS } else { ExitCode::from(NOT_RUNNING) })
+}
+
+/// Does it.
+pub(crate) fn service_vm(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Xml(args) => print!("{}", args.domain()?.xml()?),
+        Command::Define(args) => return args.define(),
+        Command::Start(args) => match args.service().start()? {
+            Done::Now => eprintln!("firstlight: domain {} runs", args.name),
+            Done::Before => eprintln!("firstlight: domain {} runs already", args.name),
+        },
+        Command::Status { service, json } => return status(&service.service(), *json),
+        Command::Destroy(args) => match args.service().destroy()? {
+            Done::Now => eprintln!("firstlight: domain {} is off, and its functions are the host's again", args.name),
+            Done::Before => eprintln!("firstlight: domain {} was off already", args.name),
+        },
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firstlight_service_vm_domain::Problem;
+    use firstlight_service_vm_domain::service::Device;
+
+    #[test]
+    fn a_status_is_read_at_a_glance() {
+        let device = Device {
+            address: "0000:05:00.0".parse().unwrap(),
+            id: Some("10de:22a3".into()),
+            what: "NVSwitch",
+            group: Some(30),
+            driver: None,
+        };
+        let status = Status {
+            name: "fabric".into(),
+            state: State::Running,
+            reason: "running (booted)".into(),
+            since: Some(1000),
+            pid: Some(7),
+            cid: Some(100),
+            devices: vec![device],
+            problems: vec![Problem { what: "it burns".into(), remedy: "water".into() }],
+        };
+        let text = "fabric: running (booted), for 1 h 1 min, process 7, vsock context id 100\n\
+                    ADDRESS       ID         WHAT          GROUP  DRIVER\n\
+                    0000:05:00.0  10de:22a3  NVSwitch      30     -\n\
+                    problem: it burns: water\n";
+        assert_eq!(shown(&status, 1000 + 3661), text);
+    }
+}

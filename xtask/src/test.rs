@@ -35,6 +35,7 @@ pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     if sizes != ExitCode::SUCCESS {
         return Ok(sizes);
     }
+    Lab::install_libvirt_packages(args.yes)?;
     // Prepared once here, so that no test's time contains a download.
     Lab::prepare(args.yes)?.agent_tests()?;
     cargo(&["test", "--locked", "--package", "firstlight-e2e", "--", "--test-threads=1"])?;

@@ -133,6 +133,15 @@ impl FabricStandIns {
     }
 }
 
+/// Builds the host's command, `firstlight`.
+///
+/// # Errors
+/// cargo cannot be started or fails; its messages are on standard error.
+pub fn host_command(workspace: &Path) -> Result<PathBuf, BuildError> {
+    cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight"], &[])?;
+    existing(target().join("debug/firstlight"))
+}
+
 /// Where the static programs are.
 fn guest() -> PathBuf {
     target().join(TARGET).join("guest")

@@ -95,6 +95,14 @@ impl Lab {
         Ok(host_packages::ensure(host_packages::KERNEL_PACKAGES, yes, progress())?)
     }
 
+    /// [`Lab::install_packages`] for what runs libvirt.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn install_libvirt_packages(yes: bool) -> Result<(), LabError> {
+        Ok(host_packages::ensure(host_packages::LIBVIRT_PACKAGES, yes, progress())?)
+    }
+
     /// Makes everything ready that is not; quick when nothing changed.
     ///
     /// # Errors

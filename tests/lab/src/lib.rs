@@ -3,7 +3,8 @@
 //! [`host_packages`] names the Debian packages a machine needs to build and
 //! run the project. [`toolbox`] prepares QEMU, its helpers, a kernel and the
 //! headers of exactly that kernel in the cache. [`stand_in`] builds the
-//! modules that stand in for NVIDIA's driver, [`binaries`] our own programs.
+//! modules that stand in for NVIDIA's driver, [`binaries`] our own programs,
+//! [`libvirt`] runs the machine's libvirt apart from the machine.
 //! [`Lab`] is all of it ready, and makes machines from a [`Guest`].
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod gpus;
 mod guest;
 pub mod host_packages;
 mod lab;
+pub mod libvirt;
 pub mod shipped;
 pub mod stand_in;
 pub mod toolbox;
@@ -24,5 +26,6 @@ pub use firstlight_image_builder::cache::root as cache_root;
 pub use gpus::{GpuError, SyntheticGpus};
 pub use guest::{Guest, Prepared, accelerator, fail_with, h100};
 pub use lab::{AgentBench, Lab, LabError};
+pub use libvirt::Libvirt;
 pub use stand_in::StandIn;
 pub use toolbox::{DiskTools, FileSystem, Toolbox};

@@ -79,6 +79,10 @@ impl Host {
         }
     }
 
+    async fn answers(&self) {
+        self.health("the fabric manager answers", |health| health["fabric_manager"] == true).await;
+    }
+
     async fn well(&self) {
         self.health("all is well", |health| health["ok"] == true).await;
     }
@@ -92,6 +96,19 @@ impl Host {
     }
 }
 
+/// What an inventory guest would have measured on a host with H100: modules in no order of addresses.
+fn measured(folder: &Path) -> String {
+    let buses = [(0x0f, 5), (0x10, 7), (0x41, 6), (0x44, 8), (0x86, 1), (0x87, 3), (0xb8, 2), (0xbb, 4)];
+    let line = |(bus, module): &(u32, u32)| {
+        format!(
+            "{{\"host_pci\":\"0000:{bus:02x}:00.0\",\"module_id\":{module},\"serial\":\"{bus}\",\"uuid\":\"GPU-{bus}\"}}\n"
+        )
+    };
+    let path = folder.join("measured.jsonl");
+    std::fs::write(&path, buses.iter().map(line).collect::<String>()).unwrap();
+    path.display().to_string()
+}
+
 /// What the stand-in says was never to be.
 async fn assert_unharmed(vm: &Vm) {
     let said = shell(vm, "cd /run; echo wrong=$(grep -c violation fake-fm.log) calls=$(wc -l < fake-fm.log).").await;
@@ -100,15 +117,18 @@ async fn assert_unharmed(vm: &Vm) {
 
 #[test]
 fn the_host_lists_and_steers_the_fabric_through_vsock() {
+    let folder = tempfile::tempdir().unwrap();
     let console = scenario(None).watched(async |vm| {
         let agent = booted(vm).await;
         let host = Host::of(vm);
-        host.well().await;
+        host.answers().await;
         let listed = host.does(&["list"]);
         assert!(listed.starts_with("PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs\n"), "{listed}");
         assert!(listed.contains("\n0             Inactive  8     144      1,2,3,4,5,6,7,8\n"), "{listed}");
         assert_eq!(listed.lines().count(), 2 + 15);
-        let health: Value = serde_json::from_str(&host.does(&["--json", "health"])).unwrap();
+        let (health, _, code) = host.says(&["--json", "health"]);
+        let health: Value = serde_json::from_str(&health).unwrap();
+        assert!(code == 9 && health["troubles"][0].as_str().unwrap().contains("fmctl inventory nvml"), "{health}");
         assert_eq!(
             (&health["fabric_manager_version"], &health["driver_version"]),
             (&"550.163.01".into(), &"550.163.01".into())
@@ -121,6 +141,13 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         }
         assert!(record.unit("state").unwrap().detail.contains("no disk has the serial number firstlight-state"));
         assert!(record.unit("partitiond").unwrap().start_us >= record.unit("fabricmanager").unwrap().ready_us);
+
+        // Several GPUs are nobody's until it is known which is which; and then.
+        let (_, error, code) = host.says(&["activate", "--gpus", "2", "--owner", "vm-1"]);
+        assert!(error.contains("fmctl inventory") && code == 5, "{error}");
+        host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
+        let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
+        assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");
 
         // A tenant's way.
         host.does(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
@@ -162,7 +189,8 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
     scenario(Some(&disk)).watched(async |vm| {
         booted(vm).await;
         let host = Host::of(vm);
-        host.well().await;
+        host.answers().await;
+        host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
         host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
         host.does(&["quarantine", "8", "--reason", "Xid 79"]);
         // The plug is pulled: nothing is written any more.

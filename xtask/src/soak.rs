@@ -20,6 +20,12 @@ pub(crate) struct Args {
     /// How many boots.
     #[arg(long, default_value_t = 200)]
     boots: u32,
+    /// No boots, but so many partitions activated and deactivated, while daemon and fabric manager are killed.
+    #[arg(long, value_name = "CYCLES", conflicts_with = "boots")]
+    fabric: Option<u32>,
+    /// How long the fabric manager's stand-in takes for each change, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 200, requires = "fabric")]
+    latency: u64,
 }
 
 /// Processors and GPUs of the guests, in turns: the order of what happens at once differs in each.
@@ -48,8 +54,19 @@ fn complaint(report: &Report) -> Option<String> {
     None
 }
 
+/// Ends at the first thing that must not be, with what it is.
+fn fabric(cycles: u32, latency: u64) -> anyhow::Result<ExitCode> {
+    let stand = crate::bench::FabricStand::build("cycles")?;
+    let (cycles, latency) = (cycles.to_string(), latency.to_string());
+    let status = stand.command().args([cycles, latency]).status().context("start examples/cycles")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 /// Boots them; fails at the first that is not good.
 pub(crate) fn soak(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(cycles) = args.fabric {
+        return fabric(cycles, args.latency);
+    }
     let lab = Lab::prepare(false)?;
     let folder = firstlight_lab::cache_root()?.join("soak");
     let outputs = Outputs { folder: folder.clone(), json: None };

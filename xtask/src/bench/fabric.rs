@@ -4,6 +4,7 @@
 //! is the daemon's own: four records on the disk, two calls and two lists.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -13,24 +14,37 @@ use firstlight_lab::binaries::{target, workspace};
 use super::Figure;
 use crate::cargo::cargo;
 
+/// A program beside the daemon, a fabric manager's stand-in and libnvfm's, all built.
+#[derive(Debug)]
+pub(crate) struct Stand {
+    program: PathBuf,
+    parts: [PathBuf; 3],
+}
+
+impl Stand {
+    /// Builds them, as they are released, and an example of the daemon's package.
+    pub(crate) fn build(example: &str) -> anyhow::Result<Self> {
+        let build = ["build", "--quiet", "--locked", "--release"];
+        let programs = ["--package", "firstlight-partitiond", "--package", "firstlight-fake-fm", "--bins"];
+        cargo(&[&build[..], &programs[..]].concat())?;
+        cargo(&[&build[..], &["--package", "firstlight-partitiond", "--example", example]].concat())?;
+        let library = build_library("").context("build libnvfm's stand-in")?;
+        let release = target().join("release");
+        let program = release.join("examples").join(example);
+        Ok(Self { program, parts: [release.join("fm-partitiond"), release.join("fake-fm"), library] })
+    }
+
+    /// The program, told where the others are.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(workspace()).args(&self.parts);
+        command
+    }
+}
+
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let programs = ["--package", "firstlight-partitiond", "--package", "firstlight-fake-fm", "--bins"];
-    cargo(&[&["build", "--quiet", "--locked", "--release"], &programs[..]].concat())?;
-    cargo(&[
-        "build",
-        "--quiet",
-        "--locked",
-        "--release",
-        "--package",
-        "firstlight-partitiond",
-        "--example",
-        "figures",
-    ])?;
-    let library = build_library("").context("build libnvfm's stand-in")?;
-    let release = target().join("release");
-    let output = Command::new(release.join("examples/figures"))
-        .current_dir(workspace())
-        .args([release.join("fm-partitiond"), release.join("fake-fm"), library])
+    let output = Stand::build("figures")?
+        .command()
         .stderr(std::process::Stdio::inherit())
         .output()
         .context("start examples/figures")?;

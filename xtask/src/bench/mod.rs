@@ -7,6 +7,7 @@ mod fabric;
 mod formats;
 mod images;
 
+pub(crate) use fabric::Stand as FabricStand;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -1,0 +1,199 @@
+//! Activations and deactivations in a row while others list, and while the daemon and the fabric manager are
+//! killed, for `cargo xtask soak --fabric`. Arguments: the daemon, the fabric manager's stand-in, libnvfm's, how
+//! many cycles, and how long each change takes, in ms. Ends with a panic at the first thing that must not be.
+#![expect(clippy::unwrap_used, reason = "a program for a soak: what fails ends it")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use firstlight_fabric_api::v1 as api;
+use firstlight_fabric_api::v1::fabric_client::FabricClient;
+use firstlight_fake_fm::home::{Home, Running};
+use firstlight_fake_fm::machine::Phase;
+use firstlight_fake_fm::scenario::Scenario;
+use tonic::transport::{Channel, Endpoint};
+
+/// Who list all the time.
+const LISTENERS: usize = 63;
+
+/// A pause of each of them.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Cycles between two ends of the fabric manager, and of the daemon.
+const MANAGER: u32 = 50;
+const DAEMON: u32 = 37;
+
+/// Longer than anything that is waited for but the changes themselves.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Stand {
+    home: Home,
+    programs: Vec<PathBuf>,
+    fm: Running,
+    daemon: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn daemon(program: &Path, library: &Path, home: &Home, folder: &Path) -> Child {
+    let mut command = Command::new(program);
+    command.arg("--journal").arg(folder.join("partitions.journal")).arg("--listen").arg(folder.join("socket-of-ours"));
+    command.arg("--fabric-manager").arg(format!("unix:{}", home.socket().display()));
+    command.args(["--look-every", "1", "--patience", "60", "--allow-unverified-map", "--no-kernel-log"]);
+    command.arg("--libnvfm").arg(library).stderr(std::process::Stdio::null()).spawn().unwrap()
+}
+
+async fn client(folder: &Path) -> FabricClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", folder.join("socket-of-ours").display())).unwrap();
+    let begun = Instant::now();
+    loop {
+        if let Ok(channel) = endpoint.connect().await {
+            return FabricClient::new(channel);
+        }
+        assert!(begun.elapsed() < PATIENCE, "the daemon does not answer");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+impl Stand {
+    fn start(programs: Vec<PathBuf>, latency: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::new(folder.path());
+        let (activate_ms, deactivate_ms) = (latency, latency);
+        let scenario = Scenario { start_ms: 0, list_ms: 0, activate_ms, deactivate_ms, ..Scenario::default() };
+        home.write(&[], &scenario).unwrap();
+        let mut fm = home.start(&programs[1], &[]).unwrap();
+        fm.wait_for(Phase::Ready).unwrap();
+        let daemon = daemon(&programs[0], &programs[2], &home, folder.path());
+        Self { home, programs, fm, daemon, folder }
+    }
+
+    fn kill_daemon(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+        self.daemon = daemon(&self.programs[0], &self.programs[2], &self.home, self.folder.path());
+    }
+
+    fn kill_manager(&mut self) {
+        self.fm.kill().unwrap();
+        self.fm = self.home.start(&self.programs[1], &["--restart"]).unwrap();
+    }
+
+    /// Asks until it is done; the same id is the same request, whoever has died meanwhile.
+    async fn activated(&self, cycle: u32, owner: &str) -> u32 {
+        let ask = Some(api::Ask { what: Some(api::ask::What::Count(1 << (cycle % 3))) });
+        let request = api::ActivateRequest {
+            request_id: format!("a{cycle}"),
+            ask,
+            owner: owner.to_owned(),
+            ..Default::default()
+        };
+        let begun = Instant::now();
+        loop {
+            match client(self.folder.path()).await.activate(request.clone()).await {
+                Ok(given) => return given.into_inner().partition,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn deactivated(&self, cycle: u32, partition: u32, owner: &str) {
+        let (request_id, owner) = (format!("d{cycle}"), owner.to_owned());
+        let request = api::DeactivateRequest { request_id, partition, owner };
+        let begun = Instant::now();
+        while let Err(error) = client(self.folder.path()).await.deactivate(request.clone()).await {
+            assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Lists until the end; how long each answer took, but for those of a daemon that has died.
+async fn list(folder: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
+    let mut times = Vec::new();
+    while !over.load(Ordering::Relaxed) {
+        let mut client = client(&folder).await;
+        while !over.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            if client.list(api::ListRequest {}).await.is_err() {
+                break;
+            }
+            times.push(begun.elapsed());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    times
+}
+
+async fn soak(stand: &mut Stand, count: u32) -> Vec<Duration> {
+    let over = Arc::new(AtomicBool::new(false));
+    let folder = stand.folder.path().to_owned();
+    let listeners: Vec<_> = (0..LISTENERS).map(|_| tokio::spawn(list(folder.clone(), Arc::clone(&over)))).collect();
+    // Somebody always has something, which nobody's death may take.
+    let mut held: BTreeMap<u32, (u32, String)> = BTreeMap::new();
+    for cycle in 0..count {
+        let owner = format!("t{cycle}");
+        if cycle % MANAGER == MANAGER - 1 {
+            stand.kill_manager();
+        }
+        if cycle % DAEMON == DAEMON - 1 {
+            stand.kill_daemon();
+        }
+        let partition = stand.activated(cycle, &owner).await;
+        assert!(held.insert(partition, (cycle, owner)).is_none(), "partition {partition} was given twice");
+        let active: Vec<u32> = stand.fm.control.snapshot().unwrap().active.into_iter().collect();
+        assert_eq!(active, held.keys().copied().collect::<Vec<_>>(), "cycle {cycle}");
+        // Two at most: four of the eight GPUs are free for the next.
+        if held.len() > 1 {
+            let oldest = *held.iter().min_by_key(|(_, (cycle, _))| *cycle).unwrap().0;
+            let (cycle, owner) = held.remove(&oldest).unwrap();
+            stand.deactivated(cycle, oldest, &owner).await;
+        }
+    }
+    for (partition, (cycle, owner)) in held {
+        stand.deactivated(cycle, partition, &owner).await;
+    }
+    over.store(true, Ordering::Relaxed);
+    let mut times = Vec::new();
+    for listener in listeners {
+        times.extend(listener.await.unwrap());
+    }
+    times.sort();
+    times
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [daemon, fm, library, count, latency] = arguments.as_slice() else {
+        eprintln!("usage: cycles DAEMON FAKE-FM LIBNVFM CYCLES LATENCY-MS");
+        std::process::exit(2);
+    };
+    let (count, latency) = (count.parse().unwrap(), latency.parse().unwrap());
+    let mut stand = Stand::start([daemon, fm, library].map(PathBuf::from).to_vec(), latency);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let begun = Instant::now();
+    let lists = runtime.block_on(soak(&mut stand, count));
+    let snapshot = stand.fm.control.snapshot().unwrap();
+    assert!(snapshot.violations.is_empty() && snapshot.active.is_empty(), "{snapshot:?}");
+    println!(
+        "{count} cycles of {latency} ms and {latency} ms in {:.0} s: the fabric manager was killed {} times, the daemon {}; {} \
+         lists of {LISTENERS} others took {:.1} ms at the median and {:.1} ms at most, 99 of 100",
+        begun.elapsed().as_secs_f64(),
+        count / MANAGER,
+        count / DAEMON,
+        lists.len(),
+        lists[lists.len() / 2].as_secs_f64() * 1e3,
+        lists[lists.len() * 99 / 100].as_secs_f64() * 1e3,
+    );
+}

@@ -97,19 +97,37 @@ fn checks(seen: &Seen) -> Vec<Check> {
         all.extend(foreign(list));
     }
     all.extend(troubles(&seen.health, &all));
+    all.extend(seen.health.notes.iter().map(|note| check(Level::Warn, "note", note.as_str(), "")));
     all
 }
 
 /// Versions that belong together.
 fn versions(health: &api::HealthResponse) -> Vec<Check> {
     let own = env!("CARGO_PKG_VERSION");
-    vec![match health.version == own {
+    let daemon = match health.version == own {
         true => check(Level::Ok, "daemon", format!("it answers, version {own}"), ""),
         false => {
             let said = format!("it answers, version {}, and this is {own}", health.version);
             check(Level::Warn, "daemon", said, "use the fmctl of the daemon's image")
         }
-    }]
+    };
+    let (manager, driver) = (health.fabric_manager_version.as_str(), health.driver_version.as_str());
+    let nvidia = match (manager, driver) {
+        ("", _) => {
+            let todo = "tell the daemon where nv-fabricmanager is: --fabric-manager-program; tenants' drivers are not compared";
+            check(Level::Warn, "versions", "the fabric manager's is not known", todo)
+        }
+        // With the fifth NVLink generation there is none.
+        (manager, "") => check(Level::Ok, "versions", format!("fabric manager {manager}"), ""),
+        (manager, driver) if manager == driver => {
+            check(Level::Ok, "versions", format!("fabric manager and driver {manager}"), "")
+        }
+        (manager, driver) => {
+            let said = format!("fabric manager {manager}, driver {driver}");
+            check(Level::Fail, "versions", said, "build the service VM's image with both from one release")
+        }
+    };
+    vec![daemon, nvidia]
 }
 
 fn manager(seen: &Seen) -> Vec<Check> {
@@ -206,7 +224,12 @@ fn foreign(list: &api::ListResponse) -> Option<Check> {
 fn troubles(health: &api::HealthResponse, told: &[Check]) -> Vec<Check> {
     let is_told = |trouble: &&String| {
         let gone = told.iter().any(|check| check.name == "fabric manager" && check.said.contains(trouble.as_str()));
-        let above = ["which GPU is which is not verified", "are active and nobody's here", "is in quarantine ("];
+        let above = [
+            "they have to be of one version",
+            "which GPU is which is not verified",
+            "are active and nobody's here",
+            "is in quarantine (",
+        ];
         gone || above.iter().any(|words| trouble.contains(words))
     };
     let more: Vec<&String> = health.troubles.iter().filter(|trouble| !is_told(trouble)).collect();
@@ -222,7 +245,14 @@ mod tests {
 
     fn well() -> Seen {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let health = api::HealthResponse { ok: true, fabric_manager: true, version, ..Default::default() };
+        let fabric_manager_version = "610.43.02".to_owned();
+        let health = api::HealthResponse {
+            ok: true,
+            fabric_manager: true,
+            version,
+            fabric_manager_version,
+            ..Default::default()
+        };
         let partition = api::Partition { id: 7, active: true, owner: "vm-1".to_owned(), ..Default::default() };
         let list =
             api::ListResponse { partitions: vec![partition], baseboard: "h100".to_owned(), ..Default::default() };
@@ -243,7 +273,24 @@ mod tests {
         assert_eq!(found(|_| {}), [] as [String; 0]);
         let list = |seen: &mut Seen, change: fn(&mut api::ListResponse)| change(seen.list.as_mut().unwrap());
         let trouble = |seen: &mut Seen, text: &str| seen.health.troubles.push(text.to_owned());
-        let cases: [(Vec<String>, &str); 9] = [
+        let driver = |seen: &mut Seen, text: &str| seen.health.driver_version = text.to_owned();
+        assert_eq!(found(|seen| driver(seen, "610.43.02")), [] as [String; 0]);
+        let cases: [(Vec<String>, &str); 12] = [
+            (
+                found(|seen| seen.health.fabric_manager_version.clear()),
+                "warn versions: the fabric manager's is not known",
+            ),
+            (
+                found(|seen| {
+                    driver(seen, "575.1");
+                    trouble(
+                        seen,
+                        "the fabric manager is 610.43.02 and the driver 575.1: they have to be of one version; ..",
+                    );
+                }),
+                "FAIL versions: fabric manager 610.43.02, driver 575.1 -> build",
+            ),
+            (found(|seen| seen.health.notes.push("SXid 1".to_owned())), "warn note: SXid 1 -> "),
             (found(|seen| seen.health.version = "9.9".to_owned()), "warn daemon: it answers, version 9.9"),
             (
                 found(|seen| seen.list = Err("x".to_owned())),

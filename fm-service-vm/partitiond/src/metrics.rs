@@ -36,6 +36,7 @@ pub const METRICS: &[Metric] = &[
     gauge("largest_free_gpus", "", "GPUs of the largest partition that could be had now"),
     gauge("foreign_partitions", "", "Partitions that are active and nobody's here"),
     gauge("quarantined_gpus", "", "GPUs that nobody is given"),
+    gauge("faulty_switches", "", "NVSwitches that had a fatal error and were not released"),
     gauge("outage", "", "1 if the fabric has lost partitions that tenants had, until somebody reconciles"),
     gauge("module_map_verified", "", "1 if every GPU's PCI address was measured"),
     Metric {
@@ -95,6 +96,7 @@ fn samples(view: &View, name: &str) -> Vec<(String, String)> {
         "largest_free_gpus" => one(view.free().largest.into()),
         "foreign_partitions" => one(number(view.look.foreign(&view.state).len())),
         "quarantined_gpus" => one(number(view.state.barred.len())),
+        "faulty_switches" => one(number(view.state.faulty.len())),
         "outage" => one(u64::from(view.state.outage.is_some())),
         "module_map_verified" => {
             let standing = view.modules.standing(&view.look, view.state.barred());

@@ -168,7 +168,13 @@ fn sim(known: &'static Known, journal: &Path) -> Shared {
 
 /// What the map is for is not asked for here.
 fn begun(sim: &Shared, journal: &Path) -> Engine<Shared> {
-    Engine::new(sim.clone(), Journal::open(journal).unwrap()).with(Modules::default().allowing(true))
+    // Another test's child has all of this process's files, and so the lock, until it is another program.
+    let (begun, mut opened) = (Instant::now(), Journal::open(journal));
+    while matches!(opened, Err(crate::journal::Error::Locked { .. })) && begun.elapsed().as_secs() < 5 {
+        std::thread::yield_now();
+        opened = Journal::open(journal);
+    }
+    Engine::new(sim.clone(), opened.unwrap()).with(Modules::default().allowing(true))
 }
 
 pub(super) fn stand(known: &'static Known) -> Stand {

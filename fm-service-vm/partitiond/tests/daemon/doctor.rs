@@ -14,7 +14,7 @@ fn a_doctor_names_each_thing_once_with_what_to_do() {
     assert!(said.starts_with("ok    daemon: it answers, version "), "{said}");
     assert!(
         said.contains(
-            "\nok    fabric manager: it answers\nok    list: 15 partitions, seen 0 s ago\nok    baseboard: h100\n"
+            "\nok    versions: fabric manager 610.43.02\nok    fabric manager: it answers\nok    list: 15 partitions, seen 0 s ago\nok    baseboard: h100\n"
         ),
         "{said}"
     );

@@ -7,7 +7,7 @@ use firstlight_fabric_api::v1 as api;
 use serde_json::json;
 
 use crate::exit::{Failure, TROUBLE};
-use crate::{Args, connect, show};
+use crate::{Args, connect, probe, show};
 
 /// A list that is older than this is not looked at any more, as a rule.
 const OLD_MS: u64 = 60_000;
@@ -94,7 +94,7 @@ fn checks(seen: &Seen) -> Vec<Check> {
     all.push(map(&seen.inventory));
     if let Ok(list) = &seen.list {
         all.extend(quarantines(list));
-        all.extend(foreign(list));
+        all.extend(owners(list));
     }
     all.extend(troubles(&seen.health, &all));
     all.extend(seen.health.notes.iter().map(|note| check(Level::Warn, "note", note.as_str(), "")));
@@ -203,21 +203,27 @@ fn quarantines(list: &api::ListResponse) -> Vec<Check> {
     }
 }
 
-fn foreign(list: &api::ListResponse) -> Option<Check> {
-    let is_foreign = |one: &&api::Partition| one.active && one.owner.is_empty() && !one.under_way;
-    let ids: Vec<u32> = list.partitions.iter().filter(is_foreign).map(|one| one.id).collect();
-    Some(match ids.is_empty() {
-        true => check(Level::Ok, "owners", "every active partition has one", ""),
-        false => {
-            let said = format!("partitions {} are active and nobody's here", show::words(&ids));
-            check(
-                Level::Fail,
-                "owners",
-                said,
-                "fmctl reconcile with every tenant that runs; look at its steps before --yes",
-            )
-        }
-    })
+fn owners(list: &api::ListResponse) -> Vec<Check> {
+    let of = |owner: &str| -> Vec<u32> {
+        let active = list.partitions.iter().filter(|one| one.active && !one.under_way);
+        active.filter(|one| one.owner == owner).map(|one| one.id).collect()
+    };
+    let mut all = Vec::new();
+    let foreign = of("");
+    if !foreign.is_empty() {
+        let said = format!("partitions {} are active and nobody's here", show::words(&foreign));
+        let todo = "fmctl reconcile with every tenant that runs; look at its steps before --yes";
+        all.push(check(Level::Fail, "owners", said, todo));
+    }
+    for partition in of(probe::OWNER) {
+        let said = format!("partition {partition} is active for a probe");
+        let todo = format!("if none runs, fmctl deactivate {partition} --owner {}", probe::OWNER);
+        all.push(check(Level::Warn, "owners", said, todo));
+    }
+    if all.is_empty() {
+        all.push(check(Level::Ok, "owners", "every active partition has one", ""));
+    }
+    all
 }
 
 /// What `health` says that was not said above; it says what to do itself.
@@ -275,7 +281,11 @@ mod tests {
         let trouble = |seen: &mut Seen, text: &str| seen.health.troubles.push(text.to_owned());
         let driver = |seen: &mut Seen, text: &str| seen.health.driver_version = text.to_owned();
         assert_eq!(found(|seen| driver(seen, "610.43.02")), [] as [String; 0]);
-        let cases: [(Vec<String>, &str); 12] = [
+        let cases: [(Vec<String>, &str); 13] = [
+            (
+                found(|seen| list(seen, |list| list.partitions[0].owner = probe::OWNER.to_owned())),
+                "warn owners: partition 7 is active for a probe -> if none runs, fmctl deactivate 7 --owner fmctl-probe",
+            ),
             (
                 found(|seen| seen.health.fabric_manager_version.clear()),
                 "warn versions: the fabric manager's is not known",

@@ -23,7 +23,7 @@ use crate::inventory::{NotedArgs, claims_of, placement};
 use check::{Check, Outcome, Stop};
 
 /// Whose the partitions are meanwhile.
-const OWNER: &str = "fmctl-probe";
+pub(crate) const OWNER: &str = "fmctl-probe";
 /// How often a deactivation is tried.
 const TRIES: u32 = 10;
 

@@ -175,7 +175,12 @@ impl Modules {
         saved.map = map;
         saved.remember(request.to_owned(), asked.to_owned());
         if let Some(path) = &self.path {
-            let written = saved.written().map_err(io::Error::from).and_then(|bytes| write(path, &bytes, reached));
+            let bytes = saved.written().map_err(io::Error::from).and_then(|bytes| match bytes.len() {
+                ..=LONGEST => Ok(bytes),
+                // It would not be read again.
+                _ => Err(io::ErrorKind::FileTooLarge.into()),
+            });
+            let written = bytes.and_then(|bytes| write(path, &bytes, reached));
             written.map_err(|source| Refused::MapFile { path: path.clone(), source })?;
         }
         let known = Arc::make_mut(&mut self.known);
@@ -261,6 +266,18 @@ mod tests {
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left over");
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
+    }
+
+    #[test]
+    fn what_could_not_be_read_again_is_not_written() {
+        let folder = folder();
+        let path = folder.path().join("module-map.json");
+        let mut modules = Modules::open(&path);
+        modules.set("r1", "a", Some(map("01"))).unwrap();
+        let error = modules.set("r2", &"a".repeat(LONGEST), Some(map("02"))).unwrap_err().to_string();
+        assert!(error.contains("module-map.json") && error.contains("the module map is as it was"), "{error}");
+        assert_eq!((&modules.known().map, modules.asked("r2")), (&Some(map("01")), None));
+        assert_eq!(Modules::open(&path).known().map, Some(map("01")));
     }
 
     #[test]

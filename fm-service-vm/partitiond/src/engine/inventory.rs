@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use firstlight_module_map::{Claim, Evidence, ModuleMap, Standing};
+use firstlight_module_map::{Claim, Evidence, LONGEST_WORD, ModuleMap, Standing};
 use firstlight_partitions::{Gpus, Partition};
 
 use super::{Ask, Engine, word};
@@ -109,7 +109,11 @@ impl<F: Fabric> Engine<F> {
     ///
     /// # Errors
     /// It cannot be, contradicts the map, or cannot be written down: nothing is changed.
-    pub fn set_map(&mut self, request: &str, said: Said) -> Result<Noted, Refused> {
+    pub fn set_map(&mut self, request: &str, mut said: Said) -> Result<Noted, Refused> {
+        if let Evidence::Nvml { what, .. } = &mut said.evidence {
+            // It goes into the map's file, as does what was asked for.
+            *what = what.chars().filter(char::is_ascii_graphic).take(LONGEST_WORD).collect();
+        }
         let asked = said.asked();
         let again = self.noted(request, &asked)?;
         let look = self.settle()?;
@@ -130,10 +134,7 @@ impl<F: Fabric> Engine<F> {
         let when = now();
         let evidence = match evidence {
             Evidence::Operator => Evidence::Operator,
-            Evidence::Nvml { what, .. } => {
-                let what = what.chars().filter(char::is_ascii_graphic).take(64).collect();
-                Evidence::Nvml { when, what }
-            }
+            Evidence::Nvml { what, .. } => Evidence::Nvml { when, what },
             Evidence::Probe { partition, .. } => {
                 let gpus = look.partition(partition)?.gpus;
                 if let [claim] = claims.as_slice()

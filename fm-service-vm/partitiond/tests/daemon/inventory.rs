@@ -203,7 +203,7 @@ fn what_is_no_map_is_refused_with_its_place() {
 
 #[tokio::test]
 async fn hostile_requests_are_refused() {
-    let stand = Stand::strict(&quick("h100"));
+    let mut stand = Stand::strict(&quick("h100"));
     stand.until("the fabric is seen", |health| health.fabric_manager).await;
     let mut client = stand.client().await;
     let placement = |module_id, pci: &str| api::Placement { module_id, pci: pci.to_owned(), ..Default::default() };
@@ -244,11 +244,19 @@ async fn hostile_requests_are_refused() {
     let ask = Some(api::Ask { what: Some(api::ask::What::Pci(api::PciAddresses { addresses })) });
     let error = client.activate(api::ActivateRequest { ask, ..activate("r", 1, "a") }).await.unwrap_err();
     assert!(error.message().contains("1000 PCI addresses are more than there can be"), "{error:?}");
-    // What it says of itself is a word.
-    client.set_module_map(request(one(), nvml(format!("a\u{1b}\n{}", long("x"))))).await.unwrap();
+    // What it says of itself is a word; and however much is said, the file can be read again.
+    for round in 0..80 {
+        let request_id = format!("{round}{}", "m".repeat(120));
+        let what = nvml(format!("a\u{1b}\n{}", long("x")));
+        client.set_module_map(api::SetModuleMapRequest { request_id, ..request(one(), what) }).await.unwrap();
+    }
+    stand.kill_daemon();
+    stand.start_daemon();
+    let mut client = stand.client().await;
     let inventory = client.inventory(api::InventoryRequest {}).await.unwrap().into_inner();
-    let evidence = inventory.modules[0].entry.clone().unwrap().evidence.unwrap();
-    assert!(matches!(evidence.how, Some(How::Nvml(nvml)) if nvml.what.len() == 64 && nvml.when_ms > 7_000));
+    let entry = inventory.modules.into_iter().find_map(|one| one.entry).unwrap();
+    let how = entry.evidence.unwrap().how;
+    assert!(matches!(how, Some(How::Nvml(nvml)) if nvml.what.len() == 64 && nvml.when_ms > 7_000));
 }
 
 #[test]

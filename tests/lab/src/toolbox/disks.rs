@@ -125,6 +125,22 @@ impl DiskTools {
         .map(drop)
     }
 
+    /// Makes the ext4 disk `image` of so many MiB with everything in `content`, all of it root's.
+    ///
+    /// # Errors
+    /// The program fails, or the file cannot be made.
+    pub fn pack(&self, content: &Path, image: &Path, mib: u64) -> Result<(), Error> {
+        let failed = |error: std::io::Error| Error::Disk {
+            program: "making a disk",
+            image: image.to_owned(),
+            what: error.to_string(),
+        };
+        fs::File::create(image).and_then(|file| file.set_len(mib << 20)).map_err(failed)?;
+        let mut command = self.mke2fs.command();
+        command.args(["-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", "-d"]).arg(content).arg(image);
+        done("mke2fs", image, command.env("MKE2FS_CONFIG", "")).map(drop)
+    }
+
     /// What a file on an ext4 disk says, read without mounting it.
     ///
     /// # Errors

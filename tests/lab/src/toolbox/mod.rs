@@ -9,6 +9,7 @@ mod boot;
 mod disks;
 mod file_server;
 mod host_qemu;
+mod host_tree;
 mod packet_filter;
 mod registry;
 mod server;

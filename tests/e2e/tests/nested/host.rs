@@ -1,0 +1,122 @@
+//! The host: its board, its disks, its life.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use firstlight_e2e::lab;
+use firstlight_lab::{SyntheticGpus, binaries};
+
+/// What the host is plugged with: the board's switches, the two functions of the PCIe switch's
+/// endpoint, and a GPU.
+const DEVICES: &[&str] = &["nvswitch", "nvswitch", "nvswitch", "nvswitch", "pmc", "pmc", "h100:bar=256M:attach-ms=100"];
+
+/// Hardware virtualisation is emulated too. 46 bits of address hold large BARs.
+const CPU: &str = "max,+svm,phys-bits=46,-cx16";
+
+/// A host that is still there after this is stuck.
+const DEADLINE: Duration = Duration::from_secs(240);
+
+/// What the host's script ends with.
+pub(crate) const END: &str = "host: the end";
+
+/// A host that does not come to its end may be an emulator that is stuck, so it is tried once more. One that
+/// comes to its end is judged by what it said.
+const TRIES: usize = 2;
+
+fn vfio_user(bus: &str, socket: &Path, more: &str) -> String {
+    let socket = socket.display();
+    format!(r#"{{"driver":"vfio-user-pci","bus":"{bus}","socket":{{"type":"unix","path":"{socket}"}}{more}}}"#)
+}
+
+/// The board: ports that are functions of one device share a group with all that is behind them.
+fn board(sockets: &[PathBuf]) -> Vec<String> {
+    let mut devices = vec![
+        "intel-iommu,intremap=on,caching-mode=on".to_owned(),
+        "pcie-root-port,id=root,chassis=1,slot=1,bus=pcie.0,addr=10.0,multifunction=on".to_owned(),
+        "pcie-root-port,id=gpu,chassis=2,slot=2,bus=pcie.0,addr=10.1".to_owned(),
+        "x3130-upstream,id=up,bus=root".to_owned(),
+    ];
+    for at in 0..5 {
+        let first = if at == 0 { ",multifunction=on" } else { "" };
+        let slot = 20 + at;
+        devices.push(format!("xio3130-downstream,id=down{at},bus=up,chassis={slot},slot={slot},addr=0.{at}{first}"));
+    }
+    for (at, socket) in sockets.iter().take(4).enumerate() {
+        devices.push(vfio_user(&format!("down{at}"), socket, ""));
+    }
+    devices.push(vfio_user("down4", &sockets[4], r#","addr":"0.0","multifunction":true"#));
+    devices.push(vfio_user("down4", &sockets[5], r#","addr":"0.1""#));
+    devices.push(vfio_user("gpu", &sockets[6], ""));
+    devices
+}
+
+fn start(folder: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticGpus) {
+    let lab = lab();
+    let image = lab.variant("gpu-host").unwrap();
+    let mut command = lab.toolbox.qemu.command();
+    command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-accel", "tcg,thread=multi"]);
+    command.args(["-cpu", CPU, "-smp", "2", "-m", "4096M", "-machine", "q35,memory-backend=mem"]);
+    command.args(["-object", "memory-backend-memfd,id=mem,size=4096M,share=on"]);
+    command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initrd);
+    command.args(["-append", "console=ttyS0 loglevel=1 panic=-1 intel_iommu=on hugepages=560"]);
+    command.arg("-serial").arg(format!("file:{}", console.display()));
+    for (at, disk) in disks.iter().enumerate() {
+        let read_only = format!("if=none,id=disk{at},format=raw,readonly=on,file={}", disk.display());
+        command.arg("-drive").arg(read_only).arg("-device").arg(format!("virtio-blk-pci,drive=disk{at}"));
+    }
+    let devices: Vec<_> = DEVICES.iter().map(|device| device.parse().unwrap()).collect();
+    let gpus = SyntheticGpus::start(&lab.binaries.synthetic_gpu, folder, &devices).unwrap();
+    for device in board(gpus.sockets()) {
+        command.arg("-device").arg(device);
+    }
+    let log = fs::File::create(folder.join("qemu.log")).unwrap();
+    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    (command.spawn().unwrap(), gpus)
+}
+
+/// The second disk: the command under test, images, and what the host does.
+fn second_disk(folder: &Path, script: &str) -> PathBuf {
+    let content = folder.join("content");
+    let image = lab().variant("daemons").unwrap();
+    let from = image.record.parent().unwrap();
+    fs::create_dir_all(content.join("image")).unwrap();
+    for name in ["vmlinux", "initrd.cpio", "image.json"] {
+        fs::copy(from.join(name), content.join("image").join(name)).unwrap();
+    }
+    fs::copy(binaries::host_command(&binaries::workspace()).unwrap(), content.join("firstlight")).unwrap();
+    fs::write(content.join("host.sh"), include_str!("host.sh")).unwrap();
+    fs::write(content.join("scenario.sh"), script).unwrap();
+    let disk = folder.join("lab.ext4");
+    lab().toolbox.disk_tools().unwrap().pack(&content, &disk, 512).unwrap();
+    disk
+}
+
+/// Runs the script in the host, whose console is returned.
+pub(crate) fn run(script: &str) -> String {
+    let disk = lab().toolbox.host_disk().unwrap();
+    let folder = tempfile::Builder::new().prefix("firstlight-host-").tempdir().unwrap();
+    let second = second_disk(folder.path(), script);
+    let mut text = String::new();
+    for attempt in 1..=TRIES {
+        let console = folder.path().join("console.log");
+        let (mut qemu, _gpus) = start(folder.path(), [&disk, &second], &console);
+        let begin = Instant::now();
+        let mut over = false;
+        while !over && begin.elapsed() < DEADLINE {
+            std::thread::sleep(Duration::from_millis(200));
+            over = qemu.try_wait().unwrap().is_some();
+        }
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        text = String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
+        println!("host, try {attempt}: {} s", begin.elapsed().as_secs());
+        if text.contains(END) {
+            return text;
+        }
+        let said = fs::read_to_string(folder.path().join("qemu.log")).unwrap_or_default();
+        said.lines().rev().take(5).for_each(|line| println!("QEMU: {line}"));
+    }
+    text
+}

@@ -1,0 +1,53 @@
+//! A service VM and a tenant on one host.
+
+use crate::host;
+
+/// How many lines begin and end so.
+fn count(console: &str, begin: &str, end: &str) -> usize {
+    console.lines().filter(|line| line.starts_with(begin) && line.ends_with(end)).count()
+}
+
+#[test]
+fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
+    let console = host::run(include_str!("together.sh"));
+    println!("{console}");
+    let says = |words: &str| assert!(console.contains(words), "{words}");
+    assert!(console.contains(host::END), "the host came to its end");
+
+    // Four switches and both functions of the endpoint in one group, the GPU in another.
+    assert_eq!(count(&console, "before ", " driver none"), 7);
+    let group = console.lines().find(|line| line.contains("0x22a3")).and_then(|line| line.split(' ').nth(4)).unwrap();
+    assert_eq!(count(&console, "before ", &format!(" group {group} driver none")), 6);
+
+    says("has no driver and not vfio-pci");
+    says("--unmanaged: 1");
+    says("service-vm define --image /lab/image --memory 512 --cpus 1 --huge-pages: 0");
+    // A group of which somebody else has a part: said before libvirt is asked.
+    says(&format!("cannot be started: IOMMU group {group} is in use by thief (process "));
+    assert_eq!(count(&console, "host: ", " service-vm start: 1"), 1);
+
+    assert_eq!(count(&console, "host: ", " service-vm start: 0"), 1);
+    says("\"state\": \"running\"");
+    says("\"problems\": []");
+    assert_eq!(console.matches("\"driver\": \"vfio-pci\"").count(), 5, "all switches, the endpoint's second function");
+    assert_eq!(count(&console, "running ", " driver vfio-pci"), 5);
+    says("thief says: error: Requested operation is not valid: PCI device 0000:03:00.0 is in use by driver QEMU");
+
+    // Both are up at once, each as what it is.
+    assert_eq!(count(&console, "list: ", "running"), 2);
+    says(
+        "service: firstlight/1 {\"mode\":{\"name\":\"service-vm-nvl4\",\"reason\":\"GPUs on the PCI bus: 0, NVSwitches: 4\"}}",
+    );
+    says("tenant: firstlight/1 {\"mode\":{\"name\":\"gpu\",\"reason\":\"GPUs on the PCI bus: 1, NVSwitches: 0\"}}");
+    for guest in ["service", "tenant"] {
+        says(&format!("{guest}: firstlight/1 {{\"state\":\"ready\"}}"));
+    }
+    says("agent of 100 reached");
+    says("agent of 101 reached");
+
+    // What was given is given back when the command returns.
+    assert_eq!(count(&console, "host: ", " service-vm destroy: 0"), 2);
+    assert_eq!(count(&console, "after ", " driver none"), 6);
+    says("firstlight-service-vm: shut off (destroyed)");
+    says("was off already");
+}

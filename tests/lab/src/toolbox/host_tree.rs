@@ -1,0 +1,69 @@
+//! A Debian with libvirt and QEMU, unpacked: the root of a GPU host that is a guest.
+
+use std::path::{Path, PathBuf};
+
+use firstlight_image_builder::cache;
+
+use super::tree::{Members, Recipe, Tree};
+use super::{Error, Toolbox};
+
+/// Packages that others only depend on because every Debian has them are named.
+const HOST: Recipe = Recipe {
+    label: "gpu-host",
+    suite: "trixie",
+    packages: &[
+        "libvirt-daemon-system",
+        "libvirt-daemon-system-sysv",
+        "libvirt-daemon-driver-qemu",
+        "libvirt-clients",
+        "iptables",
+        "qemu-system-x86",
+        "seabios",
+        "socat",
+        "e2fsprogs",
+        "kmod",
+        "bash",
+        "base-files",
+        "coreutils",
+        "dash",
+        "grep",
+        "libc-bin",
+        "mount",
+        "sed",
+        "util-linux",
+    ],
+    members: Members::WithDependencies,
+    keep: |path| {
+        const LEFT_OUT: &[&str] = &[
+            "usr/share/doc",
+            "usr/share/man",
+            "usr/share/locale",
+            "usr/share/info",
+            "usr/share/icons",
+            "usr/share/perl",
+            "usr/share/zoneinfo",
+            "usr/lib/x86_64-linux-gnu/perl",
+            "usr/lib/systemd",
+            "boot",
+        ];
+        !LEFT_OUT.iter().any(|folder| path.starts_with(folder))
+    },
+};
+
+/// MiB of the disk; most of it is empty and takes no room.
+const SIZE: u64 = 2048;
+
+impl Toolbox {
+    /// The disk of a host with libvirt and QEMU: an ext4 file system that nobody writes to.
+    ///
+    /// # Errors
+    /// A package that cannot be had, or a failed file operation.
+    pub fn host_disk(&self) -> Result<PathBuf, Error> {
+        let tree = Tree::prepare(&self.cache, &HOST, self.progress)?;
+        let name = tree.root.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = self.cache.join("toolbox").join(format!("{name}-disk"));
+        let disk = |folder: &Path| folder.join("host.ext4");
+        cache::publish(&folder, &self.progress, |half| self.disk_tools()?.pack(&tree.root, &disk(half), SIZE))?;
+        Ok(disk(&folder))
+    }
+}

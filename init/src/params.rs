@@ -109,6 +109,8 @@ pub struct Params {
     pub dcgm: bool,
     /// Whether memory is shared with GPUs of other guests.
     pub imex: bool,
+    /// The serial number of the baseboard whose fabric this guest manages, for the partition daemon.
+    pub baseboard_serial: Option<String>,
     /// Whether `nvidia-persistenced` runs.
     pub persistenced: bool,
     /// How long the way down may take.
@@ -147,6 +149,7 @@ impl Default for Params {
             log: Level::Info,
             dcgm: false,
             imex: false,
+            baseboard_serial: None,
             persistenced: false,
             shutdown_deadline: Duration::from_secs(30),
             extensions: Extensions::default(),
@@ -232,6 +235,18 @@ pub const PARAMS: &[ParamSpec] = &[
         default: "600s",
         effect: "how long an attach may take before its GPU is given up, even if something moves",
         set: |params, value| set_time(&mut params.attach_limit, value),
+    },
+    ParamSpec {
+        name: "firstlight.baseboard-serial",
+        values: "1 to 64 printable characters without spaces",
+        default: "none",
+        effect: "in a service VM, the serial number of the host's baseboard: fm-partitiond, which reads this itself, counts a \
+                 module map of another one as none",
+        set: |params, value| {
+            let is_word = (1..=64).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_graphic());
+            params.baseboard_serial = Some(value.to_owned()).filter(|_| is_word && value != "none");
+            is_word
+        },
     },
     ParamSpec {
         name: "firstlight.confidential",
@@ -650,6 +665,7 @@ mod tests {
             dcgm: true,
             gpu_hotplug: true,
             imex: true,
+            baseboard_serial: Some("S1".to_owned()),
             persistenced: true,
             shutdown_deadline: Duration::from_secs(1),
             settings: Asked { mig: PerGpu::parse("off").unwrap(), ready: Ready::No, ..Asked::default() },

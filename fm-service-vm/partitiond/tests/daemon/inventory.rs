@@ -280,7 +280,10 @@ fn a_damaged_map_is_none_and_a_baseboard_that_was_changed_has_none() {
     assert!(error.contains(said) && code == 5, "{error}");
     stand.kill_daemon();
     fs::write(stand.map(), &good).unwrap();
-    stand.more.extend(["--baseboard-serial".to_owned(), "S2".to_owned()]);
+    // As the host says it; a word of the command is the same.
+    let booted = stand.folder.path().join("cmdline");
+    fs::write(&booted, "quiet firstlight.baseboard_serial=S2 panic=-1\n").unwrap();
+    stand.more.extend(["--kernel-command-line".to_owned(), booted.display().to_string()]);
     stand.start_daemon();
     tokio_main(async { stand.until("the fabric is seen", |health| health.fabric_manager).await });
     let (_, error, _) = stand.typed(&["plan", "--gpus", "2"]);

@@ -25,6 +25,7 @@ fn scenario(disk: Option<&Path>) -> Scenario {
     let serial = "firstlight-state".to_owned();
     let hardware = disk.map(|file| Device::Named { file: file.to_owned(), serial }).into_iter().collect();
     Scenario::guest(Guest { devices, hardware, initrd: Some(image.initrd), ..Guest::default() })
+        .parameter("firstlight.baseboard-serial=1650123456789")
         .parameter("agent.debug_console")
         .parameter(&format!("agent.debug_console_vport={CONSOLE}"))
 }
@@ -145,6 +146,8 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         // Several GPUs are nobody's until it is known which is which; and then.
         let (_, error, code) = host.says(&["activate", "--gpus", "2", "--owner", "vm-1"]);
         assert!(error.contains("fmctl inventory") && code == 5, "{error}");
+        let (_, error, code) = host.says(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650999999999"]);
+        assert!(error.contains("1650123456789") && code == 5, "another board than the host says: {error}");
         host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
         let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
         assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");

@@ -97,6 +97,13 @@ impl Host {
     }
 }
 
+/// The plug is pulled: nothing is written any more.
+async fn kill(vm: &Vm) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(vm.pid().unwrap()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    sleep(Duration::from_millis(200)).await;
+}
+
 /// What an inventory guest would have measured on a host with H100: modules in no order of addresses.
 fn measured(folder: &Path) -> String {
     let buses = [(0x0f, 5), (0x10, 7), (0x41, 6), (0x44, 8), (0x86, 1), (0x87, 3), (0xb8, 2), (0xbb, 4)];
@@ -196,10 +203,7 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
         host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
         host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
         host.does(&["quarantine", "8", "--reason", "Xid 79"]);
-        // The plug is pulled: nothing is written any more.
-        let pid = rustix::process::Pid::from_raw(i32::try_from(vm.pid().unwrap()).unwrap()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        sleep(Duration::from_millis(200)).await;
+        kill(vm).await;
     });
     scenario(Some(&disk)).watched(async |vm| {
         let agent = booted(vm).await;
@@ -218,6 +222,50 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
         assert_eq!(host.active(), [(0, "vm-2".to_owned())]);
         assert_unharmed(vm).await;
     });
+}
+
+#[test]
+fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_true() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = state_disk(folder.path());
+    let mut told_before: Option<u64> = None;
+    // An activation takes 200 ms: before FM is asked, while it is at it, when it is done; and what is taken back likewise.
+    for (turn, after) in [Some(10_u64), Some(120), Some(400), None].into_iter().enumerate() {
+        scenario(Some(&disk)).watched(async |vm| {
+            booted(vm).await;
+            let host = Host::of(vm);
+            host.answers().await;
+            if turn == 0 {
+                host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
+            }
+            // A new fabric manager has nothing active, whatever was under way.
+            assert_eq!(host.active(), [], "turn {turn}");
+            let (health, ..) = host.says(&["health"]);
+            let lost = told_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
+            match lost {
+                Some(lost) => assert!(health.contains(&lost), "who was told that it is his is not forgotten: {health}"),
+                // Nobody was told: it may be one that was done, or was never begun.
+                None => assert!(turn > 0 || health.starts_with("All is well"), "{health}"),
+            }
+            host.does(&["reconcile", "--yes"]);
+            host.well().await;
+            let Some(after) = after else {
+                host.does(&["activate", "--gpus", "8", "--owner", "last"]);
+                return assert_unharmed(vm).await;
+            };
+            let mut asked = Command::new(&host.fmctl);
+            asked.args(["--connect", &host.address, "--json", "activate", "--gpus", "4", "--owner", "t"]);
+            let asked = asked.stdout(std::process::Stdio::piped()).spawn().unwrap();
+            sleep(Duration::from_millis(after)).await;
+            kill(vm).await;
+            let output = asked.wait_with_output().unwrap();
+            if output.status.success() {
+                let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+                told_before = said["partition"].as_u64().or(said["partitionId"].as_u64());
+                assert!(told_before.is_some(), "{said}");
+            }
+        });
+    }
 }
 
 #[test]

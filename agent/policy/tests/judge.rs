@@ -78,7 +78,9 @@ fn a_judge_that_does_not_answer_is_killed() {
     let begin = Instant::now();
     let verdict = judge.judge("StartContainerRequest", b"");
     assert_eq!(verdict.decision, Decision::Denied);
-    assert!(verdict.text.contains("took longer than 0.3 s"), "{}", verdict.text);
+    let took = verdict.text.split_once("took longer than ").and_then(|(_, rest)| rest.split_once(" s:"));
+    let took: f64 = took.and_then(|(seconds, _)| seconds.parse().ok()).unwrap_or_default();
+    assert!((0.3..10.0).contains(&took), "{}", verdict.text);
     assert!(begin.elapsed() < Duration::from_secs(10));
     assert!(!fs::exists(format!("/proc/{pid}")).unwrap());
 }

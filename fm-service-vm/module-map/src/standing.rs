@@ -87,10 +87,9 @@ impl Standing {
                 format!("the module map has GPU {was} at module {module}, and the fabric manager lists {is} there")
             }
             Self::Unverified { missing, told } => {
-                let part =
-                    |gpus: &Gpus, text: &str| (!gpus.is_empty()).then(|| format!("the module map {text} GPUs {gpus}"));
+                let part = |gpus: &Gpus, text: &str| (!gpus.is_empty()).then(|| format!("{text} GPUs {gpus}"));
                 let parts = [part(missing, "says nothing of"), part(told, "has only an operator's word for")];
-                parts.into_iter().flatten().collect::<Vec<_>>().join(", and ")
+                format!("the module map {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", and "))
             }
         }
     }

@@ -48,6 +48,8 @@ fn an_operators_word_is_verified_entry_by_entry() {
     assert_eq!((told.changed, told.map.measured()), (eight(), Gpus::NONE));
     let standing = |map: &ModuleMap, barred| Standing::of(Some(map), None, eight(), barred, &[]);
     assert_eq!(standing(&told.map, Gpus::NONE), Standing::Unverified { missing: Gpus::NONE, told: eight() });
+    let both = Standing::Unverified { missing: gpus(&[3]), told: gpus(&[1, 2]) };
+    assert_eq!(both.why(), "the module map says nothing of GPUs 3, and has only an operator's word for GPUs 1,2");
     let mut map = told.map;
     for (at, claim) in all().iter().enumerate() {
         assert!(!standing(&map, Gpus::NONE).is_verified());

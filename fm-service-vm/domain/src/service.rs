@@ -56,6 +56,16 @@ pub enum ServiceError {
         /// Which libvirt.
         uri: String,
     },
+    /// It neither runs nor is it off.
+    #[error(
+        "domain {domain} is {state}: virsh resume lets a paused one go on, and firstlight service-vm destroy ends it"
+    )]
+    Between {
+        /// The domain.
+        domain: Name,
+        /// libvirt's words for what it does.
+        state: String,
+    },
     /// The domain is somebody else's.
     #[error(
         "domain {domain} is not ours: it has UUID {found}, and service VMs of this name have {}: choose another name \
@@ -200,11 +210,13 @@ impl Service {
     /// # Errors
     /// What is in the way, or libvirt's.
     pub fn start(&self) -> Result<Done, ServiceError> {
-        let (state, _) = self.state()?;
+        let (state, words) = self.state()?;
         let undefined = || ServiceError::Undefined { domain: self.name.clone(), uri: self.virsh.uri.clone() };
         let definition = self.definition(false)?.ok_or_else(undefined)?;
-        if matches!(state, State::Running | State::Other) {
-            return Ok(Done::Before);
+        match state {
+            State::Running => return Ok(Done::Before),
+            State::Other => return Err(ServiceError::Between { domain: self.name.clone(), state: words }),
+            State::Off | State::Undefined => {}
         }
         let problems = self.problems(&definition, None)?;
         if !problems.is_empty() {

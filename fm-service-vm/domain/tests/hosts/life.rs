@@ -20,7 +20,7 @@ case "$1" in
   define) cp "$3" xml ;;
   domuuid) [ -e xml ] || unknown "$2"; sed -n 's/.*<uuid>\(.*\)<.uuid>.*/\1/p' xml ;;
   dumpxml) [ -e xml ] || unknown x; cat xml ;;
-  domstate) [ -e xml ] || unknown "$3"; if [ -e runs ]; then echo "running (booted)"; else echo "shut off (unknown)"; fi ;;
+  domstate) [ -e xml ] || unknown "$3"; if [ -e paused ]; then echo "paused (user)"; elif [ -e runs ]; then echo "running (booted)"; else echo "shut off (unknown)"; fi ;;
   start) : > runs ;;
   destroy) [ -e runs ] || { echo "error: Requested operation is not valid: domain is not running" >&2; exit 1; }; rm runs ;;
 esac
@@ -93,6 +93,11 @@ fn from_nothing_to_running_and_back() {
     assert!(status.problems.is_empty(), "{:?}", status.problems);
     assert_eq!(service.start().unwrap(), Done::Now);
     assert_eq!(service.start().unwrap(), Done::Before);
+    fs::write(life.host.path().join("paused"), "").unwrap();
+    let error = service.start().unwrap_err().to_string();
+    assert!(error.contains("is paused (user): virsh resume"), "{error}");
+    assert_eq!(service.status().unwrap().state, State::Other);
+    fs::remove_file(life.host.path().join("paused")).unwrap();
     life.hold(77, "firstlight-service-vm");
     for address in ["0000:05:00.0", "0000:06:00.0", "0000:07:00.0", "0000:08:00.0", "0000:03:00.1"] {
         life.host.bind(address, Some("vfio-pci"));

@@ -8,15 +8,20 @@ use std::time::{Duration, Instant};
 use firstlight_e2e::lab;
 use firstlight_lab::{SyntheticGpus, binaries};
 
-/// What the host is plugged with: the board's switches, the two functions of the PCIe switch's
-/// endpoint, and a GPU.
-const DEVICES: &[&str] = &["nvswitch", "nvswitch", "nvswitch", "nvswitch", "pmc", "pmc", "h100:bar=256M:attach-ms=100"];
+/// What the host is plugged with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Board {
+    /// Four switches and two functions of the PCIe switch's endpoint in one group, and a GPU.
+    Switches,
+    /// A management bridge of four functions, and a card of the same chip.
+    Bridge,
+}
 
 /// Hardware virtualisation is emulated too. 46 bits of address hold large BARs.
 const CPU: &str = "max,+svm,phys-bits=46,-cx16";
 
 /// A host that is still there after this is stuck.
-const DEADLINE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(200);
 
 /// What the host's script ends with.
 pub(crate) const END: &str = "host: the end";
@@ -30,29 +35,50 @@ fn vfio_user(bus: &str, socket: &Path, more: &str) -> String {
     format!(r#"{{"driver":"vfio-user-pci","bus":"{bus}","socket":{{"type":"unix","path":"{socket}"}}{more}}}"#)
 }
 
-/// The board: ports that are functions of one device share a group with all that is behind them.
-fn board(sockets: &[PathBuf]) -> Vec<String> {
-    let mut devices = vec![
-        "intel-iommu,intremap=on,caching-mode=on".to_owned(),
-        "pcie-root-port,id=root,chassis=1,slot=1,bus=pcie.0,addr=10.0,multifunction=on".to_owned(),
-        "pcie-root-port,id=gpu,chassis=2,slot=2,bus=pcie.0,addr=10.1".to_owned(),
-        "x3130-upstream,id=up,bus=root".to_owned(),
-    ];
-    for at in 0..5 {
-        let first = if at == 0 { ",multifunction=on" } else { "" };
-        let slot = 20 + at;
-        devices.push(format!("xio3130-downstream,id=down{at},bus=up,chassis={slot},slot={slot},addr=0.{at}{first}"));
-    }
-    for (at, socket) in sockets.iter().take(4).enumerate() {
-        devices.push(vfio_user(&format!("down{at}"), socket, ""));
-    }
-    devices.push(vfio_user("down4", &sockets[4], r#","addr":"0.0","multifunction":true"#));
-    devices.push(vfio_user("down4", &sockets[5], r#","addr":"0.1""#));
-    devices.push(vfio_user("gpu", &sockets[6], ""));
-    devices
+/// A port of the root complex.
+fn port(name: &str, at: u32) -> String {
+    let first = if at == 0 { ",multifunction=on" } else { "" };
+    format!("pcie-root-port,id={name},chassis={0},slot={0},bus=pcie.0,addr=10.{at}{first}", at + 1)
 }
 
-fn start(folder: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticGpus) {
+impl Board {
+    fn devices(self) -> &'static [&'static str] {
+        match self {
+            Self::Switches => {
+                &["nvswitch", "nvswitch", "nvswitch", "nvswitch", "pmc", "pmc", "h100:bar=256M:attach-ms=100"]
+            }
+            Self::Bridge => &["cx7", "cx7", "cx7", "cx7", "cx7-nic"],
+        }
+    }
+
+    /// What QEMU is told. Ports that are functions of one device share a group with all that is behind them.
+    fn arguments(self, sockets: &[PathBuf]) -> Vec<String> {
+        let mut devices = vec!["intel-iommu,intremap=on,caching-mode=on".to_owned(), port("root", 0), port("other", 1)];
+        let function = |at: usize| format!(r#","addr":"0.{at}","multifunction":{}"#, at == 0);
+        match self {
+            Self::Switches => {
+                devices.push("x3130-upstream,id=up,bus=root".to_owned());
+                for at in 0..5 {
+                    let (first, slot) = (if at == 0 { ",multifunction=on" } else { "" }, 20 + at);
+                    devices.push(format!(
+                        "xio3130-downstream,id=down{at},bus=up,chassis={slot},slot={slot},addr=0.{at}{first}"
+                    ));
+                }
+                let (switches, rest) = sockets.split_at(4);
+                devices.extend(switches.iter().enumerate().map(|(at, it)| vfio_user(&format!("down{at}"), it, "")));
+                devices.extend((0..2).map(|at| vfio_user("down4", &rest[at], &function(at))));
+                devices.push(vfio_user("other", &rest[2], ""));
+            }
+            Self::Bridge => {
+                devices.extend((0..4).map(|at| vfio_user("root", &sockets[at], &function(at))));
+                devices.push(vfio_user("other", &sockets[4], ""));
+            }
+        }
+        devices
+    }
+}
+
+fn start(board: Board, folder: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticGpus) {
     let lab = lab();
     let image = lab.variant("gpu-host").unwrap();
     let mut command = lab.toolbox.qemu.command();
@@ -66,9 +92,9 @@ fn start(folder: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticG
         let read_only = format!("if=none,id=disk{at},format=raw,readonly=on,file={}", disk.display());
         command.arg("-drive").arg(read_only).arg("-device").arg(format!("virtio-blk-pci,drive=disk{at}"));
     }
-    let devices: Vec<_> = DEVICES.iter().map(|device| device.parse().unwrap()).collect();
+    let devices: Vec<_> = board.devices().iter().map(|device| device.parse().unwrap()).collect();
     let gpus = SyntheticGpus::start(&lab.binaries.synthetic_gpu, folder, &devices).unwrap();
-    for device in board(gpus.sockets()) {
+    for device in board.arguments(gpus.sockets()) {
         command.arg("-device").arg(device);
     }
     let log = fs::File::create(folder.join("qemu.log")).unwrap();
@@ -94,14 +120,14 @@ fn second_disk(folder: &Path, script: &str) -> PathBuf {
 }
 
 /// Runs the script in the host, whose console is returned.
-pub(crate) fn run(script: &str) -> String {
+pub(crate) fn run(board: Board, script: &str) -> String {
     let disk = lab().toolbox.host_disk().unwrap();
     let folder = tempfile::Builder::new().prefix("firstlight-host-").tempdir().unwrap();
     let second = second_disk(folder.path(), script);
     let mut text = String::new();
     for attempt in 1..=TRIES {
         let console = folder.path().join("console.log");
-        let (mut qemu, _gpus) = start(folder.path(), [&disk, &second], &console);
+        let (mut qemu, _gpus) = start(board, folder.path(), [&disk, &second], &console);
         let begin = Instant::now();
         let mut over = false;
         while !over && begin.elapsed() < DEADLINE {
@@ -117,6 +143,7 @@ pub(crate) fn run(script: &str) -> String {
         }
         let said = fs::read_to_string(folder.path().join("qemu.log")).unwrap_or_default();
         said.lines().rev().take(5).for_each(|line| println!("QEMU: {line}"));
+        println!("{text}\nhost: no end");
     }
     text
 }

@@ -1,10 +1,9 @@
 //! The life of the service VM's domain.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use firstlight_pci::{Address, Kind, ScanError, driver};
+use firstlight_pci::{Address, ScanError, driver};
 use serde::Serialize;
 
 use crate::definition::{Definition, DefinitionError, Passed};
@@ -12,7 +11,7 @@ use crate::members::{self, Members, VFIO, Wish};
 use crate::problem::{Problem, joined};
 use crate::topology::{Function, Topology};
 use crate::virsh::{Virsh, VirshError};
-use crate::{Host, Name, holder};
+use crate::{Host, Name, check, holder};
 
 /// libvirt gives functions back some seconds after it says that a domain is off.
 const GIVEN_BACK: Duration = Duration::from_secs(30);
@@ -218,7 +217,9 @@ impl Service {
             State::Other => return Err(ServiceError::Between { domain: self.name.clone(), state: words }),
             State::Off | State::Undefined => {}
         }
-        let problems = self.problems(&definition, None)?;
+        // The devices of a lab are none of the host's.
+        let topology = if definition.lab { Topology::default() } else { Topology::read(&self.host.sysfs)? };
+        let problems = check::before_start(&self.host, &topology, &definition);
         if !problems.is_empty() {
             return Err(ServiceError::Problems { domain: self.name.clone(), what: "started", problems });
         }
@@ -253,7 +254,8 @@ impl Service {
         status.cid = definition.cid;
         let topology = Topology::read(&self.host.sysfs)?;
         status.devices = definition.passed.iter().map(|passed| device(&topology, *passed)).collect();
-        status.problems = self.problems_on(&topology, &definition, up.then_some(status.pid).flatten(), up);
+        let check = if up { check::running } else { check::before_start };
+        status.problems = check(&self.host, &topology, &definition);
         Ok(status)
     }
 
@@ -338,104 +340,6 @@ impl Service {
         };
         Ok((state, words.to_owned()))
     }
-
-    /// What keeps it from being started.
-    fn problems(&self, definition: &Definition, own: Option<u32>) -> Result<Vec<Problem>, ServiceError> {
-        // The devices of a lab are none of the host's.
-        let topology = if definition.lab { Topology::default() } else { Topology::read(&self.host.sysfs)? };
-        Ok(self.problems_on(&topology, definition, own, false))
-    }
-
-    fn problems_on(&self, topology: &Topology, definition: &Definition, own: Option<u32>, up: bool) -> Vec<Problem> {
-        let mut problems = missing_files(definition);
-        if definition.kind == "kvm" {
-            problems.extend(absent(&self.host.dev.join("kvm"), "switch VT-x or SVM on in the firmware"));
-        }
-        if definition.cid.is_some() {
-            problems.extend(absent(&self.host.dev.join("vhost-vsock"), "modprobe vhost_vsock"));
-        }
-        if definition.huge_pages && !up {
-            problems.extend(self.too_few_huge_pages(definition.memory_kib));
-        }
-        if definition.lab {
-            return problems;
-        }
-        problems.extend(self.host_problems(topology, definition, own, up));
-        problems
-    }
-
-    /// What is wrong with the functions.
-    fn host_problems(&self, topology: &Topology, definition: &Definition, own: Option<u32>, up: bool) -> Vec<Problem> {
-        let passed: Vec<Address> = definition.passed.iter().map(|passed| passed.address).collect();
-        let gone = passed.iter().find(|address| topology.at(**address).is_none());
-        if let Some(address) = gone {
-            return vec![Problem::new(
-                format!("{address}, which the domain has, is not on this host's PCI bus"),
-                "if boards or cards were moved, firstlight service-vm define writes the domain anew; else look at the \
-                 host's kernel log",
-            )];
-        }
-        let of_fabric = |address: &&Address| {
-            let kind = topology.at(**address).and_then(|function| function.kind);
-            matches!(kind, Some(Kind::NvSwitch | Kind::NvLinkBridge))
-        };
-        let wish = Wish {
-            only: passed.iter().filter(of_fabric).copied().collect(),
-            // While it runs they are on vfio-pci, whoever has bound them.
-            unmanaged: !up && definition.passed.iter().any(|passed| !passed.managed),
-        };
-        let members = match members::choose(topology, &wish) {
-            Ok(members) => members,
-            Err(problems) => return problems,
-        };
-        let mut problems = Vec::new();
-        let now: Vec<Address> = members.passed.iter().map(|function| function.address).collect();
-        let mut then = passed;
-        then.sort();
-        if now != then {
-            let list = |all: &[Address]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            problems.push(Problem::new(
-                format!("the domain has {}, and its board is {}", list(&then), list(&now)),
-                "firstlight service-vm define writes the domain anew",
-            ));
-        }
-        for group in members.groups {
-            let holders = holder::of_groups(&self.host.proc, [group]);
-            for holder in holders.into_iter().filter(|holder| Some(holder.pid) != own) {
-                problems.push(Problem::new(
-                    format!("IOMMU group {group} is in use by {} (process {})", holder.name, holder.pid),
-                    "a group is one VM's: stop that one first",
-                ));
-            }
-        }
-        problems
-    }
-
-    /// Whether as many huge pages are free as it takes, of the size that Linux has without being told.
-    fn too_few_huge_pages(&self, memory_kib: u64) -> Option<Problem> {
-        let number = |text: &str, key: &str| -> Option<u64> {
-            text.lines().find_map(|line| line.strip_prefix(key))?.split_ascii_whitespace().next()?.parse().ok()
-        };
-        let text = std::fs::read_to_string(self.host.proc.join("meminfo")).unwrap_or_default();
-        let (free, size) = (number(&text, "HugePages_Free:")?, number(&text, "Hugepagesize:")?.max(1));
-        let wanted = memory_kib.div_ceil(size);
-        let what = format!("{free} huge pages of {size} KiB are free, and it takes {wanted}");
-        (free < wanted)
-            .then(|| Problem::new(what, format!("sysctl vm.nr_hugepages={wanted}, or more if others have some")))
-    }
-}
-
-fn absent(node: &Path, remedy: &str) -> Option<Problem> {
-    (!node.exists()).then(|| Problem::new(format!("{} is not there", node.display()), remedy))
-}
-
-fn missing_files(definition: &Definition) -> Vec<Problem> {
-    let gone = definition.files.iter().filter(|file| !file.is_file());
-    let problem = |file: &std::path::PathBuf| {
-        let remedy = "put the image or the disk back, or name another one: firstlight service-vm define --image ..";
-        Problem::new(format!("{} is not there", file.display()), remedy)
-    };
-    gone.map(problem).collect()
 }
 
 fn device(topology: &Topology, passed: Passed) -> Device {

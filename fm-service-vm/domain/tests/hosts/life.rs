@@ -106,6 +106,9 @@ fn from_nothing_to_running_and_back() {
     assert_eq!((status.state, status.since, status.pid), (State::Running, Some(12), Some(77)));
     assert!(status.problems.is_empty(), "its own QEMU is no problem: {:?}", status.problems);
     assert_eq!(status.devices[1].driver.as_deref(), Some("vfio-pci"));
+    life.host.bind("0000:06:00.0", Some("nvidia"));
+    let taken = service.status().unwrap().problems;
+    assert!(taken.len() == 1 && taken[0].what.contains("NVSwitch 0000:06:00.0 has driver nvidia"), "{taken:?}");
     let json = serde_json::to_value(&status).unwrap();
     assert_eq!(json["state"], "running");
     assert_eq!(json["devices"][1]["address"], "0000:05:00.0");

@@ -105,13 +105,16 @@ fn start(board: Board, folder: &Path, disks: [&Path; 2], console: &Path) -> (Chi
 /// The second disk: the command under test, images, and what the host does.
 fn second_disk(folder: &Path, script: &str) -> PathBuf {
     let content = folder.join("content");
-    let image = lab().variant("daemons").unwrap();
-    let from = image.record.parent().unwrap();
-    fs::create_dir_all(content.join("image")).unwrap();
-    for name in ["vmlinux", "initrd.cpio", "image.json"] {
-        fs::copy(from.join(name), content.join("image").join(name)).unwrap();
+    for (name, image) in [("image", lab().variant("daemons")), ("service", lab().service_vm())] {
+        let image = image.unwrap();
+        let (from, to) = (image.record.parent().unwrap(), content.join(name));
+        fs::create_dir_all(&to).unwrap();
+        for name in ["vmlinux", "initrd.cpio", "image.json"] {
+            fs::copy(from.join(name), to.join(name)).unwrap();
+        }
     }
     fs::copy(binaries::host_command(&binaries::workspace()).unwrap(), content.join("firstlight")).unwrap();
+    fs::copy(lab().fmctl().unwrap(), content.join("fmctl")).unwrap();
     fs::write(content.join("host.sh"), include_str!("host.sh")).unwrap();
     fs::write(content.join("scenario.sh"), script).unwrap();
     let disk = folder.join("lab.ext4");

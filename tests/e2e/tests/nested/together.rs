@@ -21,7 +21,7 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
 
     says("has no driver and not vfio-pci");
     says("--unmanaged: 1");
-    says("service-vm define --image /lab/image --memory 512 --cpus 1 --huge-pages: 0");
+    says("service-vm define --image /lab/service --memory 512 --cpus 1 --huge-pages: 0");
     // A group of which somebody else has a part: said before libvirt is asked.
     says(&format!("cannot be started: IOMMU group {group} is in use by thief (process "));
     assert_eq!(count(&console, "host: ", " service-vm start: 1"), 1);
@@ -45,13 +45,27 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     says("agent of 100 reached");
     says("agent of 101 reached");
 
+    // The host steers the fabric by vsock, and a tenant's machine starts with its partition.
+    says("fabric: PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs");
+    assert_eq!(
+        count(&console, "fabric: ", "     1,2,3,4,5,6,7,8"),
+        1,
+        "listed while the service VM runs, and not after"
+    );
+    says("fabric: Successfully activated partition 7 with GPUs 1");
+    says("fmctl activate 7 --owner tenant --guest-driver 550.163.01: 0");
+    // The service VM was ended under the tenant: nobody answers, and the next one knows what was lost.
+    says("fabric: fmctl: cannot reach fm-partitiond on vsock:100:1030");
+    says("fabric: * the fabric has lost partitions 7 while tenants had them");
+    says("fmctl reconcile --yes: 0");
+
     // What was given is given back when the command returns.
     assert_eq!(count(&console, "host: ", " service-vm destroy: 0"), 3);
     assert_eq!(count(&console, "after ", " driver none"), 6);
     says("firstlight-service-vm: shut off (destroyed)");
     says("was off already");
     // Also of a domain that has ended by itself, of which libvirt may say so before it gives anything back.
-    assert_eq!(count(&console, "afterwards ", " driver none"), 6);
+    assert_eq!(count(&console, "afterwards ", " driver none"), 7, "the tenant is gone as well");
 }
 
 #[test]

@@ -1,8 +1,22 @@
 # The service VM gets the switches and a tenant the GPU, both at once.
+# The partition daemon, asked through vsock.
+fabric() {
+  timeout 60 /lab/fmctl --connect vsock:100 "$@" > /tmp/fabric 2>&1
+  code=$?
+  sed 's/^/fabric: /' /tmp/fabric
+  say "fmctl $*: $code"
+}
+until_fabric() {
+  for try in $(seq 150); do
+    timeout 20 /lab/fmctl --connect vsock:100 --json health 2> /dev/null | grep -q '"fabric_manager": true' && return
+    sleep 0.4
+  done
+}
+
 drivers before
 # Nobody has bound anything, and libvirt is not asked to.
 service define --image /lab/image --memory 512 --cpus 1 --huge-pages --unmanaged
-service define --image /lab/image --memory 512 --cpus 1 --huge-pages
+service define --image /lab/service --memory 512 --cpus 1 --huge-pages
 
 # Somebody has one of the switches.
 guest thief 03 102
@@ -12,10 +26,14 @@ virsh --quiet destroy thief
 service start
 service status --json
 drivers running
+console=/var/log/libvirt/qemu/firstlight-service-vm-console.log
+# A tenant's way: its GPU's partition, then its machine.
+until_fabric
+fabric list
+fabric activate 7 --owner tenant --guest-driver 550.163.01
 guest tenant 08 101
 # libvirt says it the other way round.
 guest thief 03 102
-console=/var/log/libvirt/qemu/firstlight-service-vm-console.log
 until_said $console '"state":"ready"'
 until_said /tmp/tenant.log '"state":"ready"'
 reach 100
@@ -29,8 +47,15 @@ drivers after
 service status
 service destroy
 
-# A guest that ends by itself: libvirt may say that it is off before it gives anything back.
+# The tenant runs still, without the fabric.
+fabric list
 service start
+until_fabric
+fabric health
+virsh --quiet destroy tenant
+fabric reconcile --yes
+
+# A guest that ends by itself: libvirt may say that it is off before it gives anything back.
 virsh --quiet qemu-monitor-command firstlight-service-vm --hmp quit 2> /dev/null
 for try in $(seq 50); do
   virsh --quiet domstate firstlight-service-vm | grep -q 'shut off' && break

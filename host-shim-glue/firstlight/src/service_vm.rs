@@ -72,6 +72,9 @@ pub(crate) struct DomainArgs {
     /// More kernel parameters.
     #[arg(long, value_name = "TEXT", default_value = "")]
     append: String,
+    /// The baseboard's serial number: a module map of another board, as on a disk that came from there, is not believed.
+    #[arg(long, value_name = "SERIAL", value_parser = serial)]
+    baseboard_serial: Option<String>,
     /// The guest's vsock context id, which no other VM of the host may have.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(3..))]
     cid: u32,
@@ -142,6 +145,23 @@ impl ServiceArgs {
     }
 }
 
+/// What the daemon in the machine takes for one.
+fn serial(text: &str) -> Result<String, String> {
+    let is_word = (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
+    if is_word {
+        Ok(text.to_owned())
+    } else {
+        Err("it is 1 to 64 printable characters, no space and no quote".to_owned())
+    }
+}
+
+/// Kernel parameters beyond the image's own.
+fn parameters(append: &str, serial: Option<&str>) -> String {
+    let serial = serial.map(|serial| format!("firstlight.baseboard-serial={serial}"));
+    let words = [append.to_owned(), serial.unwrap_or_default()];
+    words.iter().filter(|word| !word.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
 /// A path that does not depend on where we are, as libvirt is elsewhere.
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("{}: where it is", path.display()))
@@ -160,7 +180,7 @@ impl DomainArgs {
         Ok(Domain {
             name: self.service.name.clone(),
             start,
-            append: self.append.clone(),
+            append: parameters(&self.append, self.baseboard_serial.as_deref()),
             memory_mib: self.memory,
             cpus: self.cpus,
             huge_pages: self.huge_pages,
@@ -287,6 +307,17 @@ mod tests {
     use super::*;
     use firstlight_service_vm_domain::Problem;
     use firstlight_service_vm_domain::service::Device;
+
+    #[test]
+    fn the_boards_serial_number_is_a_kernel_parameter() {
+        assert_eq!(parameters("", None), "");
+        assert_eq!(parameters("panic=1", Some("S1")), "panic=1 firstlight.baseboard-serial=S1");
+        assert_eq!(parameters("", Some("S1")), "firstlight.baseboard-serial=S1");
+        for text in ["", "S 1", "S\"1", &"S".repeat(65)] {
+            assert!(serial(text).is_err(), "{text}");
+        }
+        assert_eq!(serial("1650-A/7").as_deref(), Ok("1650-A/7"));
+    }
 
     #[test]
     fn a_status_is_read_at_a_glance() {

@@ -21,7 +21,9 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
 
     says("has no driver and not vfio-pci");
     says("--unmanaged: 1");
-    says("service-vm define --image /lab/service --memory 512 --cpus 1 --huge-pages: 0");
+    says(
+        "service-vm define --image /lab/service --memory 512 --cpus 1 --huge-pages --baseboard-serial 1650123456789: 0",
+    );
     // A group of which somebody else has a part: said before libvirt is asked.
     says(&format!("cannot be started: IOMMU group {group} is in use by thief (process "));
     assert_eq!(count(&console, "host: ", " service-vm start: 1"), 1);
@@ -58,6 +60,8 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     says("fabric: fmctl: cannot reach fm-partitiond on vsock:100:1030");
     says("fabric: * the fabric has lost partitions 7 while tenants had them");
     says("fmctl reconcile --yes: 0");
+    says("fmctl inventory set /tmp/table.toml --serial 1650999999999: 5");
+    assert!(console.lines().any(|line| line.starts_with("fabric: fmctl: ") && line.contains("1650123456789")));
 
     // What was given is given back when the command returns.
     assert_eq!(count(&console, "host: ", " service-vm destroy: 0"), 3);

@@ -16,7 +16,7 @@ until_fabric() {
 drivers before
 # Nobody has bound anything, and libvirt is not asked to.
 service define --image /lab/image --memory 512 --cpus 1 --huge-pages --unmanaged
-service define --image /lab/service --memory 512 --cpus 1 --huge-pages
+service define --image /lab/service --memory 512 --cpus 1 --huge-pages --baseboard-serial 1650123456789
 
 # Somebody has one of the switches.
 guest thief 03 102
@@ -52,6 +52,9 @@ fabric list
 service start
 until_fabric
 fabric health
+# A map of another board than the one that the host has named.
+(echo '[modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
+fabric inventory set /tmp/table.toml --serial 1650999999999
 virsh --quiet destroy tenant
 fabric reconcile --yes
 

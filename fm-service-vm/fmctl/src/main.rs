@@ -136,6 +136,8 @@ enum Command {
     Doctor,
     /// Whether all is well, and if not what to do.
     Health,
+    /// Figures as Prometheus reads them, such as for a file of node_exporter's textfile collector.
+    Metrics,
     /// What happens, a line each, until interrupted.
     Watch {
         /// End after so many events.
@@ -237,6 +239,10 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             let health = client.health(api::HealthRequest {}).await?.into_inner();
             show::health(out, &health, json)?;
             return Ok(if health.ok { ExitCode::SUCCESS } else { ExitCode::from(exit::TROUBLE) });
+        }
+        Command::Metrics => {
+            let text = client.metrics(api::MetricsRequest {}).await?.into_inner().text;
+            out.write_all(text.as_bytes())?;
         }
         Command::Watch { count } => {
             let mut events = client.watch(api::WatchRequest {}).await?.into_inner();

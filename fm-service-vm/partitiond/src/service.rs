@@ -16,6 +16,7 @@ use crate::engine::{Ask, Wish};
 use crate::inventory;
 use crate::look::Step;
 use crate::meaning::Meaning;
+use crate::metrics;
 use crate::refused::Refused;
 use crate::state::Change;
 use crate::versions::{self, GuestDriver, Versions};
@@ -319,6 +320,10 @@ impl Fabric for Service {
 
     async fn health(&self, _: Request<api::HealthRequest>) -> Answer<api::HealthResponse> {
         Ok(Response::new(health(&self.engine.view(), &self.versions)))
+    }
+
+    async fn metrics(&self, _: Request<api::MetricsRequest>) -> Answer<api::MetricsResponse> {
+        Ok(Response::new(api::MetricsResponse { text: metrics::text(&self.engine.view()) }))
     }
 
     type WatchStream = ReceiverStream<Result<api::Event, Status>>;

@@ -53,6 +53,14 @@ async fn a_scraper_sees_what_is_so() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{answer}");
     let (_, text) = answer.split_once("\r\n\r\n").unwrap();
     let is = |name: &str| value(text, &format!("firstlight_fabric_{name}"));
+    // The same without a port, but for what goes on.
+    let (said, error, code) = stand.typed(&["metrics"]);
+    assert!(error.is_empty() && code == 0, "{error}");
+    let lasting = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with("firstlight_fabric_list_age_seconds"));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(lasting(&said), lasting(text));
     for (name, wanted) in [
         ("manager_up", 1.0),
         ("partitions{state=\"active\"}", 1.0),

@@ -159,6 +159,11 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
         assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");
 
+        host.well().await;
+        let doctor = host.does(&["doctor"]);
+        assert!(doctor.lines().count() > 5 && !doctor.contains("FAIL"), "{doctor}");
+        assert!(host.does(&["metrics"]).contains("\nfirstlight_fabric_module_map_verified 1\n"));
+
         // A tenant's way.
         host.does(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
         let (_, error, code) =

@@ -30,6 +30,7 @@ pub const PACKAGES: &[HostPackage] = &[
     needs("xz-utils", "unpacks packages with older versions of dpkg"),
     needs("ca-certificates", "lets cargo and apt verify HTTPS servers"),
     needs("debian-archive-keyring", "verifies the packages of kernel and QEMU"),
+    needs("e2fsprogs", "makes the disk on which a service VM keeps things"),
     needs("gpgv", "says whose signatures of an archive hold"),
     needs("gpg", "signs the archives that tests make"),
     needs("gpg-agent", "keeps the keys of those archives"),

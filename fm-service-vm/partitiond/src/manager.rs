@@ -1,7 +1,7 @@
 //! What PID 1 says of the fabric manager's process: it sees its end before anybody asks it in vain.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use firstlight_control::{FromInit, MAX_LINE, ToInit, decode, encode};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -26,8 +26,6 @@ pub struct News {
     pub serves: bool,
     /// What happened.
     pub detail: String,
-    /// When that was heard.
-    pub at: Instant,
 }
 
 /// Listens to PID 1 for as long as there is one, and lets the fabric be looked at at once when the
@@ -56,7 +54,7 @@ async fn listen(socket: &Path, engine: &Handle) -> std::io::Result<()> {
             && name == NAME
         {
             let detail = detail.chars().filter(|letter| !letter.is_control()).take(MOST).collect();
-            engine.manager(News { serves: ready, detail, at: Instant::now() });
+            engine.manager(News { serves: ready, detail });
         }
     }
 }

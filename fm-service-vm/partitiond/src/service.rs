@@ -108,11 +108,12 @@ fn gpus(gpus: Gpus) -> api::Gpus {
     api::Gpus { ids: gpus.into() }
 }
 
-/// What is asked for, if anything is.
+/// What is asked for, and by which map.
 fn wish(asked: Option<api::Ask>, unverified_map: bool) -> Result<Wish, Status> {
     Ok(Wish { ask: ask(asked)?, unverified_map })
 }
 
+/// What is asked for, if anything is.
 fn ask(ask: Option<api::Ask>) -> Result<Ask, Status> {
     let what = ask.and_then(|ask| ask.what);
     let what = what.ok_or_else(|| Status::invalid_argument("the request says neither how many GPUs nor which"))?;

@@ -103,9 +103,9 @@ impl View {
             ));
         }
         if let Some(news) = self.manager.as_ref().filter(|news| !news.serves) {
-            let ago = news.at.elapsed().as_secs();
+            // Without how long ago: who watches would be told of it again at every look.
             troubles.push(format!(
-                "the fabric manager ended {ago} s ago ({}): PID 1 starts it again; its lines are on the machine's console",
+                "the fabric manager has ended ({}): PID 1 starts it again; its lines are on the machine's console",
                 news.detail
             ));
         }

@@ -31,7 +31,7 @@ use crate::{dns, hooks, modules, storage, work};
 pub struct Agent {
     /// Its settings.
     pub config: Config,
-    /// Its folders.
+    /// Its directories.
     pub paths: Paths,
     /// Who makes containers.
     pub runtime: Arc<Runtime>,
@@ -147,8 +147,8 @@ impl Agent {
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
         modules::load(self.control.as_deref(), &self.paths.sysfs, &request.kernel_modules).await?;
         self.hooks(Path::new(&request.guest_hook_path)).await;
-        let (folder, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
-        self.runtime.call(Call::Namespaces { folder, hostname }, &[]).await?;
+        let (dir, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
+        self.runtime.call(Call::Namespaces { dir, hostname }, &[]).await?;
         // The sandbox is a user that never leaves, so they stay until the guest ends.
         let made = self.storages.add_all(request.storages.clone()).await?;
         let written = dns::write(&self.paths, &request.dns);
@@ -158,13 +158,13 @@ impl Agent {
         written
     }
 
-    /// Notes the guest's own hooks. A folder that is not there has none: the same
+    /// Notes the guest's own hooks. A directory that is not there has none: the same
     /// configuration is used with images that bring hooks and images that do not.
-    async fn hooks(&self, folder: &Path) {
-        if folder == Path::new("") {
+    async fn hooks(&self, dir: &Path) {
+        if dir == Path::new("") {
             return;
         }
-        let path = self.paths.root.join(folder.strip_prefix("/").unwrap_or(folder));
+        let path = self.paths.root.join(dir.strip_prefix("/").unwrap_or(dir));
         match work::blocking(move || hooks::scan(&path)).await {
             Ok(hooks) => self.state().hooks = Arc::new(hooks),
             Err(error) => log::warn!("guest_hook_path: {error}"),
@@ -276,7 +276,7 @@ pub(crate) mod tests {
         Arc::new(Container::new(id, "/b".into(), "/g".into(), None, Arc::new(Process::new(false))))
     }
 
-    /// An agent below a folder, with a runtime that answers so.
+    /// An agent below a directory, with a runtime that answers so.
     pub(crate) fn agent(
         root: &Path,
         mut answer: impl FnMut(&Call) -> std::result::Result<Done, Failure> + Send + 'static,
@@ -302,10 +302,10 @@ pub(crate) mod tests {
         use std::sync::mpsc::channel;
         for fails in [false, true] {
             run(async {
-                let folder = tempfile::tempdir().unwrap();
+                let dir = tempfile::tempdir().unwrap();
                 let (begun, beginning) = channel();
                 let (go, gone) = channel();
-                let agent = agent(folder.path(), move |call| {
+                let agent = agent(dir.path(), move |call| {
                     assert!(matches!(call, Call::Namespaces { .. }), "{call:?}");
                     begun.send(()).unwrap();
                     gone.recv().unwrap()

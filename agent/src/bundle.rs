@@ -1,4 +1,4 @@
-//! A container's folder: `config.json`, and `rootfs` where a storage is mounted there.
+//! A container's directory: `config.json`, and `rootfs` where a storage is mounted there.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -21,7 +21,7 @@ fn rootfs(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
-/// Makes the folder and writes the configuration, with a complete environment.
+/// Makes the directory and writes the configuration, with a complete environment.
 /// Touches nothing but the bundle, so it does not wait: the container's root is
 /// the one that the host gave, and the runtime looks at it.
 ///
@@ -63,7 +63,7 @@ pub fn write<T: serde::Serialize>(path: &Path, value: &T) -> Result<()> {
     file.and_then(|mut file| file.write_all(&text)).map_err(io(path, "cannot write"))
 }
 
-/// Takes the folder away again. Files are removed by name and folders only when
+/// Takes the directory away again. Files are removed by name and directories only when
 /// empty: what is mounted in them may be the host's and stays untouched.
 pub fn remove(bundle: &Path) {
     let root = rootfs(bundle);

@@ -39,9 +39,9 @@ pub enum Freezer {
 pub struct Container {
     /// Its name.
     pub id: String,
-    /// Its folder: configuration and root.
+    /// Its directory: configuration and root.
     pub bundle: PathBuf,
-    /// Its resource group's folder.
+    /// Its resource group's directory.
     pub cgroup: PathBuf,
     /// What a further process may do unless it says so itself.
     pub capabilities: Option<LinuxCapabilities>,

@@ -199,8 +199,8 @@ mod tests {
     #[test]
     fn subscribes_follows_asks_and_reports() {
         run(async {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("control.sock");
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("control.sock");
             let listener = UnixListener::bind(&path).unwrap();
             let (sender, mut view) = watch::channel(View::default());
             let control = Control::connect(&path, sender);

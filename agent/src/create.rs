@@ -22,7 +22,7 @@ use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
 /// What is left of a caller's deadline for the error to get back to it.
 const MARGIN: Duration = Duration::from_millis(200);
 
-/// Folders next to the bundles.
+/// Directories next to the bundles.
 const TAKEN: &[&str] = &["shared", "sandbox"];
 
 /// Whether a container may have this name, which becomes part of paths.

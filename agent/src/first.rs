@@ -74,11 +74,11 @@ mod tests {
     #[test]
     fn what_was_opened_by_a_number_that_may_be_anothers_is_not_used() {
         run(async {
-            let folder = tempfile::tempdir().unwrap();
+            let dir = tempfile::tempdir().unwrap();
             let (reaped, reap) =
                 (Arc::new(std::sync::atomic::AtomicBool::new(false)), std::sync::atomic::Ordering::SeqCst);
             let flag = Arc::clone(&reaped);
-            let agent = agent(folder.path(), move |call| {
+            let agent = agent(dir.path(), move |call| {
                 let about_first = Call::Signal { container: "c1".into(), exec: String::new(), signal: 0 };
                 assert_eq!(*call, about_first);
                 let ended = Failure { kind: FailureKind::NotFound, message: "has ended".into() };

@@ -72,11 +72,11 @@ impl Agent {
         let (before, after) = if freeze { (Freezer::Off, Freezer::On) } else { (Freezer::On, Freezer::Off) };
         container.switch(before, Freezer::Changing)?;
         work::whole(async move {
-            let folder = container.cgroup.clone();
+            let dir = container.cgroup.clone();
             let result = work::blocking(move || {
-                let done = set(&folder, freeze, PATIENCE);
+                let done = set(&dir, freeze, PATIENCE);
                 if done.is_err() && freeze {
-                    let _ = set(&folder, false, PATIENCE);
+                    let _ = set(&dir, false, PATIENCE);
                 }
                 done
             })
@@ -96,15 +96,15 @@ mod tests {
 
     #[test]
     fn it_waits_for_the_kernel_and_not_for_ever() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = set(folder.path(), true, Duration::ZERO).unwrap_err();
+        let dir = tempfile::tempdir().unwrap();
+        let error = set(dir.path(), true, Duration::ZERO).unwrap_err();
         assert!(error.message.contains("cgroup.events"), "{error}");
-        let events = folder.path().join("cgroup.events");
+        let events = dir.path().join("cgroup.events");
         fs::write(&events, "populated 1\nfrozen 0\n").unwrap();
-        let error = set(folder.path(), true, Duration::ZERO).unwrap_err();
+        let error = set(dir.path(), true, Duration::ZERO).unwrap_err();
         assert_eq!(error.code, ttrpc::Code::DEADLINE_EXCEEDED);
-        assert_eq!(fs::read_to_string(folder.path().join("cgroup.freeze")).unwrap(), "1");
+        assert_eq!(fs::read_to_string(dir.path().join("cgroup.freeze")).unwrap(), "1");
         fs::write(&events, "populated 1\nfrozen 1\n").unwrap();
-        set(folder.path(), true, Duration::ZERO).unwrap();
+        set(dir.path(), true, Duration::ZERO).unwrap();
     }
 }

@@ -41,8 +41,8 @@ mod tests {
 
     #[tokio::test]
     async fn only_what_was_made_and_is_empty_is_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("c1");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c1");
         Ahead::begin(&path).settle(false).await;
         assert!(!path.exists(), "nobody needs it");
         Ahead::begin(&path).settle(true).await;

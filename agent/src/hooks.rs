@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// How long a hook of the guest's may take, seconds. Some look for devices.
 const TIMEOUT: i64 = 30;
 
-/// More than that in one folder is no folder of hooks.
+/// More than that in one directory is no directory of hooks.
 const MOST: usize = 64;
 
 type List = Option<Vec<Hook>>;
@@ -27,23 +27,23 @@ fn join(first: &List, second: &List) -> List {
     if all.is_empty() { None } else { Some(all) }
 }
 
-/// Reads the folder of the guest's hooks.
+/// Reads the directory of the guest's hooks.
 ///
 /// # Errors
-/// The folder cannot be read.
-pub(crate) fn scan(folder: &Path) -> Result<Hooks> {
-    fs::read_dir(folder).map_err(|error| Error::internal(format!("{}: {error}", folder.display())))?;
+/// The directory cannot be read.
+pub(crate) fn scan(dir: &Path) -> Result<Hooks> {
+    fs::read_dir(dir).map_err(|error| Error::internal(format!("{}: {error}", dir.display())))?;
     let mut hooks = HooksBuilder::default().build().map_err(|error| Error::internal(error.to_string()))?;
     // The first kind runs when the container's namespaces are there and its
     // root is not changed yet; the specification now calls that otherwise.
-    hooks.set_create_runtime(kind(folder, "prestart"));
-    hooks.set_poststart(kind(folder, "poststart"));
-    hooks.set_poststop(kind(folder, "poststop"));
+    hooks.set_create_runtime(kind(dir, "prestart"));
+    hooks.set_poststart(kind(dir, "poststart"));
+    hooks.set_poststop(kind(dir, "poststop"));
     Ok(hooks)
 }
 
-fn kind(folder: &Path, kind: &str) -> List {
-    let entries = fs::read_dir(folder.join(kind)).ok()?;
+fn kind(dir: &Path, kind: &str) -> List {
+    let entries = fs::read_dir(dir.join(kind)).ok()?;
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).take(MOST).collect();
     // An order that people can choose.
     paths.sort();
@@ -95,8 +95,8 @@ pub(crate) fn take_own(hooks: &mut Hooks, bundle: &Path) -> Result<Option<Hooks>
 mod tests {
     use super::*;
 
-    fn plant(folder: &Path, name: &str, mode: u32) {
-        let path = folder.join(name);
+    fn plant(dir: &Path, name: &str, mode: u32) {
+        let path = dir.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -104,25 +104,25 @@ mod tests {
 
     #[test]
     fn programs_are_hooks_in_the_order_of_their_names() {
-        let folder = tempfile::tempdir().unwrap();
-        plant(folder.path(), "prestart/20-b", 0o755);
-        plant(folder.path(), "prestart/10-a", 0o755);
-        plant(folder.path(), "prestart/readme", 0o644);
-        fs::create_dir_all(folder.path().join("poststop/dir")).unwrap();
-        let hooks = scan(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        plant(dir.path(), "prestart/20-b", 0o755);
+        plant(dir.path(), "prestart/10-a", 0o755);
+        plant(dir.path(), "prestart/readme", 0o644);
+        fs::create_dir_all(dir.path().join("poststop/dir")).unwrap();
+        let hooks = scan(dir.path()).unwrap();
         let prestart = hooks.create_runtime().clone().unwrap();
         let names: Vec<_> = prestart.iter().map(|hook| hook.args().clone().unwrap()).collect();
         assert_eq!(names, [["10-a", "prestart"], ["20-b", "prestart"]]);
         assert_eq!(prestart[0].env().clone().unwrap(), [DEFAULT_PATH]);
         assert_eq!((hooks.poststart().is_none(), hooks.poststop().clone().unwrap().len()), (true, 0));
-        assert!(scan(&folder.path().join("nothere")).is_err());
+        assert!(scan(&dir.path().join("nothere")).is_err());
     }
 
     #[test]
     fn a_configuration_keeps_its_own_hooks_beside_the_guests() {
-        let folder = tempfile::tempdir().unwrap();
-        plant(folder.path(), "poststop/clean", 0o755);
-        let guest = scan(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        plant(dir.path(), "poststop/clean", 0o755);
+        let guest = scan(dir.path()).unwrap();
         let mut spec = Spec::default();
         add(&mut spec, &Hooks::default());
         assert!(spec.hooks().is_none());
@@ -132,19 +132,19 @@ mod tests {
         add(&mut spec, &guest);
         let mut all = spec.hooks().clone().unwrap();
         let paths: Vec<_> = all.poststop().iter().flatten().map(|hook| hook.path().clone()).collect();
-        assert_eq!(paths, [Path::new("/own"), &folder.path().join("poststop/clean")]);
-        assert_eq!(take_own(&mut all, folder.path()).unwrap().unwrap().poststop().clone().unwrap().len(), 2);
+        assert_eq!(paths, [Path::new("/own"), &dir.path().join("poststop/clean")]);
+        assert_eq!(take_own(&mut all, dir.path()).unwrap().unwrap().poststop().clone().unwrap().len(), 2);
         assert!(all.poststop().is_none() && all.start_container().is_some());
-        assert!(take_own(&mut all, folder.path()).unwrap().is_none());
+        assert!(take_own(&mut all, dir.path()).unwrap().is_none());
     }
 
     #[test]
     fn one_hook_stands_for_all_that_run_before_the_root_is_changed() {
-        let folder = tempfile::tempdir().unwrap();
-        plant(folder.path(), "prestart/10-a", 0o755);
-        plant(folder.path(), "prestart/20-b", 0o755);
+        let dir = tempfile::tempdir().unwrap();
+        plant(dir.path(), "prestart/10-a", 0o755);
+        plant(dir.path(), "prestart/20-b", 0o755);
         let mut spec = Spec::default();
-        add(&mut spec, &scan(folder.path()).unwrap());
+        add(&mut spec, &scan(dir.path()).unwrap());
         let mut all = spec.hooks().clone().unwrap();
         let own = take_own(&mut all, Path::new("/run/b1")).unwrap().unwrap();
         assert_eq!(own.create_runtime().as_ref().unwrap().len(), 2);

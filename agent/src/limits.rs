@@ -355,15 +355,15 @@ mod tests {
 
     #[test]
     fn errors_name_the_file_and_the_text_and_nothing_is_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = apply(folder.path(), &[setting("memory.max", "7")]).unwrap_err();
+        let dir = tempfile::tempdir().unwrap();
+        let error = apply(dir.path(), &[setting("memory.max", "7")]).unwrap_err();
         assert!(error.message.contains("\"7\" to memory.max") && error.message.contains("controller"), "{error}");
-        apply(folder.path(), &[Setting { optional: true, ..setting("memory.swap.max", "max") }]).unwrap();
-        fs::write(folder.path().join("io.bfq.weight"), "").unwrap();
+        apply(dir.path(), &[Setting { optional: true, ..setting("memory.swap.max", "max") }]).unwrap();
+        fs::write(dir.path().join("io.bfq.weight"), "").unwrap();
         let instead = Some(("io.bfq.weight".to_owned(), "55".to_owned()));
-        apply(folder.path(), &[Setting { instead, ..setting("io.weight", "default 1") }]).unwrap();
-        assert_eq!(fs::read_to_string(folder.path().join("io.bfq.weight")).unwrap(), "55");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        apply(dir.path(), &[Setting { instead, ..setting("io.weight", "default 1") }]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("io.bfq.weight")).unwrap(), "55");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     proptest! {

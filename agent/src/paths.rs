@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The agent's folders; all below `/` but for tests.
+/// The agent's directories; all below `/` but for tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     /// Bundles, and the host's share.
@@ -26,7 +26,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The folders below `root`.
+    /// The directories below `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Paths {
         }
     }
 
-    /// The one folder into which the host may copy files.
+    /// The one directory into which the host may copy files.
     #[must_use]
     pub fn share(&self) -> PathBuf {
         self.run.join("shared/containers")

@@ -99,12 +99,12 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
     for process in container.processes() {
         process.close().await;
     }
-    let (folder, storages) = (container.bundle.clone(), container.take_storages());
+    let (dir, storages) = (container.bundle.clone(), container.take_storages());
     if storages.is_empty() {
-        bundle::remove(&folder);
+        bundle::remove(&dir);
     } else {
         let removed = work::blocking(move || {
-            bundle::remove(&folder);
+            bundle::remove(&dir);
             Ok(())
         });
         let _ = removed.await;

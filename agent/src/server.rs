@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn a_left_over_socket_is_replaced() {
         run(async {
-            let folder = tempfile::tempdir().unwrap();
-            let address = format!("unix://{}", folder.path().join("a.sock").display());
+            let dir = tempfile::tempdir().unwrap();
+            let address = format!("unix://{}", dir.path().join("a.sock").display());
             drop(bind(&address).unwrap());
             bind(&address).unwrap();
         });

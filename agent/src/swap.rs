@@ -34,13 +34,13 @@ impl Agent {
             let disk = self.hotplug.block_by_node(path).await.map_err(|error| error.during("swap"))?;
             return work::blocking(move || swap_to(&disk)).await;
         }
-        let folder = self.paths.run.join("sandbox");
-        let below = Path::new(path).strip_prefix(&folder).map(Path::to_owned);
+        let dir = self.paths.run.join("sandbox");
+        let below = Path::new(path).strip_prefix(&dir).map(Path::to_owned);
         let shown: String = path.chars().take(200).collect();
         let below = below.map_err(|_| {
-            Error::invalid(format!("swap: {shown:?} is neither a disk /dev/NAME nor a file below {}", folder.display()))
+            Error::invalid(format!("swap: {shown:?} is neither a disk /dev/NAME nor a file below {}", dir.display()))
         })?;
-        work::blocking(move || swap_to_file(&folder, &below)).await
+        work::blocking(move || swap_to_file(&dir, &below)).await
     }
 }
 
@@ -50,9 +50,9 @@ fn swap_to(disk: &Path) -> Result<()> {
     swap_on(opened, FileType::BlockDevice, &shown)
 }
 
-fn swap_to_file(folder: &Path, below: &Path) -> Result<()> {
-    let shown = folder.join(below).display().to_string();
-    let root = rustix::fs::openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+fn swap_to_file(dir: &Path, below: &Path) -> Result<()> {
+    let shown = dir.join(below).display().to_string();
+    let root = rustix::fs::openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let opened =
         root.and_then(|root| rustix::fs::openat2(root, below, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), flags));

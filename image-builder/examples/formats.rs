@@ -1,5 +1,5 @@
-//! How large a folder is in every format, as a table:
-//! `cargo run --release -p firstlight-image-builder --example formats FOLDER`.
+//! How large a directory is in every format, as a table:
+//! `cargo run --release -p firstlight-image-builder --example formats DIR`.
 //! Seconds are those of the clock, on a machine that may have other work.
 
 use std::error::Error;
@@ -33,10 +33,10 @@ const ROWS: &[Row] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: formats FOLDER")?;
+    let dir = std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: formats DIR")?;
     let mut tree = Tree::default();
     let mut bytes = 0;
-    add(&mut tree, &folder, Path::new(""), &mut bytes)?;
+    add(&mut tree, &dir, Path::new(""), &mut bytes)?;
     println!("{} entries, {bytes} bytes in files\n", tree.iter().count());
     println!("| format | bytes | dm-verity | s |\n|---|---:|---:|---:|");
     let mut packages = Packages::new(&cache::root()?, None, Progress::quiet());

@@ -26,11 +26,11 @@ const CID: u32 = 3;
 /// What to boot, and how.
 #[derive(Debug, Clone)]
 pub struct Boot {
-    /// The folder that build wrote.
-    pub folder: PathBuf,
-    /// The folder of an opener for it, where the kernel cannot open dm-verity by itself.
+    /// The directory that build wrote.
+    pub dir: PathBuf,
+    /// The directory of an opener for it, where the kernel cannot open dm-verity by itself.
     pub opener: Option<PathBuf>,
-    /// The folders of extensions of it.
+    /// The directories of extensions of it.
     pub extensions: Vec<PathBuf>,
     /// More kernel parameters.
     pub append: String,
@@ -55,10 +55,10 @@ pub enum Error {
     #[error(transparent)]
     Record(#[from] record::Error),
     /// It cannot be booted.
-    #[error("cannot boot {}: {what}", folder.display())]
+    #[error("cannot boot {}: {what}", dir.display())]
     NotBootable {
-        /// The folder of results.
-        folder: PathBuf,
+        /// The directory of results.
+        dir: PathBuf,
         /// Why, and what would do.
         what: String,
     },
@@ -101,7 +101,7 @@ impl Report {
 
 /// The one file among the results whose name says that it is of this kind.
 fn output(contents: &Contents, is: impl Fn(&str) -> bool) -> Option<&str> {
-    // From anybody's folder: a name that leads out of it is none.
+    // From anybody's directory: a name that leads out of it is none.
     contents.outputs.keys().map(String::as_str).find(|name| is_plain(name) && is(name))
 }
 
@@ -125,17 +125,17 @@ pub struct Start {
 }
 
 impl Start {
-    /// How the image in `folder` is started, with the opener of a folder of its own
+    /// How the image in `directory` is started, with the opener of a directory of its own
     /// where the kernel cannot open dm-verity by itself.
     ///
     /// # Errors
     /// There is no record, or what it describes is nothing that boots.
-    pub fn read(folder: &Path, opener: Option<&Path>) -> Result<Self, Error> {
-        Self::of(folder, opener, &Contents::read(folder)?)
+    pub fn read(dir: &Path, opener: Option<&Path>) -> Result<Self, Error> {
+        Self::of(dir, opener, &Contents::read(dir)?)
     }
 
-    fn of(folder: &Path, opener: Option<&Path>, contents: &Contents) -> Result<Self, Error> {
-        let wrong = |what: String| Error::NotBootable { folder: folder.to_owned(), what };
+    fn of(dir: &Path, opener: Option<&Path>, contents: &Contents) -> Result<Self, Error> {
+        let wrong = |what: String| Error::NotBootable { dir: dir.to_owned(), what };
         if let Some(name) = &contents.extension {
             return Err(wrong(format!(
                 "it is the extension {name} of an image and no image by itself: boot the image that it extends, with \
@@ -144,14 +144,14 @@ impl Start {
         }
         let kernel = output(contents, |name| name == KERNEL)
             .ok_or_else(|| wrong(format!("its record has no {KERNEL}: build it again")))?;
-        let kernel = folder.join(kernel);
+        let kernel = dir.join(kernel);
         let verity = contents.verity.is_some();
         match (initrd(contents), output(contents, |name| name.ends_with(".img"))) {
             (Some(_), _) if opener.is_some() => {
                 Err(wrong("it is an initial RAM file system, and an opener is for disks".to_owned()))
             }
             (Some(initrd), _) => {
-                let initrd = Some(folder.join(initrd));
+                let initrd = Some(dir.join(initrd));
                 Ok(Self { kernel, initrd, disk: None, verity, command_line: CONSOLE.to_owned() })
             }
             (None, None) => Err(wrong("it has neither an initial RAM file system nor a disk".to_owned())),
@@ -159,7 +159,7 @@ impl Start {
                 let told = contents.command_line.as_deref().unwrap_or_default();
                 let command_line = format!("{CONSOLE} {told}");
                 let initrd = opener.map(|opener| opener_of(opener, contents)).transpose()?;
-                Ok(Self { kernel, initrd, disk: Some(folder.join(disk)), verity, command_line })
+                Ok(Self { kernel, initrd, disk: Some(dir.join(disk)), verity, command_line })
             }
         }
     }
@@ -171,14 +171,14 @@ impl Boot {
     /// # Errors
     /// There is no record, or what it describes is nothing that boots.
     pub fn machine(&self) -> Result<Machine, Error> {
-        let contents = Contents::read(&self.folder)?;
+        let contents = Contents::read(&self.dir)?;
         let Start { kernel, initrd, disk, verity: _, mut command_line } =
-            Start::of(&self.folder, self.opener.as_deref(), &contents)?;
+            Start::of(&self.dir, self.opener.as_deref(), &contents)?;
         // First of all, as the kernel is told where its root is.
         let disk = disk.map(|file| Device::Disk { file });
         let mut devices: Vec<Device> = disk.into_iter().chain(self.devices.iter().cloned()).collect();
-        for folder in &self.extensions {
-            let (device, parameter) = extension(folder, &contents)?;
+        for dir in &self.extensions {
+            let (device, parameter) = extension(dir, &contents)?;
             devices.push(device);
             command_line = format!("{command_line} {parameter}");
         }
@@ -209,21 +209,21 @@ impl Boot {
 }
 
 /// An opener's initial RAM file system, if its modules are for the image's kernel.
-fn opener_of(folder: &Path, image: &Contents) -> Result<PathBuf, Error> {
-    let contents = Contents::read(folder)?;
-    let wrong = |what| Error::NotBootable { folder: folder.to_owned(), what };
+fn opener_of(dir: &Path, image: &Contents) -> Result<PathBuf, Error> {
+    let contents = Contents::read(dir)?;
+    let wrong = |what| Error::NotBootable { dir: dir.to_owned(), what };
     if contents.kernel_release != image.kernel_release {
         let (own, others) = (&contents.kernel_release, &image.kernel_release);
         return Err(wrong(format!("its modules are for kernel {own}, and the image has {others}")));
     }
     let initrd = initrd(&contents).ok_or_else(|| wrong("an opener is an initial RAM file system".to_owned()))?;
-    Ok(folder.join(initrd))
+    Ok(dir.join(initrd))
 }
 
 /// An extension's disk, and the kernel parameter that tells of it.
-fn extension(folder: &Path, image: &Contents) -> Result<(Device, String), Error> {
-    let contents = Contents::read(folder)?;
-    let wrong = |what: String| Error::NotBootable { folder: folder.to_owned(), what };
+fn extension(dir: &Path, image: &Contents) -> Result<(Device, String), Error> {
+    let contents = Contents::read(dir)?;
+    let wrong = |what: String| Error::NotBootable { dir: dir.to_owned(), what };
     let Some(name) = &contents.extension else {
         return Err(wrong("it is no extension: its manifest has no image.extension".to_owned()));
     };
@@ -234,7 +234,7 @@ fn extension(folder: &Path, image: &Contents) -> Result<(Device, String), Error>
     let disk = output(&contents, |name| name.ends_with(".img"));
     let disk = disk.ok_or_else(|| wrong("its record has no disk: build it again".to_owned()))?;
     let parameter = contents.command_line.clone().unwrap_or_default();
-    Ok((Device::Extension { file: folder.join(disk), serial: serial(name) }, parameter))
+    Ok((Device::Extension { file: dir.join(disk), serial: serial(name) }, parameter))
 }
 
 /// Boots, and waits until PID 1 has said how its boot went. The machine is
@@ -243,10 +243,10 @@ fn extension(folder: &Path, image: &Contents) -> Result<(Device, String), Error>
 /// # Errors
 /// QEMU or what it needs did not start. A boot that fails is no error.
 pub async fn boot(machine: &Machine, patience: Duration, console_log: Option<&Path>) -> Result<Report, Error> {
-    let folder = tempfile::Builder::new().prefix("firstlight-boot-").tempdir();
-    let folder = folder.map_err(|source| VmError::File { path: std::env::temp_dir(), source })?;
-    let own = folder.path().join("console.log");
-    let mut vm = Vm::start(machine, folder.path(), console_log.unwrap_or(&own)).await?;
+    let dir = tempfile::Builder::new().prefix("firstlight-boot-").tempdir();
+    let dir = dir.map_err(|source| VmError::File { path: std::env::temp_dir(), source })?;
+    let own = dir.path().join("console.log");
+    let mut vm = Vm::start(machine, dir.path(), console_log.unwrap_or(&own)).await?;
     let over = |record: &BootRecord| !matches!(record.state, State::Booting);
     let end = match timeout(patience, vm.console().wait_for(over)).await {
         Ok(true) => End::Told,
@@ -269,9 +269,9 @@ mod tests {
     use crate::digest::Bytes;
 
     fn written(contents: &Contents) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(record::RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
-        folder
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(record::RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
+        dir
     }
 
     fn with_outputs(names: &[&str]) -> Contents {
@@ -280,9 +280,9 @@ mod tests {
         Contents { name: "x".into(), kernel_release: "6.12".into(), outputs, ..Contents::default() }
     }
 
-    fn boot(folder: &Path) -> Boot {
+    fn boot(dir: &Path) -> Boot {
         Boot {
-            folder: folder.to_owned(),
+            dir: dir.to_owned(),
             opener: None,
             extensions: Vec::new(),
             append: "firstlight.mode=cpu".into(),
@@ -297,10 +297,10 @@ mod tests {
 
     #[test]
     fn an_initial_ram_file_system_is_the_kernels() {
-        let folder = written(&with_outputs(&["initrd.cpio.zst", "kata.toml", "vmlinux"]));
-        let machine = boot(folder.path()).machine().unwrap();
-        assert_eq!(machine.kernel, folder.path().join("vmlinux"));
-        assert_eq!(machine.initrd, Some(folder.path().join("initrd.cpio.zst")));
+        let dir = written(&with_outputs(&["initrd.cpio.zst", "kata.toml", "vmlinux"]));
+        let machine = boot(dir.path()).machine().unwrap();
+        assert_eq!(machine.kernel, dir.path().join("vmlinux"));
+        assert_eq!(machine.initrd, Some(dir.path().join("initrd.cpio.zst")));
         assert_eq!(machine.command_line, "console=hvc0 quiet panic=-1 firstlight.mode=cpu");
         assert_eq!(machine.devices, [Device::Watchdog]);
     }
@@ -309,11 +309,11 @@ mod tests {
     fn a_disk_is_the_first_device_and_the_kernel_is_told_of_it() {
         let mut contents = with_outputs(&["rootfs.img", "vmlinux"]);
         contents.command_line = Some("root=/dev/vda1 ro".into());
-        let folder = written(&contents);
-        let mut boot = boot(folder.path());
+        let dir = written(&contents);
+        let mut boot = boot(dir.path());
         let machine = boot.machine().unwrap();
         assert_eq!(machine.initrd, None);
-        assert_eq!(machine.devices, [Device::Disk { file: folder.path().join("rootfs.img") }, Device::Watchdog]);
+        assert_eq!(machine.devices, [Device::Disk { file: dir.path().join("rootfs.img") }, Device::Watchdog]);
         assert_eq!(machine.command_line, "console=hvc0 quiet panic=-1 root=/dev/vda1 ro firstlight.mode=cpu");
 
         let opener = written(&with_outputs(&["initrd.cpio", "vmlinux"]));
@@ -334,7 +334,7 @@ mod tests {
         contents.extension = Some("gpu".into());
         contents.command_line = Some(parameter.into());
         let (base, disk) = (written(&with_outputs(&["initrd.cpio", "vmlinux"])), written(&contents));
-        let with = |folder: &Path| Boot { extensions: vec![folder.to_owned()], ..boot(base.path()) };
+        let with = |dir: &Path| Boot { extensions: vec![dir.to_owned()], ..boot(base.path()) };
         let machine = with(disk.path()).machine().unwrap();
         let device = Device::Extension { file: disk.path().join("extension-gpu.img"), serial: "extension-gpu".into() };
         assert_eq!(machine.devices, [Device::Watchdog, device]);
@@ -357,14 +357,14 @@ mod tests {
             (with_outputs(&["vmlinux", "initrd./../../x"]), "neither"),
         ];
         for (contents, word) in rows {
-            let folder = written(&contents);
-            let error = boot(folder.path()).machine().unwrap_err().to_string();
-            assert!(error.contains(word) && error.contains(folder.path().to_str().unwrap()), "{error}");
+            let dir = written(&contents);
+            let error = boot(dir.path()).machine().unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains(dir.path().to_str().unwrap()), "{error}");
         }
-        let folder = written(&with_outputs(&["vmlinux", "initrd.cpio"]));
-        let with_opener = Boot { opener: Some(folder.path().to_owned()), ..boot(folder.path()) };
+        let dir = written(&with_outputs(&["vmlinux", "initrd.cpio"]));
+        let with_opener = Boot { opener: Some(dir.path().to_owned()), ..boot(dir.path()) };
         assert!(with_opener.machine().unwrap_err().to_string().contains("an opener is for disks"));
         let error = boot(Path::new("/nowhere")).machine().unwrap_err().to_string();
-        assert!(error.contains("is this the folder that build wrote?"), "{error}");
+        assert!(error.contains("is this the directory that build wrote?"), "{error}");
     }
 }

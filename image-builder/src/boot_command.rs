@@ -14,13 +14,13 @@ use firstlight_vm::{Accelerator, Tool, or_interrupted};
 /// Options of `boot`.
 #[derive(Debug, Args)]
 pub(crate) struct Boot {
-    /// The folder that build wrote.
+    /// The directory that build wrote.
     dir: PathBuf,
-    /// The folder of an opener that build wrote: for a disk with dm-verity on
+    /// The directory of an opener that build wrote: for a disk with dm-verity on
     /// a kernel without CONFIG_DM_INIT.
     #[arg(long, value_name = "DIR")]
     opener: Option<PathBuf>,
-    /// The folder of an extension that build wrote; may be given again.
+    /// The directory of an extension that build wrote; may be given again.
     #[arg(long = "extension", value_name = "DIR")]
     extensions: Vec<PathBuf>,
     /// More kernel parameters.
@@ -52,7 +52,7 @@ pub(crate) struct Boot {
 impl Boot {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let wanted = boot::Boot {
-            folder: self.dir.clone(),
+            dir: self.dir.clone(),
             opener: self.opener.clone(),
             extensions: self.extensions.clone(),
             append: self.append.clone(),

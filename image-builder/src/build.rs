@@ -109,7 +109,7 @@ impl From<format::Error> for Error {
     }
 }
 
-/// A built image: files of one folder, and what they hold.
+/// A built image: files of one directory, and what they hold.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// The kernel, an ELF file with a PVH note; empty where the image is an extension.
@@ -124,7 +124,7 @@ pub struct Image {
     pub contents: Contents,
 }
 
-/// Builds the image that `manifest` describes into the folder `out`: `vmlinux`
+/// Builds the image that `manifest` describes into the directory `out`: `vmlinux`
 /// (not beside an extension), the file with the root, settings for Kata, and `image.json`.
 ///
 /// # Errors
@@ -222,7 +222,7 @@ pub fn build_with(
         }
         outputs.insert(KERNEL.to_owned(), vmlinux);
     }
-    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.folder);
+    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.dir);
     if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;

@@ -16,10 +16,10 @@ use firstlight_image_builder::{build, cache};
 struct Inputs {
     /// The manifest.
     manifest: PathBuf,
-    /// Folder for vmlinux, the image, settings for Kata and image.json.
+    /// Directory for vmlinux, the image, settings for Kata and image.json.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Folder for what is downloaded and unpacked [default:
+    /// Directory for what is downloaded and unpacked [default:
     /// $FIRSTLIGHT_CACHE, else $XDG_CACHE_HOME/firstlight, else
     /// ~/.cache/firstlight].
     #[arg(long, value_name = "DIR")]

@@ -1,6 +1,6 @@
-//! The folder that keeps what is expensive to get, and how entries get in.
+//! The directory that keeps what is expensive to get, and how entries get in.
 //!
-//! An entry is a folder that either is complete or is not there: it is made
+//! An entry is a directory that either is complete or is not there: it is made
 //! under another name and renamed. Two processes that want the same entry
 //! take turns at a lock file beside it.
 
@@ -32,7 +32,7 @@ pub enum Error {
 }
 
 /// Where the cache is: `$FIRSTLIGHT_CACHE`, else `$XDG_CACHE_HOME/firstlight`,
-/// else `~/.cache/firstlight`. The folder itself may not exist yet.
+/// else `~/.cache/firstlight`. The directory itself may not exist yet.
 ///
 /// # Errors
 /// [`Error::NoPlace`] when none of the variables is set.
@@ -76,7 +76,7 @@ impl Lock {
 /// When the file cannot be made or locked.
 pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
+        fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
     }
     let file =
         File::options().create(true).read(true).append(true).open(path).map_err(io_error("open lock file", path))?;
@@ -91,8 +91,8 @@ pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
     Ok(Lock { file, path: path.to_owned() })
 }
 
-/// Makes sure that the folder `target` exists: if it does not, `fill` makes
-/// its content in a new folder, which then takes `target`'s name.
+/// Makes sure that the directory `target` exists: if it does not, `fill` makes
+/// its content in a new directory, which then takes `target`'s name.
 ///
 /// An interrupted `fill` leaves nothing under `target`. Returns whether `fill`
 /// ran.
@@ -114,9 +114,9 @@ pub fn publish<E: From<Error>>(
     // Under the lock any half tree is a dead process's: take its place away.
     let half = with_suffix(target, ".half");
     if half.exists() {
-        fs::remove_dir_all(&half).map_err(io_error("remove half-made folder", &half))?;
+        fs::remove_dir_all(&half).map_err(io_error("remove half-made directory", &half))?;
     }
-    fs::create_dir_all(&half).map_err(io_error("create folder", &half))?;
+    fs::create_dir_all(&half).map_err(io_error("create directory", &half))?;
     if let Err(error) = fill(&half) {
         // Best effort: the next attempt removes it as well.
         let _ = fs::remove_dir_all(&half);

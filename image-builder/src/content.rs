@@ -34,7 +34,7 @@ pub enum Error {
         version: String,
         /// What was asked for.
         pattern: String,
-        /// What it has in that folder.
+        /// What it has in that directory.
         near: String,
     },
     /// A file's name cannot be in an image.
@@ -47,10 +47,10 @@ pub enum Error {
     },
 }
 
-/// Changes when unpacked folders do, so that old ones are made anew.
+/// Changes when unpacked directories do, so that old ones are made anew.
 const LAYOUT: u32 = 1;
 
-/// `*` and `?` stay within a folder.
+/// `*` and `?` stay within a directory.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
@@ -66,14 +66,14 @@ pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resu
     let pinned = packages.find(&wanted.suite, &wanted.name, wish)?;
     packages.note(&pinned);
     let hash = pinned.sha256.get(..32).unwrap_or(&pinned.sha256);
-    let folder = packages.cache().join("unpacked").join(format!("{hash}-{LAYOUT}"));
+    let dir = packages.cache().join("unpacked").join(format!("{hash}-{LAYOUT}"));
     let progress = packages.progress();
-    cache::publish(&folder, &progress, |half| {
+    cache::publish(&dir, &progress, |half| {
         let deb = packages.fetch_one(&format!("package {}", wanted.name), &pinned)?;
         debian::unpack_all(&deb, half)?;
         Ok::<(), Error>(())
     })?;
-    Ok((folder, pinned))
+    Ok((dir, pinned))
 }
 
 /// The entries that a package gives to an image, by path, and which package that is.
@@ -84,9 +84,9 @@ pub fn entries(
     packages: &mut Packages<'_>,
     wanted: &manifest::Package,
 ) -> Result<(Pinned, Vec<(String, Node)>), Error> {
-    let (folder, pinned) = unpacked(packages, wanted)?;
+    let (dir, pinned) = unpacked(packages, wanted)?;
     let mut names = Vec::new();
-    walk(&folder, Path::new(""), &mut names)?;
+    walk(&dir, Path::new(""), &mut names)?;
     names.sort();
     let mut entries = Vec::new();
     for text in &wanted.files {
@@ -97,7 +97,7 @@ pub fn entries(
             return Err(Error::NoMatch { package, version, pattern: text.clone(), near: near(&names, text) });
         }
         for name in found {
-            entries.push(entry(&folder, name, wanted)?);
+            entries.push(entry(&dir, name, wanted)?);
         }
     }
     // Two patterns may match one file.
@@ -106,13 +106,13 @@ pub fn entries(
     Ok((pinned, entries))
 }
 
-/// Everything but folders, by path below `root`.
+/// Everything but directories, by path below `root`.
 fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let folder = root.join(part);
-    for entry in fs::read_dir(&folder).map_err(io_error("list", &folder))? {
-        let entry = entry.map_err(io_error("list", &folder))?;
+    let dir = root.join(part);
+    for entry in fs::read_dir(&dir).map_err(io_error("list", &dir))? {
+        let entry = entry.map_err(io_error("list", &dir))?;
         let name = part.join(entry.file_name());
-        if entry.file_type().map_err(io_error("inspect", &folder))?.is_dir() {
+        if entry.file_type().map_err(io_error("inspect", &dir))?.is_dir() {
             walk(root, &name, names)?;
         } else {
             names.push(name);
@@ -121,9 +121,9 @@ fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error>
     Ok(())
 }
 
-fn entry(folder: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
+fn entry(dir: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
     let odd = || Error::OddName { package: wanted.name.clone(), name: name.display().to_string() };
-    let path = folder.join(name);
+    let path = dir.join(name);
     let text = name.to_str().ok_or_else(odd)?;
     let place = match &wanted.into {
         Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(odd)?),
@@ -139,10 +139,10 @@ fn entry(folder: &Path, name: &Path, wanted: &manifest::Package) -> Result<(Stri
     Ok((place, Node::File { mode, content: Content::File(path) }))
 }
 
-/// What is in the folder that a pattern names, or all if there is no such folder.
+/// What is in the directory that a pattern names, or all if there is no such directory.
 fn near(names: &[PathBuf], pattern: &str) -> String {
-    let folder = Path::new(pattern).parent().unwrap_or(Path::new(""));
-    let within: Vec<&PathBuf> = names.iter().filter(|name| name.parent() == Some(folder)).collect();
+    let dir = Path::new(pattern).parent().unwrap_or(Path::new(""));
+    let within: Vec<&PathBuf> = names.iter().filter(|name| name.parent() == Some(dir)).collect();
     let shown = if within.is_empty() { names.iter().collect() } else { within };
     let mut text: Vec<String> = shown.iter().take(MOST_NEAR).map(|name| name.display().to_string()).collect();
     if shown.len() > MOST_NEAR {
@@ -191,6 +191,6 @@ mod tests {
         walk(dir.path(), Path::new(""), &mut names).unwrap();
         assert_eq!(names.len(), 2);
         let star = Pattern::new("usr/*").unwrap();
-        assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "a star stays in its folder");
+        assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "a star stays in its directory");
     }
 }

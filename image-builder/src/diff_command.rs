@@ -12,7 +12,7 @@ use firstlight_image_builder::record::Contents;
 /// Options of `diff`.
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// A folder that build wrote, or the image.json of one.
+    /// A directory that build wrote, or the image.json of one.
     a: PathBuf,
     /// The other one.
     b: PathBuf,
@@ -67,10 +67,10 @@ mod tests {
     fn the_exit_code_tells_what_came_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let written = |name: &str, contents: &Contents| {
-            let folder = dir.path().join(name);
-            std::fs::create_dir(&folder).unwrap();
-            std::fs::write(folder.join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
-            folder
+            let dir = dir.path().join(name);
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
+            dir
         };
         let a = written("a", &Contents { name: "x".into(), ..Contents::default() });
         let b = written("b", &Contents { name: "y".into(), ..Contents::default() });
@@ -79,7 +79,7 @@ mod tests {
             let diff = Diff { a: a.to_owned(), b: b.to_owned(), all: false, json };
             (diff.run_to(&mut out), String::from_utf8(out).unwrap())
         };
-        // A folder, and the record in it.
+        // A directory, and the record in it.
         assert_eq!(compared(&a, &a.join(RECORD), false).0, ExitCode::SUCCESS);
         let (code, text) = compared(&a, &b, false);
         assert_eq!((code, text.contains("name: x -> y")), (ExitCode::from(DIFFERENT), true), "{text}");

@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     /// The unpacked source of that kernel: it tells why a symbol is off.
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
-    /// Folder for downloaded packages [default: as for build].
+    /// Directory for downloaded packages [default: as for build].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Print the report as JSON.
@@ -161,9 +161,9 @@ mod tests {
 
     #[test]
     fn the_exit_code_tells_what_came_of_it() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
-            let file = folder.path().join(name);
+            let file = dir.path().join(name);
             std::fs::write(&file, text).unwrap();
             file.display().to_string()
         };

@@ -76,9 +76,9 @@ pub struct Task<'a> {
     pub manifest: &'a Path,
     /// Values for `${NAME}` in it.
     pub variables: &'a Variables,
-    /// Folder for the results.
+    /// Directory for the results.
     pub out: &'a Path,
-    /// Folder for what is downloaded and unpacked.
+    /// Directory for what is downloaded and unpacked.
     pub cache: &'a Path,
     /// The lock file.
     pub lock: &'a Path,

@@ -49,8 +49,8 @@ enum Command {
     /// Verify that results are what was built: hashes of files, and every
     /// block of a disk against its dm-verity hash tree.
     Verify {
-        /// The folder that build wrote, or with --params a disk.
-        folder: PathBuf,
+        /// The directory that build wrote, or with --params a disk.
+        dir: PathBuf,
         /// Verify a disk alone, by its dm-verity parameters.
         #[arg(long, value_name = "root_hash=...,salt=...")]
         params: Option<Params>,
@@ -92,7 +92,7 @@ enum StoreCommand {
     Add {
         /// The file.
         file: PathBuf,
-        /// Folder for what is downloaded and unpacked [default: as for build].
+        /// Directory for what is downloaded and unpacked [default: as for build].
         #[arg(long, value_name = "DIR")]
         cache: Option<PathBuf>,
     },
@@ -104,10 +104,10 @@ enum KernelCommand {
     Build {
         /// The recipe, such as kernel-configs/lab.toml.
         recipe: PathBuf,
-        /// Folder for vmlinux and config.
+        /// Directory for vmlinux and config.
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Folder for sources and built kernels [default: as for build].
+        /// Directory for sources and built kernels [default: as for build].
         #[arg(long, value_name = "DIR")]
         cache: Option<PathBuf>,
         /// Only see whether the source takes the configuration; compile nothing.
@@ -138,7 +138,7 @@ fn run() -> Result<ExitCode> {
         Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
         Command::Diff(diff) => return Ok(diff.run()),
         Command::Boot(boot) => return boot.run(),
-        Command::Verify { folder, params, json } => run_verify(&folder, params.as_ref(), json),
+        Command::Verify { dir, params, json } => run_verify(&dir, params.as_ref(), json),
         Command::Build(build) => build.run(),
         Command::Size(size) => size.run(),
         Command::Lock(lock) => lock.run(),

@@ -96,9 +96,9 @@ pub struct Manifest {
     /// Regular files.
     #[serde(default, rename = "file")]
     pub files: Vec<File>,
-    /// Folders that are copied with everything in them.
+    /// Directories that are copied with everything in them.
     #[serde(default, rename = "tree")]
-    pub trees: Vec<Folder>,
+    pub trees: Vec<Directory>,
     /// Symbolic links.
     #[serde(default, rename = "symlink")]
     pub symlinks: Vec<Symlink>,
@@ -122,7 +122,7 @@ pub struct Image {
     /// The largest part of a file that is packed in one, in bytes.
     pub cluster: Option<u32>,
     /// For an image that is mounted below `/run/kata-extensions` of a guest
-    /// with another root: the folder's name there.
+    /// with another root: the directory's name there.
     pub extension: Option<String>,
 }
 
@@ -139,14 +139,14 @@ pub struct Verity {
 #[serde(deny_unknown_fields, default)]
 pub struct Output {
     /// Where the results will lie on hosts: it is in the settings for Kata.
-    pub folder: String,
+    pub dir: String,
     /// Whether the settings for Kata are written; not for what Kata cannot use by itself.
     pub kata: bool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { folder: "/opt/firstlight/images".to_owned(), kata: true }
+        Self { dir: "/opt/firstlight/images".to_owned(), kata: true }
     }
 }
 
@@ -173,7 +173,7 @@ pub struct Kernel {
     #[serde(default)]
     pub suite: String,
     /// Instead of a package: the recipe of a kernel to build, relative to the
-    /// manifest's folder.
+    /// manifest's directory.
     pub recipe: Option<String>,
     /// Only versions that begin with these numbers.
     pub series: Option<String>,
@@ -196,7 +196,7 @@ pub struct Kernel {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtraModule {
-    /// The `.ko` file, relative to the manifest's folder.
+    /// The `.ko` file, relative to the manifest's directory.
     pub path: String,
 }
 
@@ -213,7 +213,7 @@ pub struct Package {
     /// What of it: paths as it has them, in which `*` and `?` match within a
     /// name. Each has to match something.
     pub files: Vec<String>,
-    /// The folder that all of it goes into; its own places if not given.
+    /// The directory that all of it goes into; its own places if not given.
     pub into: Option<String>,
 }
 
@@ -223,7 +223,7 @@ pub struct Package {
 pub struct File {
     /// Where it goes in the image.
     pub path: String,
-    /// The file to copy, relative to the manifest's folder.
+    /// The file to copy, relative to the manifest's directory.
     pub source: Option<String>,
     /// The contents themselves, instead of `source`.
     pub content: Option<String>,
@@ -234,9 +234,9 @@ pub struct File {
 /// `[[tree]]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Folder {
-    /// The folder whose files, folders and links go to the same places below
-    /// the image's root, relative to the manifest's folder.
+pub struct Directory {
+    /// The directory whose files, directories and links go to the same places below
+    /// the image's root, relative to the manifest's directory.
     pub source: String,
     /// What of it, as paths below it; everything if none is given.
     #[serde(default)]
@@ -274,13 +274,13 @@ impl Manifest {
     }
 
     /// Reads a manifest from `text`; `file` is its name in messages, and
-    /// relative paths begin in its folder.
+    /// relative paths begin in its directory.
     ///
     /// # Errors
     /// Names the file, and the line or the key.
     pub fn parse(text: &str, file: &Path, variables: &Variables) -> Result<Self, Error> {
         let mut manifest = Self::unsettled(text, file)?;
-        let check = Check { file, folder: file.parent().unwrap_or(Path::new("")), variables };
+        let check = Check { file, dir: file.parent().unwrap_or(Path::new("")), variables };
         manifest.settle(&check)?;
         Ok(manifest)
     }
@@ -324,9 +324,9 @@ impl Manifest {
     fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
         self.plan().map_err(|Wrong { key, value, what }| check.wrong(key, &value, what))?;
-        check.expand("output.folder", &mut self.output.folder)?;
-        if !self.output.folder.starts_with('/') || self.output.folder.contains(char::is_control) {
-            return Err(check.wrong("output.folder", &self.output.folder, "a folder of a host begins with /"));
+        check.expand("output.directory", &mut self.output.dir)?;
+        if !self.output.dir.starts_with('/') || self.output.dir.contains(char::is_control) {
+            return Err(check.wrong("output.directory", &self.output.dir, "a directory of a host begins with /"));
         }
         match &mut self.kernel {
             Kernel { recipe: Some(recipe), package, suite, series: None, .. }
@@ -406,7 +406,7 @@ impl Manifest {
 /// Checks values and names the place of a wrong one.
 struct Check<'a> {
     file: &'a Path,
-    folder: &'a Path,
+    dir: &'a Path,
     variables: &'a Variables,
 }
 
@@ -443,7 +443,7 @@ impl Check<'_> {
         if value.is_empty() {
             return Err(self.wrong(key, value, "the path is empty"));
         }
-        if let Some(path) = self.folder.join(&*value).to_str() {
+        if let Some(path) = self.dir.join(&*value).to_str() {
             *value = path.to_owned();
         }
         Ok(())
@@ -546,7 +546,7 @@ mod tests {
             ("[[tree]]\nsource = \"\"\n", ["tree.source", "empty"]),
             ("[verity]\n", ["verity", "disks"]),
             ("[verity]\nsalted = 1\n", ["salted", "unknown field"]),
-            ("[output]\nfolder = \"a\"\n", ["output.folder", "begins with /"]),
+            ("[output]\ndirectory = \"a\"\n", ["output.directory", "begins with /"]),
             ("[[tree]]\nsource = \"a\"\nonly = [\"../b\"]\n", ["tree.only", "no .."]),
         ] {
             let text = message(tail);
@@ -564,12 +564,12 @@ mod tests {
             Manifest::parse(&text, Path::new("dir/m.toml"), &Variables::new())
         };
         let manifest = of("format = \"erofs\"\ncompression = \"zstd\"\nlevel = 5\ncluster = 32768\n\
-                           extension = \"gpu\"\n[verity]\nsalt = \"00ff\"\n[output]\nfolder = \"/srv\"");
+                           extension = \"gpu\"\n[verity]\nsalt = \"00ff\"\n[output]\ndirectory = \"/srv\"");
         let manifest = manifest.unwrap();
         let plan = manifest.plan().unwrap();
         assert_eq!(plan.summary(), "erofs, zstd 5, clusters of 32 KiB, dm-verity");
         assert_eq!((plan.file_name(), plan.verity.unwrap().salt), ("extension-gpu.img".into(), Some(vec![0, 255])));
-        assert_eq!(manifest.output.folder, "/srv");
+        assert_eq!(manifest.output.dir, "/srv");
         let error = of("format = \"ext4\"\ncompression = \"lz4\"").unwrap_err().to_string();
         assert!(error.contains("dir/m.toml: image.compression = \"lz4\""), "{error}");
     }

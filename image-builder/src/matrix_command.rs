@@ -39,7 +39,7 @@ pub(crate) struct Matrix {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Folder for what is downloaded and compiled [default: as for build].
+    /// Directory for what is downloaded and compiled [default: as for build].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }
@@ -168,7 +168,7 @@ impl Matrix {
         };
         let reproducible = if self.twice {
             // In the cache's file system, where there is room, but not in the cache.
-            let elsewhere = tempfile::tempdir_in(cache).context("cannot make a folder for the second build")?;
+            let elsewhere = tempfile::tempdir_in(cache).context("cannot make a directory for the second build")?;
             let again = plan.compile(&mut packages, elsewhere.path()).with_context(failed)?;
             Some(again.modules == built.record.modules)
         } else {

@@ -1,6 +1,6 @@
-//! A folder of results in which every file is whole.
+//! A directory of results in which every file is whole.
 //!
-//! Files are made in a folder beside them, reach the disk, and take their
+//! Files are made in a directory beside them, reach the disk, and take their
 //! names one after the other; the record that describes them comes last. What
 //! a killed build leaves is cleared away by the next one.
 
@@ -11,42 +11,42 @@ use std::path::{Path, PathBuf};
 use crate::cache::{self, io_error};
 use crate::progress::Progress;
 
-/// Where files are until they are whole, below the folder of results.
+/// Where files are until they are whole, below the directory of results.
 const HALF: &str = ".building";
 
-/// Results in the making. Nobody else makes results in the same folder until
+/// Results in the making. Nobody else makes results in the same directory until
 /// it is dropped.
 #[derive(Debug)]
 pub struct Output {
-    folder: PathBuf,
+    dir: PathBuf,
     half: PathBuf,
     names: Vec<String>,
     lock: File,
 }
 
 impl Output {
-    /// Begins results in `folder`, which is made if it is not there.
+    /// Begins results in `directory`, which is made if it is not there.
     ///
     /// # Errors
     /// A failed file operation.
-    pub fn begin(folder: &Path, progress: Progress) -> Result<Self, cache::Error> {
-        fs::create_dir_all(folder).map_err(io_error("create folder", folder))?;
-        let lock = File::open(folder).map_err(io_error("open", folder))?;
+    pub fn begin(dir: &Path, progress: Progress) -> Result<Self, cache::Error> {
+        fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
+        let lock = File::open(dir).map_err(io_error("open", dir))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                progress.say(format_args!("waiting for another build into {}", folder.display()));
-                lock.lock().map_err(io_error("lock", folder))?;
+                progress.say(format_args!("waiting for another build into {}", dir.display()));
+                lock.lock().map_err(io_error("lock", dir))?;
             }
-            Err(TryLockError::Error(source)) => return Err(io_error("lock", folder)(source)),
+            Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source)),
         }
-        let half = folder.join(HALF);
+        let half = dir.join(HALF);
         remove(&half)?;
-        fs::create_dir(&half).map_err(io_error("create folder", &half))?;
-        Ok(Self { folder: folder.to_owned(), half, names: Vec::new(), lock })
+        fs::create_dir(&half).map_err(io_error("create directory", &half))?;
+        Ok(Self { dir: dir.to_owned(), half, names: Vec::new(), lock })
     }
 
-    /// The folder in which files are made.
+    /// The directory in which files are made.
     #[must_use]
     pub fn half(&self) -> &Path {
         &self.half
@@ -69,13 +69,13 @@ impl Output {
             File::open(&path).and_then(|file| file.sync_all()).map_err(io_error("write to disk", &path))?;
         }
         for name in std::mem::take(&mut self.names) {
-            let path = self.folder.join(&name);
+            let path = self.dir.join(&name);
             fs::rename(self.half.join(&name), &path).map_err(io_error("rename into place", &path))?;
         }
         for name in stale {
-            remove(&self.folder.join(name))?;
+            remove(&self.dir.join(name))?;
         }
-        self.lock.sync_all().map_err(io_error("write to disk", &self.folder))
+        self.lock.sync_all().map_err(io_error("write to disk", &self.dir))
     }
 }
 
@@ -87,8 +87,8 @@ impl Drop for Output {
 }
 
 fn remove(path: &Path) -> Result<(), cache::Error> {
-    let is_folder = fs::symlink_metadata(path).is_ok_and(|data| data.is_dir());
-    let removed = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    let is_directory = fs::symlink_metadata(path).is_ok_and(|data| data.is_dir());
+    let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(error)),
         _ => Ok(()),
@@ -102,25 +102,25 @@ mod tests {
     #[test]
     fn results_appear_when_they_are_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("a/out");
-        let mut output = Output::begin(&folder, Progress::quiet()).unwrap();
+        let dir = dir.path().join("a/out");
+        let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(output.add("one"), "1").unwrap();
         fs::write(output.half().join("scrap"), "x").unwrap();
-        assert!(!folder.join("one").exists());
+        assert!(!dir.join("one").exists());
         output.finish(&[]).unwrap();
         let names = || {
-            let mut names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            let mut names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             names.sort();
             names
         };
         assert_eq!(names(), ["one"]);
         // A build that fails, and one that was killed.
-        let mut failed = Output::begin(&folder, Progress::quiet()).unwrap();
+        let mut failed = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(failed.add("one"), "half").unwrap();
         drop(failed);
-        fs::create_dir_all(folder.join(HALF).join("junk")).unwrap();
-        assert_eq!(fs::read_to_string(folder.join("one")).unwrap(), "1");
-        let mut next = Output::begin(&folder, Progress::quiet()).unwrap();
+        fs::create_dir_all(dir.join(HALF).join("junk")).unwrap();
+        assert_eq!(fs::read_to_string(dir.join("one")).unwrap(), "1");
+        let mut next = Output::begin(&dir, Progress::quiet()).unwrap();
         assert_eq!(fs::read_dir(next.half()).unwrap().count(), 0);
         fs::write(next.add("two"), "2").unwrap();
         next.finish(&["one".to_owned(), "never".to_owned()]).unwrap();
@@ -132,9 +132,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Output::begin(dir.path(), Progress::quiet()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
-        let folder = dir.path().to_owned();
+        let dir = dir.path().to_owned();
         let second = std::thread::spawn(move || {
-            let mut output = Output::begin(&folder, Progress::quiet()).unwrap();
+            let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
             sender.send(()).unwrap();
             fs::write(output.add("x"), "second").unwrap();
             output.finish(&[]).unwrap();

@@ -82,7 +82,7 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// The cache folder.
+    /// The cache directory.
     #[must_use]
     pub fn cache(&self) -> &Path {
         &self.cache
@@ -233,8 +233,8 @@ impl<'a> Packages<'a> {
         let release = self.suites.iter().find(|known| known.name == suite);
         let release = release.map(|release| release.sha256.as_str()).unwrap_or_default();
         let key = digest::of_bytes(format!("{release} {}", names.join(" ")).as_bytes());
-        let folder = self.cache.join("closures");
-        let file = folder.join(format!("{}.json", &key[..32]));
+        let dir = self.cache.join("closures");
+        let file = dir.join(format!("{}.json", &key[..32]));
         let known = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Vec<Pinned>>(&text).ok());
         if let Some(known) = known {
             return Ok(known);
@@ -243,7 +243,7 @@ impl<'a> Packages<'a> {
         found.sort();
         let text = serde_json::to_vec(&found).map_err(std::io::Error::other);
         let text = text.map_err(cache::io_error("write", &file)).map_err(debian::Error::from)?;
-        fs::create_dir_all(&folder).map_err(cache::io_error("create folder", &folder)).map_err(debian::Error::from)?;
+        fs::create_dir_all(&dir).map_err(cache::io_error("create directory", &dir)).map_err(debian::Error::from)?;
         cache::write_atomically(&file, &text).map_err(debian::Error::from)?;
         Ok(found)
     }
@@ -328,8 +328,8 @@ fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
 /// It cannot be read or copied.
 pub fn add(cache: &Path, file: &Path) -> Result<(String, PathBuf), Error> {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("file").to_owned();
-    let folder = tempfile::tempdir().map_err(cache::io_error("make a folder for", file)).map_err(store::Error::from)?;
-    let copy = folder.path().join("copy");
+    let dir = tempfile::tempdir().map_err(cache::io_error("make a directory for", file)).map_err(store::Error::from)?;
+    let copy = dir.path().join("copy");
     std::fs::copy(file, &copy).map_err(cache::io_error("copy", file)).map_err(store::Error::from)?;
     let (sha256, _) =
         crate::digest::of_file(&copy).map_err(cache::io_error("read", file)).map_err(store::Error::from)?;

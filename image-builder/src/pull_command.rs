@@ -14,7 +14,7 @@ pub(crate) struct Pull {
     /// oci:PATH[:REF], docker-archive:PATH[:REF] or docker://HOST[:PORT]/NAME[:TAG|@sha256:..].
     #[arg(value_name = "SOURCE")]
     source: String,
-    /// The folder that becomes an OCI image layout. An older layout there is replaced.
+    /// The directory that becomes an OCI image layout. An older layout there is replaced.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// For which machine, if there are several: OS/ARCHITECTURE[/VARIANT].

@@ -1,6 +1,6 @@
 //! `image.json`: what an image is made of, and what came of it.
 //!
-//! Read back by `verify`, `diff` and `sbom`, from anybody's folder. Fields that
+//! Read back by `verify`, `diff` and `sbom`, from anybody's directory. Fields that
 //! came later may be missing in it; what they say then is not known.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const LONGEST: u64 = 256 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It cannot be read.
-    #[error("cannot read {}: is this the folder that build wrote?", path.display())]
+    #[error("cannot read {}: is this the directory that build wrote?", path.display())]
     Read {
         /// The record.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub struct Contents {
     /// How it is packed.
     #[serde(default)]
     pub packing: String,
-    /// The folder below `/run/kata-extensions` where a guest mounts it, if it is no root.
+    /// The directory below `/run/kata-extensions` where a guest mounts it, if it is no root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extension: Option<String>,
     /// How its blocks are verified.
@@ -260,7 +260,7 @@ pub struct VerityRecord {
 }
 
 impl Contents {
-    /// Reads a record, or that in a folder of results.
+    /// Reads a record, or that in a directory of results.
     ///
     /// # Errors
     /// It cannot be read, or is no record.
@@ -298,9 +298,9 @@ mod tests {
         let read = Contents::read(dir.path()).unwrap();
         assert_eq!(read.files["init"], FileRecord { size: 1, sha256: "cd".into(), ..FileRecord::default() });
         assert_eq!((read.packages[0].id().as_str(), &read.packages[0].architecture), ("sid/p=1", &None));
-        assert_eq!(Contents::read(&dir.path().join(RECORD)).unwrap(), read, "a folder, or its record");
+        assert_eq!(Contents::read(&dir.path().join(RECORD)).unwrap(), read, "a directory, or its record");
         let error = Contents::read(&dir.path().join("none")).unwrap_err().to_string();
-        assert!(error.contains("none") && error.contains("folder that build wrote"), "{error}");
+        assert!(error.contains("none") && error.contains("directory that build wrote"), "{error}");
         std::fs::write(dir.path().join("odd"), "[]").unwrap();
         assert!(matches!(Contents::read(&dir.path().join("odd")), Err(Error::NotOne { .. })));
     }

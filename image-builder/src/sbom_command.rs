@@ -10,7 +10,7 @@ use firstlight_image_builder::{cache, sbom};
 /// Options of `sbom`.
 #[derive(Debug, Args)]
 pub(crate) struct Sbom {
-    /// A folder that build wrote, or its image.json.
+    /// A directory that build wrote, or its image.json.
     dir: PathBuf,
     /// How to write it.
     #[arg(long, value_enum, default_value_t = Format::Cyclonedx)]

@@ -12,7 +12,7 @@ use firstlight_image_builder::sizes::{Share, shares};
 /// Options of `size`.
 #[derive(Debug, Args)]
 pub(crate) struct Size {
-    /// A folder that build wrote, or its image.json.
+    /// A directory that build wrote, or its image.json.
     dir: PathBuf,
     /// Print an array of JSON.
     #[arg(long)]

@@ -32,10 +32,10 @@ pub enum Error {
     Cache(#[from] cache::Error),
 }
 
-/// The folder of kept files. Any number of processes may use it at once.
+/// The directory of kept files. Any number of processes may use it at once.
 #[derive(Debug, Clone)]
 pub struct Store {
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 /// How the names of files begin that are being written.
@@ -52,14 +52,14 @@ pub fn is_hash(text: &str) -> bool {
 }
 
 impl Store {
-    /// The store of a cache folder. It is made when something is put in.
+    /// The store of a cache directory. It is made when something is put in.
     #[must_use]
     pub fn of(cache: &Path) -> Self {
-        Self { folder: cache.join("store") }
+        Self { dir: cache.join("store") }
     }
 
     fn place(&self, sha256: &str) -> PathBuf {
-        self.folder.join(sha256.get(..2).unwrap_or("--")).join(sha256)
+        self.dir.join(sha256.get(..2).unwrap_or("--")).join(sha256)
     }
 
     /// The file with this hash, if it is there and whole, whatever it is called.
@@ -88,17 +88,15 @@ impl Store {
         if found != sha256 {
             return Err(Error::WrongHash { file: file.to_owned(), expected: sha256.to_owned(), found });
         }
-        let folder = &self.place(sha256);
-        let place = folder.join(name);
-        fs::create_dir_all(folder).map_err(io_error("create folder", folder))?;
+        let dir = &self.place(sha256);
+        let place = dir.join(name);
+        fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
         File::open(file).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", file))?;
         match fs::rename(file, &place) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                let new = tempfile::Builder::new()
-                    .prefix(HALF)
-                    .tempfile_in(folder)
-                    .map_err(io_error("make a file in", folder))?;
+                let new =
+                    tempfile::Builder::new().prefix(HALF).tempfile_in(dir).map_err(io_error("make a file in", dir))?;
                 fs::copy(file, new.path()).map_err(io_error("copy a file to", &place))?;
                 new.as_file().sync_all().map_err(io_error("write to the disk", &place))?;
                 new.persist(&place).map_err(|error| io_error("rename into place", &place)(error.error))?;

@@ -21,7 +21,7 @@ pub(crate) fn plain(name: &str) -> Result<String, String> {
     Ok(parts.join("/"))
 }
 
-/// Where a link leads, from the folder that it is in.
+/// Where a link leads, from the directory that it is in.
 pub(crate) fn followed(link: &str, target: &str) -> Result<String, String> {
     let out = || format!("link {:?} leads out of the archive", shown(link));
     if target.starts_with('/') || target.len() > LONGEST {

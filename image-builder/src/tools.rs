@@ -35,11 +35,11 @@ pub enum Error {
     #[error(transparent)]
     Cache(#[from] cache::Error),
     /// The packages do not hold what they should.
-    #[error("{} is missing: remove the folder {} and try again", file.display(), tree.display())]
+    #[error("{} is missing: remove the directory {} and try again", file.display(), tree.display())]
     Missing {
         /// The file.
         file: PathBuf,
-        /// The folder it should be below.
+        /// The directory it should be below.
         tree: PathBuf,
     },
 }
@@ -90,15 +90,14 @@ impl Kit {
 
     fn keeps(self, path: &Path) -> bool {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let folder = path.parent().unwrap_or(Path::new(""));
-        let program =
-            self.programs().contains(&name.as_ref()) && PROGRAMS.iter().any(|place| folder == Path::new(place));
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let program = self.programs().contains(&name.as_ref()) && PROGRAMS.iter().any(|place| dir == Path::new(place));
         // Not those below: character sets, cryptography's engines.
-        let library = folder == Path::new(LIBRARIES) && name.contains(".so");
+        let library = dir == Path::new(LIBRARIES) && name.contains(".so");
         program || library || path.starts_with("usr/lib64")
     }
 
-    /// Names a folder in the cache.
+    /// Names a directory in the cache.
     fn label(self) -> &'static str {
         self.packages().first().copied().unwrap_or("none")
     }
@@ -122,7 +121,7 @@ impl Toolset {
         let found = packages.find_tools(SUITE, kit.packages())?;
         let mut key = format!("{LAYOUT} {kit:?}");
         found.iter().for_each(|package| key.push_str(&package.sha256));
-        // Other packages, another folder.
+        // Other packages, another directory.
         let name = format!("{}-{}", kit.label(), &digest::of_bytes(key.as_bytes())[..16]);
         let (root, progress) = (packages.cache().join("format-tools").join(name), packages.progress());
         cache::publish(&root, &progress, |half| {
@@ -142,7 +141,7 @@ impl Toolset {
     /// # Errors
     /// The set has no such program.
     pub fn command(&self, program: &str) -> Result<Command, Error> {
-        let place = PROGRAMS.iter().map(|folder| self.root.join(folder).join(program)).find(|path| path.exists());
+        let place = PROGRAMS.iter().map(|dir| self.root.join(dir).join(program)).find(|path| path.exists());
         let missing = |file: PathBuf| Error::Missing { file, tree: self.root.clone() };
         let place = place.ok_or_else(|| missing(self.root.join("usr/bin").join(program)))?;
         let loader = self.root.join(LOADER);
@@ -170,7 +169,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let set = Toolset { root: dir.path().to_owned(), packages: Vec::new() };
         let missing = set.command("mkfs.erofs").unwrap_err().to_string();
-        assert!(missing.contains("mkfs.erofs") && missing.contains("remove the folder"), "{missing}");
+        assert!(missing.contains("mkfs.erofs") && missing.contains("remove the directory"), "{missing}");
         fs::create_dir_all(set.root.join("usr/bin")).unwrap();
         fs::create_dir_all(set.root.join(LIBRARIES)).unwrap();
         fs::write(set.root.join("usr/bin/mkfs.erofs"), "").unwrap();

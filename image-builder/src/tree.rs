@@ -127,9 +127,9 @@ impl Tree {
         if path.is_empty() { Some(&ROOT) } else { self.nodes.get(path) }
     }
 
-    /// The names in a folder, without leading slash. Links are not followed.
-    pub fn names<'a>(&'a self, folder: &str) -> impl Iterator<Item = &'a str> + use<'a> {
-        let below = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+    /// The names in a directory, without leading slash. Links are not followed.
+    pub fn names<'a>(&'a self, dir: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+        let below = if dir.is_empty() { String::new() } else { format!("{dir}/") };
         let all = self.nodes.range(below.clone()..).map_while(move |(path, _)| path.strip_prefix(below.as_str()));
         all.filter(|name| !name.contains('/'))
     }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(paths, ["init", "usr", "usr/bin", "usr/bin-extra", "usr/bin/agent"]);
         assert_eq!(tree.nodes["usr"], Node::Directory { mode: 0o700 });
         assert_eq!(tree.nodes["usr/bin"], Node::Directory { mode: 0o755 });
-        let names = |folder: &str| tree.names(folder).collect::<Vec<_>>();
+        let names = |dir: &str| tree.names(dir).collect::<Vec<_>>();
         assert_eq!((names(""), names("usr")), (vec!["init", "usr"], vec!["bin", "bin-extra"]));
         assert_eq!((names("usr/bin"), names("usr/b")), (vec!["agent"], vec![]));
     }

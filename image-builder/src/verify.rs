@@ -60,21 +60,21 @@ impl Problem {
     }
 }
 
-/// Verifies what `build` wrote into `folder`.
+/// Verifies what `build` wrote into `directory`.
 ///
 /// # Errors
 /// There is no record to verify by. What is wrong with the files is in the report.
-pub fn verify(folder: &Path) -> Result<Report, Error> {
-    let path = folder.join(RECORD);
+pub fn verify(dir: &Path) -> Result<Report, Error> {
+    let path = dir.join(RECORD);
     let contents = Contents::read(&path)?;
     let no_record = |what: String| record::Error::NotOne { path: path.clone(), what };
     let mut report = Report { name: contents.name, files: 0, verified_blocks: 0, problems: Vec::new() };
     for (name, expected) in &contents.outputs {
         if !is_plain(name) {
-            return Err(no_record(format!("{name:?} is no file of this folder")).into());
+            return Err(no_record(format!("{name:?} is no file of this directory")).into());
         }
         report.files += 1;
-        if let Err(what) = same(&folder.join(name), expected) {
+        if let Err(what) = same(&dir.join(name), expected) {
             report.problems.push(Problem::new(name, what));
         }
     }
@@ -86,7 +86,7 @@ pub fn verify(folder: &Path) -> Result<Report, Error> {
         if verity::hex(&params.root_hash) != record.root_hash {
             return Err(no_record("root_hash and params name different hash trees".to_owned()).into());
         }
-        match blocks(&folder.join(&record.file), Some(record), &params) {
+        match blocks(&dir.join(&record.file), Some(record), &params) {
             Ok(None) => report.verified_blocks = params.data_blocks,
             Ok(Some(bad)) => {
                 let problem = Problem::new(&record.file, bad.to_string());
@@ -117,7 +117,7 @@ pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// A name in the folder itself.
+/// A name in the directory itself.
 pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !matches!(name, "." | "..") && !name.contains(['/', '\0'])
 }
@@ -170,7 +170,7 @@ mod tests {
 
     const BLOCK: u64 = verity::BLOCK as u64;
 
-    /// A folder with a disk of `blocks` blocks, another file, and the record.
+    /// A directory with a disk of `blocks` blocks, another file, and the record.
     fn built(blocks: usize) -> (tempfile::TempDir, Contents) {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);

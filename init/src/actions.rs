@@ -21,8 +21,8 @@ use crate::sysctls;
 use crate::units::Action;
 use crate::{cdi, confidential};
 
-/// The folder that only root in the guest's own mount namespace reaches.
-const OWN_FOLDER: &str = "/run/firstlight";
+/// The directory that only root in the guest's own mount namespace reaches.
+const OWN_DIRECTORY: &str = "/run/firstlight";
 
 /// Shows that the virtio transport of vsock is there, as module or built in.
 const VSOCK_DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
@@ -206,9 +206,9 @@ fn first_mounts() -> Result<String, String> {
     let moved = leave_first_root().map_err(|error| error.to_string())?;
     let count = mounts::mount_all(When::First).map_err(|errors| join(&errors))?;
     mounts::make_links();
-    match rustix::fs::mkdir(OWN_FOLDER, rustix::fs::Mode::RWXU) {
+    match rustix::fs::mkdir(OWN_DIRECTORY, rustix::fs::Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(format!("cannot make {OWN_FOLDER}: {error}")),
+        Err(error) => return Err(format!("cannot make {OWN_DIRECTORY}: {error}")),
     }
     let root = if moved { "; the root has a parent mount now" } else { "" };
     Ok(format!("{count} file systems{root}"))
@@ -222,7 +222,7 @@ fn later_mounts() -> Report {
     };
     match mounts::mount_all(When::Scratch) {
         Ok(0) => {}
-        Ok(count) => detail.push_str(&format!("; scratch space for {count} folders")),
+        Ok(count) => detail.push_str(&format!("; scratch space for {count} directories")),
         Err(errors) => return plain(Err(format!("{detail}; {}", join(&errors)))),
     }
     plain(Ok(detail))
@@ -455,11 +455,11 @@ fn judge_cdi(inputs: &Inputs) -> Report {
 }
 
 fn cgroup2(root: &Root) -> Result<String, String> {
-    let folder = root.path("/sys/fs/cgroup");
-    let list = folder.join("cgroup.controllers");
+    let dir = root.path("/sys/fs/cgroup");
+    let list = dir.join("cgroup.controllers");
     let controllers = fs::read_to_string(&list).map_err(|error| format!("cannot read {}: {error}", list.display()))?;
     let wish: Vec<String> = controllers.split_ascii_whitespace().map(|name| format!("+{name}")).collect();
-    let control = folder.join("cgroup.subtree_control");
+    let control = dir.join("cgroup.subtree_control");
     fs::write(&control, wish.join(" "))
         .map_err(|error| format!("cannot write {wish:?} to {}: {error}", control.display()))?;
     Ok(controllers.trim().to_owned())
@@ -507,9 +507,9 @@ fn awaited(inputs: &Inputs) -> bool {
 mod tests {
     use super::*;
 
-    fn inputs(folder: &tempfile::TempDir) -> Inputs {
+    fn inputs(dir: &tempfile::TempDir) -> Inputs {
         Inputs {
-            root: Root::at(folder.path()),
+            root: Root::at(dir.path()),
             release: "6.12".into(),
             params: Arc::default(),
             functions: Arc::default(),
@@ -520,17 +520,17 @@ mod tests {
         }
     }
 
-    fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
-        let path = Root::at(folder.path()).path(path);
+    fn write(dir: &tempfile::TempDir, path: &str, text: &str) {
+        let path = Root::at(dir.path()).path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
     #[test]
     fn an_unknown_parameter_fails_its_unit_and_the_others_still_count() {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "proc/cmdline", "quiet firstlight.mod=gpu firstlight.on-failure=hold\n");
-        let (end, product) = run(Action::CommandLine, &inputs(&folder));
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "proc/cmdline", "quiet firstlight.mod=gpu firstlight.on-failure=hold\n");
+        let (end, product) = run(Action::CommandLine, &inputs(&dir));
         let End::Failed(text) = end else { panic!("{end:?}") };
         assert!(text.contains("firstlight.mod: there is no such parameter; did you mean firstlight.mode?"), "{text}");
         let Product::CommandLine(line, params) = product else { panic!() };
@@ -540,27 +540,27 @@ mod tests {
 
     #[test]
     fn all_controllers_are_enabled() {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
-        assert_eq!(run(Action::Cgroup2, &inputs(&folder)).0, End::Ok("cpu io memory".into()));
-        let path = folder.path().join("sys/fs/cgroup/cgroup.subtree_control");
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+        assert_eq!(run(Action::Cgroup2, &inputs(&dir)).0, End::Ok("cpu io memory".into()));
+        let path = dir.path().join("sys/fs/cgroup/cgroup.subtree_control");
         assert_eq!(fs::read_to_string(path).unwrap(), "+cpu +io +memory");
     }
 
     #[test]
     fn vsock_that_is_there_costs_one_look() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(at_once(Action::Vsock, &inputs(&folder)), None);
-        let (end, _) = run(Action::Vsock, &inputs(&folder));
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(at_once(Action::Vsock, &inputs(&dir)), None);
+        let (end, _) = run(Action::Vsock, &inputs(&dir));
         assert!(matches!(&end, End::Failed(text) if text.contains("vmw_vsock_virtio_transport")), "{end:?}");
-        write(&folder, &format!("{VSOCK_DRIVER}/bind"), "");
-        assert!(matches!(at_once(Action::Vsock, &inputs(&folder)), Some((End::Ok(_), _))));
+        write(&dir, &format!("{VSOCK_DRIVER}/bind"), "");
+        assert!(matches!(at_once(Action::Vsock, &inputs(&dir)), Some((End::Ok(_), _))));
     }
 
     #[test]
     fn a_cpu_guest_needs_no_driver_and_a_gpu_guest_without_one_says_so() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Auto));
         assert!(matches!(run(Action::NvidiaModules, &inputs).0, End::NotNeeded(_)));
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
@@ -571,13 +571,13 @@ mod tests {
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
     fn the_driver_of_an_extension_is_loaded_by_its_own_lists() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
-        write(&folder, "lib/modules/6.12/modules.dep", "base.ko:\n");
+        write(&dir, "lib/modules/6.12/modules.dep", "base.ko:\n");
         let list = "run/kata-extensions/gpu/lib/modules/6.12/modules.dep";
         write(
-            &folder,
+            &dir,
             list,
             "updates/nvidia.ko: kernel/ecc.ko\nkernel/ecc.ko:\nupdates/nvidia-uvm.ko: updates/nvidia.ko\n",
         );
@@ -591,8 +591,8 @@ mod tests {
 
     #[test]
     fn a_lone_gpu_waits_for_no_links_unless_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
         let gpu = |number: u8| Function {
             address: format!("0000:{number:02x}:00.0").parse().unwrap(),
             vendor: 0x10de,
@@ -615,7 +615,7 @@ mod tests {
             assert_eq!(settings(&modules, &inputs, "nvidia-uvm"), "");
         }
         // The command line comes behind the image's options, and the mode's wish only where neither has one.
-        write(&folder, "etc/modprobe.d/x.conf", "options nvidia NVreg_A=1 NVreg_NvLinkDisable=0\n");
+        write(&dir, "etc/modprobe.d/x.conf", "options nvidia NVreg_A=1 NVreg_NvLinkDisable=0\n");
         inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse("nvidia.NVreg_A=2")));
         inputs.decision = Some(mode::decide(&[gpu(0)], mode::ModeChoice::Auto));
         let modules = Modules::read(&inputs.root, &inputs.release);
@@ -624,9 +624,9 @@ mod tests {
 
     #[test]
     fn confidence_is_told_by_the_processor_or_the_command_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
-        write(&folder, "proc/cpuinfo", "flags : fpu tdx_guest\n");
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
+        write(&dir, "proc/cpuinfo", "flags : fpu tdx_guest\n");
         for (line, expected) in [
             ("firstlight.mode=gpu", Some("tdx_guest (Intel TDX)")),
             ("firstlight.mode=gpu firstlight.confidential=off", None),
@@ -642,8 +642,8 @@ mod tests {
 
     #[test]
     fn odd_devices_fail_the_mode_only_where_that_is_wished() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
         for (line, fails) in [("firstlight.mode=service-vm-nvl4", false), ("firstlight.on-odd-devices=fail", false)] {
             inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
             assert_eq!(matches!(run(Action::Mode, &inputs).0, End::Failed(_)), fails, "{line}");
@@ -657,19 +657,19 @@ mod tests {
 
     #[test]
     fn container_modules_are_those_the_image_has() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(at_once(Action::ContainerModules, &inputs(&folder)), Some((End::NotNeeded(_), _))));
-        write(&folder, "lib/modules/6.12/modules.dep", "kernel/other.ko:\n");
-        assert_eq!(at_once(Action::ContainerModules, &inputs(&folder)), None);
-        assert_eq!(run(Action::ContainerModules, &inputs(&folder)).0, End::Ok(String::new()));
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(at_once(Action::ContainerModules, &inputs(&dir)), Some((End::NotNeeded(_), _))));
+        write(&dir, "lib/modules/6.12/modules.dep", "kernel/other.ko:\n");
+        assert_eq!(at_once(Action::ContainerModules, &inputs(&dir)), None);
+        assert_eq!(run(Action::ContainerModules, &inputs(&dir)).0, End::Ok(String::new()));
     }
 
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
     fn devices_on_the_bus_have_their_drivers_loaded_but_for_gpus_and_what_is_held_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
-        let list = |name: &str, text: &str| write(&folder, &format!("lib/modules/6.12/modules.{name}"), text);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
+        let list = |name: &str, text: &str| write(&dir, &format!("lib/modules/6.12/modules.{name}"), text);
         list("dep", "i6300esb.ko:\nnvidia.ko:\nnouveau.ko:\nmlx5_ib.ko:\nnvme.ko:\next4.ko:\nib_umad.ko:\n");
         list(
             "alias",
@@ -682,7 +682,7 @@ mod tests {
             ("pci", "0000:00:03.0", "pci:v00001B36bc01sc08i02"),
             ("auxiliary", "mlx5_core.rdma.0", "auxiliary:mlx5_core.rdma"),
         ] {
-            write(&folder, &format!("sys/bus/{bus}/devices/{device}/modalias"), text);
+            write(&dir, &format!("sys/bus/{bus}/devices/{device}/modalias"), text);
         }
         let tried = |inputs: &Inputs| {
             let End::Failed(text) = run(Action::ContainerModules, inputs).0 else { panic!() };
@@ -690,7 +690,7 @@ mod tests {
             all.into_iter().filter(|name| text.contains(&format!("module {name}:"))).collect::<Vec<_>>()
         };
         assert_eq!(tried(&inputs), ["i6300esb", "mlx5_ib", "nvme", "ext4", "ib_umad"]);
-        write(&folder, "usr/lib/modprobe.d/x.conf", "blacklist nvme\nblacklist ext4\n");
+        write(&dir, "usr/lib/modprobe.d/x.conf", "blacklist nvme\nblacklist ext4\n");
         let line = "modprobe.blacklist=mlx5-ib module_blacklist=ib_umad,i6300esb";
         inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
         assert_eq!(tried(&inputs), ["ext4"], "what is asked for by name is not held back by modprobe.d");
@@ -700,19 +700,19 @@ mod tests {
 
     #[test]
     fn a_locked_kernel_is_named_as_the_reason() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(load_asked(&inputs(&folder), "dm-mod", "").unwrap_err().contains("modules.dep"));
-        write(&folder, "lib/modules/6.12/modules.builtin", "kernel/fs/fuse/virtiofs.ko\n");
-        assert_eq!(load_asked(&inputs(&folder), "virtiofs", "").unwrap(), "virtiofs built in");
-        write(&folder, "proc/sys/kernel/modules_disabled", "1\n");
-        let text = load_asked(&inputs(&folder), "dm-mod", "").unwrap_err();
+        let dir = tempfile::tempdir().unwrap();
+        assert!(load_asked(&inputs(&dir), "dm-mod", "").unwrap_err().contains("modules.dep"));
+        write(&dir, "lib/modules/6.12/modules.builtin", "kernel/fs/fuse/virtiofs.ko\n");
+        assert_eq!(load_asked(&inputs(&dir), "virtiofs", "").unwrap(), "virtiofs built in");
+        write(&dir, "proc/sys/kernel/modules_disabled", "1\n");
+        let text = load_asked(&inputs(&dir), "dm-mod", "").unwrap_err();
         assert!(text.contains("dm-mod") && text.contains("firstlight.lockdown=off"), "{text}");
     }
 
     #[test]
     fn lockdown_can_be_switched_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut inputs = inputs(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let mut inputs = inputs(&dir);
         inputs.params = Arc::new(Params { lockdown: false, ..Params::default() });
         assert!(matches!(run(Action::Lockdown, &inputs).0, End::NotNeeded(_)));
     }

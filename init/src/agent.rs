@@ -115,12 +115,12 @@ mod tests {
 
     #[test]
     fn memory_and_children_are_read_from_proc() {
-        let folder = tempfile::tempdir().unwrap();
-        let process = folder.path().join("proc/7/task/7");
+        let dir = tempfile::tempdir().unwrap();
+        let process = dir.path().join("proc/7/task/7");
         std::fs::create_dir_all(&process).unwrap();
-        std::fs::write(folder.path().join("proc/7/status"), "Name:\tx\nVmRSS:\t    1234 kB\n").unwrap();
+        std::fs::write(dir.path().join("proc/7/status"), "Name:\tx\nVmRSS:\t    1234 kB\n").unwrap();
         std::fs::write(process.join("children"), "8 9 ").unwrap();
-        let root = Root::at(folder.path());
+        let root = Root::at(dir.path());
         assert_eq!(resident_kib(&root, 7), Some(1234));
         assert_eq!(children(&root, 7), [8, 9]);
         assert_eq!(resident_kib(&root, 8), None);

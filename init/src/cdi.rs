@@ -129,13 +129,13 @@ impl Catalogue {
         self.said.remove(&pci);
     }
 
-    /// Writes the specification for these GPUs into the folder where CDI files
+    /// Writes the specification for these GPUs into the directory where CDI files
     /// are looked for.
     ///
     /// # Errors
-    /// The folder or the file could not be written.
+    /// The directory or the file could not be written.
     pub fn publish(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
-        let path = folder(root)?.join(FILE);
+        let path = dir(root)?.join(FILE);
         write_spec(&path, &self.spec(root, gpus))?;
         Ok(path)
     }
@@ -190,7 +190,7 @@ fn document(root: &Root, devices: Vec<Device>) -> Spec {
 /// Writes a file so that a reader sees the old text or the new one, never a part.
 ///
 /// # Errors
-/// The folder or the file could not be written.
+/// The directory or the file could not be written.
 pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
     let failed = |what, path: &Path| {
         let path = path.to_owned();
@@ -209,12 +209,12 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
 }
 
 /// Writes the specification of the driver's files, which does not change as
-/// long as the driver runs, into the folder where CDI files are looked for. To
+/// long as the driver runs, into the directory where CDI files are looked for. To
 /// be called before the first GPU is published. An image without any of them
 /// has no such file. Which file of the image it was taken from, if it was.
 ///
 /// # Errors
-/// The folder or the file could not be written.
+/// The directory or the file could not be written.
 pub fn publish_driver(root: &Root) -> Result<Option<String>, CdiError> {
     let path = root.path(SPEC_DIR).join(DRIVER_FILE);
     let (text, image) = match driver_files::known(root).map_err(encode(&path))? {
@@ -222,7 +222,7 @@ pub fn publish_driver(root: &Root) -> Result<Option<String>, CdiError> {
         Known::Found(text) => (text, None),
         Known::Written { path, text } => (text, Some(path)),
     };
-    folder(root)?;
+    dir(root)?;
     write_whole(&path, &text)?;
     Ok(image)
 }
@@ -238,16 +238,16 @@ pub fn ensure_driver(root: &Root) -> Result<(), CdiError> {
 /// [`Catalogue::publish`], once.
 ///
 /// # Errors
-/// The folder or the file could not be written.
+/// The directory or the file could not be written.
 pub fn publish(root: &Root, gpus: &[ReadyGpu]) -> Result<PathBuf, CdiError> {
     Catalogue::default().publish(root, gpus)
 }
 
-fn folder(root: &Root) -> Result<PathBuf, CdiError> {
-    let folder = root.path(SPEC_DIR);
-    match fs::create_dir_all(&folder) {
-        Ok(()) => Ok(folder),
-        Err(source) => Err(CdiError { what: "make", path: folder, source }),
+fn dir(root: &Root) -> Result<PathBuf, CdiError> {
+    let dir = root.path(SPEC_DIR);
+    match fs::create_dir_all(&dir) {
+        Ok(()) => Ok(dir),
+        Err(source) => Err(CdiError { what: "make", path: dir, source }),
     }
 }
 
@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn every_gpu_has_three_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let spec = Catalogue::default().spec(&Root::at(folder.path()), &gpus());
+        let dir = tempfile::tempdir().unwrap();
+        let spec = Catalogue::default().spec(&Root::at(dir.path()), &gpus());
         let nodes = |name: &str| {
             let device = spec.device(name).unwrap();
             device.container_edits.device_nodes.iter().map(|node| node.path.clone()).collect::<Vec<_>>()
@@ -289,8 +289,8 @@ mod tests {
 
     #[test]
     fn an_instance_is_named_by_two_numbers_and_comes_with_its_whole_gpu() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let plant = |path: &str, text: &str| {
             let path = root.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -299,7 +299,7 @@ mod tests {
         plant("/proc/devices", "Character devices:\n195 nvidia\n241 nvidia-caps\n");
         for (path, minor) in [("gi1", 10), ("gi1/ci0", 11), ("gi1/ci1", 12), ("gi2", 20), ("gi2/ci0", 21)] {
             let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
-            // The folder goes by the driver's number: this is the GPU with index 0.
+            // The directory goes by the driver's number: this is the GPU with index 0.
             plant(&format!("/proc/driver/nvidia/capabilities/gpu1/mig/{path}/access"), &text);
         }
         let spec = Catalogue::default().spec(&root, &gpus());
@@ -324,8 +324,8 @@ mod tests {
 
     #[test]
     fn the_file_is_replaced_as_a_whole_and_can_be_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         publish(&root, &gpus()[..1]).unwrap();
         let path = publish(&root, &gpus()).unwrap();
         assert!(path.ends_with("var/run/cdi/nvidia.json"));
@@ -336,8 +336,8 @@ mod tests {
 
     #[test]
     fn a_uuid_is_a_name_too_and_the_drivers_files_are_beside() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let plant = |path: &str, text: &str| {
             let path = root.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn a_gpu_is_read_once_until_it_is_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let [first, second] = gpus();
         let say = |uuid: &str| {
             let path = root.path(&format!("/proc/driver/nvidia/gpus/{}/information", first.pci));
@@ -395,10 +395,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("var"), "").unwrap();
-        let error = publish(&Root::at(folder.path()), &gpus()).unwrap_err().to_string();
+    fn a_directory_that_cannot_be_made_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("var"), "").unwrap();
+        let error = publish(&Root::at(dir.path()), &gpus()).unwrap_err().to_string();
         assert!(error.contains("cannot make") && error.contains("var/run/cdi"), "{error}");
     }
 }

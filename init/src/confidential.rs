@@ -30,10 +30,10 @@ mod tests {
 
     #[test]
     fn flags_of_the_processor_decide() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert_eq!(detect(&root), None, "no such file");
-        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
         for (flags, expected) in [
             ("fpu sev sev_es sev_snp lm", Some("sev_snp (AMD SEV-SNP)")),
             ("fpu tdx_guest", Some("tdx_guest (Intel TDX)")),
@@ -41,7 +41,7 @@ mod tests {
             ("", None),
         ] {
             let text = format!("processor\t: 0\nbugs\t: sev_snp\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t: sev\n");
-            std::fs::write(folder.path().join("proc/cpuinfo"), text).unwrap();
+            std::fs::write(dir.path().join("proc/cpuinfo"), text).unwrap();
             assert_eq!(detect(&root).as_deref(), expected, "{flags}");
         }
     }

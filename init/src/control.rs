@@ -234,12 +234,12 @@ mod tests {
     use std::io::BufRead as _;
 
     fn pair() -> (tempfile::TempDir, Server, UnixStream) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
         let server = Server::bind(&path).unwrap();
         let client = UnixStream::connect(&path).unwrap();
         client.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
-        (folder, server, client)
+        (dir, server, client)
     }
 
     fn answer(client: &UnixStream) -> FromInit {
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn messages_arrive_whole_whatever_the_pieces() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         let line = encode(&ToInit::PowerOff { reason: "x".into() }).unwrap();
         client.write_all(&line[..5]).unwrap();
         assert_eq!(server.turn(), []);
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn only_subscribers_hear_of_changes() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
         let (id, _) = server.turn().remove(0);
         let message = FromInit::Gpus { scanned: true, gpus: Vec::new() };
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn readers_of_the_log_miss_lines_rather_than_cost_memory() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::SubscribeLog).unwrap()).unwrap();
         let (id, message) = server.turn().remove(0);
         assert!(message == ToInit::SubscribeLog && !server.has_readers());
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_and_the_connection_stays() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         client.write_all(b"{\"reboot\":1}\n").unwrap();
         assert_eq!(server.turn(), []);
         assert!(matches!(answer(&client), FromInit::Refused { .. }));
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_closes_the_connection() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         client.set_nonblocking(true).unwrap();
         let mut sent = 0;
         while sent <= MAX_LINE + 1 && !server.clients.iter().any(|client| client.gone) {
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_client_that_does_not_read_is_dropped_in_the_end() {
-        let (_folder, mut server, mut client) = pair();
+        let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
         let (id, _) = server.turn().remove(0);
         server.subscribe(id);

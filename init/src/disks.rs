@@ -23,8 +23,8 @@ pub struct Disk {
     pub extension: String,
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     names
@@ -70,9 +70,9 @@ pub fn with_serial(root: &Root, serial: &str) -> Vec<String> {
 /// The node of a disk's partition.
 #[must_use]
 pub fn partition(root: &Root, disk: &str, number: u32) -> Option<String> {
-    let folder = root.path(BLOCK).join(disk);
-    let is = |name: &String| text(&folder.join(name).join("partition")).is_some_and(|it| it == number.to_string());
-    names(&folder).into_iter().find(is).map(|name| format!("/dev/{name}"))
+    let dir = root.path(BLOCK).join(disk);
+    let is = |name: &String| text(&dir.join(name).join("partition")).is_some_and(|it| it == number.to_string());
+    names(&dir).into_iter().find(is).map(|name| format!("/dev/{name}"))
 }
 
 #[cfg(test)]
@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn disks_are_found_by_serial_number_and_partitions_by_number() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert!(extensions(&root).is_empty() && !any_serial(&root));
         fs::create_dir_all(root.path("/sys/block/sda")).unwrap();
         assert!(!any_serial(&root));

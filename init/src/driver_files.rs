@@ -75,8 +75,8 @@ fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
 struct Guest<'a>(&'a Root);
 
 impl Files for Guest<'_> {
-    fn names(&self, folder: &str) -> Vec<OsString> {
-        let entries = fs::read_dir(self.0.path(folder)).into_iter().flatten().flatten();
+    fn names(&self, dir: &str) -> Vec<OsString> {
+        let entries = fs::read_dir(self.0.path(dir)).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).collect()
     }
 
@@ -108,11 +108,11 @@ mod tests {
     }
 
     fn guest() -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         plant(&root, VERSION_FILE, VERSION.as_bytes());
         plant(&root, LIBRARY, b"\x7fELF\x02...");
-        (folder, root)
+        (dir, root)
     }
 
     #[test]
@@ -127,22 +127,22 @@ mod tests {
 
     #[test]
     fn files_are_looked_for_where_nobody_has_written_them_down() {
-        let (_folder, root) = guest();
+        let (_directory, root) = guest();
         let Known::Found(text) = known(&root).unwrap() else { panic!("nobody has written anything") };
         let spec = Spec::from_json(std::str::from_utf8(&text).unwrap(), "x".as_ref()).unwrap();
         assert_eq!(spec.device("compute").unwrap().container_edits.mounts[0].host_path, LIBRARY);
-        // A library of 32 bits in a folder for 64 is none.
+        // A library of 32 bits in a directory for 64 is none.
         plant(&root, LIBRARY, b"\x7fELF\x01...");
         assert_eq!(known(&root).unwrap(), Known::Nothing);
         // Files without a driver that runs are of no use.
-        let folder = tempfile::tempdir().unwrap();
-        plant(&Root::at(folder.path()), LIBRARY, b"\x7fELF\x02");
-        assert_eq!(known(&Root::at(folder.path())).unwrap(), Known::Nothing);
+        let dir = tempfile::tempdir().unwrap();
+        plant(&Root::at(dir.path()), LIBRARY, b"\x7fELF\x02");
+        assert_eq!(known(&Root::at(dir.path())).unwrap(), Known::Nothing);
     }
 
     #[test]
     fn what_is_written_for_the_driver_that_runs_is_taken_as_it_is() {
-        let (_folder, root) = guest();
+        let (_directory, root) = guest();
         let (path, other) = (written("580.159.04"), written("580.159.05"));
         plant(&root, &other, b"{}");
         assert!(matches!(known(&root).unwrap(), Known::Found(_)), "that is for another driver");
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_version_never_leaves_its_folder(text in "\\PC{0,60}") {
+        fn a_version_never_leaves_its_directory(text in "\\PC{0,60}") {
             if let Some(version) = version_in(&format!("NVRM version: {text}")) {
                 prop_assert!(!version.contains('/') && !version.contains("..") && version.contains('.'));
             }

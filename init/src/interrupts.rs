@@ -34,15 +34,15 @@ mod tests {
 
     #[test]
     fn all_vectors_on_all_processors_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let pci: Address = "0000:01:00.0".parse().unwrap();
         assert_eq!(of(&root, pci), None, "no such device");
-        let vectors = folder.path().join("sys/bus/pci/devices/0000:01:00.0/msi_irqs");
+        let vectors = dir.path().join("sys/bus/pci/devices/0000:01:00.0/msi_irqs");
         fs::create_dir_all(&vectors).unwrap();
-        fs::create_dir(folder.path().join("proc")).unwrap();
+        fs::create_dir(dir.path().join("proc")).unwrap();
         fs::write(
-            folder.path().join("proc/interrupts"),
+            dir.path().join("proc/interrupts"),
             "           CPU0       CPU1\n  9:  7 7 IO-APIC 9-fasteoi acpi\n \
              24:  3  4  PCI-MSIX-0000:01:00.0 0-edge nvidia\n 124: 90 90 PCI-MSI x\n 25: 1 0 PCI-MSIX y\nNMI: 5 5\n",
         )

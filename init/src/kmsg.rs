@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_prints_is_its_own_setting() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert_eq!(printed_below(&root), 0);
         std::fs::create_dir_all(root.path("/proc/sys/kernel")).unwrap();
         std::fs::write(root.path("/proc/sys/kernel/printk"), "4\t4\t1\t7\n").unwrap();

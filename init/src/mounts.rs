@@ -18,7 +18,7 @@ pub enum When {
     First,
     /// Beside everything else; a kernel may lack it.
     Later,
-    /// Beside everything else, if the image has the folder: what programs write to on a root that is read-only.
+    /// Beside everything else, if the image has the directory: what programs write to on a root that is read-only.
     Scratch,
 }
 
@@ -83,7 +83,7 @@ pub struct MountError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENODEV) => "; the kernel is built without it",
-        Some(libc::ENOENT) => "; the mount point is missing and the image is read-only: add the folder to the image",
+        Some(libc::ENOENT) => "; the mount point is missing and the image is read-only: add the directory to the image",
         _ => "",
     }
 }
@@ -91,7 +91,7 @@ fn hint(error: &io::Error) -> &'static str {
 fn mount_one(spec: &MountSpec) -> Result<(), MountError> {
     let mut done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
     if done == Err(Errno::NOENT) {
-        // The mount says what is wrong if the folder cannot be made.
+        // The mount says what is wrong if the directory cannot be made.
         let _ = std::fs::create_dir_all(spec.target);
         done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
     }

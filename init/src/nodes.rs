@@ -138,7 +138,7 @@ pub fn uuid(root: &Root, pci: Address) -> Option<String> {
 
 /// Makes nodes; a test puts something else in its place.
 pub trait MakeNode {
-    /// Makes one character device, or leaves it if it is already right, and the folder that it is in.
+    /// Makes one character device, or leaves it if it is already right, and the directory that it is in.
     ///
     /// # Errors
     /// What the kernel said.
@@ -159,9 +159,9 @@ impl MakeNode for Mknod {
                 mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?;
             }
             Err(_) => {
-                if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
-                    fs::create_dir(folder)?;
-                    chmod(folder, Mode::from_raw_mode(0o755))?;
+                if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+                    fs::create_dir(dir)?;
+                    chmod(dir, Mode::from_raw_mode(0o755))?;
                 }
                 mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?;
             }
@@ -267,8 +267,8 @@ mod tests {
         }
     }
 
-    pub(super) fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
-        let path = folder.path().join(path);
+    pub(super) fn write(dir: &tempfile::TempDir, path: &str, text: &str) {
+        let path = dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
@@ -279,14 +279,14 @@ mod tests {
 
     #[test]
     fn nodes_are_what_the_driver_says() {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "proc/devices", DEVICES);
-        write(&folder, "proc/driver/nvidia/params", "ResmanDebugLevel: 1\nDeviceFileMode: 432\n");
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "proc/devices", DEVICES);
+        write(&dir, "proc/driver/nvidia/params", "ResmanDebugLevel: 1\nDeviceFileMode: 432\n");
         let info = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nBus Location: \t 0000:02:00.0\nDevice Minor: \t 1\n";
-        write(&folder, "proc/driver/nvidia/gpus/0000:02:00.0/information", info);
+        write(&dir, "proc/driver/nvidia/gpus/0000:02:00.0/information", info);
         let mut written = Written::default();
         let gpus = addresses(&["0000:01:00.0", "0000:02:00.0"]);
-        let Made { minors, left_out } = make(&Root::at(folder.path()), &gpus, 1, &mut written).unwrap();
+        let Made { minors, left_out } = make(&Root::at(dir.path()), &gpus, 1, &mut written).unwrap();
         assert!(left_out.is_empty(), "{left_out:?}");
         assert_eq!(
             written.0,
@@ -302,9 +302,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_made_with_its_folder_and_mode_and_only_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("nvidia-caps/nvidia-cap1");
+    fn a_node_is_made_with_its_directory_and_mode_and_only_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nvidia-caps/nvidia-cap1");
         // The numbers of /dev/null: nobody but root may make any others, and not everywhere.
         for _ in 0..2 {
             match Mknod.make(&path, 1, 3, 0o444) {
@@ -322,40 +322,40 @@ mod tests {
 
     #[test]
     fn a_uuid_counts_once_it_is_known() {
-        let folder = tempfile::tempdir().unwrap();
-        let (root, gpu) = (Root::at(folder.path()), addresses(&["0000:01:00.0"])[0]);
+        let dir = tempfile::tempdir().unwrap();
+        let (root, gpu) = (Root::at(dir.path()), addresses(&["0000:01:00.0"])[0]);
         assert_eq!(uuid(&root, gpu), None);
         for (text, known) in [
             ("GPU-12345678-9abc-def0-1234-56789abcdef0", true),
             ("GPU-????????-????-????-????-????????????", false),
             ("GPU-/../", false),
         ] {
-            write(&folder, "proc/driver/nvidia/gpus/0000:01:00.0/information", &format!("GPU UUID: \t {text}\n"));
+            write(&dir, "proc/driver/nvidia/gpus/0000:01:00.0/information", &format!("GPU UUID: \t {text}\n"));
             assert_eq!(uuid(&root, gpu), known.then(|| text.to_owned()), "{text}");
         }
     }
 
     #[test]
     fn a_driver_that_is_not_there_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
-        let error = make(&Root::at(folder.path()), &[], 1, &mut Written::default()).unwrap_err().to_string();
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
+        let error = make(&Root::at(dir.path()), &[], 1, &mut Written::default()).unwrap_err().to_string();
         assert!(error.contains("no character device named nvidia"), "{error}");
     }
 
     #[test]
     fn rubbish_in_the_drivers_files_is_quoted() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let path = "proc/driver/nvidia/gpus/0000:01:00.0/information";
         let gpu = addresses(&["0000:01:00.0"])[0];
-        write(&folder, path, "Device Minor: \t ?\n");
-        let error = minor(&Root::at(folder.path()), gpu).unwrap_err().to_string();
+        write(&dir, path, "Device Minor: \t ?\n");
+        let error = minor(&Root::at(dir.path()), gpu).unwrap_err().to_string();
         assert!(error.contains("device minor is \"?\""), "{error}");
-        write(&folder, path, "Model: x\n");
-        assert!(minor(&Root::at(folder.path()), gpu).unwrap_err().to_string().contains("no line"));
-        assert_eq!(mode_in(&Root::at(folder.path()), PARAMS).unwrap(), 0o666);
-        write(&folder, "proc/driver/nvidia/params", "DeviceFileMode: 0666x\n");
-        let error = mode_in(&Root::at(folder.path()), PARAMS).unwrap_err().to_string();
+        write(&dir, path, "Model: x\n");
+        assert!(minor(&Root::at(dir.path()), gpu).unwrap_err().to_string().contains("no line"));
+        assert_eq!(mode_in(&Root::at(dir.path()), PARAMS).unwrap(), 0o666);
+        write(&dir, "proc/driver/nvidia/params", "DeviceFileMode: 0666x\n");
+        let error = mode_in(&Root::at(dir.path()), PARAMS).unwrap_err().to_string();
         assert!(error.contains("driver/nvidia/params") && error.contains("\"0666x\""), "{error}");
     }
 

@@ -605,7 +605,7 @@ pub fn print() -> String {
          `0-9`, `-` and `_` |",
         extension::parameter("NAME"),
         extension::serial("NAME"),
-        extension::FOLDER,
+        extension::DIRECTORY,
         extension::LONGEST,
     );
     let _ = writeln!(

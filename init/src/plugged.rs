@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_look_says_which_ones_the_driver_has_files_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         for (bus, files) in [(1, true), (2, false)] {
             let device = root.path(&format!("/sys/bus/pci/devices/{}", pci(bus)));
             std::fs::create_dir_all(&device).unwrap();

@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn programs_are_named_and_the_kernels_threads_and_the_dead_are_not() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         for (pid, text) in [
             (1, "1 (init) S 0 1"),
             (2, "2 (kthreadd) S 0 0"),
@@ -58,11 +58,11 @@ mod tests {
             (53, "53 (y) S 51 53"),
             (54, "broken"),
         ] {
-            let place = folder.path().join(format!("proc/{pid}"));
+            let place = dir.path().join(format!("proc/{pid}"));
             fs::create_dir_all(&place).unwrap();
             fs::write(place.join("stat"), text).unwrap();
         }
-        let root = Root::at(folder.path());
+        let root = Root::at(dir.path());
         assert_eq!(alive(&root, 2), ["pid 51 (a) b (c), state D", "pid 52 (x), state R", "1 more processes"]);
         assert_eq!(alive(&root, 8).len(), 3);
     }

@@ -219,19 +219,19 @@ mod tests {
     use super::*;
 
     fn recorder() -> (tempfile::TempDir, Recorder) {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(folder.path().join("run/firstlight")).unwrap();
-        let recorder = Recorder::new(&Root::at(folder.path()), "6.12", 7);
-        (folder, recorder)
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("run/firstlight")).unwrap();
+        let recorder = Recorder::new(&Root::at(dir.path()), "6.12", 7);
+        (dir, recorder)
     }
 
     #[test]
     fn the_file_is_the_record() {
-        let (folder, mut recorder) = recorder();
+        let (dir, mut recorder) = recorder();
         recorder.event(8, "x", "y", "z");
         recorder.command_line("quiet\n");
         recorder.save().unwrap();
-        let text = std::fs::read_to_string(folder.path().join("run/firstlight/boot-record.json")).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("run/firstlight/boot-record.json")).unwrap();
         let read = BootRecord::from_json(&text).unwrap();
         assert_eq!(&read, recorder.record());
         assert_eq!((read.kernel.command_line.as_str(), read.kernel.release.as_str()), ("quiet", "6.12"));
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn events_of_years_leave_the_boots_own_in_place() {
-        let (_folder, mut recorder) = recorder();
+        let (_directory, mut recorder) = recorder();
         for n in 0..5000 {
             recorder.event(n, "container-started", "", "");
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statfs;
 use rustix::mount::{mount_bind, mount_move};
 
-/// The root below which all paths are looked up: `/`, or a test's folder.
+/// The root below which all paths are looked up: `/`, or a test's directory.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
@@ -17,10 +17,10 @@ impl Root {
         Self(PathBuf::from("/"))
     }
 
-    /// A folder that stands for it.
+    /// A directory that stands for it.
     #[must_use]
-    pub fn at(folder: &Path) -> Self {
-        Self(folder.to_owned())
+    pub fn at(dir: &Path) -> Self {
+        Self(dir.to_owned())
     }
 
     /// An absolute path below this root.
@@ -33,7 +33,7 @@ impl Root {
 /// `ramfs` and `tmpfs`, which an unpacked initramfs is one of.
 const RAM_FILE_SYSTEMS: &[u64] = &[0x8584_58f6, 0x0102_1994];
 
-/// A folder that exists for a moment.
+/// A directory that exists for a moment.
 const STEP: &str = "/.firstlight-root";
 
 /// Why the root could not be made a mount of its own.
@@ -47,7 +47,7 @@ pub struct RootError {
 /// Gives an initramfs root a mount below it. `true` when that was needed.
 ///
 /// `pivot_root` refuses to leave the kernel's first root, which has no parent
-/// mount, and every container runtime pivots. So the root is bound to a folder
+/// mount, and every container runtime pivots. So the root is bound to a directory
 /// of itself, and that mount is moved over it: the files stay where they are.
 /// This has to come before all other mounts, which would stay behind.
 ///
@@ -65,7 +65,7 @@ pub fn leave_first_root() -> Result<bool, RootError> {
     mount_move(".", "/").map_err(step("move the root's bind mount over the root"))?;
     rustix::process::chroot(".").map_err(step("change to the new root"))?;
     rustix::process::chdir("/").map_err(step("enter the new root"))?;
-    // An empty folder that stays behind would do no harm.
+    // An empty directory that stays behind would do no harm.
     let _ = rustix::fs::rmdir(STEP);
     Ok(true)
 }

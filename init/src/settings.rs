@@ -274,12 +274,12 @@ mod tests {
 
     #[test]
     fn an_image_without_the_program_is_told_which_file_it_lacks() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = missing(&Root::at(folder.path())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let text = missing(&Root::at(dir.path())).unwrap();
         assert_eq!(text, "/usr/bin/firstlight-gpu-settings is not in the image; add it");
-        std::fs::create_dir_all(folder.path().join("usr/bin")).unwrap();
-        std::fs::write(folder.path().join("usr/bin/firstlight-gpu-settings"), "").unwrap();
-        assert_eq!(missing(&Root::at(folder.path())), None);
+        std::fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
+        std::fs::write(dir.path().join("usr/bin/firstlight-gpu-settings"), "").unwrap();
+        assert_eq!(missing(&Root::at(dir.path())), None);
     }
 
     proptest! {

@@ -18,16 +18,16 @@ use crate::root::Root;
 pub const SERIAL: &str = "firstlight-state";
 
 /// Where it is mounted.
-pub const FOLDER: &str = "/var/lib/firstlight";
+pub const DIRECTORY: &str = "/var/lib/firstlight";
 
 /// Why there is nothing to keep things on.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("disks {0} all have the serial number {SERIAL}; have the host plug in one")]
     Several(String),
-    #[error("{FOLDER}: {0}; add the folder to the image")]
-    Folder(std::io::Error),
-    #[error("cannot mount {disk} on {FOLDER}: {error}{hint}")]
+    #[error("{DIRECTORY}: {0}; add the directory to the image")]
+    Directory(std::io::Error),
+    #[error("cannot mount {disk} on {DIRECTORY}: {error}{hint}")]
     Mount { disk: String, error: Errno, hint: &'static str },
 }
 
@@ -52,10 +52,10 @@ fn find(root: &Root) -> Result<Option<String>, Error> {
 
 fn mounted(root: &Root) -> Result<String, Error> {
     let disk = find(root)?;
-    let there = root.path(FOLDER);
+    let there = root.path(DIRECTORY);
     // The root may be read-only, and have it.
     if !Path::new(&there).is_dir() {
-        fs::create_dir_all(&there).map_err(Error::Folder)?;
+        fs::create_dir_all(&there).map_err(Error::Directory)?;
     }
     let flags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
     let (kind, data) = match disk {
@@ -69,7 +69,7 @@ fn mounted(root: &Root) -> Result<String, Error> {
         Err(error) => return Err(Error::Mount { disk: source.to_owned(), error, hint: hint(error) }),
     }
     Ok(match disk {
-        Some(disk) => format!("{disk} at {FOLDER}"),
+        Some(disk) => format!("{disk} at {DIRECTORY}"),
         None => format!(
             "no disk has the serial number {SERIAL}: when this machine ends it is forgotten who had which partition; have the \
              host plug one in (ext4, virtio-blk)"
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn one_disk_is_it_two_are_named_and_another_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert_eq!(find(&root).unwrap(), None);
         plant(&root, "vda", "extension-gpu");
         plant(&root, "vdb", "firstlight-state-2");
@@ -108,7 +108,7 @@ mod tests {
         plant(&root, "vdd", SERIAL);
         let error = mount(&root).unwrap_err();
         assert!(error.contains("disks /dev/vdc, /dev/vdd all have"), "{error}");
-        assert!(!root.path(FOLDER).exists(), "nothing is made in vain");
+        assert!(!root.path(DIRECTORY).exists(), "nothing is made in vain");
     }
 
     #[test]

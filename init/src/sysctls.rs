@@ -12,7 +12,7 @@ pub type Setting = (&'static str, &'static str);
 pub const SETTINGS: &[Setting] = &[
     // The VMM sees a panic as the end of the VM instead of a guest that hangs.
     ("kernel.panic", "-1"),
-    // Links and files in sticky folders of others are not followed or opened.
+    // Links and files in sticky directories of others are not followed or opened.
     ("fs.protected_symlinks", "1"),
     ("fs.protected_hardlinks", "1"),
     ("fs.protected_fifos", "1"),
@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn settings_are_written_and_those_a_kernel_lacks_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let kernel = folder.path().join("proc/sys/kernel");
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = dir.path().join("proc/sys/kernel");
         fs::create_dir_all(&kernel).unwrap();
         fs::write(kernel.join("modules_disabled"), "0").unwrap();
-        let applied = apply(&Root::at(folder.path()), LOCKS);
+        let applied = apply(&Root::at(dir.path()), LOCKS);
         assert_eq!(fs::read_to_string(kernel.join("modules_disabled")).unwrap(), "1");
         assert_eq!(applied.done, 1);
         assert_eq!(applied.absent.len(), LOCKS.len() - 1);
@@ -140,16 +140,16 @@ mod tests {
 
     #[test]
     fn a_refused_setting_is_an_error_with_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir_all(folder.path().join("proc/sys/kernel/panic")).unwrap();
-        let applied = apply(&Root::at(folder.path()), &[("kernel.panic", "-1")]);
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("proc/sys/kernel/panic")).unwrap();
+        let applied = apply(&Root::at(dir.path()), &[("kernel.panic", "-1")]);
         assert!(applied.sentence().unwrap_err().contains("kernel.panic=-1"));
     }
 
     #[test]
     fn the_kernel_is_closed_as_far_as_wished_and_never_opened() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert_eq!(lock_kernel(&root, "integrity").unwrap(), "kernel lockdown: not in this kernel");
         let file = root.path(LOCKDOWN);
         fs::create_dir_all(file.parent().unwrap()).unwrap();

@@ -323,7 +323,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Optional,
         action: Action::LaterMounts,
         about: "mounts securityfs, bpf, mqueue and hugetlbfs where the kernel has them, and scratch space where the image \
-                has folders for it",
+                has directories for it",
         hint: "look in the kernel log for the file system that hangs",
     },
     UnitSpec {

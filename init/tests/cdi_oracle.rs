@@ -11,7 +11,7 @@ use std::path::Path;
 
 use container_device_interface::cache::Cache;
 use container_device_interface::spec_dirs::with_spec_dirs;
-use firstlight_cdi::{DeviceName, Folder, Spec, apply};
+use firstlight_cdi::{DeviceName, Directory, Spec, apply};
 use firstlight_init::cdi::{ReadyGpu, ensure_driver, publish};
 use firstlight_init::driver_files::VERSION_FILE;
 use firstlight_init::nodes::{self, Mknod, NodesError};
@@ -39,7 +39,7 @@ impl Gpu {
 
 /// A guest's files, with the CDI files that PID 1 writes.
 struct Guest {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     ready: Vec<ReadyGpu>,
 }
 
@@ -51,8 +51,8 @@ fn plant(root: &Root, path: &str, text: &[u8]) {
 
 impl Guest {
     fn new(gpus: &[Gpu], driver_files: bool) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let devices = "Character devices:\n195 nvidia\n238 nvidia-uvm\n241 nvidia-caps\n\nBlock devices:\n";
         plant(&root, "/proc/devices", devices.as_bytes());
         fs::create_dir(root.path("/dev")).unwrap();
@@ -93,11 +93,11 @@ impl Guest {
         }
         ensure_driver(&root).unwrap();
         publish(&root, &ready).unwrap();
-        Self { folder, ready }
+        Self { dir, ready }
     }
 
     fn cdi(&self) -> std::path::PathBuf {
-        self.folder.path().join("var/run/cdi")
+        self.dir.path().join("var/run/cdi")
     }
 
     fn oracle(&self) -> Cache {
@@ -120,12 +120,12 @@ impl Guest {
 
     /// What the agent does to a container that is granted these.
     fn ours(&self, mut oci: Oci, names: &[String]) -> Oci {
-        let folder = Folder::read(&self.cdi()).unwrap();
+        let dir = Directory::read(&self.cdi()).unwrap();
         for name in names {
             let name: DeviceName = name.parse().unwrap();
-            let (spec, device) = folder.find(&name).unwrap();
+            let (spec, device) = dir.find(&name).unwrap();
             for edits in [&spec.container_edits, &device.container_edits] {
-                apply(&mut oci, edits, self.folder.path()).unwrap();
+                apply(&mut oci, edits, self.dir.path()).unwrap();
             }
         }
         oci
@@ -225,12 +225,12 @@ fn no_files_of_the_driver() {
 #[test]
 fn a_name_that_is_not_there_is_nowhere() {
     let guest = Guest::new(&[Gpu { instances: vec![1], ..Gpu::plain(0) }], false);
-    let folder = Folder::read(&guest.cdi()).unwrap();
+    let dir = Directory::read(&guest.cdi()).unwrap();
     for name in ["nvidia.com/gpu=1", "nvidia.com/gpu=0:1", "nvidia.com/driver=compute"] {
         let mut oci = Oci::default();
         assert!(guest.oracle().inject_devices(Some(&mut oci), vec![name.to_owned()]).is_err(), "{name}");
         assert_eq!(oci, Oci::default());
-        assert!(!folder.has(&name.parse().unwrap()), "{name}");
+        assert!(!dir.has(&name.parse().unwrap()), "{name}");
     }
 }
 

@@ -25,9 +25,9 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreape
 /// Children are reaped for the whole process, so there is one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A folder that is the daemon's root, and its groups.
+/// A directory that is the daemon's root, and its groups.
 struct Place {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     groups: PathBuf,
     _alone: MutexGuard<'static, ()>,
 }
@@ -42,16 +42,16 @@ impl Place {
         let mount = cgroup2.and_then(|line| line.split(' ').nth(1)).unwrap_or_else(|| panic!("no cgroup2 is mounted"));
         let groups = Path::new(mount).join(format!("firstlight-test-{}", std::process::id()));
         fs::create_dir_all(&groups).unwrap_or_else(|error| panic!("{}: {error}; run this as root", groups.display()));
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir_all(folder.path().join("run/own")).unwrap();
-        fs::create_dir_all(folder.path().join("usr/bin")).unwrap();
-        Self { folder, groups, _alone: alone }
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("run/own")).unwrap();
+        fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
+        Self { dir, groups, _alone: alone }
     }
 
-    /// A daemon that is a shell script. `$ROOT` in it is the folder.
+    /// A daemon that is a shell script. `$ROOT` in it is the directory.
     fn daemon(&self, ready: Ready, deadline: Duration, script: &str) -> Run<'_> {
-        let program = self.folder.path().join("usr/bin/stand-in");
-        let root = self.folder.path().display();
+        let program = self.dir.path().join("usr/bin/stand-in");
+        let root = self.dir.path().display();
         fs::write(&program, format!("#!/bin/sh\nROOT={root}\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let spec = Box::leak(Box::new(DaemonSpec {
@@ -62,7 +62,7 @@ impl Place {
             wanted: Wanted::Parameter("firstlight.stand-in", |_| true),
             needs: &[],
             after: &[],
-            folder: Some(("/run/own", 0o700)),
+            dir: Some(("/run/own", 0o700)),
             config: None,
             log: Some("/run/own/log"),
             ready,
@@ -72,7 +72,7 @@ impl Place {
             about: "x",
             hint: "look at the script",
         }));
-        let daemon = Daemon::new(spec, Wish::default(), &Root::at(self.folder.path()), &self.groups);
+        let daemon = Daemon::new(spec, Wish::default(), &Root::at(self.dir.path()), &self.groups);
         Run { place: self, daemon, reports: Vec::new() }
     }
 
@@ -249,7 +249,7 @@ fn one_that_ignores_the_signal_is_killed_after_its_grace() {
 #[test]
 fn a_socket_that_accepts_is_readiness_and_its_name_alone_is_not() {
     let place = Place::make();
-    let path = place.folder.path().join("run/own/socket");
+    let path = place.dir.path().join("run/own/socket");
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, "exec sleep 1000").start();
     for _ in 0..5 {
         run.turn();
@@ -292,11 +292,11 @@ fn one_that_cannot_go_on_where_it_was_begins_anew_and_is_not_given_up() {
                   if [ \"$1\" = --restart ]; then exit 3; fi\n\
                   echo listening > $ROOT/run/own/listening\nsleep 0.2\n[ $n -gt 3 ] && exec sleep 1000\nexit 1\n";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), Duration::from_secs(30), script);
-    run.daemon = Daemon::new(run.daemon.spec(), Wish { fabric }, &Root::at(place.folder.path()), &place.groups);
+    run.daemon = Daemon::new(run.daemon.spec(), Wish { fabric }, &Root::at(place.dir.path()), &place.groups);
     let mut run = run.start();
     // It serves when somebody listens where it says.
-    let socket = place.folder.path().join("run/own/socket");
-    let listening = place.folder.path().join("run/own/listening");
+    let socket = place.dir.path().join("run/own/socket");
+    let listening = place.dir.path().join("run/own/listening");
     let mut listeners = Vec::new();
     let begin = Instant::now();
     while run.events("daemon-anew").is_empty() || !run.daemon.is_ready() {
@@ -327,7 +327,7 @@ fn a_launcher_that_leaves_nobody_behind_has_failed() {
 fn a_program_that_cannot_run_is_told_with_its_error() {
     let place = Place::make();
     let mut run = place.daemon(Ready::Exit, LONG, "exit 0");
-    fs::set_permissions(place.folder.path().join("usr/bin/stand-in"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::set_permissions(place.dir.path().join("usr/bin/stand-in"), fs::Permissions::from_mode(0o644)).unwrap();
     run = run.start();
     run.until("it is given up", |reports| reports.iter().any(|report| matches!(report, Report::GivenUp(_))));
     let Some(Report::GivenUp(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
@@ -391,7 +391,7 @@ fn a_flood_holds_up_neither_it_nor_us() {
     let place = Place::make();
     let script = "yes flood | head -n 300000\necho done > $ROOT/run/own/done\nexec sleep 1000";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
-    let done = place.folder.path().join("run/own/done");
+    let done = place.dir.path().join("run/own/done");
     let (mut longest, mut most) = (Duration::ZERO, 0);
     let begin = Instant::now();
     while !done.exists() {
@@ -412,7 +412,7 @@ fn messages_in_a_file_are_told_as_they_come() {
     let place = Place::make();
     let script =
         "echo one > $ROOT/run/own/log\nread -r x < $ROOT/run/own/go\necho two >> $ROOT/run/own/log\nexec sleep 1000";
-    let go = place.folder.path().join("run/own/go");
+    let go = place.dir.path().join("run/own/go");
     rustix::fs::mknodat(rustix::fs::CWD, &go, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
     run.until("one", |reports| reports.contains(&Report::FileLine("one".into())));
@@ -425,14 +425,14 @@ fn messages_in_a_file_are_told_as_they_come() {
 #[test]
 fn it_runs_as_the_user_that_it_is_given() {
     let place = Place::make();
-    fs::create_dir_all(place.folder.path().join("etc")).unwrap();
-    fs::write(place.folder.path().join("etc/passwd"), "nobody:x:65534:65533::/:/bin/false\n").unwrap();
-    // The folder of a test is root's own.
-    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir_all(place.dir.path().join("etc")).unwrap();
+    fs::write(place.dir.path().join("etc/passwd"), "nobody:x:65534:65533::/:/bin/false\n").unwrap();
+    // The directory of a test is root's own.
+    fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut run =
         place.daemon(Ready::Unix("/run/own/socket"), LONG, "echo $(id -u) $(id -g) $(id -G)\nexec sleep 1000");
     let spec = DaemonSpec { account: Account::User("nobody"), ..copy(run.daemon.spec()) };
-    run.daemon = Daemon::new(Box::leak(Box::new(spec)), Wish::default(), &Root::at(place.folder.path()), &place.groups);
+    run.daemon = Daemon::new(Box::leak(Box::new(spec)), Wish::default(), &Root::at(place.dir.path()), &place.groups);
     run = run.start();
     run.until("its word", |reports| reports.iter().any(|report| matches!(report, Report::Line(_))));
     assert_eq!(run.lines(), ["65534 65533 65533"]);
@@ -450,7 +450,7 @@ fn copy(spec: &'static DaemonSpec) -> DaemonSpec {
         wanted: spec.wanted,
         needs: spec.needs,
         after: spec.after,
-        folder: spec.folder,
+        dir: spec.dir,
         config: None,
         log: spec.log,
         ready: spec.ready,

@@ -5,7 +5,7 @@
  * codes and not sentences, refuses an instance without a place, a mode while
  * somebody computes, and a structure of another version.
  *
- * Everything is below one folder, $STAND_IN_NVML or else /etc/stand-in-nvml:
+ * Everything is below one directory, $STAND_IN_NVML or else /etc/stand-in-nvml:
  *   gpus               addresses, one per line; else those of /proc/driver/nvidia/gpus
  *   faults             lines "FUNCTION ADDRESS CODE|hang"; "*" is every GPU, "system" none
  *   confidential       if it is there, confidential computing is on
@@ -81,9 +81,9 @@ static int begun;
 
 static const char *home(void)
 {
-	const char *folder = getenv("STAND_IN_NVML");
+	const char *directory = getenv("STAND_IN_NVML");
 
-	return folder ? folder : "/etc/stand-in-nvml";
+	return directory ? directory : "/etc/stand-in-nvml";
 }
 
 static void path_of(char *path, const char *object, const char *key)
@@ -224,24 +224,24 @@ EXPORT result nvmlInit_v2(void)
 	char path[512], line[64];
 	struct dirent *entry;
 	FILE *file;
-	DIR *folder;
+	DIR *directory;
 
 	pthread_mutex_lock(&lock);
 	number = 0;
 	path_of(path, "", "gpus");
 	file = fopen(path, "r");
-	folder = file ? NULL : opendir("/proc/driver/nvidia/gpus");
+	directory = file ? NULL : opendir("/proc/driver/nvidia/gpus");
 	while (file && number < MOST && fgets(line, sizeof(line), file)) {
 		line[strcspn(line, " \n")] = 0;
 		snprintf(gpus[number++].pci, sizeof(gpus[0].pci), "%.15s", line);
 	}
-	while (folder && number < MOST && (entry = readdir(folder)))
+	while (directory && number < MOST && (entry = readdir(directory)))
 		if (isxdigit((unsigned char)entry->d_name[0]))
 			snprintf(gpus[number++].pci, sizeof(gpus[0].pci), "%.15s", entry->d_name);
 	if (file)
 		fclose(file);
-	if (folder)
-		closedir(folder);
+	if (directory)
+		closedir(directory);
 	qsort(gpus, number, sizeof(gpus[0]), by_name);
 	begun = 1;
 	pthread_mutex_unlock(&lock);

@@ -11,7 +11,7 @@ use crate::bundle;
 /// Options of `agent-tests`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Make a folder that runs on a machine without cargo: copy it there and run DIR/run as root.
+    /// Make a directory that runs on a machine without cargo: copy it there and run DIR/run as root.
     #[arg(long, value_name = "DIR")]
     bundle: PathBuf,
 }
@@ -21,10 +21,10 @@ const BUDGET: u64 = 50_000_000;
 
 /// Makes the bundle.
 pub(crate) fn agent_tests(args: &Args) -> anyhow::Result<ExitCode> {
-    let folder = &args.bundle;
-    let programs = agent_tests_bundle::make(folder)?;
-    let bytes = bundle::judge(folder, &programs, BUDGET)?;
-    let shown = folder.display();
+    let dir = &args.bundle;
+    let programs = agent_tests_bundle::make(dir)?;
+    let bytes = bundle::judge(dir, &programs, BUDGET)?;
+    let shown = dir.display();
     eprintln!("xtask: {shown} has {} kB; on a Linux machine with cgroup v2, as root:", bytes / 1000);
     eprintln!("  {shown}/run --short-processes 10000 --many-containers 100");
     Ok(ExitCode::SUCCESS)

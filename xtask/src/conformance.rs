@@ -39,8 +39,8 @@ pub(crate) fn check() -> anyhow::Result<()> {
         calls.extend(rpcs(&read(protocol)?));
     }
     let mut known = BTreeSet::new();
-    for folder in TESTS {
-        functions(&root.join(folder), &mut known)?;
+    for dir in TESTS {
+        functions(&root.join(dir), &mut known)?;
     }
     let complaints = complaints(&rows, &calls, &known);
     if !complaints.is_empty() {
@@ -70,9 +70,9 @@ fn rows(document: &str) -> Vec<Row> {
     document.lines().filter_map(row).collect()
 }
 
-/// Adds the names of all functions in the Rust files below a folder.
-fn functions(folder: &Path, known: &mut BTreeSet<String>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+/// Adds the names of all functions in the Rust files below a directory.
+fn functions(dir: &Path, known: &mut BTreeSet<String>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
         let path = entry?.path();
         if path.is_dir() {
             functions(&path, known)?;

@@ -12,7 +12,7 @@ use crate::bundle;
 /// Options of `gpu-test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only make a folder that runs on a machine without cargo: copy it there and run DIR/gpu-test as root.
+    /// Only make a directory that runs on a machine without cargo: copy it there and run DIR/gpu-test as root.
     #[arg(long, value_name = "DIR")]
     bundle: Option<PathBuf>,
     /// Write the figures here.
@@ -28,15 +28,15 @@ const BUDGET: u64 = 60_000_000;
 
 /// Makes the bundle, and runs it unless it is for elsewhere.
 pub(crate) fn gpu_test(args: &Args) -> anyhow::Result<ExitCode> {
-    let folder = args.bundle.clone().unwrap_or_else(|| target().join("gpu-bundle"));
-    let programs = gpu_bundle::make(&folder)?;
-    let bytes = bundle::judge(&folder, &programs, BUDGET)?;
+    let dir = args.bundle.clone().unwrap_or_else(|| target().join("gpu-bundle"));
+    let programs = gpu_bundle::make(&dir)?;
+    let bytes = bundle::judge(&dir, &programs, BUDGET)?;
     if args.bundle.is_some() {
-        eprintln!("xtask: {} has {} kB; on a machine with an NVIDIA driver, as root:", folder.display(), bytes / 1000);
-        eprintln!("  {}/gpu-test --json gpu.json", folder.display());
+        eprintln!("xtask: {} has {} kB; on a machine with an NVIDIA driver, as root:", dir.display(), bytes / 1000);
+        eprintln!("  {}/gpu-test --json gpu.json", dir.display());
         return Ok(ExitCode::SUCCESS);
     }
-    let program = folder.join("gpu-test");
+    let program = dir.join("gpu-test");
     let mut command = Command::new(&program);
     command.arg("--gpu").arg(args.gpu.to_string());
     if let Some(json) = &args.json {

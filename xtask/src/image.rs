@@ -24,13 +24,13 @@ pub(crate) struct Args {
     /// A value for ${NAME} in the manifests, such as where an archive is; may be given again.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
-    /// Each gets a folder of its own in here.
+    /// Each gets a directory of its own in here.
     #[arg(long, value_name = "DIR", default_value = "out/images")]
     out: PathBuf,
     /// Write beside each what it was built from, with all hashes: NAME.lock.
     #[arg(long, conflicts_with = "locked")]
     lock: bool,
-    /// Build from exactly what NAME.lock of this folder names, or of its folders of each name.
+    /// Build from exactly what NAME.lock of this directory names, or of its directories of each name.
     #[arg(long, value_name = "DIR")]
     locked: Option<PathBuf>,
     /// Boot each in the lab's QEMU, and show how that went.
@@ -50,11 +50,11 @@ fn assignment(text: &str) -> Result<(String, String), String> {
 
 /// Builds our programs and the images with them, and prints their sizes.
 pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
-    let all = shipped::all().context("list the folder manifests")?;
+    let all = shipped::all().context("list the directory manifests")?;
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
         bail!("there is no manifests/{unknown}.toml; there are: {}", all.join(", "));
     }
-    let free = shipped::names().context("read the folder manifests")?;
+    let free = shipped::names().context("read the directory manifests")?;
     let names = if args.names.is_empty() { &free } else { &args.names };
     // What is missing is better told before the programs are built.
     let none = Programs {
@@ -121,8 +121,8 @@ fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::
     }
     let lock = match &args.locked {
         None => out.join(&file),
-        Some(folder) => {
-            let places = [folder.join(&file), folder.join(name).join(&file)];
+        Some(dir) => {
+            let places = [dir.join(&file), dir.join(name).join(&file)];
             let there = places.iter().find(|place| place.is_file());
             there
                 .with_context(|| format!("there is neither {} nor {}", places[0].display(), places[1].display()))?
@@ -143,8 +143,8 @@ fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::
     Ok(image)
 }
 
-fn booted(toolbox: &Toolbox, folder: &Path) -> anyhow::Result<Report> {
-    let machine = toolbox.boot(folder).machine()?;
+fn booted(toolbox: &Toolbox, dir: &Path) -> anyhow::Result<Report> {
+    let machine = toolbox.boot(dir).machine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     match runtime.block_on(or_interrupted(boot::boot(&machine, PATIENCE, None))) {
         Err(signal) => bail!("interrupted by signal {}", signal.0),

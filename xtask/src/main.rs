@@ -41,7 +41,7 @@ enum Command {
     Bench(bench::Args),
     /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
     GpuTest(gpu_test::Args),
-    /// A folder with the agent's own tests with real containers, for another machine.
+    /// A directory with the agent's own tests with real containers, for another machine.
     AgentTests(agent_tests::Args),
     /// Feed inputs, guided by coverage, to everything that reads somebody else's bytes.
     Fuzz(fuzz::Args),

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Leave the guest running after the container, until Ctrl-C.
     #[arg(long)]
     keep: bool,
-    /// Folder for boot-record.json, boot.svg and console.log.
+    /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
     /// Write the whole report here.
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let lab = Lab::prepare(args.yes)?;
     eprintln!("lab: ready after {} ms", begin.elapsed().as_millis());
-    let outputs = Outputs { folder: args.out.clone(), json: args.json.clone() };
+    let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     eprintln!(
         "run: booting kernel {} with {} GPUs; the container asks for {}",
         lab.image.contents.kernel_release,
@@ -110,8 +110,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ended::Report(report) => {
             outputs.write(&report)?;
             print!("{}", print(&report));
-            let folder = outputs.folder.display();
-            println!("written: {folder}/boot-record.json {folder}/boot.svg {folder}/console.log");
+            let dir = outputs.dir.display();
+            println!("written: {dir}/boot-record.json {dir}/boot.svg {dir}/console.log");
             Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }

@@ -68,8 +68,8 @@ pub(crate) fn soak(args: &Args) -> anyhow::Result<ExitCode> {
         return fabric(cycles, args.latency);
     }
     let lab = Lab::prepare(false)?;
-    let folder = firstlight_lab::cache_root()?.join("soak");
-    let outputs = Outputs { folder: folder.clone(), json: None };
+    let dir = firstlight_lab::cache_root()?.join("soak");
+    let outputs = Outputs { dir: dir.clone(), json: None };
     let mut totals = Vec::new();
     for number in 0..args.boots {
         let (cpus, gpus) = SHAPES[number as usize % SHAPES.len()];
@@ -85,7 +85,7 @@ pub(crate) fn soak(args: &Args) -> anyhow::Result<ExitCode> {
             }
         };
         if let Some(bad) = bad {
-            eprintln!("soak: {what}: {bad}; see {}", folder.display());
+            eprintln!("soak: {what}: {bad}; see {}", dir.display());
             return Ok(ExitCode::FAILURE);
         }
         if (number + 1) % LINE == 0 {

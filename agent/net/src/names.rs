@@ -40,7 +40,7 @@ impl FromStr for Name {
         } else if text.len() >= NAME_SIZE {
             "it is longer than 15 bytes"
         } else if matches!(text, "." | "..") {
-            "it is a folder's"
+            "it is a directory's"
         } else if text.contains(['/', ':', '%']) {
             // To the kernel `%d` in a new name is a request to number it.
             "it has a '/', ':' or '%'"
@@ -139,7 +139,7 @@ mod tests {
         for (text, part) in [
             ("", "empty"),
             ("sixteen-letters-", "15"),
-            ("..", "folder"),
+            ("..", "directory"),
             ("a/b", "'/'"),
             ("eth%d", "'%'"),
             ("a b", "white"),

@@ -121,8 +121,8 @@ impl fmt::Display for Network {
 /// in general); `proc` is where procfs is.
 #[must_use]
 pub fn has_ipv6(proc: &Path, interface: Option<&str>) -> bool {
-    let folder = proc.join("sys/net/ipv6/conf");
-    let read = |name: &str| fs::read_to_string(folder.join(name).join("disable_ipv6")).ok();
+    let dir = proc.join("sys/net/ipv6/conf");
+    let read = |name: &str| fs::read_to_string(dir.join(name).join("disable_ipv6")).ok();
     // A new interface is told by "all" how to begin, and has a word of its own from then on.
     interface.and_then(read).or_else(|| read("all")).is_some_and(|word| word.trim() == "0")
 }
@@ -171,9 +171,9 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         assert!(!has_ipv6(proc.path(), None));
         for (name, word) in [("all", "1\n"), ("eth0", "0\n"), ("eth1", "1\n")] {
-            let folder = proc.path().join("sys/net/ipv6/conf").join(name);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join("disable_ipv6"), word).unwrap();
+            let dir = proc.path().join("sys/net/ipv6/conf").join(name);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("disable_ipv6"), word).unwrap();
         }
         let has = |name| has_ipv6(proc.path(), name);
         assert_eq!([has(None), has(Some("eth0")), has(Some("eth1")), has(Some("eth2"))], [false, true, false, false]);

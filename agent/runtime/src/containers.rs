@@ -47,7 +47,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    fn folder(&self, container: &str) -> PathBuf {
+    fn dir(&self, container: &str) -> PathBuf {
         self.state.join(container)
     }
 
@@ -133,7 +133,7 @@ impl Work {
     fn joined(&self, container: &str, spec: &Spec) -> Option<String> {
         let named = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().as_deref())?;
         let first = || {
-            let pid = Container::load(self.folder(container)).ok()?.pid()?;
+            let pid = Container::load(self.dir(container)).ok()?.pid()?;
             fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
         };
         nested::below(&self::cgroup(named), named, first)
@@ -148,14 +148,14 @@ impl Work {
 
     fn hooks(&self, container: &str, bundle: &Path, point: Point) -> Result<(), Failure> {
         let state = || {
-            let pid = Container::load(self.folder(container)).ok().and_then(|loaded| loaded.pid());
+            let pid = Container::load(self.dir(container)).ok().and_then(|loaded| loaded.pid());
             hooks::state(container, bundle, point, pid.map(|pid| pid.as_raw()))
         };
         hooks::run_all(bundle, point, state).map_err(|text| Failure::internal(format!("container {container}: {text}")))
     }
 
     fn load(&self, container: &str) -> Result<Container, Failure> {
-        Container::load(self.folder(container)).map_err(|error| self.fail("load", container, &error))
+        Container::load(self.dir(container)).map_err(|error| self.fail("load", container, &error))
     }
 
     fn builder(&self, container: &str, stdio: Stdio) -> Result<(ContainerBuilder, Option<Console>), Failure> {
@@ -201,10 +201,10 @@ fn cgroup(named: &Path) -> PathBuf {
 
 /// Removes what is left of a container, running or not.
 pub(crate) fn discard(state: &Path, container: &str) {
-    let folder = state.join(container);
-    let left = Container::load(folder.clone()).inspect(clear);
+    let dir = state.join(container);
+    let left = Container::load(dir.clone()).inspect(clear);
     if left.and_then(|mut left| left.delete(true)).is_err() {
-        let _ = fs::remove_dir_all(folder);
+        let _ = fs::remove_dir_all(dir);
     }
 }
 
@@ -240,13 +240,12 @@ pub(crate) fn take_away(state: &Path, container: &str, cgroup: &Path) -> Option<
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
         _ => {}
     }
-    let folder = state.join(container);
-    Some(match fs::remove_dir_all(&folder) {
+    let dir = state.join(container);
+    Some(match fs::remove_dir_all(&dir) {
         // An earlier removal got so far.
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::internal(format!(
-            "container {container}: cannot remove its state {}: {error}",
-            folder.display()
-        ))),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::internal(format!("container {container}: cannot remove its state {}: {error}", dir.display())))
+        }
         _ => Ok(()),
     })
 }
@@ -356,24 +355,24 @@ mod tests {
 
     #[test]
     fn what_an_earlier_removal_took_is_not_missed() {
-        let folder = tempfile::tempdir().unwrap();
-        let cgroup = folder.path().join("group");
-        fs::create_dir_all(folder.path().join("c1/sub")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let cgroup = dir.path().join("group");
+        fs::create_dir_all(dir.path().join("c1/sub")).unwrap();
         fs::create_dir(&cgroup).unwrap();
         for _ in 0..2 {
-            assert!(take_away(folder.path(), "c1", &cgroup).unwrap().is_ok());
-            assert!(!folder.path().join("c1").exists() && !cgroup.exists());
+            assert!(take_away(dir.path(), "c1", &cgroup).unwrap().is_ok());
+            assert!(!dir.path().join("c1").exists() && !cgroup.exists());
         }
         // A file in it stands for a process: the group cannot go.
         fs::create_dir(&cgroup).unwrap();
         fs::write(cgroup.join("busy"), "").unwrap();
-        assert!(take_away(folder.path(), "c1", &cgroup).is_none());
+        assert!(take_away(dir.path(), "c1", &cgroup).is_none());
     }
 
     #[test]
     fn a_process_under_a_filter_is_widened_and_remembers_what_it_wanted() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("p.json");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("p.json");
         let mut process = Process::default();
         let wanted = LinuxCapabilitiesBuilder::default()
             .bounding([Capability::Chown])

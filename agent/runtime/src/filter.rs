@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn what_is_no_group_is_refused_and_removed_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("c1");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c1");
         let program = OwnedFd::from(File::open("/dev/null").unwrap());
         let failure = guard("c1", &path, &[], Some(program)).unwrap_err();
         assert!(

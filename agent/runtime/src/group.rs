@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Every folder of cgroup v2 has this file, and none above it does.
+/// Every directory of cgroup v2 has this file, and none above it does.
 const CONTROLLERS: &str = "cgroup.controllers";
 const ENABLED: &str = "cgroup.subtree_control";
 
@@ -73,10 +73,10 @@ fn below(group: &Path) -> Vec<PathBuf> {
     let mut left = vec![group.to_owned()];
     while let Some(path) = left.pop() {
         let entries = fs::read_dir(&path).into_iter().flatten().flatten();
-        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        let folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
-        all.extend(folders.iter().cloned());
-        left.extend(folders);
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let dirs: Vec<PathBuf> = dirs.map(|entry| entry.path()).collect();
+        all.extend(dirs.iter().cloned());
+        left.extend(dirs);
     }
     all
 }
@@ -87,24 +87,24 @@ mod tests {
 
     #[test]
     fn groups_below_go_and_the_group_itself_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = folder.path().join("c1");
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("c1");
         fs::create_dir_all(group.join("init/a/b")).unwrap();
         fs::create_dir_all(group.join("system.slice")).unwrap();
-        fs::create_dir(folder.path().join("c2")).unwrap();
+        fs::create_dir(dir.path().join("c2")).unwrap();
         clear(&group);
         // The word that ends everything is a file here.
         assert_eq!(fs::read_dir(&group).unwrap().count(), 1);
         assert_eq!(fs::read_to_string(group.join("cgroup.kill")).unwrap(), "1");
-        assert!(folder.path().join("c2").exists());
-        clear(&folder.path().join("c2"));
-        assert_eq!(fs::read_dir(folder.path().join("c2")).unwrap().count(), 0, "nothing is killed in vain");
+        assert!(dir.path().join("c2").exists());
+        clear(&dir.path().join("c2"));
+        assert_eq!(fs::read_dir(dir.path().join("c2")).unwrap().count(), 0, "nothing is killed in vain");
     }
 
     #[test]
     fn groups_below_the_root_get_the_controllers_that_are_not_on_yet() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("cgroup");
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("cgroup");
         fs::create_dir(&root).unwrap();
         fs::write(root.join(CONTROLLERS), "cpu memory\n").unwrap();
         fs::write(root.join(ENABLED), "cpu\n").unwrap();
@@ -112,10 +112,10 @@ mod tests {
         // A file remembers only the last word; the kernel would have both.
         assert_eq!(fs::read_to_string(root.join(ENABLED)).unwrap(), "+memory");
         assert!(!make(&root.join("pod/c1")).unwrap(), "it was there");
-        assert!(!folder.path().join(ENABLED).exists(), "what is above the root is nobody's group");
+        assert!(!dir.path().join(ENABLED).exists(), "what is above the root is nobody's group");
         fs::write(root.join(ENABLED), "cpu memory\n").unwrap();
         assert!(make(&root.join("c2")).unwrap());
         assert_eq!(fs::read_to_string(root.join(ENABLED)).unwrap(), "cpu memory\n", "nothing is written in vain");
-        assert!(make(&folder.path().join("nowhere/c3")).is_ok_and(|made| made));
+        assert!(make(&dir.path().join("nowhere/c3")).is_ok_and(|made| made));
     }
 }

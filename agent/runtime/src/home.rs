@@ -1,4 +1,4 @@
-//! The home folder of a container's user.
+//! The home directory of a container's user.
 //!
 //! Without a `HOME` libcontainer asks the C library, which would load the
 //! container's own libraries into a process that still has privileges. And the
@@ -28,7 +28,7 @@ pub(crate) fn settle(environment: &mut HashMap<String, String>, passwd: &Path, u
     }
 }
 
-/// The home folder of a user, from the text of `/etc/passwd`.
+/// The home directory of a user, from the text of `/etc/passwd`.
 fn home(passwd: &str, uid: u32) -> Option<&str> {
     let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let mut homes = fields.filter_map(|fields| match fields.as_slice() {
@@ -69,8 +69,8 @@ mod tests {
 
     #[test]
     fn only_a_marked_environment_is_changed_and_the_mark_goes() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("passwd");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("passwd");
         let settled = |environment: &[(&str, &str)]| {
             let mut all = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
             settle(&mut all, &file, 33);

@@ -4,7 +4,7 @@
 //! libcontainer would throw away what they say, and at a deadline kill nothing
 //! but the hook itself, so the server takes them out of the configuration and
 //! leaves them in the bundle as [`FILE`]. A hook has no environment but its own,
-//! `/` as its folder, the container's state on standard input, and a time limit
+//! `/` as its directory, the container's state on standard input, and a time limit
 //! for itself and everything it starts.
 //!
 //! The first of these moments is one in the middle of libcontainer's work, which
@@ -283,30 +283,30 @@ mod tests {
 
     #[test]
     fn a_container_whose_hook_fails_gets_no_further_ones() {
-        let folder = tempfile::tempdir().unwrap();
-        let mark = folder.path().join("mark");
+        let dir = tempfile::tempdir().unwrap();
+        let mark = dir.path().join("mark");
         let list = vec![hook("cat; exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
         let hooks = HooksBuilder::default().create_runtime(list).build().unwrap();
-        fs::write(folder.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
-        let text = run_all(folder.path(), Point::CreateRuntime, || "the state".to_owned()).unwrap_err();
+        fs::write(dir.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
+        let text = run_all(dir.path(), Point::CreateRuntime, || "the state".to_owned()).unwrap_err();
         assert!(text.contains("createRuntime hook /bin/sh") && text.contains("said: the state"), "{text}");
         assert!(!mark.exists());
-        let hook = stand_in(folder.path()).unwrap();
-        assert_eq!(hook.args().as_ref().unwrap()[1..], [ARGUMENT, folder.path().to_str().unwrap()]);
+        let hook = stand_in(dir.path()).unwrap();
+        assert_eq!(hook.args().as_ref().unwrap()[1..], [ARGUMENT, dir.path().to_str().unwrap()]);
         assert_eq!((hook.timeout(), hook.env().as_ref().unwrap().len()), (None, 0));
     }
 
     #[test]
     fn all_hooks_of_a_point_run_and_the_first_failure_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        run_all(folder.path(), Point::Poststop, String::new).unwrap();
-        let mark = folder.path().join("mark");
+        let dir = tempfile::tempdir().unwrap();
+        run_all(dir.path(), Point::Poststop, String::new).unwrap();
+        let mark = dir.path().join("mark");
         let list = vec![hook("exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
         let hooks = HooksBuilder::default().poststop(list).build().unwrap();
-        fs::write(folder.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
-        run_all(folder.path(), Point::Poststart, || unreachable!("there is none of that point")).unwrap();
+        fs::write(dir.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
+        run_all(dir.path(), Point::Poststart, || unreachable!("there is none of that point")).unwrap();
         let told = || state("c1", Path::new("/b"), Point::Poststop, Some(7));
-        let text = run_all(folder.path(), Point::Poststop, told).unwrap_err();
+        let text = run_all(dir.path(), Point::Poststop, told).unwrap_err();
         assert!(text.contains("poststop hook /bin/sh") && text.contains('4'), "{text}");
         let state: serde_json::Value = serde_json::from_slice(&fs::read(mark).unwrap()).unwrap();
         assert_eq!((state["id"].as_str(), state["status"].as_str()), (Some("c1"), Some("stopped")));

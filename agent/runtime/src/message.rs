@@ -19,10 +19,10 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Call {
-    /// Make the sandbox's IPC and UTS namespaces and keep them as `folder/ipc` and `folder/uts`.
+    /// Make the sandbox's IPC and UTS namespaces and keep them as `directory/ipc` and `directory/uts`.
     Namespaces {
         /// Where.
-        folder: PathBuf,
+        dir: PathBuf,
         /// The host name of the UTS namespace; empty leaves it as it is.
         hostname: String,
     },
@@ -32,11 +32,11 @@ pub enum Call {
     Create {
         /// The container.
         container: String,
-        /// The folder.
+        /// The directory.
         bundle: PathBuf,
         /// Its resource group, as an absolute path.
         cgroup: PathBuf,
-        /// The folder that its configuration names as its root.
+        /// The directory that its configuration names as its root.
         root: PathBuf,
         /// Which devices it may open, as its configuration says.
         devices: Vec<Rule>,

@@ -15,20 +15,20 @@ const KEPT: &[&str] = &["ipc", "uts"];
 
 /// Makes the namespaces in a child, because a process can only make its own,
 /// and binds them to files, which keeps them when the child has ended.
-pub(crate) fn keep(folder: &Path, hostname: &str, words: &LastWords) -> Result<(), Failure> {
+pub(crate) fn keep(dir: &Path, hostname: &str, words: &LastWords) -> Result<(), Failure> {
     let wrong = |what: &str, error: &dyn std::fmt::Display| {
-        Failure::internal(format!("sandbox namespaces in {}: {what}: {error}", folder.display()))
+        Failure::internal(format!("sandbox namespaces in {}: {what}: {error}", dir.display()))
     };
-    fs::create_dir_all(folder).map_err(|error| wrong("cannot make the folder", &error))?;
+    fs::create_dir_all(dir).map_err(|error| wrong("cannot make the directory", &error))?;
     for kind in KEPT {
-        let file = folder.join(kind);
+        let file = dir.join(kind);
         // An agent that died left its sandbox's namespaces here; a file that is
         // no mount point says EINVAL, one that is not there ENOENT.
         let _ = unmount(&file, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         File::create(&file).map_err(|error| wrong("cannot make a file", &error))?;
     }
     match fork().map_err(|error| wrong("cannot fork", &error))? {
-        Side::Child => std::process::exit(i32::from(make(folder, hostname).is_err())),
+        Side::Child => std::process::exit(i32::from(make(dir, hostname).is_err())),
         Side::Parent(pid) => {
             let status = Pid::from_raw(pid).map(|pid| waitpid(Some(pid), WaitOptions::empty()));
             match status {
@@ -39,7 +39,7 @@ pub(crate) fn keep(folder: &Path, hostname: &str, words: &LastWords) -> Result<(
     }
 }
 
-fn make(folder: &Path, hostname: &str) -> std::io::Result<()> {
+fn make(dir: &Path, hostname: &str) -> std::io::Result<()> {
     let told = |what: &str, error: std::io::Error| {
         log::error!("{what}: {error}");
         error
@@ -50,7 +50,7 @@ fn make(folder: &Path, hostname: &str) -> std::io::Result<()> {
     }
     for kind in KEPT {
         let from = format!("/proc/self/ns/{kind}");
-        rustix::mount::mount_bind(from.as_str(), folder.join(kind)).map_err(|error| told("bind", error.into()))?;
+        rustix::mount::mount_bind(from.as_str(), dir.join(kind)).map_err(|error| told("bind", error.into()))?;
     }
     Ok(())
 }

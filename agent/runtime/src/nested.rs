@@ -42,8 +42,8 @@ mod tests {
 
     #[test]
     fn a_container_without_groups_of_its_own_is_joined_itself() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "\n").unwrap();
         let asked = below(group, Path::new(CGROUP), || unreachable!("nobody needs to know"));
         assert_eq!(asked, None);
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn the_group_called_init_or_the_first_process_is_followed() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "memory pids\n").unwrap();
         fs::create_dir_all(group.join("init.scope/deep")).unwrap();
         for (first, joins) in [

@@ -78,7 +78,7 @@ struct Supervisor {
 /// Signals could not be turned into something to wait for.
 pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
     let signals = SignalFd::block(&[SIGCHLD])?;
-    // Hooks run there, and no folder is kept busy.
+    // Hooks run there, and no directory is kept busy.
     std::env::set_current_dir("/")?;
     containers::sweep(&options.state);
     let mut supervisor = Supervisor {
@@ -348,7 +348,7 @@ impl Supervisor {
     }
 
     /// In a copy: lets go of everything that would stay open in what it becomes
-    /// the parent of, and returns the folder for states.
+    /// the parent of, and returns the directory for states.
     fn shed(&mut self) -> PathBuf {
         drop((self.socket.take(), self.signals.take(), self.spare.take()));
         drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));

@@ -58,7 +58,7 @@ fn work(call: Call, tools: Tools) -> Outcome {
     let work = Work { state, words: LastWords::listen(reader, writer), free };
     let nothing = |()| (Done::default(), None);
     match call {
-        Call::Namespaces { folder, hostname } => namespaces::keep(&folder, &hostname, &work.words).map(nothing),
+        Call::Namespaces { dir, hostname } => namespaces::keep(&dir, &hostname, &work.words).map(nothing),
         Call::Create { container, bundle, cgroup, devices, root, terminal, no_pivot, hooks, .. } => {
             let program = if filter::is_kept(&devices) { fds.pop() } else { None };
             let stdio = stdio(terminal, fds)?;
@@ -121,7 +121,7 @@ fn stdio(terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
 /// What a call is about, for errors.
 pub(crate) fn about(call: &Call) -> String {
     match call {
-        Call::Namespaces { folder, .. } => format!("namespaces in {}", Path::display(folder)),
+        Call::Namespaces { dir, .. } => format!("namespaces in {}", Path::display(dir)),
         Call::Create { container, .. } => format!("creating container {container}"),
         Call::Start { container } => format!("starting container {container}"),
         Call::Exec { container, exec, .. } => format!("running process {exec} in container {container}"),

@@ -1,5 +1,5 @@
-//! CopyFile: files, folders and links that the host puts into the guest, below
-//! one folder.
+//! CopyFile: files, directories and links that the host puts into the guest, below
+//! one directory.
 //!
 //! A file comes in pieces. They are collected in a file of a name that nobody
 //! can guess next to the target, which is renamed when all is there: whoever
@@ -57,7 +57,7 @@ impl Copies {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a path outside of `share`, another type than
-    /// folder, link or file, and sizes that make no sense; `FAILED_PRECONDITION`
+    /// directory, link or file, and sizes that make no sense; `FAILED_PRECONDITION`
     /// for a piece whose predecessor is missing; `INTERNAL` with the step for
     /// what the kernel refuses, a link on the way among it (`ELOOP`).
     pub fn take(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
@@ -80,8 +80,8 @@ impl Copies {
         match FileType::from_raw_mode(request.file_mode) {
             FileType::Directory => {
                 let place = place::go(share, &names, missing).map_err(wrong)?;
-                let made = place::make(&place.folder, &place.name, mode, owner);
-                made.map(drop).map_err(|error| wrong(Failed::new("make the folder".to_owned(), error.into())))
+                let made = place::make(&place.dir, &place.name, mode, owner);
+                made.map(drop).map_err(|error| wrong(Failed::new("make the directory".to_owned(), error.into())))
             }
             FileType::Symlink => {
                 check_target(&request.data)?;
@@ -94,7 +94,7 @@ impl Copies {
                 let finish = Finish { mode, owner, size };
                 self.0.piece(&names.join("/"), place, offset, &request.data, finish)?.map_err(wrong)
             }
-            _ => Err(Error::invalid(format!("file mode {:#o} is no folder, link or file", request.file_mode))),
+            _ => Err(Error::invalid(format!("file mode {:#o} is no directory, link or file", request.file_mode))),
         }
     }
 }
@@ -123,13 +123,13 @@ fn check_sizes(request: &CopyFileRequest) -> Result<(u64, u64)> {
 /// Makes a link, or puts it in the place of a file or link that is there.
 fn link(place: &Place, target: &[u8], owner: Owner) -> std::result::Result<(), Failed> {
     let step = |what: &'static str| move |error: rustix::io::Errno| Failed::new(what.to_owned(), error.into());
-    let (temporary, ()) = parts::fresh(|name| symlinkat(target, &place.folder, name)).map_err(step("make the link"))?;
-    let owned = rustix::fs::chownat(&place.folder, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
+    let (temporary, ()) = parts::fresh(|name| symlinkat(target, &place.dir, name)).map_err(step("make the link"))?;
+    let owned = rustix::fs::chownat(&place.dir, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
     let renamed = owned.map_err(step("owner of the link")).and_then(|()| {
-        rustix::fs::renameat(&place.folder, &temporary, &place.folder, &place.name).map_err(step("rename the link"))
+        rustix::fs::renameat(&place.dir, &temporary, &place.dir, &place.name).map_err(step("rename the link"))
     });
     if renamed.is_err() {
-        let _ = rustix::fs::unlinkat(&place.folder, &temporary, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&place.dir, &temporary, AtFlags::empty());
     }
     renamed
 }

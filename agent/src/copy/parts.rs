@@ -21,7 +21,7 @@ pub(super) const MOST: usize = 64;
 /// One file. When it is dropped incomplete, nothing of it stays.
 #[derive(Debug)]
 struct Part {
-    folder: OwnedFd,
+    dir: OwnedFd,
     temporary: String,
     file: File,
     /// How much of it is there, from the beginning.
@@ -32,7 +32,7 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.renamed {
-            let _ = rustix::fs::unlinkat(&self.folder, &self.temporary, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.dir, &self.temporary, AtFlags::empty());
         }
     }
 }
@@ -74,7 +74,7 @@ impl Parts {
             let (number, part) = self.out(name, offset)?;
             (number, Some(part))
         };
-        let result = part.map_or_else(|| Part::new(place.folder), Ok).and_then(|mut part| {
+        let result = part.map_or_else(|| Part::new(place.dir), Ok).and_then(|mut part| {
             part.write(offset, data)?;
             if part.len == finish.size {
                 return part.finish(&place.name, finish).map(|()| None);
@@ -149,11 +149,11 @@ impl Parts {
 }
 
 impl Part {
-    fn new(folder: OwnedFd) -> std::result::Result<Self, Failed> {
+    fn new(dir: OwnedFd) -> std::result::Result<Self, Failed> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = fresh(|name| rustix::fs::openat(&folder, name, flags, Mode::RUSR | Mode::WUSR));
+        let made = fresh(|name| rustix::fs::openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
         let (temporary, file) = made.map_err(|error| Failed::new("make a temporary file".to_owned(), error.into()))?;
-        Ok(Self { folder, temporary, file: file.into(), len: 0, renamed: false })
+        Ok(Self { dir, temporary, file: file.into(), len: 0, renamed: false })
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Failed> {
@@ -169,7 +169,7 @@ impl Part {
         rustix::fs::fchown(&self.file, finish.owner.user, finish.owner.group).map_err(step("owner"))?;
         // After the owner, whose change takes bits away.
         rustix::fs::fchmod(&self.file, finish.mode).map_err(step("mode"))?;
-        rustix::fs::renameat(&self.folder, &self.temporary, &self.folder, name).map_err(step("rename"))?;
+        rustix::fs::renameat(&self.dir, &self.temporary, &self.dir, name).map_err(step("rename"))?;
         self.renamed = true;
         Ok(())
     }

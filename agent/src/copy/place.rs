@@ -1,6 +1,6 @@
-//! Where a file of the host may go: below one folder, and through no link.
+//! Where a file of the host may go: below one directory, and through no link.
 //!
-//! Other people write below that folder while we walk it: containers have parts
+//! Other people write below that directory while we walk it: containers have parts
 //! of it mounted. So every step starts from a descriptor and takes one name,
 //! and a name that is a link is an error, whenever it became one.
 
@@ -13,14 +13,14 @@ use rustix::io::Errno;
 
 use super::Failed;
 
-/// A name in a folder.
+/// A name in a directory.
 #[derive(Debug)]
 pub(super) struct Place {
-    pub(super) folder: OwnedFd,
+    pub(super) dir: OwnedFd,
     pub(super) name: String,
 }
 
-/// What folders that are missing on the way get.
+/// What directories that are missing on the way get.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Missing {
     pub(super) mode: Mode,
@@ -43,7 +43,7 @@ impl Owner {
     }
 }
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The names of `path` below `share`.
 ///
@@ -66,41 +66,41 @@ pub fn names<'a>(share: &Path, path: &'a str) -> std::result::Result<Vec<&'a str
     Ok(names)
 }
 
-/// Opens the folder of that name in a folder; never another one by a link.
-pub(super) fn folder(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+/// Opens the directory of that name in a directory; never another one by a link.
+pub(super) fn dir(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     let strict = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(parent, name, FOLDER, Mode::empty(), strict)
+    rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), strict)
 }
 
-/// Goes to the last of `names`, and makes the folders that are missing on the way.
+/// Goes to the last of `names`, and makes the directories that are missing on the way.
 pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result::Result<Place, Failed> {
     let step = |what: String| move |error: Errno| Failed::new(what, error.into());
     let [parents @ .., name] = names else {
         return Err(Failed::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
     };
-    std::fs::create_dir_all(share).map_err(|error| Failed::new("make the shared folder".to_owned(), error))?;
-    let mut at = rustix::fs::open(share, FOLDER | OFlags::NOFOLLOW, Mode::empty())
-        .map_err(step("open the shared folder".to_owned()))?;
+    std::fs::create_dir_all(share).map_err(|error| Failed::new("make the shared directory".to_owned(), error))?;
+    let mut at = rustix::fs::open(share, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(step("open the shared directory".to_owned()))?;
     for (index, parent) in parents.iter().enumerate() {
-        at = match folder(&at, parent) {
+        at = match dir(&at, parent) {
             Err(Errno::NOENT) => {
                 let is_last = index + 1 == parents.len();
                 let owner = if is_last { missing.owner } else { Owner::default() };
-                make(&at, parent, missing.mode, owner).map_err(step(format!("make the folder {parent:?}")))?
+                make(&at, parent, missing.mode, owner).map_err(step(format!("make the directory {parent:?}")))?
             }
-            opened => opened.map_err(step(format!("folder {parent:?}")))?,
+            opened => opened.map_err(step(format!("directory {parent:?}")))?,
         };
     }
-    Ok(Place { folder: at, name: (*name).to_owned() })
+    Ok(Place { dir: at, name: (*name).to_owned() })
 }
 
-/// Makes a folder, or takes the one that is there, and gives it mode and owner.
+/// Makes a directory, or takes the one that is there, and gives it mode and owner.
 pub(super) fn make(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error),
     }
-    let made = folder(parent, name)?;
+    let made = dir(parent, name)?;
     rustix::fs::fchown(&made, owner.user, owner.group)?;
     // After the owner, whose change takes bits away; and free of the umask.
     rustix::fs::fchmod(&made, mode)?;

@@ -9,27 +9,27 @@ use ttrpc::Code;
 use super::*;
 
 const FILE: u32 = 0o100_000;
-const FOLDER: u32 = 0o040_000;
+const DIRECTORY: u32 = 0o040_000;
 const LINK: u32 = 0o120_000;
 
 /// A guest's root with something in it that must not change.
 struct Root {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     share: PathBuf,
     copies: Copies,
 }
 
 impl Root {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let share = folder.path().join("shared/containers");
-        fs::create_dir(folder.path().join("outside")).unwrap();
-        fs::write(folder.path().join("outside/file"), "precious").unwrap();
-        Self { folder, share, copies: Copies::default() }
+        let dir = tempfile::tempdir().unwrap();
+        let share = dir.path().join("shared/containers");
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(dir.path().join("outside/file"), "precious").unwrap();
+        Self { dir, share, copies: Copies::default() }
     }
 
     fn outside(&self) -> PathBuf {
-        self.folder.path().join("outside")
+        self.dir.path().join("outside")
     }
 
     fn request(&self, name: &str, mode: u32, data: &[u8]) -> CopyFileRequest {
@@ -64,9 +64,9 @@ impl Root {
         fs::read_to_string(self.share.join(name)).unwrap()
     }
 
-    /// The names in a folder of the share.
-    fn names(&self, folder: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.share.join(folder)).unwrap();
+    /// The names in a directory of the share.
+    fn names(&self, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.share.join(dir)).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
@@ -123,11 +123,11 @@ fn names_that_are_alike_do_not_meet() {
 }
 
 #[test]
-fn folders_are_kept_and_links_replaced() {
+fn directories_are_kept_and_links_replaced() {
     let root = Root::new();
-    root.copy("d", FOLDER | 0o1777, b"").unwrap();
+    root.copy("d", DIRECTORY | 0o1777, b"").unwrap();
     root.copy("d/f", FILE | 0o600, b"x").unwrap();
-    root.copy("d", FOLDER | 0o700, b"").unwrap();
+    root.copy("d", DIRECTORY | 0o700, b"").unwrap();
     assert_eq!((mode(&root.share.join("d")), root.text("d/f")), (0o700, "x".to_owned()));
     root.copy("d/..data", LINK | 0o777, b"..2026_11_21").unwrap();
     root.copy("d/..data", LINK | 0o777, b"..2026_11_22").unwrap();
@@ -137,7 +137,7 @@ fn folders_are_kept_and_links_replaced() {
         assert_eq!(root.copy("l", LINK, target).unwrap_err().code, Code::INVALID_ARGUMENT);
     }
     // Neither becomes the other.
-    assert!(root.copy("d/f", FOLDER | 0o700, b"").unwrap_err().message.contains("make the folder"));
+    assert!(root.copy("d/f", DIRECTORY | 0o700, b"").unwrap_err().message.contains("make the directory"));
     assert!(root.copy("d", FILE | 0o600, b"x").unwrap_err().message.contains("rename"));
     assert!(root.copy("d", LINK, b"x").unwrap_err().message.contains("rename the link"));
     assert_eq!(root.names(""), ["d"], "nothing is left of what failed");
@@ -199,7 +199,7 @@ fn no_link_is_followed_wherever_it_is() {
     let root = Root::new();
     fs::create_dir_all(root.share.join("a/b")).unwrap();
     fs::create_dir_all(root.outside().join("b")).unwrap();
-    // In the place of each folder on the way, absolute and relative, to the outside and within.
+    // In the place of each directory on the way, absolute and relative, to the outside and within.
     let targets =
         [root.outside(), "../../outside".into(), "../../../outside".into(), ".".into(), "/proc/self/root".into()];
     for target in targets {
@@ -207,7 +207,7 @@ fn no_link_is_followed_wherever_it_is() {
             let link_at = root.share.join(at);
             fs::remove_dir_all(&link_at).unwrap();
             symlink(&target, &link_at).unwrap();
-            for (kind, data) in [(FILE, &b"x"[..]), (FOLDER, b""), (LINK, b"t")] {
+            for (kind, data) in [(FILE, &b"x"[..]), (DIRECTORY, b""), (LINK, b"t")] {
                 for name in ["a/b/file", "a/b/new", "a/b/c/d"] {
                     let error = root.copy(name, kind | 0o777, data).unwrap_err();
                     assert_eq!(error.code, Code::INTERNAL);
@@ -223,7 +223,7 @@ fn no_link_is_followed_wherever_it_is() {
     root.copy("a/b/file", FILE | 0o644, b"new").unwrap();
     assert!(fs::symlink_metadata(root.share.join("a/b/file")).unwrap().is_file());
     symlink(root.outside(), root.share.join("a/link")).unwrap();
-    assert!(root.copy("a/link", FOLDER | 0o777, b"").is_err());
+    assert!(root.copy("a/link", DIRECTORY | 0o777, b"").is_err());
     assert_untouched(&root);
 }
 
@@ -236,8 +236,8 @@ fn assert_untouched(root: &Root) {
     assert!(!root.outside().join("b").exists() || fs::read_dir(root.outside().join("b")).unwrap().next().is_none());
 }
 
-/// One thread swaps a folder for a link to the outside and back as fast as it
-/// can, while files go through that folder.
+/// One thread swaps a directory for a link to the outside and back as fast as it
+/// can, while files go through that directory.
 #[test]
 fn a_race_with_a_link_does_not_lead_outside() {
     let root = Arc::new(Root::new());
@@ -264,7 +264,7 @@ fn a_race_with_a_link_does_not_lead_outside() {
             ("way/deep/file", FILE, b"x"),
             ("way/b/file", FILE, b"x"),
             ("way/link", LINK, b"t"),
-            ("way/b", FOLDER, b""),
+            ("way/b", DIRECTORY, b""),
         ] {
             match root.copy(name, kind | 0o777, data) {
                 Ok(()) => went += 1,

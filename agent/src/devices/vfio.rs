@@ -55,14 +55,14 @@ pub(super) async fn take(hotplug: &Hotplug, paths: &Paths, functions: Vec<Addres
     Ok(nodes)
 }
 
-fn folder(sysfs: &Path, function: Address) -> PathBuf {
+fn dir(sysfs: &Path, function: Address) -> PathBuf {
     sysfs.join("bus/pci/devices").join(function.to_string())
 }
 
 /// The function's own VFIO device, `vfioN`. Without IOMMUFD the kernel lists it
 /// too, but it has no number and so no node.
 fn device_of(sysfs: &Path, function: Address) -> Option<String> {
-    let devices = fs::read_dir(folder(sysfs, function).join("vfio-dev")).ok()?;
+    let devices = fs::read_dir(dir(sysfs, function).join("vfio-dev")).ok()?;
     let device = devices.flatten().find(|device| device.path().join("dev").exists())?;
     Some(device.file_name().to_string_lossy().into_owned())
 }
@@ -71,7 +71,7 @@ fn device_of(sysfs: &Path, function: Address) -> Option<String> {
 fn group_of(sysfs: &Path, functions: &[Address]) -> Result<String> {
     let mut group: Option<(Address, String)> = None;
     for function in functions {
-        let link = fs::read_link(folder(sysfs, *function).join("iommu_group")).ok();
+        let link = fs::read_link(dir(sysfs, *function).join("iommu_group")).ok();
         let name = link.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
         let name = name.ok_or_else(|| {
             let hint = "the VM needs a virtual IOMMU, and the guest's kernel intel_iommu=on or its like";
@@ -90,15 +90,15 @@ fn group_of(sysfs: &Path, functions: &[Address]) -> Result<String> {
     group.map(|(_, name)| name).ok_or_else(|| Error::invalid("no function"))
 }
 
-fn driver(folder: &Path) -> Option<String> {
-    let target = fs::read_link(folder.join("driver")).ok()?;
+fn driver(dir: &Path) -> Option<String> {
+    let target = fs::read_link(dir.join("driver")).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Takes a function from its driver and gives it to vfio-pci. Blocks as long as the driver does.
 fn bind(sysfs: &Path, function: Address) -> Result<()> {
-    let folder = folder(sysfs, function);
-    if driver(&folder).as_deref() == Some(DRIVER) {
+    let dir = dir(sysfs, function);
+    if driver(&dir).as_deref() == Some(DRIVER) {
         return Ok(());
     }
     let write = |path: PathBuf, text: &str| {
@@ -106,12 +106,12 @@ fn bind(sysfs: &Path, function: Address) -> Result<()> {
             Error::internal(format!("{function}: cannot write {text:?} to {}: {error}", path.display()))
         })
     };
-    write(folder.join("driver_override"), DRIVER)?;
-    if folder.join("driver").exists() {
-        write(folder.join("driver/unbind"), &function.to_string())?;
+    write(dir.join("driver_override"), DRIVER)?;
+    if dir.join("driver").exists() {
+        write(dir.join("driver/unbind"), &function.to_string())?;
     }
     write(sysfs.join("bus/pci/drivers_probe"), &function.to_string())?;
-    match driver(&folder).as_deref() {
+    match driver(&dir).as_deref() {
         Some(DRIVER) => Ok(()),
         other => Err(Error::internal(format!(
             "{function} is driven by {} and not by {DRIVER}: the guest's kernel needs the module vfio-pci, loaded at boot",
@@ -206,7 +206,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let function = address("0000:01:00.0");
         assert_eq!(device_of(root.path(), function), None);
-        let device = folder(root.path(), function).join("vfio-dev/vfio3");
+        let device = dir(root.path(), function).join("vfio-dev/vfio3");
         fs::create_dir_all(&device).unwrap();
         assert_eq!(device_of(root.path(), function), None);
         fs::write(device.join("dev"), "511:3\n").unwrap();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use firstlight_boot_record::{Gpu, GpuPhase};
-use firstlight_cdi::{DeviceName, Folder, GPU_KIND, apply};
+use firstlight_cdi::{DeviceName, Directory, GPU_KIND, apply};
 use firstlight_pci::{Address, Kind};
 use oci_spec::runtime::Spec;
 use tokio::sync::watch;
@@ -71,21 +71,21 @@ impl Source {
             Self::Init(view) => Some(ready(view.clone(), wants, patience, &paths.sysfs).await?),
             Self::Files => None,
         };
-        let folder = Folder::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))?;
+        let dir = Directory::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))?;
         let granted: Vec<DeviceName> = match gpus {
             Some(gpus) => {
                 let opaque = wants.opaque().map(gpu_name);
-                gpus.iter().map(|gpu| name(gpu, &folder)).chain(opaque).collect()
+                gpus.iter().map(|gpu| name(gpu, &dir)).chain(opaque).collect()
             }
             None => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
         };
         // A grant that is nowhere is an error, also where the environment would not use it.
         for name in &granted {
-            folder.find(name).map_err(|error| Error::invalid(error.to_string()))?;
+            dir.find(name).map_err(|error| Error::invalid(error.to_string()))?;
         }
-        let (left, remarks) = narrow::narrow(granted, &wants.visible, &folder);
-        let files = wants.capabilities.devices().filter(|name| !wants.gpus.is_empty() && folder.has(name));
-        inject(spec, left.into_iter().chain(wants.others.iter().cloned()).chain(files), &folder, paths)?;
+        let (left, remarks) = narrow::narrow(granted, &wants.visible, &dir);
+        let files = wants.capabilities.devices().filter(|name| !wants.gpus.is_empty() && dir.has(name));
+        inject(spec, left.into_iter().chain(wants.others.iter().cloned()).chain(files), &dir, paths)?;
         Ok(wants.remarks.iter().cloned().chain(remarks).collect())
     }
 }
@@ -95,16 +95,16 @@ fn gpu_name(device: &str) -> DeviceName {
 }
 
 /// The name under which a GPU is in the files: its address if it has that name, else its index.
-fn name(gpu: &Gpu, folder: &Folder) -> DeviceName {
+fn name(gpu: &Gpu, dir: &Directory) -> DeviceName {
     let by_address = gpu_name(&gpu.pci.to_string());
-    if folder.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
+    if dir.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
 }
 
-fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, folder: &Folder, paths: &Paths) -> Result<()> {
+fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Directory, paths: &Paths) -> Result<()> {
     // A copy, so that an error half-way leaves the configuration as it was.
     let mut changed = spec.clone();
     for name in names {
-        let (whole, device) = folder.find(&name).map_err(|error| Error::invalid(error.to_string()))?;
+        let (whole, device) = dir.find(&name).map_err(|error| Error::invalid(error.to_string()))?;
         for edits in [&whole.container_edits, &device.container_edits] {
             apply(&mut changed, edits, &paths.root).map_err(|error| Error::internal(format!("{name}: {error}")))?;
         }

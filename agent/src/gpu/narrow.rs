@@ -4,7 +4,7 @@
 //! a name that the container's environment uses stands only if every node
 //! behind it is a node of the grant.
 
-use firstlight_cdi::{DeviceName, DeviceNode, Folder};
+use firstlight_cdi::{DeviceName, DeviceNode, Directory};
 
 use super::environment::VISIBLE;
 use super::{Visible, gpu_name};
@@ -13,14 +13,14 @@ use super::{Visible, gpu_name};
 /// each that it names and the container was not granted. Such a name is no
 /// error: images carry the variable from places where it meant something else,
 /// and a container that asks for too much is as safe as one that does not.
-pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, folder: &Folder) -> (Vec<DeviceName>, Vec<String>) {
+pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, dir: &Directory) -> (Vec<DeviceName>, Vec<String>) {
     let only = match visible {
         Visible::All => return (granted, Vec::new()),
         Visible::None => return (Vec::new(), Vec::new()),
         Visible::Only(only) => only,
     };
     let nodes = |name: &DeviceName| -> &[DeviceNode] {
-        folder.find(name).map_or(&[], |(_, device)| &device.container_edits.device_nodes)
+        dir.find(name).map_or(&[], |(_, device)| &device.container_edits.device_nodes)
     };
     let open: Vec<&DeviceNode> = granted.iter().flat_map(nodes).collect();
     let mut left: Vec<DeviceName> = Vec::new();
@@ -48,7 +48,7 @@ mod tests {
     use std::fs;
 
     /// Four GPUs with three names each, `all`, a pair, and one without a node.
-    fn folder() -> Folder {
+    fn dir() -> Directory {
         let root = tempfile::tempdir().unwrap();
         let node = |minor: u32| format!(r#"{{"path":"/dev/nvidia{minor}","type":"c","major":195,"minor":{minor}}}"#);
         let device = |name: &str, nodes: &[u32]| {
@@ -63,7 +63,7 @@ mod tests {
         }
         let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{}]}}"#, devices.join(","));
         fs::write(root.path().join("a.json"), text).unwrap();
-        Folder::read(root.path()).unwrap()
+        Directory::read(root.path()).unwrap()
     }
 
     fn visible(text: &str) -> Visible {
@@ -72,7 +72,7 @@ mod tests {
 
     fn left(granted: &[&str], text: &str) -> (Vec<String>, usize) {
         let granted = granted.iter().copied().map(gpu_name).collect();
-        let (names, remarks) = narrow(granted, &visible(text), &folder());
+        let (names, remarks) = narrow(granted, &visible(text), &dir());
         (names.into_iter().map(|name| name.device).collect(), remarks.len())
     }
 
@@ -103,7 +103,7 @@ mod tests {
         let devices = [device("0", &[1, 2, 3, 4]), device("0:0", &[1, 2]), device("0:1", &[3, 4])].join(",");
         let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
         fs::write(root.path().join("a.json"), text).unwrap();
-        let folder = Folder::read(root.path()).unwrap();
+        let dir = Directory::read(root.path()).unwrap();
         for (granted, asked, gets) in [
             ("0", "0:1", &["0:1"][..]),
             ("0:0", "0:0", &["0:0"]),
@@ -111,7 +111,7 @@ mod tests {
             ("0:0", "0", &[]),
             ("0", "0:2", &[]),
         ] {
-            let (left, _) = narrow(vec![gpu_name(granted)], &visible(asked), &folder);
+            let (left, _) = narrow(vec![gpu_name(granted)], &visible(asked), &dir);
             let left: Vec<&str> = left.iter().map(|name| name.device.as_str()).collect();
             assert_eq!(left, gets, "{asked} of {granted}");
         }
@@ -131,14 +131,14 @@ mod tests {
             granted in proptest::collection::vec(0usize..14, 0..4),
             words in "((0|1|2|3|all|pair|empty|none|void|GPU-[0-4]|0000:0[1-5]:00\\.0|[a-z]{1,3}),?){0,6}",
         ) {
-            let folder = folder();
+            let dir = dir();
             let all = ["all", "pair", "0", "1", "2", "3", "GPU-0", "GPU-1", "GPU-2", "GPU-3", "0000:01:00.0", "0000:02:00.0", "nothing", "empty"];
             let granted: Vec<DeviceName> = granted.into_iter().map(|at| gpu_name(all[at])).collect();
             let nodes = |names: &[DeviceName]| -> Vec<String> {
-                let devices = names.iter().filter_map(|name| folder.find(name).ok());
+                let devices = names.iter().filter_map(|name| dir.find(name).ok());
                 devices.flat_map(|(_, device)| &device.container_edits.device_nodes).map(|node| node.path.clone()).collect()
             };
-            let (left, _) = narrow(granted.clone(), &visible(&words), &folder);
+            let (left, _) = narrow(granted.clone(), &visible(&words), &dir);
             let open = nodes(&granted);
             prop_assert!(nodes(&left).iter().all(|node| open.contains(node)), "{:?} of {:?}", left, granted);
         }

@@ -251,10 +251,10 @@ mod tests {
     }
 
     fn plant(sysfs: &Path, path: &str, bus_behind: Option<&str>) {
-        let folder = sysfs.join("devices").join(path);
-        fs::create_dir_all(&folder).unwrap();
+        let dir = sysfs.join("devices").join(path);
+        fs::create_dir_all(&dir).unwrap();
         if let Some(bus) = bus_behind {
-            fs::create_dir_all(folder.join("pci_bus").join(bus)).unwrap();
+            fs::create_dir_all(dir.join("pci_bus").join(bus)).unwrap();
         }
     }
 

@@ -62,8 +62,8 @@ pub fn source(configuration: &[u8]) -> std::result::Result<String, String> {
 /// One line with the step: it is not below it, a link is on the way, or it is no regular file.
 fn tail(run: &Path, path: &str) -> std::result::Result<Vec<u8>, String> {
     let below = Path::new(path).strip_prefix(run).map_err(|_| format!("not below {}", run.display()))?;
-    let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let run = rustix::fs::open(run, folder, Mode::empty()).map_err(|error| format!("{}: {error}", run.display()))?;
+    let dir = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let run = rustix::fs::open(run, dir, Mode::empty()).map_err(|error| format!("{}: {error}", run.display()))?;
     let strict = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     // Only looked at: to open a device can do something, and to open a FIFO can take for ever.
     let seen: OwnedFd = rustix::fs::openat2(&run, below, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), strict)

@@ -29,9 +29,9 @@ struct Look {
     refused: Vec<String>,
 }
 
-/// The folders `PREFIX` + number below a folder, by number.
-fn numbered(folder: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+/// The directories `PREFIX` + number below a directory, by number.
+fn numbered(dir: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let number = |path: &Path| path.file_name()?.to_str()?.strip_prefix(prefix)?.parse().ok();
     let mut all: Vec<(u32, PathBuf)> =
         entries.filter_map(|entry| Some((number(&entry.path())?, entry.path()))).collect();
@@ -54,10 +54,10 @@ fn switch_on(part: &Path) -> std::io::Result<()> {
 
 /// Switches CPUs on until `wanted` are, and tells how many are.
 fn cpus(sysfs: &Path, wanted: u32) -> Look {
-    let folder = sysfs.join("devices/system/cpu");
-    let online = || count(&fs::read_to_string(folder.join("online")).unwrap_or_default());
+    let dir = sysfs.join("devices/system/cpu");
+    let online = || count(&fs::read_to_string(dir.join("online")).unwrap_or_default());
     let mut look = Look { online: online(), refused: Vec::new() };
-    for (number, cpu) in numbered(&folder, "cpu") {
+    for (number, cpu) in numbered(&dir, "cpu") {
         if look.online >= wanted {
             break;
         }

@@ -38,14 +38,14 @@ mod tests {
     #[test]
     fn addresses_are_written_as_the_kernel_wants_them() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("devices/system/memory");
-        std::fs::create_dir_all(&folder).unwrap();
+        let dir = root.path().join("devices/system/memory");
+        std::fs::create_dir_all(&dir).unwrap();
         let error = probe(root.path(), &[0x4000_0000]).unwrap_err().message;
         assert!(error.contains("0x40000000") && error.contains("by itself"), "{error}");
-        assert!(!folder.join("probe").exists());
-        std::fs::write(folder.join("probe"), "").unwrap();
+        assert!(!dir.join("probe").exists());
+        std::fs::write(dir.join("probe"), "").unwrap();
         probe(root.path(), &[0xABC0_0000]).unwrap();
-        assert_eq!(std::fs::read_to_string(folder.join("probe")).unwrap(), "0xABC00000");
+        assert_eq!(std::fs::read_to_string(dir.join("probe")).unwrap(), "0xABC00000");
         probe(Path::new("/nonexistent"), &[]).unwrap();
     }
 }

@@ -14,9 +14,9 @@ pub(super) struct Disk {
     pub(super) number: Number,
 }
 
-/// Names in a folder that begin so, sorted; none if there is no such folder.
-pub(super) fn names(folder: &Path, prefix: &str) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+/// Names in a directory that begin so, sorted; none if there is no such directory.
+pub(super) fn names(dir: &Path, prefix: &str) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = names.filter(|name| name.starts_with(prefix)).collect();
     names.sort();
@@ -57,8 +57,8 @@ fn namespace(name: &str) -> Option<String> {
 pub(super) fn driver(function: &Path) -> String {
     let id = |name: &str| fs::read_to_string(function.join(name)).unwrap_or_default();
     let id = |name: &str| id(name).trim().trim_start_matches("0x").to_owned();
-    let link = |folder: &Path| {
-        let target = fs::read_link(folder.join("driver")).ok()?;
+    let link = |dir: &Path| {
+        let target = fs::read_link(dir.join("driver")).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     };
     let virtio = names(function, "virtio").first().map(|name| link(&function.join(name)));

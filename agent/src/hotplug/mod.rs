@@ -60,13 +60,13 @@ impl Hotplug {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, folder } = match place.find(&at.sysfs) {
+            let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
-            match block::behind(&at.sysfs, &folder).as_slice() {
+            match block::behind(&at.sysfs, &dir).as_slice() {
                 [] => {
-                    let driver = block::driver(&folder);
+                    let driver = block::driver(&dir);
                     Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no disk")))
                 }
                 [disk] => Ok(at.usable(disk)),
@@ -124,17 +124,17 @@ impl Hotplug {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, folder } = match place.find(&at.sysfs) {
+            let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
-            let mut found = block::names(&folder.join("net"), "");
-            for virtio in block::names(&folder, "virtio") {
-                found.extend(block::names(&folder.join(virtio).join("net"), ""));
+            let mut found = block::names(&dir.join("net"), "");
+            for virtio in block::names(&dir, "virtio") {
+                found.extend(block::names(&dir.join(virtio).join("net"), ""));
             }
             match found.as_slice() {
                 [] => {
-                    let driver = block::driver(&folder);
+                    let driver = block::driver(&dir);
                     Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no interface")))
                 }
                 [name] => Ok(Look::Found(name.clone())),

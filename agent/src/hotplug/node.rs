@@ -16,7 +16,7 @@ pub struct Number {
 }
 
 impl Number {
-    /// The number in the file `dev` of a device's folder, e.g. `254:0`.
+    /// The number in the file `dev` of a device's directory, e.g. `254:0`.
     #[must_use]
     pub fn of(device: &Path) -> Option<Self> {
         let text = fs::read_to_string(device.join("dev")).ok()?;
@@ -28,7 +28,7 @@ impl Number {
 /// Says what keeps a block device's node from being used; nothing if it can be.
 pub(super) type Check = fn(&Path, Number) -> Result<(), String>;
 
-/// The kernel makes the node and the folder in sysfs shortly before the device
+/// The kernel makes the node and the directory in sysfs shortly before the device
 /// can be opened, and tells of it after that: so it is opened once. Blocks
 /// while the kernel reads the partition table.
 pub(super) fn can_be_used(node: &Path, number: Number) -> Result<(), String> {
@@ -55,18 +55,18 @@ mod tests {
 
     #[test]
     fn numbers_are_read_and_nonsense_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Number::of(folder.path()), None);
-        fs::write(folder.path().join("dev"), "254:16\n").unwrap();
-        assert_eq!(Number::of(folder.path()), Some(Number { major: 254, minor: 16 }));
-        fs::write(folder.path().join("dev"), "254\n").unwrap();
-        assert_eq!(Number::of(folder.path()), None);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Number::of(dir.path()), None);
+        fs::write(dir.path().join("dev"), "254:16\n").unwrap();
+        assert_eq!(Number::of(dir.path()), Some(Number { major: 254, minor: 16 }));
+        fs::write(dir.path().join("dev"), "254\n").unwrap();
+        assert_eq!(Number::of(dir.path()), None);
     }
 
     #[test]
     fn what_is_no_block_device_or_not_there_is_not_used() {
-        let folder = tempfile::tempdir().unwrap();
-        let node = folder.path().join("vda");
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("vda");
         let number = Number { major: 254, minor: 0 };
         assert!(can_be_used(&node, number).unwrap_err().contains("cannot be opened"));
         fs::write(&node, "").unwrap();

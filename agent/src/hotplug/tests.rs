@@ -23,18 +23,18 @@ impl Tree {
         hotplug
     }
 
-    fn folder(&self, path: &str) -> PathBuf {
-        let folder = self.0.path().join("sys").join(path);
-        fs::create_dir_all(&folder).unwrap();
-        folder
+    fn dir(&self, path: &str) -> PathBuf {
+        let dir = self.0.path().join("sys").join(path);
+        fs::create_dir_all(&dir).unwrap();
+        dir
     }
 
-    /// A disk at that folder, with its node.
-    fn disk(&self, folder: &str, name: &str, number: &str) {
-        let folder = self.folder(folder).join(name);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("dev"), format!("{number}\n")).unwrap();
-        symlink(folder, self.folder("class/block").join(name)).unwrap();
+    /// A disk at that directory, with its node.
+    fn disk(&self, dir: &str, name: &str, number: &str) {
+        let dir = self.dir(dir).join(name);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), format!("{number}\n")).unwrap();
+        symlink(dir, self.dir("class/block").join(name)).unwrap();
         self.node(name, number);
     }
 
@@ -46,9 +46,9 @@ impl Tree {
     /// The root port 02 with bus 1 behind it, and a function there.
     fn function(&self, slot: &str) -> String {
         let bridge = "devices/pci0000:00/0000:00:02.0";
-        self.folder(&format!("{bridge}/pci_bus/0000:01"));
+        self.dir(&format!("{bridge}/pci_bus/0000:01"));
         let function = format!("{bridge}/0000:01:{slot}.0");
-        self.folder(&function);
+        self.dir(&function);
         function
     }
 }
@@ -65,12 +65,12 @@ fn disks_that_are_there_are_found_by_place_address_and_node() {
     let nvme = tree.function("01");
     tree.disk(&format!("{nvme}/nvme/nvme0"), "nvme0n1", "259:1");
     let shown = tree.function("02");
-    tree.folder(&format!("{shown}/nvme/nvme1/nvme1c1n1"));
+    tree.dir(&format!("{shown}/nvme/nvme1/nvme1c1n1"));
     tree.disk("devices/virtual/nvme-subsystem/nvme-subsys1", "nvme1n1", "259:2");
     let scsi = "devices/x/host2/target2:0:0/2:0:0:1";
     tree.disk(&format!("{scsi}/block"), "sdb", "8:16");
-    let device = tree.folder("class/scsi_device/2:0:0:1");
-    symlink(tree.folder(scsi), device.join("device")).unwrap();
+    let device = tree.dir("class/scsi_device/2:0:0:1");
+    symlink(tree.dir(scsi), device.join("device")).unwrap();
     tree.disk("devices/x/pmem", "pmem0", "259:9");
     let hotplug = tree.hotplug();
     let dev = |name: &str| tree.0.path().join("dev").join(name);
@@ -88,8 +88,8 @@ fn disks_that_are_there_are_found_by_place_address_and_node() {
 fn interfaces_are_found_with_and_without_virtio() {
     let tree = Tree::new();
     let (virtio, other) = (tree.function("00"), tree.function("01"));
-    tree.folder(&format!("{virtio}/virtio3/net/eth0"));
-    tree.folder(&format!("{other}/net/ens1"));
+    tree.dir(&format!("{virtio}/virtio3/net/eth0"));
+    tree.dir(&format!("{other}/net/ens1"));
     let hotplug = tree.hotplug();
     run(async {
         assert_eq!(hotplug.net_by_pci("02/00").await.unwrap(), "eth0");
@@ -101,10 +101,10 @@ fn interfaces_are_found_with_and_without_virtio() {
 fn what_does_not_come_is_an_error_with_place_progress_time_and_advice() {
     let tree = Tree::new();
     let function = tree.function("00");
-    fs::write(tree.folder(&function).join("vendor"), "0x1af4\n").unwrap();
-    fs::write(tree.folder(&function).join("device"), "0x1042\n").unwrap();
-    symlink("../drivers/virtio-pci", tree.folder(&function).join("driver")).unwrap();
-    tree.folder(&format!("{function}/virtio5"));
+    fs::write(tree.dir(&function).join("vendor"), "0x1af4\n").unwrap();
+    fs::write(tree.dir(&function).join("device"), "0x1042\n").unwrap();
+    symlink("../drivers/virtio-pci", tree.dir(&function).join("driver")).unwrap();
+    tree.dir(&format!("{function}/virtio5"));
     let hotplug = tree.hotplug();
     run(async {
         let error = hotplug.block_by_pci("02/03").await.unwrap_err().message;
@@ -125,7 +125,7 @@ fn what_does_not_come_is_an_error_with_place_progress_time_and_advice() {
 }
 
 #[test]
-fn a_folder_without_its_node_is_waited_for_and_the_node_of_another_device_too() {
+fn a_directory_without_its_node_is_waited_for_and_the_node_of_another_device_too() {
     let tree = Tree::new();
     let function = tree.function("00");
     tree.disk(&format!("{function}/virtio5/block"), "vda", "254:0");
@@ -151,7 +151,7 @@ fn several_disks_at_one_place_are_refused_at_once() {
 #[test]
 fn a_host_is_told_once_where_to_look() {
     let tree = Tree::new();
-    let host = tree.folder("class/scsi_host/host2");
+    let host = tree.dir("class/scsi_host/host2");
     fs::write(host.join("scan"), "").unwrap();
     let error = run(tree.hotplug().block_by_scsi("3:7")).unwrap_err().message;
     assert!(error.contains("host2 looked for it"), "{error}");

@@ -9,7 +9,7 @@ use super::tool::{Tool, run};
 use crate::error::{Error, Result};
 
 /// Where programs of this kind are.
-const FOLDERS: &[&str] = &["usr/sbin", "sbin", "usr/bin", "usr/local/sbin"];
+const DIRECTORIES: &[&str] = &["usr/sbin", "sbin", "usr/bin", "usr/local/sbin"];
 
 /// Which of them are taken, best first: those of nftables work on every kernel
 /// of today; the plain name is whatever the image's makers chose.
@@ -25,8 +25,7 @@ const MOST: usize = 3 << 20;
 fn find(root: &Path, is_ipv6: bool, job: &str) -> Result<PathBuf> {
     let family = if is_ipv6 { "ip6tables" } else { "iptables" };
     let names = KINDS.iter().map(|kind| format!("{family}{kind}-{job}"));
-    let all: Vec<String> =
-        names.flat_map(|name| FOLDERS.iter().map(move |folder| format!("{folder}/{name}"))).collect();
+    let all: Vec<String> = names.flat_map(|name| DIRECTORIES.iter().map(move |dir| format!("{dir}/{name}"))).collect();
     let found = all.iter().map(|path| root.join(path)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let message = format!(

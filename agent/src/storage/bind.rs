@@ -11,7 +11,7 @@ use crate::error::Result;
 
 pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     let source = place::existing(Path::new(&job.storage.source)).map_err(|error| error.during("source"))?;
-    let kind = if place::kind(&source)? == FileType::Directory { Kind::Folder } else { Kind::File };
+    let kind = if place::kind(&source)? == FileType::Directory { Kind::Directory } else { Kind::File };
     let bound = Detached::bind(&source, &job.options)?;
     group::give(&bound, job)?;
     let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), kind)?;

@@ -61,7 +61,7 @@ fn attach(job: &Job<'_>, device: &Path) -> Result<Mounted> {
     }
     let mount = filesystem(&job.storage.fstype, device, &job.options)?;
     group::give(&mount, job)?;
-    mount.attach(run, Place::make(run, target, Kind::Folder)?, &job.options)
+    mount.attach(run, Place::make(run, target, Kind::Directory)?, &job.options)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn failed(group: u32) -> impl Fn(Errno) -> Error {
     move |error| Error::internal(format!("cannot give it to group {group}: {error}"))
 }
 
-/// The permissions that a member of the group gets: what is in a folder belongs to the group as well.
+/// The permissions that a member of the group gets: what is in a directory belongs to the group as well.
 fn permissions(kind: FileType, mode: u32) -> Option<Mode> {
     let more = match kind {
         FileType::Directory => 0o2770,
@@ -80,8 +80,8 @@ fn matches(root: BorrowedFd<'_>, group: u32) -> rustix::io::Result<bool> {
     Ok(found.st_gid == group && wanted.is_none_or(|mode| mode.as_raw_mode() == found.st_mode & 0o7777))
 }
 
-fn open(folder: BorrowedFd<'_>, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat2(folder, name, flags | OFlags::CLOEXEC, Mode::empty(), STEP)
+fn open(dir: BorrowedFd<'_>, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC, Mode::empty(), STEP)
 }
 
 /// Changes a tree; the root last, so that a walk that was cut short is walked again.
@@ -94,10 +94,10 @@ fn whole(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
     let kind = FileType::from_raw_mode(found.st_mode);
     if kind == FileType::Directory {
         let top = rustix::fs::openat(root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let mut open_folders = vec![Dir::new(top.map_err(&failed)?).map_err(&failed)?];
-        while let Some(folder) = open_folders.last_mut() {
-            let Some(entry) = folder.read() else {
-                open_folders.pop();
+        let mut open_directories = vec![Dir::new(top.map_err(&failed)?).map_err(&failed)?];
+        while let Some(dir) = open_directories.last_mut() {
+            let Some(entry) = dir.read() else {
+                open_directories.pop();
                 continue;
             };
             let entry = entry.map_err(&failed)?;
@@ -105,22 +105,22 @@ fn whole(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            if let Some(inner) = entered(folder, name, group).map_err(&failed)? {
-                if open_folders.len() >= DEEPEST {
+            if let Some(inner) = entered(dir, name, group).map_err(&failed)? {
+                if open_directories.len() >= DEEPEST {
                     return Err(Error::internal(format!(
-                        "cannot give it to group {group}: deeper than {DEEPEST} folders"
+                        "cannot give it to group {group}: deeper than {DEEPEST} directories"
                     )));
                 }
-                open_folders.push(inner);
+                open_directories.push(inner);
             }
         }
     }
     one(root, group, kind, found.st_mode).map_err(&failed)
 }
 
-/// Changes an entry of a folder; opens it if it is a folder itself.
-fn entered(folder: &Dir, name: &std::ffi::CStr, group: u32) -> rustix::io::Result<Option<Dir>> {
-    let at = folder.fd()?;
+/// Changes an entry of a directory; opens it if it is a directory itself.
+fn entered(dir: &Dir, name: &std::ffi::CStr, group: u32) -> rustix::io::Result<Option<Dir>> {
+    let at = dir.fd()?;
     // Links are changed themselves; what vanishes meanwhile needs no group.
     let entry = match open(at, name, OFlags::PATH) {
         Ok(entry) => entry,
@@ -167,7 +167,7 @@ mod tests {
         fs::write(root.path().join("a/b/file"), "x").unwrap();
         fs::set_permissions(root.path().join("a/b/file"), fs::Permissions::from_mode(0o604)).unwrap();
         symlink(&secret, root.path().join("a/link")).unwrap();
-        symlink(outside.path(), root.path().join("a/b/folder")).unwrap();
+        symlink(outside.path(), root.path().join("a/b/directory")).unwrap();
 
         whole(File::open(root.path()).unwrap().as_fd(), group, true).unwrap();
         assert_eq!(mode(&root.path().join("a/b/file")), 0o664);

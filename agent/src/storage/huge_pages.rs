@@ -52,10 +52,10 @@ impl HugePages {
         };
         let (page, all) = (size("pagesize")?, size("size")?);
         let pages = all.div_ceil(page);
-        let folder = sysfs.join("kernel/mm/hugepages");
-        let file = folder.join(format!("hugepages-{}kB", page >> 10)).join("nr_hugepages");
+        let dir = sysfs.join("kernel/mm/hugepages");
+        let file = dir.join(format!("hugepages-{}kB", page >> 10)).join("nr_hugepages");
         if !file.exists() {
-            let sizes = fs::read_dir(&folder).into_iter().flatten().flatten();
+            let sizes = fs::read_dir(&dir).into_iter().flatten().flatten();
             let mut sizes: Vec<String> = sizes.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
             sizes.sort();
             let message = format!("the guest has no huge pages of {page} bytes; it has [{}]", sizes.join(", "));
@@ -98,9 +98,9 @@ mod tests {
     #[test]
     fn pages_are_added_to_what_is_there_and_given_back() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("kernel/mm/hugepages/hugepages-2048kB");
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("nr_hugepages");
+        let dir = root.path().join("kernel/mm/hugepages/hugepages-2048kB");
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("nr_hugepages");
         fs::write(&file, "3\n").unwrap();
         let first = HugePages::add(root.path(), &options("pagesize=2097152,size=8388608")).unwrap();
         let second = HugePages::add(root.path(), &options("pagesize=2M,size=3M")).unwrap();

@@ -21,8 +21,8 @@ pub(super) const NAME: &str = "erofs.multi-layer";
 const MEMBER: &str = "X-kata.multi-layer=true";
 const UPPER: &str = "X-kata.overlay-upper";
 const LOWER: &str = "X-kata.overlay-lower";
-/// Asks for a folder: `{{ mount 0 }}/path[:mode]`.
-const MAKE_FOLDER: &str = "X-kata.mkdir.path=";
+/// Asks for a directory: `{{ mount 0 }}/path[:mode]`.
+const MAKE_DIRECTORY: &str = "X-kata.mkdir.path=";
 /// What stands for the disk that is written to.
 const DISK: &str = "{{ mount 0 }}";
 /// What stands for the topmost image.
@@ -86,13 +86,13 @@ fn mount(layer: &Storage, device: &Path, paths: &Paths, readonly: bool) -> Resul
     let kind = if layer.fstype.is_empty() && readonly { "erofs" } else { &layer.fstype };
     let at = scratch::fresh(&paths.run, if readonly { "lower" } else { "upper" });
     let mount = block::filesystem(kind, device, &options)?;
-    let mount = mount.attach(&paths.run, Place::make(&paths.run, &at, Kind::Folder)?, &options)?;
+    let mount = mount.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
     Ok((mount, at))
 }
 
-/// Makes the folders that an option asks for.
-fn folder(text: &str, disk: &Path, image: &Path) -> Result<()> {
-    let wrong = || Error::invalid(format!("option {MAKE_FOLDER}{text}: is no {DISK}/path[:mode]"));
+/// Makes the directories that an option asks for.
+fn dir(text: &str, disk: &Path, image: &Path) -> Result<()> {
+    let wrong = || Error::invalid(format!("option {MAKE_DIRECTORY}{text}: is no {DISK}/path[:mode]"));
     let (path, mode) = text.rsplit_once(':').map_or((text, None), |(path, mode)| (path, Some(mode)));
     let inside = |mount: &str| path.strip_prefix(mount).and_then(|rest| rest.strip_prefix('/'));
     if let Some(path) = inside(IMAGE) {
@@ -124,8 +124,8 @@ pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<
     }
     let top = layers.lower.first().cloned().unwrap_or_default();
     for mark in Options::of(&group.upper.options)?.marks {
-        if let Some(text) = mark.strip_prefix(MAKE_FOLDER) {
-            folder(text, &written, &top)?;
+        if let Some(text) = mark.strip_prefix(MAKE_DIRECTORY) {
+            dir(text, &written, &top)?;
         }
     }
     for name in ["upper", "work"] {
@@ -161,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_on_the_disk_alone() {
+    fn directories_are_made_on_the_disk_alone() {
         let (disk, image) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        folder("{{ mount 0 }}/upper/x:0700", disk.path(), image.path()).unwrap();
+        dir("{{ mount 0 }}/upper/x:0700", disk.path(), image.path()).unwrap();
         assert!(disk.path().join("upper/x").is_dir());
         for wrong in ["/etc/x", "{{ mount 0 }}/../x", "{{ mount 0 }}", "{{ mount 1 }}/missing", "{{ mount 0 }}/x:9"] {
-            folder(wrong, disk.path(), image.path()).unwrap_err();
+            dir(wrong, disk.path(), image.path()).unwrap_err();
         }
         assert_eq!(std::fs::read_dir(image.path()).unwrap().count(), 0);
     }

@@ -15,7 +15,7 @@ pub enum Part {
     Mount(Mounted),
     /// Huge pages that the kernel set aside.
     Pages(HugePages),
-    /// A folder in memory.
+    /// A directory in memory.
     Scratch(Scratch),
     /// A copy that follows its source.
     Watch(Watcher),

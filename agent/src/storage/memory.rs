@@ -26,7 +26,7 @@ pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     let source = if job.storage.source.is_empty() { kind } else { &job.storage.source };
     let memory = Detached::filesystem(kind, Some(source), &job.options)?;
     group::give(&memory, job)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Folder)?;
+    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
     made.add(Part::Mount(memory.attach(&job.paths.run, place, &job.options)?));
     Ok(made)
 }

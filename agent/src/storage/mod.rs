@@ -8,7 +8,7 @@
 mod bind;
 mod block;
 mod device;
-mod folder;
+mod dir;
 mod group;
 mod huge_pages;
 mod layers;
@@ -90,7 +90,7 @@ const DRIVERS: &[Driver] = &[
     driver("virtio-fs", Source::Given, share::make),
     driver("overlayfs", Source::Given, overlay::make),
     driver("ephemeral", Source::Given, memory::make),
-    driver("local", Source::Given, folder::make),
+    driver("local", Source::Given, dir::make),
     driver("bind", Source::Given, bind::make),
     driver("watchable-bind", Source::Given, watch::make),
     // Several storages at once: see the table.

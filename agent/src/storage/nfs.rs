@@ -1,4 +1,4 @@
-//! `nfs`: a folder of a file server, mounted by the guest itself.
+//! `nfs`: a directory of a file server, mounted by the guest itself.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     }
     let share = Detached::filesystem(kind, Some(&job.storage.source), &options)?;
     group::give(&share, job)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Folder)?;
+    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
     Ok(share.attach(&job.paths.run, place, &job.options)?.into())
 }
 

@@ -111,7 +111,7 @@ pub struct Options {
     pub data: Vec<(String, Option<String>)>,
     /// `fsgid=N`: the group that shall own the root.
     pub group: Option<u32>,
-    /// `mode=N`, for folders; a file system gets it as data as well.
+    /// `mode=N`, for directories; a file system gets it as data as well.
     pub mode: Option<u32>,
     /// What is said to the agent alone.
     pub marks: Vec<String>,

@@ -1,4 +1,4 @@
-//! `overlayfs`: folders on top of each other.
+//! `overlayfs`: directories on top of each other.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use super::{Job, Made, Part};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// Asks for a folder, of a driver's options.
-const CREATE_FOLDER: &str = "io.katacontainers.volume.overlayfs.create_directory=";
+/// Asks for a directory, of a driver's options.
+const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
 
 /// Asks for a layer that can be written to, in memory.
 const WRITABLE: &str = "io.katacontainers.fs-opt.overlay-rw";
@@ -24,7 +24,7 @@ const MOST_LAYERS: usize = 500;
 #[derive(Debug, Default)]
 pub(super) struct Layers<T = PathBuf> {
     pub(super) lower: Vec<T>,
-    /// The layer that is written to, and the kernel's own folder beside it.
+    /// The layer that is written to, and the kernel's own directory beside it.
     pub(super) upper: Option<(T, T)>,
 }
 
@@ -95,7 +95,7 @@ impl Layers {
             }
             result => result?,
         };
-        mount.attach(&paths.run, Place::make(&paths.run, target, Kind::Folder)?, options)
+        mount.attach(&paths.run, Place::make(&paths.run, target, Kind::Directory)?, options)
     }
 }
 
@@ -104,7 +104,7 @@ fn writable(paths: &Paths) -> Result<(Mounted, PathBuf, PathBuf)> {
     let options = Options::of(&["mode=0755".to_owned()])?;
     let at = scratch::fresh(&paths.run, "overlay");
     let memory = Detached::filesystem("tmpfs", Some("overlay-rw"), &options)?;
-    let memory = memory.attach(&paths.run, Place::make(&paths.run, &at, Kind::Folder)?, &options)?;
+    let memory = memory.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
     let (upper, work) = (at.join("upper"), at.join("work"));
     drop((scratch::inside(&at, "upper")?, scratch::inside(&at, "work")?));
     Ok((memory, upper, work))
@@ -112,9 +112,9 @@ fn writable(paths: &Paths) -> Result<(Mounted, PathBuf, PathBuf)> {
 
 pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     let mut made = Made::default();
-    let folders = job.storage.driver_options.iter().filter_map(|option| option.strip_prefix(CREATE_FOLDER));
-    for folder in folders {
-        if let Some(scratch) = Scratch::make(&job.paths.run, Path::new(folder))? {
+    let dirs = job.storage.driver_options.iter().filter_map(|option| option.strip_prefix(CREATE_DIRECTORY));
+    for dir in dirs {
+        if let Some(scratch) = Scratch::make(&job.paths.run, Path::new(dir))? {
             made.add(Part::Scratch(scratch));
         }
     }

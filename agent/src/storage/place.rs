@@ -22,8 +22,8 @@ const STEP: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS
 /// What something is mounted on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A folder.
-    Folder,
+    /// A directory.
+    Directory,
     /// A file: sockets, device nodes and files are bound on one.
     File,
 }
@@ -55,8 +55,8 @@ fn parts<'a>(trusted: &Path, path: &'a Path) -> Result<Vec<&'a OsStr>> {
         .collect();
     match parts {
         None => refuse("has '..' in it".to_owned()),
-        Some(parts) if parts.is_empty() => refuse("is the agent's own folder".to_owned()),
-        Some(parts) if parts.len() > DEEPEST => refuse(format!("is deeper than {DEEPEST} folders")),
+        Some(parts) if parts.is_empty() => refuse("is the agent's own directory".to_owned()),
+        Some(parts) if parts.len() > DEEPEST => refuse(format!("is deeper than {DEEPEST} directories")),
         Some(parts) => Ok(parts),
     }
 }
@@ -66,19 +66,19 @@ fn blocked(path: &Path, part: &OsStr, error: Errno) -> Error {
     let part = part.display();
     let why = match error {
         Errno::LOOP => format!("{part:?} is a symbolic link, which the agent does not follow"),
-        Errno::NOTDIR => format!("{part:?} is no folder"),
+        Errno::NOTDIR => format!("{part:?} is no directory"),
         Errno::NOENT => format!("there is no {part:?}"),
         error => format!("at {part:?}: {error}"),
     };
     Error::internal(format!("{}: {why}", path.display()))
 }
 
-fn step(folder: BorrowedFd<'_>, part: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat2(folder, part, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), STEP)
+fn step(dir: BorrowedFd<'_>, part: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat2(dir, part, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), STEP)
 }
 
-/// Opens a folder, and makes it if it is missing; whether it did.
-fn folder(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bool)> {
+/// Opens a directory, and makes it if it is missing; whether it did.
+fn dir(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bool)> {
     match step(parent, part, OFlags::DIRECTORY) {
         Err(Errno::NOENT) => {
             let made = match rustix::fs::mkdirat(parent, part, Mode::from_raw_mode(0o755)) {
@@ -108,7 +108,7 @@ fn file(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bo
     }
 }
 
-/// The folder above `path` and the path's last part; missing folders are made if `make`.
+/// The directory above `path` and the path's last part; missing directories are made if `make`.
 fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'a OsStr)> {
     let all = parts(trusted, path)?;
     let cannot = |error: &dyn std::fmt::Display| Error::internal(format!("cannot open {}: {error}", trusted.display()));
@@ -120,7 +120,7 @@ fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'
     let (last, above) = all.split_last().ok_or_else(|| Error::invalid("no path"))?;
     for part in above {
         let next =
-            if make { folder(at.as_fd(), part).map(|(fd, _)| fd) } else { step(at.as_fd(), part, OFlags::DIRECTORY) };
+            if make { dir(at.as_fd(), part).map(|(fd, _)| fd) } else { step(at.as_fd(), part, OFlags::DIRECTORY) };
         at = next.map_err(|error| blocked(path, part, error))?;
     }
     Ok((at, last))
@@ -135,7 +135,7 @@ impl Place {
     pub fn make(trusted: &Path, path: &Path, kind: Kind) -> Result<Self> {
         let (above, last) = parent(trusted, path, true)?;
         let made = match kind {
-            Kind::Folder => folder(above.as_fd(), last),
+            Kind::Directory => dir(above.as_fd(), last),
             Kind::File => file(above.as_fd(), last),
         };
         let (fd, made) = made.map_err(|error| blocked(path, last, error))?;
@@ -150,7 +150,7 @@ impl Place {
 
     /// Takes away what was made to mount on, if it is empty. Whatever was there before stays.
     pub fn remove(trusted: &Path, path: &Path, kind: Kind) {
-        let flags = if kind == Kind::Folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let flags = if kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         if let Ok((above, last)) = parent(trusted, path, false) {
             let _ = rustix::fs::unlinkat(&above, last, flags);
         }
@@ -177,7 +177,7 @@ pub fn existing(path: &Path) -> Result<OwnedFd> {
     open_below(Path::new("/"), path, OFlags::PATH)
 }
 
-/// The folder above something below `trusted`, and its name there: what is done
+/// The directory above something below `trusted`, and its name there: what is done
 /// by these two no later change of the tree redirects.
 ///
 /// # Errors
@@ -186,12 +186,12 @@ pub fn above<'a>(trusted: &Path, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)>
     parent(trusted, path, false)
 }
 
-/// Something in a folder, which is not followed if it is a link.
+/// Something in a directory, which is not followed if it is a link.
 ///
 /// # Errors
 /// The kernel's.
-pub fn in_folder(folder: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    step(folder.as_fd(), name, OFlags::empty())
+pub fn in_directory(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    step(dir.as_fd(), name, OFlags::empty())
 }
 
 /// Something below `trusted`, opened with `flags`, reached without following a link.
@@ -229,7 +229,7 @@ mod tests {
     fn missing_parts_are_made_and_only_they_are_taken_away() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/c");
-        let place = Place::make(root.path(), &path, Kind::Folder).unwrap();
+        let place = Place::make(root.path(), &path, Kind::Directory).unwrap();
         assert!(path.is_dir());
         let (at, kind, made) = place.into_parts();
         assert!(made);
@@ -238,7 +238,7 @@ mod tests {
         let path = root.path().join("a/file");
         assert!(Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
         assert!(!Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
-        assert!(Place::make(root.path(), &path, Kind::Folder).unwrap_err().to_string().contains("no folder"));
+        assert!(Place::make(root.path(), &path, Kind::Directory).unwrap_err().to_string().contains("no directory"));
     }
 
     #[test]
@@ -249,11 +249,11 @@ mod tests {
             fs::create_dir_all(at.parent().unwrap()).unwrap();
             symlink(outside.path(), &at).unwrap();
             let path = root.path().join("a/b/c/d");
-            for kind in [Kind::Folder, Kind::File] {
+            for kind in [Kind::Directory, Kind::File] {
                 let error = Place::make(root.path(), &path, kind).unwrap_err().to_string();
                 let name = Path::new(link).file_name().unwrap().to_str().unwrap();
                 let named = error.contains(&format!("{name:?} is a symbolic link"))
-                    || error.contains(&format!("{name:?} is no folder"));
+                    || error.contains(&format!("{name:?} is no directory"));
                 assert!(named, "{link}: {error}");
             }
             assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "{link}");
@@ -269,15 +269,15 @@ mod tests {
             (Path::new("relative"), "absolute"),
             (Path::new("/etc"), "not below"),
             (&inside, "'..'"),
-            (root.path(), "own folder"),
+            (root.path(), "own directory"),
         ] {
-            let error = Place::make(root.path(), path, Kind::Folder).unwrap_err().to_string();
+            let error = Place::make(root.path(), path, Kind::Directory).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
         let long = root.path().join("d".repeat(5000));
-        assert!(Place::make(root.path(), &long, Kind::Folder).unwrap_err().to_string().len() < 100);
+        assert!(Place::make(root.path(), &long, Kind::Directory).unwrap_err().to_string().len() < 100);
         let deep = root.path().join("d/".repeat(65));
-        assert!(Place::make(root.path(), &deep, Kind::Folder).unwrap_err().to_string().contains("deeper"));
+        assert!(Place::make(root.path(), &deep, Kind::Directory).unwrap_err().to_string().contains("deeper"));
     }
 
     proptest! {
@@ -287,7 +287,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let trusted = root.path().join("t/u");
             let path = trusted.join(path.trim_start_matches('/'));
-            if let Ok(place) = Place::make(&trusted, &path, Kind::Folder) {
+            if let Ok(place) = Place::make(&trusted, &path, Kind::Directory) {
                 let found = fs::read_link(by_descriptor(&place)).unwrap();
                 prop_assert!(found.starts_with(&trusted) && found != trusted);
             }

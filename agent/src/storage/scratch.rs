@@ -1,4 +1,4 @@
-//! Folders for what a container writes, in the agent's own memory file system.
+//! Directories for what a container writes, in the agent's own memory file system.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::place::{self, Kind, Place};
 use crate::error::{Error, Result};
 
-/// A folder that was made. Dropped, it goes away with all that is in it.
+/// A directory that was made. Dropped, it goes away with all that is in it.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes a folder below `run`. One that was there, or that is on another
+    /// Makes a directory below `run`. One that was there, or that is on another
     /// file system, is not ours to take away: then there is none.
     ///
     /// # Errors
     /// The path is outside, or has a link in it.
     pub fn make(run: &Path, path: &Path) -> Result<Option<Self>> {
-        let place = Place::make(run, path, Kind::Folder)?;
+        let place = Place::make(run, path, Kind::Directory)?;
         let failed = |error: std::io::Error| Error::internal(format!("{}: {error}", path.display()));
         let ours = std::fs::metadata(run).map_err(failed)?.dev();
         let device = rustix::fs::fstat(&place).map_err(|error| failed(error.into()))?.st_dev;
         let (path, _, made) = place.into_parts();
-        // Not then_some: a value that is not returned would be dropped, and the folder with it.
+        // Not then_some: a value that is not returned would be dropped, and the directory with it.
         Ok(if made && device == ours { Some(Self(path)) } else { None })
     }
 }
@@ -44,15 +44,15 @@ pub(super) fn fresh(run: &Path, what: &str) -> PathBuf {
     run.join(format!("sandbox/layers/{}-{what}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A folder in a mount of ours, whose contents somebody else may have made; its descriptor.
+/// A directory in a mount of ours, whose contents somebody else may have made; its descriptor.
 ///
 /// # Errors
-/// It is no folder, or a part of the path is a link.
+/// It is no directory, or a part of the path is a link.
 pub(super) fn inside(mount: &Path, name: &str) -> Result<Place> {
-    Place::make(mount, &mount.join(name), Kind::Folder)
+    Place::make(mount, &mount.join(name), Kind::Directory)
 }
 
-/// A folder that has to be there, in a mount of ours.
+/// A directory that has to be there, in a mount of ours.
 ///
 /// # Errors
 /// It is not there, or a part of the path is a link.

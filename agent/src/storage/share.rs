@@ -1,4 +1,4 @@
-//! `virtio-fs`: a folder of the host; the source is its tag.
+//! `virtio-fs`: a directory of the host; the source is its tag.
 
 use std::path::Path;
 
@@ -9,6 +9,6 @@ use crate::error::Result;
 
 pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     let share = Detached::filesystem("virtiofs", Some(&job.storage.source), &job.options)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Folder)?;
+    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
     Ok(share.attach(&job.paths.run, place, &job.options)?.into())
 }

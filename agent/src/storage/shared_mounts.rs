@@ -1,4 +1,4 @@
-//! Shared mounts: a folder of one container at a place in another.
+//! Shared mounts: a directory of one container at a place in another.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -93,7 +93,7 @@ impl Agent {
     /// Makes the shared mounts of a container.
     ///
     /// # Errors
-    /// The other container or its folder is not there in time, or the kernel refuses.
+    /// The other container or its directory is not there in time, or the kernel refuses.
     pub(crate) async fn share_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
         for mount in mounts {
             let share = || {
@@ -114,7 +114,7 @@ impl Agent {
 /// Makes a shared mount. `share` is asked to, until the other container is there.
 ///
 /// # Errors
-/// The other container or its folder is not there in time, or the kernel refuses.
+/// The other container or its directory is not there in time, or the kernel refuses.
 async fn make<F: Future<Output = Result<()>>>(mount: &SharedMount, share: impl Fn() -> Option<F>) -> Result<()> {
     let begin = Instant::now();
     let mut last = format!("there is no container {:?}", mount.src_ctr);
@@ -194,20 +194,20 @@ fn tree(from: &Inside, path: &str) -> Result<OwnedFd> {
     rustix::mount::open_tree(&found, "", flags).map_err(|error| Error::internal(format!("cannot take {path}: {error}")))
 }
 
-/// Puts it into the other container; missing folders are made, links are not followed.
+/// Puts it into the other container; missing directories are made, links are not followed.
 fn put(to: &Inside, tree: &OwnedFd, path: &str) -> Result<()> {
     let failed = |error: Errno| Error::internal(format!("cannot put it at {path}: {error}"));
     let step = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let open = |at: &OwnedFd, part: &std::ffi::OsStr| {
         rustix::fs::openat2(at, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), step)
     };
-    let folder = place::kind(tree)? == FileType::Directory;
+    let dir = place::kind(tree)? == FileType::Directory;
     let parts = inside(path).unwrap_or_default();
     let mut at = to.root.try_clone().map_err(|error| Error::internal(error.to_string()))?;
     for (number, part) in parts.iter().enumerate() {
         let next = match open(&at, part) {
             Err(Errno::NOENT) => {
-                if folder || number + 1 < parts.len() {
+                if dir || number + 1 < parts.len() {
                     rustix::fs::mkdirat(&at, *part, Mode::from_raw_mode(0o755)).map_err(failed)?;
                 } else {
                     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;

@@ -22,8 +22,8 @@ use crate::work;
 /// Between two looks at the source.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The folder that the copies are in, in which the agent has its memory.
-const FOLDER: &str = "watchable";
+/// The directory that the copies are in, in which the agent has its memory.
+const DIRECTORY: &str = "watchable";
 
 /// A copy that follows its source. Dropped, it is removed.
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl Copy {
             return Ok(());
         }
         let source = place::existing(&self.source)?;
-        let folder = place::kind(&source)? == FileType::Directory;
-        if folder != (self.kind == Kind::Folder) {
+        let dir = place::kind(&source)? == FileType::Directory;
+        if dir != (self.kind == Kind::Directory) {
             return Err(Error::internal(format!("{} is no longer what it was", self.source.display())));
         }
         let Some(new) = watched::look(&source)? else {
@@ -75,7 +75,7 @@ impl Copy {
             return Ok(());
         }
         match self.kind {
-            Kind::Folder => watched::refresh(&source, &self.root, &self.tree, &new)?,
+            Kind::Directory => watched::refresh(&source, &self.root, &self.tree, &new)?,
             Kind::File => watched::refresh_file(&source, &self.root, &new)?,
         }
         self.tree = new;
@@ -91,9 +91,9 @@ impl Drop for Copy {
             let (ours, there) = (rustix::fs::fstat(&self.root).ok()?, rustix::fs::fstat(&found).ok()?);
             Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
         };
-        // The host may put a link in the place of any folder above at any time.
+        // The host may put a link in the place of any directory above at any time.
         let Ok((above, name)) = place::above(&self.run, &self.target) else { return };
-        if !place::in_folder(&above, name).ok().and_then(same).unwrap_or(false) {
+        if !place::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
             return;
         }
         if let Err(error) = watched::take_away(&above, name) {
@@ -107,22 +107,22 @@ fn bind(run: &Path, source: &impl AsFd, target: &Path, kind: Kind) -> Result<Mou
     Detached::bind(source, &options)?.attach(run, Place::make(run, target, kind)?, &options)
 }
 
-/// Mounts memory on the folder of the copies, once: nothing is written to the host's share.
+/// Mounts memory on the directory of the copies, once: nothing is written to the host's share.
 fn memory(run: &Path, target: &Path) -> Result<()> {
     static ONE: Mutex<()> = Mutex::new(());
-    let folder = target.parent().filter(|folder| folder.file_name().is_some_and(|name| name == FOLDER));
-    let folder = folder.ok_or_else(|| {
-        Error::invalid(format!("the mount point of a watchable-bind has to be directly below a folder {FOLDER}"))
+    let dir = target.parent().filter(|dir| dir.file_name().is_some_and(|name| name == DIRECTORY));
+    let dir = dir.ok_or_else(|| {
+        Error::invalid(format!("the mount point of a watchable-bind has to be directly below a directory {DIRECTORY}"))
     })?;
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::make(run, folder, Kind::Folder)?;
+    let place = Place::make(run, dir, Kind::Directory)?;
     let data = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)
-        .map_err(|error| Error::internal(format!("{}: {error}", folder.display())))?;
+        .map_err(|error| Error::internal(format!("{}: {error}", dir.display())))?;
     if data.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(());
     }
     let options = Options::of(&["mode=0755,nosuid,nodev".to_owned()])?;
-    Detached::filesystem("tmpfs", Some(FOLDER), &options)?.attach(run, place, &options)?.leave();
+    Detached::filesystem("tmpfs", Some(DIRECTORY), &options)?.attach(run, place, &options)?.leave();
     Ok(())
 }
 
@@ -131,9 +131,9 @@ pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     memory(&run, &target)?;
     let source = PathBuf::from(&job.storage.source);
     let opened = place::existing(&source).map_err(|error| error.during("source"))?;
-    let kind = if place::kind(&opened)? == FileType::Directory { Kind::Folder } else { Kind::File };
+    let kind = if place::kind(&opened)? == FileType::Directory { Kind::Directory } else { Kind::File };
     drop(Place::make(&run, &target, kind)?);
-    let flags = if kind == Kind::Folder { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::RDONLY };
+    let flags = if kind == Kind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::RDONLY };
     let root = place::open_below(&run, &target, flags)?;
     let mut copy = Copy { run, source, target, kind, root, tree: Tree::new(), bound: None };
     copy.refresh()?;
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn a_copy_takes_itself_away_and_nothing_else() {
         let run = tempfile::tempdir().unwrap();
-        let (folder, file) = (run.path().join("w/folder"), run.path().join("w/file"));
-        fs::create_dir_all(folder.join("deep")).unwrap();
+        let (dir, file) = (run.path().join("w/directory"), run.path().join("w/file"));
+        fs::create_dir_all(dir.join("deep")).unwrap();
         fs::write(&file, "x").unwrap();
-        let copies = [copy(run.path(), &folder, Kind::Folder), copy(run.path(), &file, Kind::File)];
+        let copies = [copy(run.path(), &dir, Kind::Directory), copy(run.path(), &file, Kind::File)];
         drop(copies);
         assert_eq!(fs::read_dir(run.path().join("w")).unwrap().count(), 0);
         // Somebody else's by now.
@@ -191,12 +191,12 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "other");
     }
 
-    /// The host exchanges a folder of its share for a link, and back, without end.
+    /// The host exchanges a directory of its share for a link, and back, without end.
     #[test]
     fn a_link_that_comes_in_between_leads_nobody_to_the_guests_files() {
         let (run, guest) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (real, link) = (run.path().join("w"), run.path().join("link"));
-        let (precious, file) = (guest.path().join("folder/precious"), guest.path().join("file"));
+        let (precious, file) = (guest.path().join("directory/precious"), guest.path().join("file"));
         fs::create_dir(&real).unwrap();
         fs::create_dir_all(precious.parent().unwrap()).unwrap();
         fs::write(&precious, "x").unwrap();
@@ -206,15 +206,15 @@ mod tests {
         let exchange = || renameat_with(CWD, &real, CWD, &link, RenameFlags::EXCHANGE).unwrap();
         std::thread::scope(|scope| {
             for round in 0..400 {
-                // The folder is at one of the two names.
-                let folder = if real.is_symlink() { &link } else { &real };
-                fs::create_dir_all(folder.join("folder")).unwrap();
-                fs::write(folder.join("file"), "x").unwrap();
+                // The directory is at one of the two names.
+                let dir = if real.is_symlink() { &link } else { &real };
+                fs::create_dir_all(dir.join("directory")).unwrap();
+                fs::write(dir.join("file"), "x").unwrap();
                 let mut copies = [
-                    copy(run.path(), &folder.join("folder"), Kind::Folder),
-                    copy(run.path(), &folder.join("file"), Kind::File),
+                    copy(run.path(), &dir.join("directory"), Kind::Directory),
+                    copy(run.path(), &dir.join("file"), Kind::File),
                 ];
-                for (copy, name) in copies.iter_mut().zip(["folder", "file"]) {
+                for (copy, name) in copies.iter_mut().zip(["directory", "file"]) {
                     copy.target = real.join(name);
                 }
                 over.store(false, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! A copy of a small tree that is brought up to date step by step: files and
-//! folders first, then links, which may point at them, then what is no longer there.
+//! directories first, then links, which may point at them, then what is no longer there.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -38,7 +38,7 @@ pub(super) struct Entry {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
-    Folder,
+    Directory,
     File,
     Link(PathBuf),
 }
@@ -50,9 +50,9 @@ fn io(path: &Path) -> impl Fn(Errno) -> Error {
     move |error| Error::internal(format!("{}: {error}", path.display()))
 }
 
-fn open(folder: impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open(dir: impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     // Non-blocking, so that a FIFO does not stop us.
-    rustix::fs::openat2(folder, name, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), STEP)
+    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), STEP)
 }
 
 fn entry(data: &Stat, kind: Kind) -> Entry {
@@ -74,33 +74,33 @@ pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
         tree.insert(PathBuf::new(), entry(&data, Kind::File));
         return Ok((data.st_size <= i64::try_from(MOST_BYTES).unwrap_or(0)).then_some(tree));
     }
-    tree.insert(PathBuf::new(), entry(&data, Kind::Folder));
-    let mut folders = vec![PathBuf::new()];
+    tree.insert(PathBuf::new(), entry(&data, Kind::Directory));
+    let mut dirs = vec![PathBuf::new()];
     let mut bytes = 0;
-    while let Some(at) = folders.pop() {
+    while let Some(at) = dirs.pop() {
         let name = if at.as_os_str().is_empty() { OsStr::new(".") } else { at.as_os_str() };
-        let folder = match open(root, name, OFlags::RDONLY | OFlags::DIRECTORY) {
-            Ok(folder) => folder,
+        let dir = match open(root, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(dir) => dir,
             // The host replaced it meanwhile: the next look finds what it is then.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
             Err(error) => return Err(io(&at)(error)),
         };
-        for found in Dir::read_from(&folder).map_err(io(&at))? {
+        for found in Dir::read_from(&dir).map_err(io(&at))? {
             let found = found.map_err(io(&at))?;
             let name = OsStr::from_bytes(found.file_name().to_bytes());
             if name == "." || name == ".." {
                 continue;
             }
-            let Ok(data) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let Ok(data) = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let path = at.join(name);
             let kind = match FileType::from_raw_mode(data.st_mode) {
                 FileType::Directory => {
-                    folders.push(path.clone());
-                    Kind::Folder
+                    dirs.push(path.clone());
+                    Kind::Directory
                 }
                 FileType::RegularFile => Kind::File,
                 FileType::Symlink => {
-                    let Ok(target) = rustix::fs::readlinkat(&folder, name, Vec::new()) else { continue };
+                    let Ok(target) = rustix::fs::readlinkat(&dir, name, Vec::new()) else { continue };
                     Kind::Link(OsString::from_vec(target.into_bytes()).into())
                 }
                 _ => continue,
@@ -117,7 +117,7 @@ pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
     Ok(Some(tree))
 }
 
-/// The folder of a path below `root`, and its name there.
+/// The directory of a path below `root`, and its name there.
 fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
     let name = path.file_name().ok_or_else(|| Error::internal("no name"))?;
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -125,13 +125,13 @@ fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
 }
 
 /// Removes something, and all that is in it, without following a link.
-pub(super) fn take_away(folder: &OwnedFd, name: &OsStr) -> Result<()> {
+pub(super) fn take_away(dir: &OwnedFd, name: &OsStr) -> Result<()> {
     let failed = |error: Errno| io(Path::new(name))(error);
-    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {
             // By descriptor, and the standard library does not follow links on the way down.
-            let path = Path::new(&by_descriptor(folder)).join(name);
+            let path = Path::new(&by_descriptor(dir)).join(name);
             std::fs::remove_dir_all(&path).map_err(|error| Error::internal(format!("{}: {error}", name.display())))
         }
         Err(error) => Err(failed(error)),
@@ -176,55 +176,54 @@ pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree
             properties(&root, entry).map_err(io(path))?;
             continue;
         }
-        let (folder, name) = parent(target, path)?;
+        let (dir, name) = parent(target, path)?;
         if old.get(path).is_some_and(|old| old.kind != entry.kind) {
-            take_away(&folder, name)?;
+            take_away(&dir, name)?;
         }
-        if entry.kind == Kind::Folder {
-            match rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o700)) {
+        if entry.kind == Kind::Directory {
+            match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(io(path)(error)),
             }
-            let made = open(&folder, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
+            let made = open(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
             properties(&made, entry).map_err(io(path))?;
         } else {
-            file(source, &folder, path, name, entry)?;
+            file(source, &dir, path, name, entry)?;
         }
     }
     for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && is_link(entry)) {
-        let (folder, name) = parent(target, path)?;
+        let (dir, name) = parent(target, path)?;
         let Kind::Link(to) = &entry.kind else { continue };
-        if old.get(path).is_some_and(|old| old.kind == Kind::Folder) {
-            take_away(&folder, name)?;
+        if old.get(path).is_some_and(|old| old.kind == Kind::Directory) {
+            take_away(&dir, name)?;
         }
-        take_away(&folder, OsStr::new(UNFINISHED))?;
-        rustix::fs::symlinkat(to, &folder, UNFINISHED).map_err(io(path))?;
-        rustix::fs::renameat(&folder, UNFINISHED, &folder, name).map_err(io(path))?;
+        take_away(&dir, OsStr::new(UNFINISHED))?;
+        rustix::fs::symlinkat(to, &dir, UNFINISHED).map_err(io(path))?;
+        rustix::fs::renameat(&dir, UNFINISHED, &dir, name).map_err(io(path))?;
     }
     for path in old.keys().filter(|path| !new.contains_key(*path)) {
-        // With its folder it may be gone already.
-        if let Ok((folder, name)) = parent(target, path) {
-            take_away(&folder, name)?;
+        // With its directory it may be gone already.
+        if let Ok((dir, name)) = parent(target, path) {
+            take_away(&dir, name)?;
         }
     }
     Ok(())
 }
 
 /// A file is complete before it has its name.
-fn file(source: &OwnedFd, folder: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
+fn file(source: &OwnedFd, dir: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
     let from = match open(source, path.as_os_str(), OFlags::RDONLY) {
         Ok(from) => from,
         // The next look sees that it is gone.
         Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
         Err(error) => return Err(io(path)(error)),
     };
-    take_away(folder, OsStr::new(UNFINISHED))?;
+    take_away(dir, OsStr::new(UNFINISHED))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let unfinished =
-        rustix::fs::openat2(folder, UNFINISHED, flags, Mode::from_raw_mode(0o600), STEP).map_err(io(path))?;
+    let unfinished = rustix::fs::openat2(dir, UNFINISHED, flags, Mode::from_raw_mode(0o600), STEP).map_err(io(path))?;
     content(from, &unfinished)?;
     properties(&unfinished, entry).map_err(io(path))?;
-    rustix::fs::renameat(folder, UNFINISHED, folder, name).map_err(io(path))
+    rustix::fs::renameat(dir, UNFINISHED, dir, name).map_err(io(path))
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ fn a_pods_life() {
         agent.remove("c1").await.unwrap();
         assert_eq!(code(agent.remove("c1").await).0, Code::INVALID_ARGUMENT);
         assert!(!agent.inside("/run/kata-containers/c1").exists());
-        assert!(agent.folder.path().join("c1/rootfs/bin/sh").is_symlink(), "the image is the host's and stays");
+        assert!(agent.dir.path().join("c1/rootfs/bin/sh").is_symlink(), "the image is the host's and stays");
 
         // The second finds nothing to do.
         for _ in 0..2 {
@@ -352,7 +352,7 @@ fn a_program_that_cannot_be_run_fails_with_its_reason() {
         // A further one: what the kernel refuses at the last moment is the call's error, not a code of a process.
         agent.run("c2", "sleep 1000").await;
         fs::write(root.parent().unwrap().parent().unwrap().join("c2/rootfs/bin/garbage"), "#!/bin/nowhere\n").unwrap();
-        let garbage = agent.folder.path().join("c2/rootfs/bin/garbage");
+        let garbage = agent.dir.path().join("c2/rootfs/bin/garbage");
         fs::set_permissions(garbage, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let mut request = firstlight_agent_api::agent::ExecProcessRequest::new();
         request.container_id = "c2".into();

@@ -30,7 +30,7 @@ impl Witness {
     fn mounts(&self) -> Vec<String> {
         let table = fs::read_to_string(self.path("mountinfo")).unwrap();
         let places = table.lines().filter_map(|line| line.split(' ').nth(4));
-        // Not the folder itself, where PID 1 mounts one.
+        // Not the directory itself, where PID 1 mounts one.
         places.filter(|place| place.starts_with(RUN) && *place != RUN).map(str::to_owned).collect()
     }
 }

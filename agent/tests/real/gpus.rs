@@ -44,25 +44,25 @@ async fn boot() -> (Agent, Init) {
 /// An agent with a PID 1 that has published this, and a kernel command line of its own if one is given.
 /// It sees no PCI bus but an empty one: GPUs that the machine has are none that this PID 1 told of.
 pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("control.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let control = path.display().to_string();
-    let line = folder.path().join("cmdline");
+    let line = dir.path().join("cmdline");
     fs::write(&line, command_line).unwrap();
     let line = if command_line.is_empty() { String::new() } else { line.display().to_string() };
-    let bus = folder.path().join("pci");
+    let bus = dir.path().join("pci");
     fs::create_dir(&bus).unwrap();
     let bus = bus.display().to_string();
     let environment = [("FIRSTLIGHT_CONTROL", control.as_str()), ("CMDLINE", line.as_str()), ("PCI", bus.as_str())];
-    let (agent, connected) = tokio::join!(Agent::start_in(folder, &environment), listener.accept());
+    let (agent, connected) = tokio::join!(Agent::start_in(dir, &environment), listener.accept());
     let (reader, writer) = connected.unwrap().0.into_split();
     let mut init = Init { lines: BufReader::new(reader).lines(), writer };
     assert_eq!(init.hear().await, ToInit::Subscribe);
     assert!(matches!(init.hear().await, ToInit::Listening { at_us: 1.. }));
-    let folder = agent.inside("/run/cdi");
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("nvidia.json"), cdi).unwrap();
+    let dir = agent.inside("/run/cdi");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("nvidia.json"), cdi).unwrap();
     (agent, init)
 }
 
@@ -183,7 +183,7 @@ fn errors_say_which_gpu_and_why() {
 fn the_boot_record_and_the_end() {
     with_containers(async || {
         let (agent, mut init) = boot().await;
-        let address = format!("unix://{}", agent.folder.path().join("agent.sock").display());
+        let address = format!("unix://{}", agent.dir.path().join("agent.sock").display());
         let records = BootRecordClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
         let request = GetBootRecordRequest::new();
         let ask = records.get(short(), &request);

@@ -29,7 +29,7 @@ pub(crate) struct Held {
     pub(crate) groups: usize,
     /// The runtime's children: the containers' and those of their further processes.
     pub(crate) processes: usize,
-    /// Of containers, in the agent's folders.
+    /// Of containers, in the agent's directories.
     files: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Held {
         let files = files.len();
         write!(
             f,
-            "{fds} fds, {threads} threads, {mounts} mounts, {groups} cgroups, {processes} processes, {files} folders"
+            "{fds} fds, {threads} threads, {mounts} mounts, {groups} cgroups, {processes} processes, {files} directories"
         )
     }
 }
@@ -67,9 +67,9 @@ fn pids(agent: &Agent) -> Vec<u32> {
     pids
 }
 
-/// Folders below a folder whose name begins so.
-fn groups(folder: &Path, start: &str) -> usize {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+/// Directories below a directory whose name begins so.
+fn groups(dir: &Path, start: &str) -> usize {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
@@ -87,8 +87,8 @@ impl Held {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pids[1])).unwrap();
         let mountinfo = fs::read_to_string(format!("/proc/{}/mountinfo", pids[0])).unwrap();
         let mut files = Vec::new();
-        for folder in ["/run/kata-containers", "/run/firstlight/containers"] {
-            let entries = fs::read_dir(agent.inside(folder)).into_iter().flatten().flatten();
+        for dir in ["/run/kata-containers", "/run/firstlight/containers"] {
+            let entries = fs::read_dir(agent.inside(dir)).into_iter().flatten().flatten();
             files.extend(entries.map(|entry| entry.path().display().to_string()));
         }
         files.sort();
@@ -146,7 +146,7 @@ impl Memory {
     }
 }
 
-/// At rest, after a first use has made what stays: pools, buffers, folders.
+/// At rest, after a first use has made what stays: pools, buffers, directories.
 pub(crate) async fn at_rest(agent: &Agent) -> (Held, Memory) {
     let held = Held::at_rest(agent).await;
     let begin = Instant::now();

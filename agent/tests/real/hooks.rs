@@ -14,7 +14,7 @@ use crate::support::{Agent, code, short, spec, with_agent};
 /// Writes down what it sees, or does what the name of its container says.
 const HOOK: &str = r#"#!/bin/busybox sh
 state=$(/bin/busybox cat)
-{ echo "args=$0 $*"; echo "pwd=$(pwd)"; /bin/busybox env; echo "state=$state"; } > FOLDER/seen-$1
+{ echo "args=$0 $*"; echo "pwd=$(pwd)"; /bin/busybox env; echo "state=$state"; } > DIR/seen-$1
 case "$state" in
   *fail-$1*) echo "on standard output"; echo "no luck" >&2; exit 9 ;;
   *slow-$1*) /bin/busybox sleep 3 ;;
@@ -22,18 +22,18 @@ case "$state" in
 esac
 "#;
 
-fn plant(folder: &Path, kind: &str) {
-    let path = folder.join("hooks").join(kind).join("10-hook");
+fn plant(dir: &Path, kind: &str) {
+    let path = dir.join("hooks").join(kind).join("10-hook");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, HOOK.replace("FOLDER", &folder.display().to_string())).unwrap();
+    fs::write(&path, HOOK.replace("DIR", &dir.display().to_string())).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 async fn sandbox(agent: &Agent) {
     for kind in ["prestart", "poststart", "poststop"] {
-        plant(agent.folder.path(), kind);
+        plant(agent.dir.path(), kind);
     }
-    let hooks = agent.folder.path().join("hooks").display().to_string();
+    let hooks = agent.dir.path().join("hooks").display().to_string();
     let request = CreateSandboxRequest { sandbox_id: "s1".into(), guest_hook_path: hooks, ..Default::default() };
     agent.calls.create_sandbox(short(), &request).await.unwrap();
 }
@@ -51,8 +51,7 @@ fn guest_hooks_run_outside_and_see_nothing_of_the_container() {
         evil.Hooks.mut_or_insert_default().StartContainer =
             vec![oci::Hook { Path: "/bin/sh".into(), Args: own, ..Default::default() }];
         agent.create(evil, "c1").await.unwrap();
-        let seen =
-            |kind: &str| fs::read_to_string(agent.folder.path().join(format!("seen-{kind}"))).unwrap_or_default();
+        let seen = |kind: &str| fs::read_to_string(agent.dir.path().join(format!("seen-{kind}"))).unwrap_or_default();
         assert!(!seen("prestart").is_empty() && seen("poststart").is_empty());
         agent.begin("c1").await;
         assert!(!seen("poststart").is_empty() && seen("poststop").is_empty());
@@ -132,10 +131,10 @@ fn runs(command: &str) -> bool {
 #[test]
 fn a_hook_before_the_start_has_a_deadline_with_all_that_it_started() {
     with_agent(async |agent| {
-        plant(agent.folder.path(), "none");
+        plant(agent.dir.path(), "none");
         let root = agent.root("stuck-prestart");
         let mut stuck = spec(&root, "sleep 1000");
-        let path = agent.folder.path().join("hooks/none/10-hook").display().to_string();
+        let path = agent.dir.path().join("hooks/none/10-hook").display().to_string();
         let args = ["10-hook", "prestart"].map(str::to_owned).to_vec();
         stuck.Hooks.mut_or_insert_default().Prestart =
             vec![oci::Hook { Path: path, Args: args, Timeout: 2, ..Default::default() }];
@@ -153,7 +152,7 @@ fn a_hook_before_the_start_has_a_deadline_with_all_that_it_started() {
         assert!(there && text.contains("10-hook: killed, because") && text.contains("said: waiting"), "{text}");
         assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
         assert!(!runs("sleep 7777"), "what the hook started is killed with it");
-        let seen = fs::read_to_string(agent.folder.path().join("seen-prestart")).unwrap();
+        let seen = fs::read_to_string(agent.dir.path().join("seen-prestart")).unwrap();
         assert!(!agent.group("stuck-prestart", "").exists());
         assert!(seen.contains("\"status\":\"creating\"") && seen.contains("\"pid\":"), "{seen}");
     });

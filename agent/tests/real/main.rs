@@ -2,7 +2,7 @@
 //!
 //! Needs root, cgroup v2 and a static busybox; without them every test fails
 //! and says what is missing. The scenario `agent_in_guest` of tests/e2e runs
-//! these tests in a guest, and the folder that `cargo xtask agent-tests --bundle`
+//! these tests in a guest, and the directory that `cargo xtask agent-tests --bundle`
 //! makes on another machine. There, what a test needs beyond that may be
 //! missing: it then ends with the words of [`support::not_here`], never as one
 //! that passed.

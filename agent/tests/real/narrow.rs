@@ -38,10 +38,10 @@ true"#;
 
 async fn boot(command_line: &str) -> (Agent, Init) {
     let (agent, mut init) = boot_with(CDI, command_line).await;
-    let folder = agent.inside("/run/cdi");
-    fs::write(folder.join("nvidia-driver.json"), FILES).unwrap();
+    let dir = agent.inside("/run/cdi");
+    fs::write(dir.join("nvidia-driver.json"), FILES).unwrap();
     for file in ["libcuda", "libml", "libcuvid"] {
-        fs::write(folder.join(file), "").unwrap();
+        fs::write(dir.join(file), "").unwrap();
     }
     init.tell(true, (0..3).map(|index| gpu(index, GpuPhase::Ready)).collect()).await;
     agent.sandbox().await;

@@ -13,7 +13,7 @@ fn a_paused_container_stands_still_and_goes_on() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "while :; do echo x >> /tmp/log; usleep 20000; done").await;
-        let log = agent.folder.path().join("c1/rootfs/tmp/log");
+        let log = agent.dir.path().join("c1/rootfs/tmp/log");
         let len = || fs::metadata(&log).map_or(0, |metadata| metadata.len());
         let grows = async || {
             let before = len();

@@ -17,11 +17,11 @@ const NO_EXEC: &str = include_str!("../../policy/tests/policies/no-exec.rego");
 const TWO_CONTAINERS: &str = include_str!("../../policy/tests/policies/two-containers.rego");
 
 async fn with_policy(policy: &str) -> Agent {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("policy.rego");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.rego");
     fs::write(&path, policy).unwrap();
     let path = path.display().to_string();
-    Agent::start_in(folder, &[("KATA_AGENT_POLICY_FILE", &path)]).await
+    Agent::start_in(dir, &[("KATA_AGENT_POLICY_FILE", &path)]).await
 }
 
 fn status<T>(result: ttrpc::Result<T>) -> (Code, String) {
@@ -39,8 +39,8 @@ async fn set(agent: &Agent, policy: &str) -> ttrpc::Result<()> {
 
 /// The processes that judge, of all agents in this guest.
 fn judges() -> usize {
-    let folders = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let names = folders.filter_map(|folder| fs::read_to_string(folder.path().join("comm")).ok());
+    let dirs = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let names = dirs.filter_map(|dir| fs::read_to_string(dir.path().join("comm")).ok());
     names.filter(|name| name == "fl-policy\n").count()
 }
 
@@ -148,8 +148,8 @@ fn check_is_answered_while_a_policy_evaluates() {
 
 #[test]
 fn an_agent_whose_policy_cannot_be_used_does_not_serve() {
-    let folder = tempfile::tempdir().unwrap();
-    let (policy, socket) = (folder.path().join("policy.rego"), folder.path().join("agent.sock"));
+    let dir = tempfile::tempdir().unwrap();
+    let (policy, socket) = (dir.path().join("policy.rego"), dir.path().join("agent.sock"));
     for (text, why) in [(Some("package agent_policy\nX := \n"), "policy.rego:3:1"), (None, "No such file")] {
         if let Some(text) = text {
             fs::write(&policy, text).unwrap();

@@ -1,4 +1,4 @@
-//! What a process is given: user, capabilities, limits, folder, terminal, namespaces.
+//! What a process is given: user, capabilities, limits, directory, terminal, namespaces.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -95,7 +95,7 @@ pub(crate) fn amount(name: &str, default: usize) -> usize {
 pub(crate) struct Agent {
     process: Child,
     /// Where roots of containers are made; the same path inside.
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
     pub(crate) calls: AgentServiceClient,
     pub(crate) health: HealthClient,
     pub(crate) address: String,
@@ -110,18 +110,18 @@ impl Agent {
         Self::start_in(tempfile::tempdir().unwrap(), &[]).await
     }
 
-    pub(crate) async fn start_in(folder: tempfile::TempDir, environment: &[(&str, &str)]) -> Self {
-        Self::start_as(&["--mount"], SCRIPT, folder, environment).await
+    pub(crate) async fn start_in(dir: tempfile::TempDir, environment: &[(&str, &str)]) -> Self {
+        Self::start_as(&["--mount"], SCRIPT, dir, environment).await
     }
 
     /// In namespaces and with a script of the test's own.
     pub(crate) async fn start_as(
         namespaces: &[&str],
         script: &str,
-        folder: tempfile::TempDir,
+        dir: tempfile::TempDir,
         environment: &[(&str, &str)],
     ) -> Self {
-        let socket = folder.path().join("agent.sock");
+        let socket = dir.path().join("agent.sock");
         let address = format!("unix://{}", socket.display());
         let process = Command::new("unshare")
             .args(namespaces)
@@ -139,7 +139,7 @@ impl Agent {
             }
         };
         let (calls, health) = (AgentServiceClient::new(client.clone()), HealthClient::new(client));
-        Self { process, folder, calls, health, address }
+        Self { process, dir, calls, health, address }
     }
 
     /// The agent's two processes, server first.
@@ -177,12 +177,12 @@ impl Agent {
 
     /// A root with busybox and its names.
     pub(crate) fn root(&self, container: &str) -> PathBuf {
-        let root = self.folder.path().join(container).join("rootfs");
-        for folder in ["bin", "dev", "etc", "proc", "sys", "tmp", "root"] {
-            fs::create_dir_all(root.join(folder)).unwrap();
+        let root = self.dir.path().join(container).join("rootfs");
+        for dir in ["bin", "dev", "etc", "proc", "sys", "tmp", "root"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
         }
         // One copy for all.
-        let copy = self.folder.path().join("busybox");
+        let copy = self.dir.path().join("busybox");
         if !copy.exists() {
             fs::copy("/bin/busybox", &copy).unwrap();
         }

@@ -92,7 +92,7 @@ fn lost_exits_after_a_failed_exec() {
     });
 }
 
-/// Every further process leaves a socket in the container's state folder.
+/// Every further process leaves a socket in the container's state directory.
 #[test]
 fn leaked_sockets_of_further_processes() {
     with_agent(async |agent| {
@@ -105,8 +105,8 @@ fn leaked_sockets_of_further_processes() {
             }
         });
         futures_join(all).await;
-        let names = |folder: &str| -> Vec<String> {
-            let entries = fs::read_dir(agent.inside(folder)).unwrap().flatten();
+        let names = |dir: &str| -> Vec<String> {
+            let entries = fs::read_dir(agent.inside(dir)).unwrap().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         };
         let left = names("/run/firstlight/containers/c1");
@@ -135,8 +135,8 @@ fn changed_oom_score_of_the_runtime() {
         agent.run("c2", "cat /proc/self/oom_score_adj").await;
         assert_eq!(agent.output("c2", "").await, "0\n");
         let dumpable = fs::metadata(format!("/proc/{}/fd", runtime(&agent))).is_ok();
-        let folder = fs::read_link(format!("/proc/{}/cwd", runtime(&agent))).unwrap();
-        assert!(dumpable && folder == std::path::Path::new("/"), "{folder:?}");
+        let dir = fs::read_link(format!("/proc/{}/cwd", runtime(&agent))).unwrap();
+        assert!(dumpable && dir == std::path::Path::new("/"), "{dir:?}");
         for container in ["c1", "c2"] {
             agent.remove(container).await.unwrap();
         }

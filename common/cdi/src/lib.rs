@@ -7,18 +7,18 @@
 #[cfg(feature = "apply")]
 mod apply;
 mod capability;
-mod folder;
+mod dir;
 mod name;
 mod spec;
 
 #[cfg(feature = "apply")]
 pub use apply::{ApplyError, apply};
 pub use capability::{Capabilities, Capability, DRIVER_KIND};
-pub use folder::{Folder, FolderError, UnknownDevice};
+pub use dir::{Directory, DirectoryError, UnknownDevice};
 pub use name::{DeviceName, ParseNameError};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, SPEC_VERSION, Spec, SpecError};
 
-/// The folder in which specifications are looked for, inside the guest.
+/// The directory in which specifications are looked for, inside the guest.
 pub const SPEC_DIR: &str = "/var/run/cdi";
 
 /// The kind under which this project publishes GPUs.

@@ -1,6 +1,6 @@
 //! What PID 1 and the agent say to each other.
 //!
-//! One Unix stream socket, [`SOCKET`], in a folder that only root in the
+//! One Unix stream socket, [`SOCKET`], in a directory that only root in the
 //! guest's own mount namespace can reach; PID 1 also checks the peer's
 //! credentials. Each message is one line of JSON, at most [`MAX_LINE`] bytes.
 //! PID 1 sends [`FromInit::Gpus`] as soon as a client says

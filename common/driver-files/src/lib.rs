@@ -23,8 +23,8 @@ const ELF_64: u8 = 2;
 /// Where files are looked for: below a guest's root, or in a tree that becomes
 /// one. Paths are absolute there, and links are followed.
 pub trait Files {
-    /// The names in a folder; none where there is no folder.
-    fn names(&self, folder: &str) -> Vec<OsString>;
+    /// The names in a directory; none where there is no directory.
+    fn names(&self, dir: &str) -> Vec<OsString>;
     /// Whether there is a regular file.
     fn is_file(&self, path: &str) -> bool;
     /// How a file begins, if it is that long.
@@ -53,16 +53,16 @@ pub fn spec(files: &impl Files, places: &[&str], version: &str) -> Option<Spec> 
         });
         devices[at].container_edits.mounts.extend_from_slice(mounts);
     };
-    for (narrow, class, folders, inside) in
+    for (narrow, class, dirs, inside) in
         [(false, ELF_64, table::WIDE, table::WIDE_INSIDE), (true, ELF_32, table::NARROW, table::NARROW_INSIDE)]
     {
-        let libraries = Listing::of(files, places, folders);
+        let libraries = Listing::of(files, places, dirs);
         for library in table::LIBRARIES {
             let file = format!("{}.so.{}", library.stem, library.fixed.unwrap_or(version));
             let Some(host) = libraries.find(&file, |path| elf_class(files, path) == Some(class)) else { continue };
             let other = library.names.iter().map(|ending| format!("{}{ending}", library.stem));
             let names: Vec<String> = std::iter::once(file.clone()).chain(other).collect();
-            let inside = inside.iter().flat_map(|folder| names.iter().map(move |name| format!("{folder}/{name}")));
+            let inside = inside.iter().flat_map(|dir| names.iter().map(move |name| format!("{dir}/{name}")));
             let mounts: Vec<Mount> = inside.map(|place| mount(&host, &place)).collect();
             library.parts.iter().for_each(|part| add(*part, narrow, &mounts));
         }
@@ -99,17 +99,17 @@ fn mount(host: &str, inside: &str) -> Mount {
     }
 }
 
-/// What is in some folders of each place, each read once: hundreds of names are
+/// What is in some directories of each place, each read once: hundreds of names are
 /// looked for, and most images have few of them.
 struct Listing(Vec<(String, Vec<OsString>)>);
 
 impl Listing {
-    fn of(files: &impl Files, places: &[&str], folders: &[&str]) -> Self {
-        let all = places.iter().flat_map(|place| folders.iter().map(move |folder| format!("{place}{folder}")));
-        let names = |folder: String| {
-            let mut names = files.names(&folder);
+    fn of(files: &impl Files, places: &[&str], dirs: &[&str]) -> Self {
+        let all = places.iter().flat_map(|place| dirs.iter().map(move |dir| format!("{place}{dir}")));
+        let names = |dir: String| {
+            let mut names = files.names(&dir);
             names.sort_unstable();
-            (folder, names)
+            (dir, names)
         };
         Self(all.map(names).collect())
     }
@@ -118,11 +118,11 @@ impl Listing {
     fn find(&self, file: &str, right: impl Fn(&str) -> bool) -> Option<String> {
         let there =
             self.0.iter().filter(|(_, names)| names.binary_search_by(|name| (**name).cmp(file.as_ref())).is_ok());
-        there.map(|(folder, _)| format!("{folder}/{file}")).find(|path| right(path))
+        there.map(|(dir, _)| format!("{dir}/{file}")).find(|path| right(path))
     }
 }
 
-/// Whether a library is of 32 or of 64 bits; systems disagree on which folder has which.
+/// Whether a library is of 32 or of 64 bits; systems disagree on which directory has which.
 fn elf_class(files: &impl Files, path: &str) -> Option<u8> {
     files.head(path).filter(|head| head.starts_with(b"\x7fELF")).map(|head| head[4])
 }
@@ -140,8 +140,8 @@ mod tests {
     struct Planted(BTreeMap<String, &'static [u8]>);
 
     impl Files for Planted {
-        fn names(&self, folder: &str) -> Vec<OsString> {
-            let below = format!("{folder}/");
+        fn names(&self, dir: &str) -> Vec<OsString> {
+            let below = format!("{dir}/");
             let names = self.0.keys().filter_map(|path| path.strip_prefix(&below)?.split('/').next());
             names.collect::<BTreeSet<_>>().into_iter().map(OsString::from).collect()
         }
@@ -171,9 +171,9 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_found_by_version_in_any_folder_and_goes_under_all_its_names() {
-        for folder in table::WIDE {
-            let library = format!("{folder}/libcuda.so.580.159.04");
+    fn a_library_is_found_by_version_in_any_directory_and_goes_under_all_its_names() {
+        for dir in table::WIDE {
+            let library = format!("{dir}/libcuda.so.580.159.04");
             let files = planted(&[&library, "/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1"]);
             let found = places(&found(&files), "compute");
             assert_eq!(found.len(), 6, "{found:?}");
@@ -254,10 +254,10 @@ mod tests {
         /// Whatever is there, only files that are there are mounted, and never from two places.
         #[test]
         fn only_what_is_there_is_mounted(chosen in prop::collection::vec((0..2_usize, 0..table::WIDE.len(), 0..table::LIBRARIES.len()), 0..8)) {
-            let paths: Vec<String> = chosen.iter().map(|&(place, folder, library)| {
+            let paths: Vec<String> = chosen.iter().map(|&(place, dir, library)| {
                 let library = &table::LIBRARIES[library];
                 let version = library.fixed.unwrap_or(VERSION);
-                format!("{}{}/{}.so.{version}", PLACES[place], table::WIDE[folder], library.stem)
+                format!("{}{}/{}.so.{version}", PLACES[place], table::WIDE[dir], library.stem)
             }).collect();
             let files = planted(&paths.iter().map(String::as_str).collect::<Vec<_>>());
             let spec = spec(&files, PLACES, VERSION);

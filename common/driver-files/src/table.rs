@@ -6,7 +6,7 @@
 
 use firstlight_cdi::Capability::{self, Compute, Display, Graphics, Ngx, Utility, Video};
 
-/// Folders with 64-bit libraries, in the order in which they are searched; the
+/// Directories with 64-bit libraries, in the order in which they are searched; the
 /// second last is Debian's own, the last that of container-optimised systems.
 pub(super) const WIDE: &[&str] =
     &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/local/nvidia/lib64"];
@@ -28,7 +28,7 @@ pub(super) const WIDE_INSIDE: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib
 /// The same for 32-bit libraries.
 pub(super) const NARROW_INSIDE: &[&str] = &["/usr/lib/i386-linux-gnu", "/usr/lib"];
 
-/// Folders with programs.
+/// Directories with programs.
 pub(super) const PROGRAMS: &[&str] = &["/usr/bin", "/usr/lib/nvidia/current", "/usr/local/nvidia/bin"];
 
 /// Where programs go.

@@ -38,7 +38,7 @@ impl Function {
 /// Why the PCI bus could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// The folder or a file in it could not be read.
+    /// The directory or a file in it could not be read.
     #[error("PCI scan: cannot read {path}: {source}; is sysfs mounted?")]
     Read {
         /// What was read.
@@ -89,8 +89,8 @@ impl Identity {
     /// `device` and `class`. `uevent` would have the driver too, but it goes on
     /// naming one that is just being taken off, and some kernels make a reader wait
     /// for that, while the driver may be waiting for whoever reads.
-    fn read(folder: &Path) -> Result<Self, ScanError> {
-        let path = folder.join("modalias");
+    fn read(dir: &Path) -> Result<Self, ScanError> {
+        let path = dir.join("modalias");
         let mut bytes = [0; 128];
         // The kernel gives such a file in one piece.
         let len = fs::File::open(&path).and_then(|mut file| file.read(&mut bytes));
@@ -104,18 +104,18 @@ impl Identity {
 /// Characters of a wrong file that are shown.
 const MOST_SHOWN: usize = 64;
 
-fn read(folder: &Path, address: Address) -> Result<Function, ScanError> {
-    let Identity { vendor, device, class } = Identity::read(folder)?;
+fn read(dir: &Path, address: Address) -> Result<Function, ScanError> {
+    let Identity { vendor, device, class } = Identity::read(dir)?;
     let kind = kind_of(vendor, class);
     // A guest has a port for every device, and each look costs the kernel two objects.
-    let driver = kind.and_then(|_| bound(folder));
+    let driver = kind.and_then(|_| bound(dir));
     // Reading a VPD takes the kernel milliseconds, so nobody else's is read.
-    let nvlink_bridge = kind == Some(Kind::Mellanox) && vpd_says(folder, SWITCH_MANAGER);
+    let nvlink_bridge = kind == Some(Kind::Mellanox) && vpd_says(dir, SWITCH_MANAGER);
     Ok(Function { address, vendor, device, class, driver, nvlink_bridge })
 }
 
-fn bound(folder: &Path) -> Option<String> {
-    let target = fs::read_link(folder.join("driver")).ok()?;
+fn bound(dir: &Path) -> Option<String> {
+    let target = fs::read_link(dir.join("driver")).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
@@ -133,8 +133,8 @@ const LONGEST_VPD: usize = 32 << 10;
 
 /// Whether a function's VPD has these bytes. One that has no VPD, or does not
 /// give it out, has not.
-fn vpd_says(folder: &Path, bytes: &[u8]) -> bool {
-    let Ok(mut file) = fs::File::open(folder.join("vpd")) else { return false };
+fn vpd_says(dir: &Path, bytes: &[u8]) -> bool {
+    let Ok(mut file) = fs::File::open(dir.join("vpd")) else { return false };
     let (mut vpd, mut piece) = (Vec::new(), [0; 256]);
     while vpd.len() < LONGEST_VPD {
         match file.read(&mut piece) {
@@ -154,7 +154,7 @@ fn vpd_says(folder: &Path, bytes: &[u8]) -> bool {
 /// that disappears while it is read (hot-unplug) is left out.
 ///
 /// # Errors
-/// The bus folder or a file in it cannot be read, or holds something else.
+/// The bus directory or a file in it cannot be read, or holds something else.
 pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
     let bus = sysfs.join("bus/pci/devices");
     let entries = match fs::read_dir(&bus) {
@@ -201,10 +201,10 @@ mod tests {
     }
 
     fn plant(root: &Path, address: &str, files: &[(&str, &str)]) {
-        let folder = root.join("bus/pci/devices").join(address);
-        fs::create_dir_all(&folder).unwrap();
+        let dir = root.join("bus/pci/devices").join(address);
+        fs::create_dir_all(&dir).unwrap();
         for (name, text) in files {
-            fs::write(folder.join(name), text).unwrap();
+            fs::write(dir.join(name), text).unwrap();
         }
     }
 

@@ -1,7 +1,7 @@
 //! PCI addresses and the functions that sysfs lists.
 //!
 //! Everything here reads a tree below a root path, so that tests hand in a
-//! folder of their own instead of `/sys`.
+//! directory of their own instead of `/sys`.
 #![forbid(unsafe_code)]
 
 mod address;

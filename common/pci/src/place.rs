@@ -42,8 +42,8 @@ pub struct ParsePlaceError {
 pub struct Found {
     /// Its address.
     pub address: Address,
-    /// Its folder in sysfs.
-    pub folder: PathBuf,
+    /// Its directory in sysfs.
+    pub dir: PathBuf,
 }
 
 /// How far a place could be followed: what is not there (yet).
@@ -139,16 +139,16 @@ impl Place {
     /// # Errors
     /// The first thing on the way that is not there.
     pub fn find(&self, sysfs: &Path) -> Result<Found, Missing> {
-        let mut folder = root_complex(sysfs, self.root).ok_or(Missing::Root { bus: self.root })?;
+        let mut dir = root_complex(sysfs, self.root).ok_or(Missing::Root { bus: self.root })?;
         let mut bridge: Option<Address> = None;
         let mut bus = self.root;
         for Slot { device, function } in &self.steps {
             if let Some(bridge) = bridge {
-                bus = bus_behind(&folder).ok_or(Missing::Bus { bridge })?;
+                bus = bus_behind(&dir).ok_or(Missing::Bus { bridge })?;
             }
             let address = Address { domain: 0, bus, device: *device, function: *function };
-            folder.push(address.to_string());
-            if !folder.is_dir() {
+            dir.push(address.to_string());
+            if !dir.is_dir() {
                 return Err(match bridge {
                     Some(bridge) => Missing::Behind { bridge, address },
                     None => Missing::OnRoot { address },
@@ -157,11 +157,11 @@ impl Place {
             bridge = Some(address);
         }
         // The parser lets no place without a slot through.
-        bridge.map(|address| Found { address, folder }).ok_or(Missing::Root { bus: self.root })
+        bridge.map(|address| Found { address, dir }).ok_or(Missing::Root { bus: self.root })
     }
 }
 
-/// The folder of a root complex: directly below `devices`, or below a platform
+/// The directory of a root complex: directly below `devices`, or below a platform
 /// device where the firmware describes the machine by a device tree.
 fn root_complex(sysfs: &Path, bus: u8) -> Option<PathBuf> {
     let devices = sysfs.join("devices");
@@ -171,13 +171,13 @@ fn root_complex(sysfs: &Path, bus: u8) -> Option<PathBuf> {
         return Some(direct);
     }
     let platform = fs::read_dir(devices.join("platform")).ok()?;
-    platform.flatten().map(|entry| entry.path().join(&name)).find(|folder| folder.is_dir())
+    platform.flatten().map(|entry| entry.path().join(&name)).find(|dir| dir.is_dir())
 }
 
 /// The bus behind a bridge: what the kernel says, or else what the functions there say.
 fn bus_behind(bridge: &Path) -> Option<u8> {
-    let names = |folder: &Path| -> Vec<String> {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
     let told = names(&bridge.join("pci_bus"));
@@ -194,10 +194,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn plant(sysfs: &Path, path: &str, bus: Option<&str>) {
-        let folder = sysfs.join("devices").join(path);
-        fs::create_dir_all(&folder).unwrap();
+        let dir = sysfs.join("devices").join(path);
+        fs::create_dir_all(&dir).unwrap();
         if let Some(bus) = bus {
-            fs::create_dir_all(folder.join("pci_bus").join(bus)).unwrap();
+            fs::create_dir_all(dir.join("pci_bus").join(bus)).unwrap();
         }
     }
 

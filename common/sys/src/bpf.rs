@@ -169,7 +169,7 @@ fn attach_or_detach(command: c_long, program: RawFd, group: RawFd, flags: u32) -
 
 /// Has a program asked for every device that the group's processes use, beside
 /// those of the groups above and those that the group has already: all of them
-/// must say yes. `group` is the group's folder.
+/// must say yes. `group` is the group's directory.
 ///
 /// # Errors
 /// `EBADF` if it is no cgroup v2, `EINVAL` if the program is attached to it
@@ -264,13 +264,13 @@ mod tests {
 
     #[test]
     fn what_is_no_group_takes_no_program() {
-        let (file, folder) = (File::open("/dev/null").unwrap(), File::open("/proc").unwrap());
-        assert!(id(&file).is_err() && attached(&folder).is_err());
-        assert!(attach(&file, &folder).is_err() && detach(&file, &folder).is_err());
+        let (file, dir) = (File::open("/dev/null").unwrap(), File::open("/proc").unwrap());
+        assert!(id(&file).is_err() && attached(&dir).is_err());
+        assert!(attach(&file, &dir).is_err() && detach(&file, &dir).is_err());
         if may_load() {
             let program = load_device_program(&YES).unwrap();
             assert!(id(&program).unwrap() > 0);
-            assert_eq!(attach(&program, &folder).unwrap_err().raw_os_error(), Some(libc::EBADF));
+            assert_eq!(attach(&program, &dir).unwrap_err().raw_os_error(), Some(libc::EBADF));
             let flags = rustix::io::fcntl_getfd(&program).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }

@@ -22,7 +22,7 @@ pub struct Daemon<'a> {
     pub environment: &'a [&'a CStr],
     /// Its standard output and error. Its standard input is empty.
     pub output: BorrowedFd<'a>,
-    /// The folder of its resource group (cgroup v2).
+    /// The directory of its resource group (cgroup v2).
     pub group: BorrowedFd<'a>,
     /// User and group that it runs as, without further groups; PID 1's own if none.
     pub user: Option<(u32, u32)>,
@@ -169,7 +169,7 @@ fn pointers(texts: &[&CStr]) -> Vec<*const c_char> {
 }
 
 /// Starts a daemon in a session and a resource group of its own: no signal
-/// blocked, no descriptor but the first three, working folder `/`, no
+/// blocked, no descriptor but the first three, working directory `/`, no
 /// `CAP_SYS_MODULE` and no way to new privileges. Whoever calls has to wait for it.
 ///
 /// # Errors

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_no_mount_is_refused() {
-        let folder = std::fs::File::open("/proc/self").unwrap();
+        let dir = std::fs::File::open("/proc/self").unwrap();
         let nothing = Change {
             set: MountAttrFlags::empty(),
             clear: MountAttrFlags::empty(),
@@ -83,7 +83,7 @@ mod tests {
             recursive: false,
         };
         // Without privileges the answer is EPERM.
-        let error = change(&folder, &nothing).unwrap_err().raw_os_error();
+        let error = change(&dir, &nothing).unwrap_err().raw_os_error();
         assert!(matches!(error, Some(libc::EINVAL | libc::EPERM)), "{error:?}");
     }
 

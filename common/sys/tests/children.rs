@@ -59,7 +59,7 @@ fn a_program_finds_three_descriptors_and_no_more() {
     fcntl_setfd(&leak, FdFlags::empty()).unwrap();
     let (other, _end) = std::io::pipe().unwrap();
     fcntl_setfd(other.as_fd(), FdFlags::empty()).unwrap();
-    // The shell has the folder itself open while it reads it.
+    // The shell has the directory itself open while it reads it.
     let code = c"for f in /proc/self/fd/*; do case ${f##*/} in 0|1|2) ;; *) [ -e $f ] && exit 1 ;; esac; done; exit 0";
     let null = Stdio::Open(c"/dev/null");
     let program = Program {

@@ -5,7 +5,7 @@
 pub struct Uevent<'a> {
     /// `add`, `remove`, `change`, `move`, `online`, `offline`, `bind` or `unbind`.
     pub action: &'a str,
-    /// The object's folder below `/sys`, e.g. `/devices/pci0000:00/0000:00:02.0`.
+    /// The object's directory below `/sys`, e.g. `/devices/pci0000:00/0000:00:02.0`.
     pub path: &'a str,
     /// What kind of object, e.g. `block`.
     pub subsystem: &'a str,

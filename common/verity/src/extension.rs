@@ -6,8 +6,8 @@ const SERIAL: &str = "extension-";
 /// A serial number on virtio-blk has room for this many bytes of a name.
 pub const LONGEST: usize = 10;
 
-/// The folder below which a guest mounts them, each in a folder of its name.
-pub const FOLDER: &str = "/run/kata-extensions";
+/// The directory below which a guest mounts them, each in a directory of its name.
+pub const DIRECTORY: &str = "/run/kata-extensions";
 
 /// What stands before and behind the name in the kernel parameter.
 const PARAMETER: (&str, &str) = ("kata.extension.", ".verity_params");

@@ -136,8 +136,8 @@ mod tests {
 
     #[tokio::test]
     async fn text_becomes_a_record_and_last_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("console.log");
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("console.log");
         let boot = Line::Boot { init_version: "1".into(), kernel: "k".into(), pid1_start_us: 3 }.encode().unwrap();
         let ready = Line::State(State::Ready).encode().unwrap();
         let text = format!("\x1b[2Jkernel says\r\n{boot}\n{ready}\nunfinished");
@@ -153,9 +153,9 @@ mod tests {
 
     #[tokio::test]
     async fn endless_line_is_cut() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let text = "x".repeat(200_000);
-        let console = Console::follow(std::io::Cursor::new(text), &folder.path().join("l")).await.unwrap();
+        let console = Console::follow(std::io::Cursor::new(text), &dir.path().join("l")).await.unwrap();
         console.ended().await;
         assert_eq!(console.last_words().lines().count(), 4);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Why a virtual machine did not start, or is not what it was.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// A file or folder for the machine could not be made.
+    /// A file or directory for the machine could not be made.
     #[error("virtual machine: {path}: {source}")]
     File {
         /// Which.

@@ -25,9 +25,9 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts `command`, its output going to `NAME.log` in `folder`.
-    pub(crate) fn start(name: &str, mut command: std::process::Command, folder: &Path) -> Result<Self, VmError> {
-        let log = folder.join(format!("{name}.log"));
+    /// Starts `command`, its output going to `NAME.log` in `directory`.
+    pub(crate) fn start(name: &str, mut command: std::process::Command, dir: &Path) -> Result<Self, VmError> {
+        let log = dir.join(format!("{name}.log"));
         let file = |path: &Path| File::create(path).map_err(|source| VmError::File { path: path.to_owned(), source });
         let out = file(&log)?;
         let err = out.try_clone().map_err(|source| VmError::File { path: log.clone(), source })?;

@@ -15,7 +15,7 @@ impl Interrupted {
 }
 
 /// Runs `work` until it ends or SIGINT, SIGTERM or SIGHUP arrives. Then `work`
-/// is dropped, and with it everything it owns: machines, daemons, folders.
+/// is dropped, and with it everything it owns: machines, daemons, directories.
 ///
 /// # Errors
 /// The signal that arrived.

@@ -34,13 +34,13 @@ impl Accelerator {
     }
 }
 
-/// A folder of the host, shared by virtio-fs.
+/// A directory of the host, shared by virtio-fs.
 #[derive(Debug, Clone)]
 pub struct Share {
     /// The tag by which the guest mounts it.
     pub tag: String,
-    /// The folder.
-    pub folder: PathBuf,
+    /// The directory.
+    pub dir: PathBuf,
 }
 
 /// A file as persistent memory (NVDIMM).
@@ -84,7 +84,7 @@ pub struct Machine {
     pub persistent: Vec<Memory>,
     /// Whether the guest has an IOMMU for its devices.
     pub iommu: bool,
-    /// Shared folders.
+    /// Shared directories.
     pub shares: Vec<Share>,
     /// The guest's vsock context id, 3 or more.
     pub cid: u32,
@@ -93,7 +93,7 @@ pub struct Machine {
     pub slow_console: Option<u32>,
 }
 
-/// Names of the files of a machine inside its folder.
+/// Names of the files of a machine inside its directory.
 pub(crate) struct Files<'a>(pub(crate) &'a Path);
 
 impl Files<'_> {
@@ -182,11 +182,11 @@ impl Machine {
         format!("{}M{room}", self.memory_mib)
     }
 
-    /// QEMU's arguments for this machine with its sockets in `folder` and the
+    /// QEMU's arguments for this machine with its sockets in `directory` and the
     /// serial port's text in `serial`.
     #[must_use]
-    pub fn arguments(&self, folder: &Path, serial: &Path) -> Vec<OsString> {
-        let files = Files(folder);
+    pub fn arguments(&self, dir: &Path, serial: &Path) -> Vec<OsString> {
+        let files = Files(dir);
         let mut line = Arguments::default();
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.pair("-display", "none");
@@ -303,7 +303,7 @@ mod tests {
             devices: (0..9).map(|n| Device::VfioUser { socket: format!("/s/{n}.sock").into() }).collect(),
             persistent: Vec::new(),
             iommu: false,
-            shares: vec![Share { tag: "kataShared".into(), folder: "/f".into() }],
+            shares: vec![Share { tag: "kataShared".into(), dir: "/f".into() }],
             cid: 3,
             slow_console: None,
         }

@@ -153,8 +153,8 @@ mod tests {
 
     #[tokio::test]
     async fn spare_processors_are_plugged_in_from_the_lowest_and_never_too_many() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("q");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
         let cpus = json!({"return": [
             {"type": "max-x86_64-cpu", "props": {"core-id": 2}},
@@ -176,8 +176,8 @@ mod tests {
 
     #[tokio::test]
     async fn memory_has_a_name_of_its_own_and_what_is_behind_a_refused_one_goes() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("q");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
         let done = "{\"return\": {}}\n";
         let there = "{\"return\": [{\"type\": \"dimm\", \"data\": {\"id\": \"dimm0\"}}]}\n";
@@ -198,8 +198,8 @@ mod tests {
 
     #[tokio::test]
     async fn commands_are_answered_past_events_and_refusals_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("q");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
         let answers = [
             "{\"QMP\": {}}\n",

@@ -25,7 +25,7 @@ pub struct Vm {
     console: Console,
     /// A slow console passes what is left at once.
     hurry: Arc<AtomicBool>,
-    folder: PathBuf,
+    dir: PathBuf,
     serial: PathBuf,
     started: Instant,
 }
@@ -65,13 +65,13 @@ fn slowly(mut from: ChildStdout, rate: u32, hurry: Arc<AtomicBool>) -> DuplexStr
 
 impl Vm {
     /// Starts the daemons, then QEMU. All files of the machine are made in
-    /// `folder`, whose path must be short enough for a Unix socket; the
+    /// `directory`, whose path must be short enough for a Unix socket; the
     /// console's text goes to `console_log`, the serial port's to `serial.log` beside it.
     ///
     /// # Errors
     /// A program cannot be started, or a daemon ended before it listened.
-    pub async fn start(machine: &Machine, folder: &Path, console_log: &Path) -> Result<Self, VmError> {
-        let files = Files(folder);
+    pub async fn start(machine: &Machine, dir: &Path, console_log: &Path) -> Result<Self, VmError> {
+        let files = Files(dir);
         let mut helpers = Vec::new();
         let mut command = machine.vhost_vsock.command();
         command.arg("--vm").arg(format!(
@@ -80,12 +80,12 @@ impl Vm {
             files.vsock_backend().display(),
             files.vsock().display()
         ));
-        let mut vsock = Helper::start("vhost-device-vsock", command, folder)?;
+        let mut vsock = Helper::start("vhost-device-vsock", command, dir)?;
         for (at, share) in machine.shares.iter().enumerate() {
             let mut command = machine.virtiofsd.command();
-            command.arg("--socket-path").arg(files.share(at)).arg("--shared-dir").arg(&share.folder);
+            command.arg("--socket-path").arg(files.share(at)).arg("--shared-dir").arg(&share.dir);
             command.args(["--cache", "auto", "--log-level", "warn"]);
-            let mut helper = Helper::start(&format!("virtiofsd{at}"), command, folder)?;
+            let mut helper = Helper::start(&format!("virtiofsd{at}"), command, dir)?;
             helper.listens(&files.share(at)).await?;
             helpers.push(helper);
         }
@@ -96,9 +96,9 @@ impl Vm {
         firstlight_sys::child::die_with_parent(&mut command);
         let mut command = Command::from(command);
         let serial = console_log.with_file_name(SERIAL_LOG);
-        command.args(machine.arguments(folder, &serial));
+        command.args(machine.arguments(dir, &serial));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        let errors = folder.join("qemu.log");
+        let errors = dir.join("qemu.log");
         let file = std::fs::File::create(&errors).map_err(|source| VmError::File { path: errors, source })?;
         command.stderr(file);
         let spawn = |source| VmError::Spawn { name: "QEMU".to_owned(), program: machine.qemu.program.clone(), source };
@@ -110,7 +110,7 @@ impl Vm {
             None => Console::follow(stdout, console_log).await?,
             Some(rate) => Console::follow(slowly(stdout, rate, Arc::clone(&hurry)), console_log).await?,
         };
-        Ok(Self { qemu, helpers, console, hurry, folder: folder.to_owned(), serial, started })
+        Ok(Self { qemu, helpers, console, hurry, dir: dir.to_owned(), serial, started })
     }
 
     /// What the guest prints.
@@ -134,7 +134,7 @@ impl Vm {
     /// The Unix socket through which guest ports are reached.
     #[must_use]
     pub fn vsock(&self) -> PathBuf {
-        Files(&self.folder).vsock()
+        Files(&self.dir).vsock()
     }
 
     /// Connects to a port of the guest, trying until `deadline` has passed.
@@ -159,7 +159,7 @@ impl Vm {
     /// # Errors
     /// QEMU has not made its socket yet, or has ended.
     pub async fn monitor(&self) -> Result<Qmp, VmError> {
-        Qmp::connect(&Files(&self.folder).monitor()).await
+        Qmp::connect(&Files(&self.dir).monitor()).await
     }
 
     /// The end of the console, of QEMU's and the daemons' errors; of the serial port where the console is empty.
@@ -167,7 +167,7 @@ impl Vm {
     pub fn last_words(&self) -> String {
         let mut words = self.console.last_words();
         let silent = self.console.record().is_none();
-        let mut files = vec![("QEMU", self.folder.join("qemu.log"))];
+        let mut files = vec![("QEMU", self.dir.join("qemu.log"))];
         files.extend(self.helpers.iter().map(|helper| (helper.name(), helper.log().to_owned())));
         if silent {
             files.push(("serial port", self.serial.clone()));

@@ -80,8 +80,8 @@ mod tests {
 
     #[tokio::test]
     async fn retries_until_the_guest_is_up() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let server = async {
             // Not up yet: closed without a word; then a refusal; then up.
@@ -103,8 +103,8 @@ mod tests {
 
     #[tokio::test]
     async fn endless_answer_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let text = [b'x'; 200];
         let (error, ()) = tokio::join!(try_connect(&path, 1024), answer(&listener, &text));

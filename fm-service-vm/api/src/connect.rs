@@ -242,8 +242,8 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_there_is_told_with_the_address_and_what_to_look_at() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().display();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().display();
         let second = Duration::from_secs(1);
         for (address, hint) in
             [(format!("unix:{path}/none"), "may you ask it?"), (format!("hvsock:{path}/none"), "its vsock's socket")]

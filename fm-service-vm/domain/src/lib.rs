@@ -4,7 +4,7 @@
 //! functions the VM is given and says why it is none, [`xml`] writes the domain
 //! and [`definition`] reads what libvirt has of one. [`service`] is the domain's
 //! life, by [`virsh`]. Everything that the kernel shows is read below the roots
-//! of [`Host`], so that tests hand in folders.
+//! of [`Host`], so that tests hand in directories.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -20,7 +20,7 @@ const MAGIC: (u64, [u8; 2]) = (1024 + 0x38, [0x53, 0xef]);
 const LABEL_AT: u64 = 1024 + 0x78;
 
 /// Where the program is, beside `PATH`: users' does not have these.
-const SYSTEM_FOLDERS: &[&str] = &["/usr/sbin", "/sbin"];
+const SYSTEM_DIRECTORIES: &[&str] = &["/usr/sbin", "/sbin"];
 
 /// Why there is no state disk.
 #[derive(Debug, thiserror::Error)]
@@ -97,9 +97,9 @@ fn checked(path: &Path, file: &File) -> Result<(), StateDiskError> {
 
 fn mkfs() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
+    let dirs = std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.iter().map(PathBuf::from));
     let name = OsStr::new("mkfs.ext4");
-    folders.map(|folder| folder.join(name)).find(|file| file.is_file()).unwrap_or_else(|| name.into())
+    dirs.map(|dir| dir.join(name)).find(|file| file.is_file()).unwrap_or_else(|| name.into())
 }
 
 /// Makes it beside its place and moves it there, so that there is none or a whole one.
@@ -108,9 +108,9 @@ fn make(path: &Path, mib: u32) -> Result<(), StateDiskError> {
         return Err(StateDiskError::Small { path: path.to_owned(), mib });
     }
     let failed = |step| move |source| StateDiskError::File { path: path.to_owned(), step, source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(failed("make its folder"))?;
-    let new = tempfile::Builder::new().prefix(".state-").tempfile_in(folder).map_err(failed("make it"))?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(dir).map_err(failed("make its directory"))?;
+    let new = tempfile::Builder::new().prefix(".state-").tempfile_in(dir).map_err(failed("make it"))?;
     new.as_file().set_len(u64::from(mib) << 20).map_err(failed("size it"))?;
     // Nobody but root has anything to do there.
     let arguments = ["-q", "-F", "-t", "ext4", "-L", LABEL, "-m", "0"];
@@ -127,7 +127,7 @@ fn make(path: &Path, mib: u32) -> Result<(), StateDiskError> {
     file.sync_all().map_err(failed("write it"))?;
     // Somebody else's is not replaced.
     new.persist_noclobber(path).map_err(|error| failed("move it to its place")(error.error))?;
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("write its folder"))
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("write its directory"))
 }
 
 #[cfg(test)]
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn it_is_made_once_and_never_formatted_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/er/state.img");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er/state.img");
         assert_eq!(ensure(&path, 16).unwrap(), StateDisk::Made);
         let before = fs::read(&path).unwrap();
         assert_eq!(before.len(), 16 << 20);
@@ -148,19 +148,19 @@ mod tests {
 
     #[test]
     fn what_is_something_else_is_left_as_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
         for text in ["somebody's", ""] {
             fs::write(&path, text).unwrap();
             let error = ensure(&path, 64).unwrap_err().to_string();
             assert!(error.contains("left as it is"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
-        let other = folder.path().join("other");
+        let other = dir.path().join("other");
         fs::write(&other, vec![0; 1 << 16]).unwrap();
         assert!(matches!(ensure(&other, 64), Err(StateDiskError::Other { .. })));
-        assert!(matches!(ensure(&folder.path().join("y"), 1), Err(StateDiskError::Small { mib: 1, .. })));
-        assert!(!folder.path().join("y").exists());
+        assert!(matches!(ensure(&dir.path().join("y"), 1), Err(StateDiskError::Small { mib: 1, .. })));
+        assert!(!dir.path().join("y").exists());
         let below = path.join("state.img");
         assert!(ensure(&below, 64).unwrap_err().to_string().contains(below.to_str().unwrap()));
     }

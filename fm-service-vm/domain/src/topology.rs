@@ -66,15 +66,15 @@ pub struct Topology {
 /// The name of such a group.
 const NO_IOMMU: &str = "vfio-noiommu";
 
-/// What a folder of a function holds the names of.
+/// What a directory of a function holds the names of.
 const NAMED: &[&str] = &["net", "nvme", "block"];
 
-fn group(folder: &Path) -> Option<u32> {
-    fs::read_link(folder.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
+fn group(dir: &Path) -> Option<u32> {
+    fs::read_link(dir.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = |name: &&str| fs::read_dir(folder.join(name)).into_iter().flatten().flatten();
+fn names(dir: &Path) -> Vec<String> {
+    let entries = |name: &&str| fs::read_dir(dir.join(name)).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         NAMED.iter().flat_map(entries).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
@@ -89,16 +89,16 @@ impl Topology {
     pub fn read(sysfs: &Path) -> Result<Self, ScanError> {
         let mut topology = Self::default();
         for found in scan(sysfs)? {
-            let folder = sysfs.join("bus/pci/devices").join(found.address.to_string());
+            let dir = sysfs.join("bus/pci/devices").join(found.address.to_string());
             topology.functions.push(Function {
                 address: found.address,
                 vendor: found.vendor,
                 device: found.device,
                 class: found.class,
                 kind: found.kind(),
-                group: group(&folder),
+                group: group(&dir),
                 driver: driver(sysfs, found.address),
-                names: names(&folder),
+                names: names(&dir),
             });
         }
         let groups = fs::read_dir(sysfs.join("kernel/iommu_groups")).into_iter().flatten().flatten();

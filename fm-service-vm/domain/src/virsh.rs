@@ -78,7 +78,7 @@ const ADVICE: &[(&str, &str)] = &[
     ("huge", "reserve huge pages: sysctl vm.nr_hugepages=N of 2 MiB each"),
     ("annot allocate memory", "the host has too little memory, or too little of it may be locked"),
     ("already exists with uuid", "there is another domain of this name that is not ours: choose another with --name"),
-    ("Permission denied", "QEMU's user has to be able to read the file and to enter each folder above it"),
+    ("Permission denied", "QEMU's user has to be able to read the file and to enter each directory above it"),
 ];
 
 fn advice(words: &str) -> Option<&'static str> {
@@ -165,8 +165,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn virsh(folder: &std::path::Path, script: &str) -> Virsh {
-        let program = folder.join("virsh");
+    fn virsh(dir: &std::path::Path, script: &str) -> Virsh {
+        let program = dir.join("virsh");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         Virsh { program, uri: "qemu:///system".into(), patience: Duration::from_millis(2000) }
@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn an_error_names_domain_step_words_and_what_helps() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let name = "fabric".parse().unwrap();
         let script = "echo \"error: Failed to start domain\nerror: PCI device 0000:03:00.0 is in use by driver QEMU, \
                       domain tenant\" >&2; exit 1";
-        let error = virsh(folder.path(), script).run(&name, "start it", &["start"]).unwrap_err().to_string();
+        let error = virsh(dir.path(), script).run(&name, "start it", &["start"]).unwrap_err().to_string();
         let whole = "domain fabric: start it: libvirt says: Failed to start domain: PCI device 0000:03:00.0 is in \
                      use by driver QEMU, domain tenant: that domain has functions of the same IOMMU group: stop it first";
         assert_eq!(error, whole);
@@ -186,11 +186,11 @@ mod tests {
 
     #[test]
     fn who_says_nothing_or_much_is_no_trouble() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let name = "fabric".parse().unwrap();
-        let much = virsh(folder.path(), "head -c 300000 /dev/zero >&2; echo \"$LC_ALL $*\"");
+        let much = virsh(dir.path(), "head -c 300000 /dev/zero >&2; echo \"$LC_ALL $*\"");
         assert_eq!(much.run(&name, "x", &["a"]).unwrap(), "C --quiet --connect qemu:///system a\n");
-        let mut silent = virsh(folder.path(), "exec sleep 100");
+        let mut silent = virsh(dir.path(), "exec sleep 100");
         silent.patience = Duration::from_millis(50);
         let error = silent.run(&name, "start it", &[]).unwrap_err().to_string();
         assert!(error.contains("no answer of libvirt at qemu:///system"), "{error}");

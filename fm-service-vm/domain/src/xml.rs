@@ -120,7 +120,7 @@ fn path(what: &'static str, path: &Path) -> Result<String, XmlError> {
     let wrong = |why| XmlError::Text { what, text: path.to_string_lossy().escape_debug().take(200).collect(), why };
     let text = path.to_str().ok_or_else(|| wrong("is not UTF-8: rename it"))?;
     if !path.is_absolute() {
-        return Err(wrong("does not begin with /: libvirt has another working folder"));
+        return Err(wrong("does not begin with /: libvirt has another working directory"));
     }
     escaped(what, text)
 }

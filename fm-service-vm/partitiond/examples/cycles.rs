@@ -35,7 +35,7 @@ struct Stand {
     programs: Vec<PathBuf>,
     fm: Running,
     daemon: Child,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Drop for Stand {
@@ -45,16 +45,16 @@ impl Drop for Stand {
     }
 }
 
-fn daemon(program: &Path, library: &Path, home: &Home, folder: &Path) -> Child {
+fn daemon(program: &Path, library: &Path, home: &Home, dir: &Path) -> Child {
     let mut command = Command::new(program);
-    command.arg("--journal").arg(folder.join("partitions.journal")).arg("--listen").arg(folder.join("socket-of-ours"));
+    command.arg("--journal").arg(dir.join("partitions.journal")).arg("--listen").arg(dir.join("socket-of-ours"));
     command.arg("--fabric-manager").arg(format!("unix:{}", home.socket().display()));
     command.args(["--look-every", "1", "--patience", "60", "--allow-unverified-map", "--no-kernel-log"]);
     command.arg("--libnvfm").arg(library).stderr(std::process::Stdio::null()).spawn().unwrap()
 }
 
-async fn client(folder: &Path) -> FabricClient<Channel> {
-    let endpoint = Endpoint::from_shared(format!("unix://{}", folder.join("socket-of-ours").display())).unwrap();
+async fn client(dir: &Path) -> FabricClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", dir.join("socket-of-ours").display())).unwrap();
     let begun = Instant::now();
     loop {
         if let Ok(channel) = endpoint.connect().await {
@@ -67,21 +67,21 @@ async fn client(folder: &Path) -> FabricClient<Channel> {
 
 impl Stand {
     fn start(programs: Vec<PathBuf>, latency: u64) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = Home::new(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
         let (activate_ms, deactivate_ms) = (latency, latency);
         let scenario = Scenario { start_ms: 0, list_ms: 0, activate_ms, deactivate_ms, ..Scenario::default() };
         home.write(&[], &scenario).unwrap();
         let mut fm = home.start(&programs[1], &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let daemon = daemon(&programs[0], &programs[2], &home, folder.path());
-        Self { home, programs, fm, daemon, folder }
+        let daemon = daemon(&programs[0], &programs[2], &home, dir.path());
+        Self { home, programs, fm, daemon, dir }
     }
 
     fn kill_daemon(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
-        self.daemon = daemon(&self.programs[0], &self.programs[2], &self.home, self.folder.path());
+        self.daemon = daemon(&self.programs[0], &self.programs[2], &self.home, self.dir.path());
     }
 
     fn kill_manager(&mut self) {
@@ -100,7 +100,7 @@ impl Stand {
         };
         let begun = Instant::now();
         loop {
-            match client(self.folder.path()).await.activate(request.clone()).await {
+            match client(self.dir.path()).await.activate(request.clone()).await {
                 Ok(given) => return given.into_inner().partition,
                 Err(error) => assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}"),
             }
@@ -112,7 +112,7 @@ impl Stand {
         let (request_id, owner) = (format!("d{cycle}"), owner.to_owned());
         let request = api::DeactivateRequest { request_id, partition, owner };
         let begun = Instant::now();
-        while let Err(error) = client(self.folder.path()).await.deactivate(request.clone()).await {
+        while let Err(error) = client(self.dir.path()).await.deactivate(request.clone()).await {
             assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -120,10 +120,10 @@ impl Stand {
 }
 
 /// Lists until the end; how long each answer took, but for those of a daemon that has died.
-async fn list(folder: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
+async fn list(dir: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
     let mut times = Vec::new();
     while !over.load(Ordering::Relaxed) {
-        let mut client = client(&folder).await;
+        let mut client = client(&dir).await;
         while !over.load(Ordering::Relaxed) {
             let begun = Instant::now();
             if client.list(api::ListRequest {}).await.is_err() {
@@ -138,8 +138,8 @@ async fn list(folder: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
 
 async fn soak(stand: &mut Stand, count: u32) -> Vec<Duration> {
     let over = Arc::new(AtomicBool::new(false));
-    let folder = stand.folder.path().to_owned();
-    let listeners: Vec<_> = (0..LISTENERS).map(|_| tokio::spawn(list(folder.clone(), Arc::clone(&over)))).collect();
+    let dir = stand.dir.path().to_owned();
+    let listeners: Vec<_> = (0..LISTENERS).map(|_| tokio::spawn(list(dir.clone(), Arc::clone(&over)))).collect();
     // Somebody always has something, which nobody's death may take.
     let mut held: BTreeMap<u32, (u32, String)> = BTreeMap::new();
     for cycle in 0..count {

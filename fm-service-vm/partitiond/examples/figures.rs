@@ -78,7 +78,7 @@ struct Stand {
     fm: firstlight_fake_fm::home::Running,
     daemon: Child,
     socket: PathBuf,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Drop for Stand {
@@ -90,19 +90,19 @@ impl Drop for Stand {
 
 impl Stand {
     fn start(daemon: &Path, fm: &Path, library: &Path, latency: u64) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = Home::new(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
         let (activate_ms, deactivate_ms) = (latency, latency);
         let scenario = Scenario { start_ms: 0, list_ms: 0, activate_ms, deactivate_ms, ..Scenario::default() };
         home.write(&[], &scenario).unwrap();
         let mut fm = home.start(fm, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let socket = folder.path().join("partitiond.sock");
+        let socket = dir.path().join("partitiond.sock");
         let mut command = Command::new(daemon);
-        command.arg("--journal").arg(folder.path().join("partitions.journal")).arg("--listen").arg(&socket);
+        command.arg("--journal").arg(dir.path().join("partitions.journal")).arg("--listen").arg(&socket);
         command.arg("--fabric-manager").arg(format!("unix:{}", home.socket().display()));
         let daemon = command.arg("--libnvfm").arg(library).spawn().unwrap();
-        Self { fm, daemon, socket, _folder: folder }
+        Self { fm, daemon, socket, _directory: dir }
     }
 
     async fn client(&self) -> FabricClient<Channel> {

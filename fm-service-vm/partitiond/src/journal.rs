@@ -157,10 +157,10 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> E
     move |source| Error::File { what, path: path.to_owned(), source }
 }
 
-/// The folder's own entry is on the disk only when the folder is.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+/// The directory's own entry is on the disk only when the directory is.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -188,7 +188,7 @@ impl Journal {
         if end == 0 {
             journal.ragged = true;
             journal.write(MAGIC)?;
-            sync_folder(path).map_err(failed("write to the disk the folder of", path))?;
+            sync_directory(path).map_err(failed("write to the disk the directory of", path))?;
         } else {
             journal.cut()?;
         }
@@ -257,7 +257,7 @@ impl Journal {
     fn replace(&mut self, file: File, new: &Path, end: u64) -> Result<(), Error> {
         fs::rename(new, &self.path).map_err(failed("replace", &self.path))?;
         (self.file, self.end, self.records, self.ragged) = (file, end, 1, false);
-        sync_folder(&self.path).map_err(failed("write to the disk the folder of", &self.path))
+        sync_directory(&self.path).map_err(failed("write to the disk the directory of", &self.path))
     }
 
     /// Where the last record ends, in bytes.

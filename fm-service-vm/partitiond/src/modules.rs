@@ -227,14 +227,14 @@ fn write(path: &Path, bytes: &[u8], reached: &mut dyn FnMut(Reached) -> io::Resu
     reached(Reached::Synced)?;
     fs::rename(&new, path)?;
     reached(Reached::Renamed)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::tests::folder;
+    use crate::journal::tests::dir;
     use firstlight_module_map::{Claim, Evidence};
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -248,8 +248,8 @@ mod tests {
     fn whoever_is_killed_at_whatever_step_leaves_the_old_map_or_the_new_one() {
         let steps = [Reached::Made, Reached::Half, Reached::Written, Reached::Synced, Reached::Renamed];
         for last in steps {
-            let folder = folder();
-            let path = folder.path().join("module-map.json");
+            let dir = dir();
+            let path = dir.path().join("module-map.json");
             let mut modules = Modules::open(&path);
             modules.set("r1", "a", Some(map("01"))).unwrap();
             let mut killed = |step| if step == last { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) };
@@ -263,15 +263,15 @@ mod tests {
             let mut again = again;
             again.set("r3", "c", Some(map("03"))).unwrap();
             assert_eq!(Modules::open(&path).known().map, Some(map("03")));
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left over");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left over");
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
     }
 
     #[test]
     fn what_could_not_be_read_again_is_not_written() {
-        let folder = folder();
-        let path = folder.path().join("module-map.json");
+        let dir = dir();
+        let path = dir.path().join("module-map.json");
         let mut modules = Modules::open(&path);
         modules.set("r1", "a", Some(map("01"))).unwrap();
         let error = modules.set("r2", &"a".repeat(LONGEST), Some(map("02"))).unwrap_err().to_string();
@@ -282,8 +282,8 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_no_map_and_told() {
-        let folder = folder();
-        let path = folder.path().join("module-map.json");
+        let dir = dir();
+        let path = dir.path().join("module-map.json");
         assert_eq!(*Modules::open(&path).known().as_ref(), Known::default());
         let mut modules = Modules::open(&path);
         modules.set("r1", "a", Some(map("01"))).unwrap();
@@ -299,8 +299,8 @@ mod tests {
         assert!(trouble.contains("at byte 60") && trouble.contains("fmctl inventory nvml"), "{trouble}");
         damaged.set("r2", "b", Some(map("02"))).unwrap();
         assert_eq!((&damaged.known().map, &damaged.known().damage), (&Some(map("02")), &None));
-        // A folder is no file.
-        let other = folder.path().join("other");
+        // A directory is no file.
+        let other = dir.path().join("other");
         fs::create_dir(&other).unwrap();
         assert!(Modules::open(&other).known().damage.is_some());
         let mut modules = Modules::open(&other);

@@ -110,8 +110,8 @@ mod tests {
 
     #[tokio::test]
     async fn both_are_asked_and_what_does_not_fit_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let (program, driver) = (folder.path().join("fm"), folder.path().join("version"));
+        let dir = tempfile::tempdir().unwrap();
+        let (program, driver) = (dir.path().join("fm"), dir.path().join("version"));
         fs::write(&program, "#!/bin/sh\n[ \"$1\" = --version ] && echo 'Fabric Manager version is : 550.163.01'\n")
             .unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -123,7 +123,7 @@ mod tests {
         assert!(both.trouble().unwrap().contains("is 550.163.01 and the driver 550.90.07"), "{both:?}");
         assert_eq!(both.against("550.163.01"), None);
         assert!(both.against("550.54.15").unwrap().contains("use an image with driver 550.163.01"));
-        let none = Versions::read(&folder.path().join("none"), &folder.path().join("none")).await;
+        let none = Versions::read(&dir.path().join("none"), &dir.path().join("none")).await;
         assert_eq!(none, Versions::default());
         assert!(none.against("1.2").unwrap().contains("not known"));
     }

@@ -17,10 +17,10 @@ use tokio::net::UnixStream;
 use ttrpc::r#async::transport::Socket;
 use ttrpc::context::{self, Context};
 
-/// Where an unmodified shim has its shared folder mounted in the guest.
+/// Where an unmodified shim has its shared directory mounted in the guest.
 pub const SHARED: &str = "/run/kata-containers/shared/containers/";
 
-/// The tag of the shared folder, as Kata calls it.
+/// The tag of the shared directory, as Kata calls it.
 pub const SHARED_TAG: &str = "kataShared";
 
 /// The most bytes asked for in one read; what Kata's Go shim asks for.
@@ -32,7 +32,7 @@ const MAX_OUTPUT: usize = 1 << 20;
 /// The longest error text taken from a guest, characters.
 const MAX_TEXT: usize = 2000;
 
-/// What a shim asks to have mounted for every sandbox: the shared folder and `/dev/shm`.
+/// What a shim asks to have mounted for every sandbox: the shared directory and `/dev/shm`.
 #[must_use]
 pub fn sandbox_storages() -> Vec<Storage> {
     let storage = |driver: &str, source: &str, fstype: &str, options: &[&str], mount_point: &str| Storage {
@@ -161,7 +161,7 @@ impl Agent {
         Ok(BootRecord::from_json(&call.map_err(failed("BootRecord.Get"))?.json)?)
     }
 
-    /// Begins the sandbox as a shim does: shared folder, `/dev/shm`, host name; then its details.
+    /// Begins the sandbox as a shim does: shared directory, `/dev/shm`, host name; then its details.
     ///
     /// # Errors
     /// The agent refused, or a storage cannot be mounted.

@@ -75,7 +75,7 @@ struct RunArgs {
     /// Virtual processors.
     #[arg(long, default_value_t = 2)]
     cpus: u32,
-    /// Folder for boot-record.json, boot.svg and console.log.
+    /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
     /// Write the whole report here.
@@ -124,7 +124,7 @@ impl RunArgs {
 }
 
 fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let outputs = Outputs { folder: args.out.clone(), json: args.json.clone() };
+    let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     outputs.prepare()?;
     let plan = args.run(&outputs);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;

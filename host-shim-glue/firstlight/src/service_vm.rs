@@ -55,7 +55,7 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
     /// The host's sysfs.
-    #[arg(long, value_name = "FOLDER", default_value = "/sys", hide = true)]
+    #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     sysfs: PathBuf,
 }
 
@@ -63,11 +63,11 @@ pub(crate) struct ServiceArgs {
 pub(crate) struct DomainArgs {
     #[command(flatten)]
     service: ServiceArgs,
-    /// The folder of the image, as image-builder wrote it.
-    #[arg(long, value_name = "FOLDER")]
+    /// The directory of the image, as image-builder wrote it.
+    #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// The folder of an opener for it, where its kernel cannot open dm-verity by itself.
-    #[arg(long, value_name = "FOLDER")]
+    /// The directory of an opener for it, where its kernel cannot open dm-verity by itself.
+    #[arg(long, value_name = "DIR")]
     opener: Option<PathBuf>,
     /// More kernel parameters.
     #[arg(long, value_name = "TEXT", default_value = "")]

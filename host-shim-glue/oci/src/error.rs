@@ -14,12 +14,12 @@ pub enum OciError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The folder is no image layout.
+    /// The directory is no image layout.
     #[error(
-        "image: {path} is not an OCI image layout: {reason}; expected a folder with oci-layout, index.json and blobs/, as `image-builder pull` and `skopeo copy ... oci:DIR` write"
+        "image: {path} is not an OCI image layout: {reason}; expected a directory with oci-layout, index.json and blobs/, as `image-builder pull` and `skopeo copy ... oci:DIR` write"
     )]
     NotALayout {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// What is missing.
         reason: String,

@@ -27,28 +27,28 @@ fn parse<T>(path: &Path, what: &'static str, read: impl FnOnce() -> oci_spec::Re
 }
 
 impl Image {
-    /// Opens the layout in `folder` and picks its image for linux/amd64: the
+    /// Opens the layout in `directory` and picks its image for linux/amd64: the
     /// first that says so, or that says nothing.
     ///
     /// # Errors
-    /// The folder is no layout, a document is broken or not what its digest
+    /// The directory is no layout, a document is broken or not what its digest
     /// says, or nothing fits this machine.
-    pub fn open(folder: &Path) -> Result<Self, OciError> {
-        let not = |reason: String| OciError::NotALayout { path: folder.to_owned(), reason };
+    pub fn open(dir: &Path) -> Result<Self, OciError> {
+        let not = |reason: String| OciError::NotALayout { path: dir.to_owned(), reason };
         for name in ["oci-layout", "index.json"] {
-            if !folder.join(name).is_file() {
+            if !dir.join(name).is_file() {
                 return Err(not(format!("it has no {name}")));
             }
         }
-        let path = folder.join("index.json");
+        let path = dir.join("index.json");
         let text = fs::read(&path).map_err(OciError::file(&path))?;
         let index = parse(&path, "image index", || ImageIndex::from_reader(text.as_slice()))?;
-        let descriptor = pick(folder, index, 0)?;
-        let (path, bytes) = blob::document(folder, &descriptor)?;
+        let descriptor = pick(dir, index, 0)?;
+        let (path, bytes) = blob::document(dir, &descriptor)?;
         let manifest = parse(&path, "image manifest", || ImageManifest::from_reader(bytes.as_slice()))?;
-        let (path, bytes) = blob::document(folder, manifest.config())?;
+        let (path, bytes) = blob::document(dir, manifest.config())?;
         let config = parse(&path, "image configuration", || ImageConfiguration::from_reader(bytes.as_slice()))?;
-        Ok(Self { layout: folder.to_owned(), manifest, config })
+        Ok(Self { layout: dir.to_owned(), manifest, config })
     }
 
     fn settings(&self) -> Option<&Config> {
@@ -76,7 +76,7 @@ impl Image {
         self.settings().and_then(|c| c.working_dir().clone()).filter(|path| !path.is_empty())
     }
 
-    /// Unpacks all layers, lowest first, into `target`, which must be an empty folder.
+    /// Unpacks all layers, lowest first, into `target`, which must be an empty directory.
     ///
     /// # Errors
     /// A blob is damaged, a layer's format is not known, or an entry cannot be made.
@@ -89,14 +89,14 @@ impl Image {
     }
 }
 
-fn pick(folder: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciError> {
+fn pick(dir: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciError> {
     let found: Vec<String> = index
         .manifests()
         .iter()
         .map(|d| d.platform().as_ref().map_or("an unnamed one".into(), |p| format!("{}/{}", p.os(), p.architecture())))
         .collect();
     let none = || OciError::Platform {
-        path: folder.to_owned(),
+        path: dir.to_owned(),
         found: if found.is_empty() { "no image at all".into() } else { found.join(", ") },
     };
     let chosen = index.manifests().iter().find(|d| wanted(d)).cloned().ok_or_else(none)?;
@@ -107,6 +107,6 @@ fn pick(folder: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, Oc
         let reason = "indexes are nested too deeply".to_owned();
         return Err(OciError::Blob { digest: chosen.digest().to_string(), reason });
     }
-    let (path, bytes) = blob::document(folder, &chosen)?;
-    pick(folder, parse(&path, "image index", || ImageIndex::from_reader(bytes.as_slice()))?, depth + 1)
+    let (path, bytes) = blob::document(dir, &chosen)?;
+    pick(dir, parse(&path, "image index", || ImageIndex::from_reader(bytes.as_slice()))?, depth + 1)
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything in a layout is somebody else's: every blob's size and digest are
 //! checked before it is used, and layers are unpacked by directory
-//! descriptors, so that no link in one can lead out of the target folder.
+//! descriptors, so that no link in one can lead out of the target directory.
 #![forbid(unsafe_code)]
 
 mod blob;

@@ -13,8 +13,8 @@ use crate::blob::sha256_hex;
 /// One entry of the new image.
 #[derive(Debug, Clone)]
 pub enum File {
-    /// A folder.
-    Folder {
+    /// A directory.
+    Directory {
         /// Path inside the image.
         path: String,
         /// Mode bits.
@@ -72,7 +72,7 @@ impl NewImage {
         let mut builder = Builder::new(Vec::new());
         for file in &self.files {
             let (path, result) = match file {
-                File::Folder { path, mode } => {
+                File::Directory { path, mode } => {
                     let mut header = header(EntryType::Directory, *mode, 0);
                     (path, builder.append_data(&mut header, format!("{path}/"), std::io::empty()))
                 }
@@ -98,12 +98,12 @@ impl NewImage {
         builder.into_inner().map_err(OciError::file("layer"))
     }
 
-    /// Writes the image as a layout into `folder`, which is made if missing.
+    /// Writes the image as a layout into `directory`, which is made if missing.
     ///
     /// # Errors
     /// A file cannot be read or written.
-    pub fn write(&self, folder: &Path) -> Result<(), OciError> {
-        let blobs = folder.join("blobs/sha256");
+    pub fn write(&self, dir: &Path) -> Result<(), OciError> {
+        let blobs = dir.join("blobs/sha256");
         fs::create_dir_all(&blobs).map_err(OciError::file(&blobs))?;
         let put = |bytes: &[u8], media_type: &str| -> Result<Value, OciError> {
             let hex = sha256_hex(bytes);
@@ -131,7 +131,7 @@ impl NewImage {
         for (name, text) in
             [("index.json", index.to_string()), ("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#.into())]
         {
-            let path = folder.join(name);
+            let path = dir.join(name);
             fs::write(&path, text).map_err(OciError::file(&path))?;
         }
         Ok(())

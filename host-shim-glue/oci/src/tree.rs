@@ -1,5 +1,5 @@
-//! A folder in which paths from a layer are followed as a container would
-//! follow them: every link is resolved inside the folder, by the kernel.
+//! A directory in which paths from a layer are followed as a container would
+//! follow them: every link is resolved inside the directory, by the kernel.
 
 use std::ffi::OsStr;
 use std::io;
@@ -15,7 +15,7 @@ pub(crate) struct Tree {
     root: OwnedFd,
 }
 
-const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
 /// A path inside the tree as its components; `None` if it has a `..` or is the root itself.
 pub(crate) fn split(path: &Path) -> Option<(PathBuf, &OsStr)> {
@@ -37,11 +37,11 @@ pub(crate) fn split(path: &Path) -> Option<(PathBuf, &OsStr)> {
 
 impl Tree {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: open(path, FOLDER, Mode::empty())? })
+        Ok(Self { root: open(path, DIRECTORY, Mode::empty())? })
     }
 
-    /// The folder at `path`, made with its parents where missing.
-    pub(crate) fn folder(&self, path: &Path) -> io::Result<OwnedFd> {
+    /// The directory at `path`, made with its parents where missing.
+    pub(crate) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
         match self.resolve(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
@@ -49,7 +49,7 @@ impl Tree {
         let Some((parent, name)) = split(path) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path leads out of the image"));
         };
-        let parent = self.folder(&parent)?;
+        let parent = self.dir(&parent)?;
         match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
@@ -59,35 +59,35 @@ impl Tree {
 
     fn resolve(&self, path: &Path) -> io::Result<OwnedFd> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        Ok(openat2(&self.root, path, FOLDER, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)?)
+        Ok(openat2(&self.root, path, DIRECTORY, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)?)
     }
 }
 
-/// Removes what is called `name` in `folder`, with everything below it; no
+/// Removes what is called `name` in `directory`, with everything below it; no
 /// link is followed. Nothing there is fine.
-pub(crate) fn remove(folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
-    match unlinkat(folder, name, AtFlags::empty()) {
+pub(crate) fn remove(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    match unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
-    let inner = openat2(folder, name, FOLDER | OFlags::NOFOLLOW, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    let inner = openat2(dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
     clear(&inner)?;
-    Ok(unlinkat(folder, name, AtFlags::REMOVEDIR)?)
+    Ok(unlinkat(dir, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Removes everything in `folder`.
-pub(crate) fn clear(folder: &OwnedFd) -> io::Result<()> {
+/// Removes everything in `directory`.
+pub(crate) fn clear(dir: &OwnedFd) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(folder)? {
+    for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             names.push(OsStr::from_bytes(name).to_owned());
         }
     }
-    names.iter().try_for_each(|name| remove(folder, name))
+    names.iter().try_for_each(|name| remove(dir, name))
 }
 
 #[cfg(test)]
@@ -103,10 +103,10 @@ mod tests {
         symlink(outside.path(), inside.path().join("abs")).unwrap();
         symlink("../../../../..", inside.path().join("up")).unwrap();
         let tree = Tree::open(inside.path()).unwrap();
-        tree.folder(Path::new("up/made")).unwrap();
+        tree.dir(Path::new("up/made")).unwrap();
         assert!(inside.path().join("made").is_dir(), ".. stops at the image's root");
         // An absolute link means a path inside the image, which is not there.
-        assert!(tree.folder(Path::new("abs/made")).is_err());
+        assert!(tree.dir(Path::new("abs/made")).is_err());
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         assert!(split(Path::new("a/../b")).is_none());
     }
@@ -118,7 +118,7 @@ mod tests {
         let inside = tempfile::tempdir().unwrap();
         fs::create_dir_all(inside.path().join("d/e")).unwrap();
         symlink(outside.path(), inside.path().join("d/e/link")).unwrap();
-        let root = Tree::open(inside.path()).unwrap().folder(Path::new("")).unwrap();
+        let root = Tree::open(inside.path()).unwrap().dir(Path::new("")).unwrap();
         remove(&root, OsStr::new("d")).unwrap();
         remove(&root, OsStr::new("never-there")).unwrap();
         assert!(!inside.path().join("d").exists());

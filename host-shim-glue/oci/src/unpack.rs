@@ -22,7 +22,7 @@ use crate::tree::{Tree, clear, remove, split};
 /// A whiteout: the rest of the name is removed from the layers below.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// An opaque whiteout: everything below the folder is removed.
+/// An opaque whiteout: everything below the directory is removed.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Result<(), OciError> {
@@ -48,27 +48,22 @@ pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Resul
     let tree = Tree::open(target).map_err(OciError::file(target))?;
     let mut archive = Archive::new(reader);
     let entries = archive.entries().map_err(|error| wrong("", error.to_string()))?;
-    // A folder's own mode may forbid writing into it, so modes come last.
-    let mut folders = Vec::new();
+    // A directory's own mode may forbid writing into it, so modes come last.
+    let mut dirs = Vec::new();
     for entry in entries {
         let mut entry = entry.map_err(|error| wrong("", error.to_string()))?;
         let path = entry.path().map_err(|error| wrong("", error.to_string()))?.into_owned();
         let name = path.display().to_string();
-        one(&tree, &mut entry, &path, &mut folders).map_err(|error| wrong(&name, error.to_string()))?;
+        one(&tree, &mut entry, &path, &mut dirs).map_err(|error| wrong(&name, error.to_string()))?;
     }
-    for (path, mode) in folders.into_iter().rev() {
-        let folder = tree.folder(&path).map_err(|error| wrong(&path.display().to_string(), error.to_string()))?;
-        fchmod(&folder, mode).map_err(|error| wrong(&path.display().to_string(), error.to_string()))?;
+    for (path, mode) in dirs.into_iter().rev() {
+        let dir = tree.dir(&path).map_err(|error| wrong(&path.display().to_string(), error.to_string()))?;
+        fchmod(&dir, mode).map_err(|error| wrong(&path.display().to_string(), error.to_string()))?;
     }
     Ok(())
 }
 
-fn one<R: Read>(
-    tree: &Tree,
-    entry: &mut Entry<'_, R>,
-    path: &Path,
-    folders: &mut Vec<(PathBuf, Mode)>,
-) -> io::Result<()> {
+fn one<R: Read>(tree: &Tree, entry: &mut Entry<'_, R>, path: &Path, dirs: &mut Vec<(PathBuf, Mode)>) -> io::Result<()> {
     let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
     let mode = Mode::from_raw_mode(entry.header().mode()? & 0o7777);
     let Some((parent, name)) = split(path) else {
@@ -76,31 +71,31 @@ fn one<R: Read>(
         if path.components().any(|c| matches!(c, std::path::Component::ParentDir)) {
             return Err(invalid("the path has '..'"));
         }
-        folders.push((PathBuf::new(), mode));
+        dirs.push((PathBuf::new(), mode));
         return Ok(());
     };
-    let folder = tree.folder(&parent)?;
+    let dir = tree.dir(&parent)?;
     if name.as_bytes() == OPAQUE {
-        return clear(&folder);
+        return clear(&dir);
     }
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
         if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.contains(&b'/') {
             return Err(invalid("a whiteout of nothing"));
         }
-        return remove(&folder, OsStr::from_bytes(hidden));
+        return remove(&dir, OsStr::from_bytes(hidden));
     }
     let kind = entry.header().entry_type();
     if kind == EntryType::Directory {
-        make_folder(&folder, name)?;
-        own(&folder, name, entry)?;
-        folders.push((path.to_owned(), mode));
+        make_directory(&dir, name)?;
+        own(&dir, name, entry)?;
+        dirs.push((path.to_owned(), mode));
         return Ok(());
     }
-    remove(&folder, name)?;
+    remove(&dir, name)?;
     match kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mut file = File::from(openat(&folder, name, flags, Mode::from_raw_mode(0o600))?);
+            let mut file = File::from(openat(&dir, name, flags, Mode::from_raw_mode(0o600))?);
             io::copy(entry, &mut file)?;
             if let (uid, gid, true) = owner(entry)? {
                 fchown(&file, Some(uid), Some(gid))?;
@@ -110,13 +105,13 @@ fn one<R: Read>(
         }
         EntryType::Symlink => {
             let target = entry.link_name()?.ok_or_else(|| invalid("a symbolic link to nothing"))?;
-            symlinkat(target.as_ref(), &folder, name)?;
-            own(&folder, name, entry)?;
+            symlinkat(target.as_ref(), &dir, name)?;
+            own(&dir, name, entry)?;
         }
         EntryType::Link => {
             let target = entry.link_name()?.ok_or_else(|| invalid("a hard link to nothing"))?;
             let (parent, old) = split(&target).ok_or_else(|| invalid("a hard link out of the image"))?;
-            linkat(tree.folder(&parent)?, old, &folder, name, AtFlags::empty())?;
+            linkat(tree.dir(&parent)?, old, &dir, name, AtFlags::empty())?;
         }
         EntryType::Fifo | EntryType::Char | EntryType::Block => {
             let header = entry.header();
@@ -126,9 +121,9 @@ fn one<R: Read>(
                 EntryType::Char => FileType::CharacterDevice,
                 _ => FileType::BlockDevice,
             };
-            mknodat(&folder, name, kind, mode, device)?;
-            own(&folder, name, entry)?;
-            chmodat(&folder, name, mode, AtFlags::empty())?;
+            mknodat(&dir, name, kind, mode, device)?;
+            own(&dir, name, entry)?;
+            chmodat(&dir, name, mode, AtFlags::empty())?;
         }
         EntryType::XGlobalHeader => {}
         other => return Err(invalid(&format!("entries of type {other:?} are not supported"))),
@@ -136,16 +131,16 @@ fn one<R: Read>(
     Ok(())
 }
 
-fn make_folder(folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
-    match mkdirat(folder, name, Mode::from_raw_mode(0o755)) {
+fn make_directory(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    match mkdirat(dir, name, Mode::from_raw_mode(0o755)) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => {
-            let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let found = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
                 return Ok(());
             }
-            remove(folder, name)?;
-            Ok(mkdirat(folder, name, Mode::from_raw_mode(0o755))?)
+            remove(dir, name)?;
+            Ok(mkdirat(dir, name, Mode::from_raw_mode(0o755))?)
         }
         Err(error) => Err(error.into()),
     }
@@ -159,10 +154,10 @@ fn owner<R: Read>(entry: &Entry<'_, R>) -> io::Result<(Uid, Gid, bool)> {
     Ok((uid, gid, rustix::process::geteuid().is_root()))
 }
 
-fn own<R: Read>(folder: &OwnedFd, name: &OsStr, entry: &Entry<'_, R>) -> io::Result<()> {
+fn own<R: Read>(dir: &OwnedFd, name: &OsStr, entry: &Entry<'_, R>) -> io::Result<()> {
     let (uid, gid, may) = owner(entry)?;
     if may {
-        chownat(folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())
 }

@@ -11,10 +11,10 @@ use sha2::{Digest, Sha256};
 fn image() -> NewImage {
     NewImage {
         files: vec![
-            File::Folder { path: "bin".into(), mode: 0o755 },
+            File::Directory { path: "bin".into(), mode: 0o755 },
             File::Text { path: "bin/hello".into(), text: "hello".into() },
             File::Link { path: "bin/sh".into(), target: "hello".into() },
-            File::Folder { path: "tmp".into(), mode: 0o1777 },
+            File::Directory { path: "tmp".into(), mode: 0o1777 },
         ],
         env: vec!["A=b".into()],
         command: vec!["/bin/hello".into()],
@@ -44,9 +44,9 @@ fn same_input_same_bytes() {
 }
 
 #[test]
-fn folder_that_is_no_layout_says_what_is_missing() {
-    let folder = tempfile::tempdir().unwrap();
-    let error = Image::open(folder.path()).unwrap_err().to_string();
+fn directory_that_is_no_layout_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Image::open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("no oci-layout") && error.contains("skopeo"), "{error}");
 }
 

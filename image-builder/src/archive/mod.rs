@@ -84,10 +84,10 @@ pub struct Other {
     pub reason: String,
 }
 
-/// Changes when unpacked folders do, so that old ones are made anew.
+/// Changes when unpacked directories do, so that old ones are made anew.
 const LAYOUT: u32 = 1;
 
-/// `*` and `?` stay within a folder.
+/// `*` and `?` stay within a directory.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
@@ -125,8 +125,8 @@ pub fn entries(
         return Err(other(found));
     }
     let hash = found.get(..32).unwrap_or(&found);
-    let folder = cache.join("unpacked").join(format!("archive-{hash}-{LAYOUT}"));
-    cache::publish(&folder, &progress, |half| {
+    let dir = cache.join("unpacked").join(format!("archive-{hash}-{LAYOUT}"));
+    cache::publish(&dir, &progress, |half| {
         progress.say(format_args!("archive {} {}: unpacking", wanted.name, wanted.version));
         let file = File::open(&path).map_err(missing)?;
         // It is hashed once more as it is read: somebody may be writing it.
@@ -137,7 +137,7 @@ pub fn entries(
         })?;
         if found == wanted.sha256 { Ok(()) } else { Err(other(found)) }
     })?;
-    let listing = Listing::read(&folder)?;
+    let listing = Listing::read(&dir)?;
     let mut entries = Vec::new();
     for part in &wanted.files {
         let pattern = Pattern::new(&part.from).unwrap_or_default();
@@ -151,7 +151,7 @@ pub fn entries(
             let node = match entry {
                 Entry::File { program } => Node::File {
                     mode: if *program { 0o755 } else { 0o644 },
-                    content: Content::File(folder.join(FILES).join(name)),
+                    content: Content::File(dir.join(FILES).join(name)),
                 },
                 Entry::Link { target } => Node::Symlink { target: target.clone() },
             };
@@ -182,13 +182,13 @@ fn near(listing: &Listing) -> String {
 }
 
 /// Where the listing of an unpacked archive is.
-fn listing_of(folder: &Path) -> PathBuf {
-    folder.join("listing.json")
+fn listing_of(dir: &Path) -> PathBuf {
+    dir.join("listing.json")
 }
 
 impl Listing {
-    fn read(folder: &Path) -> Result<Self, cache::Error> {
-        let path = listing_of(folder);
+    fn read(dir: &Path) -> Result<Self, cache::Error> {
+        let path = listing_of(dir);
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         serde_json::from_slice(&text).map_err(io::Error::from).map_err(io_error("understand", &path))
     }

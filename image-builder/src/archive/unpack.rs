@@ -1,4 +1,4 @@
-//! Unpacking an archive: files into one folder, links only as a list.
+//! Unpacking an archive: files into one directory, links only as a list.
 //!
 //! No link is made, so none can lead a later file astray, and a name that is
 //! taken is not written to again.
@@ -29,7 +29,7 @@ const MOST_MEMORY_KIB: u32 = 128 << 10;
 /// Set-uid and set-gid.
 const CHANGES_USER: u32 = 0o6000;
 
-/// What is in an archive, folders apart.
+/// What is in an archive, directories apart.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Listing {
     pub(super) entries: BTreeMap<String, Entry>,
@@ -42,7 +42,7 @@ pub(super) enum Entry {
     Link { target: String },
 }
 
-/// Unpacks into the folder `into` and returns the hash of what was read.
+/// Unpacks into the directory `into` and returns the hash of what was read.
 pub(super) fn unpack(file: File, into: &Path) -> Result<String, String> {
     let mut packed = BufReader::new(Hashing::new(file));
     let listing = {
@@ -103,7 +103,7 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
                 Entry::Link { target }
             }
             other => {
-                return Err(format!("{name:?} is of type {other:?}; there may be files, folders and links inside"));
+                return Err(format!("{name:?} is of type {other:?}; there may be files, directories and links inside"));
             }
         };
         if name.is_empty() || listing.entries.contains_key(&name) {

@@ -35,8 +35,8 @@ impl Image<'_> {
 }
 
 impl Files for Image<'_> {
-    fn names(&self, folder: &str) -> Vec<OsString> {
-        let found = self.find(folder);
+    fn names(&self, dir: &str) -> Vec<OsString> {
+        let found = self.find(dir);
         found.iter().flat_map(|(path, _)| self.tree.names(path)).map(OsString::from).collect()
     }
 
@@ -58,7 +58,7 @@ pub(super) fn add(tree: &mut Tree, extension: Option<&str>, version: &str) -> Re
     if let Some(node) = tree.get(&path) {
         return checked(node, &path).map(|()| None);
     }
-    let place = extension.map_or_else(String::new, |name| format!("{}/{name}", extension::FOLDER));
+    let place = extension.map_or_else(String::new, |name| format!("{}/{name}", extension::DIRECTORY));
     let image = Image { tree, place };
     let Some(spec) = spec(&image, &[&image.place], version) else { return Ok(None) };
     let why = |error: serde_json::Error| Error::DriverFiles { path: path.clone(), why: error.to_string() };

@@ -28,12 +28,12 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
         };
         image.add(&file.path, Node::File { mode: file.mode.unwrap_or(0o644), content })?;
     }
-    for folder in &manifest.trees {
-        let root = Path::new(&folder.source);
-        if folder.only.is_empty() {
+    for dir in &manifest.trees {
+        let root = Path::new(&dir.source);
+        if dir.only.is_empty() {
             copy_tree(&mut image, root, Path::new(""))?;
         }
-        for part in &folder.only {
+        for part in &dir.only {
             copy_tree(&mut image, root, Path::new(part))?;
         }
     }
@@ -48,7 +48,7 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
     Ok(image)
 }
 
-/// Adds `part` of the folder `root`, with everything below it, at the same place.
+/// Adds `part` of the directory `root`, with everything below it, at the same place.
 fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
     let path = root.join(part);
     let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
@@ -71,7 +71,7 @@ fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
     } else if data.is_file() {
         Node::File { mode, content: Content::File(path.clone()) }
     } else {
-        return Err(odd("neither a file, nor a folder, nor a symbolic link"));
+        return Err(odd("neither a file, nor a directory, nor a symbolic link"));
     };
     Ok(image.add(place, node)?)
 }

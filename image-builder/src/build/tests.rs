@@ -237,7 +237,7 @@ fn what_is_of_the_driver_says_so() {
         build_packages: Vec::new(),
         modules: BTreeMap::new(),
     };
-    let built = driver::Built { folder: dir.path().into(), record };
+    let built = driver::Built { dir: dir.path().into(), record };
     let driver = Driver { version: "550.163.01".parse().unwrap(), built, modules: Vec::new(), files: None };
     let said = of_driver(&driver);
     assert_eq!((said.version.as_str(), said.compiler.as_str()), ("550.163.01", "gcc-14"));

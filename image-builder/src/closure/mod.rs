@@ -22,7 +22,7 @@ use crate::tree::{Content, Node, Tree};
 use rules::Rules;
 
 /// Where glibc's loader looks, without `/etc/ld.so.cache`, on Debian's amd64.
-const LIBRARY_FOLDERS: &[&str] =
+const LIBRARY_DIRECTORIES: &[&str] =
     &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib"];
 
 /// Links that are followed before a path counts as a circle.
@@ -104,7 +104,7 @@ pub enum Error {
 struct Facts {
     needed: Vec<String>,
     interpreter: Option<String>,
-    folders: Vec<String>,
+    dirs: Vec<String>,
     /// A library: it has a name of its own, and no loader.
     library: bool,
     size: u64,
@@ -116,16 +116,16 @@ fn matches(pattern: &str, path: &str) -> bool {
     Pattern::new(pattern).is_ok_and(|pattern| pattern.matches_with(path, options))
 }
 
-/// The first of `folders` and the loader's own that has it.
-fn library(tree: &Tree, folders: &[String], name: &str) -> Option<String> {
+/// The first of `directories` and the loader's own that has it.
+fn library(tree: &Tree, dirs: &[String], name: &str) -> Option<String> {
     if name.contains('/') {
         return resolve(tree, name);
     }
-    let folders = folders.iter().map(String::as_str).chain(LIBRARY_FOLDERS.iter().copied());
-    folders.map(|folder| format!("{folder}/{name}")).find_map(|path| resolve(tree, &path))
+    let dirs = dirs.iter().map(String::as_str).chain(LIBRARY_DIRECTORIES.iter().copied());
+    dirs.map(|dir| format!("{dir}/{name}")).find_map(|path| resolve(tree, &path))
 }
 
-/// Follows links, in a path's folders too: where the file is in the end.
+/// Follows links, in a path's directories too: where the file is in the end.
 pub(crate) fn resolve(tree: &Tree, path: &str) -> Option<String> {
     let mut rest: Vec<String> = parts(path);
     rest.reverse();
@@ -194,14 +194,14 @@ fn is_elf(content: &Content) -> Result<bool, Error> {
 fn facts_of(file: &str, data: &[u8]) -> Result<Facts, Error> {
     let elf = Elf::parse(data).map_err(|error| Error::Elf { file: file.to_owned(), what: error.to_string() })?;
     let origin = Path::new(file).parent().and_then(Path::to_str).unwrap_or_default();
-    let folders = elf.runpaths.iter().chain(&elf.rpaths).flat_map(|list| list.split(':')).map(|folder| {
-        let folder = folder.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", &format!("/{origin}"));
-        parts(&folder).join("/")
+    let dirs = elf.runpaths.iter().chain(&elf.rpaths).flat_map(|list| list.split(':')).map(|dir| {
+        let dir = dir.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", &format!("/{origin}"));
+        parts(&dir).join("/")
     });
     Ok(Facts {
         needed: elf.libraries.iter().map(|name| (*name).to_owned()).collect(),
         interpreter: elf.interpreter.map(str::to_owned),
-        folders: folders.filter(|folder| !folder.is_empty()).collect(),
+        dirs: dirs.filter(|dir| !dir.is_empty()).collect(),
         library: elf.interpreter.is_none() && elf.soname.is_some(),
         size: data.len() as u64,
     })
@@ -265,8 +265,8 @@ impl Judge<'_> {
     }
 
     fn need(&mut self, file: &str, need: &str, how: &'static str) {
-        let folders = self.elves.get(file).map(|facts| facts.folders.clone()).unwrap_or_default();
-        match library(self.tree, &folders, need) {
+        let dirs = self.elves.get(file).map(|facts| facts.dirs.clone()).unwrap_or_default();
+        match library(self.tree, &dirs, need) {
             Some(place) => drop(self.used.insert(place)),
             None => self.missing(file, need, how),
         }
@@ -330,7 +330,7 @@ impl Judge<'_> {
                 ["", ".xz", ".zst"].iter().any(|end| {
                     ["lib/firmware", "usr/lib/firmware"]
                         .iter()
-                        .any(|folder| resolve(self.tree, &format!("{folder}/{name}{end}")).is_some())
+                        .any(|dir| resolve(self.tree, &format!("{dir}/{name}{end}")).is_some())
                 })
             };
             if !names.iter().any(there) {

@@ -12,13 +12,13 @@ fn link(target: &str) -> Node {
 }
 
 /// A program and a library of the machine's compiler.
-fn built(folder: &Path) -> (Vec<u8>, Vec<u8>) {
-    let (program, library) = (folder.join("program"), folder.join("libours.so.1"));
+fn built(dir: &Path) -> (Vec<u8>, Vec<u8>) {
+    let (program, library) = (dir.join("program"), dir.join("libours.so.1"));
     let compile = |text: &str, target: &Path, more: &[&str]| {
-        let source = folder.join("source.c");
+        let source = dir.join("source.c");
         fs::write(&source, text).unwrap();
         let mut gcc = Command::new("gcc");
-        gcc.arg("-o").arg(target).arg(&source).args(more).current_dir(folder);
+        gcc.arg("-o").arg(target).arg(&source).args(more).current_dir(dir);
         assert!(gcc.status().unwrap().success());
     };
     compile("int ours(void) { return 0; }", &library, &["-shared", "-fPIC", "-Wl,-soname,libours.so.1"]);
@@ -47,7 +47,7 @@ fn libraries_are_found_where_the_loader_would_and_missing_ones_named() {
     let said = texts(&tree, &rules);
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("/usr/bin/program needs libours.so.1 (DT_NEEDED)"), "{said:?}");
-    // In the program's own folder of libraries, through a link, or in the loader's.
+    // In the program's own directory of libraries, through a link, or in the loader's.
     for (place, links) in [
         ("usr/private/libours.so.1", vec![]),
         ("usr/lib/x86_64-linux-gnu/libours.so.1.0", vec![("usr/lib/x86_64-linux-gnu/libours.so.1", "libours.so.1.0")]),
@@ -69,7 +69,7 @@ fn libraries_are_found_where_the_loader_would_and_missing_ones_named() {
 }
 
 #[test]
-fn circles_of_links_and_files_in_the_place_of_folders_are_no_libraries() {
+fn circles_of_links_and_files_in_the_place_of_directories_are_no_libraries() {
     let mut tree = Tree::default();
     tree.add("a", link("b")).unwrap();
     tree.add("b", link("/a")).unwrap();

@@ -1,4 +1,4 @@
-//! One suite's private apt tree, and the folder of downloaded packages.
+//! One suite's private apt tree, and the directory of downloaded packages.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -45,7 +45,7 @@ pub struct Package {
 }
 
 impl Apt {
-    /// Opens the tree of `suite` under the cache folder, making it if needed,
+    /// Opens the tree of `suite` under the cache directory, making it if needed,
     /// and refreshes package lists that are older than a day.
     ///
     /// When they cannot be refreshed but older ones are there, work goes on
@@ -78,11 +78,11 @@ impl Apt {
     }
 
     fn set_up(&self) -> Result<(), Error> {
-        for folder in ["lists/partial", "cache/archives/partial", "state"] {
-            let folder = self.tree.join(folder);
-            fs::create_dir_all(&folder).map_err(io_error("create folder", &folder))?;
+        for dir in ["lists/partial", "cache/archives/partial", "state"] {
+            let dir = self.tree.join(dir);
+            fs::create_dir_all(&dir).map_err(io_error("create directory", &dir))?;
         }
-        fs::create_dir_all(&self.debs).map_err(io_error("create folder", &self.debs))?;
+        fs::create_dir_all(&self.debs).map_err(io_error("create directory", &self.debs))?;
         let mirror = mirror()?;
         self.write_if_changed("status", "")?;
         self.write_if_changed("apt.conf", &config::apt_conf(&self.tree, &config::host_options()))?;
@@ -239,7 +239,7 @@ impl Apt {
         if dir.exists() {
             fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
         }
-        fs::create_dir(&dir).map_err(io_error("create folder", &dir))?;
+        fs::create_dir(&dir).map_err(io_error("create directory", &dir))?;
         let result = self.download_into(&dir, missing);
         // Best effort: the next download removes it as well.
         let _ = fs::remove_dir_all(&dir);
@@ -290,7 +290,7 @@ impl Apt {
         })
     }
 
-    fn run<I, S>(&self, program: &'static str, folder: &Path, arguments: I, task: Task) -> Result<Output, Error>
+    fn run<I, S>(&self, program: &'static str, dir: &Path, arguments: I, task: Task) -> Result<Output, Error>
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
@@ -300,7 +300,7 @@ impl Apt {
             .env("APT_CONFIG", self.tree.join("apt.conf"))
             // Messages end up in ours, and the parsers read English.
             .env("LC_ALL", "C.UTF-8")
-            .current_dir(folder)
+            .current_dir(dir)
             .stdin(self.lock.input()?)
             .output()
             .map_err(|source| Error::Start { program, source })?;
@@ -318,9 +318,9 @@ impl Apt {
     }
 }
 
-/// Bytes of all files in a folder.
-fn size_of_files(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+/// Bytes of all files in a directory.
+fn size_of_files(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
 }
 

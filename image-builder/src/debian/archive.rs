@@ -12,11 +12,11 @@ use tar::EntryType;
 use super::{Error, index};
 
 /// Unpacks the files of the package `deb` for which `keep` says yes into the
-/// folder `into`, and returns their number.
+/// directory `into`, and returns their number.
 ///
 /// `keep` sees paths relative to the root (`usr/bin/busybox`). Owners and
 /// set-uid bits are dropped, and whoever unpacks may read everything and write
-/// to every folder. Device nodes are refused, and neither `/`, `..` nor a link
+/// to every directory. Device nodes are refused, and neither `/`, `..` nor a link
 /// leads out of `into`. Modification times are the package's.
 ///
 /// # Errors
@@ -125,7 +125,7 @@ fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> 
         let place = into.join(path);
         let failed = |error: io::Error| format!("{}: {}", place.display(), causes(&error));
         if !entry.unpack_in(into).map_err(failed)? {
-            return refused("leads out of the folder");
+            return refused("leads out of the directory");
         }
         let needed = match kind {
             EntryType::Directory => 0o700,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_the_folder() {
+    fn nothing_leaves_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
         let inside = dir.path().join("inside");

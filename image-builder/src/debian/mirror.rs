@@ -24,7 +24,7 @@ pub fn mirror() -> Result<String, Error> {
     }
 }
 
-/// [`mirror`] over another folder than `/etc/apt`.
+/// [`mirror`] over another directory than `/etc/apt`.
 fn mirror_from(etc_apt: &Path) -> Result<String, Error> {
     let mut files = vec![etc_apt.join("sources.list")];
     if let Ok(entries) = fs::read_dir(etc_apt.join("sources.list.d")) {

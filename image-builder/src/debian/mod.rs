@@ -32,7 +32,7 @@ pub enum Error {
         searched.display()
     )]
     NoMirror {
-        /// The folder that was searched.
+        /// The directory that was searched.
         searched: PathBuf,
     },
     /// The archive's keys are not installed.
@@ -110,12 +110,12 @@ pub enum Error {
         depends: String,
     },
     /// The package lists have no release file.
-    #[error("suite {suite}: no InRelease in {}: remove that folder and run again", folder.display())]
+    #[error("suite {suite}: no InRelease in {}: remove that directory and run again", dir.display())]
     NoRelease {
         /// The suite.
         suite: String,
         /// Where it was looked for.
-        folder: PathBuf,
+        dir: PathBuf,
     },
     /// The release file is not what an archive signs.
     #[error("suite {suite}: its release file is not good: {what}")]

@@ -23,7 +23,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 /// The release file among a tree's package lists.
 fn file_of(lists: &Path, suite: &str) -> Result<PathBuf, Error> {
-    let missing = || Error::NoRelease { suite: suite.to_owned(), folder: lists.to_owned() };
+    let missing = || Error::NoRelease { suite: suite.to_owned(), dir: lists.to_owned() };
     let entries = fs::read_dir(lists).map_err(io_error("list", lists))?;
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     found.retain(|path| path.to_string_lossy().ends_with("_InRelease"));

@@ -1,7 +1,7 @@
 //! What changed between two images, by their records.
 //!
 //! Nothing is unpacked: `image.json` has every package, file and hash. Whether
-//! a folder still is what its record says is for [`crate::verify`] to tell.
+//! a directory still is what its record says is for [`crate::verify`] to tell.
 
 mod packages;
 mod text;
@@ -54,7 +54,7 @@ pub struct Diff {
     pub packages: Vec<Change<PackageRecord>>,
     /// Files in the image, those whose size changed most first.
     pub files: Vec<Change<FileRecord>>,
-    /// Folders, links and devices in the image.
+    /// Directories, links and devices in the image.
     pub others: Vec<Change<String>>,
     /// Bytes by where files are from, those that changed most first; nothing
     /// where a record is too old to say it.

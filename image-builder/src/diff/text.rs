@@ -43,7 +43,7 @@ impl Diff {
         section(&mut text, "results, in bytes", &self.outputs, sizes);
         section(&mut text, "packages", &self.packages, package);
         self.files(&mut text, all);
-        section(&mut text, "folders, links and devices", &self.others, other);
+        section(&mut text, "directories, links and devices", &self.others, other);
         self.totals(&mut text);
         section(&mut text, "programs that made it (no difference of the image)", &self.tools, package);
         section(&mut text, "suites (no difference of the image)", &self.suites, value);

@@ -94,7 +94,7 @@ impl BuildRoot {
         let members = packages.find_tools(suite, &wanted)?;
         let mut key = LAYOUT.to_string();
         members.iter().for_each(|member| key.push_str(&member.sha256));
-        // Other packages, another folder.
+        // Other packages, another directory.
         let name = format!("{suite}-{package}-{}", &digest::of_bytes(key.as_bytes())[..16]);
         let (root, progress) = (packages.cache().join("build-roots").join(name), packages.progress());
         cache::publish(&root, &progress, |half| {
@@ -188,7 +188,7 @@ fn compiler_package(compiler: &str) -> &str {
 /// Programs and libraries; no documents, no headers of the C library.
 fn keep(path: &Path) -> bool {
     const NOT: &[&str] = &["usr/share", "usr/include", "usr/lib/debug", "var", "etc"];
-    !NOT.iter().any(|folder| path.starts_with(folder))
+    !NOT.iter().any(|dir| path.starts_with(dir))
 }
 
 /// What installing the packages would have done, and the places for mounts.
@@ -200,13 +200,13 @@ fn finish(root: &Path) -> Result<(), cache::Error> {
         }
         std::os::unix::fs::symlink(target, &path).map_err(io_error("make link", &path))
     };
-    for folder in ["bin", "sbin", "lib", "lib64"] {
-        link(&format!("usr/{folder}"), folder)?;
+    for dir in ["bin", "sbin", "lib", "lib64"] {
+        link(&format!("usr/{dir}"), dir)?;
     }
     link("mawk", "usr/bin/awk")?;
-    for folder in [BUILD, HEADERS, "/tmp", "/dev"] {
-        let path = root.join(folder.trim_start_matches('/'));
-        fs::create_dir_all(&path).map_err(io_error("create folder", &path))?;
+    for dir in [BUILD, HEADERS, "/tmp", "/dev"] {
+        let path = root.join(dir.trim_start_matches('/'));
+        fs::create_dir_all(&path).map_err(io_error("create directory", &path))?;
     }
     for device in DEVICES {
         let path = root.join("dev").join(device);

@@ -29,7 +29,7 @@ const PACKAGE: &str = "nvidia-open-kernel-dkms";
 /// NVIDIA's own InfiniBand stack they are empty.
 pub const MODULES: &[&str] = &["nvidia", "nvidia-uvm", "nvidia-modeset"];
 
-/// What the cache's folder says about itself.
+/// What the cache's directory says about itself.
 const RECORD: &str = "record.json";
 
 /// Changes when modules are built differently in a way that the script does not show.
@@ -56,8 +56,8 @@ pub struct Plan {
 /// Compiled modules in the cache.
 #[derive(Debug, Clone)]
 pub struct Built {
-    /// Their folder.
-    pub folder: PathBuf,
+    /// Their directory.
+    pub dir: PathBuf,
     /// What was recorded about them.
     pub record: Record,
 }
@@ -135,15 +135,15 @@ impl Plan {
     /// # Errors
     /// What the compiler says first, or a failed file operation.
     pub fn build(&self, packages: &mut Packages<'_>) -> Result<Built, Error> {
-        let folder = self.cache.join("driver").join(format!("{}-{}-{}", self.driver, self.release, &self.key()[..16]));
-        cache::publish(&folder, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
-        let path = folder.join(RECORD);
+        let dir = self.cache.join("driver").join(format!("{}-{}-{}", self.driver, self.release, &self.key()[..16]));
+        cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
+        let path = dir.join(RECORD);
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
-        Ok(Built { folder, record })
+        Ok(Built { dir, record })
     }
 
-    /// Compiles into the folder `into`, whether or not it was done before.
+    /// Compiles into the directory `into`, whether or not it was done before.
     ///
     /// # Errors
     /// As [`Plan::build`].
@@ -187,7 +187,7 @@ impl Plan {
 
     fn unpack(&self, deb: &Path, into: &Path, build: &Path) -> Result<(), Error> {
         let outer = into.join("package");
-        fs::create_dir_all(&outer).map_err(io_error("create folder", &outer))?;
+        fs::create_dir_all(&outer).map_err(io_error("create directory", &outer))?;
         let sources = Path::new("usr/src");
         debian::unpack(deb, &outer, |path| path.starts_with(sources) || sources.starts_with(path))?;
         let mut found = fs::read_dir(outer.join(sources))
@@ -195,7 +195,7 @@ impl Plan {
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.join("Kbuild").is_file());
-        let source = found.next().ok_or_else(|| self.incomplete("folder of source below usr/src"))?;
+        let source = found.next().ok_or_else(|| self.incomplete("directory of source below usr/src"))?;
         fs::rename(&source, build).map_err(io_error("move", &source))?;
         fs::remove_dir_all(&outer).map_err(io_error("remove", &outer))?;
         Ok(())
@@ -204,8 +204,8 @@ impl Plan {
     /// What the build root's shell runs, after `jobs` is set. All that decides
     /// about the modules' bytes beside the inputs is in here.
     fn script(&self) -> String {
-        let inside = |folder: &Path| {
-            let below = folder.strip_prefix(&self.headers.root).unwrap_or(folder);
+        let inside = |dir: &Path| {
+            let below = dir.strip_prefix(&self.headers.root).unwrap_or(dir);
             format!("{HEADERS}/{}", below.display())
         };
         let (common, own) = (inside(&self.headers.common), inside(&self.headers.build));
@@ -234,7 +234,7 @@ impl Plan {
         digest::of_bytes(text.as_bytes())
     }
 
-    /// Takes the modules out of the source's folder.
+    /// Takes the modules out of the source's directory.
     fn keep(&self, build: &Path, into: &Path) -> Result<Record, Error> {
         let mut modules = BTreeMap::new();
         for name in MODULES {
@@ -263,7 +263,7 @@ impl Plan {
         Ok(record)
     }
 
-    /// A failed build's folder goes away; its log stays beside.
+    /// A failed build's directory goes away; its log stays beside.
     fn keep_log(&self, log: &Path, error: Error) -> Error {
         let Error::Compile { what, first, status } = error else { return error };
         let kept = self.cache.join("driver").join(format!("{}-{}.log", self.driver, self.release));
@@ -282,7 +282,7 @@ impl Built {
     /// A name that is none of [`MODULES`].
     pub fn module(&self, name: &str) -> Result<PathBuf, Error> {
         if MODULES.contains(&name) {
-            return Ok(self.folder.join(format!("{name}.ko")));
+            return Ok(self.dir.join(format!("{name}.ko")));
         }
         Err(Error::UnknownModule { name: name.to_owned() })
     }
@@ -363,13 +363,13 @@ mod tests {
     fn what_was_compiled_is_not_compiled_again() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(dir.path());
-        let folder = dir.path().join("driver").join(format!("550.163.01-{}-{}", plan.release, &plan.key()[..16]));
-        let build = folder.join("build");
+        let dir = dir.path().join("driver").join(format!("550.163.01-{}-{}", plan.release, &plan.key()[..16]));
+        let build = dir.join("build");
         fs::create_dir_all(&build).unwrap();
         for name in MODULES {
             fs::write(build.join(format!("{name}.ko")), name).unwrap();
         }
-        let record = plan.keep(&build, &folder).unwrap();
+        let record = plan.keep(&build, &dir).unwrap();
         assert_eq!(record.patches, ["pci-resize-resource-exclude-bars"]);
         assert_eq!(record.modules["nvidia.ko"].sha256, digest::of_bytes(b"nvidia"));
         // No driver package can be had here: only the cache can answer.

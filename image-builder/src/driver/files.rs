@@ -17,16 +17,16 @@ use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::tree::{Content, Node};
 
-/// Changes when the folder is made differently, so that old ones are made anew.
+/// Changes when the directory is made differently, so that old ones are made anew.
 const LAYOUT: u32 = 1;
 
-/// What the folder says about itself.
+/// What the directory says about itself.
 const RECORD: &str = "record.json";
 
 /// The selected files, in the cache.
 #[derive(Debug, Clone)]
 pub struct Files {
-    folder: PathBuf,
+    dir: PathBuf,
     /// What the check of an image with these files has to know and cannot see.
     pub rules: Rules,
     /// What was recorded about them.
@@ -83,14 +83,14 @@ impl Files {
     /// A package that cannot be had or does not hold what it should.
     pub fn prepare(packages: &mut Packages<'_>, suite: &str, selected: &[Selected]) -> Result<Self, Error> {
         let found = choose(packages, suite, selected)?;
-        let folder = packages.cache().join("driver-files").join(&key(&found, selected)?[..16]);
+        let dir = packages.cache().join("driver-files").join(&key(&found, selected)?[..16]);
         let progress = packages.progress();
-        cache::publish(&folder, &progress, |half| {
+        cache::publish(&dir, &progress, |half| {
             let unpacked = half.join("packages");
             for package in found.values() {
                 let deb = packages.fetch_one(&format!("package {}", package.name), package)?;
                 let into = unpacked.join(&package.name);
-                fs::create_dir_all(&into).map_err(io_error("create folder", &into))?;
+                fs::create_dir_all(&into).map_err(io_error("create directory", &into))?;
                 progress.say(format_args!("package {} {}: unpacking", package.name, package.version));
                 debian::unpack(&deb, &into, |path| !path.starts_with("usr/share"))?;
             }
@@ -106,10 +106,10 @@ impl Files {
             fs::write(&path, text).map_err(io_error("write", &path))?;
             Ok::<(), Error>(())
         })?;
-        let path = folder.join(RECORD);
+        let path = dir.join(RECORD);
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
-        Ok(Self { folder, rules: profile::rules(selected), record })
+        Ok(Self { dir, rules: profile::rules(selected), record })
     }
 
     /// The entries of an image, with their paths.
@@ -117,7 +117,7 @@ impl Files {
         self.record.pieces.iter().map(|piece| {
             let node = match &piece.kind {
                 Kind::File { mode, .. } => {
-                    Node::File { mode: *mode, content: Content::File(self.folder.join("tree").join(&piece.path)) }
+                    Node::File { mode: *mode, content: Content::File(self.dir.join("tree").join(&piece.path)) }
                 }
                 Kind::Link { target } => Node::Symlink { target: target.clone() },
             };
@@ -213,7 +213,7 @@ fn pick(
         }
         let place = tree.join(&to);
         if let Some(parent) = place.parent() {
-            fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
+            fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
         }
         fs::rename(&from, &place).map_err(io_error("move", &from))?;
     }
@@ -222,7 +222,7 @@ fn pick(
 }
 
 /// Until Debian 12 some packages have `/lib` where others have `/usr/lib`.
-/// No folder on the way may be a link: it might lead out of the package.
+/// No directory on the way may be a link: it might lead out of the package.
 fn find(package: &Path, path: &str) -> Option<PathBuf> {
     [Some(path), path.strip_prefix("usr/")].into_iter().flatten().find_map(|path| {
         let mut at = package.to_owned();
@@ -237,14 +237,14 @@ fn find(package: &Path, path: &str) -> Option<PathBuf> {
 }
 
 fn sibling(path: &str, name: &str) -> String {
-    path.rsplit_once('/').map_or_else(|| name.to_owned(), |(folder, _)| format!("{folder}/{name}"))
+    path.rsplit_once('/').map_or_else(|| name.to_owned(), |(dir, _)| format!("{dir}/{name}"))
 }
 
 /// The text of a link at `link` that leads to `to`, both paths in the image:
 /// relative, so that it also holds where the image is not the root.
 fn relative(link: &str, to: &str) -> String {
-    let folders = |path: &str| path.split('/').map(str::to_owned).collect::<Vec<_>>();
-    let (link, to) = (folders(link), folders(to));
+    let dirs = |path: &str| path.split('/').map(str::to_owned).collect::<Vec<_>>();
+    let (link, to) = (dirs(link), dirs(to));
     let common = link[..link.len() - 1].iter().zip(&to[..to.len() - 1]).take_while(|(a, b)| a == b).count();
     let mut parts = vec!["..".to_owned(); link.len() - 1 - common];
     parts.extend_from_slice(&to[common..]);
@@ -331,7 +331,7 @@ mod tests {
             ]
         );
         let record = Record { schema: 1, packages: Vec::new(), pieces };
-        let files = Files { folder: dir.path().to_owned(), rules: Rules::default(), record };
+        let files = Files { dir: dir.path().to_owned(), rules: Rules::default(), record };
         assert_eq!(files.sizes(), BTreeMap::from([("g", 12)]));
         let mut image = crate::tree::Tree::default();
         for (path, node) in files.entries() {
@@ -352,13 +352,13 @@ mod tests {
             &[
                 ("p/usr/absolute", &format!("-> {outside}/secret")),
                 ("p/usr/up", "-> ../../../secret"),
-                ("p/usr/folder", &format!("-> {outside}")),
+                ("p/usr/directory", &format!("-> {outside}")),
                 ("p/usr/chain", "-> absolute"),
                 ("p/usr/dots", "-> .."),
                 ("p/usr/dir/x", ""),
             ],
         );
-        for from in ["usr/absolute", "usr/up", "usr/folder/secret", "usr/chain", "usr/dots", "usr/dir", "usr/none"] {
+        for from in ["usr/absolute", "usr/up", "usr/directory/secret", "usr/chain", "usr/dots", "usr/dir", "usr/none"] {
             let error = picked(dir.path(), &[file("p", from, "to", &[])]).unwrap_err().to_string();
             assert!(error.contains("package p") && error.contains(from), "{error}");
         }

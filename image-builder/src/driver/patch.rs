@@ -44,7 +44,7 @@ pub enum Error {
 }
 
 /// Checks every patch of `driver` that has evidence against the headers of
-/// `kernel` in the folder `headers`.
+/// `kernel` in the directory `headers`.
 ///
 /// # Errors
 /// [`Error::Evidence`] when version and headers disagree.
@@ -67,7 +67,7 @@ pub(super) fn check(table: &Table, driver: &Version, kernel: &Version, headers: 
     Ok(())
 }
 
-/// Edits the source in the folder `source`.
+/// Edits the source in the directory `source`.
 ///
 /// # Errors
 /// [`Error::Misfit`] when a text is not there exactly once.

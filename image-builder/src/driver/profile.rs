@@ -290,10 +290,10 @@ fn expanded(group: &Group, file: &Template, firmware: &BTreeSet<&str>, driver: &
             text.replace("{version}", driver.as_str()).replace("{gsp}", gsp)
         };
         let to = fill(file.to.as_ref().unwrap_or(&file.from));
-        let folder = to.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+        let dir = to.rsplit_once('/').map_or("", |(dir, _)| dir).to_owned();
         let link = |link: &String| {
             let link = fill(link);
-            if link.contains('/') { link } else { format!("{folder}/{link}") }
+            if link.contains('/') { link } else { format!("{dir}/{link}") }
         };
         Selected {
             group: group.name.clone(),

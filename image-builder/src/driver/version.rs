@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 /// Numbers with dots between them: `550.163.01`, `6.12.107`.
 ///
-/// It keeps its spelling, because a driver's folders and files carry it; for
+/// It keeps its spelling, because a driver's directories and files carry it; for
 /// order and equality only the numbers count.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "String")]

@@ -3,7 +3,7 @@
 //!
 //! Packing takes most of a build. The cache remembers which bytes came of
 //! what: a note for each image that was made, named by the hash of all that
-//! decides them. Who builds the same into the same folder again finds them
+//! decides them. Who builds the same into the same directory again finds them
 //! there, compares their hash, and is done.
 
 use std::fs::{self, File};
@@ -49,11 +49,11 @@ impl Place {
         Some(Self { path: cache.join("made").join(format!("{key}.json")) })
     }
 
-    /// What came of it, if that still is in `folder`.
-    pub(super) fn find(&self, folder: &Path, plan: &Plan) -> Option<(Root, Bytes)> {
+    /// What came of it, if that still is in `directory`.
+    pub(super) fn find(&self, dir: &Path, plan: &Plan) -> Option<(Root, Bytes)> {
         let note: Note = serde_json::from_slice(&fs::read(&self.path).ok()?).ok()?;
         let name = plan.file_name();
-        let path = folder.join(&name);
+        let path = dir.join(&name);
         let file = File::open(&path).ok()?;
         if file.metadata().ok()?.len() != note.file.size || digest::of_file(&path).ok()?.0 != note.file.sha256 {
             return None;
@@ -80,8 +80,8 @@ impl Place {
         let note = Note { file: file.clone(), verity: root.verity().map(ToString::to_string) };
         let text = serde_json::to_vec(&note).map_err(std::io::Error::other);
         let text = text.map_err(cache::io_error("write", &self.path))?;
-        if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder).map_err(cache::io_error("create folder", folder))?;
+        if let Some(dir) = self.path.parent() {
+            fs::create_dir_all(dir).map_err(cache::io_error("create directory", dir))?;
         }
         cache::write_atomically(&self.path, &text)
     }
@@ -96,7 +96,7 @@ mod tests {
     use crate::tree::{Content, Node};
 
     /// What a build does: makes it beside, and moves it into place if it was made.
-    fn built(folder: &Path, name: &str, content: &str) -> Made {
+    fn built(dir: &Path, name: &str, content: &str) -> Made {
         let wanted = Wanted {
             name,
             format: Format::Initramfs,
@@ -109,10 +109,10 @@ mod tests {
         let mut tree = Tree::default();
         tree.add("etc", Node::Directory { mode: 0o755 }).unwrap();
         tree.add("etc/x", Node::File { mode: 0o644, content: Content::Bytes(content.into()) }).unwrap();
-        let (half, out) = (folder.join("half"), folder.join("out"));
+        let (half, out) = (dir.join("half"), dir.join("out"));
         fs::create_dir_all(&half).unwrap();
         fs::create_dir_all(&out).unwrap();
-        let mut packages = Packages::new(&folder.join("cache"), None, Progress::quiet());
+        let mut packages = Packages::new(&dir.join("cache"), None, Progress::quiet());
         let made = make(&Plan::new(&wanted).unwrap(), &tree, &mut packages, &half, &out).unwrap();
         if made.now {
             fs::rename(half.join(&made.root.file), out.join(&made.root.file)).unwrap();

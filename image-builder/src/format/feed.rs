@@ -81,7 +81,7 @@ const FULL: &str = "No space left on device";
 
 /// Not every program has them: some find their own files damaged.
 fn room(file: &Path, written: u64) -> String {
-    let disk = file.parent().and_then(|folder| rustix::fs::statvfs(folder).ok());
+    let disk = file.parent().and_then(|dir| rustix::fs::statvfs(dir).ok());
     let left = disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
     // What it was given may be on the disk twice: as it came, and in the image.
     match left.filter(|left| left / 2 < written) {

@@ -1,5 +1,5 @@
 //! File systems in files, made by their own programs from an archive in a
-//! pipe: nothing is mounted, no folder is unpacked, nobody is root.
+//! pipe: nothing is mounted, no directory is unpacked, nobody is root.
 
 use std::fs::File;
 use std::path::Path;
@@ -29,8 +29,8 @@ pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path, bar: &
         Format::Squashfs => squashfs(&mut command, plan, path),
         _ => erofs(&mut command, plan, path),
     }
-    if let Some(folder) = path.parent() {
-        command.env("TMPDIR", folder);
+    if let Some(dir) = path.parent() {
+        command.env("TMPDIR", dir);
     }
     feed(program, &mut command, path, Stdio::null(), |pipe| {
         let mut archive = Tarball::new(pipe)?;

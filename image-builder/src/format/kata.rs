@@ -40,11 +40,11 @@ pub fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
     verity.map_or_else(|| parameter.clone(), |params| format!("{parameter}={params}"))
 }
 
-/// A file for Kata's `config.d`, for an image whose files lie in `folder` on
+/// A file for Kata's `config.d`, for an image whose files lie in `directory` on
 /// the host; none for a format that Kata does not take as root.
 #[must_use]
-pub fn drop_in(plan: &Plan, root: &Root, folder: &str) -> Option<String> {
-    let file = |name: &str| quoted(&format!("{}/{name}", folder.trim_end_matches('/')));
+pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
+    let file = |name: &str| quoted(&format!("{}/{name}", dir.trim_end_matches('/')));
     let verity = root.verity().map(ToString::to_string).unwrap_or_default();
     let mut text = format!("# Kata Containers' settings for the image {}. Belongs into config.d\n", plan.name);
     text.push_str("# beside the configuration it changes; docs/images.md says more.\n");

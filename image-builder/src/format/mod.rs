@@ -113,7 +113,7 @@ pub struct Made {
     pub root: Root,
     /// Its size and hash.
     pub bytes: Bytes,
-    /// Whether it was made now and lies in the folder for that; else an
+    /// Whether it was made now and lies in the directory for that; else an
     /// earlier build has made it, and it is where that has put it.
     pub now: bool,
     /// Every regular file in it.
@@ -134,20 +134,14 @@ fn kit(plan: &Plan) -> Option<Kit> {
     }
 }
 
-/// Makes the image of `tree` that `plan` describes, as a file in `folder`,
+/// Makes the image of `tree` that `plan` describes, as a file in `directory`,
 /// where other files for the time between go too; unless it is in `finished`
 /// already.
 ///
 /// # Errors
 /// A file that cannot be read or written, a package that cannot be had, or a
 /// program that fails.
-pub fn make(
-    plan: &Plan,
-    tree: &Tree,
-    packages: &mut Packages<'_>,
-    folder: &Path,
-    finished: &Path,
-) -> Result<Made, Error> {
+pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, dir: &Path, finished: &Path) -> Result<Made, Error> {
     let set = kit(plan).map(|kit| Toolset::of(kit, packages)).transpose()?;
     let tools = set.as_ref().map(|set| set.packages.clone()).unwrap_or_default();
     let measured = fill(tree, &mut Nowhere, &Bar::none())?;
@@ -159,10 +153,10 @@ pub fn make(
     let total = measured.values().map(|file| file.size).sum();
     let bar = packages.progress().bytes(format!("packing {}", plan.name), total);
     let file = plan.file_name();
-    let path = folder.join(&file);
+    let path = dir.join(&file);
     let (files, root) = match &set {
         Some(set) if plan.format != Format::Initramfs => {
-            let content = folder.join("content");
+            let content = dir.join("content");
             let files = filesystem::write(plan, tree, set, &content, &bar)?;
             let layout = disk::Layout {
                 name: &plan.name,

@@ -1,5 +1,5 @@
 //! The tar archive that `mkfs.erofs`, `mksquashfs` and `mke2fs` are fed with:
-//! a pipe instead of a folder, so that owners, times and order are ours and
+//! a pipe instead of a directory, so that owners, times and order are ours and
 //! nobody needs to be root. The dialect is GNU's, which all three read.
 
 use std::io::{self, Read, Write};

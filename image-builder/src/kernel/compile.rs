@@ -55,22 +55,22 @@ impl Kernel {
         let key = digest::of_bytes(
             format!("{LAYOUT}\n{}\n{}\n{compiler}\n{wanted}", candidate.sha256, recipe.name).as_bytes(),
         );
-        let folder = packages.cache().join("kernels").join(format!("built-{}", &key[..16]));
+        let dir = packages.cache().join("kernels").join(format!("built-{}", &key[..16]));
         // Beside the entry: taking gigabytes away takes its time, and who is
         // killed in the middle of that should not lose the kernel.
-        let tree = folder.with_extension("tree");
+        let tree = dir.with_extension("tree");
         let clear = || match fs::remove_dir_all(&tree) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &tree)(error)),
             _ => Ok(()),
         };
-        cache::publish(&folder, &progress, |half| {
+        cache::publish(&dir, &progress, |half| {
             clear()?;
             let job = Job::new(recipe, candidate, half, progress);
             job.unpack(packages, &pinned, &tree, |_| true)?;
             job.compile(&tree)
         })?;
         clear()?;
-        Self::open(folder)
+        Self::open(dir)
     }
 }
 
@@ -131,17 +131,17 @@ fn headers(config: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// One kernel, being made in a folder.
+/// One kernel, being made in a directory.
 pub(super) struct Job<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) candidate: Candidate,
-    pub(super) folder: &'a Path,
+    pub(super) dir: &'a Path,
     pub(super) progress: Progress,
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn new(recipe: &'a Recipe, candidate: Candidate, folder: &'a Path, progress: Progress) -> Self {
-        Self { recipe, candidate, folder, progress }
+    pub(super) fn new(recipe: &'a Recipe, candidate: Candidate, dir: &'a Path, progress: Progress) -> Self {
+        Self { recipe, candidate, dir, progress }
     }
 
     pub(super) fn what(&self) -> String {
@@ -165,16 +165,16 @@ impl<'a> Job<'a> {
         let release = self.make(tree, &["-s", "kernelrelease"])?;
         let release = release.iter().map(|line| line.trim()).rfind(|line| !line.is_empty());
         let release = release.unwrap_or_default().to_owned();
-        let vmlinux = self.folder.join("vmlinux");
+        let vmlinux = self.dir.join("vmlinux");
         let strip = ["--strip-all", "--remove-section=.comment"];
         let mut objcopy = Command::new("objcopy");
         objcopy.args(strip).arg(tree.join("vmlinux")).arg(&vmlinux);
         run(objcopy, &self.what(), &Progress::quiet())?;
         let bytes = fs::read(&vmlinux).map_err(io_error("read", &vmlinux))?;
         elf::pvh_entry(&bytes).map_err(|what| Error::Payload { file: vmlinux.clone(), what })?;
-        fs::copy(config, self.folder.join("config")).map_err(io_error("copy", config))?;
-        let modules = self.folder.join("modules");
-        fs::create_dir_all(modules.join("kernel")).map_err(io_error("create folder", &modules))?;
+        fs::copy(config, self.dir.join("config")).map_err(io_error("copy", config))?;
+        let modules = self.dir.join("modules");
+        fs::create_dir_all(modules.join("kernel")).map_err(io_error("create directory", &modules))?;
         let built_in = tree.join("modules.builtin");
         fs::copy(&built_in, modules.join("modules.builtin")).map_err(io_error("copy", &built_in))?;
         let facts = Facts {
@@ -187,7 +187,7 @@ impl<'a> Job<'a> {
             vmlinux_sha256: digest::of_bytes(&bytes),
             vmlinux_size: bytes.len() as u64,
         };
-        facts.write(self.folder)
+        facts.write(self.dir)
     }
 
     /// `make` with an environment that does not depend on who builds, or when.
@@ -279,8 +279,8 @@ mod tests {
 
     #[test]
     fn headers_are_missed_before_hours_are_spent() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("config");
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config");
         fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n# CONFIG_OBJTOOL is not set\n").unwrap();
         headers(&config).unwrap();
         for Headers { setting, package, .. } in HEADERS {

@@ -38,17 +38,17 @@ impl Kernel {
         let wanted = recipe.wishes.text();
         let of_source = source.file_name().unwrap_or_default().to_string_lossy();
         let key = digest::of_bytes(format!("{LAYOUT}\n{of_source}\n{}\n{compiler}\n{wanted}", recipe.name).as_bytes());
-        let folder = cache.join("kernels").join(format!("configured-{}", &key[..16]));
-        cache::publish(&folder, &progress, |half| {
+        let dir = cache.join("kernels").join(format!("configured-{}", &key[..16]));
+        cache::publish(&dir, &progress, |half| {
             let job = Job::new(recipe, candidate, half, progress);
             let out = half.join("out");
-            fs::create_dir_all(&out).map_err(io_error("create folder", &out))?;
+            fs::create_dir_all(&out).map_err(io_error("create directory", &out))?;
             let config = job.configure(&source, Some(&out))?;
             fs::rename(&config, half.join("config")).map_err(io_error("move", &config))?;
             fs::remove_dir_all(&out).map_err(io_error("remove", &out))?;
             Ok::<(), Error>(())
         })?;
-        Ok(folder.join("config"))
+        Ok(dir.join("config"))
     }
 
     /// The part of a recipe's source that says what can be configured, in the
@@ -66,33 +66,32 @@ impl Kernel {
 /// [`Kernel::kconfig`] of a source that was found already.
 fn kconfig_of(packages: &mut Packages<'_>, recipe: &Recipe, pinned: &Pinned) -> Result<PathBuf, Error> {
     let (candidate, progress) = (pinned.candidate(), packages.progress());
-    let folder = packages.cache().join("kernels").join(format!("kconfig-{}-{LAYOUT}", &candidate.sha256[..16]));
-    cache::publish(&folder, &progress, |half| {
+    let dir = packages.cache().join("kernels").join(format!("kconfig-{}-{LAYOUT}", &candidate.sha256[..16]));
+    cache::publish(&dir, &progress, |half| {
         let work = half.with_extension("work");
         let _ = fs::remove_dir_all(&work);
-        fs::create_dir_all(&work).map_err(io_error("create folder", &work))?;
+        fs::create_dir_all(&work).map_err(io_error("create directory", &work))?;
         let job = Job::new(recipe, candidate, &work, progress);
         let tree = work.join("tree");
         job.unpack(packages, pinned, &tree, says_what_can_be_configured)?;
-        for entry in fs::read_dir(&tree).map_err(io_error("read folder", &tree))?.flatten() {
+        for entry in fs::read_dir(&tree).map_err(io_error("read directory", &tree))?.flatten() {
             let to = half.join(entry.file_name());
             fs::rename(entry.path(), &to).map_err(io_error("move to", &to))?;
         }
         fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
         Ok::<(), Error>(())
     })?;
-    Ok(folder)
+    Ok(dir)
 }
 
-/// Whether `make *config` reads a file of the source; `path` begins with the source's own folder.
+/// Whether `make *config` reads a file of the source; `path` begins with the source's own directory.
 fn says_what_can_be_configured(path: &Path) -> bool {
     let path: PathBuf = path.components().skip(1).collect();
     let named = |start: &str| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
     path.as_os_str().is_empty()
         || named("Kconfig")
         || path.starts_with("scripts")
-        || (named("Makefile")
-            && path.parent().is_some_and(|folder| folder == Path::new("") || folder == Path::new("arch/x86")))
+        || (named("Makefile") && path.parent().is_some_and(|dir| dir == Path::new("") || dir == Path::new("arch/x86")))
 }
 
 impl Job<'_> {
@@ -106,8 +105,8 @@ impl Job<'_> {
     ) -> Result<(), Error> {
         let deb = packages.fetch_one(&format!("source of {}", self.what()), pinned)?;
         self.progress.say(format_args!("{}: unpacking the source", self.what()));
-        let outer = self.folder.join("package");
-        fs::create_dir_all(&outer).map_err(io_error("create folder", &outer))?;
+        let outer = self.dir.join("package");
+        fs::create_dir_all(&outer).map_err(io_error("create directory", &outer))?;
         let name = format!("usr/src/{}.tar.xz", self.recipe.source);
         let name = Path::new(&name);
         debian::unpack(&deb, &outer, |path| name.starts_with(path))?;
@@ -117,30 +116,30 @@ impl Job<'_> {
             what: "usr/src/*.tar.xz named as the package is",
         })?;
         let plain = lzma_rust2::XzReader::new(BufReader::new(file), true);
-        let inner = self.folder.join("source");
-        fs::create_dir_all(&inner).map_err(io_error("create folder", &inner))?;
+        let inner = self.dir.join("source");
+        fs::create_dir_all(&inner).map_err(io_error("create directory", &inner))?;
         let failed = || io_error("unpack", &archive);
         for entry in tar::Archive::new(plain).entries().map_err(failed())? {
             let mut entry = entry.map_err(failed())?;
             let wanted = entry.path().is_ok_and(|path| keep(&path));
             if wanted && !entry.unpack_in(&inner).map_err(failed())? {
-                let outside = std::io::Error::other("an entry leads out of the folder");
+                let outside = std::io::Error::other("an entry leads out of the directory");
                 return Err(failed()(outside).into());
             }
         }
         let top = only_child(&inner)
-            .ok_or(Error::Incomplete { package: self.candidate.file_name(), what: "single folder of source" })?;
+            .ok_or(Error::Incomplete { package: self.candidate.file_name(), what: "single directory of source" })?;
         fs::rename(&top, tree).map_err(io_error("move", &top))?;
-        for folder in [&outer, &inner] {
-            fs::remove_dir_all(folder).map_err(io_error("remove", folder))?;
+        for dir in [&outer, &inner] {
+            fs::remove_dir_all(dir).map_err(io_error("remove", dir))?;
         }
         Ok(())
     }
 
-    /// Has the source configure itself, in its own folder or in `out`, and
+    /// Has the source configure itself, in its own directory or in `out`, and
     /// returns the `.config`.
     pub(super) fn configure(&self, tree: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
-        let wanted = self.folder.join("wanted.config");
+        let wanted = self.dir.join("wanted.config");
         fs::write(&wanted, self.recipe.wishes.text()).map_err(io_error("write", &wanted))?;
         let allconfig = format!("KCONFIG_ALLCONFIG={}", wanted.display());
         let elsewhere = out.map(|out| format!("O={}", out.display()));
@@ -192,13 +191,13 @@ mod tests {
 
     /// A source tree in which `make` writes a `.config` that lacks something.
     fn judged(fragment: &str, config: &str) -> Result<(), String> {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("a.config", fragment);
         write("r.toml", "name = \"r\"\nsource = \"linux-source-6.12\"\nsuite = \"sid\"\nfragments = [\"a.config\"]\n");
         write("Kconfig", "config NET\n\tbool \"Net\"\nconfig VSOCKETS\n\tbool \"V\"\n\tdepends on NET\n");
         write("Makefile", &format!("allnoconfig:\n\t@test -f $(KCONFIG_ALLCONFIG)\n\t@printf '{config}' > .config\n"));
-        let recipe = Recipe::read(&folder.path().join("r.toml")).unwrap();
+        let recipe = Recipe::read(&dir.path().join("r.toml")).unwrap();
         let candidate = crate::debian::Candidate {
             name: "linux-source-6.12".to_owned(),
             version: "6.12.95-1".to_owned(),
@@ -208,10 +207,10 @@ mod tests {
             sha256: "0".repeat(64),
             depends: String::new(),
         };
-        let work = folder.path().join("work");
+        let work = dir.path().join("work");
         fs::create_dir(&work).unwrap();
         let job = Job::new(&recipe, candidate, &work, Progress::quiet());
-        job.configure(folder.path(), None).map(drop).map_err(|error| {
+        job.configure(dir.path(), None).map(drop).map_err(|error| {
             let cause = std::error::Error::source(&error).map_or(String::new(), ToString::to_string);
             format!("{error}: {cause}")
         })

@@ -15,7 +15,7 @@ use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;
 
-/// Changes when the folder is made differently, so that old ones are made anew.
+/// Changes when the directory is made differently, so that old ones are made anew.
 const LAYOUT: u32 = 2;
 
 /// What `make -C` is given to build a module out of the kernel's tree.
@@ -23,17 +23,17 @@ const LAYOUT: u32 = 2;
 pub struct KernelHeaders {
     /// The kernel they belong to, `uname -r`.
     pub release: String,
-    /// The folder for `make -C`.
+    /// The directory for `make -C`.
     pub build: PathBuf,
     /// What all flavours have in common, beside `build`.
     pub common: PathBuf,
-    /// The folder above both and the build tools: moved as a whole, they work.
+    /// The directory above both and the build tools: moved as a whole, they work.
     pub root: PathBuf,
     /// The packages.
     pub packages: Vec<Pinned>,
 }
 
-/// What the folder records about itself.
+/// What the directory records about itself.
 const STAMP: &str = "stamp.json";
 
 impl KernelHeaders {
@@ -76,10 +76,10 @@ impl KernelHeaders {
     fn open(root: PathBuf, own: String, release: &str) -> Result<Self, Error> {
         let build = root.join(own);
         let common = common_of(&root).filter(|_| build.join("Makefile").exists());
-        let Some(common) = common else { return Err(Error::HeadersDamaged { folder: root }) };
+        let Some(common) = common else { return Err(Error::HeadersDamaged { dir: root }) };
         let stamp = root.join(STAMP);
         let text = fs::read(&stamp).map_err(io_error("read", &stamp))?;
-        let packages = serde_json::from_slice(&text).map_err(|_| Error::HeadersDamaged { folder: root.clone() })?;
+        let packages = serde_json::from_slice(&text).map_err(|_| Error::HeadersDamaged { dir: root.clone() })?;
         Ok(Self { release: release.to_owned(), build, common, root, packages })
     }
 
@@ -91,7 +91,7 @@ impl KernelHeaders {
     pub fn compiler(&self) -> Result<String, Error> {
         let path = self.build.join(".config");
         let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
-        compiler_of(&text).map(str::to_owned).ok_or_else(|| Error::HeadersDamaged { folder: self.root.clone() })
+        compiler_of(&text).map(str::to_owned).ok_or_else(|| Error::HeadersDamaged { dir: self.root.clone() })
     }
 }
 
@@ -105,8 +105,8 @@ fn compiler_of(config: &str) -> Option<&str> {
 
 fn common_of(root: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(root.join("usr/src")).ok()?;
-    let mut folders = entries.flatten().map(|entry| entry.path());
-    folders.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("-common")))
+    let mut dirs = entries.flatten().map(|entry| entry.path());
+    dirs.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("-common")))
 }
 
 /// The flavour's headers, those common to all flavours, and the build tools.
@@ -146,8 +146,8 @@ fn keep(path: &Path) -> bool {
 
 /// Rewrites the flavour's `Makefile`, one line that includes the common one
 /// by its absolute path.
-fn relocate(folder: &Path) -> Result<(), Error> {
-    let path = folder.join("Makefile");
+fn relocate(dir: &Path) -> Result<(), Error> {
+    let path = dir.join("Makefile");
     let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
     fs::write(&path, relocated(&text)).map_err(io_error("write", &path))?;
     Ok(())
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_lost_something_is_named() {
+    fn a_directory_that_lost_something_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let own = "usr/src/linux-headers-6-cloud".to_owned();
         let open = || KernelHeaders::open(dir.path().to_owned(), own.clone(), "6-cloud");

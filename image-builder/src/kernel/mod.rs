@@ -126,10 +126,10 @@ pub enum Error {
         needed: &'static str,
     },
     /// Unpacked headers lack a file.
-    #[error("the kernel headers in {} are not complete: remove it and try again", folder.display())]
+    #[error("the kernel headers in {} are not complete: remove it and try again", dir.display())]
     HeadersDamaged {
-        /// Their folder.
-        folder: PathBuf,
+        /// Their directory.
+        dir: PathBuf,
     },
     /// A module was built for another kernel.
     #[error("module {} is for kernel {found}, the image has {release}: build it again", file.display())]
@@ -175,7 +175,7 @@ pub struct Package {
 pub struct Kernel {
     /// What was recorded when it was unpacked.
     pub facts: Facts,
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 /// What is known about a prepared kernel.
@@ -200,16 +200,16 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Writes them into a prepared kernel's folder, last of all.
-    fn write(&self, folder: &Path) -> Result<(), Error> {
-        let path = folder.join("facts.json");
+    /// Writes them into a prepared kernel's directory, last of all.
+    fn write(&self, dir: &Path) -> Result<(), Error> {
+        let path = dir.join("facts.json");
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::other).map_err(io_error("write", &path))?;
         fs::write(&path, text).map_err(io_error("write", &path))?;
         Ok(())
     }
 }
 
-/// Changes when the folder's layout does, so that old ones are made anew.
+/// Changes when the directory's layout does, so that old ones are made anew.
 const LAYOUT: u32 = 1;
 
 impl Kernel {
@@ -239,40 +239,40 @@ impl Kernel {
         let pinned = packages.find_through(&source.suite, &source.package, wish, is_kernel_package)?;
         let candidate = pinned.candidate();
         let (label, progress) = (format!("kernel {}", candidate.upstream_version()), packages.progress());
-        let folder = packages.cache().join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
+        let dir = packages.cache().join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
         packages.note(&pinned);
-        cache::publish(&folder, &progress, |half| {
+        cache::publish(&dir, &progress, |half| {
             let deb = packages.fetch_one(&label, &pinned)?;
             progress.say(format_args!("{label}: unpacking"));
             fill(half, &deb, &candidate, &source.suite)
         })?;
-        Self::open(folder)
+        Self::open(dir)
     }
 
-    fn open(folder: PathBuf) -> Result<Self, Error> {
-        let path = folder.join("facts.json");
+    fn open(dir: PathBuf) -> Result<Self, Error> {
+        let path = dir.join("facts.json");
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         let facts =
             serde_json::from_slice(&text).map_err(|error| io_error("understand", &path)(io::Error::other(error)))?;
-        Ok(Self { facts, folder })
+        Ok(Self { facts, dir })
     }
 
     /// The ELF file that a VMM enters through its PVH note.
     #[must_use]
     pub fn vmlinux(&self) -> PathBuf {
-        self.folder.join("vmlinux")
+        self.dir.join("vmlinux")
     }
 
     /// The configuration the kernel was built with.
     #[must_use]
     pub fn config(&self) -> PathBuf {
-        self.folder.join("config")
+        self.dir.join("config")
     }
 
-    /// The folder with `kernel/`, `modules.builtin` and so on.
+    /// The directory with `kernel/`, `modules.builtin` and so on.
     #[must_use]
     pub fn modules(&self) -> PathBuf {
-        self.folder.join("modules")
+        self.dir.join("modules")
     }
 }
 
@@ -282,22 +282,22 @@ fn is_kernel_package(name: &str) -> bool {
         && !name.ends_with("-dbg")
 }
 
-fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<(), Error> {
-    let tree = folder.join("package");
+fn fill(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<(), Error> {
+    let tree = dir.join("package");
     // Since Debian 13 modules lie under usr/lib.
     let wanted =
         |path: &Path| ["boot", "lib", "usr/lib"].iter().any(|top| path.starts_with(top)) || path == Path::new("usr");
-    fs::create_dir_all(&tree).map_err(io_error("create folder", &tree))?;
+    fs::create_dir_all(&tree).map_err(io_error("create directory", &tree))?;
     debian::unpack(deb, &tree, wanted)?;
     let incomplete = |what| Error::Incomplete { package: candidate.file_name(), what };
 
     let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|place| only_child(&tree.join(place)));
-    let modules = modules.ok_or_else(|| incomplete("folder lib/modules/RELEASE"))?;
+    let modules = modules.ok_or_else(|| incomplete("directory lib/modules/RELEASE"))?;
     // A package's links are for the system that it is installed on, not for this one.
     let root = fs::canonicalize(&tree).map_err(io_error("inspect", &tree))?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|real| real.starts_with(&root));
     let own = |path: &Path, what| if inside(path) { Ok(()) } else { Err(incomplete(what)) };
-    own(&modules, "folder lib/modules/RELEASE of its own")?;
+    own(&modules, "directory lib/modules/RELEASE of its own")?;
     let release =
         modules.file_name().and_then(|name| name.to_str()).ok_or_else(|| incomplete("release name"))?.to_owned();
     let vmlinuz = tree.join(format!("boot/vmlinuz-{release}"));
@@ -311,16 +311,16 @@ fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result
     elf::pvh_entry(&vmlinux).map_err(bad)?;
 
     let write = |name: &str, bytes: &[u8]| {
-        let path = folder.join(name);
+        let path = dir.join(name);
         fs::write(&path, bytes).map_err(io_error("write", &path))
     };
     write("vmlinux", &vmlinux)?;
-    fs::rename(&config, folder.join("config")).map_err(|_| incomplete("boot/config"))?;
-    fs::rename(&modules, folder.join("modules")).map_err(io_error("move", &modules))?;
+    fs::rename(&config, dir.join("config")).map_err(|_| incomplete("boot/config"))?;
+    fs::rename(&modules, dir.join("modules")).map_err(io_error("move", &modules))?;
     fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;
     // They point into /usr/src of a machine that has the headers installed.
     for link in ["build", "source"] {
-        let _ = fs::remove_file(folder.join("modules").join(link));
+        let _ = fs::remove_file(dir.join("modules").join(link));
     }
     let facts = Facts {
         release,
@@ -332,11 +332,11 @@ fn fill(folder: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result
         vmlinux_sha256: digest::of_bytes(&vmlinux),
         vmlinux_size: vmlinux.len() as u64,
     };
-    facts.write(folder)
+    facts.write(dir)
 }
 
-fn only_child(folder: &Path) -> Option<PathBuf> {
-    let mut entries = fs::read_dir(folder).ok()?.flatten();
+fn only_child(dir: &Path) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(dir).ok()?.flatten();
     let first = entries.next()?.path();
     entries.next().is_none().then_some(first)
 }
@@ -350,14 +350,14 @@ pub(crate) mod tests {
         elf::tests::module(pairs)
     }
 
-    /// A prepared kernel below `folder` with one module and one built in.
-    pub(crate) fn fake(folder: &Path) -> Kernel {
-        let folder = folder.join("kernel");
-        fs::create_dir_all(folder.join("modules/kernel")).unwrap();
-        fs::write(folder.join("vmlinux"), "vmlinux").unwrap();
-        fs::write(folder.join("modules/modules.builtin"), "kernel/virtio_pci.ko\n").unwrap();
+    /// A prepared kernel below `directory` with one module and one built in.
+    pub(crate) fn fake(dir: &Path) -> Kernel {
+        let dir = dir.join("kernel");
+        fs::create_dir_all(dir.join("modules/kernel")).unwrap();
+        fs::write(dir.join("vmlinux"), "vmlinux").unwrap();
+        fs::write(dir.join("modules/modules.builtin"), "kernel/virtio_pci.ko\n").unwrap();
         let module = elf::tests::module(&["depends=virtio_pci", "vermagic=6.12.95 SMP"]);
-        fs::write(folder.join("modules/kernel/vsock.ko"), module).unwrap();
+        fs::write(dir.join("modules/kernel/vsock.ko"), module).unwrap();
         let facts = Facts {
             release: "6.12.95".to_owned(),
             package: "linux-image-test".to_owned(),
@@ -368,7 +368,7 @@ pub(crate) mod tests {
             vmlinux_sha256: digest::of_bytes(b"vmlinux"),
             vmlinux_size: 7,
         };
-        Kernel { facts, folder }
+        Kernel { facts, dir }
     }
 
     #[test]

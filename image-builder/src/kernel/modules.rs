@@ -125,9 +125,9 @@ impl TypeInformation {
     }
 }
 
-/// The folder of modules that are not the kernel's.
+/// The directory of modules that are not the kernel's.
 pub const EXTRA: &str = "extra";
-/// The folder of modules that go before the kernel's own.
+/// The directory of modules that go before the kernel's own.
 pub const UPDATES: &str = "updates";
 
 /// A module that was built out of the kernel's tree.
@@ -135,25 +135,25 @@ pub const UPDATES: &str = "updates";
 pub struct Extra {
     /// Its file, which ends in `.ko`.
     pub file: PathBuf,
-    /// The folder below `lib/modules/RELEASE` where it goes.
-    pub folder: &'static str,
+    /// The directory below `lib/modules/RELEASE` where it goes.
+    pub dir: &'static str,
 }
 
 impl Extra {
     /// Goes where `make modules_install` puts modules that are not the kernel's.
     #[must_use]
     pub fn built(file: PathBuf) -> Self {
-        Self { file, folder: EXTRA }
+        Self { file, dir: EXTRA }
     }
 
     /// Goes where `depmod` looks first, before the kernel's own modules.
     #[must_use]
     pub fn update(file: PathBuf) -> Self {
-        Self { file, folder: UPDATES }
+        Self { file, dir: UPDATES }
     }
 }
 
-/// Selects `wanted` modules by name from the folder `tree` of the kernel
+/// Selects `wanted` modules by name from the directory `tree` of the kernel
 /// `release`, all of the files in `extra`, and everything those need.
 ///
 /// # Errors
@@ -166,8 +166,8 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], fo
     // What is still to be had, and who asked for it first.
     let mut open: Vec<(String, String)> =
         wanted.iter().map(|name| (canonical(name), "the manifest".to_owned())).collect();
-    for Extra { file, folder } in extra {
-        let (name, path) = extra_name(file, folder)?;
+    for Extra { file, dir } in extra {
+        let (name, path) = extra_name(file, dir)?;
         let mut data = fs::read(file).map_err(io_error("read module", file))?;
         if let Form::Plain(types) = form {
             types.apply(file, &mut data)?;
@@ -227,10 +227,10 @@ pub(crate) fn name_of(file: &Path) -> Option<String> {
     COMPRESSIONS.iter().any(|(suffix, _)| *suffix == rest).then(|| canonical(stem))
 }
 
-fn extra_name(file: &Path, folder: &str) -> Result<(String, String), Error> {
+fn extra_name(file: &Path, dir: &str) -> Result<(String, String), Error> {
     let stem = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".ko"));
     let stem = stem.ok_or_else(|| bad(file, "an extra module's file name must end in .ko".to_owned()))?;
-    Ok((canonical(stem), format!("{folder}/{stem}.ko")))
+    Ok((canonical(stem), format!("{dir}/{stem}.ko")))
 }
 
 type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
@@ -270,14 +270,14 @@ fn bad(file: &Path, what: String) -> Error {
 /// Every module file below `tree`, by name; links may lead anywhere and are none.
 fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![tree.join("kernel")];
-    while let Some(folder) = folders.pop() {
-        let entries = fs::read_dir(&folder).map_err(io_error("list", &folder))?;
+    let mut dirs = vec![tree.join("kernel")];
+    while let Some(dir) = dirs.pop() {
+        let entries = fs::read_dir(&dir).map_err(io_error("list", &dir))?;
         for entry in entries {
-            let entry = entry.map_err(io_error("list", &folder))?;
+            let entry = entry.map_err(io_error("list", &dir))?;
             let kind = entry.file_type().map_err(io_error("inspect", &entry.path()))?;
             if kind.is_dir() {
-                folders.push(entry.path());
+                dirs.push(entry.path());
             } else if kind.is_file()
                 && let Some(name) = name_of(&entry.path())
             {

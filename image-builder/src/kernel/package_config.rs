@@ -19,20 +19,20 @@ pub fn package_config(cache: &Path, source: &Package, progress: Progress) -> Res
     let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
     let pinned = packages.find_through(&source.suite, &source.package, wish, is_kernel_package)?;
     let candidate = pinned.candidate();
-    let folder = cache.join("kernels").join(format!("{}-config", &candidate.sha256[..16]));
-    cache::publish(&folder, &progress, |half| {
+    let dir = cache.join("kernels").join(format!("{}-config", &candidate.sha256[..16]));
+    cache::publish(&dir, &progress, |half| {
         let incomplete = |what| Error::Incomplete { package: candidate.file_name(), what };
         let label = format!("kernel {}", candidate.upstream_version());
         let deb = packages.fetch_one(&label, &pinned)?;
         let tree = half.join("package");
-        fs::create_dir_all(&tree).map_err(io_error("create folder", &tree))?;
+        fs::create_dir_all(&tree).map_err(io_error("create directory", &tree))?;
         debian::unpack(&deb, &tree, |path| path == Path::new("boot") || is_config(path))?;
         let config = only_child(&tree.join("boot")).ok_or_else(|| incomplete("single boot/config-RELEASE"))?;
         fs::rename(&config, half.join("config")).map_err(io_error("move", &config))?;
         fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;
         Ok::<(), Error>(())
     })?;
-    Ok((candidate, folder.join("config")))
+    Ok((candidate, dir.join("config")))
 }
 
 fn is_config(path: &Path) -> bool {

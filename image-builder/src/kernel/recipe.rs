@@ -75,10 +75,10 @@ impl Recipe {
         if text.name.is_empty() || text.name.len() > 32 || !text.name.bytes().all(plain) {
             return Err(Error::Name { file: file.to_owned(), name: text.name });
         }
-        let folder = file.parent().unwrap_or(Path::new(""));
+        let dir = file.parent().unwrap_or(Path::new(""));
         let mut wishes = Wishes::default();
         for fragment in &text.fragments {
-            let fragment = folder.join(fragment);
+            let fragment = dir.join(fragment);
             wishes.add(&fragment, &read(&fragment)?)?;
         }
         Ok(Self { name: text.name, source: text.source, suite: text.suite, wishes })
@@ -90,9 +90,9 @@ mod tests {
     use super::*;
 
     fn recipe(text: &str) -> Result<Recipe, Error> {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("net.config"), "CONFIG_NET=y\n").unwrap();
-        let file = folder.path().join("lab.toml");
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("net.config"), "CONFIG_NET=y\n").unwrap();
+        let file = dir.path().join("lab.toml");
         fs::write(&file, text).unwrap();
         Recipe::read(&file)
     }
@@ -118,14 +118,14 @@ mod tests {
 
     #[test]
     fn the_recipes_of_the_tree_are_valid() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs");
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs");
         let mut seen = 0;
-        for entry in fs::read_dir(&folder).unwrap().flatten() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "toml") {
                 assert!(!Recipe::read(&entry.path()).unwrap().wishes.is_empty());
                 seen += 1;
             }
         }
-        assert!(seen > 0, "no recipe in {}", folder.display());
+        assert!(seen > 0, "no recipe in {}", dir.display());
     }
 }

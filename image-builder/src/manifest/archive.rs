@@ -14,7 +14,7 @@ pub struct Archive {
     pub name: String,
     /// The version of what is in it.
     pub version: String,
-    /// The archive, relative to the manifest's folder: tar, also packed with
+    /// The archive, relative to the manifest's directory: tar, also packed with
     /// gzip or xz.
     pub path: String,
     /// Its hash: nothing else is taken.
@@ -34,7 +34,7 @@ pub struct Part {
     /// A path as the archive has it, in which `*` and `?` match within a name.
     /// It has to match something.
     pub from: String,
-    /// The folder that it goes into.
+    /// The directory that it goes into.
     pub into: String,
 }
 

@@ -194,7 +194,7 @@ fn table(file: impl Read + Seek, size: u64) -> Result<BTreeMap<String, Entry>, S
             }
             other => {
                 return Err(format!(
-                    "entry {name:?} is of type {other:?}; there may be files, folders and links inside"
+                    "entry {name:?} is of type {other:?}; there may be files, directories and links inside"
                 ));
             }
         };
@@ -229,10 +229,10 @@ mod tests {
     }
 
     fn open(bytes: &[u8]) -> Result<Archive, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.tar");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.tar");
         std::fs::write(&path, bytes).unwrap();
-        Archive::open(&path, folder.path()).map_err(|error| error.to_string())
+        Archive::open(&path, dir.path()).map_err(|error| error.to_string())
     }
 
     #[test]

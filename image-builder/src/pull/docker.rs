@@ -100,7 +100,7 @@ fn pick(mut all: Vec<Saved>, reference: Option<&str>, object: &str) -> Result<Sa
     }
 }
 
-/// Brings an image of the archive into the staging folder.
+/// Brings an image of the archive into the staging directory.
 pub(crate) fn import(
     path: &Path,
     reference: Option<&str>,

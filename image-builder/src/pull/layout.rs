@@ -1,4 +1,4 @@
-//! OCI image layouts: folders, and tar archives of them.
+//! OCI image layouts: directories, and tar archives of them.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -22,19 +22,19 @@ pub(crate) struct Layout {
 
 #[derive(Debug)]
 enum Place {
-    Folder,
+    Directory,
     Archive(Archive),
 }
 
 impl Layout {
-    /// Opens a folder or an archive; `parts` is for one that is packed.
+    /// Opens a directory or an archive; `parts` is for one that is packed.
     pub(crate) fn open(path: &Path, reference: Option<&str>, parts: &Path) -> Result<Self, Error> {
         let data = fs::metadata(path).map_err(io_error("open", path))?;
-        let place = if data.is_dir() { Place::Folder } else { Place::Archive(Archive::open(path, parts)?) };
+        let place = if data.is_dir() { Place::Directory } else { Place::Archive(Archive::open(path, parts)?) };
         let layout = Self { place, path: path.to_owned(), reference: reference.map(str::to_owned) };
         for name in [MARK, "index.json"] {
             let there = match &layout.place {
-                Place::Folder => path.join(name).is_file(),
+                Place::Directory => path.join(name).is_file(),
                 Place::Archive(archive) => archive.has(name),
             };
             if !there {
@@ -53,7 +53,7 @@ impl Layout {
     fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
         match &self.place {
             Place::Archive(archive) => archive.document(name),
-            Place::Folder => {
+            Place::Directory => {
                 let mut bytes = Vec::new();
                 let path = self.path.join(name);
                 let size = self.file(name)?.take(limits::DOCUMENT + 1).read_to_end(&mut bytes);
@@ -71,7 +71,7 @@ impl Layout {
         }
     }
 
-    /// A file of the folder. A pipe would be waited for, so it is looked at first.
+    /// A file of the directory. A pipe would be waited for, so it is looked at first.
     fn file(&self, name: &str) -> Result<File, Error> {
         let path = self.path.join(name);
         let missing = |why: String| input(path.display().to_string(), "read the image layout", why, COPY_AGAIN);
@@ -108,7 +108,7 @@ impl Origin for Layout {
     fn fetch(&mut self, blob: &Descriptor, staging: &mut Staging) -> Result<(), Error> {
         let (name, object) = (Self::name(blob), self.object(blob));
         match &self.place {
-            Place::Folder => copy_local(&mut self.file(&name)?, blob, &object, staging),
+            Place::Directory => copy_local(&mut self.file(&name)?, blob, &object, staging),
             Place::Archive(archive) => copy_local(&mut archive.open_entry(&name)?.0, blob, &object, staging),
         }
     }

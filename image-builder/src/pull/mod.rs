@@ -1,7 +1,7 @@
 //! Container images, from wherever they are, as OCI image layouts.
 //!
 //! An image is chosen for one platform, every byte of it is verified while it
-//! goes to the disk, and the folder with it has its name only when all of it
+//! goes to the disk, and the directory with it has its name only when all of it
 //! is there. Where an image comes from, and all that it says of itself, is not
 //! trusted: see `limits` and `document`.
 
@@ -43,7 +43,7 @@ use crate::progress::{Bar, Progress, megabytes};
 pub struct Wanted<'a> {
     /// Where the image is.
     pub source: &'a Source,
-    /// The folder that it becomes.
+    /// The directory that it becomes.
     pub out: &'a Path,
     /// For which machine.
     pub platform: &'a Platform,

@@ -27,7 +27,7 @@ pub(crate) trait Origin {
     /// What a blob is called in messages.
     fn object(&self, blob: &Descriptor) -> String;
 
-    /// Brings a blob into the staging folder, verified.
+    /// Brings a blob into the staging directory, verified.
     fn fetch(&mut self, blob: &Descriptor, staging: &mut Staging) -> Result<(), Error>;
 
     /// An index or manifest that another one names, verified.

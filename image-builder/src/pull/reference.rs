@@ -10,9 +10,9 @@ use super::error::Error;
 /// Where an image comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// An OCI image layout: a folder, or a tar archive of one.
+    /// An OCI image layout: a directory, or a tar archive of one.
     Layout {
-        /// The folder or archive.
+        /// The directory or archive.
         path: PathBuf,
         /// Which of its images.
         reference: Option<String>,

@@ -1,8 +1,8 @@
-//! The image in the making: a folder beside the one that it will be.
+//! The image in the making: a directory beside the one that it will be.
 //!
 //! `DIR` is made as `.DIR.pulling` beside it. In there a blob has its name
 //! only when it is whole and on the disk, so what a killed pull leaves is what
-//! the next one needs not fetch; parts of blobs are thrown away. The folder
+//! the next one needs not fetch; parts of blobs are thrown away. The directory
 //! takes its name in one step, or changes places with the image before it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,19 +27,19 @@ use crate::progress::{Bar, Progress};
 const LAYOUT: &str = "layout";
 /// Parts of blobs.
 const PARTS: &str = "parts";
-/// The file by which a folder says that it is a layout.
+/// The file by which a directory says that it is a layout.
 pub(crate) const MARK: &str = "oci-layout";
 
-/// An image in the making. Nobody else pulls into the same folder until it is dropped.
+/// An image in the making. Nobody else pulls into the same directory until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Staging {
     out: PathBuf,
-    folder: PathBuf,
+    dir: PathBuf,
     /// Blobs that this process has verified, and their sizes.
     whole: BTreeMap<Digest, u64>,
     /// What is being brought, on a terminal.
     bar: Arc<Bar>,
-    /// The folder is gone, or another pull's.
+    /// The directory is gone, or another pull's.
     done: bool,
     _lock: File,
 }
@@ -51,10 +51,8 @@ impl Drop for Staging {
         }
         // Best effort. A failed pull leaves what the next one needs not fetch, and otherwise nothing.
         let _ = fs::remove_dir_all(self.parts());
-        for folder in
-            [self.blobs(), self.folder.join(LAYOUT).join("blobs"), self.folder.join(LAYOUT), self.folder.clone()]
-        {
-            let _ = fs::remove_dir(folder);
+        for dir in [self.blobs(), self.dir.join(LAYOUT).join("blobs"), self.dir.join(LAYOUT), self.dir.clone()] {
+            let _ = fs::remove_dir(dir);
         }
     }
 }
@@ -92,45 +90,44 @@ impl Write for Blob {
 }
 
 impl Staging {
-    /// Begins an image that will be the folder `out`.
+    /// Begins an image that will be the directory `out`.
     pub(crate) fn begin(out: &Path, progress: Progress) -> Result<Self, Error> {
         // A link at the end would be replaced instead of what it leads to.
         let out = fs::canonicalize(out).unwrap_or_else(|_| out.to_owned());
         let refused = |why: &str, next| Err(input(out.display().to_string(), "write the image there", why, next));
         let Some(name) = out.file_name() else {
-            return refused("this names no new folder", "give --out another folder");
+            return refused("this names no new directory", "give --out another directory");
         };
         if let Ok(mut entries) = fs::read_dir(&out) {
             if entries.next().is_some() && !out.join(MARK).is_file() {
                 return refused(
                     "it is not empty, and no image layout",
-                    "give --out another folder, or remove that one",
+                    "give --out another directory, or remove that one",
                 );
             }
         } else if out.symlink_metadata().is_ok() {
-            return refused("it is no folder", "give --out another folder, or remove that file");
+            return refused("it is no directory", "give --out another directory, or remove that file");
         }
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(".pulling");
-        let folder = out.with_file_name(hidden);
-        let lock = lock(&folder, progress)?;
-        let staging =
-            Self { out, folder, whole: BTreeMap::new(), bar: Arc::new(Bar::none()), done: false, _lock: lock };
-        remove_folder(&staging.folder.join(PARTS))?;
-        for folder in [staging.blobs(), staging.folder.join(PARTS)] {
-            fs::create_dir_all(&folder).map_err(io_error("create folder", &folder))?;
+        let dir = out.with_file_name(hidden);
+        let lock = lock(&dir, progress)?;
+        let staging = Self { out, dir, whole: BTreeMap::new(), bar: Arc::new(Bar::none()), done: false, _lock: lock };
+        remove_directory(&staging.dir.join(PARTS))?;
+        for dir in [staging.blobs(), staging.dir.join(PARTS)] {
+            fs::create_dir_all(&dir).map_err(io_error("create directory", &dir))?;
         }
         Ok(staging)
     }
 
     fn blobs(&self) -> PathBuf {
-        self.folder.join(LAYOUT).join("blobs/sha256")
+        self.dir.join(LAYOUT).join("blobs/sha256")
     }
 
     /// Where parts may lie until this pull ends.
     pub(crate) fn parts(&self) -> PathBuf {
-        self.folder.join(PARTS)
+        self.dir.join(PARTS)
     }
 
     /// Where a blob is when it is whole.
@@ -232,7 +229,7 @@ impl Staging {
 
     /// The image is whole: `manifest` and these blobs. Gives it its name.
     pub(crate) fn finish(mut self, manifest: &Descriptor, blobs: &BTreeSet<Digest>) -> Result<(), Error> {
-        let layout = self.folder.join(LAYOUT);
+        let layout = self.dir.join(LAYOUT);
         let all = self.blobs();
         for entry in fs::read_dir(&all).map_err(io_error("list", &all))? {
             let entry = entry.map_err(io_error("list", &all))?;
@@ -252,18 +249,18 @@ impl Staging {
             });
             written.map_err(io_error("write", &path))?;
         }
-        for folder in [&all, &layout] {
-            File::open(folder).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", folder))?;
+        for dir in [&all, &layout] {
+            File::open(dir).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", dir))?;
         }
         self.publish(&layout)?;
         let parent = self.out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", parent))?;
         self.done = true;
-        remove_folder(&self.folder)
+        remove_directory(&self.dir)
     }
 
     fn publish(&self, layout: &Path) -> Result<(), Error> {
-        // An empty folder is replaced as well.
+        // An empty directory is replaced as well.
         let Err(error) = fs::rename(layout, &self.out) else { return Ok(()) };
         if !matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::NOTEMPTY | Errno::EXIST)) {
             return Err(io_error("rename into place", &self.out)(error).into());
@@ -272,7 +269,7 @@ impl Staging {
             Ok(()) => Ok(()),
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
                 // This file system cannot exchange: for a moment there is neither.
-                let old = self.folder.join(PARTS).join("old");
+                let old = self.dir.join(PARTS).join("old");
                 fs::rename(&self.out, &old).map_err(io_error("move away", &self.out))?;
                 Ok(fs::rename(layout, &self.out).map_err(io_error("rename into place", &self.out))?)
             }
@@ -287,32 +284,32 @@ fn readable(file: &File) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
-fn remove_folder(folder: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", folder)(error).into()),
+fn remove_directory(dir: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", dir)(error).into()),
         _ => Ok(()),
     }
 }
 
-/// Makes and locks the folder. Who waited for a lock may hold one on a folder
+/// Makes and locks the directory. Who waited for a lock may hold one on a directory
 /// that is gone, because the other pull has ended: then once more.
-fn lock(folder: &Path, progress: Progress) -> Result<File, Error> {
+fn lock(dir: &Path, progress: Progress) -> Result<File, Error> {
     loop {
-        fs::create_dir_all(folder).map_err(io_error("create folder", folder))?;
-        let file = match File::open(folder) {
+        fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
+        let file = match File::open(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            other => other.map_err(io_error("open", folder))?,
+            other => other.map_err(io_error("open", dir))?,
         };
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                progress.say(format_args!("waiting for another pull that holds {}", folder.display()));
-                file.lock().map_err(io_error("lock", folder))?;
+                progress.say(format_args!("waiting for another pull that holds {}", dir.display()));
+                file.lock().map_err(io_error("lock", dir))?;
             }
-            Err(TryLockError::Error(source)) => return Err(io_error("lock", folder)(source).into()),
+            Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source).into()),
         }
-        let mine = file.metadata().map_err(io_error("read", folder))?;
-        if fs::metadata(folder).is_ok_and(|there| (there.dev(), there.ino()) == (mine.dev(), mine.ino())) {
+        let mine = file.metadata().map_err(io_error("read", dir))?;
+        if fs::metadata(dir).is_ok_and(|there| (there.dev(), there.ino()) == (mine.dev(), mine.ino())) {
             return Ok(file);
         }
     }

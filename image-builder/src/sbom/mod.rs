@@ -89,7 +89,7 @@ impl Created {
     }
 }
 
-/// The bill of what the record at `path` describes (a folder that `build` wrote,
+/// The bill of what the record at `path` describes (a directory that `build` wrote,
 /// or its `image.json`), ending in a newline. It is dated `epoch`, in seconds
 /// since 1970, or else with the date of the newest release file that the record
 /// names.

@@ -9,9 +9,9 @@ use crate::image::Blobs;
 use crate::names;
 use crate::server::{Answer, Server};
 
-fn command(folder: &Path, arguments: &[&str]) -> Command {
+fn command(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_image-builder"));
-    command.arg("pull").args(arguments).current_dir(folder).env("DOCKER_CONFIG", folder);
+    command.arg("pull").args(arguments).current_dir(dir).env("DOCKER_CONFIG", dir);
     command
 }
 

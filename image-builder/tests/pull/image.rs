@@ -95,14 +95,14 @@ impl Blobs {
         manifest["layers"].as_array().unwrap().iter().map(|l| l["digest"].as_str().unwrap().to_owned()).collect()
     }
 
-    pub(crate) fn write(&self, folder: &Path) {
-        let blobs = folder.join("blobs/sha256");
+    pub(crate) fn write(&self, dir: &Path) {
+        let blobs = dir.join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
         for (digest, bytes) in &self.all {
             fs::write(blobs.join(digest.strip_prefix("sha256:").unwrap()), bytes).unwrap();
         }
-        fs::write(folder.join("index.json"), self.index.to_string()).unwrap();
-        fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+        fs::write(dir.join("index.json"), self.index.to_string()).unwrap();
+        fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     }
 
     /// The layout as an archive.

@@ -1,4 +1,4 @@
-//! OCI image layouts, as folders and as archives.
+//! OCI image layouts, as directories and as archives.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ use crate::{names, pulled, pulled_as};
 
 fn places(blobs: &Blobs) -> (TempDir, PathBuf, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("layout");
-    blobs.write(&folder);
+    let dir = dir.path().join("layout");
+    blobs.write(&dir);
     let (plain, packed) = (dir.path().join("layout.tar"), dir.path().join("layout.tar.gz"));
     fs::write(&plain, blobs.archive()).unwrap();
     fs::write(&packed, gzip(&blobs.archive())).unwrap();
-    let sources = [folder, plain, packed].iter().map(|path| format!("oci:{}", path.display())).collect();
+    let sources = [dir, plain, packed].iter().map(|path| format!("oci:{}", path.display())).collect();
     let out = dir.path().join("results/out");
     fs::create_dir(dir.path().join("results")).unwrap();
     (dir, out, sources)
 }
 
 #[test]
-fn folders_and_archives_are_copied_byte_for_byte() {
+fn directories_and_archives_are_copied_byte_for_byte() {
     let blobs = Blobs::sample();
     let (dir, out, sources) = places(&blobs);
     for source in &sources {

@@ -41,10 +41,10 @@ pub(crate) fn pulled_as(source: &str, out: &Path, credentials: &Credentials, pla
     })
 }
 
-/// What a folder has, without what is in it.
-pub(crate) fn names(folder: &Path) -> Vec<String> {
+/// What a directory has, without what is in it.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

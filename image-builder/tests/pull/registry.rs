@@ -211,8 +211,8 @@ fn lies_are_told_apart_from_trouble() {
     }
 }
 
-fn credentials(folder: &Path, port: u16, auth: &str) -> Credentials {
-    let file = folder.join("config.json");
+fn credentials(dir: &Path, port: u16, auth: &str) -> Credentials {
+    let file = dir.join("config.json");
     fs::write(&file, format!(r#"{{"auths":{{"127.0.0.1:{port}":{{"auth":"{auth}"}}}}}}"#)).unwrap();
     Credentials::of_file(file)
 }

@@ -19,8 +19,8 @@ fn saved(layers: &[(&str, &[u8])], contents: &[&[u8]]) -> Vec<u8> {
     tar(&files)
 }
 
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> String {
-    let path = folder.join(name);
+fn write(dir: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = dir.join(name);
     fs::write(&path, bytes).unwrap();
     format!("docker-archive:{}", path.display())
 }

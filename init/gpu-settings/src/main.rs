@@ -37,7 +37,7 @@ WORK is JSON: {\"gpus\": [{\"pci\": \"0000:01:00.0\", \"mig\": \"3g.71gb,4g.71gb
 \"power-limit\": \"500\", \"memory-clock\": \"2619\", \"clocks\": \"345,1980\"}], \"ready\": \"auto\"}, each part if it is wished.
 ";
 
-/// Where NVML is: where the loader finds it, or in the folders of drivers.
+/// Where NVML is: where the loader finds it, or in the directories of drivers.
 const PLACES: &[&str] = &[
     "libnvidia-ml.so.1",
     "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",

@@ -27,25 +27,25 @@ fn library() -> &'static Path {
 
 /// Two GPUs.
 struct Gpus {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Gpus {
     fn new() -> Self {
-        let gpus = Self { folder: tempfile::tempdir().unwrap() };
+        let gpus = Self { dir: tempfile::tempdir().unwrap() };
         gpus.write("gpus", &format!("{ONE}\n{TWO}\n"));
         gpus
     }
 
     fn write(&self, path: &str, text: &str) {
-        let path = self.folder.path().join(path);
+        let path = self.dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
     /// What a GPU has; empty if nobody ever set it.
     fn has(&self, object: &str, key: &str) -> String {
-        fs::read_to_string(self.folder.path().join(object).join(key)).unwrap_or_default().trim().to_owned()
+        fs::read_to_string(self.dir.path().join(object).join(key)).unwrap_or_default().trim().to_owned()
     }
 
     /// Instances: profile, first slice, compute instance.
@@ -57,7 +57,7 @@ impl Gpus {
 
     fn program(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight-gpu-settings"));
-        command.arg("--library").arg(library()).args(words).env("STAND_IN_NVML", self.folder.path());
+        command.arg("--library").arg(library()).args(words).env("STAND_IN_NVML", self.dir.path());
         command
     }
 

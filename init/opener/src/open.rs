@@ -24,7 +24,7 @@ const PATIENCE_US: u64 = 10_000_000;
 /// Where the root is mounted first.
 const STEP: &str = "/root";
 
-/// Mounts of our own: source, folder, kind.
+/// Mounts of our own: source, directory, kind.
 const MOUNTS: &[(&str, &str, &str)] =
     &[("proc", "/proc", "proc"), ("sysfs", "/sys", "sysfs"), ("dev", "/dev", "devtmpfs")];
 
@@ -99,10 +99,10 @@ fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Erro
 /// What failed; on success it does not return.
 pub fn run(say: impl FnOnce(&str)) -> Result<std::convert::Infallible, Error> {
     let begin = now_us();
-    for (source, folder, kind) in MOUNTS {
-        fs::create_dir_all(folder).map_err(system(format!("make {folder}")))?;
-        mount(*source, *folder, *kind, MountFlags::NOSUID | MountFlags::NOEXEC, None)
-            .map_err(system(format!("mount {folder}")))?;
+    for (source, dir, kind) in MOUNTS {
+        fs::create_dir_all(dir).map_err(system(format!("make {dir}")))?;
+        mount(*source, *dir, *kind, MountFlags::NOSUID | MountFlags::NOEXEC, None)
+            .map_err(system(format!("mount {dir}")))?;
     }
     let text = fs::read_to_string("/proc/cmdline").map_err(system("read /proc/cmdline"))?;
     let wanted = Wanted::of(&CommandLine::parse(&text))?;
@@ -188,8 +188,8 @@ fn mount_root(wanted: &Wanted) -> Result<(), Error> {
 
 /// Leaves this file system, whose memory is given back, for the root.
 fn hand_over(wanted: &Wanted) -> Result<std::convert::Infallible, Error> {
-    for (_, folder, _) in MOUNTS.iter().rev() {
-        unmount(*folder, UnmountFlags::DETACH).map_err(system(format!("unmount {folder}")))?;
+    for (_, dir, _) in MOUNTS.iter().rev() {
+        unmount(*dir, UnmountFlags::DETACH).map_err(system(format!("unmount {dir}")))?;
     }
     // The running program's own file stays until it has been replaced.
     for path in ["/lib", "/init"].map(PathBuf::from) {

@@ -41,7 +41,7 @@ fn put(out: &mut String, parts: &[&str]) {
 }
 
 /// A line of the GPU extension's file that names what only the extension has,
-/// such as the folder with a fabric's topologies, as it is to be read here.
+/// such as the directory with a fabric's topologies, as it is to be read here.
 fn placed(root: &Root, line: &str) -> Option<String> {
     let (key, value) = line.split_once('=').filter(|_| !line.starts_with('#'))?;
     let value = value.trim();
@@ -92,27 +92,27 @@ mod tests {
 
     #[test]
     fn the_images_file_is_copied_each_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let config = Config { from: &["/etc/none.cfg", "/etc/x.cfg"], to: "/run/x.cfg", settings: &[] };
         let error = write(&root, &config, &[]).unwrap_err();
         assert!(error.contains("/etc/none.cfg, or /etc/x.cfg is not in the image"), "{error}");
         for name in ["etc", "run"] {
-            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::create_dir(dir.path().join(name)).unwrap();
         }
-        fs::write(folder.path().join("etc/x.cfg"), "A=1\n").unwrap();
+        fs::write(dir.path().join("etc/x.cfg"), "A=1\n").unwrap();
         for value in ["2", "3"] {
             write(&root, &config, &[("A", value)]).unwrap();
-            let made = folder.path().join("run/x.cfg");
+            let made = dir.path().join("run/x.cfg");
             assert_eq!(fs::read_to_string(&made).unwrap(), format!("A={value}\n"));
             assert_eq!(made.metadata().unwrap().permissions().mode() & 0o777, 0o400);
         }
     }
 
     #[test]
-    fn folders_that_only_the_extension_has_are_named_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+    fn directories_that_only_the_extension_has_are_named_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let place = |path: &str| root.path(&format!("{EXTENSION}{path}"));
         for path in [place("/etc"), place("/usr/share/topologies"), place("/var"), root.path("/var"), root.path("/run")]
         {

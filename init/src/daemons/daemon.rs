@@ -57,7 +57,7 @@ pub struct Daemon {
     groups: PathBuf,
     life: Life,
     group: Option<Group>,
-    /// What tells of changes in its group, its folder and its log.
+    /// What tells of changes in its group, its directory and its log.
     watch: Option<OwnedFd>,
     pipe: Option<Pipe>,
     tail: Option<Tail>,
@@ -391,13 +391,13 @@ impl Daemon {
         inotify::add_watch(&watch, group.events(), inotify::WatchFlags::MODIFY)?;
         // The first look at the group is what makes the kernel tell of the next change.
         let _ = group.populated();
-        if let Some((folder, _)) = self.spec.folder {
-            let folder = self.root.path(folder);
-            let _ = create_dir_all(&folder);
+        if let Some((dir, _)) = self.spec.dir {
+            let dir = self.root.path(dir);
+            let _ = create_dir_all(&dir);
             let names = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO | inotify::WatchFlags::ATTRIB;
             let content =
                 if self.spec.log.is_some() { inotify::WatchFlags::MODIFY } else { inotify::WatchFlags::empty() };
-            inotify::add_watch(&watch, folder, names | content)?;
+            inotify::add_watch(&watch, dir, names | content)?;
         }
         Ok(watch)
     }

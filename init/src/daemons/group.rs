@@ -14,7 +14,7 @@ pub const PARENT: &str = "/sys/fs/cgroup/firstlight";
 /// One group.
 #[derive(Debug)]
 pub struct Group {
-    folder: PathBuf,
+    dir: PathBuf,
     directory: File,
 }
 
@@ -25,19 +25,19 @@ impl Group {
     /// # Errors
     /// It cannot be made; the text says where.
     pub fn make(parent: &Path, name: &str) -> Result<Self, String> {
-        let folder = parent.join(name);
+        let dir = parent.join(name);
         // It is there after an end that we did not see.
-        let _ = fs::remove_dir(&folder);
-        let directory = fs::create_dir_all(&folder).and_then(|()| File::open(&folder));
+        let _ = fs::remove_dir(&dir);
+        let directory = fs::create_dir_all(&dir).and_then(|()| File::open(&dir));
         let directory =
-            directory.map_err(|error| format!("cannot make the resource group {}: {error}", folder.display()))?;
-        Ok(Self { folder, directory })
+            directory.map_err(|error| format!("cannot make the resource group {}: {error}", dir.display()))?;
+        Ok(Self { dir, directory })
     }
 
     /// The file that changes when the last process is gone.
     #[must_use]
     pub fn events(&self) -> PathBuf {
-        self.folder.join("cgroup.events")
+        self.dir.join("cgroup.events")
     }
 
     /// Whether a process of it is left. One that cannot be read counts as one that has some: rather none than two.
@@ -50,7 +50,7 @@ impl Group {
     /// Its processes.
     #[must_use]
     pub fn processes(&self) -> Vec<Pid> {
-        let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
+        let text = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect()
     }
 
@@ -67,7 +67,7 @@ impl Group {
     /// # Errors
     /// The kernel has no `cgroup.kill` (it is older than 5.14); each process was killed by itself.
     pub fn kill(&self) -> io::Result<()> {
-        let killed = fs::write(self.folder.join("cgroup.kill"), "1");
+        let killed = fs::write(self.dir.join("cgroup.kill"), "1");
         if killed.is_err() {
             for pid in self.processes() {
                 let _ = kill_process(pid, Signal::KILL);
@@ -80,7 +80,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // One that is not empty stays, and is found by its name.
-        let _ = fs::remove_dir(&self.folder);
+        let _ = fs::remove_dir(&self.dir);
     }
 }
 

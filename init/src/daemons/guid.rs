@@ -19,9 +19,9 @@ const NO_SUBNET_MANAGER: u32 = 1 << 10;
 /// # Errors
 /// There is none; what was seen.
 pub fn of_switches(root: &Root) -> Result<String, String> {
-    let folder = root.path("/sys/class/infiniband");
-    let entries = fs::read_dir(&folder)
-        .map_err(|error| format!("cannot read {}: {error}; is the module mlx5_ib loaded?", folder.display()))?;
+    let dir = root.path("/sys/class/infiniband");
+    let entries = fs::read_dir(&dir)
+        .map_err(|error| format!("cannot read {}: {error}; is the module mlx5_ib loaded?", dir.display()))?;
     let (mut devices, mut bridges) = (0, 0);
     let mut found = Vec::new();
     for device in entries.flatten() {
@@ -73,24 +73,24 @@ mod tests {
 
     #[test]
     fn the_first_bridge_that_allows_a_subnet_manager_is_taken() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         assert!(of_switches(&root).unwrap_err().contains("mlx5_ib"));
-        device(folder.path(), "mlx5_1", "MLX ordinary NIC", "0x0", "fe80:0000:0000:0000:0000:0000:0000:0001\n");
+        device(dir.path(), "mlx5_1", "MLX ordinary NIC", "0x0", "fe80:0000:0000:0000:0000:0000:0000:0001\n");
         assert!(of_switches(&root).unwrap_err().contains("1 devices, 0 of them bridges"));
-        device(folder.path(), "mlx5_2", "SMDL=SW_MNG", "0x2651ec48", "fe80:0000:0000:0000:0000:0000:0000:0002\n");
-        device(folder.path(), "mlx5_3", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:0000:0000:0000:0000\n");
-        device(folder.path(), "mlx5_10", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:b83f:d203:00a5:0010\n");
-        device(folder.path(), "mlx5_4", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:b83f:d203:00a5:0004\n");
+        device(dir.path(), "mlx5_2", "SMDL=SW_MNG", "0x2651ec48", "fe80:0000:0000:0000:0000:0000:0000:0002\n");
+        device(dir.path(), "mlx5_3", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:0000:0000:0000:0000\n");
+        device(dir.path(), "mlx5_10", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:b83f:d203:00a5:0010\n");
+        device(dir.path(), "mlx5_4", "SMDL=SW_MNG", "0x2651e848", "fe80:0000:0000:0000:b83f:d203:00a5:0004\n");
         assert_eq!(of_switches(&root).unwrap(), "0xb83fd20300a50004");
     }
 
     #[test]
     fn nonsense_is_no_port() {
-        let folder = tempfile::tempdir().unwrap();
-        device(folder.path(), "mlx5_0", "SW_MNG", "zz", "fe80::1");
-        device(folder.path(), "mlx5_1", "SW_MNG", "0x0", "a:b");
-        device(folder.path(), "mlx5_2", "SW_MNG", "0x0", "1:2:3:4:ffffff:ffffff:ffffff:f");
-        assert!(of_switches(&Root::at(folder.path())).is_err());
+        let dir = tempfile::tempdir().unwrap();
+        device(dir.path(), "mlx5_0", "SW_MNG", "zz", "fe80::1");
+        device(dir.path(), "mlx5_1", "SW_MNG", "0x0", "a:b");
+        device(dir.path(), "mlx5_2", "SW_MNG", "0x0", "1:2:3:4:ffffff:ffffff:ffffff:f");
+        assert!(of_switches(&Root::at(dir.path())).is_err());
     }
 }

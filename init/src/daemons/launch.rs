@@ -63,7 +63,7 @@ pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
     std::iter::once(spec.programs).chain(config).find_map(|paths| places::first_of(root, paths).err())
 }
 
-/// Prepares a start: the daemon's folder, its configuration, its command line.
+/// Prepares a start: the daemon's directory, its configuration, its command line.
 /// `again` is whether it may go on where the last one was.
 ///
 /// # Errors
@@ -76,9 +76,9 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
         .name()
         .filter(|_| account.is_none())
         .map(|name| format!("runs as root: the image has no user {name}; add a line for it to /etc/passwd"));
-    if let Some((folder, mode)) = spec.folder {
-        make_folder(&root.path(folder), mode, account)
-            .map_err(|error| format!("cannot make its folder {folder}: {error}"))?;
+    if let Some((dir, mode)) = spec.dir {
+        make_directory(&root.path(dir), mode, account)
+            .map_err(|error| format!("cannot make its directory {dir}: {error}"))?;
     }
     if let Some(config) = &spec.config {
         config::write(root, config, &spec.settings_in(wish))?;
@@ -122,7 +122,7 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
     })
 }
 
-fn make_folder(path: &PathBuf, mode: u32, owner: Option<User>) -> std::io::Result<()> {
+fn make_directory(path: &PathBuf, mode: u32, owner: Option<User>) -> std::io::Result<()> {
     fs::create_dir_all(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     match owner {
@@ -158,15 +158,15 @@ mod tests {
     use crate::mode::Fabric;
 
     fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         for (path, text) in files {
             let path = root.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
         fs::create_dir_all(root.path("/run")).unwrap();
-        (folder, root)
+        (dir, root)
     }
 
     fn words(launch: &Launch) -> Vec<&str> {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_with_all_its_places() {
-        let (_folder, root) = root(&[]);
+        let (_directory, root) = root(&[]);
         let error = prepare(&DAEMONS[find("nvlsm").unwrap()], &root, Wish::default(), false).unwrap_err();
         assert_eq!(missing(&DAEMONS[find("nvlsm").unwrap()], &root).unwrap(), error);
         assert_eq!(error, "/usr/sbin/nvlsm, or /opt/nvidia/nvlsm/sbin/nvlsm is not in the image; add it");
@@ -186,15 +186,15 @@ mod tests {
         let own = rustix::process::getuid().as_raw();
         let passwd = format!("root:x:0:0::/:\nbad line\nnvidia-dcgm:x:{own}:{own}::/:\n");
         let spec = &DAEMONS[find("dcgm-exporter").unwrap()];
-        let (_folder, with) = root(&[("/usr/bin/dcgm-exporter", ""), ("/etc/passwd", &passwd)]);
+        let (_directory, with) = root(&[("/usr/bin/dcgm-exporter", ""), ("/etc/passwd", &passwd)]);
         let launch = prepare(spec, &with, Wish::default(), false).unwrap();
         assert_eq!((launch.user, launch.warning), (Some(User { user: own, group: own }), None));
-        let (_folder, without) = root(&[("/usr/bin/dcgm-exporter", "")]);
+        let (_directory, without) = root(&[("/usr/bin/dcgm-exporter", "")]);
         let launch = prepare(spec, &without, Wish::default(), false).unwrap();
         assert_eq!(launch.user, None);
         assert!(launch.warning.unwrap().contains("no user nvidia-dcgm"));
         let engine = &DAEMONS[find("hostengine").unwrap()];
-        let (_folder, with) = root(&[("/usr/bin/nv-hostengine", ""), ("/etc/passwd", &passwd)]);
+        let (_directory, with) = root(&[("/usr/bin/nv-hostengine", ""), ("/etc/passwd", &passwd)]);
         let launch = prepare(engine, &with, Wish::default(), false).unwrap();
         assert!(words(&launch).ends_with(&["--service-account", "nvidia-dcgm"]), "{launch:?}");
         assert_eq!(launch.user, None, "it becomes that user by itself");
@@ -204,7 +204,7 @@ mod tests {
     fn a_fabric_manager_that_served_before_is_told_to_go_on_in_a_service_vm_only() {
         let files =
             [("/usr/bin/nv-fabricmanager", ""), ("/usr/share/nvidia/nvswitch/fabricmanager.cfg", "FABRIC_MODE=2\n")];
-        let (_folder, root) = root(&files);
+        let (_directory, root) = root(&files);
         let spec = &DAEMONS[find("fabricmanager").unwrap()];
         let wish = |shared| Wish { fabric: Some(Fabric { generation: Generation::NvLink4, shared }) };
         assert_eq!(missing(spec, &root), None);
@@ -223,9 +223,9 @@ mod tests {
     fn a_daemon_of_the_extension_is_started_there_with_its_own_files() {
         let place = |path: &str| format!("{}{path}", places::EXTENSION);
         let files = ["/usr/sbin/nvlsm", "/usr/share/nvidia/nvlsm/nvlsm.conf", "/lib64/ld-linux-x86-64.so.2"].map(place);
-        let (folder, root) = root(&files.each_ref().map(|path| (path.as_str(), "")));
+        let (dir, root) = root(&files.each_ref().map(|path| (path.as_str(), "")));
         let spec = &DAEMONS[find("nvlsm").unwrap()];
-        let at = |path: &str| folder.path().join(path.trim_start_matches('/')).display().to_string();
+        let at = |path: &str| dir.path().join(path.trim_start_matches('/')).display().to_string();
         let [program, config, loader] = files.each_ref().map(String::as_str);
         // No program that names a loader.
         let launch = prepare(spec, &root, Wish::default(), false).unwrap();
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_socket_that_was_left_behind_is_taken_away() {
         let left = "/run/nvidia-dcgm/socket";
-        let (_folder, root) = root(&[("/usr/bin/nv-hostengine", ""), (left, "")]);
+        let (_directory, root) = root(&[("/usr/bin/nv-hostengine", ""), (left, "")]);
         prepare(&DAEMONS[find("hostengine").unwrap()], &root, Wish::default(), false).unwrap();
         assert!(!root.path(left).exists());
         let mode = root.path("/run/nvidia-dcgm").metadata().unwrap().permissions().mode();

@@ -174,17 +174,17 @@ mod tests {
 
     #[test]
     fn files_are_followed_and_nothing_else_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
         std::fs::write(&path, "one\n").unwrap();
         let (mut tail, mut out) = (Tail::open(&path).unwrap(), Vec::new());
         tail.read(&mut out);
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"two\n").unwrap();
         tail.read(&mut out);
         assert_eq!(out, ["one", "two"]);
-        std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
-        assert!(Tail::open(&folder.path().join("link")).is_err());
-        assert!(Tail::open(folder.path()).is_err());
+        std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
+        assert!(Tail::open(&dir.path().join("link")).is_err());
+        assert!(Tail::open(dir.path()).is_err());
     }
 
     proptest! {

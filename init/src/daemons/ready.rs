@@ -159,11 +159,11 @@ mod tests {
 
     #[test]
     fn a_unix_socket_is_waited_for_by_name_and_then_by_answer() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
         let mut probe = Probe::new(Door::Unix(path.clone()));
         assert!(!probe.turn(0, true));
-        assert_eq!(probe.next_deadline(), None, "its folder is watched");
+        assert_eq!(probe.next_deadline(), None, "its directory is watched");
         drop(UnixListener::bind(&path).unwrap());
         assert!(!probe.turn(0, true), "one that an ended daemon left behind");
         assert_eq!(probe.next_deadline(), Some(FIRST_PAUSE_US));

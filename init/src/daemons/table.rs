@@ -25,8 +25,8 @@ pub struct DaemonSpec {
     pub needs: &'static [&'static str],
     /// Units that must have ended.
     pub after: &'static [&'static str],
-    /// The folder of its own, and its mode. Made before each start.
-    pub folder: Option<(&'static str, u32)>,
+    /// The directory of its own, and its mode. Made before each start.
+    pub dir: Option<(&'static str, u32)>,
     /// A configuration file that is made for it.
     pub config: Option<Config>,
     /// Where it writes its messages if not to its output.
@@ -192,7 +192,7 @@ const fn seconds(count: u64) -> Duration {
 }
 
 /// Where fabric manager and subnet manager meet, and the partition daemon finds the former.
-const FABRIC_FOLDER: &str = "/run/nvidia-fabricmanager";
+const FABRIC_DIRECTORY: &str = "/run/nvidia-fabricmanager";
 
 /// The table, in the order in which they are started.
 pub const DAEMONS: &[DaemonSpec] = &[
@@ -204,7 +204,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         wanted: Wanted::Parameter("firstlight.persistenced", |params| params.persistenced),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "gpu-settings"],
-        folder: Some(("/run/nvidia-persistenced", 0o755)),
+        dir: Some(("/run/nvidia-persistenced", 0o755)),
         config: None,
         log: None,
         // Its first process ends when the daemon has set up all that it serves.
@@ -230,7 +230,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         needs: &["mode"],
         // Its management bridges' drivers are loaded because the bridges are there.
         after: &["syslog", "modules", "modules-nvidia", "nodes"],
-        folder: Some((FABRIC_FOLDER, 0o700)),
+        dir: Some((FABRIC_DIRECTORY, 0o700)),
         config: None,
         log: None,
         // The socket that the fabric manager asks.
@@ -258,7 +258,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         wanted: Wanted::Fabric,
         needs: &["mode"],
         after: &["syslog", "modules-nvidia", "nodes", "gpu-attach", "nvlsm"],
-        folder: Some((FABRIC_FOLDER, 0o700)),
+        dir: Some((FABRIC_DIRECTORY, 0o700)),
         config: Some(Config {
             from: &["/usr/share/nvidia/nvswitch/fabricmanager.cfg"],
             to: "/run/fabricmanager.cfg",
@@ -307,7 +307,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         // It answers as well while there is no fabric manager, and says so.
         after: &["syslog", "vsock", "fabricmanager"],
         // Its socket is beside PID 1's own.
-        folder: Some(("/run/firstlight", 0o700)),
+        dir: Some(("/run/firstlight", 0o700)),
         config: None,
         log: None,
         ready: Ready::Unix("/run/firstlight/fabric.sock"),
@@ -326,7 +326,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         wanted: Wanted::Parameter("firstlight.imex", |params| params.imex),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "fabricmanager", "loopback"],
-        folder: Some(("/run/nvidia-imex", 0o700)),
+        dir: Some(("/run/nvidia-imex", 0o700)),
         config: Some(Config {
             from: &["/etc/nvidia-imex/config.cfg"],
             to: "/run/imex.cfg",
@@ -360,7 +360,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         wanted: Wanted::Parameter("firstlight.dcgm", |params| params.dcgm),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "gpu-settings", "fabricmanager"],
-        folder: Some(("/run/nvidia-dcgm", 0o700)),
+        dir: Some(("/run/nvidia-dcgm", 0o700)),
         config: None,
         log: Some("/run/nvidia-dcgm/hostengine.log"),
         ready: Ready::Unix("/run/nvidia-dcgm/socket"),
@@ -383,7 +383,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         wanted: Wanted::Parameter("firstlight.dcgm", |params| params.dcgm),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "hostengine", "loopback"],
-        folder: None,
+        dir: None,
         config: None,
         log: None,
         ready: Ready::Tcp(9400),
@@ -483,14 +483,14 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_in_the_daemons_own_folder() {
+    fn sockets_are_in_the_daemons_own_directory() {
         for spec in DAEMONS {
             let all = [Some(spec.ready), spec.service.as_ref().map(|service| service.ready)];
             for ready in all.into_iter().flatten() {
                 let Ready::Unix(path) = ready else { continue };
-                let (folder, mode) = spec.folder.unwrap();
-                assert!(path.starts_with(&format!("{folder}/")), "{path}");
-                assert_eq!(mode & 0o077, 0, "{folder}: nobody else asks it");
+                let (dir, mode) = spec.dir.unwrap();
+                assert!(path.starts_with(&format!("{dir}/")), "{path}");
+                assert_eq!(mode & 0o077, 0, "{dir}: nobody else asks it");
             }
         }
     }

@@ -97,18 +97,18 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The folder that it is mounted on cannot be made.
-    #[error("extension {name}: cannot make {folder}: {source}; is /run a tmpfs with room?")]
-    Folder {
+    /// The directory that it is mounted on cannot be made.
+    #[error("extension {name}: cannot make {dir}: {source}; is /run a tmpfs with room?")]
+    Directory {
         /// The extension.
         name: String,
-        /// The folder.
-        folder: String,
+        /// The directory.
+        dir: String,
         /// The system's answer.
         source: io::Error,
     },
     /// It cannot be mounted.
-    #[error("extension {name}: cannot mount {device} (disk {disk}) on {folder} as {KIND}: {source}{}", mount_hint(.source))]
+    #[error("extension {name}: cannot mount {device} (disk {disk}) on {dir} as {KIND}: {source}{}", mount_hint(.source))]
     Mount {
         /// The extension.
         name: String,
@@ -116,8 +116,8 @@ pub enum Error {
         device: String,
         /// The disk.
         disk: String,
-        /// The folder.
-        folder: String,
+        /// The directory.
+        dir: String,
         /// The system's answer.
         source: io::Error,
     },
@@ -174,19 +174,15 @@ fn mount_one(root: &Root, wanted: &Wanted, news: &OwnedFd, begin_us: u64) -> Res
     let there = || Path::new(&device).exists().then_some(());
     verified::wait(news, now_us().saturating_add(PARTITIONS_US), there)
         .ok_or_else(|| Error::NoDevice { name: name.clone(), device: device.clone() })?;
-    let folder = format!("{}/{name}", extension::FOLDER);
-    fs::create_dir_all(&folder).map_err(|source| Error::Folder {
-        name: name.clone(),
-        folder: folder.clone(),
-        source,
-    })?;
+    let dir = format!("{}/{name}", extension::DIRECTORY);
+    fs::create_dir_all(&dir).map_err(|source| Error::Directory { name: name.clone(), dir: dir.clone(), source })?;
     // Programs of it are run: not NOEXEC.
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-    if let Err(source) = mount(device.as_str(), folder.as_str(), KIND, flags, None) {
-        return Err(Error::Mount { name: name.clone(), device, disk, folder, source: source.into() });
+    if let Err(source) = mount(device.as_str(), dir.as_str(), KIND, flags, None) {
+        return Err(Error::Mount { name: name.clone(), device, disk, dir, source: source.into() });
     }
     let root_hash = firstlight_verity::hex(&wanted.params.root_hash);
-    Ok(format!("{name}: disk {disk}, verified by {root_hash}, on {folder}"))
+    Ok(format!("{name}: disk {disk}, verified by {root_hash}, on {dir}"))
 }
 
 /// The disk of an extension.
@@ -241,28 +237,28 @@ mod tests {
     }
 
     fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         for (path, text) in files {
             let path = root.path(&format!("/sys/block/{path}"));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        (folder, root)
+        (dir, root)
     }
 
     #[test]
     fn a_disk_is_named_with_all_that_is_wrong_with_it() {
         let news = firstlight_uevent::open().unwrap();
         let find = |root: &Root| find(root, "gpu", &news, 0).map_err(|error| error.to_string());
-        let (_folder, root) = guest(&[("vda/serial", "x")]);
+        let (_directory, root) = guest(&[("vda/serial", "x")]);
         let text = find(&root).unwrap_err();
         for words in ["extension gpu", "serial number extension-gpu came in 10 s", "disks are: vda;", "plug it in"] {
             assert!(text.contains(words), "{words}: {text}");
         }
-        let (_folder, root) = guest(&[("vdb/serial", "extension-gpu"), ("vdc/serial", "extension-gpu2")]);
+        let (_directory, root) = guest(&[("vdb/serial", "extension-gpu"), ("vdc/serial", "extension-gpu2")]);
         assert_eq!(find(&root), Ok("vdb".to_owned()), "a longer name is another");
-        let (_folder, root) = guest(&[("vdb/serial", "extension-gpu"), ("vdc/serial", "extension-gpu")]);
+        let (_directory, root) = guest(&[("vdb/serial", "extension-gpu"), ("vdc/serial", "extension-gpu")]);
         assert!(find(&root).unwrap_err().contains("disks vdb, vdc all have"));
     }
 
@@ -271,18 +267,18 @@ mod tests {
         let news = firstlight_uevent::open().unwrap();
         let find = |root: &Root| partitions(root, "gpu", "vda", &news, 0).map_err(|error| error.to_string());
         let one = [("vda/vda1/partition", "1\n")];
-        let (_folder, root) = guest(&one);
+        let (_directory, root) = guest(&one);
         let text = find(&root).unwrap_err();
         assert!(text.contains("extension gpu: disk vda has no partition 2 (the hash tree); build"), "{text}");
-        let (_folder, root) = guest(&[one[0], ("vda/vda2/partition", "2\n")]);
+        let (_directory, root) = guest(&[one[0], ("vda/vda2/partition", "2\n")]);
         assert_eq!(find(&root), Ok(["/dev/vda1".to_owned(), "/dev/vda2".to_owned()]));
-        let (_folder, root) = guest(&[("vda/vda2/partition", "2\n")]);
+        let (_directory, root) = guest(&[("vda/vda2/partition", "2\n")]);
         assert!(find(&root).unwrap_err().contains("no partition 1 (the file system)"));
     }
 
     #[test]
     fn a_disk_that_nobody_asked_for_is_told() {
-        let (_folder, root) =
+        let (_directory, root) =
             guest(&[("vda/serial", "extension-gpu"), ("vdb/serial", "extension-\u{1b}"), ("vdc/serial", "x")]);
         let asked = Asked { wanted: vec![wanted("gpu")], ..Asked::default() };
         let errors: Vec<String> = strangers(&root, &asked).iter().map(ToString::to_string).collect();
@@ -294,7 +290,7 @@ mod tests {
     #[test]
     fn whatever_is_refused_fails_the_whole() {
         let news = firstlight_uevent::open().unwrap();
-        let (_folder, root) = guest(&[]);
+        let (_directory, root) = guest(&[]);
         let asked = Asked { refused: vec![asked::Refused::Twice("gpu".to_owned())], ..Asked::default() };
         assert_eq!(mount_all(&root, &asked, &news).unwrap_err().len(), 1);
         assert_eq!(mount_all(&root, &Asked::default(), &news).unwrap(), [""; 0]);

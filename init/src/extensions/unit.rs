@@ -70,9 +70,9 @@ mod tests {
     use crate::params::Params;
     use crate::root::Root;
 
-    fn inputs(folder: &tempfile::TempDir, line: &str) -> Inputs {
+    fn inputs(dir: &tempfile::TempDir, line: &str) -> Inputs {
         Inputs {
-            root: Root::at(folder.path()),
+            root: Root::at(dir.path()),
             release: "6.12".into(),
             params: Arc::new(Params::from_command_line(&CommandLine::parse(line))),
             functions: Arc::default(),
@@ -83,20 +83,20 @@ mod tests {
         }
     }
 
-    fn write(folder: &tempfile::TempDir, path: &str, text: &str) {
-        let path = folder.path().join(path);
+    fn write(dir: &tempfile::TempDir, path: &str, text: &str) {
+        let path = dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
     #[test]
     fn a_guest_without_extensions_has_nothing_to_do_for_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let without = inputs(&folder, "quiet");
+        let dir = tempfile::tempdir().unwrap();
+        let without = inputs(&dir, "quiet");
         assert!(needless(&without).is_some() && diskless(&without).is_some());
-        write(&folder, "sys/block/vda/serial", "disk-1");
+        write(&dir, "sys/block/vda/serial", "disk-1");
         assert_eq!((diskless(&without), judge(&without)), (None, Ok(String::new())));
-        write(&folder, "sys/block/vdb/serial", "extension-gpu");
+        write(&dir, "sys/block/vdb/serial", "extension-gpu");
         let text = judge(&without).unwrap_err();
         assert!(text.contains("disk vdb") && text.contains("\"gpu\""), "{text}");
     }
@@ -104,10 +104,10 @@ mod tests {
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
     fn what_is_refused_is_told_with_what_was_not_loaded() {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "lib/modules/6.12/modules.dep", "virtio_mmio.ko:\ndm-verity.ko:\nother.ko:\n");
-        write(&folder, "sys/block/vdb/serial", "extension-gpu");
-        let with = inputs(&folder, "kata.extension.gpu.verity_params");
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "lib/modules/6.12/modules.dep", "virtio_mmio.ko:\ndm-verity.ko:\nother.ko:\n");
+        write(&dir, "sys/block/vdb/serial", "extension-gpu");
+        let with = inputs(&dir, "kata.extension.gpu.verity_params");
         assert_eq!(needless(&with), None);
         let text = mount(&with).unwrap_err();
         assert!(text.starts_with("extension gpu: its kernel parameter has no value"), "{text}");

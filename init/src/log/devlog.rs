@@ -154,18 +154,18 @@ mod tests {
     use rustix::net::{SendFlags, sendto};
 
     fn log() -> (tempfile::TempDir, DevLog, UnixDatagram) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         fs::create_dir_all(root.path("/dev")).unwrap();
         fs::create_dir_all(root.path("/proc")).unwrap();
         let log = DevLog::open(&root).unwrap();
         let client = UnixDatagram::unbound().unwrap();
         client.connect(root.path(PATH)).unwrap();
-        (folder, log, client)
+        (dir, log, client)
     }
 
-    fn process(folder: &tempfile::TempDir, group: &str, name: &str) {
-        let place = folder.path().join(format!("proc/{}", std::process::id()));
+    fn process(dir: &tempfile::TempDir, group: &str, name: &str) {
+        let place = dir.path().join(format!("proc/{}", std::process::id()));
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("cgroup"), format!("0::{group}\n")).unwrap();
         fs::write(place.join("comm"), format!("{name}\n")).unwrap();
@@ -173,8 +173,8 @@ mod tests {
 
     #[test]
     fn messages_come_with_who_sent_them() {
-        let (folder, mut log, client) = log();
-        process(&folder, "/", "some one");
+        let (dir, mut log, client) = log();
+        process(&dir, "/", "some one");
         client.send(b"<11>Nov 21 18:40:02 tag: text").unwrap();
         client.send(b"").unwrap();
         client.send(b"\xff<0>").unwrap();
@@ -190,16 +190,16 @@ mod tests {
 
     #[test]
     fn a_daemon_is_known_by_its_group_and_not_by_its_words() {
-        let (folder, mut log, client) = log();
-        process(&folder, "/firstlight/imex", "x");
+        let (dir, mut log, client) = log();
+        process(&dir, "/firstlight/imex", "x");
         client.send(b"<14>fabricmanager: x").unwrap();
         assert_eq!(log.read(0, 1).unwrap()[0].0, Source::Daemon("imex"));
-        process(&folder, "/firstlight/imex2", "x");
+        process(&dir, "/firstlight/imex2", "x");
         client.send(b"<14>x").unwrap();
         assert_eq!(log.read(1, 1).unwrap()[0].0, Source::Daemon("imex"), "believed for a while");
         client.send(b"<14>x").unwrap();
         assert!(matches!(log.read(BELIEVED_US, 1).unwrap()[0].0, Source::Peer(_)), "there is no such daemon");
-        fs::remove_dir_all(folder.path().join("proc")).unwrap();
+        fs::remove_dir_all(dir.path().join("proc")).unwrap();
         client.send(b"<14>x").unwrap();
         assert!(
             matches!(log.read(9 * BELIEVED_US, 1).unwrap()[0].0, Source::Peer(Peer { ref program, .. }) if program == "x")
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_bounded_and_nobody_waits() {
-        let (_folder, mut log, client) = log();
+        let (_directory, mut log, client) = log();
         client.set_nonblocking(true).unwrap();
         let sent = (0..100_000).take_while(|_| client.send(&[b'x'; 100]).is_ok()).count();
         assert!((8..100_000).contains(&sent), "the kernel's queue has an end: {sent}");
@@ -227,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_leftover_is_replaced_and_others_may_write() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         fs::create_dir_all(root.path("/dev")).unwrap();
         fs::write(root.path(PATH), "x").unwrap();
         let mut log = DevLog::open(&root).unwrap();
@@ -238,7 +238,7 @@ mod tests {
         sendto(&client, &[b'y'; 5000], SendFlags::empty(), &address).unwrap();
         let messages = log.read(0, 5).unwrap();
         assert!(messages[0].1.text.ends_with(&format!("[{} bytes more]", 5000 - MOST_TEXT)), "{messages:?}");
-        let missing = Root::at(&folder.path().join("none"));
+        let missing = Root::at(&dir.path().join("none"));
         assert!(DevLog::open(&missing).unwrap_err().contains("cannot bind /dev/log"));
     }
 }

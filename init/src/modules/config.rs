@@ -9,9 +9,9 @@ use super::glob::matches;
 use super::name::{has, same};
 use crate::root::Root;
 
-/// The folders, in the order of modprobe.d(5): a file hides those of the same
-/// name in later folders.
-pub const FOLDERS: &[&str] =
+/// The directories, in the order of modprobe.d(5): a file hides those of the same
+/// name in later directories.
+pub const DIRECTORIES: &[&str] =
     &["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 
 /// Longer lines are no configuration.
@@ -85,14 +85,14 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 }
 
 impl Config {
-    /// Reads the image's folders, those below the folder `place`, and then
+    /// Reads the image's directories, those below the directory `place`, and then
     /// `list`, which `depmod` wrote.
     #[must_use]
     pub fn read(root: &Root, place: &str, list: &Path) -> Self {
         let mut files: Vec<(String, PathBuf)> = Vec::new();
         let places = if place.is_empty() { vec![""] } else { vec!["", place] };
-        for folder in places.iter().flat_map(|place| FOLDERS.iter().map(move |folder| format!("{place}{folder}"))) {
-            let Ok(entries) = fs::read_dir(root.path(&folder)) else { continue };
+        for dir in places.iter().flat_map(|place| DIRECTORIES.iter().map(move |dir| format!("{place}{dir}"))) {
+            let Ok(entries) = fs::read_dir(root.path(&dir)) else { continue };
             for entry in entries.flatten() {
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let place = files.binary_search_by(|(earlier, _)| earlier.as_str().cmp(&name));
@@ -232,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn earlier_folders_hide_files_of_later_ones_and_names_decide_the_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+    fn earlier_directories_hide_files_of_later_ones_and_names_decide_the_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         for (at, text) in [
             ("/usr/lib/modprobe.d/a.conf", "options x from=usr"),
             ("/lib/modprobe.d/c.conf", "options x from=c"),
@@ -242,7 +242,7 @@ mod tests {
             ("/run/modprobe.d/b.conf", "options x from=b"),
             ("/etc/modprobe.d/not-this.txt", "options x from=text"),
             ("/list/modules.softdep", "# made by depmod\nsoftdep x pre: last"),
-            ("/etc/modprobe.d/b.conf/folder", "a folder is no file"),
+            ("/etc/modprobe.d/b.conf/directory", "a directory is no file"),
         ] {
             let path = root.path(at);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -19,7 +19,7 @@ pub struct Dependencies {
 pub struct Line<'a> {
     /// Where it begins: no two lines begin at one place.
     pub at: usize,
-    /// The module's file, below the folder of the list.
+    /// The module's file, below the directory of the list.
     pub file: &'a str,
     needs: &'a str,
 }

@@ -28,11 +28,11 @@ pub fn undriven(root: &Root, bus: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(root.path("/sys/bus").join(bus).join("devices")) else { return Vec::new() };
     let mut found: Vec<String> = Vec::new();
     for entry in entries.flatten() {
-        let folder = entry.path();
-        if fs::symlink_metadata(folder.join("driver")).is_ok() {
+        let dir = entry.path();
+        if fs::symlink_metadata(dir.join("driver")).is_ok() {
             continue;
         }
-        let Some(text) = modalias(&folder.join("modalias")) else { continue };
+        let Some(text) = modalias(&dir.join("modalias")) else { continue };
         if let Err(at) = found.binary_search(&text) {
             found.insert(at, text);
         }
@@ -58,13 +58,13 @@ mod tests {
 
     #[test]
     fn devices_without_a_driver_are_found_and_odd_texts_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let plant = |device: &str, text: &[u8]| {
-            let folder = root.path("/sys/bus/pci/devices").join(device);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join("modalias"), text).unwrap();
-            folder
+            let dir = root.path("/sys/bus/pci/devices").join(device);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("modalias"), text).unwrap();
+            dir
         };
         plant("0000:00:02.0", b"pci:v2\n");
         plant("0000:00:01.0", b"pci:v1\n");

@@ -101,7 +101,7 @@ fn work(shared: &Mutex<Shared>, turned: &Condvar, insert: &(dyn Fn(&Node) -> Res
 
 /// Has the kernel load a file; `false` if it has it already.
 pub(super) fn insert(root: &Root, name: &str, file: &Path, params: &str) -> Result<bool, ModuleError> {
-    // Those that are built in have a folder there too, but no state.
+    // Those that are built in have a directory there too, but no state.
     let state = root.path("/sys/module").join(name.replace('-', "_")).join("initstate");
     if fs::read(state).is_ok_and(|state| state.starts_with(b"live")) {
         return Ok(false);
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn what_is_there_is_not_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         let state = root.path("/sys/module/a_b/initstate");
         fs::create_dir_all(state.parent().unwrap()).unwrap();
         fs::write(&state, "live\n").unwrap();

@@ -151,7 +151,7 @@ impl Outcome {
 #[derive(Debug)]
 pub struct Modules {
     root: Root,
-    folder: PathBuf,
+    dir: PathBuf,
     dependencies: Dependencies,
     /// What `modprobe.d` says.
     pub config: Config,
@@ -177,15 +177,15 @@ impl Modules {
         Self::read_at(root, "", release)
     }
 
-    /// The same of lists that are below the folder `place`, with what
+    /// The same of lists that are below the directory `place`, with what
     /// `modprobe.d` says there too.
     #[must_use]
     pub fn read_at(root: &Root, place: &str, release: &str) -> Self {
-        let folder = root.path(&format!("{place}/lib/modules")).join(release);
-        let dependencies = Dependencies::new(text_of(&folder.join("modules.dep"), LARGEST).unwrap_or_default());
-        let config = Config::read(root, place, &folder.join("modules.softdep"));
+        let dir = root.path(&format!("{place}/lib/modules")).join(release);
+        let dependencies = Dependencies::new(text_of(&dir.join("modules.dep"), LARGEST).unwrap_or_default());
+        let config = Config::read(root, place, &dir.join("modules.softdep"));
         let (aliases, built_in) = (OnceLock::new(), OnceLock::new());
-        Self { root: root.clone(), folder, dependencies, config, aliases, built_in }
+        Self { root: root.clone(), dir, dependencies, config, aliases, built_in }
     }
 
     /// Whether the image brings modules at all.
@@ -196,7 +196,7 @@ impl Modules {
     }
 
     fn list(&self, name: &str) -> String {
-        text_of(&self.folder.join(name), LARGEST).unwrap_or_default()
+        text_of(&self.dir.join(name), LARGEST).unwrap_or_default()
     }
 
     /// Whether a module has a file.
@@ -249,7 +249,7 @@ impl Modules {
         let set = self.set(names, turn);
         let threads = if order::width(&set.nodes) > 1 { load::threads() } else { 1 };
         let insert =
-            |node: &Node| load::insert(&self.root, &node.name, &self.folder.join(&node.file), &params(&node.name));
+            |node: &Node| load::insert(&self.root, &node.name, &self.dir.join(&node.file), &params(&node.name));
         let (nodes, done) = load::run(set.nodes, threads, &insert);
         let mut outcome = set.outcome;
         outcome.loaded = done.loaded;
@@ -272,7 +272,7 @@ impl Modules {
                 if self.built_in(name) {
                     set.outcome.built_in.push((*name).to_owned());
                 } else {
-                    let index = self.folder.join("modules.dep");
+                    let index = self.dir.join("modules.dep");
                     set.outcome.errors.push(ModuleError::Unknown { name: (*name).to_owned(), index });
                 }
                 continue;

@@ -19,7 +19,7 @@ pub enum State {
 pub struct Node {
     /// Its name, as its file spells it.
     pub name: String,
-    /// Its file, below the folder of the lists.
+    /// Its file, below the directory of the lists.
     pub file: String,
     /// What it cannot be without, by place in the set.
     pub needs: Vec<usize>,

@@ -4,14 +4,14 @@ use super::*;
 use proptest::prelude::*;
 
 struct Image {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     root: Root,
 }
 
 impl Image {
     fn of(files: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let image = Self { root: Root::at(folder.path()), _folder: folder };
+        let dir = tempfile::tempdir().unwrap();
+        let image = Self { root: Root::at(dir.path()), _directory: dir };
         for (path, text) in files {
             let path = if path.starts_with('/') { (*path).to_owned() } else { format!("/lib/modules/6.12/{path}") };
             let path = image.root.path(&path);

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use super::{MakeNode, Maker, NodesError, field, major};
 use crate::root::Root;
 
-/// Folders with capabilities: the GPUs', and the fabric's (`fabric-mgmt`).
+/// Directories with capabilities: the GPUs', and the fabric's (`fabric-mgmt`).
 const TREES: &[&str] = &[GPU_TREE, "/proc/driver/nvidia-nvlink/capabilities"];
 
 const GPU_TREE: &str = "/proc/driver/nvidia/capabilities";
 
-/// Their device's name, and the folder of their nodes.
+/// Their device's name, and the directory of their nodes.
 const CAPS: &str = "nvidia-caps";
 
-/// How many folders are inside each other: `gpu0/mig/gi1/ci0/access` is the deepest that is known.
+/// How many directories are inside each other: `gpu0/mig/gi1/ci0/access` is the deepest that is known.
 const DEPTH: usize = 6;
 
 /// More capabilities than the driver has numbers for.
@@ -95,13 +95,13 @@ fn parse(text: &str) -> Result<Option<Capability>, String> {
 }
 
 /// Every file of a tree. What cannot be looked at is in `wrong`.
-fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<NodesError>) {
+fn files(dir: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<NodesError>) {
     let mut fail = |path: &Path, reason: String| wrong.push(NodesError::Driver { path: path.to_owned(), reason });
-    let entries = match fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+    let entries = match fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
         Ok(entries) => entries,
         // Not every driver has every tree, and an instance may go while it is looked at.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-        Err(error) => return fail(folder, error.to_string()),
+        Err(error) => return fail(dir, error.to_string()),
     };
     let mut paths: Vec<_> = entries.iter().map(|entry| (entry.path(), entry.file_type())).collect();
     paths.sort_by(|one, other| one.0.cmp(&other.0));
@@ -110,10 +110,11 @@ fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<
             Ok(kind) if kind.is_dir() && depth < DEPTH => files(&path, depth + 1, found, wrong),
             Ok(kind) if kind.is_file() && found.len() < MAX_FILES => found.push(path),
             Ok(kind) if kind.is_dir() || kind.is_file() => {
-                let reason = format!("there are more than {DEPTH} folders in each other, or {MAX_FILES} capabilities");
+                let reason =
+                    format!("there are more than {DEPTH} directories in each other, or {MAX_FILES} capabilities");
                 return wrong.push(NodesError::Driver { path, reason });
             }
-            Ok(_) => wrong.push(NodesError::Driver { path, reason: "it is neither a file nor a folder".to_owned() }),
+            Ok(_) => wrong.push(NodesError::Driver { path, reason: "it is neither a file nor a directory".to_owned() }),
             Err(error) => wrong.push(NodesError::Driver { path, reason: error.to_string() }),
         }
     }
@@ -145,9 +146,9 @@ pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
     wrong
 }
 
-/// The numbers in the names of a folder's folders: 3 for `gi3`.
-fn numbered(folder: &Path, prefix: &str) -> Vec<u32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().take(MAX_FILES).flatten();
+/// The numbers in the names of a directory's directories: 3 for `gi3`.
+fn numbered(dir: &Path, prefix: &str) -> Vec<u32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().take(MAX_FILES).flatten();
     let mut numbers: Vec<u32> = entries
         .filter_map(|entry| {
             let name = entry.file_name();
@@ -173,16 +174,16 @@ pub fn instances(root: &Root, minor: u32) -> Vec<Instance> {
     }
     let devices = fs::read_to_string(root.path("/proc/devices")).unwrap_or_default();
     let Some(major) = major(&devices, &[CAPS]) else { return Vec::new() };
-    let node = |folder: &Path| {
-        let Capability { minor, mode, .. } = read(&folder.join("access")).ok().flatten()?;
+    let node = |dir: &Path| {
+        let Capability { minor, mode, .. } = read(&dir.join("access")).ok().flatten()?;
         Some(CapabilityNode { path: format!("/dev/{}", node_name(minor)), major, minor, mode })
     };
     let mut found = Vec::new();
     for part in parts {
-        let folder = gpu.join(format!("gi{part}"));
-        let Some(whole) = node(&folder) else { continue };
-        for compute in numbered(&folder, "ci") {
-            let own = node(&folder.join(format!("ci{compute}")));
+        let dir = gpu.join(format!("gi{part}"));
+        let Some(whole) = node(&dir) else { continue };
+        for compute in numbered(&dir, "ci") {
+            let own = node(&dir.join(format!("ci{compute}")));
             found.extend(own.map(|own| Instance { gpu: part, compute, nodes: [whole.clone(), own] }));
         }
     }
@@ -204,13 +205,13 @@ mod tests {
 
     /// A tree of capabilities, each with its text.
     fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "proc/devices", DEVICES);
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "proc/devices", DEVICES);
         for (path, text) in files {
-            write(&folder, &format!("proc/driver/{path}"), text);
+            write(&dir, &format!("proc/driver/{path}"), text);
         }
-        let root = Root::at(folder.path());
-        (folder, root)
+        let root = Root::at(dir.path());
+        (dir, root)
     }
 
     fn made(root: &Root) -> (Vec<Node>, Vec<String>) {
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn every_capability_has_the_node_and_the_mode_that_its_file_says() {
-        let (_folder, root) = tree(&[
+        let (_directory, root) = tree(&[
             ("nvidia/capabilities/mig/config", &text(1, 256, 1)),
             ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
             ("nvidia/capabilities/fabric-imex-mgmt", &text(4323, 256, 1)),
@@ -242,13 +243,13 @@ mod tests {
 
     #[test]
     fn no_tree_and_empty_files_are_no_error() {
-        let (folder, root) = tree(&[]);
+        let (dir, root) = tree(&[]);
         assert_eq!(made(&root), (vec![], vec![]));
         // nv_cap_enable_devfs=0: the files themselves are what is opened, and the device is not registered.
-        write(&folder, "proc/devices", "Character devices:\n195 nvidia\n");
-        write(&folder, "proc/driver/nvidia/capabilities/mig/config", "");
+        write(&dir, "proc/devices", "Character devices:\n195 nvidia\n");
+        write(&dir, "proc/driver/nvidia/capabilities/mig/config", "");
         assert_eq!(made(&root), (vec![], vec![]));
-        write(&folder, "proc/driver/nvidia/capabilities/mig/monitor", &text(2, 292, 1));
+        write(&dir, "proc/driver/nvidia/capabilities/mig/monitor", &text(2, 292, 1));
         let (nodes, wrong) = made(&root);
         assert!(nodes.is_empty() && wrong.len() == 1 && wrong[0].contains("named nvidia-caps"), "{wrong:?}");
     }
@@ -266,7 +267,7 @@ mod tests {
             ("DeviceFileMinor: 2\nDeviceFileMode: 256\nDeviceFileModify: 1\n", "capabilities/mig/config"),
             ("\u{1}\u{2}", "no line"),
         ] {
-            let (_folder, root) =
+            let (_directory, root) =
                 tree(&[("nvidia/capabilities/mig/config", &text(2, 292, 1)), ("nvidia/capabilities/mig/monitor", bad)]);
             let (nodes, wrong) = made(&root);
             assert_eq!(nodes, [(node_name(2), 241, 2, 0o444)], "{bad:?}");
@@ -277,11 +278,11 @@ mod tests {
 
     #[test]
     fn a_tree_of_another_shape_is_named_and_not_followed() {
-        let (folder, root) = tree(&[
+        let (dir, root) = tree(&[
             ("nvidia/capabilities/1/2/3/4/5/6/7/access", &text(9, 292, 1)),
             ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
         ]);
-        let capabilities = folder.path().join("proc/driver/nvidia/capabilities");
+        let capabilities = dir.path().join("proc/driver/nvidia/capabilities");
         std::os::unix::fs::symlink(&capabilities, capabilities.join("again")).unwrap();
         fs::write(capabilities.join("binary"), [0xff, 0xfe]).unwrap();
         let (nodes, wrong) = made(&root);
@@ -295,7 +296,7 @@ mod tests {
     #[test]
     fn an_instance_is_both_of_its_nodes() {
         let gpu = "nvidia/capabilities/gpu3/mig";
-        let (_folder, root) = tree(&[
+        let (_directory, root) = tree(&[
             (&format!("{gpu}/gi10/access"), &text(30, 292, 1)),
             (&format!("{gpu}/gi10/ci0/access"), &text(31, 292, 1)),
             (&format!("{gpu}/gi2/access"), &text(20, 292, 0)),

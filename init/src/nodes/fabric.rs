@@ -12,7 +12,7 @@ const SWITCH: &str = "nvidia-nvswitch";
 const LINK: &str = "nvidia-nvlink";
 const IMEX: &str = "nvidia-caps-imex-channels";
 
-/// Has a folder for each switch, by its address.
+/// Has a directory for each switch, by its address.
 const SWITCHES: &str = "/proc/driver/nvidia-nvswitch/devices";
 
 /// How many channels there are if the driver does not say: its own default.
@@ -27,11 +27,11 @@ pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u3
 /// How many switches the driver has taken. It numbers them from 0 as it finds
 /// them, and says the numbers nowhere.
 fn count(maker: &Maker<'_, impl MakeNode>) -> Result<u32, NodesError> {
-    let folder = maker.root.path(SWITCHES);
-    let entries = match fs::read_dir(&folder).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+    let dir = maker.root.path(SWITCHES);
+    let entries = match fs::read_dir(&dir).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(NodesError::Driver { path: folder, reason: error.to_string() }),
+        Err(error) => return Err(NodesError::Driver { path: dir, reason: error.to_string() }),
     };
     if let Some(entry) = entries.iter().find(|entry| {
         let name = entry.file_name();
@@ -40,7 +40,7 @@ fn count(maker: &Maker<'_, impl MakeNode>) -> Result<u32, NodesError> {
         return Err(NodesError::Driver { path: entry.path(), reason: "its name is no PCI address".to_owned() });
     }
     u32::try_from(entries.len()).ok().filter(|count| *count <= CONTROL_MINOR).ok_or_else(|| NodesError::Driver {
-        path: folder,
+        path: dir,
         reason: format!("it has {} switches; the driver has numbers for {CONTROL_MINOR}", entries.len()),
     })
 }
@@ -94,13 +94,13 @@ mod tests {
                            236 nvidia-nvlink\n\nBlock devices:\n";
 
     fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        write(&folder, "proc/devices", DEVICES);
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "proc/devices", DEVICES);
         for (path, text) in files {
-            write(&folder, &format!("proc/driver/{path}"), text);
+            write(&dir, &format!("proc/driver/{path}"), text);
         }
-        let root = Root::at(folder.path());
-        (folder, root)
+        let root = Root::at(dir.path());
+        (dir, root)
     }
 
     fn made(root: &Root, channels: u32) -> (Vec<Node>, Vec<String>) {
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_service_vm_has_its_switches() {
         let switch = |at: &str| format!("nvidia-nvswitch/devices/0000:{at}:00.0/information");
-        let (_folder, root) = guest(&[
+        let (_directory, root) = guest(&[
             (&switch("05"), "BIOS Version: N/A\n"),
             (&switch("06"), "BIOS Version: N/A\n"),
             ("nvidia-nvswitch/permissions", "DeviceFileMode: 438\n"),
@@ -138,12 +138,12 @@ mod tests {
             ("nvidia-nvswitch/devices/..x/information", "", "devices/..x: its name is no PCI address"),
             ("nvidia-nvswitch/permissions", "DeviceFileMode: rw\n", "nvidia-nvswitch/permissions: its DeviceFileMode"),
         ] {
-            let (_folder, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", ""), (file, text)]);
+            let (_directory, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", ""), (file, text)]);
             let (nodes, wrong) = made(&root, 0);
             assert!(nodes.is_empty() && wrong.len() == 1 && wrong[0].contains(part), "{wrong:?}");
         }
-        let (folder, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", "")]);
-        write(&folder, "proc/devices", "Character devices:\n195 nvidia\n");
+        let (dir, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", "")]);
+        write(&dir, "proc/devices", "Character devices:\n195 nvidia\n");
         assert!(made(&root, 0).1[0].contains("named nvidia-nvswitch"));
     }
 
@@ -151,18 +151,18 @@ mod tests {
     fn channels_are_as_many_as_are_asked_for_and_there() {
         let channel = |number: u32| node(&format!("{IMEX}/channel{number}"), 234, number, 0o660);
         let params = |count: &str| format!("DeviceFileMode: 432\n{count}");
-        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2048\n"))]);
+        let (_directory, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2048\n"))]);
         assert_eq!(made(&root, 1), (vec![channel(0)], vec![]));
         assert_eq!(made(&root, 3).0, [channel(0), channel(1), channel(2)]);
         assert_eq!(made(&root, 0), (vec![], vec![]));
-        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2\n"))]);
+        let (_directory, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2\n"))]);
         let (nodes, wrong) = made(&root, 3);
         assert_eq!(nodes, [channel(0), channel(1)]);
         assert!(wrong[0].contains("3 channels") && wrong[0].contains("NVreg_ImexChannelCount=3"), "{wrong:?}");
-        let (_folder, root) = guest(&[("nvidia/params", &params("ImexChannelCount: many\n"))]);
+        let (_directory, root) = guest(&[("nvidia/params", &params("ImexChannelCount: many\n"))]);
         let (nodes, wrong) = made(&root, 1);
         assert!(nodes.is_empty() && wrong[0].contains("params: its ImexChannelCount is \"many\""), "{wrong:?}");
-        let (_folder, root) = guest(&[("nvidia/params", &params(""))]);
+        let (_directory, root) = guest(&[("nvidia/params", &params(""))]);
         assert_eq!(made(&root, CHANNELS + 1).0.len(), 2048);
     }
 }

@@ -15,7 +15,7 @@ pub const EXTENSION: &str = "/run/kata-extensions/gpu";
 /// What paths are looked for below, in this order: who plugs in a driver wants it used.
 pub const PLACES: &[&str] = &[EXTENSION, ""];
 
-/// Folders with libraries, for programs of the extension.
+/// Directories with libraries, for programs of the extension.
 const LIBRARIES: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -25,7 +25,7 @@ const LIBRARIES: &[&str] = &[
     "/usr/local/nvidia/lib64",
 ];
 
-/// Where the kernel is told of a further folder with firmware.
+/// Where the kernel is told of a further directory with firmware.
 const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// The first of these files that exists, with its place before it.
@@ -54,8 +54,8 @@ pub fn command(root: &Root, program: &str) -> Vec<String> {
         return direct();
     };
     let full = |path: &str| root.path(path).to_string_lossy().into_owned();
-    let folders: Vec<String> = LIBRARIES.iter().map(|folder| full(&format!("{EXTENSION}{folder}"))).collect();
-    vec![full(&loader), "--library-path".to_owned(), folders.join(":"), full(program)]
+    let dirs: Vec<String> = LIBRARIES.iter().map(|dir| full(&format!("{EXTENSION}{dir}"))).collect();
+    vec![full(&loader), "--library-path".to_owned(), dirs.join(":"), full(program)]
 }
 
 /// Where the modules of the driver are for this kernel, below the root; the
@@ -79,29 +79,29 @@ pub fn modules(root: &Root, release: &str) -> Result<&'static str, String> {
     ))
 }
 
-/// Has the kernel look for firmware in the extension, before its own folders.
+/// Has the kernel look for firmware in the extension, before its own directories.
 /// Nothing has to be there to mount on, and the image's firmware stays in sight.
 ///
 /// # Errors
 /// The kernel has no such setting, or somebody uses it already.
 pub fn offer_firmware(root: &Root) -> Result<(), String> {
-    let folder = format!("{EXTENSION}/lib/firmware");
-    if !root.path(&folder).is_dir() {
+    let dir = format!("{EXTENSION}/lib/firmware");
+    if !root.path(&dir).is_dir() {
         return Ok(());
     }
     let failed = |error: io::Error| {
         format!(
-            "firmware in {folder} cannot be offered to the kernel: {FIRMWARE_PATH}: {error}; the kernel needs \
+            "firmware in {dir} cannot be offered to the kernel: {FIRMWARE_PATH}: {error}; the kernel needs \
              CONFIG_FW_LOADER"
         )
     };
     let setting = root.path(FIRMWARE_PATH);
     let old = fs::read_to_string(&setting).map_err(failed)?;
     match old.trim() {
-        old if old == folder => Ok(()),
-        "" => fs::write(&setting, &folder).map_err(failed),
+        old if old == dir => Ok(()),
+        "" => fs::write(&setting, &dir).map_err(failed),
         old => Err(format!(
-            "firmware in {folder} cannot be offered to the kernel: {FIRMWARE_PATH} is {old:?} already; leave \
+            "firmware in {dir} cannot be offered to the kernel: {FIRMWARE_PATH} is {old:?} already; leave \
              firmware_class.path= out of the kernel command line"
         )),
     }
@@ -112,19 +112,19 @@ mod tests {
     use super::*;
 
     fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
         for (path, text) in files {
             let path = root.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        (folder, root)
+        (dir, root)
     }
 
     #[test]
     fn the_extension_comes_before_the_image() {
-        let (_folder, root) = guest(&[("/usr/bin/a", ""), ("/opt/b", ""), ("/run/kata-extensions/gpu/opt/b", "")]);
+        let (_directory, root) = guest(&[("/usr/bin/a", ""), ("/opt/b", ""), ("/run/kata-extensions/gpu/opt/b", "")]);
         assert_eq!(first_of(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
         assert_eq!(first_of(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
         assert_eq!(first_of(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
@@ -133,11 +133,11 @@ mod tests {
     #[test]
     fn a_program_of_the_extension_is_started_with_its_libraries() {
         let (own, ours) = ("/usr/bin/p", "/run/kata-extensions/gpu/usr/bin/p");
-        let (folder, root) = guest(&[(own, ""), (ours, ""), ("/run/kata-extensions/gpu/usr/bin/static", "#!")]);
+        let (dir, root) = guest(&[(own, ""), (ours, ""), ("/run/kata-extensions/gpu/usr/bin/static", "#!")]);
         for program in [own, ours] {
             fs::write(root.path(program), interpreter::sample(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
         }
-        let at = |path: &str| format!("{}{path}", folder.path().display());
+        let at = |path: &str| format!("{}{path}", dir.path().display());
         assert_eq!(command(&root, own), [at(own)]);
         assert_eq!(command(&root, ours), [at(ours)], "without a loader it is the kernel who says so");
         let script = "/run/kata-extensions/gpu/usr/bin/static";
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn modules_are_the_extensions_for_this_kernel() {
-        let (_folder, root) = guest(&[("/lib/modules/6.12/modules.dep", "")]);
+        let (_directory, root) = guest(&[("/lib/modules/6.12/modules.dep", "")]);
         assert_eq!(modules(&root, "6.12"), Ok(""));
         fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/modules/6.1")).unwrap();
         let error = modules(&root, "6.12").unwrap_err();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn firmware_is_offered_once_and_nobodys_setting_is_overwritten() {
-        let (_folder, root) = guest(&[]);
+        let (_directory, root) = guest(&[]);
         assert_eq!(offer_firmware(&root), Ok(()), "there is none");
         fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/firmware/nvidia")).unwrap();
         assert!(offer_firmware(&root).unwrap_err().contains("CONFIG_FW_LOADER"));

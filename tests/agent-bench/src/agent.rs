@@ -42,9 +42,9 @@ fn named(container: &str) -> String {
 
 impl Agent {
     /// Starts it, and returns when the first Check is answered.
-    pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Self> {
-        let log = folder.join("agent.log");
-        let address = format!("unix://{}", folder.join("agent.sock").display());
+    pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Self> {
+        let log = dir.join("agent.log");
+        let address = format!("unix://{}", dir.join("agent.sock").display());
         let process = Command::new(program)
             .env_clear()
             .env("AGENT_ADDR", &address)

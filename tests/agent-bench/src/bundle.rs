@@ -14,17 +14,17 @@ pub(crate) struct Bundle {
     pub(crate) root: PathBuf,
 }
 
-const FOLDERS: &[&str] = &["bin", "dev", "etc", "proc", "sys", "tmp", "root"];
+const DIRECTORIES: &[&str] = &["bin", "dev", "etc", "proc", "sys", "tmp", "root"];
 
 const CAPABILITIES: &[&str] = &["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_MKNOD", "CAP_SETGID", "CAP_SETUID"];
 
 impl Bundle {
-    /// Makes the root below `folder`.
-    pub(crate) fn make(folder: &Path, busybox: &Path) -> Result<Self> {
-        let root = folder.join("rootfs");
-        for name in FOLDERS {
-            let folder = root.join(name);
-            fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    /// Makes the root below `directory`.
+    pub(crate) fn make(dir: &Path, busybox: &Path) -> Result<Self> {
+        let root = dir.join("rootfs");
+        for name in DIRECTORIES {
+            let dir = root.join(name);
+            fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
         }
         let program = root.join("bin/busybox");
         fs::copy(busybox, &program).with_context(|| format!("copy {}", busybox.display()))?;

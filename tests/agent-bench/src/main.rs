@@ -40,9 +40,9 @@ struct Arguments {
     /// runc's program.
     #[arg(long, value_name = "FILE")]
     runc: Option<PathBuf>,
-    /// An empty folder for bundles, on a file system that may run programs.
+    /// An empty directory for bundles, on a file system that may run programs.
     #[arg(long, value_name = "DIR", default_value = "/tmp/agent-bench")]
-    folder: PathBuf,
+    dir: PathBuf,
     /// Rounds of each measurement.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
@@ -113,8 +113,8 @@ fn main() -> ExitCode {
 
 async fn measure(arguments: &Arguments) -> Result<Results> {
     let mut results = Results::default();
-    let bundle = Bundle::make(&arguments.folder, &arguments.busybox)?;
-    let mut agent = Agent::start(&arguments.agent, &arguments.folder).await?;
+    let bundle = Bundle::make(&arguments.dir, &arguments.busybox)?;
+    let mut agent = Agent::start(&arguments.agent, &arguments.dir).await?;
     results.values.insert("agent start cpu us".into(), agent.cpu_us()?);
     tokio::time::sleep(Duration::from_millis(200)).await;
     resident(&mut results, &agent, "when started")?;
@@ -123,7 +123,7 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
     let mut peers = Vec::new();
     for (name, program) in [("crun", &arguments.crun), ("runc", &arguments.runc)] {
         if let Some(program) = program {
-            let peer = Peer::new(name, program, &arguments.folder, &bundle, &config)?;
+            let peer = Peer::new(name, program, &arguments.dir, &bundle, &config)?;
             results.versions.insert(name.into(), peer.version()?);
             peers.push(peer);
         }

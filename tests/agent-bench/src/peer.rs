@@ -20,27 +20,21 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Writes its bundles: the same configuration with another cgroup.
-    pub(crate) fn new(
-        name: &'static str,
-        program: &Path,
-        folder: &Path,
-        bundle: &Bundle,
-        config: &Value,
-    ) -> Result<Self> {
+    pub(crate) fn new(name: &'static str, program: &Path, dir: &Path, bundle: &Bundle, config: &Value) -> Result<Self> {
         let write = |kind: &str, command: &[&str]| -> Result<PathBuf> {
-            let folder = folder.join(format!("{name}-{kind}"));
-            fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+            let dir = dir.join(format!("{name}-{kind}"));
+            fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
             let mut config = config.clone();
             config["process"]["args"] = command.into();
             config["root"]["path"] = bundle.root.display().to_string().into();
             config["linux"]["cgroupsPath"] = format!("/agent-bench/{name}-{kind}").into();
-            fs::write(folder.join("config.json"), serde_json::to_vec(&config)?)?;
-            Ok(folder)
+            fs::write(dir.join("config.json"), serde_json::to_vec(&config)?)?;
+            Ok(dir)
         };
         Ok(Self {
             name,
             program: program.to_owned(),
-            state: folder.join(format!("{name}-state")),
+            state: dir.join(format!("{name}-state")),
             short: write("life", &["/bin/true"])?,
             long: write("long", &["/bin/sleep", "100000"])?,
         })

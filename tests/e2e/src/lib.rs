@@ -90,8 +90,8 @@ impl Scenario {
     pub fn go_watched(&self) -> (Result<Report, RunError>, String) {
         let lab = lab();
         let prepared = lab.guest(&self.guest).expect("synthetic GPUs start");
-        let folder = tempfile::tempdir().expect("a folder for the console");
-        let console_log = folder.path().join("console.log");
+        let dir = tempfile::tempdir().expect("a directory for the console");
+        let console_log = dir.path().join("console.log");
         let plan = Run {
             machine: prepared.machine.clone(),
             image: self.image.clone().unwrap_or_else(|| lab.busybox_image.clone()),
@@ -122,11 +122,11 @@ impl Scenario {
     /// The machine does not start.
     pub fn watched_with(&self, watch: impl AsyncFnOnce(&mut Vm, &[(usize, Device)])) -> String {
         let prepared = lab().guest(&self.guest).expect("synthetic GPUs start");
-        let folder = tempfile::tempdir().expect("a folder for the machine");
-        let console_log = folder.path().join("console.log");
+        let dir = tempfile::tempdir().expect("a directory for the machine");
+        let console_log = dir.path().join("console.log");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");
         runtime.block_on(async {
-            let vm = Vm::start(&prepared.machine, folder.path(), &console_log).await;
+            let vm = Vm::start(&prepared.machine, dir.path(), &console_log).await;
             let mut vm = vm.expect("the machine starts");
             watch(&mut vm, &prepared.spare).await;
             vm.stop().await;

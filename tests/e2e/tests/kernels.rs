@@ -51,8 +51,8 @@ fn errors(report: &Report) -> Vec<&str> {
 }
 
 fn recipes() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-configs");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-configs");
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut recipes: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|end| end == "toml")).collect();
     recipes.sort();
     recipes

@@ -1,4 +1,4 @@
-//! For tests that run the program: a folder with its files, and the process.
+//! For tests that run the program: a directory with its files, and the process.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -15,65 +15,65 @@ use crate::scenario::{Scenario, VARIABLE};
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A folder with everything that one manager needs. Lives in it follow each other.
+/// A directory with everything that one manager needs. Lives in it follow each other.
 #[derive(Debug, Clone)]
 pub struct Home {
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 impl Home {
-    /// In this folder, which has to be there.
+    /// In this directory, which has to be there.
     #[must_use]
-    pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
     }
 
     /// The configuration.
     #[must_use]
     pub fn config(&self) -> PathBuf {
-        self.folder.join("fabricmanager.cfg")
+        self.dir.join("fabricmanager.cfg")
     }
 
     /// What `FAKE_FM` names.
     #[must_use]
     pub fn scenario(&self) -> PathBuf {
-        self.folder.join("fake-fm.json")
+        self.dir.join("fake-fm.json")
     }
 
     /// Where calls are taken, unless the configuration is given another place.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.folder.join("socket")
+        self.dir.join("socket")
     }
 
     /// Where a test has its say.
     #[must_use]
     pub fn control(&self) -> PathBuf {
-        self.folder.join("control")
+        self.dir.join("control")
     }
 
     /// The state file.
     #[must_use]
     pub fn state_file(&self) -> PathBuf {
-        self.folder.join("fabricmanager.state")
+        self.dir.join("fabricmanager.state")
     }
 
     /// The manager's log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
-        self.folder.join("fabricmanager.log")
+        self.dir.join("fabricmanager.log")
     }
 
     /// What was asked and answered in all lives, lines of JSON.
     #[must_use]
     pub fn journal(&self) -> PathBuf {
-        self.folder.join("journal")
+        self.dir.join("journal")
     }
 
-    /// Writes the configuration (shared mode, files in this folder, and then `keys`), and the scenario.
+    /// Writes the configuration (shared mode, files in this directory, and then `keys`), and the scenario.
     ///
     /// # Errors
-    /// The folder cannot be written to.
+    /// The directory cannot be written to.
     pub fn write(&self, keys: &[(&str, &str)], scenario: &Scenario) -> Result<(), Error> {
         let own = [
             ("FABRIC_MODE", "1".to_owned()),
@@ -207,19 +207,19 @@ pub fn build() -> Result<PathBuf, Error> {
 }
 
 /// Builds the library in libnvfm's place, with these features, and says where it is: `libnvfm.so.1`
-/// in a folder of its own.
+/// in a directory of its own.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn build_library(features: &str) -> Result<PathBuf, Error> {
     let all = target().join("stand-in-nvfm");
-    let folder = all.join(if features.is_empty() { "whole" } else { features });
-    std::fs::create_dir_all(&folder)?;
+    let dir = all.join(if features.is_empty() { "whole" } else { features });
+    std::fs::create_dir_all(&dir)?;
     // cargo puts all of them in one place.
     let lock = File::create(all.join("lock"))?;
     lock.lock()?;
     cargo(&["--package", "firstlight-stand-in-nvfm", "--lib", "--features", features])?;
-    let (new, path) = (folder.join("new"), folder.join("libnvfm.so.1"));
+    let (new, path) = (dir.join("new"), dir.join("libnvfm.so.1"));
     std::fs::copy(target().join("debug/libnvfm.so"), &new)?;
     // Another test may have the old one open.
     std::fs::rename(&new, &path)?;

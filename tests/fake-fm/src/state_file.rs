@@ -56,7 +56,7 @@ impl StateFile {
     /// Writes it: a crash leaves the old one or the new one.
     ///
     /// # Errors
-    /// The folder is not there or cannot be written to.
+    /// The directory is not there or cannot be written to.
     pub fn write(&self, path: &Path) -> Result<(), StateFileError> {
         let failed = |error| StateFileError::Write(path.display().to_string(), error);
         let mut beside = path.as_os_str().to_owned();
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_restart_takes_only_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
         let ours = StateFile::new("610.43.02", &known::H100);
         let refusal = |file: &StateFile| file.check(&path).unwrap_err().to_string();
         assert!(refusal(&ours).contains("cannot read"));
@@ -101,6 +101,6 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         assert!(refusal(&ours).contains("corrupt"));
-        assert!(ours.write(&folder.path().join("none/state")).is_err());
+        assert!(ours.write(&dir.path().join("none/state")).is_err());
     }
 }

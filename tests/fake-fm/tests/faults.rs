@@ -34,8 +34,8 @@ fn call(home: &Home, ask: Ask) -> i32 {
 
 #[test]
 fn an_answer_that_is_not_what_happened() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     let mut fm = started(&home, &Scenario { table: "b200".into(), ..quick() });
     let late = Fault { op: Some(Op::Activate), rc: -5, after_ms: 100, take_effect: true, times: 1 };
     fm.control.tell(&Command::Fault(late)).unwrap();
@@ -51,8 +51,8 @@ fn an_answer_that_is_not_what_happened() {
 
 #[test]
 fn calls_wait_for_each_other_and_hang() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
     fm.control.tell(&Command::Latency(Latency { activate_ms: Some(100), ..Latency::default() })).unwrap();
     let begun = Instant::now();
@@ -78,8 +78,8 @@ fn calls_wait_for_each_other_and_hang() {
 
 #[test]
 fn harm_to_a_tenant_is_in_the_exit_code() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
     assert_eq!(call(&home, Ask::Activate(1)), 0);
     fm.control.tell(&Command::Tenant { partition: 1, running: true }).unwrap();
@@ -92,8 +92,8 @@ fn harm_to_a_tenant_is_in_the_exit_code() {
 
 #[test]
 fn killed_at_any_time_the_state_file_is_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     drop(started(&home, &quick()));
     for wait in 0..20 {
         let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();

@@ -39,8 +39,8 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn it_starts_serves_and_ends() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     // An H100's: only the log tells.
     let failed = Failed { gpus: [2].into(), switches: [1].into(), ..Failed::default() };
     home.write(&[], &Scenario { failed, ..quick() }).unwrap();
@@ -65,8 +65,8 @@ fn it_starts_serves_and_ends() {
 #[test]
 fn while_it_starts_nothing_is_served() {
     const LONG: u64 = 600_000;
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     home.write(&[], &Scenario { listen_ms: LONG, ..quick() }).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     assert!(UnixStream::connect(home.socket()).is_err(), "it does not listen");
@@ -87,8 +87,8 @@ fn while_it_starts_nothing_is_served() {
 
 #[test]
 fn a_killed_one_is_restarted_with_the_list() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     home.write(&[], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
@@ -119,8 +119,8 @@ fn a_killed_one_is_restarted_with_the_list() {
 
 #[test]
 fn without_the_list_it_gives_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     home.write(&[("FABRIC_MODE_RESTART", "1")], &Scenario { restart_window_ms: 100, ..quick() }).unwrap();
     let first = output(&home, &[]);
     assert_eq!(first.status.code(), Some(1));
@@ -143,8 +143,8 @@ fn without_the_list_it_gives_up() {
 
 #[test]
 fn starts_that_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
     let mismatch = Scenario { driver_version: Some("575.57.08".into()), ..quick() };
     home.write(&[], &mismatch).unwrap();
     let refused = output(&home, &[]);
@@ -178,9 +178,9 @@ fn starts_that_fail() {
 
 #[test]
 fn other_modes_and_other_sockets() {
-    let folder = tempfile::tempdir().unwrap();
-    let home = Home::new(folder.path());
-    let internal = folder.path().join("internal");
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::new(dir.path());
+    let internal = dir.path().join("internal");
     home.write(&[("FABRIC_MODE", "0"), ("UNIX_SOCKET_PATH", internal.to_str().unwrap())], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &["-g", "0x0123456789abcdef"]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();

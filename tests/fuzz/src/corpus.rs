@@ -5,14 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The folder of a target's inputs.
-pub(crate) fn folder(target: &str) -> PathBuf {
+/// The directory of a target's inputs.
+pub(crate) fn dir(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
-/// The inputs of a target, in a fixed order; none if there is no folder.
+/// The inputs of a target, in a fixed order; none if there is no directory.
 pub(crate) fn load(target: &str) -> Vec<Vec<u8>> {
-    let entries = fs::read_dir(folder(target)).into_iter().flatten().filter_map(Result::ok);
+    let entries = fs::read_dir(dir(target)).into_iter().flatten().filter_map(Result::ok);
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     files.sort();
     files.iter().filter_map(|file| fs::read(file).ok()).collect()
@@ -23,14 +23,14 @@ pub(crate) fn load(target: &str) -> Vec<Vec<u8>> {
 /// # Errors
 /// They cannot be written.
 pub(crate) fn replace(target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
-    let folder = folder(target);
-    match fs::remove_dir_all(&folder) {
+    let dir = dir(target);
+    match fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::create_dir_all(&folder)?,
+        _ => fs::create_dir_all(&dir)?,
     }
     inputs.iter().try_for_each(|input| {
         let mut hasher = DefaultHasher::new();
         input.hash(&mut hasher);
-        fs::write(folder.join(format!("{:016x}", hasher.finish())), input)
+        fs::write(dir.join(format!("{:016x}", hasher.finish())), input)
     })
 }

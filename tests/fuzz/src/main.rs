@@ -119,7 +119,7 @@ fn work(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
     match corpus::replace(target.name, &hunt::least(target, hunted.pool)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("{}: {error}", corpus::folder(target.name).display());
+            println!("{}: {error}", corpus::dir(target.name).display());
             ExitCode::FAILURE
         }
     }

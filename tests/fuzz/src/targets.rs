@@ -134,7 +134,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "shim-oci-spec",
-        // Version, process (terminal, args, environment, folder, a capability), root, a namespace, propagation.
+        // Version, process (terminal, args, environment, directory, a capability), root, a namespace, propagation.
         seeds: &[
             b"\x0a\x031.0\x12\x1d\x08\x01\x22\x02ls\x2a\x03A=b\x32\x01/\x3a\x0d\x0a\x0bCAP_NET_RAW\x1a\x04\x0a\x02/x\x42\x10\x32\x05\x0a\x03pid\x4a\x07rshared",
         ],
@@ -202,7 +202,7 @@ pub(crate) const TARGETS: &[Target] = &[
             let params = firstlight_init::params::Params::from_command_line(&CommandLine::parse(&text(bytes)));
             let _ = params.for_module("nvidia");
             for wanted in &params.extensions.wanted {
-                // It becomes a folder's name and words of a device mapper's table.
+                // It becomes a directory's name and words of a device mapper's table.
                 assert!((1..=10).contains(&wanted.name.len()) && !wanted.name.contains(['/', '.', ' ']));
                 assert_eq!(wanted.params.target("/dev/a", "/dev/b").split(' ').count(), 10);
             }
@@ -294,10 +294,10 @@ pub(crate) const TARGETS: &[Target] = &[
             br#"{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0,"platform":{"architecture":"amd64","os":"linux"}}]}"#,
         ],
         read: |bytes| {
-            let Ok(folder) = tempfile::tempdir() else { return };
-            let _ = std::fs::write(folder.path().join("oci-layout"), "{}");
-            let _ = std::fs::write(folder.path().join("index.json"), bytes);
-            let _ = firstlight_oci::Image::open(folder.path());
+            let Ok(dir) = tempfile::tempdir() else { return };
+            let _ = std::fs::write(dir.path().join("oci-layout"), "{}");
+            let _ = std::fs::write(dir.path().join("index.json"), bytes);
+            let _ = firstlight_oci::Image::open(dir.path());
         },
     },
 ];

@@ -34,14 +34,14 @@ pub(crate) fn run(machine: &Machine, gpu: usize, bundle: &Path) -> anyhow::Resul
     let Some(chosen) = machine.gpus.get(gpu) else {
         bail!("--gpu {gpu}: there are {} GPUs that can be used here, from 0", machine.gpus.len());
     };
-    let folder = tempfile::Builder::new().prefix("firstlight-gpu-test-").tempdir().context("make a folder")?;
+    let dir = tempfile::Builder::new().prefix("firstlight-gpu-test-").tempdir().context("make a directory")?;
     let image = Image::open(&bundle.join("image")).context("the bundle")?;
     let begin = Instant::now();
-    let mut agent = Running::start(bundle, folder.path())?;
+    let mut agent = Running::start(bundle, dir.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     let result = runtime.block_on(async {
         let mut figures = Vec::new();
-        let connection = agent.connect(folder.path()).await?;
+        let connection = agent.connect(dir.path()).await?;
         figures.push(Figure::time("namespace, CDI file, image unpacked, agent answers", Some(ms(begin))));
         let storages = sandbox_storages().into_iter().filter(|storage| storage.driver != "virtio-fs").collect();
         connection.create_sandbox_with("gpu-test", storages).await?;
@@ -66,16 +66,16 @@ pub(crate) fn run(machine: &Machine, gpu: usize, bundle: &Path) -> anyhow::Resul
 struct Running(Child);
 
 impl Running {
-    fn start(bundle: &Path, folder: &Path) -> anyhow::Result<Self> {
+    fn start(bundle: &Path, dir: &Path) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("find this program")?;
         let mut command = Command::new(program);
-        command.arg("--bundle").arg(bundle).arg("--stage").arg(folder).stdin(Stdio::null());
+        command.arg("--bundle").arg(bundle).arg("--stage").arg(dir).stdin(Stdio::null());
         firstlight_sys::child::die_with_parent(&mut command);
         Ok(Self(command.spawn().context("start this program again")?))
     }
 
-    async fn connect(&mut self, folder: &Path) -> anyhow::Result<Agent> {
-        let socket: PathBuf = stage::socket(folder);
+    async fn connect(&mut self, dir: &Path) -> anyhow::Result<Agent> {
+        let socket: PathBuf = stage::socket(dir);
         let begin = Instant::now();
         loop {
             if let Ok(stream) = UnixStream::connect(&socket).await {
@@ -208,8 +208,8 @@ async fn cuda(agent: &Agent, image: &Image, machine: &Machine, gpu: &ReadyGpu) -
 
 /// Two GPUs granted, one of them chosen by the environment, and fewer of the driver's files.
 async fn narrow(agent: &Agent, image: &Image, first: &ReadyGpu, second: &ReadyGpu) -> anyhow::Result<Vec<Figure>> {
-    let libraries = "for name in libcuda libnvidia-ml; do for folder in /usr/lib/x86_64-linux-gnu /usr/lib64; do\n\
-        [ -e $folder/$name.so.1 ] && echo has $name && break; done; done\ntrue";
+    let libraries = "for name in libcuda libnvidia-ml; do for directory in /usr/lib/x86_64-linux-gnu /usr/lib64; do\n\
+        [ -e $directory/$name.so.1 ] && echo has $name && break; done; done\ntrue";
     let script = format!("{}\n{libraries}", opens());
     let env = [
         // Neither a GPU that was not granted nor one that does not exist is had by asking.

@@ -1,6 +1,6 @@
 //! `gpu-test`: the agent beside a real NVIDIA driver.
 //!
-//! Runs from a folder that `cargo xtask gpu-test --bundle DIR` makes, on a
+//! Runs from a directory that `cargo xtask gpu-test --bundle DIR` makes, on a
 //! machine that needs nothing but the driver, cgroup v2 and root. The agent
 //! lives in a mount namespace of its own with a CDI file written by PID 1's
 //! code; a container gets one GPU and runs a CUDA kernel on it. Nothing about a
@@ -49,11 +49,11 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let bundle = match &args.bundle {
-        Some(folder) => std::path::absolute(folder).context("find the bundle")?,
+        Some(dir) => std::path::absolute(dir).context("find the bundle")?,
         None => std::env::current_exe().context("find this program")?.parent().map(PathBuf::from).unwrap_or_default(),
     };
-    if let Some(folder) = &args.stage {
-        return Err(stage::become_agent(&bundle, folder));
+    if let Some(dir) = &args.stage {
+        return Err(stage::become_agent(&bundle, dir));
     }
     let machine = machine::look(&firstlight_init::root::Root::real())?;
     let figures = drive::run(&machine, args.gpu, &bundle)?;

@@ -23,39 +23,35 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// `CGROUP2_SUPER_MAGIC`
 const CGROUP2: u64 = 0x6367_7270;
 
-/// The agent's socket in the folder of a run.
-pub(crate) fn socket(folder: &Path) -> PathBuf {
-    folder.join("agent.sock")
+/// The agent's socket in the directory of a run.
+pub(crate) fn socket(dir: &Path) -> PathBuf {
+    dir.join("agent.sock")
 }
 
 /// Where the agent's CDI files are also readable from outside.
-pub(crate) fn cdi_copy(folder: &Path) -> PathBuf {
-    folder.join("cdi")
+pub(crate) fn cdi_copy(dir: &Path) -> PathBuf {
+    dir.join("cdi")
 }
 
 /// Becomes the agent; returns only if that fails.
-pub(crate) fn become_agent(bundle: &Path, folder: &Path) -> anyhow::Error {
-    if let Err(error) = prepare(bundle, folder) {
+pub(crate) fn become_agent(bundle: &Path, dir: &Path) -> anyhow::Error {
+    if let Err(error) = prepare(bundle, dir) {
         return error.context("prepare the agent's namespace");
     }
     let agent = bundle.join("firstlight-agent");
     let mut command = Command::new(&agent);
     // Nothing of this machine's environment: a guest has none either.
-    command.env_clear().env("AGENT_ADDR", format!("unix://{}", socket(folder).display()));
+    command.env_clear().env("AGENT_ADDR", format!("unix://{}", socket(dir).display()));
     anyhow!(command.exec()).context(format!("start {}", agent.display()))
 }
 
-fn prepare(bundle: &Path, folder: &Path) -> anyhow::Result<()> {
+fn prepare(bundle: &Path, dir: &Path) -> anyhow::Result<()> {
     let image = Image::open(&bundle.join("image"))?;
     firstlight_sys::fork::new_mounts().context("make a mount namespace (needs CAP_SYS_ADMIN)")?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).context("make the mounts private")?;
-    if folder.starts_with("/run") || bundle.starts_with("/run") {
-        bail!(
-            "{} and {} must not be below /run, which the agent gets a fresh one of",
-            bundle.display(),
-            folder.display()
-        );
+    if dir.starts_with("/run") || bundle.starts_with("/run") {
+        bail!("{} and {} must not be below /run, which the agent gets a fresh one of", bundle.display(), dir.display());
     }
     // Containers' roots and the agent's notes go here, and away with the namespace.
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -71,7 +67,7 @@ fn prepare(bundle: &Path, folder: &Path) -> anyhow::Result<()> {
     // Here nobody has written down which files there are, so they are looked for.
     let _ = cdi::publish_driver(&root)?;
     let file = cdi::publish(&root, &machine::gpus(&root)?)?;
-    let copy = cdi_copy(folder);
+    let copy = cdi_copy(dir);
     fs::create_dir_all(&copy).with_context(|| copy.display().to_string())?;
     for entry in fs::read_dir(file.parent().unwrap_or(Path::new("/")))? {
         let entry = entry?;

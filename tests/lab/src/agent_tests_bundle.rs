@@ -1,4 +1,4 @@
-//! The folder that runs the agent's tests with real containers on a machine
+//! The directory that runs the agent's tests with real containers on a machine
 //! without cargo: `run`, and the static programs that it needs.
 
 use std::io;
@@ -18,7 +18,7 @@ pub enum AgentTestsError {
     /// A program does not build.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A file or folder could not be made.
+    /// A file or directory could not be made.
     #[error("the agent's tests' bundle: {path}: {source}")]
     File {
         /// Which.
@@ -49,24 +49,24 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("one-by-one", include_str!("../agent-tests/one-by-one")),
 ];
 
-/// Makes the bundle in `folder` and returns its programs.
+/// Makes the bundle in `directory` and returns its programs.
 ///
 /// # Errors
 /// The first step that failed.
-pub fn make(folder: &Path) -> Result<Vec<PathBuf>, AgentTestsError> {
+pub fn make(dir: &Path) -> Result<Vec<PathBuf>, AgentTestsError> {
     let agent = static_program(&workspace(), "firstlight-agent", "firstlight-agent")?;
     let tests = AgentTests::build(&workspace())?.program;
     let busybox = toolbox::busybox(&cache::root()?, Progress::stderr("lab"))?;
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    std::fs::create_dir_all(dir).map_err(at(dir))?;
     let mut programs = Vec::new();
     for (from, name) in [(agent, "firstlight-agent"), (tests, "tests"), (busybox, "busybox")] {
-        let to = folder.join(name);
+        let to = dir.join(name);
         std::fs::copy(&from, &to).map_err(at(&to))?;
         programs.push(to);
     }
-    strip(&folder.join("tests"))?;
+    strip(&dir.join("tests"))?;
     for (name, text) in SCRIPTS {
-        let path = folder.join(name);
+        let path = dir.join(name);
         std::fs::write(&path, text).map_err(at(&path))?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(at(&path))?;
     }
@@ -108,8 +108,8 @@ case $2 in
 esac
 "#;
 
-    fn one_by_one(folder: &Path, filters: &[&str]) -> (String, Option<i32>) {
-        let program = folder.join("tests");
+    fn one_by_one(dir: &Path, filters: &[&str]) -> (String, Option<i32>) {
+        let program = dir.join("tests");
         fs::write(&program, PROGRAM).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let script = workspace().join("tests/lab/agent-tests/one-by-one");
@@ -121,8 +121,8 @@ esac
 
     #[test]
     fn what_cannot_run_is_told_and_never_counts_as_passed() {
-        let folder = tempfile::tempdir().unwrap();
-        let (text, code) = one_by_one(folder.path(), &[]);
+        let dir = tempfile::tempdir().unwrap();
+        let (text, code) = one_by_one(dir.path(), &[]);
         for part in [
             "ok       good (",
             "         7 of 9\n",
@@ -134,12 +134,12 @@ esac
         }
         assert!(text.ends_with("\n4 tests: 1 ok, 2 failed, 1 not runnable here\n"), "{text}");
         assert_eq!(code, Some(1));
-        let (text, code) = one_by_one(folder.path(), &["goo", "lack"]);
+        let (text, code) = one_by_one(dir.path(), &["goo", "lack"]);
         assert!(text.ends_with("\n2 tests: 1 ok, 0 failed, 1 not runnable here\n"), "{text}");
         assert_eq!(code, Some(0));
         // Nothing that ran is no success.
-        assert_eq!(one_by_one(folder.path(), &["lacks"]).1, Some(1));
-        let (text, code) = one_by_one(folder.path(), &["nowhere"]);
+        assert_eq!(one_by_one(dir.path(), &["lacks"]).1, Some(1));
+        let (text, code) = one_by_one(dir.path(), &["nowhere"]);
         assert!(text.contains("no test has one of these in its name: nowhere") && code == Some(1), "{text}");
     }
 

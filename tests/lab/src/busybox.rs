@@ -16,7 +16,7 @@ pub enum BusyboxError {
     Layout(#[from] OciError),
 }
 
-const FOLDERS: &[(&str, u32)] = &[
+const DIRECTORIES: &[(&str, u32)] = &[
     ("bin", 0o755),
     ("dev", 0o755),
     ("etc", 0o755),
@@ -28,29 +28,29 @@ const FOLDERS: &[(&str, u32)] = &[
 
 const FILES: &[(&str, &str)] = &[("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"), ("etc/group", "root:x:0:\n")];
 
-/// Writes the layout into `folder`.
+/// Writes the layout into `directory`.
 ///
 /// # Errors
 /// busybox cannot say its applets, or a file cannot be written.
-pub(crate) fn write_layout(busybox: &Path, folder: &Path) -> Result<(), BusyboxError> {
-    write_layout_with(busybox, Vec::new(), folder)
+pub(crate) fn write_layout(busybox: &Path, dir: &Path) -> Result<(), BusyboxError> {
+    write_layout_with(busybox, Vec::new(), dir)
 }
 
-/// Writes the layout into `folder`, with more files than busybox.
+/// Writes the layout into `directory`, with more files than busybox.
 ///
 /// # Errors
 /// busybox cannot say its applets, or a file cannot be read or written.
-pub(crate) fn write_layout_with(busybox: &Path, more: Vec<File>, folder: &Path) -> Result<(), BusyboxError> {
+pub(crate) fn write_layout_with(busybox: &Path, more: Vec<File>, dir: &Path) -> Result<(), BusyboxError> {
     let list = || BusyboxError::List(busybox.display().to_string());
     let output = Command::new(busybox).arg("--list").output().map_err(|_| list())?;
     let applets = String::from_utf8(output.stdout).map_err(|_| list())?;
     let mut files: Vec<File> =
-        FOLDERS.iter().map(|(path, mode)| File::Folder { path: (*path).into(), mode: *mode }).collect();
+        DIRECTORIES.iter().map(|(path, mode)| File::Directory { path: (*path).into(), mode: *mode }).collect();
     files.push(File::Copy { path: "bin/busybox".into(), source: busybox.to_owned(), mode: 0o755 });
     let links = applets.lines().filter(|name| !name.is_empty() && *name != "busybox" && !name.contains('/'));
     files.extend(links.map(|name| File::Link { path: format!("bin/{name}"), target: "busybox".into() }));
     files.extend(FILES.iter().map(|(path, text)| File::Text { path: (*path).into(), text: (*text).into() }));
     files.extend(more);
     let image = NewImage { files, env: vec!["PATH=/bin".into(), "HOME=/root".into()], command: vec!["/bin/sh".into()] };
-    Ok(image.write(folder)?)
+    Ok(image.write(dir)?)
 }

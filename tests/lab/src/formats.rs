@@ -35,7 +35,7 @@ impl Packing {
 }
 
 impl Lab {
-    /// An image of the folder `manifests` in another packing; for a disk, the
+    /// An image of the directory `manifests` in another packing; for a disk, the
     /// opener beside it.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Lab {
         Ok((image, opener))
     }
 
-    /// The manifest of an image of the folder `manifests` in another packing.
+    /// The manifest of an image of the directory `manifests` in another packing.
     ///
     /// # Errors
     /// The manifest is wrong.

@@ -1,4 +1,4 @@
-//! The folder that runs `gpu-test` on a machine without cargo: two static
+//! The directory that runs `gpu-test` on a machine without cargo: two static
 //! programs and a container image with the CUDA program.
 
 use std::io;
@@ -19,7 +19,7 @@ pub enum BundleError {
     /// A program does not build.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A file or folder could not be made.
+    /// A file or directory could not be made.
     #[error("gpu-test's bundle: {path}: {source}")]
     File {
         /// Which.
@@ -58,36 +58,36 @@ const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 /// Where Debian's loader looks; links in `lib64` are for all others.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Makes the bundle in `folder`, in the place of what is there, and returns its programs.
+/// Makes the bundle in `directory`, in the place of what is there, and returns its programs.
 ///
 /// # Errors
 /// The first step that failed.
-pub fn make(folder: &Path) -> Result<Vec<PathBuf>, BundleError> {
+pub fn make(dir: &Path) -> Result<Vec<PathBuf>, BundleError> {
     let mut built = Vec::new();
     for (package, program) in PROGRAMS {
-        built.push((static_program(&workspace(), package, program)?, folder.join(program)));
+        built.push((static_program(&workspace(), package, program)?, dir.join(program)));
     }
-    if folder.exists() {
+    if dir.exists() {
         // Blobs of an older image would go along.
-        std::fs::remove_dir_all(folder).map_err(at(folder))?;
+        std::fs::remove_dir_all(dir).map_err(at(dir))?;
     }
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    std::fs::create_dir_all(dir).map_err(at(dir))?;
     for (from, to) in &built {
         std::fs::copy(from, to).map_err(at(to))?;
     }
-    image(&folder.join("image"))?;
+    image(&dir.join("image"))?;
     Ok(built.into_iter().map(|(_, to)| to).collect())
 }
 
 /// busybox, the CUDA program, and the C library that both the program and libcuda need.
-fn image(folder: &Path) -> Result<(), BundleError> {
-    let work = tempfile::tempdir().map_err(at(folder))?;
+fn image(dir: &Path) -> Result<(), BundleError> {
+    let work = tempfile::tempdir().map_err(at(dir))?;
     let probe = work.path().join("cuda-probe");
     compile(&workspace().join("tests/gpu-test/cuda-probe.c"), &probe, &[])?;
     let file = |path: String, source: PathBuf| File::Copy { path, source, mode: 0o755 };
-    let folders = ["lib64", "usr", "usr/lib", LIBRARIES];
+    let dirs = ["lib64", "usr", "usr/lib", LIBRARIES];
     let mut files: Vec<File> =
-        folders.iter().map(|path| File::Folder { path: (*path).to_owned(), mode: 0o755 }).collect();
+        dirs.iter().map(|path| File::Directory { path: (*path).to_owned(), mode: 0o755 }).collect();
     files.push(file("bin/cuda-probe".to_owned(), probe));
     files.push(file(LOADER.to_owned(), Path::new("/").join(LOADER)));
     for library in C_LIBRARY {
@@ -95,16 +95,16 @@ fn image(folder: &Path) -> Result<(), BundleError> {
         files.push(File::Link { path: format!("lib64/{library}"), target: format!("/{LIBRARIES}/{library}") });
     }
     let program = toolbox::busybox(&cache::root()?, Progress::stderr("lab"))?;
-    Ok(busybox::write_layout_with(&program, files, folder)?)
+    Ok(busybox::write_layout_with(&program, files, dir)?)
 }
 
 /// Packs the bundle into one file, for an image.
 ///
 /// # Errors
 /// tar cannot be started, or says no.
-pub fn pack(folder: &Path, tar: &Path) -> Result<(), BundleError> {
+pub fn pack(dir: &Path, tar: &Path) -> Result<(), BundleError> {
     let mut command = Command::new("tar");
-    let status = command.arg("-cf").arg(tar).arg("-C").arg(folder).arg(".").status().map_err(at(tar))?;
+    let status = command.arg("-cf").arg(tar).arg("-C").arg(dir).arg(".").status().map_err(at(tar))?;
     if status.success() { Ok(()) } else { Err(at(tar)(io::Error::other(format!("tar: {status}")))) }
 }
 

@@ -30,16 +30,16 @@ pub struct SyntheticGpus {
 }
 
 impl SyntheticGpus {
-    /// Serves `devices` from sockets in `folder`; none need no server.
+    /// Serves `devices` from sockets in `directory`; none need no server.
     ///
     /// # Errors
     /// The server cannot be started, or says what it does not like.
-    pub fn start(program: &Path, folder: &Path, devices: &[Device]) -> Result<Self, GpuError> {
+    pub fn start(program: &Path, dir: &Path, devices: &[Device]) -> Result<Self, GpuError> {
         if devices.is_empty() {
             return Ok(Self { server: None, sockets: Vec::new() });
         }
         let mut command = Command::new(program);
-        command.arg(folder).args(devices.iter().map(ToString::to_string));
+        command.arg(dir).args(devices.iter().map(ToString::to_string));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         firstlight_sys::child::die_with_parent(&mut command);
         let mut server = command.spawn().map_err(|source| GpuError::Spawn { program: program.to_owned(), source })?;
@@ -47,7 +47,7 @@ impl SyntheticGpus {
         if let Some(stdout) = server.stdout.take() {
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
-        let sockets = (0..devices.len()).map(|at| folder.join(format!("{at}.sock"))).collect();
+        let sockets = (0..devices.len()).map(|at| dir.join(format!("{at}.sock"))).collect();
         let mut gpus = Self { server: Some(server), sockets };
         if line.trim() == "ready" {
             return Ok(gpus);

@@ -30,7 +30,7 @@ pub struct Guest {
     pub persistent: Vec<Memory>,
     /// Whether it has an IOMMU of its own.
     pub iommu: bool,
-    /// Folders of the host.
+    /// Directories of the host.
     pub shares: Vec<Share>,
     /// Appended to the kernel command line.
     pub parameters: Vec<String>,
@@ -117,7 +117,7 @@ pub struct Prepared {
     /// What can be plugged in: its port, and the device.
     pub spare: Vec<(usize, Device)>,
     _gpus: SyntheticGpus,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl Lab {
@@ -126,12 +126,12 @@ impl Lab {
     /// # Errors
     /// The GPUs' server does not start.
     pub fn guest(&self, guest: &Guest) -> Result<Prepared, GpuError> {
-        let folder = tempfile::Builder::new()
+        let dir = tempfile::Builder::new()
             .prefix("firstlight-gpus-")
             .tempdir()
             .map_err(|source| GpuError::Spawn { program: std::env::temp_dir(), source })?;
         let all: Vec<Gpu> = guest.devices.iter().chain(&guest.spare_gpus).cloned().collect();
-        let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, folder.path(), &all)?;
+        let gpus = SyntheticGpus::start(&self.binaries.synthetic_gpu, dir.path(), &all)?;
         let gpu = |socket: &PathBuf| Device::VfioUser { socket: socket.clone() };
         let there = guest.devices.len();
         let spare = gpus.sockets().iter().enumerate().skip(there).map(|(at, socket)| (at, gpu(socket))).collect();
@@ -164,6 +164,6 @@ impl Lab {
             cid: 3,
             slow_console: guest.slow_console,
         };
-        Ok(Prepared { machine, spare, _gpus: gpus, _folder: folder })
+        Ok(Prepared { machine, spare, _gpus: gpus, _directory: dir })
     }
 }

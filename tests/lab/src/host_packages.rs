@@ -47,7 +47,7 @@ pub const KERNEL_PACKAGES: &[HostPackage] = &[
 /// What running libvirt needs beside [`PACKAGES`]. Nothing of it is used but its
 /// programs, so it comes without systemd's units, which would start it.
 pub const LIBVIRT_PACKAGES: &[HostPackage] = &[
-    needs("libvirt-daemon-system", "has libvirt's schemas and the folders that its daemon is used to"),
+    needs("libvirt-daemon-system", "has libvirt's schemas and the directories that its daemon is used to"),
     needs("libvirt-daemon-system-sysv", "keeps libvirt from bringing systemd along"),
     needs("libvirt-daemon-driver-qemu", "is the part of libvirt that runs QEMU"),
     needs("libvirt-clients", "has virsh, by which the host speaks to libvirt, and virt-xml-validate"),

@@ -68,7 +68,7 @@ pub struct Lab {
 pub struct AgentBench {
     /// The program, static.
     pub program: PathBuf,
-    /// A folder with crun, runc and their libraries at their usual places.
+    /// A directory with crun, runc and their libraries at their usual places.
     pub runtimes: PathBuf,
 }
 
@@ -143,16 +143,16 @@ impl Lab {
         self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
     }
 
-    /// Builds the guest image that runs those tests from a folder, as on any
+    /// Builds the guest image that runs those tests from a directory, as on any
     /// machine.
     ///
     /// # Errors
     /// The bundle or the image does not build.
     pub fn agent_tests_bundle(&self) -> Result<Image, LabError> {
         progress().say("building the agent's tests");
-        let (folder, bundle) = (output().join("agent-tests"), output().join("agent-tests.tar"));
-        agent_tests_bundle::make(&folder)?;
-        gpu_bundle::pack(&folder, &bundle)?;
+        let (dir, bundle) = (output().join("agent-tests"), output().join("agent-tests.tar"));
+        agent_tests_bundle::make(&dir)?;
+        gpu_bundle::pack(&dir, &bundle)?;
         self.variant_with("agent-tests-bundle", &[("BUNDLE", &bundle)])
     }
 
@@ -213,11 +213,11 @@ impl Lab {
     /// The bundle or the image does not build.
     pub fn gpu_test(&self) -> Result<Image, LabError> {
         progress().say("building gpu-test");
-        let folder = output().join("gpu-bundle");
-        gpu_bundle::make(&folder)?;
+        let dir = output().join("gpu-bundle");
+        gpu_bundle::make(&dir)?;
         let (bundle, cuda) = (output().join("gpu-bundle.tar"), output().join("libcuda.so"));
         gpu_bundle::stand_in_cuda(&cuda)?;
-        gpu_bundle::pack(&folder, &bundle)?;
+        gpu_bundle::pack(&dir, &bundle)?;
         self.variant_with("gpu-test", &[("BUNDLE", &bundle), ("LIBCUDA", &cuda)])
     }
 
@@ -319,7 +319,7 @@ impl Lab {
         Ok(shipped::Programs { init, agent, gpu_settings, service: None })
     }
 
-    /// Builds an image of the folder `manifests`, as it ships; what takes long
+    /// Builds an image of the directory `manifests`, as it ships; what takes long
     /// is told, and what the cache has is not compiled or downloaded again.
     ///
     /// Debian's kernel may be newer than the table of drivers and kernels: that

@@ -1,7 +1,7 @@
 //! libvirt's daemon of this machine's packages, with nothing of this machine's.
 //!
 //! It runs in namespaces of its own: with its own processes, whose first one
-//! reaps orphans at once, as libvirt waits for each; with its own folders below
+//! reaps orphans at once, as libvirt waits for each; with its own directories below
 //! `/etc`, `/var` and `/run`; and without a network.
 
 use std::fs;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The first process: `$1` is the folder, `$2` QEMU's loadable parts or nothing.
+/// The first process: `$1` is the directory, `$2` QEMU's loadable parts or nothing.
 /// A shell waits for every child, also for those that others have left.
 const FIRST: &str = r#"
 set -e
@@ -68,7 +68,7 @@ pub enum LibvirtError {
 #[derive(Debug)]
 pub struct Libvirt {
     daemon: Child,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 fn failed(step: &'static str) -> impl FnOnce(io::Error) -> LibvirtError {
@@ -100,14 +100,14 @@ impl Libvirt {
     /// # Errors
     /// The packages of [`crate::host_packages::LIBVIRT_PACKAGES`] are not installed, or it does not answer.
     pub fn start(qemu: &Tool) -> Result<Self, LibvirtError> {
-        let folder = tempfile::Builder::new().prefix("firstlight-libvirt-").tempdir();
-        let folder = folder.map_err(failed("make a folder"))?;
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir_all(at("root/etc/libvirt")).map_err(failed("make a folder"))?;
+        let dir = tempfile::Builder::new().prefix("firstlight-libvirt-").tempdir();
+        let dir = dir.map_err(failed("make a directory"))?;
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("root/etc/libvirt")).map_err(failed("make a directory"))?;
         fs::write(at("root/etc/libvirt/qemu.conf"), QEMU_CONF).map_err(failed("write qemu.conf"))?;
         let settings = format!(
             "unix_sock_dir = \"{}\"\nauth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nlog_outputs = \"2:file:{}\"\n",
-            folder.path().display(),
+            dir.path().display(),
             at("libvirtd.log").display()
         );
         fs::write(at("libvirtd.conf"), settings).map_err(failed("write libvirtd.conf"))?;
@@ -118,14 +118,14 @@ impl Libvirt {
             command.args(["--user", "--map-root-user"]);
         }
         command.args(["--mount", "--net", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]);
-        command.args(["sh", "-c", FIRST, "sh"]).arg(folder.path());
+        command.args(["sh", "-c", FIRST, "sh"]).arg(dir.path());
         command.arg(parts.map(|(_, value)| value.clone()).unwrap_or_default());
         let out = fs::File::create(at("first.log")).map_err(failed("write its log"))?;
         let both = out.try_clone().map_err(failed("write its log"))?;
         command.stdin(Stdio::null()).stdout(out).stderr(both);
         firstlight_sys::child::die_with_parent(&mut command);
         let daemon = command.spawn().map_err(failed("start unshare"))?;
-        let mut libvirt = Self { daemon, folder };
+        let mut libvirt = Self { daemon, dir };
         libvirt.answers()?;
         Ok(libvirt)
     }
@@ -143,13 +143,13 @@ impl Libvirt {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("libvirt-sock")
+        self.dir.path().join("libvirt-sock")
     }
 
-    /// A folder for whatever belongs to its domains.
+    /// A directory for whatever belongs to its domains.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// How virsh finds it.
@@ -161,15 +161,14 @@ impl Libvirt {
     /// QEMU as a domain names it.
     #[must_use]
     pub fn qemu(&self) -> PathBuf {
-        self.folder.path().join("qemu")
+        self.dir.path().join("qemu")
     }
 
     /// The end of what it and its domains have said.
     #[must_use]
     pub fn log(&self) -> String {
-        let domains =
-            fs::read_dir(self.folder.path().join("root/var/log/libvirt/qemu")).into_iter().flatten().flatten();
-        let own = ["first.log", "libvirtd.log"].map(|name| self.folder.path().join(name));
+        let domains = fs::read_dir(self.dir.path().join("root/var/log/libvirt/qemu")).into_iter().flatten().flatten();
+        let own = ["first.log", "libvirtd.log"].map(|name| self.dir.path().join(name));
         let mut text = String::new();
         for file in own.into_iter().chain(domains.map(|entry| entry.path())) {
             let said = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
@@ -195,8 +194,8 @@ mod tests {
 
     #[test]
     fn words_stay_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qemu");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qemu");
         let mut tool = Tool::plain("/bin/echo");
         tool.args = vec!["a 'b'".into()];
         program(&tool, &path).unwrap();

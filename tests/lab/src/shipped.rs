@@ -1,4 +1,4 @@
-//! The images of the folder `manifests`, which are not for the lab.
+//! The images of the directory `manifests`, which are not for the lab.
 
 use std::path::{Path, PathBuf};
 
@@ -10,19 +10,19 @@ use firstlight_image_builder::progress::Progress;
 use crate::binaries::{ServicePrograms, workspace};
 
 /// Where they are.
-fn folder() -> PathBuf {
+fn dir() -> PathBuf {
     workspace().join("manifests")
 }
 
 /// The names of those that need nothing which is not free, in order.
 ///
 /// # Errors
-/// The folder cannot be read.
+/// The directory cannot be read.
 pub fn names() -> std::io::Result<Vec<String>> {
     let mut names = all()?;
     let mut supplied = Vec::new();
     for name in &names {
-        let text = std::fs::read_to_string(folder().join(format!("{name}.toml")))?;
+        let text = std::fs::read_to_string(dir().join(format!("{name}.toml")))?;
         supplied.extend(text.lines().any(|line| line == "[[archive]]").then(|| name.clone()));
     }
     names.retain(|name| !supplied.contains(name));
@@ -32,10 +32,10 @@ pub fn names() -> std::io::Result<Vec<String>> {
 /// The names of all of them, in order.
 ///
 /// # Errors
-/// The folder cannot be read.
+/// The directory cannot be read.
 pub fn all() -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder())? {
+    for entry in std::fs::read_dir(dir())? {
         let path = entry?.path();
         if let (Some(name), Some("toml")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
             names.push(name.to_string_lossy().into_owned());
@@ -77,7 +77,7 @@ pub fn manifest_with(name: &str, programs: &Programs, variables: Variables) -> R
 /// The manifest's file.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
-    folder().join(format!("{name}.toml"))
+    dir().join(format!("{name}.toml"))
 }
 
 /// These values and those for our programs.
@@ -98,7 +98,7 @@ pub fn progress() -> Progress {
     Progress::stderr("image")
 }
 
-/// Builds it into the folder `out`.
+/// Builds it into the directory `out`.
 ///
 /// # Errors
 /// A package cannot be had, the driver does not compile, or a file cannot be written.
@@ -162,10 +162,7 @@ mod tests {
             for (program, source) in [("usr/bin/fm-partitiond", "/p"), ("usr/bin/fmctl", "/f")] {
                 assert!(read.files.iter().any(|file| file.path == program && file.source.as_deref() == Some(source)));
             }
-            assert!(
-                read.directories.iter().any(|folder| folder.path == "var/lib/firstlight"),
-                "{name}: PID 1 mounts there"
-            );
+            assert!(read.directories.iter().any(|dir| dir.path == "var/lib/firstlight"), "{name}: PID 1 mounts there");
             // PID 1 copies it from there.
             assert!(places.iter().any(|place| place == "usr/share/nvidia/nvswitch/fabricmanager.cfg"), "{places:?}");
             assert_eq!(read.driver.is_some(), name == "service-vm-nvl4", "the fifth has no switch on the bus");

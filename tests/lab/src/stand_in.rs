@@ -20,11 +20,11 @@ pub enum Error {
         /// The kernel wanted.
         want: String,
     },
-    /// The source folder has nothing to build.
-    #[error("{} holds no Kbuild file and no Makefile: it is not the source of kernel modules", folder.display())]
+    /// The source directory has nothing to build.
+    #[error("{} holds no Kbuild file and no Makefile: it is not the source of kernel modules", dir.display())]
     NoSources {
-        /// The folder.
-        folder: PathBuf,
+        /// The directory.
+        dir: PathBuf,
     },
     /// A program could not be started.
     #[error("cannot run {program}: install the packages gcc, make and binutils")]
@@ -35,20 +35,20 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The compiler or linker refused.
-    #[error("building the modules in {} for {release} failed; the last lines were:\n{said}", folder.display())]
+    #[error("building the modules in {} for {release} failed; the last lines were:\n{said}", dir.display())]
     Build {
-        /// The source folder.
-        folder: PathBuf,
+        /// The source directory.
+        dir: PathBuf,
         /// The kernel.
         release: String,
         /// The end of what `make` printed.
         said: String,
     },
     /// The build went well but a module is not there.
-    #[error("the sources in {} made no {module}", folder.display())]
+    #[error("the sources in {} made no {module}", dir.display())]
     NoModule {
-        /// The source folder.
-        folder: PathBuf,
+        /// The source directory.
+        dir: PathBuf,
         /// The file that is missing.
         module: &'static str,
     },
@@ -79,11 +79,11 @@ const SHOWN: usize = 20;
 pub fn build(toolbox: &Toolbox, source: &Path, release: &str) -> Result<StandIn, Error> {
     const NVIDIA: &str = "nvidia.ko";
     const UVM: &str = "nvidia-uvm.ko";
-    let folder = build_modules(toolbox, source, release, &[NVIDIA, UVM])?;
-    Ok(StandIn { nvidia_ko: folder.join(NVIDIA), nvidia_uvm_ko: folder.join(UVM) })
+    let dir = build_modules(toolbox, source, release, &[NVIDIA, UVM])?;
+    Ok(StandIn { nvidia_ko: dir.join(NVIDIA), nvidia_uvm_ko: dir.join(UVM) })
 }
 
-/// Builds `modules` from `source`; returns the folder of the results.
+/// Builds `modules` from `source`; returns the directory of the results.
 fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'static str]) -> Result<PathBuf, Error> {
     let headers = &toolbox.headers;
     if headers.release != release {
@@ -98,7 +98,7 @@ fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'s
         for (name, bytes) in &sources {
             let path = copy.join(name);
             if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent).map_err(io_error("create folder", parent))?;
+                fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
             }
             fs::write(&path, bytes).map_err(io_error("write", &path))?;
         }
@@ -106,7 +106,7 @@ fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'s
         for module in modules {
             let built = copy.join(module);
             if !built.exists() {
-                return Err(Error::NoModule { folder: source.to_owned(), module });
+                return Err(Error::NoModule { dir: source.to_owned(), module });
             }
             // Debug information is ten times the code and would be copied
             // into every guest's memory.
@@ -161,7 +161,7 @@ fn run(program: &'static str, command: &mut Command, source: &Path, release: &st
     let text = String::from_utf8_lossy(&both);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let said = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
-    Err(Error::Build { folder: source.to_owned(), release: release.to_owned(), said })
+    Err(Error::Build { dir: source.to_owned(), release: release.to_owned(), said })
 }
 
 fn on_path(program: &str) -> bool {
@@ -169,27 +169,27 @@ fn on_path(program: &str) -> bool {
 }
 
 /// The files that the kernel's build reads, by relative path; not what an
-/// earlier build in the same folder left, nor documents.
-fn sources_of(folder: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Error> {
+/// earlier build in the same directory left, nor documents.
+fn sources_of(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Error> {
     let mut sources = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(current) = folders.pop() {
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(current) = dirs.pop() {
         for entry in fs::read_dir(&current).map_err(io_error("list", &current))? {
             let entry = entry.map_err(io_error("list", &current))?;
             let path = entry.path();
             let kind = entry.file_type().map_err(io_error("inspect", &path))?;
             if kind.is_dir() {
-                folders.push(path);
+                dirs.push(path);
             } else if is_source(&path) {
                 let bytes = fs::read(&path).map_err(io_error("read", &path))?;
-                let name = path.strip_prefix(folder).unwrap_or(&path).to_owned();
+                let name = path.strip_prefix(dir).unwrap_or(&path).to_owned();
                 sources.push((name, bytes));
             }
         }
     }
     sources.sort();
     if !sources.iter().any(|(name, _)| name == Path::new("Kbuild") || name == Path::new("Makefile")) {
-        return Err(Error::NoSources { folder: folder.to_owned() });
+        return Err(Error::NoSources { dir: dir.to_owned() });
     }
     Ok(sources)
 }

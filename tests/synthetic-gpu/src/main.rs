@@ -18,15 +18,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 const USAGE: &str = "usage: synthetic-gpu DIR DEVICE...
-  DIR     folder for the sockets 0.sock, 1.sock, ... in the order of the devices
+  DIR     directory for the sockets 0.sock, 1.sock, ... in the order of the devices
   DEVICE  KIND[:bar=SIZE][:attach-ms=N][:fail=0xCODE][:hang]
   KIND    h100 h200 b200 nvswitch cx7 cx7-nic pmc
 Runs until its standard input ends, so give it a pipe and keep the other end.";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let Some(folder) = arguments.next() else { bail!("no folder for the sockets\n{USAGE}") };
-    if folder == "--help" || folder == "-h" {
+    let Some(dir) = arguments.next() else { bail!("no directory for the sockets\n{USAGE}") };
+    if dir == "--help" || dir == "-h" {
         println!("{USAGE}");
         return Ok(());
     }
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     // SIGTERM and not SIGKILL: the sockets are to be removed.
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot ask to be told of the parent's death")?;
     let end = ends()?;
-    let sockets = Sockets::serve(Path::new(&folder), &devices)?;
+    let sockets = Sockets::serve(Path::new(&dir), &devices)?;
     let mut stdout = io::stdout();
     writeln!(stdout, "ready").and_then(|()| stdout.flush()).context("cannot say that the devices are ready")?;
     // Both senders live as long as the process, so this waits for an end.

@@ -32,7 +32,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A socket of an earlier run could not be removed.
-    #[error("cannot clear the way for socket {path}; remove it or choose another folder")]
+    #[error("cannot clear the way for socket {path}; remove it or choose another directory")]
     Stale {
         /// The socket.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A socket could not be made.
-    #[error("cannot listen on {path}: {reason}; does the folder exist, and is the path below 108 bytes?")]
+    #[error("cannot listen on {path}: {reason}; does the directory exist, and is the path below 108 bytes?")]
     Listen {
         /// The socket.
         path: PathBuf,
@@ -67,13 +67,13 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Serves the devices on `folder/0.sock`, `folder/1.sock` and so on. When
+    /// Serves the devices on `directory/0.sock`, `directory/1.sock` and so on. When
     /// it returns, all of them listen. Sockets left by an earlier run are
     /// replaced; anything else of that name is an error.
     ///
     /// # Errors
     /// See [`ServeError`]; sockets made before the error are removed.
-    pub fn serve(folder: &Path, devices: &[Device]) -> Result<Self, ServeError> {
+    pub fn serve(dir: &Path, devices: &[Device]) -> Result<Self, ServeError> {
         let mut sockets = Self { paths: Vec::new() };
         for (index, device) in devices.iter().enumerate() {
             let serial = u16::try_from(index).map_err(|_| ServeError::TooMany { count: devices.len() })?;
@@ -82,7 +82,7 @@ impl Sockets {
                 device: *device,
                 source,
             })?;
-            let path = folder.join(format!("{index}.sock"));
+            let path = dir.join(format!("{index}.sock"));
             remove_stale(&path).map_err(|source| ServeError::Stale { path: path.clone(), source })?;
             let server = Server::new(&path, true, function.irqs(), function.regions())
                 .map_err(|error| ServeError::Listen { path: path.clone(), reason: error.to_string() })?;
@@ -149,8 +149,8 @@ mod tests {
 
     #[test]
     fn a_client_sees_the_device_and_the_next_one_too() {
-        let folder = tempfile::tempdir().unwrap();
-        let sockets = Sockets::serve(folder.path(), &devices()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = Sockets::serve(dir.path(), &devices()).unwrap();
         assert_eq!(sockets.paths().len(), 2);
         for _ in 0..2 {
             let mut client = Client::new(&sockets.paths()[0]).unwrap();
@@ -169,19 +169,19 @@ mod tests {
             client.shutdown().unwrap();
         }
         drop(sockets);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn stale_sockets_are_replaced_and_files_are_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("0.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        drop(Sockets::serve(folder.path(), &devices()).unwrap());
-        std::fs::write(folder.path().join("1.sock"), "precious").unwrap();
-        let error = Sockets::serve(folder.path(), &devices()).unwrap_err();
+        drop(Sockets::serve(dir.path(), &devices()).unwrap());
+        std::fs::write(dir.path().join("1.sock"), "precious").unwrap();
+        let error = Sockets::serve(dir.path(), &devices()).unwrap_err();
         assert!(error.to_string().contains("1.sock"), "{error}");
         assert!(!path.exists(), "the socket made before the error must be gone");
-        assert_eq!(std::fs::read(folder.path().join("1.sock")).unwrap(), b"precious");
+        assert_eq!(std::fs::read(dir.path().join("1.sock")).unwrap(), b"precious");
     }
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-fn start(folder: &Path, devices: &[&str]) -> Child {
+fn start(dir: &Path, devices: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_synthetic-gpu"))
-        .arg(folder)
+        .arg(dir)
         .args(devices)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -39,37 +39,37 @@ fn exits(child: &mut Child) -> bool {
     false
 }
 
-fn sockets(folder: &Path) -> usize {
-    std::fs::read_dir(folder).unwrap().count()
+fn sockets(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
 }
 
 #[test]
 fn serves_until_its_input_ends() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut child = start(folder.path(), &["h100", "h200:bar=1G", "nvswitch", "cx7", "pmc"]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = start(dir.path(), &["h100", "h200:bar=1G", "nvswitch", "cx7", "pmc"]);
     wait_ready(&mut child);
-    assert_eq!(sockets(folder.path()), 5);
+    assert_eq!(sockets(dir.path()), 5);
     drop(child.stdin.take());
     assert!(exits(&mut child), "still there after its input ended");
-    assert_eq!(sockets(folder.path()), 0);
+    assert_eq!(sockets(dir.path()), 0);
 }
 
 #[test]
 fn terminates_cleanly() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut child = start(folder.path(), &["b200"]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = start(dir.path(), &["b200"]);
     wait_ready(&mut child);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert!(exits(&mut child), "still there after SIGTERM");
-    assert_eq!(sockets(folder.path()), 0);
+    assert_eq!(sockets(dir.path()), 0);
 }
 
 /// The death signal follows the thread that started the program, not the
 /// process: whoever starts it must do so from a thread that stays.
 #[test]
 fn ends_with_the_thread_that_started_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
     let mut child = thread::spawn(move || {
         let mut child = start(&path, &["h100"]);
         wait_ready(&mut child);
@@ -78,15 +78,15 @@ fn ends_with_the_thread_that_started_it() {
     .join()
     .unwrap();
     assert!(exits(&mut child), "still there after its parent ended");
-    assert_eq!(sockets(folder.path()), 0);
+    assert_eq!(sockets(dir.path()), 0);
 }
 
 #[test]
 fn refuses_what_it_does_not_know() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = start(folder.path(), &["h100", "h100:bar=3G"]).wait_with_output().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let output = start(dir.path(), &["h100", "h100:bar=3G"]).wait_with_output().unwrap();
     assert!(!output.status.success());
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("h100: bar=\"3G\""), "{message}");
-    assert_eq!(sockets(folder.path()), 0);
+    assert_eq!(sockets(dir.path()), 0);
 }

@@ -2,7 +2,7 @@
 //! crun and runc.
 //!
 //! On an emulated machine only ratios within the run are judged; the goals in
-//! milliseconds are for a real one: `--bundle` makes a folder to carry to it,
+//! milliseconds are for a real one: `--bundle` makes a directory to carry to it,
 //! `--from` judges what its program printed there.
 
 use std::collections::BTreeMap;
@@ -30,10 +30,10 @@ pub(crate) struct Options {
     /// Rounds of each measurement.
     #[arg(long, default_value_t = 30)]
     rounds: u32,
-    /// Make a folder that measures on another machine (Linux, root, cgroup v2), by DIR/run, and stop.
+    /// Make a directory that measures on another machine (Linux, root, cgroup v2), by DIR/run, and stop.
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     bundle: Option<PathBuf>,
-    /// Judge what DIR/run of such a folder printed.
+    /// Judge what DIR/run of such a directory printed.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
@@ -51,11 +51,11 @@ struct Span {
     median_us: f64,
 }
 
-/// The figures, or nothing if only a folder was made.
+/// The figures, or nothing if only a directory was made.
 pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<Vec<Figure>>> {
-    if let Some(folder) = &options.bundle {
-        bundle(lab, folder)?;
-        println!("carry {0} to the machine and run, as root: {0}/run --rounds 200 > results.json", folder.display());
+    if let Some(dir) = &options.bundle {
+        bundle(lab, dir)?;
+        println!("carry {0} to the machine and run, as root: {0}/run --rounds 200 > results.json", dir.display());
         return Ok(None);
     }
     let (results, real) = match &options.from {
@@ -83,12 +83,12 @@ fn in_guest(lab: &Lab, rounds: u32) -> anyhow::Result<Results> {
         .parameter("firstlight.on-failure=hold")
         .parameter(format!("bench.rounds={rounds}"));
     let prepared = lab.guest(&guest).context("prepare the guest")?;
-    let folder = firstlight_lab::cache_root()?.join("bench");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let log = folder.join("agent-console.log");
+    let dir = firstlight_lab::cache_root()?.join("bench");
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let log = dir.join("agent-console.log");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     let ended = runtime.block_on(async {
-        let mut vm = Vm::start(&prepared.machine, &folder, &log).await?;
+        let mut vm = Vm::start(&prepared.machine, &dir, &log).await?;
         let ended = tokio::time::timeout(LIMIT, vm.wait()).await.is_ok();
         vm.stop().await;
         anyhow::Ok(ended)
@@ -155,7 +155,7 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Prepares a root of its own below the folder and measures there.
+/// Prepares a root of its own below the directory and measures there.
 const RUN: &str = r#"#!/bin/sh
 # Measures in a mount namespace and a root of its own; the machine keeps nothing of it.
 set -e
@@ -178,9 +178,9 @@ exec chroot . /usr/bin/agent-bench --agent /usr/bin/firstlight-agent --busybox /
 ' run "$here" "$@"
 "#;
 
-fn bundle(lab: &Lab, folder: &Path) -> anyhow::Result<()> {
+fn bundle(lab: &Lab, dir: &Path) -> anyhow::Result<()> {
     let bench = lab.agent_bench()?;
-    let root = folder.join("root");
+    let root = dir.join("root");
     for name in ["proc", "sys", "dev", "run", "tmp", "var", "etc", "root", "usr/bin"] {
         let path = root.join(name);
         fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
@@ -202,7 +202,7 @@ fn bundle(lab: &Lab, folder: &Path) -> anyhow::Result<()> {
         symlink(target, &link).with_context(|| link.display().to_string())?;
     }
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-    let run = folder.join("run");
+    let run = dir.join("run");
     fs::write(&run, RUN).with_context(|| run.display().to_string())?;
     fs::set_permissions(&run, fs::Permissions::from_mode(0o755))?;
     Ok(())

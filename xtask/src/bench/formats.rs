@@ -88,12 +88,12 @@ impl Case {
 fn one_boot(lab: &Lab, case: &Case) -> anyhow::Result<Moments> {
     // The GPU's server lives as long as this.
     let prepared = lab.guest(&Guest { devices: vec![h100(Duration::ZERO)], ..Guest::default() })?;
-    let folder = |image: &Image| image.record.parent().map(std::path::Path::to_owned).unwrap_or_default();
+    let dir = |image: &Image| image.record.parent().map(std::path::Path::to_owned).unwrap_or_default();
     let plan = Boot {
-        opener: case.opener.as_ref().map(folder),
-        extensions: case.extension.iter().map(folder).collect(),
+        opener: case.opener.as_ref().map(dir),
+        extensions: case.extension.iter().map(dir).collect(),
         devices: prepared.machine.devices.clone(),
-        ..lab.toolbox.boot(&folder(&case.image))
+        ..lab.toolbox.boot(&dir(&case.image))
     };
     let machine = plan.machine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;

@@ -46,7 +46,7 @@ fn timed(manifest: &Manifest, out: &Path, cache: &Path) -> anyhow::Result<(Image
 }
 
 /// The manifest with another PID 1: the same program with one more byte behind its end.
-fn with_other_init(manifest: &Manifest, folder: &Path, turn: u8) -> anyhow::Result<Manifest> {
+fn with_other_init(manifest: &Manifest, dir: &Path, turn: u8) -> anyhow::Result<Manifest> {
     let mut other = manifest.clone();
     let init = other
         .files
@@ -56,7 +56,7 @@ fn with_other_init(manifest: &Manifest, folder: &Path, turn: u8) -> anyhow::Resu
     let source = init.source.as_mut().context("/init has no source")?;
     let mut program = fs::read(&*source).with_context(|| format!("read {source}"))?;
     program.push(turn);
-    *source = folder.join(format!("init-{turn}")).display().to_string();
+    *source = dir.join(format!("init-{turn}")).display().to_string();
     fs::write(&*source, program).with_context(|| format!("write {source}"))?;
     Ok(other)
 }
@@ -89,11 +89,11 @@ fn mmdebstrap(names: &[&str], kept: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Builds the peer's image; how long that took, s, and its bytes.
-fn peer(image: &Image, tools: &Toolset, folder: &Path) -> anyhow::Result<(f64, u64)> {
+fn peer(image: &Image, tools: &Toolset, dir: &Path) -> anyhow::Result<(f64, u64)> {
     let there = image.contents.packages.iter().filter(|package| package.suite == "trixie" && package.name != SOURCE);
     let names: BTreeSet<&str> = there.map(|package| package.name.as_str()).collect();
     let names: Vec<&str> = names.into_iter().collect();
-    let (kept, tree, packed) = (folder.join("archives"), folder.join("peer.tar"), folder.join("peer.erofs"));
+    let (kept, tree, packed) = (dir.join("archives"), dir.join("peer.tar"), dir.join("peer.erofs"));
     fs::create_dir_all(&kept).with_context(|| format!("create {}", kept.display()))?;
     let begin = Instant::now();
     mmdebstrap(&names, &kept, &tree)?;
@@ -119,27 +119,27 @@ pub(super) fn figures(lab: &Lab, turns: u8) -> anyhow::Result<Vec<Figure>> {
         bail!("mmdebstrap is not installed, which this bench compares with: apt-get install mmdebstrap");
     }
     let cache = cache_root()?;
-    let folder = tempfile::tempdir().context("make a folder")?;
+    let dir = tempfile::tempdir().context("make a directory")?;
     // Fetches what is missing and compiles the driver, which is not measured.
     let manifest = lab.manifest_in_format(IMAGE, PACKING)?;
-    let (image, _) = timed(&manifest, &folder.path().join("warm"), &cache)?;
+    let (image, _) = timed(&manifest, &dir.path().join("warm"), &cache)?;
     let tools = Toolset::of(Kit::Erofs, &mut Packages::new(&cache, None, Progress::quiet()))?;
-    let (_, peer_bytes) = peer(&image, &tools, folder.path())?;
+    let (_, peer_bytes) = peer(&image, &tools, dir.path())?;
     let (mut fresh, mut same, mut changed, mut peers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for turn in 1..=turns {
-        let out = folder.path().join(format!("out-{turn}"));
+        let out = dir.path().join(format!("out-{turn}"));
         fresh.push(timed(&manifest, &out, &cache)?.1);
         let (again, took) = timed(&manifest, &out, &cache)?;
         same.push(took);
-        let (other, took) = timed(&with_other_init(&manifest, folder.path(), turn)?, &out, &cache)?;
+        let (other, took) = timed(&with_other_init(&manifest, dir.path(), turn)?, &out, &cache)?;
         changed.push(took);
         if again.contents != image.contents || other.contents.outputs == image.contents.outputs {
             bail!("turn {turn} did not build what it should have built");
         }
-        peers.push(peer(&image, &tools, folder.path())?.0);
+        peers.push(peer(&image, &tools, dir.path())?.0);
         let last = |all: &[f64]| all.last().copied().unwrap_or_default();
         eprintln!(
-            "bench: {turn} of {turns}: new folder {:.1} s, unchanged {:.1} s, another PID 1 {:.1} s, peer {:.1} s",
+            "bench: {turn} of {turns}: new directory {:.1} s, unchanged {:.1} s, another PID 1 {:.1} s, peer {:.1} s",
             last(&fresh),
             last(&same),
             last(&changed),
@@ -150,7 +150,7 @@ pub(super) fn figures(lab: &Lab, turns: u8) -> anyhow::Result<Vec<Figure>> {
     let base = lab.shipped("base")?;
     let peer_s = median(peers);
     Ok(vec![
-        Figure::shown("gpu-550 as EROFS with dm-verity, into a new folder", "s", median(fresh)).beside(PEER, peer_s),
+        Figure::shown("gpu-550 as EROFS with dm-verity, into a new directory", "s", median(fresh)).beside(PEER, peer_s),
         Figure::at_most("the same once more, nothing changed", "s", median(same), 3.0).beside(PEER, peer_s),
         Figure::at_most("the same with another PID 1", "s", median(changed), 15.0).beside(PEER, peer_s),
         Figure::at_most("its files", "MB", megabytes(image.contents.file_bytes), 140.0),
@@ -162,5 +162,5 @@ pub(super) fn figures(lab: &Lab, turns: u8) -> anyhow::Result<Vec<Figure>> {
 
 fn on_path(program: impl AsRef<OsStr>) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder: PathBuf| folder.join(program.as_ref()).is_file())
+    std::env::split_paths(&path).any(|dir: PathBuf| dir.join(program.as_ref()).is_file())
 }

@@ -157,8 +157,8 @@ fn machine() -> String {
 
 /// One boot for a bench; anything but a report is an error.
 fn report(lab: &Lab, plan: &Boot) -> anyhow::Result<Report> {
-    let folder = firstlight_lab::cache_root()?.join("bench");
-    let outputs = Outputs { folder, json: None };
+    let dir = firstlight_lab::cache_root()?.join("bench");
+    let outputs = Outputs { dir, json: None };
     match boot(lab, plan, &outputs, &mut |_| {})? {
         Ended::Report(report) => match &report.container.error {
             Some(error) => bail!("the container did not run: {error}"),

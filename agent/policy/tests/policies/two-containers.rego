@@ -7,12 +7,12 @@ default CreateContainerRequest := {"allowed": false}
 
 CreateContainerRequest := {"allowed": true, "ops": ops} if {
 	count(object.get(data.pstate, "containers", {})) < 2
-	ops := array.concat(folder, [{"op": "add", "path": concat("", ["/pstate/containers/", input.container_id]), "value": true}])
+	ops := array.concat(directory, [{"op": "add", "path": concat("", ["/pstate/containers/", input.container_id]), "value": true}])
 }
 
-folder := [] if data.pstate.containers
+directory := [] if data.pstate.containers
 
-folder := [{"op": "add", "path": "/pstate/containers", "value": {}}] if not data.pstate.containers
+directory := [{"op": "add", "path": "/pstate/containers", "value": {}}] if not data.pstate.containers
 
 StartContainerRequest if data.pstate.containers[input.container_id]
 

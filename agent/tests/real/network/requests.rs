@@ -57,7 +57,7 @@ fn iptables_are_the_images_own() {
             stand.agent.calls.set_ip_tables(short(), &request).await.map(|reply| reply.data)
         };
         // An image of the test's choice, whatever this one has.
-        stand.inside("for folder in /usr/sbin /sbin /usr/bin /usr/local/sbin; do [ ! -e $folder/ip6tables-save ] || exit 1; done");
+        stand.inside("for directory in /usr/sbin /sbin /usr/bin /usr/local/sbin; do [ ! -e $directory/ip6tables-save ] || exit 1; done");
         let (code, message) = refusal(get(true).await.unwrap_err());
         assert_eq!(code, Code::FAILED_PRECONDITION);
         assert!(message.contains("/usr/sbin/ip6tables-nft-save") && message.contains("package iptables"), "{message}");

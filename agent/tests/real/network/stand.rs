@@ -30,8 +30,8 @@ exec "$AGENT"
 pub(super) fn run(test: impl AsyncFnOnce(Stand)) {
     assert!(rustix::process::geteuid().is_root(), "no network namespace can be made here: not root");
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        test(Stand { agent: Agent::start_as(&["--mount", "--net"], SCRIPT, folder, &[]).await }).await;
+        let dir = tempfile::tempdir().unwrap();
+        test(Stand { agent: Agent::start_as(&["--mount", "--net"], SCRIPT, dir, &[]).await }).await;
     });
 }
 
@@ -130,8 +130,8 @@ impl Stand {
 
     /// Sockets that the agent's server has open.
     pub(super) fn sockets(&self) -> usize {
-        let folder = fs::read_dir(format!("/proc/{}/fd", self.agent.pids()[0])).unwrap();
-        let links = folder.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        let dir = fs::read_dir(format!("/proc/{}/fd", self.agent.pids()[0])).unwrap();
+        let links = dir.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
         links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
     }
 

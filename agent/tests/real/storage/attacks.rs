@@ -11,7 +11,7 @@ use super::{create, inside, mounts, refused, storage, with_agent};
 #[test]
 fn a_link_at_any_part_of_a_mount_point_redirects_no_mount() {
     with_agent(async |agent| {
-        let victim = agent.folder.path().join("victim");
+        let victim = agent.dir.path().join("victim");
         fs::create_dir(&victim).unwrap();
         fs::write(victim.join("precious"), "x").unwrap();
         fs::create_dir_all(inside(&agent, "")).unwrap();
@@ -40,25 +40,25 @@ fn a_link_at_any_part_of_a_mount_point_redirects_no_mount() {
     });
 }
 
-/// Whoever swaps a folder and a link all the time wins nothing.
+/// Whoever swaps a directory and a link all the time wins nothing.
 #[test]
 fn a_race_for_a_mount_point_is_not_won() {
     with_agent(async |agent| {
-        let victim = agent.folder.path().join("victim");
+        let victim = agent.dir.path().join("victim");
         fs::create_dir(&victim).unwrap();
         let contested = inside(&agent, "shared/contested");
         fs::create_dir_all(&contested).unwrap();
-        let (link, folder) = (inside(&agent, "shared/link"), inside(&agent, "shared/folder"));
+        let (link, dir) = (inside(&agent, "shared/link"), inside(&agent, "shared/directory"));
         symlink(&victim, &link).unwrap();
         let ended = Arc::new(AtomicBool::new(false));
         let racer = {
-            let (ended, contested, folder) = (Arc::clone(&ended), contested.clone(), folder.clone());
+            let (ended, contested, dir) = (Arc::clone(&ended), contested.clone(), dir.clone());
             std::thread::spawn(move || {
                 while !ended.load(Ordering::Relaxed) {
-                    let _ = fs::rename(&contested, &folder);
+                    let _ = fs::rename(&contested, &dir);
                     let _ = fs::rename(&link, &contested);
                     let _ = fs::rename(&contested, &link);
-                    let _ = fs::rename(&folder, &contested);
+                    let _ = fs::rename(&dir, &contested);
                 }
             })
         };

@@ -14,7 +14,7 @@ use crate::support::{Agent, not_here, short, spec};
 #[test]
 fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
     with_agent(async |agent| {
-        let disk = Loop::ext4(agent.folder.path(), "data", "from the disk");
+        let disk = Loop::ext4(agent.dir.path(), "data", "from the disk");
         let mut volume =
             storage("blk", &disk.0, "ext4", "sandbox/storage/v", &["nosuid,noexec", "noatime", "stripe=16"]);
         volume.fs_group = Some(FSGroup { group_id: 4711, ..Default::default() }).into();
@@ -46,7 +46,7 @@ fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
 #[test]
 fn users_at_the_same_time_share_one_mount() {
     with_agent(async |agent| {
-        let disk = Loop::ext4(agent.folder.path(), "data", "x");
+        let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let volume = storage("nvdimm", &disk.0, "ext4", "sandbox/storage/v", &[]);
         for round in 0..5 {
             let one = create(&agent, "c1", vec![volume.clone()]);
@@ -67,7 +67,7 @@ fn users_at_the_same_time_share_one_mount() {
 #[test]
 fn a_raw_volume_is_the_device_itself() {
     with_agent(async |agent| {
-        let disk = Loop::ext4(agent.folder.path(), "data", "x");
+        let disk = Loop::ext4(agent.dir.path(), "data", "x");
         create(&agent, "c1", vec![storage("blk", &disk.0, "bind", "sandbox/storage/raw", &[])]).await.unwrap();
         let found = fs::metadata(inside(&agent, "sandbox/storage/raw")).unwrap();
         assert!(found.file_type().is_block_device());
@@ -80,7 +80,7 @@ fn a_raw_volume_is_the_device_itself() {
 #[test]
 fn an_erofs_image_is_read() {
     with_agent(async |agent| {
-        let path = agent.folder.path().join("image.erofs");
+        let path = agent.dir.path().join("image.erofs");
         fs::write(&path, erofs::image("hello", "from the image")).unwrap();
         let disk = Loop::of(&path);
         create(&agent, "c1", vec![storage("blk", &disk.0, "erofs", "sandbox/storage/e", &["ro"])]).await.unwrap();
@@ -93,7 +93,7 @@ fn an_erofs_image_is_read() {
 #[test]
 fn a_disk_that_cannot_be_mounted_is_named_with_the_cause() {
     with_agent(async |agent| {
-        let disk = Loop::ext4(agent.folder.path(), "data", "x");
+        let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let node = disk.0.as_str();
         let at = "sandbox/storage/v";
         for (driver, source, fstype, options, parts) in [
@@ -128,7 +128,7 @@ async fn done(agent: &Agent, container: &str, minor: u64) -> BTreeMap<String, u6
 #[test]
 fn what_a_container_does_to_a_disk_is_counted() {
     with_agent(async |agent| {
-        let image = agent.folder.path().join("disk.img");
+        let image = agent.dir.path().join("disk.img");
         fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let disk = Loop::of(&image);
         let minor: u64 = disk.0.trim_start_matches("/dev/loop").parse().unwrap();

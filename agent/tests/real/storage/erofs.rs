@@ -1,10 +1,10 @@
-//! The smallest EROFS images: one folder with one file, uncompressed. After the
+//! The smallest EROFS images: one directory with one file, uncompressed. After the
 //! kernel's fs/erofs/erofs_fs.h.
 
 use crate::support::needs_file_system;
 
 const BLOCK: usize = 4096;
-/// Block 1 has the inodes, 2 the folder, 3 the file.
+/// Block 1 has the inodes, 2 the directory, 3 the file.
 const INODES: usize = BLOCK;
 const ROOT: u64 = 0;
 const FILE: u64 = 1;

@@ -1,9 +1,9 @@
 //! Storages with the kernel's own file systems.
 
 mod attacks;
+mod dirs;
 mod disks;
 mod erofs;
-mod folders;
 mod memory;
 mod overlays;
 mod pods;
@@ -68,10 +68,10 @@ fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (Code, String) {
     }
 }
 
-/// The mounts that the agent sees below its folder.
+/// The mounts that the agent sees below its directory.
 fn mounts(agent: &Agent) -> Vec<String> {
     let table = fs::read_to_string(format!("/proc/{}/mountinfo", agent.pids()[0])).unwrap();
-    // Not the folder itself, where PID 1 mounts one.
+    // Not the directory itself, where PID 1 mounts one.
     let own = format!(" {RUN} ");
     table.lines().filter(|line| line.contains(RUN) && !line.contains(&own)).map(str::to_owned).collect()
 }
@@ -112,13 +112,13 @@ impl Loop {
     }
 
     /// A disk with an ext4 file system that has a file `name` in it.
-    fn ext4(folder: &Path, name: &str, text: &str) -> Self {
+    fn ext4(dir: &Path, name: &str, text: &str) -> Self {
         needs_file_system("ext4");
-        let image = folder.join(format!("{name}.img"));
+        let image = dir.join(format!("{name}.img"));
         fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let disk = Self::of(&image);
         busybox(&["mke2fs", "-F", &disk.0]);
-        let at = folder.join(format!("{name}.mnt"));
+        let at = dir.join(format!("{name}.mnt"));
         fs::create_dir(&at).unwrap();
         busybox(&["mount", "-t", "ext4", &disk.0, &at.display().to_string()]);
         fs::write(at.join(name), text).unwrap();

@@ -10,7 +10,7 @@ use crate::support::needs_file_system;
 fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
     with_agent(async |agent| {
         needs_file_system("overlay");
-        let [top, bottom] = ["top:layer", "bottom"].map(|name| agent.folder.path().join(name));
+        let [top, bottom] = ["top:layer", "bottom"].map(|name| agent.dir.path().join(name));
         for (layer, text) in [(&top, "top"), (&bottom, "bottom")] {
             fs::create_dir(layer).unwrap();
             fs::write(layer.join("both"), text).unwrap();
@@ -31,21 +31,21 @@ fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
         agent.remove("c1").await.unwrap();
         assert!(mounts(&agent).is_empty(), "{:?}", mounts(&agent));
 
-        // Folders of its own for what is written, as the shim names them.
+        // Directories of its own for what is written, as the shim names them.
         let run = "/run/kata-containers/layers/c2";
         let own = format!("lowerdir={},upperdir={run}/fs,workdir={run}/work", bottom.display());
         let mut volume = storage("overlayfs", "none", "overlay", "sandbox/o", &[&own]);
-        let create_folder = "io.katacontainers.volume.overlayfs.create_directory=";
-        volume.driver_options = vec![format!("{create_folder}{run}/fs"), format!("{create_folder}{run}/work")];
+        let create_directory = "io.katacontainers.volume.overlayfs.create_directory=";
+        volume.driver_options = vec![format!("{create_directory}{run}/fs"), format!("{create_directory}{run}/work")];
         create(&agent, "c2", vec![volume]).await.unwrap();
         fs::write(inside(&agent, "sandbox/o/new"), "x").unwrap();
         assert_eq!(read(&agent, "layers/c2/fs/new"), "x");
         agent.remove("c2").await.unwrap();
         assert!(!inside(&agent, "layers/c2/fs").exists());
 
-        symlink(&bottom, agent.folder.path().join("link")).unwrap();
+        symlink(&bottom, agent.dir.path().join("link")).unwrap();
         for (options, part) in [
-            (format!("lowerdir={}/link", agent.folder.path().display()), "\"link\" is a symbolic link"),
+            (format!("lowerdir={}/link", agent.dir.path().display()), "\"link\" is a symbolic link"),
             ("ro".to_owned(), "lowerdir"),
             (format!("lowerdir={},colour=red", bottom.display()), "overlay does not take the option colour=red"),
         ] {
@@ -61,12 +61,12 @@ fn a_root_is_put_together_from_images_and_a_disk() {
     with_agent(async |agent| {
         needs_file_system("overlay");
         let image = |name: &str, text: &str| {
-            let path = agent.folder.path().join(format!("{name}.erofs"));
+            let path = agent.dir.path().join(format!("{name}.erofs"));
             fs::write(&path, erofs::image(name, text)).unwrap();
             Loop::of(&path)
         };
         let (top, bottom) = (image("app", "top"), image("base", "bottom"));
-        let disk = Loop::ext4(agent.folder.path(), "disk", "x");
+        let disk = Loop::ext4(agent.dir.path(), "disk", "x");
         let layers = |disk: &str| {
             let mark = "X-kata.multi-layer=true";
             vec![

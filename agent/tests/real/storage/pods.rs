@@ -73,8 +73,8 @@ fn a_container_sees_what_another_shares_also_later() {
         assert!(message.contains("there is no /tmp/never, after 10 s"), "{message}");
         assert!(gone(process), "the process {process} of a container that could not be made lives on");
         assert!(!group.exists(), "{}", group.display());
-        for folder in ["/run/kata-containers/c3", "/run/firstlight/containers/c3"] {
-            assert!(!agent.inside(folder).exists(), "{folder}");
+        for dir in ["/run/kata-containers/c3", "/run/firstlight/containers/c3"] {
+            assert!(!agent.inside(dir).exists(), "{dir}");
         }
         named(&agent, "c3", "exit 7", vec![]).await.unwrap();
         agent.begin("c3").await;
@@ -113,7 +113,7 @@ fn a_shared_storage_stays_and_mounts_in_the_share_are_looked_at() {
 fn a_container_that_cannot_be_ended_keeps_no_storage() {
     with_agent(async |agent| {
         only_in_a_guest("a failure would leave a process that nobody can end");
-        let disk = Loop::ext4(agent.folder.path(), "data", "x");
+        let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let root = agent.root("c1");
         let mut spec = spec(&root, "read go; echo more > /v/data");
         spec.Mounts.push(oci::Mount {
@@ -130,8 +130,8 @@ fn a_container_that_cannot_be_ended_keeps_no_storage() {
         agent.calls.create_container(short(), &request).await.unwrap();
         agent.begin("c1").await;
         // By descriptor, which is of the disk also when it is mounted nowhere any more.
-        let folder = fs::File::open(super::inside(&agent, "sandbox/storage/v")).unwrap();
-        let frozen = format!("/proc/{}/fd/{}", std::process::id(), folder.as_raw_fd());
+        let dir = fs::File::open(super::inside(&agent, "sandbox/storage/v")).unwrap();
+        let frozen = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
         busybox(&["fsfreeze", "--freeze", &frozen]);
         // It waits for the disk, and no signal ends that.
         let write = WriteStreamRequest { container_id: "c1".into(), data: b"go\n".to_vec(), ..Default::default() };

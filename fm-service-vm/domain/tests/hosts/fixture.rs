@@ -1,4 +1,4 @@
-//! Folders that look like a host's `/sys`, `/proc` and `/dev`.
+//! Directories that look like a host's `/sys`, `/proc` and `/dev`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -35,8 +35,8 @@ pub(crate) struct Fixture(TempDir);
 impl Fixture {
     pub(crate) fn new() -> Self {
         let fixture = Self(tempfile::tempdir().unwrap());
-        for folder in ["sys/bus/pci/devices", "sys/kernel/iommu_groups", "proc", "dev"] {
-            fs::create_dir_all(fixture.path().join(folder)).unwrap();
+        for dir in ["sys/bus/pci/devices", "sys/kernel/iommu_groups", "proc", "dev"] {
+            fs::create_dir_all(fixture.path().join(dir)).unwrap();
         }
         fixture
     }
@@ -49,7 +49,7 @@ impl Fixture {
         Host { sysfs: self.path().join("sys"), proc: self.path().join("proc"), dev: self.path().join("dev") }
     }
 
-    pub(crate) fn folder(&self, address: &str) -> PathBuf {
+    pub(crate) fn dir(&self, address: &str) -> PathBuf {
         self.path().join("sys/bus/pci/devices").join(address)
     }
 
@@ -57,13 +57,13 @@ impl Fixture {
     pub(crate) fn plug(&self, address: &str, id: (u16, u16, u32), group: Option<u32>, driver: Option<&str>) {
         let (vendor, device, class) = id;
         let [_, base, sub, interface] = class.to_be_bytes();
-        let folder = self.folder(address);
-        fs::create_dir_all(&folder).unwrap();
+        let dir = self.dir(address);
+        fs::create_dir_all(&dir).unwrap();
         let text =
             format!("pci:v{vendor:08X}d{device:08X}sv000010DEsd00001643bc{base:02X}sc{sub:02X}i{interface:02X}\n");
-        fs::write(folder.join("modalias"), text).unwrap();
+        fs::write(dir.join("modalias"), text).unwrap();
         if let Some(group) = group {
-            symlink(format!("../../../../kernel/iommu_groups/{group}"), folder.join("iommu_group")).unwrap();
+            symlink(format!("../../../../kernel/iommu_groups/{group}"), dir.join("iommu_group")).unwrap();
             fs::create_dir_all(self.path().join(format!("sys/kernel/iommu_groups/{group}"))).unwrap();
         }
         self.bind(address, driver);
@@ -71,7 +71,7 @@ impl Fixture {
 
     /// Gives it another driver.
     pub(crate) fn bind(&self, address: &str, driver: Option<&str>) {
-        let link = self.folder(address).join("driver");
+        let link = self.dir(address).join("driver");
         let _ = fs::remove_file(&link);
         if let Some(driver) = driver {
             symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
@@ -79,11 +79,11 @@ impl Fixture {
     }
 
     pub(crate) fn named(&self, address: &str, kind: &str, name: &str) {
-        fs::create_dir_all(self.folder(address).join(kind).join(name)).unwrap();
+        fs::create_dir_all(self.dir(address).join(kind).join(name)).unwrap();
     }
 
     pub(crate) fn model(&self, address: &str, vpd: &[u8]) {
-        fs::write(self.folder(address).join("vpd"), vpd).unwrap();
+        fs::write(self.dir(address).join("vpd"), vpd).unwrap();
     }
 
     /// GPUs in groups of their own, as every board has them.

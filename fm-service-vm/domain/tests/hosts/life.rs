@@ -33,16 +33,16 @@ struct Life {
 }
 
 fn life(host: Fixture) -> Life {
-    let folder = host.path().to_owned();
-    let program = folder.join("virsh");
+    let dir = host.path().to_owned();
+    let program = dir.join("virsh");
     fs::write(&program, VIRSH).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut domain = host.domain(false);
-    let file = |name: &str| -> PathBuf { folder.join(name) };
+    let file = |name: &str| -> PathBuf { dir.join(name) };
     (domain.start.kernel, domain.start.initrd) = (file("vmlinux"), Some(file("initrd")));
     domain.state_disk = Some(file("state.img"));
     for name in ["vmlinux", "initrd", "state.img", "dev/kvm", "dev/vhost-vsock"] {
-        fs::write(folder.join(name), "").unwrap();
+        fs::write(dir.join(name), "").unwrap();
     }
     let virsh = Virsh { program, uri: "qemu:///system".into(), patience: Duration::from_secs(20) };
     let service = Service { name: domain.name.clone(), virsh, host: host.host() };
@@ -131,7 +131,7 @@ fn functions_are_waited_for_after_the_domain_is_off() {
             life.host.bind("0000:05:00.0", None);
         });
         assert_eq!(life.service.destroy().unwrap(), Done::Now);
-        assert!(late.is_finished() || life.host.folder("0000:05:00.0").join("driver").symlink_metadata().is_err());
+        assert!(late.is_finished() || life.host.dir("0000:05:00.0").join("driver").symlink_metadata().is_err());
     });
 }
 
@@ -151,9 +151,9 @@ fn what_is_in_the_way_is_said_before_libvirt_is_asked() {
 
     life.host.plug("0000:09:00.0", GPU, Some(30), None);
     life.cannot_start(&["group 30 also has GPU 0000:09:00.0"]);
-    fs::remove_dir_all(life.host.folder("0000:09:00.0")).unwrap();
+    fs::remove_dir_all(life.host.dir("0000:09:00.0")).unwrap();
 
-    fs::remove_dir_all(life.host.folder("0000:07:00.0")).unwrap();
+    fs::remove_dir_all(life.host.dir("0000:07:00.0")).unwrap();
     life.cannot_start(&["0000:07:00.0, which the domain has, is not on this host's PCI bus", "define"]);
 }
 

@@ -66,7 +66,7 @@ fn a_group_with_what_somebody_else_has() {
 #[test]
 fn fewer_or_more_than_a_board_has() {
     let host = Fixture::hgx_h100();
-    std::fs::remove_dir_all(host.folder("0000:06:00.0")).unwrap();
+    std::fs::remove_dir_all(host.dir("0000:06:00.0")).unwrap();
     refused(&host, &Wish::default(), &["3 NVSwitches", "HGX H100 and H200 has 4", "kernel log"]);
     let host = Fixture::hgx_h100();
     for at in 0..4 {
@@ -76,7 +76,7 @@ fn fewer_or_more_than_a_board_has() {
     refused(&host, &wish(&["0001:05:00.0"]), &["1 NVSwitches", "has 4"]);
     refused(&host, &wish(&["0001:05:00.0"]), &["group 80 also has NVSwitch 0001:06:00.0, which was not asked for"]);
     let host = Fixture::hgx_b200();
-    std::fs::remove_dir_all(host.folder("0000:05:00.3")).unwrap();
+    std::fs::remove_dir_all(host.dir("0000:05:00.3")).unwrap();
     refused(&host, &Wish::default(), &["3 functions", "not 4"]);
     let host = Fixture::hgx_b200();
     for at in 0..4 {

@@ -172,9 +172,9 @@ mod tests {
 
     #[test]
     fn one_that_hangs_is_ended_with_what_it_has_started() {
-        let folder = std::env::temp_dir().join(format!("firstlight-check-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("pid");
+        let dir = std::env::temp_dir().join(format!("firstlight-check-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("pid");
         let command = format!("sleep 1000 & echo $! > {}; wait", file.display());
         let outcome = ran(&command, Duration::from_millis(300));
         assert!(matches!(outcome, Outcome::Stopped(text) if text.contains("not ended within")));
@@ -189,7 +189,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "{state}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
         // Output without an end fills no memory, and what is left behind is not waited for.
         assert_eq!(
             ran("sleep 100 & head -c 1000000 /dev/zero | tr '\\0' x; exit 10", Duration::from_secs(20)),

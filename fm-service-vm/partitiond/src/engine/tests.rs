@@ -1,5 +1,5 @@
 use super::*;
-use crate::journal::tests::folder;
+use crate::journal::tests::dir;
 use crate::state::Holding;
 use firstlight_partitions::known::{A100_16, B200, H100, Known};
 use firstlight_sys::nvfm::{Code, Error, Gpu, Partition};
@@ -178,7 +178,7 @@ fn begun(sim: &Shared, journal: &Path) -> Engine<Shared> {
 }
 
 pub(super) fn stand(known: &'static Known) -> Stand {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let sim = sim(known, &path);
     let engine = begun(&sim, &path);
@@ -479,7 +479,7 @@ fn a_daemon_that_is_killed_at_any_step_comes_back_to_what_is_true() {
         for count in before..=after {
             crashes += 1;
             let active = count.checked_sub(1).map(|at| effects[at].1.clone()).unwrap_or_default();
-            let dir = folder();
+            let dir = dir();
             let path = dir.path().join("journal");
             fs::write(&path, &bytes[..cut]).unwrap();
             let sim = sim(&H100, &path);

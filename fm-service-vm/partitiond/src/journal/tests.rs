@@ -4,7 +4,7 @@ use firstlight_partitions::Gpus;
 use proptest::prelude::*;
 
 /// What is synced thousands of times is kept in memory, where there is a place for that.
-pub(crate) fn folder() -> tempfile::TempDir {
+pub(crate) fn dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn written(path: &Path, records: Vec<Record>) -> Vec<(u64, State)> {
 
 #[test]
 fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let known = written(&path, records(4));
     let bytes = fs::read(&path).unwrap();
@@ -72,7 +72,7 @@ fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
 
 #[test]
 fn damage_that_no_crash_does_is_named_and_nothing_is_begun_on_it() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let known = written(&path, records(3));
     let bytes = fs::read(&path).unwrap();
@@ -93,7 +93,7 @@ fn damage_that_no_crash_does_is_named_and_nothing_is_begun_on_it() {
 
 #[test]
 fn what_does_not_fit_together_is_damage_too() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, state) = Journal::open(&path).unwrap();
     journal.append(&Record::Ended(Ended::Done), &state).unwrap();
@@ -109,7 +109,7 @@ fn what_does_not_fit_together_is_damage_too() {
 
 #[test]
 fn one_daemon_has_it() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let first = Journal::open(&path).unwrap();
     let error = Journal::open(&path).unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn one_daemon_has_it() {
 
 #[test]
 fn a_long_one_is_written_anew_and_says_the_same() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, mut state) = Journal::open(&path).unwrap();
     journal.many = 100;
@@ -145,7 +145,7 @@ fn a_long_one_is_written_anew_and_says_the_same() {
 
 #[test]
 fn what_cannot_be_written_is_not_relied_on() {
-    let dir = folder();
+    let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, state) = Journal::open(&path).unwrap();
     let record = Record::Barred { gpu: 1, reason: "x".repeat(LONGEST) };

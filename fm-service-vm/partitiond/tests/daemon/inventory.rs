@@ -32,7 +32,7 @@ impl Stand {
     }
 
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
-        let path = self.folder.path().join(name);
+        let path = self.dir.path().join(name);
         fs::write(&path, text).unwrap();
         path.display().to_string()
     }
@@ -44,7 +44,7 @@ impl Stand {
     }
 
     fn map(&self) -> PathBuf {
-        self.folder.path().join("module-map.json")
+        self.dir.path().join("module-map.json")
     }
 }
 
@@ -281,7 +281,7 @@ fn a_damaged_map_is_none_and_a_baseboard_that_was_changed_has_none() {
     stand.kill_daemon();
     fs::write(stand.map(), &good).unwrap();
     // As the host says it; a word of the command is the same.
-    let booted = stand.folder.path().join("cmdline");
+    let booted = stand.dir.path().join("cmdline");
     fs::write(&booted, "quiet firstlight.baseboard_serial=S2 panic=-1\n").unwrap();
     stand.more.extend(["--kernel-command-line".to_owned(), booted.display().to_string()]);
     stand.start_daemon();

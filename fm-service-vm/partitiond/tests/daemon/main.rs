@@ -373,7 +373,7 @@ fn what_cannot_begin_says_why() {
         (&["--patience", "0"], "more than 0"),
     ] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_fm-partitiond"));
-        let other = stand.folder.path().join("other");
+        let other = stand.dir.path().join("other");
         let defaults = [("--journal", &other), ("--libnvfm", &other)];
         command.args(arguments);
         for (name, value) in defaults.iter().filter(|(name, _)| !arguments.contains(name)) {

@@ -100,7 +100,7 @@ async fn a_scraper_sees_what_is_so() {
     stand.until("it is gone", |health| !health.fabric_manager).await;
     assert_eq!(value(&asked(&address, GET), "firstlight_fabric_manager_up"), Some(0.0));
     stand.kill_daemon();
-    let socket = stand.folder.path().join("metrics.sock");
+    let socket = stand.dir.path().join("metrics.sock");
     let at = stand.more.iter().position(|word| *word == address).unwrap();
     stand.more[at] = format!("unix:{}", socket.display());
     stand.start_daemon();
@@ -150,7 +150,7 @@ fn who_asks_without_manners_harms_nobody() {
     // Others did not wait for them.
     assert_eq!(stand.typed(&["list"]).2, 0);
     // A daemon whose port is taken says so.
-    let output = stand.another_daemon(&stand.folder.path().join("j"), &stand.folder.path().join("s"));
+    let output = stand.another_daemon(&stand.dir.path().join("j"), &stand.dir.path().join("s"));
     let output = { output }.args(["--metrics", &address]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains(&format!("cannot show metrics on {address}")), "{error}");

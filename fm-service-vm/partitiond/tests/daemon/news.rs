@@ -124,8 +124,8 @@ fn says(stream: &mut UnixStream, ready: bool, detail: &str) {
 
 #[tokio::test]
 async fn what_process_1_says_of_the_fabric_manager_is_told_and_acted_on_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("control.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("control.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     // The daemon would not look by itself before the restarted one gives up.
     let mut stand = stand("h100", &["--init", &socket.display().to_string()]);

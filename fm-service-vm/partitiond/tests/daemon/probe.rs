@@ -15,7 +15,7 @@ impl Stand {
     /// A guest with the GPU, as far as a fabric manager sees one: it has a fabric if its module has one.
     fn check(&self) -> String {
         let cases: String = SERVER.iter().map(|(pci, module)| format!("{pci}) module={module};; ")).collect();
-        let log = self.folder.path().join("checks");
+        let log = self.dir.path().join("checks");
         format!(
             "case $FIRSTLIGHT_PROBE_PCI in {cases} *) echo 'no such GPU'; exit 3;; esac; \
              echo $FIRSTLIGHT_PROBE_PCI $FIRSTLIGHT_PROBE_MODULE >> {}; FAKE_FM={} exec {} --fabric-of $module",
@@ -26,7 +26,7 @@ impl Stand {
     }
 
     fn checks(&self) -> usize {
-        fs::read_to_string(self.folder.path().join("checks")).unwrap_or_default().lines().count()
+        fs::read_to_string(self.dir.path().join("checks")).unwrap_or_default().lines().count()
     }
 
     fn probe(&self, gpus: &str, check: &str, more: &[&str]) -> (String, String, i32) {
@@ -147,7 +147,7 @@ fn a_check_that_fails_stops_the_probe_and_leaves_nothing_active() {
 #[test]
 fn an_operator_may_interrupt_it_and_the_daemon_may_die_meanwhile() {
     let mut stand = Stand::seen("h100");
-    let mark = stand.folder.path().join("mark");
+    let mark = stand.dir.path().join("mark");
     let begin = |stand: &Stand, then: &str| {
         let check = format!("touch {}; {then}", mark.display());
         let arguments = ["inventory", "probe", "--gpus", "0000:0f:00.0", "--serial", "S1", "--check", &check];
@@ -170,7 +170,7 @@ fn an_operator_may_interrupt_it_and_the_daemon_may_die_meanwhile() {
         assert!(error.contains("it was interrupted; partition 7 is deactivated") && code == 1, "{error}");
         stand.assert_off();
     }
-    let release = stand.folder.path().join("release");
+    let release = stand.dir.path().join("release");
     let child = begin(&stand, &format!("while ! test -e {}; do sleep 0.02; done; exit 3", release.display()));
     stand.kill_daemon();
     fs::write(&release, "").unwrap();

@@ -25,11 +25,11 @@ static FMCTL: LazyLock<PathBuf> = LazyLock::new(|| {
     daemon.with_file_name("fmctl")
 });
 
-/// All of it, in a folder.
+/// All of it, in a directory.
 pub(crate) struct Stand {
     pub(crate) home: Home,
     pub(crate) fm: Running,
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
     daemon: Option<Child>,
     /// Which library the daemon is given.
     variant: &'static str,
@@ -69,24 +69,23 @@ impl Stand {
     }
 
     pub(crate) fn told(scenario: &Scenario, variant: &'static str, patience: &'static str, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = Home::new(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
         home.write(&[], scenario).unwrap();
         let mut fm = home.start(&FAKE_FM, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let mut stand =
-            Self { home, fm, folder, daemon: None, variant, patience, look_every: "0.05", more: Vec::new() };
+        let mut stand = Self { home, fm, dir, daemon: None, variant, patience, look_every: "0.05", more: Vec::new() };
         stand.more.extend(more.iter().map(ToString::to_string));
         stand.start_daemon();
         stand
     }
 
     pub(crate) fn journal(&self) -> PathBuf {
-        self.folder.path().join("partitions.journal")
+        self.dir.path().join("partitions.journal")
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("partitiond.sock")
+        self.dir.path().join("partitiond.sock")
     }
 
     pub(crate) fn daemon_command(&self) -> Command {

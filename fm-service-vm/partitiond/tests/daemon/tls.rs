@@ -13,20 +13,20 @@ use crate::support::{Stand, quick};
 
 /// Somebody who signs certificates.
 struct Authority {
-    folder: PathBuf,
+    dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new(folder: &Path, name: &str) -> Self {
-        let (folder, called) = (folder.join(name), name);
-        fs::create_dir(&folder).unwrap();
+    fn new(dir: &Path, name: &str) -> Self {
+        let (dir, called) = (dir.join(name), name);
+        fs::create_dir(&dir).unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, called);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(folder.join("ca.pem"), issuer.pem()).unwrap();
-        Self { folder, issuer }
+        fs::write(dir.join("ca.pem"), issuer.pem()).unwrap();
+        Self { dir, issuer }
     }
 
     /// Makes `NAME.pem` and `NAME.key`, for these hosts.
@@ -41,7 +41,7 @@ impl Authority {
     }
 
     fn file(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
+        self.dir.join(name).display().to_string()
     }
 }
 
@@ -55,7 +55,7 @@ async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
     let mut stand = Stand::new(&quick("h100"));
     stand.until("the fabric is seen", |health| health.ok).await;
     stand.kill_daemon();
-    let (ours, others) = (Authority::new(stand.folder.path(), "ours"), Authority::new(stand.folder.path(), "others"));
+    let (ours, others) = (Authority::new(stand.dir.path(), "ours"), Authority::new(stand.dir.path(), "others"));
     ours.signs("daemon", &["127.0.0.1"]);
     ours.signs("host", &["host"]);
     others.signs("host", &["host"]);
@@ -112,7 +112,7 @@ async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
 #[test]
 fn certificates_that_do_not_do_are_named() {
     let stand = Stand::new(&quick("h100"));
-    let ours = Authority::new(stand.folder.path(), "ours");
+    let ours = Authority::new(stand.dir.path(), "ours");
     ours.signs("daemon", &["127.0.0.1"]);
     ours.signs("other", &["127.0.0.1"]);
     fs::write(ours.file("open.key"), fs::read(ours.file("daemon.key")).unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn certificates_that_do_not_do_are_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let (free, taken) = (format!("127.0.0.1:{}", port()), taken.local_addr().unwrap().to_string());
     let another = || {
-        let at = |name: &str| stand.folder.path().join(name);
+        let at = |name: &str| stand.dir.path().join(name);
         stand.another_daemon(&at("other.journal"), &at("other.sock"))
     };
     for (address, certificate, key, ca, said) in [

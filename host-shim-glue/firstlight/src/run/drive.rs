@@ -8,7 +8,7 @@ use firstlight_vm::{Share, Vm};
 use tokio::time::{sleep, timeout};
 
 use super::report::{Container, HostTimes, Report, micros};
-use super::share::Folders;
+use super::share::Directories;
 use super::{Run, RunError};
 use crate::agent::{Agent, AgentError, Output, SHARED_TAG};
 use crate::container::{self, Probe};
@@ -42,11 +42,11 @@ const MISSED: u32 = 8;
 /// last words and what is known of its boot.
 pub async fn run(run: &Run, say: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
     let image = Image::open(&run.image)?;
-    let folders = Folders::make()?;
-    folders.unpack(&image, CONTAINER)?;
+    let dirs = Directories::make()?;
+    dirs.unpack(&image, CONTAINER)?;
     let mut machine = run.machine.clone();
-    machine.shares.push(Share { tag: SHARED_TAG.to_owned(), folder: folders.shared() });
-    let mut vm = Vm::start(&machine, &folders.machine(), &run.console_log).await?;
+    machine.shares.push(Share { tag: SHARED_TAG.to_owned(), dir: dirs.shared() });
+    let mut vm = Vm::start(&machine, &dirs.machine(), &run.console_log).await?;
     let result = drive(run, &image, &mut vm, say).await;
     vm.stop().await;
     result

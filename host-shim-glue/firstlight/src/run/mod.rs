@@ -22,7 +22,7 @@ use crate::agent::AgentError;
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// The guest; its shared folder is added by the run.
+    /// The guest; its shared directory is added by the run.
     pub machine: Machine,
     /// The image's OCI layout.
     pub image: PathBuf,
@@ -69,7 +69,7 @@ impl Default for Deadlines {
 /// Why a run gave no report. What the guest itself reported before is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A file or folder of the run could not be made.
+    /// A file or directory of the run could not be made.
     #[error("run: {path}: {source}")]
     File {
         /// Which.

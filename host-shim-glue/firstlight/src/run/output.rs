@@ -13,7 +13,7 @@ use super::{Report, RunError};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outputs {
     /// `boot-record.json`, `boot.svg` and `console.log` go here.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// The whole report, if wanted.
     pub json: Option<PathBuf>,
 }
@@ -22,15 +22,15 @@ impl Outputs {
     /// The console's log.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
-        self.folder.join("console.log")
+        self.dir.join("console.log")
     }
 
-    /// Makes the folder.
+    /// Makes the directory.
     ///
     /// # Errors
     /// It cannot be made.
     pub fn prepare(&self) -> Result<(), RunError> {
-        fs::create_dir_all(&self.folder).map_err(|source| RunError::File { path: self.folder.clone(), source })
+        fs::create_dir_all(&self.dir).map_err(|source| RunError::File { path: self.dir.clone(), source })
     }
 
     /// Writes what is known of a boot, whole or broken off.
@@ -38,8 +38,8 @@ impl Outputs {
     /// # Errors
     /// A file cannot be written.
     pub fn write_record(&self, record: &BootRecord) -> Result<(), RunError> {
-        write_json(&self.folder.join("boot-record.json"), record)?;
-        let path = self.folder.join("boot.svg");
+        write_json(&self.dir.join("boot-record.json"), record)?;
+        let path = self.dir.join("boot.svg");
         fs::write(&path, svg(record)).map_err(|source| RunError::File { path, source })
     }
 
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn files_and_text_hold_the_report() {
-        let folder = tempfile::tempdir().unwrap();
-        let outputs = Outputs { folder: folder.path().join("a/b"), json: Some(folder.path().join("r.json")) };
+        let dir = tempfile::tempdir().unwrap();
+        let outputs = Outputs { dir: dir.path().join("a/b"), json: Some(dir.path().join("r.json")) };
         outputs.prepare().unwrap();
         let container = Container {
             exit_code: Some(0),
@@ -119,14 +119,14 @@ mod tests {
         };
         let report = Report::new(BootRecord::new("1", 7), container, "c", HostTimes::default());
         outputs.write(&report).unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&fs::read(folder.path().join("r.json")).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&fs::read(dir.path().join("r.json")).unwrap()).unwrap();
         assert_eq!(json["container"]["denied_open"], true);
         assert_eq!(json["timeline"]["pid1_start_us"], 7);
         assert_eq!(json["timeline"]["all_gpus_ready_us"], serde_json::Value::Null);
         assert_eq!(json["boot_record"]["schema"], firstlight_boot_record::SCHEMA);
-        let record = fs::read_to_string(outputs.folder.join("boot-record.json")).unwrap();
+        let record = fs::read_to_string(outputs.dir.join("boot-record.json")).unwrap();
         assert!(BootRecord::from_json(&record).is_ok());
-        assert!(fs::read_to_string(outputs.folder.join("boot.svg")).unwrap().starts_with("<svg"));
+        assert!(fs::read_to_string(outputs.dir.join("boot.svg")).unwrap().starts_with("<svg"));
         let text = print(&report);
         assert!(text.contains("  | hi [31mred\n") && text.contains("exit code 0"), "{text}");
     }

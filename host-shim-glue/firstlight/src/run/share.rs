@@ -1,4 +1,4 @@
-//! The folder that a guest sees, and everything else a run puts on disk.
+//! The directory that a guest sees, and everything else a run puts on disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use tempfile::TempDir;
 
 use super::RunError;
 
-/// The folders of one run; gone when dropped.
+/// The directories of one run; gone when dropped.
 #[derive(Debug)]
-pub(super) struct Folders {
+pub(super) struct Directories {
     root: TempDir,
 }
 
-impl Folders {
-    /// Short paths below the system's folder for temporary files: Unix sockets
+impl Directories {
+    /// Short paths below the system's directory for temporary files: Unix sockets
     /// allow 107 bytes.
     pub(super) fn make() -> Result<Self, RunError> {
         let root = tempfile::Builder::new()
             .prefix("firstlight-")
             .tempdir()
             .map_err(|source| RunError::File { path: std::env::temp_dir(), source })?;
-        let folders = Self { root };
-        for path in [folders.machine(), folders.shared()] {
+        let dirs = Self { root };
+        for path in [dirs.machine(), dirs.shared()] {
             fs::create_dir(&path).map_err(|source| RunError::File { path, source })?;
         }
-        Ok(folders)
+        Ok(dirs)
     }
 
     /// Sockets and logs of the machine.

@@ -55,7 +55,7 @@ pub fn judge(rules: &Rules, purposes: &[String], subject: Subject<'_>) -> Result
     if subject.source.is_none() && report.findings.iter().any(|finding| finding.status == Status::Absent) {
         report.notes.push(
             "a symbol that is not mentioned is unknown to this kernel, or what it depends on is off: with the unpacked \
-             source of this kernel, --source FOLDER tells which"
+             source of this kernel, --source DIR tells which"
                 .to_owned(),
         );
     }

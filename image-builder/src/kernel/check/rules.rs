@@ -238,13 +238,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::fs;
 
-    fn folder() -> std::path::PathBuf {
+    fn dir() -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs")
     }
 
     #[test]
     fn every_fragment_of_the_tree_is_known() {
-        let names: BTreeSet<String> = fs::read_dir(folder())
+        let names: BTreeSet<String> = fs::read_dir(dir())
             .unwrap()
             .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".config").map(str::to_owned))
             .collect();

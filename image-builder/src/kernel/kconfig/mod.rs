@@ -44,8 +44,8 @@ impl Tree {
     ///
     /// # Errors
     /// It is none.
-    pub fn read(folder: &Path) -> Result<Self, Error> {
-        Ok(Self { symbols: Symbols::read(folder)? })
+    pub fn read(dir: &Path) -> Result<Self, Error> {
+        Ok(Self { symbols: Symbols::read(dir)? })
     }
 
     /// From symbols that are read already.

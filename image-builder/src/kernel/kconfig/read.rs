@@ -52,10 +52,10 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Not the source of a kernel.
-    #[error("{} is no source of a kernel: {what}", folder.display())]
+    #[error("{} is no source of a kernel: {what}", dir.display())]
     NoSource {
-        /// The folder.
-        folder: PathBuf,
+        /// The directory.
+        dir: PathBuf,
         /// What is wrong.
         what: String,
     },
@@ -101,7 +101,7 @@ impl Symbols {
         reader.end_symbol();
         if reader.symbols.definitions.is_empty() {
             let what = "its Kconfig files define no symbol".to_owned();
-            return Err(Error::NoSource { folder: root.to_owned(), what });
+            return Err(Error::NoSource { dir: root.to_owned(), what });
         }
         Ok(reader.symbols)
     }
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     }
 
     fn file(&mut self, path: &Path, depth: usize) -> Result<(), Error> {
-        let wrong = |what: &str| Error::NoSource { folder: self.root.to_owned(), what: what.to_owned() };
+        let wrong = |what: &str| Error::NoSource { dir: self.root.to_owned(), what: what.to_owned() };
         let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
         if !plain {
             return Err(wrong(&format!("{} leads out of it", path.display())));
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
                 self.end_symbol();
                 if self.frames.len() >= DEEPEST {
                     let what = "its menus are nested without end".to_owned();
-                    return Err(Error::NoSource { folder: self.root.to_owned(), what });
+                    return Err(Error::NoSource { dir: self.root.to_owned(), what });
                 }
                 self.frames.push(match word {
                     "menu" => Frame::Menu { depends: None, visible: None },

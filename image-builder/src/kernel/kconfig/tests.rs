@@ -122,31 +122,31 @@ fn who_switches_a_symbol_on() {
 }
 
 #[test]
-fn a_tree_is_followed_within_its_folder() {
-    let folder = tempfile::tempdir().unwrap();
+fn a_tree_is_followed_within_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
-        let file = folder.path().join(name);
+        let file = dir.path().join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     };
     write("Kconfig", "source \"arch/$(SRCARCH)/Kconfig\"\nif A\nsource \"lib/Kconfig\"\nendif\nsource \"not/there\"\n");
     write("arch/x86/Kconfig", "config A\n\tbool \"A\"\nsource \"arch/x86/Kconfig\"\n");
     write("lib/Kconfig", "config B\n\tbool \"B\"\n");
-    let tree = Tree::read(folder.path()).unwrap();
+    let tree = Tree::read(dir.path()).unwrap();
     assert_eq!(tree.len(), 2);
     assert_eq!(tree.explain("B", "y", &DotConfig::parse("CONFIG_X=y\n").unwrap()), blocked(&["A is off"]));
 
     write("lib/Kconfig", "source \"../outside\"\n");
-    assert!(Tree::read(folder.path()).unwrap_err().to_string().contains("leads out"));
+    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("leads out"));
     write("lib/Kconfig", "source \"/etc/passwd\"\n");
-    assert!(Tree::read(folder.path()).unwrap_err().to_string().contains("leads out"));
+    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("leads out"));
     for at in 0..100 {
         write(&format!("deep/{at}"), &format!("config D{at}\n\tbool\nsource \"deep/{}\"\n", at + 1));
     }
     write("Kconfig", "source \"deep/0\"\n");
-    let error = Tree::read(folder.path()).unwrap_err().to_string();
+    let error = Tree::read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("without end"), "{error}");
-    assert!(Tree::read(&folder.path().join("lib")).is_err());
+    assert!(Tree::read(&dir.path().join("lib")).is_err());
 }
 
 proptest! {

@@ -76,9 +76,9 @@ impl Credentials {
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let folder = variable("DOCKER_CONFIG").map(PathBuf::from);
-        let folder = folder.or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".docker")));
-        Self { file: folder.map(|folder| folder.join("config.json")) }
+        let dir = variable("DOCKER_CONFIG").map(PathBuf::from);
+        let dir = dir.or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".docker")));
+        Self { file: dir.map(|dir| dir.join("config.json")) }
     }
 
     /// Of this file.
@@ -150,8 +150,8 @@ mod tests {
     use super::*;
 
     fn of(config: &str, host: &str) -> Result<Option<Basic>, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("config.json");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.json");
         std::fs::write(&file, config).unwrap();
         Credentials::of_file(file).of(host).map_err(|error| error.to_string())
     }

@@ -1,4 +1,4 @@
-//! The folder in the making, as it is left by pulls that end anywhere.
+//! The directory in the making, as it is left by pulls that end anywhere.
 
 use super::*;
 use crate::pull::document::{OCI_CONFIG, OCI_MANIFEST};
@@ -27,9 +27,9 @@ fn finish(mut staging: Staging, blobs: &[&[u8]]) {
     staging.finish(&manifest, &all).unwrap();
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -44,7 +44,7 @@ fn a_layout_appears_when_it_is_whole() {
     assert_eq!(names(dir.path()), ["image"], "nothing is left beside it");
     assert_eq!(names(&out), ["blobs", "index.json", "oci-layout"]);
     assert_eq!(names(&out.join("blobs/sha256")).len(), 2);
-    // An empty folder is filled, and an older layout replaced.
+    // An empty directory is filled, and an older layout replaced.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     finish(begin(&empty), &[]);
@@ -64,14 +64,14 @@ fn what_a_killed_pull_leaves_is_used_or_removed() {
     let mut killed = begin(&out);
     killed.put(b"whole").unwrap();
     killed.put(b"of another image").unwrap();
-    let folder = killed.folder.clone();
+    let dir = killed.dir.clone();
     fs::write(killed.path(&damaged.digest), "dAmaged").unwrap();
     fs::write(killed.parts().join("half"), "ha").unwrap();
     // Nothing of it is cleared away.
     killed.done = true;
     drop(killed);
     let mut next = begin(&out);
-    assert!(names(&folder.join(PARTS)).is_empty());
+    assert!(names(&dir.join(PARTS)).is_empty());
     assert!(next.has(&whole).unwrap());
     assert!(!next.has(&Descriptor { size: 4, ..whole.clone() }).unwrap(), "the size counts as well");
     next.put(b"whole").unwrap();
@@ -109,7 +109,9 @@ fn what_is_there_is_not_lost() {
     fs::create_dir(&full).unwrap();
     fs::write(full.join("thesis"), "x").unwrap();
     fs::write(&file, "x").unwrap();
-    for (out, said) in [(full.as_path(), "no image layout"), (&file, "no folder"), (Path::new("/"), "no new folder")] {
+    for (out, said) in
+        [(full.as_path(), "no image layout"), (&file, "no directory"), (Path::new("/"), "no new directory")]
+    {
         let error = Staging::begin(out, Progress::quiet()).unwrap_err().to_string();
         assert!(error.contains(said) && error.contains("--out"), "{error}");
     }
@@ -117,7 +119,7 @@ fn what_is_there_is_not_lost() {
 }
 
 #[test]
-fn two_pulls_into_one_folder_take_turns() {
+fn two_pulls_into_one_directory_take_turns() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("image");
     let first = begin(&out);

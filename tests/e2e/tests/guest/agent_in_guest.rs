@@ -56,9 +56,9 @@ fn agents_tests_with_real_containers_pass() {
     }
 }
 
-/// The folder that `cargo xtask agent-tests` makes, on a machine that knows nothing of it.
+/// The directory that `cargo xtask agent-tests` makes, on a machine that knows nothing of it.
 #[test]
-fn agents_tests_run_from_a_folder_and_tell_what_they_could_not_run() {
+fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
     let image = lab().agent_tests_bundle().unwrap();
     let filters = "short_processes,many_containers,the_clock_is_set,iptables";
     let mut scenario = Scenario::gpus(0)

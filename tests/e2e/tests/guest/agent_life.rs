@@ -37,7 +37,7 @@ fn killed_agent_is_restarted_and_serves_again() {
     });
 }
 
-/// What a shim does first: a Check, and a sandbox, here without a shared folder.
+/// What a shim does first: a Check, and a sandbox, here without a shared directory.
 async fn begin(vm: &Vm) {
     let stream = vm.connect(1024, Duration::from_secs(30)).await.unwrap();
     let agent = Agent::new(stream, Duration::from_secs(20));

@@ -80,12 +80,12 @@ fn impossible_request_is_refused() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--request 2"));
 }
 
-/// Processes whose command line names something below `folder`.
-fn processes(folder: &Path) -> Vec<String> {
-    let folder = folder.to_str().unwrap();
+/// Processes whose command line names something below `directory`.
+fn processes(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-    lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|line| line.contains(folder)).collect()
+    lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|line| line.contains(dir)).collect()
 }
 
 fn wait_until(what: &str, limit: Duration, done: impl Fn() -> bool) {
@@ -99,7 +99,7 @@ fn wait_until(what: &str, limit: Duration, done: impl Fn() -> bool) {
 /// Ends a run with `signal` as soon as `moment` holds, and looks for what is left.
 fn interrupted(signal: Signal, moment: impl Fn(&Path) -> bool) -> Option<i32> {
     let out = tempfile::tempdir().unwrap();
-    // All folders of the run are made below this one.
+    // All directories of the run are made below this one.
     let temporary = tempfile::Builder::new().prefix("fl").tempdir_in("/tmp").unwrap();
     let mut command = run(out.path(), &["--gpus", "2", "--attach-ms", "4000"]);
     command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -113,7 +113,7 @@ fn interrupted(signal: Signal, moment: impl Fn(&Path) -> bool) -> Option<i32> {
     wait_until("every process ends", Duration::from_secs(20), || processes(temporary.path()).is_empty());
     if signal != Signal::KILL {
         let left: Vec<_> = fs::read_dir(temporary.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert!(left.is_empty(), "folders left: {left:?}");
+        assert!(left.is_empty(), "directories left: {left:?}");
     }
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(!mounts.contains(temporary.path().to_str().unwrap()), "mounts left");

@@ -51,10 +51,10 @@ fn container_cannot_see_the_guest() {
 
 #[test]
 fn image_of_a_registry_runs() {
-    let (lab, folder) = (lab(), tempfile::tempdir().unwrap());
+    let (lab, dir) = (lab(), tempfile::tempdir().unwrap());
     let registry = registry(&cache_root().unwrap(), false, Progress::stderr("guest")).unwrap();
     registry.push(&lab.busybox_image, "tools/busybox", "1").unwrap();
-    let out = folder.path().join("image");
+    let out = dir.path().join("image");
     let wanted = Wanted {
         source: &format!("docker://{}/tools/busybox:1", registry.host()).parse().unwrap(),
         out: &out,

@@ -57,7 +57,7 @@ fn doors_are_closed_to_root_when_the_guest_has_booted() {
         assert!(answer(&lines, door).contains(why), "{door}: {}", answer(&lines, door));
     }
     assert_ne!(answer(&lines, "module"), "open");
-    assert_eq!(answer(&lines, "descriptors").trim(), "0 1 2 3", "three, and the folder that is being read");
+    assert_eq!(answer(&lines, "descriptors").trim(), "0 1 2 3", "three, and the directory that is being read");
 }
 
 #[test]

@@ -101,10 +101,10 @@ fn a_guest_without_extensions_has_nothing_to_do_with_them() {
 #[test]
 fn a_flipped_byte_is_refused_by_name() {
     let verity = GPU.contents.verity.clone().unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     // The super block of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
-        let disk = flipped(&GPU, folder.path(), at);
+        let disk = flipped(&GPU, dir.path(), at);
         let console = refusal(vec![extension(&disk, "extension-gpu")], &[parameter()]);
         for words in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
             assert!(console.contains(words), "byte {at}: {words}: {console}");
@@ -119,8 +119,8 @@ fn a_driver_that_is_not_what_was_built_is_not_loaded() {
     let mut parts = module.chunks_exact(12).filter(|part| part.iter().all(u8::is_ascii_graphic));
     let at = parts.find_map(|part| bytes.windows(part.len()).position(|bytes| bytes == part));
     let at = u64::try_from(at.unwrap()).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let disk = flipped(&GPU, folder.path(), at);
+    let dir = tempfile::tempdir().unwrap();
+    let disk = flipped(&GPU, dir.path(), at);
     let files = Files::make();
     let scenario = scenario(&files, vec![extension(&disk, "extension-gpu")]).parameter(&parameter());
     let mut record = None;

@@ -99,7 +99,7 @@ fn an_agent_that_never_listens_ends_the_boot_in_time_and_is_named() {
 }
 
 #[test]
-fn a_full_run_folder_fails_the_gpu_by_name_until_there_is_room() {
+fn a_full_run_directory_fails_the_gpu_by_name_until_there_is_room() {
     let files = Files::make();
     let mut scenario = files.scenario("with-shell", Vec::new());
     scenario.guest.devices = vec![firstlight_lab::h100(Duration::from_millis(300))];

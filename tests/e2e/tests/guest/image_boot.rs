@@ -36,12 +36,12 @@ fn as_file(tool: &Tool, to: &Path) -> PathBuf {
     to.to_owned()
 }
 
-fn boot(folder: &Path, arguments: &[&str]) -> Output {
+fn boot(dir: &Path, arguments: &[&str]) -> Output {
     let tools = tempfile::tempdir().unwrap();
     let toolbox = &lab().toolbox;
     Command::new(image_builder())
         .arg("boot")
-        .arg(folder)
+        .arg(dir)
         .arg("--qemu")
         .arg(as_file(&toolbox.qemu, &tools.path().join("qemu")))
         .arg("--vhost-device-vsock")
@@ -58,28 +58,28 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn the_base_image_boots_and_what_does_not_is_told() {
     let image = lab().shipped("base").unwrap();
-    let folder = image.record.parent().unwrap();
+    let dir = image.record.parent().unwrap();
     let logs = tempfile::tempdir().unwrap();
     let log = logs.path().join("console.log");
 
-    let good = boot(folder, &["--json", "--console", log.to_str().unwrap()]);
+    let good = boot(dir, &["--json", "--console", log.to_str().unwrap()]);
     assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
     let record = BootRecord::from_json(&text(&good.stdout)).unwrap();
     assert_eq!((record.state, record.mode.as_ref().map(|mode| mode.name.as_str())), (State::Ready, Some("cpu")));
     assert!(record.event("agent-listening").is_some());
     assert!(fs::metadata(&log).unwrap().len() > 0);
 
-    let degraded = boot(folder, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    let degraded = boot(dir, &["--append", "firstlight.mode=service-vm-nvl4"]);
     assert_eq!(degraded.status.code(), Some(1), "{}", text(&degraded.stdout));
     assert!(text(&degraded.stdout).contains("modules-nvidia"), "{}", text(&degraded.stdout));
     assert!(text(&degraded.stderr).contains("every unit"), "{}", text(&degraded.stderr));
 
-    let dead = boot(folder, &["--append", "rdinit=/nothing"]);
+    let dead = boot(dir, &["--append", "rdinit=/nothing"]);
     assert_eq!(dead.status.code(), Some(1));
     let words = text(&dead.stderr);
     assert!(words.contains("the guest ended") && words.contains("Kernel panic"), "{words}");
 
-    let silent = boot(folder, &["--timeout", "0"]);
+    let silent = boot(dir, &["--timeout", "0"]);
     assert_eq!(silent.status.code(), Some(1));
     assert!(text(&silent.stderr).contains("PID 1 said nothing within 0 s"), "{}", text(&silent.stderr));
 }
@@ -87,13 +87,13 @@ fn the_base_image_boots_and_what_does_not_is_told() {
 #[test]
 fn a_disk_boots_by_its_opener() {
     let (disk, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
-    let folder = disk.record.parent().unwrap();
-    let good = boot(folder, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
+    let dir = disk.record.parent().unwrap();
+    let good = boot(dir, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
     assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
     assert!(text(&good.stdout).contains("boot-done"), "{}", text(&good.stdout));
 
     // Debian's kernel does not open it by itself.
-    let alone = boot(folder, &[]);
+    let alone = boot(dir, &[]);
     assert_eq!(alone.status.code(), Some(1));
     assert!(text(&alone.stderr).contains("VFS: "), "{}", text(&alone.stderr));
 }

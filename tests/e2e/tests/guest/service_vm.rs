@@ -31,8 +31,8 @@ fn scenario(disk: Option<&Path>) -> Scenario {
 }
 
 /// As `firstlight service-vm define` makes it.
-fn state_disk(folder: &Path) -> PathBuf {
-    let path = folder.join("state.img");
+fn state_disk(dir: &Path) -> PathBuf {
+    let path = dir.join("state.img");
     std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
     let made = Command::new("mkfs.ext4").args(["-q", "-F", "-L", "firstlight-state"]).arg(&path).status().unwrap();
     assert!(made.success());
@@ -105,14 +105,14 @@ async fn kill(vm: &Vm) {
 }
 
 /// What an inventory guest would have measured on a host with H100: modules in no order of addresses.
-fn measured(folder: &Path) -> String {
+fn measured(dir: &Path) -> String {
     let buses = [(0x0f, 5), (0x10, 7), (0x41, 6), (0x44, 8), (0x86, 1), (0x87, 3), (0xb8, 2), (0xbb, 4)];
     let line = |(bus, module): &(u32, u32)| {
         format!(
             "{{\"host_pci\":\"0000:{bus:02x}:00.0\",\"module_id\":{module},\"serial\":\"{bus}\",\"uuid\":\"GPU-{bus}\"}}\n"
         )
     };
-    let path = folder.join("measured.jsonl");
+    let path = dir.join("measured.jsonl");
     std::fs::write(&path, buses.iter().map(line).collect::<String>()).unwrap();
     path.display().to_string()
 }
@@ -125,7 +125,7 @@ async fn assert_unharmed(vm: &Vm) {
 
 #[test]
 fn the_host_lists_and_steers_the_fabric_through_vsock() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let console = scenario(None).watched(async |vm| {
         let agent = booted(vm).await;
         let host = Host::of(vm);
@@ -153,9 +153,9 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         // Several GPUs are nobody's until it is known which is which; and then.
         let (_, error, code) = host.says(&["activate", "--gpus", "2", "--owner", "vm-1"]);
         assert!(error.contains("fmctl inventory") && code == 5, "{error}");
-        let (_, error, code) = host.says(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650999999999"]);
+        let (_, error, code) = host.says(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650999999999"]);
         assert!(error.contains("1650123456789") && code == 5, "another board than the host says: {error}");
-        host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
+        host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
         let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
         assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");
 
@@ -199,13 +199,13 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
 
 #[test]
 fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = state_disk(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let disk = state_disk(dir.path());
     scenario(Some(&disk)).watched(async |vm| {
         booted(vm).await;
         let host = Host::of(vm);
         host.answers().await;
-        host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
+        host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
         host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
         host.does(&["quarantine", "8", "--reason", "Xid 79"]);
         kill(vm).await;
@@ -231,8 +231,8 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
 
 #[test]
 fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_true() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = state_disk(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let disk = state_disk(dir.path());
     let activate: &[&str] = &["activate", "--gpus", "4", "--owner", "t"];
     // Each change takes 200 ms: the machine ends before FM is asked, while it is at it, when it is done; what is taken back
     // likewise, and between two of several.
@@ -250,7 +250,7 @@ fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_tru
             let host = Host::of(vm);
             host.answers().await;
             if turn == 0 {
-                host.does(&["inventory", "nvml", &measured(folder.path()), "--serial", "1650123456789"]);
+                host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
             }
             // A new fabric manager has nothing active, whatever was under way.
             assert_eq!(host.active(), [], "turn {turn}");
@@ -286,8 +286,8 @@ fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_tru
 
 #[test]
 fn a_disk_that_cannot_be_read_is_told_and_nobody_is_given_anything_without_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = folder.path().join("state.img");
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("state.img");
     std::fs::write(&disk, vec![0x5a; 8 << 20]).unwrap();
     scenario(Some(&disk)).watched(async |vm| {
         let agent = booted(vm).await;

@@ -72,15 +72,15 @@ fn digest(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).split(' ').next().unwrap().to_owned()
 }
 
-/// A folder as the kubelet makes one of a ConfigMap: its files are behind a link that is swapped.
-fn write_config(folder: &Path, version: &str) {
+/// A directory as the kubelet makes one of a ConfigMap: its files are behind a link that is swapped.
+fn write_config(dir: &Path, version: &str) {
     use std::os::unix::fs::symlink;
-    fs::create_dir_all(folder.join(version)).unwrap();
-    fs::write(folder.join(version).join("text"), format!("{version}\n")).unwrap();
-    symlink(version, folder.join("..data_tmp")).unwrap();
-    fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
-    if !folder.join("text").exists() {
-        symlink("..data/text", folder.join("text")).unwrap();
+    fs::create_dir_all(dir.join(version)).unwrap();
+    fs::write(dir.join(version).join("text"), format!("{version}\n")).unwrap();
+    symlink(version, dir.join("..data_tmp")).unwrap();
+    fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    if !dir.join("text").exists() {
+        symlink("..data/text", dir.join("text")).unwrap();
     }
 }
 

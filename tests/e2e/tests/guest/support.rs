@@ -33,7 +33,7 @@ impl Files {
         files
     }
 
-    /// What the guest sees as its shared folder.
+    /// What the guest sees as its shared directory.
     pub(crate) fn shared(&self) -> PathBuf {
         self.0.path().join("shared")
     }
@@ -51,7 +51,7 @@ impl Files {
         path
     }
 
-    /// A guest of the image `variant` with these devices and the shared folder.
+    /// A guest of the image `variant` with these devices and the shared directory.
     pub(crate) fn scenario(&self, variant: &str, hardware: Vec<Device>) -> Scenario {
         self.scenario_of(lab().variant(variant).unwrap().initrd, hardware)
     }
@@ -59,7 +59,7 @@ impl Files {
     /// The same, of an image that is there.
     pub(crate) fn scenario_of(&self, initrd: PathBuf, hardware: Vec<Device>) -> Scenario {
         let initrd = Some(initrd);
-        let shares = vec![Share { tag: SHARED_TAG.into(), folder: self.shared() }];
+        let shares = vec![Share { tag: SHARED_TAG.into(), dir: self.shared() }];
         Scenario::guest(Guest { hardware, shares, initrd, ..Guest::default() })
     }
 

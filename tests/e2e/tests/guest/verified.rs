@@ -27,8 +27,8 @@ fn scenario(image: &Image, disk: &Path) -> Scenario {
 }
 
 /// A copy of the disk in which one byte is another.
-pub(crate) fn flipped(image: &Image, folder: &Path, at: u64) -> std::path::PathBuf {
-    let copy = folder.join(format!("disk-{at}"));
+pub(crate) fn flipped(image: &Image, dir: &Path, at: u64) -> std::path::PathBuf {
+    let copy = dir.join(format!("disk-{at}"));
     fs::copy(image.disk.as_ref().unwrap(), &copy).unwrap();
     let mut file = fs::File::options().read(true).write(true).open(&copy).unwrap();
     let mut byte = [0];
@@ -62,10 +62,10 @@ fn a_container_runs_on_a_verified_disk() {
 fn a_flipped_byte_is_refused_wherever_it_is() {
     let image = lab().disk().unwrap();
     let verity = image.contents.verity.clone().unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     // The super block of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
-        let disk = flipped(&image, folder.path(), at);
+        let disk = flipped(&image, dir.path(), at);
         let console = last_words(&scenario(&image, &disk));
         for words in
             ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "not what its root hash says", "powering off"]
@@ -87,10 +87,10 @@ fn place_of(image: &Image, file: &Path) -> u64 {
 #[test]
 fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
     let image = lab().plain_disk().unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let at = place_of(&image, &lab().binaries.agent);
     let block = (at - image.contents.verity.as_ref().unwrap().data_offset) / 4096;
-    let disk = flipped(&image, folder.path(), at + 4000);
+    let disk = flipped(&image, dir.path(), at + 4000);
     let console = last_words(&scenario(&image, &disk));
     // The kernel's words, and PID 1's: what, in which step, and what to look at.
     let kernel = format!("data block {block} is corrupted");

@@ -11,17 +11,17 @@ use firstlight_image_builder::tools::Kit;
 use crate::trees::{files, made, packages, plan, says, tree};
 
 /// The same from another order, at another time, with other files: the image's path.
-fn same_twice(plan: &Plan, folder: &Path) -> PathBuf {
-    let first = made(plan, &tree(folder, false), &folder.join("one"));
+fn same_twice(plan: &Plan, dir: &Path) -> PathBuf {
+    let first = made(plan, &tree(dir, false), &dir.join("one"));
     // Programs that write the time of day do so in seconds.
     std::thread::sleep(std::time::Duration::from_millis(1100));
-    let second = made(plan, &tree(folder, true), &folder.join("two"));
+    let second = made(plan, &tree(dir, true), &dir.join("two"));
     assert_eq!(first.root, second.root);
     assert_eq!(first.files, second.files);
-    let path = |which: &str| folder.join(which).join(&first.root.file);
+    let path = |which: &str| dir.join(which).join(&first.root.file);
     let same = fs::read(path("one")).unwrap() == fs::read(path("two")).unwrap();
     assert!(same, "{}: other bytes from another order", plan.summary());
-    assert_eq!(fs::read_dir(folder.join("one")).unwrap().count(), 1, "only the image is left");
+    assert_eq!(fs::read_dir(dir.join("one")).unwrap().count(), 1, "only the image is left");
     path("one")
 }
 
@@ -36,13 +36,13 @@ fn content(image: &Path) -> PathBuf {
 }
 
 /// Files that a program has taken out of an image hold what was put in.
-fn assert_contents(folder: &Path) {
+fn assert_contents(dir: &Path) {
     for (path, (_, data)) in files() {
-        let found = fs::read(folder.join(&path)).unwrap();
+        let found = fs::read(dir.join(&path)).unwrap();
         assert!(found == data, "{path} holds something else");
     }
-    assert_eq!(fs::read_link(folder.join("var/run")).unwrap(), Path::new("../run"));
-    assert_eq!(fs::read_link(folder.join("var/long")).unwrap(), PathBuf::from("x/".repeat(80)));
+    assert_eq!(fs::read_link(dir.join("var/run")).unwrap(), Path::new("../run"));
+    assert_eq!(fs::read_link(dir.join("var/long")).unwrap(), PathBuf::from("x/".repeat(80)));
 }
 
 fn listed(image: &Path) -> Vec<list::Entry> {
@@ -67,7 +67,7 @@ fn assert_listed(image: &Path) {
     assert_eq!(entry("/dev/nvidia255").device, Some((195, 255)));
     assert_eq!(entry("/var/run").target.as_deref(), Some("../run"));
     assert_eq!(entry("/var/long").target.as_deref().map(str::len), Some(160));
-    let below = |folder: &str| entries.iter().filter(|entry| entry.path.starts_with(folder)).count();
+    let below = |dir: &str| entries.iter().filter(|entry| entry.path.starts_with(dir)).count();
     assert_eq!(below("/usr/share/many/"), 300);
 }
 

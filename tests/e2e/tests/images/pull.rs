@@ -30,24 +30,24 @@ fn pulled(source: &str, out: &Path, platform: &str, credentials: &Credentials) -
     pull(&wanted).map_err(|error| error.to_string())
 }
 
-/// A layout with a program, a link and a folder that all may write to.
-fn layout(folder: &Path) {
+/// A layout with a program, a link and a directory that all may write to.
+fn layout(dir: &Path) {
     let image = NewImage {
         files: vec![
-            File::Folder { path: "tmp".into(), mode: 0o1777 },
+            File::Directory { path: "tmp".into(), mode: 0o1777 },
             File::Text { path: "etc/motd".into(), text: "hello ".repeat(100_000) },
             File::Link { path: "etc/issue".into(), target: "motd".into() },
         ],
         env: vec!["A=b".into()],
         command: vec!["/bin/hello".into()],
     };
-    image.write(folder).unwrap();
+    image.write(dir).unwrap();
 }
 
 /// Every blob of one layout is in the other, with the same bytes.
 fn assert_same(one: &Path, other: &Path) {
-    let blobs = |folder: &Path| {
-        let entries = fs::read_dir(folder.join("blobs/sha256")).unwrap();
+    let blobs = |dir: &Path| {
+        let entries = fs::read_dir(dir.join("blobs/sha256")).unwrap();
         let mut blobs: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         blobs.sort();
         blobs
@@ -98,8 +98,8 @@ fn one_platform_of_dockers_own_kind_is_chosen() {
         registry.push_blob("multi", &digest, bytes).unwrap();
         json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() })
     };
-    let largest = |folder: &Path| {
-        let files = fs::read_dir(folder.join("blobs/sha256")).unwrap().map(|entry| entry.unwrap().path());
+    let largest = |dir: &Path| {
+        let files = fs::read_dir(dir.join("blobs/sha256")).unwrap().map(|entry| entry.unwrap().path());
         fs::read(files.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap()).unwrap()
     };
     let tar = largest(&pushed);

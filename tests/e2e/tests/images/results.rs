@@ -27,22 +27,22 @@ path = "/var/run"
 target = "/run"
 "#;
 
-pub(super) fn written(folder: &Path, image: &str, more: &str) -> std::path::PathBuf {
-    let manifest = folder.join("m.toml");
+pub(super) fn written(dir: &Path, image: &str, more: &str) -> std::path::PathBuf {
+    let manifest = dir.join("m.toml");
     fs::write(&manifest, format!("[image]\nname = \"results\"\n{image}\n{KERNEL}{more}")).unwrap();
     manifest
 }
 
-fn built(folder: &Path, image: &str, more: &str, out: &str) -> Image {
-    let manifest = written(folder, image, more);
+fn built(dir: &Path, image: &str, more: &str, out: &str) -> Image {
+    let manifest = written(dir, image, more);
     let cache = cache::root().unwrap();
-    build(&manifest, &Variables::new(), &folder.join(out), &cache, Progress::stderr("images")).unwrap()
+    build(&manifest, &Variables::new(), &dir.join(out), &cache, Progress::stderr("images")).unwrap()
 }
 
 #[test]
 fn a_disk_is_built_the_same_twice_and_verified() {
     let dir = tempfile::tempdir().unwrap();
-    let (format, more) = ("format = \"erofs\"", "[verity]\n[output]\nfolder = \"/srv/images\"\n");
+    let (format, more) = ("format = \"erofs\"", "[verity]\n[output]\ndirectory = \"/srv/images\"\n");
     let first = built(dir.path(), format, more, "one");
     std::thread::sleep(Duration::from_millis(1100));
     let second = built(dir.path(), format, more, "two");

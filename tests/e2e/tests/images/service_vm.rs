@@ -15,18 +15,18 @@ use firstlight_lab::shipped::{self, Programs};
 
 use crate::trees::packages;
 
-fn compiled(folder: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
-    let out = folder.join(name);
+fn compiled(dir: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let out = dir.join(name);
     fs::create_dir_all(out.parent().unwrap()).unwrap();
-    let text = folder.join("source.c");
+    let text = dir.join("source.c");
     fs::write(&text, source).unwrap();
-    let done = Command::new("gcc").arg("-o").arg(&out).arg(&text).args(options).current_dir(folder).output().unwrap();
+    let done = Command::new("gcc").arg("-o").arg(&out).arg(&text).args(options).current_dir(dir).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     out
 }
 
-fn archive(folder: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
-    let path = folder.join(name);
+fn archive(dir: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
+    let path = dir.join(name);
     let packed = fs::File::create(&path).unwrap();
     let mut builder = tar::Builder::new(packed);
     for (name, file) in files {
@@ -37,23 +37,23 @@ fn archive(folder: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
 }
 
 /// What an operator has: both archives, and the values that name them.
-fn supplied(folder: &Path) -> Variables {
+fn supplied(dir: &Path) -> Variables {
     let library = |name: &str, soname: &str| {
-        compiled(folder, name, "int f(void) { return 0; }", &["-shared", "-fPIC", &format!("-Wl,-soname,{soname}")])
+        compiled(dir, name, "int f(void) { return 0; }", &["-shared", "-fPIC", &format!("-Wl,-soname,{soname}")])
     };
     let text = |name: &str, text: &str| {
-        fs::write(folder.join(name), text).unwrap();
-        folder.join(name)
+        fs::write(dir.join(name), text).unwrap();
+        dir.join(name)
     };
     let program = "extern int f(void); int main(void) { return f(); }";
     // Debian's own libz is in the image; only its name matters here.
     library("libz.so.1", "libz.so.1");
-    let manager = compiled(folder, "nv-fabricmanager", program, &["./libz.so.1"]);
+    let manager = compiled(dir, "nv-fabricmanager", program, &["./libz.so.1"]);
     let plugin = library("libgrpc_mgr.so", "libgrpc_mgr.so");
-    let subnet = compiled(folder, "nvlsm", program, &["./libgrpc_mgr.so", "-Wl,-rpath,$ORIGIN/../lib"]);
+    let subnet = compiled(dir, "nvlsm", program, &["./libgrpc_mgr.so", "-Wl,-rpath,$ORIGIN/../lib"]);
     let top = "fabricmanager-linux-x86_64-1-archive";
     let fabric = archive(
-        folder,
+        dir,
         "fm.tar",
         &[
             (&format!("{top}/bin/nv-fabricmanager"), manager),
@@ -63,7 +63,7 @@ fn supplied(folder: &Path) -> Variables {
         ],
     );
     let nvlsm = archive(
-        folder,
+        dir,
         "nvlsm.tar",
         &[
             ("./opt/nvidia/nvlsm/sbin/nvlsm", subnet),
@@ -80,13 +80,13 @@ fn supplied(folder: &Path) -> Variables {
     variables
 }
 
-fn read(name: &str, folder: &Path) -> Manifest {
-    let program = folder.join("program");
+fn read(name: &str, dir: &Path) -> Manifest {
+    let program = dir.join("program");
     fs::write(&program, "stands in").unwrap();
     let service = ServicePrograms { partitiond: program.clone(), fmctl: program.clone() };
     let programs =
         Programs { init: program.clone(), agent: program.clone(), gpu_settings: program, service: Some(service) };
-    shipped::manifest_with(name, &programs, supplied(folder)).unwrap()
+    shipped::manifest_with(name, &programs, supplied(dir)).unwrap()
 }
 
 fn built(manifest: &Manifest, out: &Path) -> Result<Image, String> {

@@ -46,10 +46,10 @@ pub(crate) fn files() -> BTreeMap<String, (u32, Vec<u8>)> {
     files
 }
 
-/// The tree, from files below `folder` that are written in this order or the
+/// The tree, from files below `directory` that are written in this order or the
 /// reverse, with times and modes of their own.
-pub(crate) fn tree(folder: &Path, reverse: bool) -> Tree {
-    fs::create_dir_all(folder).unwrap();
+pub(crate) fn tree(dir: &Path, reverse: bool) -> Tree {
+    fs::create_dir_all(dir).unwrap();
     let mut entries: Vec<(String, Node)> = Vec::new();
     let mut files: Vec<_> = files().into_iter().collect();
     if reverse {
@@ -58,7 +58,7 @@ pub(crate) fn tree(folder: &Path, reverse: bool) -> Tree {
     for (index, (path, (mode, data))) in files.into_iter().enumerate() {
         // Half of it lies in files whose own times, modes and names must not show.
         let content = if index % 2 == usize::from(reverse) {
-            let place = folder.join(format!("{index}-{reverse}"));
+            let place = dir.join(format!("{index}-{reverse}"));
             fs::write(&place, data).unwrap();
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 * (index as u64 + 1));
             fs::File::options().write(true).open(&place).unwrap().set_modified(time).unwrap();
@@ -89,9 +89,9 @@ pub(crate) fn plan(format: Format, compression: Option<Compression>, level: Opti
         .unwrap()
 }
 
-pub(crate) fn made(plan: &Plan, tree: &Tree, folder: &Path) -> Made {
-    fs::create_dir_all(folder).unwrap();
-    make(plan, tree, &mut packages(), folder, &folder.join("none")).unwrap()
+pub(crate) fn made(plan: &Plan, tree: &Tree, dir: &Path) -> Made {
+    fs::create_dir_all(dir).unwrap();
+    make(plan, tree, &mut packages(), dir, &dir.join("none")).unwrap()
 }
 
 /// What a program prints; it must succeed.

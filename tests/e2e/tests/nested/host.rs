@@ -81,7 +81,7 @@ impl Board {
     }
 }
 
-fn start(board: Board, folder: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticGpus) {
+fn start(board: Board, dir: &Path, disks: [&Path; 2], console: &Path) -> (Child, SyntheticGpus) {
     let lab = lab();
     let image = lab.variant("gpu-host").unwrap();
     let mut command = lab.toolbox.qemu.command();
@@ -96,18 +96,18 @@ fn start(board: Board, folder: &Path, disks: [&Path; 2], console: &Path) -> (Chi
         command.arg("-drive").arg(read_only).arg("-device").arg(format!("virtio-blk-pci,drive=disk{at}"));
     }
     let devices: Vec<_> = board.devices().iter().map(|device| device.parse().unwrap()).collect();
-    let gpus = SyntheticGpus::start(&lab.binaries.synthetic_gpu, folder, &devices).unwrap();
+    let gpus = SyntheticGpus::start(&lab.binaries.synthetic_gpu, dir, &devices).unwrap();
     for device in board.arguments(gpus.sockets()) {
         command.arg("-device").arg(device);
     }
-    let log = fs::File::create(folder.join("qemu.log")).unwrap();
+    let log = fs::File::create(dir.join("qemu.log")).unwrap();
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     (command.spawn().unwrap(), gpus)
 }
 
 /// The second disk: the command under test, images, and what the host does.
-fn second_disk(folder: &Path, script: &str) -> PathBuf {
-    let content = folder.join("content");
+fn second_disk(dir: &Path, script: &str) -> PathBuf {
+    let content = dir.join("content");
     for (name, image) in [("image", lab().variant("daemons")), ("service", lab().service_vm())] {
         let image = image.unwrap();
         let (from, to) = (image.record.parent().unwrap(), content.join(name));
@@ -120,7 +120,7 @@ fn second_disk(folder: &Path, script: &str) -> PathBuf {
     fs::copy(lab().fmctl().unwrap(), content.join("fmctl")).unwrap();
     fs::write(content.join("host.sh"), include_str!("host.sh")).unwrap();
     fs::write(content.join("scenario.sh"), script).unwrap();
-    let disk = folder.join("lab.ext4");
+    let disk = dir.join("lab.ext4");
     lab().toolbox.disk_tools().unwrap().pack(&content, &disk, 512).unwrap();
     disk
 }
@@ -128,12 +128,12 @@ fn second_disk(folder: &Path, script: &str) -> PathBuf {
 /// Runs the script in the host, whose console is returned.
 pub(crate) fn run(board: Board, script: &str) -> String {
     let disk = lab().toolbox.host_disk().unwrap();
-    let folder = tempfile::Builder::new().prefix("firstlight-host-").tempdir().unwrap();
-    let second = second_disk(folder.path(), script);
+    let dir = tempfile::Builder::new().prefix("firstlight-host-").tempdir().unwrap();
+    let second = second_disk(dir.path(), script);
     let mut text = String::new();
     for attempt in 1..=TRIES {
-        let console = folder.path().join("console.log");
-        let (mut qemu, _gpus) = start(board, folder.path(), [&disk, &second], &console);
+        let console = dir.path().join("console.log");
+        let (mut qemu, _gpus) = start(board, dir.path(), [&disk, &second], &console);
         let begin = Instant::now();
         let (mut over, mut said) = (false, (0, begin));
         while !over && begin.elapsed() < DEADLINE && said.1.elapsed() < SILENCE {
@@ -151,7 +151,7 @@ pub(crate) fn run(board: Board, script: &str) -> String {
         if text.contains(END) {
             return text;
         }
-        let said = fs::read_to_string(folder.path().join("qemu.log")).unwrap_or_default();
+        let said = fs::read_to_string(dir.path().join("qemu.log")).unwrap_or_default();
         said.lines().rev().take(5).for_each(|line| println!("QEMU: {line}"));
         println!("{text}\nhost: no end");
     }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::site::{PATIENCE, Site, until};
 
-fn folder(image: &Image) -> PathBuf {
+fn dir(image: &Image) -> PathBuf {
     image.record.parent().unwrap().to_owned()
 }
 
@@ -45,10 +45,10 @@ fn four_switches_make_a_service_vm() {
 
     // Twice is as once.
     let state = site.file("state.img");
-    let said = site.define(&folder(&image), &[]);
+    let said = site.define(&dir(&image), &[]);
     assert!(said.code == Some(0) && said.err.contains("state.img: made, 64 MiB"), "{said:?}");
     let before = (site.virsh(&["dumpxml", "fabric"]).out, fs::metadata(&state).unwrap().modified().unwrap());
-    let said = site.define(&folder(&image), &[]);
+    let said = site.define(&dir(&image), &[]);
     assert!(said.code == Some(0) && !said.err.contains("made"), "{said:?}");
     let after = (site.virsh(&["dumpxml", "fabric"]).out, fs::metadata(&state).unwrap().modified().unwrap());
     assert_eq!(before, after);
@@ -91,7 +91,7 @@ fn four_switches_make_a_service_vm() {
     assert_eq!(site.virsh(&["domstate", "fabric"]).out.trim(), "shut off");
     let said = site.define(Path::new("/nowhere"), &[]);
     assert!(
-        said.code == Some(1) && said.err.contains("cannot read /nowhere: is this the folder that build wrote?"),
+        said.code == Some(1) && said.err.contains("cannot read /nowhere: is this the directory that build wrote?"),
         "{said:?}"
     );
 }
@@ -100,8 +100,8 @@ fn four_switches_make_a_service_vm() {
 fn a_verified_disk_is_its_root() {
     let site = Site::new();
     let (image, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
-    let opener = folder(&opener).display().to_string();
-    let said = site.define(&folder(&image), &["--opener", &opener]);
+    let opener = dir(&opener).display().to_string();
+    let said = site.define(&dir(&image), &["--opener", &opener]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(site.firstlight("start", &[]).code, Some(0));
     booted(&site);
@@ -116,7 +116,7 @@ fn a_domain_that_ends_by_itself_is_off() {
     let site = Site::new();
     let image = lab().variant("daemons").unwrap();
     // It has no first program.
-    let said = site.define(&folder(&image), &["--append", "init=/nowhere rdinit=/nowhere root=/dev/nowhere"]);
+    let said = site.define(&dir(&image), &["--append", "init=/nowhere rdinit=/nowhere root=/dev/nowhere"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(site.firstlight("start", &[]).code, Some(0));
     until("the domain is off", PATIENCE, || site.virsh(&["domstate", "fabric"]).out.trim() == "shut off");

@@ -24,8 +24,8 @@ fn every_boards_domain_fits_libvirts_schema() {
         assert_eq!(valid(file), Ok(()), "{}", file.display());
     }
     // Who validates is no yes-man.
-    let folder = tempfile::tempdir().unwrap();
-    let wrong = folder.path().join("wrong.xml");
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = dir.path().join("wrong.xml");
     let text = fs::read_to_string(golden.join("hgx-h100.xml")).unwrap();
     for (from, to) in [("<vcpu>2</vcpu>", "<vcpu>two</vcpu>"), ("managed='yes'", "managed='perhaps'"), ("0x05", "5x05")]
     {

@@ -64,8 +64,8 @@ impl Site {
         let lab = lab();
         let libvirt = Libvirt::start(&lab.toolbox.qemu).unwrap();
         let devices: Vec<_> = (0..4).map(|_| "nvswitch".parse().unwrap()).collect();
-        let switches = SyntheticGpus::start(&lab.binaries.synthetic_gpu, libvirt.folder(), &devices).unwrap();
-        let at = |name: &str| libvirt.folder().join(name).display().to_string();
+        let switches = SyntheticGpus::start(&lab.binaries.synthetic_gpu, libvirt.dir(), &devices).unwrap();
+        let at = |name: &str| libvirt.dir().join(name).display().to_string();
         let mut command = lab.toolbox.vhost_device_vsock.command();
         command.arg("--vm").arg(format!("guest-cid=100,socket={},uds-path={}", at("vsock-backend"), at("vsock")));
         let vsock = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -74,7 +74,7 @@ impl Site {
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.libvirt.folder().join(name)
+        self.libvirt.dir().join(name)
     }
 
     /// `firstlight service-vm COMMAND` at this libvirt.
@@ -106,7 +106,7 @@ impl Site {
         words.into_iter().map(|word| format!("--qemu-arg={word}")).collect()
     }
 
-    /// Defines the domain with the image in that folder.
+    /// Defines the domain with the image in that directory.
     pub(crate) fn define(&self, image: &Path, more: &[&str]) -> Said {
         let text = |path: PathBuf| path.display().to_string();
         let (qemu, console, disk) =

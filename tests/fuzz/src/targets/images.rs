@@ -69,8 +69,8 @@ pub(super) fn saved(bytes: &[u8]) {
         let plain = |name: &String| !name.starts_with('/') && name.split('/').all(|part| part != "..");
         assert!(plain(&image.config) && image.layers.iter().all(plain), "{image:?}");
     }
-    let Ok(folder) = tempfile::tempdir() else { return };
-    let (from, out) = (folder.path().join("from"), folder.path().join("out"));
+    let Ok(dir) = tempfile::tempdir() else { return };
+    let (from, out) = (dir.path().join("from"), dir.path().join("out"));
     let _ = fs::create_dir(&from);
     let _ = fs::write(from.join("oci-layout"), br#"{"imageLayoutVersion":"1.0.0"}"#);
     let _ = fs::write(from.join("index.json"), bytes);
@@ -103,8 +103,8 @@ pub(super) fn supplied(bytes: &[u8]) {
     header.set_cksum();
     let mut archive = header.as_bytes().to_vec();
     archive.extend_from_slice(&bytes[length..]);
-    let Ok(folder) = tempfile::tempdir() else { return };
-    let path = folder.path().join("a.tar");
+    let Ok(dir) = tempfile::tempdir() else { return };
+    let path = dir.path().join("a.tar");
     let _ = fs::write(&path, &archive);
     let part = |from: &str| Part { from: from.to_owned(), into: "usr".to_owned() };
     let wanted = Archive {
@@ -116,15 +116,14 @@ pub(super) fn supplied(bytes: &[u8]) {
         reason: String::new(),
         files: vec![part("*")],
     };
-    let cache = folder.path().join("cache");
+    let cache = dir.path().join("cache");
     for (place, node) in entries(&cache, &wanted, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
         assert!(place.starts_with("usr/") && place.split('/').all(|part| part != ".."), "{place}");
         if let Node::File { content: Content::File(file), .. } = node {
             assert!(file.starts_with(&cache) && file.is_file(), "{}", file.display());
         }
     }
-    let mut names: Vec<_> =
-        fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|it| it.file_name()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|it| it.file_name()).collect();
     names.sort();
     assert_eq!(names, ["a.tar", "cache"], "nothing beside the cache");
 }
@@ -161,14 +160,14 @@ pub(super) fn parameters(bytes: &[u8]) {
     }
 }
 
-/// A folder that holds nothing else.
+/// A directory that holds nothing else.
 pub(super) fn record(bytes: &[u8]) {
-    let Ok(folder) = tempfile::tempdir() else { return };
-    let _ = fs::write(folder.path().join(RECORD), bytes);
-    if let Ok(report) = verify(folder.path()) {
+    let Ok(dir) = tempfile::tempdir() else { return };
+    let _ = fs::write(dir.path().join(RECORD), bytes);
+    if let Ok(report) = verify(dir.path()) {
         assert!(report.problems.iter().all(|problem| !problem.file.contains('/')));
     }
-    let path = folder.path().join(RECORD);
+    let path = dir.path().join(RECORD);
     if let Ok(contents) = Contents::read(&path) {
         let itself = Diff::new(&contents, &contents);
         assert!(itself.same && itself.packages.is_empty());

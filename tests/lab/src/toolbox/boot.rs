@@ -8,11 +8,11 @@ use firstlight_vm::Accelerator;
 use super::Toolbox;
 
 impl Toolbox {
-    /// A boot of the image whose results are in `folder`, with nothing beside it.
+    /// A boot of the image whose results are in `directory`, with nothing beside it.
     #[must_use]
-    pub fn boot(&self, folder: &Path) -> Boot {
+    pub fn boot(&self, dir: &Path) -> Boot {
         Boot {
-            folder: folder.to_owned(),
+            dir: dir.to_owned(),
             opener: None,
             extensions: Vec::new(),
             append: String::new(),

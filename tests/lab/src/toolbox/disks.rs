@@ -56,7 +56,7 @@ impl Toolbox {
     pub fn disk_tools(&self) -> Result<DiskTools, Error> {
         let tree = Tree::prepare(&self.cache, &DISKS, self.progress)?;
         let tool = |name: &str| {
-            let places = ["usr/sbin", "usr/bin", "sbin", "bin"].map(|folder| format!("{folder}/{name}"));
+            let places = ["usr/sbin", "usr/bin", "sbin", "bin"].map(|dir| format!("{dir}/{name}"));
             tree.tool(&places.each_ref().map(String::as_str))
         };
         Ok(DiskTools {
@@ -91,8 +91,8 @@ impl DiskTools {
             image: image.to_owned(),
             what: error.to_string(),
         };
-        let folder = tempfile::tempdir().map_err(failed)?;
-        let content = folder.path().join("content");
+        let dir = tempfile::tempdir().map_err(failed)?;
+        let content = dir.path().join("content");
         fs::create_dir(&content).and_then(|()| fs::write(content.join(name), text)).map_err(failed)?;
         let sized = || fs::File::create(image).and_then(|file| file.set_len(SIZE << 20)).map_err(failed);
         match kind {
@@ -105,7 +105,7 @@ impl DiskTools {
             FileSystem::Xfs => {
                 sized()?;
                 // Its name for a boot block that is not there, two numbers that nobody reads, the root.
-                let prototype: PathBuf = folder.path().join("prototype");
+                let prototype: PathBuf = dir.path().join("prototype");
                 let file = content.join(name);
                 let lines = format!("/\n0 0\nd--755 0 0\n{name} ---644 0 0 {}\n$\n", file.display());
                 fs::write(&prototype, lines).map_err(failed)?;

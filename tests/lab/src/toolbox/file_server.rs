@@ -18,7 +18,7 @@ const GANESHA: Recipe = Recipe {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let library = ["lib", "lib64", "usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib/ganesha"];
         path == Path::new(PROGRAM)
-            || (library.iter().any(|folder| path.starts_with(folder)) && (name.contains(".so") || name == "ganesha"))
+            || (library.iter().any(|dir| path.starts_with(dir)) && (name.contains(".so") || name == "ganesha"))
     },
 };
 
@@ -31,7 +31,7 @@ const LIBRARIES: &[&str] = &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu",
 const LOADERS: &[&str] =
     &["lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
 
-/// The folder that clients mount.
+/// The directory that clients mount.
 pub const EXPORT: &str = "/export";
 
 /// A file server that ends when this is dropped.
@@ -66,20 +66,19 @@ impl Toolbox {
     /// A package that cannot be had, or a server that does not listen; with its last words.
     pub fn file_server(&self) -> Result<FileServer, Error> {
         let tree = Tree::prepare(&self.cache, &GANESHA, self.progress)?;
-        let folder = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
-        let at = |name: &str| folder.path().join(name);
+        let dir = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
+        let at = |name: &str| dir.path().join(name);
         let port = free_port()?;
-        let text = configuration(port, &tree.root.join("usr/lib/x86_64-linux-gnu/ganesha"), folder.path());
+        let text = configuration(port, &tree.root.join("usr/lib/x86_64-linux-gnu/ganesha"), dir.path());
         let file = at("ganesha.conf");
         fs::write(&file, text).map_err(|error| io_error("write", &file, error))?;
 
         // This suite has libraries in /lib as well.
-        let libraries: Vec<String> =
-            LIBRARIES.iter().map(|folder| tree.root.join(folder).display().to_string()).collect();
+        let libraries: Vec<String> = LIBRARIES.iter().map(|dir| tree.root.join(dir).display().to_string()).collect();
         let mut command = Command::new(tree.file(LOADERS)?);
         command.arg("--library-path").arg(libraries.join(":")).arg(tree.file(&[PROGRAM])?);
         command.arg("-F").arg("-f").arg(&file).args(["-L", "STDOUT", "-N", "NIV_EVENT"]);
         command.arg("-p").arg(at("pid"));
-        Ok(FileServer(Server::start("nfs-ganesha", command, port, folder)?))
+        Ok(FileServer(Server::start("nfs-ganesha", command, port, dir)?))
     }
 }

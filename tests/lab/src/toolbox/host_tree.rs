@@ -46,7 +46,7 @@ const HOST: Recipe = Recipe {
             "usr/lib/systemd",
             "boot",
         ];
-        !LEFT_OUT.iter().any(|folder| path.starts_with(folder))
+        !LEFT_OUT.iter().any(|dir| path.starts_with(dir))
     },
 };
 
@@ -61,9 +61,9 @@ impl Toolbox {
     pub fn host_disk(&self) -> Result<PathBuf, Error> {
         let tree = Tree::prepare(&self.cache, &HOST, self.progress)?;
         let name = tree.root.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let folder = self.cache.join("toolbox").join(format!("{name}-disk"));
-        let disk = |folder: &Path| folder.join("host.ext4");
-        cache::publish(&folder, &self.progress, |half| self.disk_tools()?.pack(&tree.root, &disk(half), SIZE))?;
-        Ok(disk(&folder))
+        let dir = self.cache.join("toolbox").join(format!("{name}-disk"));
+        let disk = |dir: &Path| dir.join("host.ext4");
+        cache::publish(&dir, &self.progress, |half| self.disk_tools()?.pack(&tree.root, &disk(half), SIZE))?;
+        Ok(disk(&dir))
     }
 }

@@ -65,7 +65,7 @@ pub enum Error {
         what: String,
     },
     /// A prepared tree lacks a file it must have.
-    #[error("{} is missing: remove the folder {} and prepare again", file.display(), tree.display())]
+    #[error("{} is missing: remove the directory {} and prepare again", file.display(), tree.display())]
     Missing {
         /// The file.
         file: PathBuf,
@@ -140,7 +140,7 @@ const RUNTIMES: Recipe = Recipe {
 
 /// Programs, libraries, firmware; no documentation, no other programs.
 fn keep_programs(path: &Path) -> bool {
-    const FOLDERS: &[&str] = &[
+    const DIRECTORIES: &[&str] = &[
         "lib",
         "lib64",
         "usr/lib/x86_64-linux-gnu",
@@ -151,7 +151,7 @@ fn keep_programs(path: &Path) -> bool {
         "usr/share/seabios",
     ];
     const FILES: &[&str] = &["usr/bin/qemu-system-x86_64", "usr/bin/vhost-device-vsock"];
-    FOLDERS.iter().any(|folder| path.starts_with(folder)) || FILES.iter().any(|file| path == Path::new(file))
+    DIRECTORIES.iter().any(|dir| path.starts_with(dir)) || FILES.iter().any(|file| path == Path::new(file))
 }
 
 /// Where QEMU finds firmware, relative to its tree.
@@ -168,7 +168,7 @@ pub fn busybox(cache: &Path, progress: Progress) -> Result<PathBuf, Error> {
 }
 
 impl Toolbox {
-    /// Prepares what is missing under the folder `cache`.
+    /// Prepares what is missing under the directory `cache`.
     ///
     /// # Errors
     /// A package that cannot be had, or a failed file operation. What was
@@ -199,7 +199,7 @@ impl Toolbox {
 }
 
 impl Toolbox {
-    /// A folder with crun, runc and their libraries at their usual places below it.
+    /// A directory with crun, runc and their libraries at their usual places below it.
     ///
     /// # Errors
     /// A package that cannot be had, or a failed file operation.
@@ -213,9 +213,9 @@ impl Toolbox {
 
 fn own_qemu(tree: &Tree) -> Result<Tool, Error> {
     let mut tool = tree.tool(&["usr/bin/qemu-system-x86_64"])?;
-    for folder in FIRMWARE {
+    for dir in FIRMWARE {
         // The directories compiled into QEMU are those of a real system.
-        tool.args.extend(["-L".into(), tree.root.join(folder).into()]);
+        tool.args.extend(["-L".into(), tree.root.join(dir).into()]);
     }
     tool.env.push(("QEMU_MODULE_DIR".into(), tree.root.join(QEMU_MODULES).into()));
     Ok(tool)

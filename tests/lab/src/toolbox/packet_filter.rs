@@ -12,16 +12,16 @@ const IPTABLES: Recipe = Recipe {
     packages: &["iptables"],
     members: Members::WithDependencies,
     keep: |path| {
-        let (name, folder) = (path.file_name().unwrap_or_default().to_string_lossy(), path.parent());
+        let (name, dir) = (path.file_name().unwrap_or_default().to_string_lossy(), path.parent());
         let program = name == "xtables-nft-multi" || name.ends_with("-nft-save") || name.ends_with("-nft-restore");
         // Not those of character sets and of other programs.
-        let of_programs = folder == Some(Path::new(LIBRARIES)) || folder.is_some_and(|it| it.ends_with("xtables"));
+        let of_programs = dir == Some(Path::new(LIBRARIES)) || dir.is_some_and(|it| it.ends_with("xtables"));
         program || (of_programs && name.contains(".so")) || path.starts_with("usr/lib64")
     },
 };
 
 impl Toolbox {
-    /// A folder with `iptables-nft-save` and its kin and their libraries at
+    /// A directory with `iptables-nft-save` and its kin and their libraries at
     /// their usual places below it.
     ///
     /// # Errors

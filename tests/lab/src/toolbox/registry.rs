@@ -44,9 +44,9 @@ pub struct Registry {
 /// A package that cannot be had, or a server that does not listen; with its last words.
 pub fn registry(cache: &Path, asks: bool, progress: Progress) -> Result<Registry, Error> {
     let tree = Tree::prepare(cache, &REGISTRY, progress)?;
-    let folder = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
+    let dir = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
     let port = free_port()?;
-    let at = |name: &str| folder.path().join(name);
+    let at = |name: &str| dir.path().join(name);
     let mut text = format!(
         "version: 0.1\nlog: {{level: warn, accesslog: {{disabled: true}}}}\n\
          storage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n",
@@ -58,11 +58,11 @@ pub fn registry(cache: &Path, asks: bool, progress: Progress) -> Result<Registry
     for (name, text) in [("config.yml", text.as_str()), ("htpasswd", USER)] {
         fs::write(at(name), text).map_err(|error| io_error("write", &at(name), error))?;
     }
-    let libraries: Vec<String> = LIBRARIES.iter().map(|folder| tree.root.join(folder).display().to_string()).collect();
+    let libraries: Vec<String> = LIBRARIES.iter().map(|dir| tree.root.join(dir).display().to_string()).collect();
     let mut command = Command::new(tree.file(LOADERS)?);
     command.arg("--library-path").arg(libraries.join(":")).arg(tree.file(&[PROGRAM])?);
     command.arg("serve").arg(at("config.yml"));
-    Ok(Registry { server: Server::start("docker-registry", command, port, folder)?, asks })
+    Ok(Registry { server: Server::start("docker-registry", command, port, dir)?, asks })
 }
 
 impl Registry {

@@ -20,7 +20,7 @@ pub(super) struct Server {
     child: Child,
     pub(super) port: u16,
     /// What it keeps; goes with it.
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Drop for Server {
@@ -37,16 +37,16 @@ pub(super) fn free_port() -> Result<u16, Error> {
 }
 
 impl Server {
-    /// Starts what will listen on `port` and keeps its files in `folder`.
-    pub(super) fn start(name: &'static str, mut command: Command, port: u16, folder: TempDir) -> Result<Self, Error> {
-        let path = folder.path().join("log");
+    /// Starts what will listen on `port` and keeps its files in `directory`.
+    pub(super) fn start(name: &'static str, mut command: Command, port: u16, dir: TempDir) -> Result<Self, Error> {
+        let path = dir.path().join("log");
         let failed = |error| Error::from(io_error("write", &path, error));
         let log = File::create(&path).map_err(failed)?;
         let errors = log.try_clone().map_err(failed)?;
         firstlight_sys::child::die_with_parent(&mut command);
         let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn();
         let child = child.map_err(|error| Error::from(io_error("run", Path::new(command.get_program()), error)))?;
-        let mut server = Self { child, port, folder };
+        let mut server = Self { child, port, dir };
         let begin = Instant::now();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         while TcpStream::connect(address).is_err() {
@@ -60,7 +60,7 @@ impl Server {
     }
 
     fn last_words(&self) -> String {
-        let said = fs::read(self.folder.path().join("log")).unwrap_or_default();
+        let said = fs::read(self.dir.path().join("log")).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
         let last: Vec<&str> = said.lines().rev().take(8).collect();
         last.into_iter().rev().collect::<Vec<_>>().join("\n")

@@ -16,7 +16,7 @@ use super::Error;
 const LAYOUT: u32 = 1;
 /// What every tree records about itself.
 const STAMP: &str = "stamp.json";
-/// The folder of shared libraries of a tree.
+/// The directory of shared libraries of a tree.
 pub(super) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// The loader of a tree's own C library.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
@@ -119,7 +119,7 @@ impl Tree {
 }
 
 impl Recipe {
-    /// Names the tree's folder: another recipe, another folder.
+    /// Names the tree's directory: another recipe, another directory.
     fn key(&self) -> String {
         let text = format!("{LAYOUT} {} {:?} {}", self.suite, self.members, self.packages.join(" "));
         digest::of_bytes(text.as_bytes())[..8].to_owned()
@@ -131,7 +131,7 @@ impl Recipe {
     }
 }
 
-fn write_stamp(folder: &Path, suite: &str, candidates: &[Candidate]) -> Result<(), Error> {
+fn write_stamp(dir: &Path, suite: &str, candidates: &[Candidate]) -> Result<(), Error> {
     let origins: Vec<Origin> = candidates
         .iter()
         .map(|one| Origin {
@@ -141,14 +141,14 @@ fn write_stamp(folder: &Path, suite: &str, candidates: &[Candidate]) -> Result<(
             sha256: one.sha256.clone(),
         })
         .collect();
-    let path = folder.join(STAMP);
+    let path = dir.join(STAMP);
     let text = serde_json::to_vec_pretty(&origins).map_err(|error| io_error("write", &path, error.into()))?;
     fs::write(&path, text).map_err(|source| io_error("write", &path, source).into())
 }
 
-fn read_stamp(folder: &Path) -> Result<Vec<Origin>, Error> {
-    let path = folder.join(STAMP);
-    let missing = |_| Error::Missing { file: path.clone(), tree: folder.to_owned() };
+fn read_stamp(dir: &Path) -> Result<Vec<Origin>, Error> {
+    let path = dir.join(STAMP);
+    let missing = |_| Error::Missing { file: path.clone(), tree: dir.to_owned() };
     let text = fs::read(&path).map_err(missing)?;
     serde_json::from_slice(&text).map_err(|error| io_error("understand", &path, error.into()).into())
 }
@@ -195,7 +195,7 @@ mod tests {
         let (cache, root) = finished();
         let tree = Tree::prepare(cache.path(), &RECIPE, Progress::quiet()).unwrap();
         let missing = tree.tool(&["usr/bin/tool"]).unwrap_err().to_string();
-        assert!(missing.contains("usr/bin/tool") && missing.contains("remove the folder"), "{missing}");
+        assert!(missing.contains("usr/bin/tool") && missing.contains("remove the directory"), "{missing}");
         fs::write(root.join("usr/bin/tool"), "").unwrap();
         fs::write(root.join(LOADER), "").unwrap();
         let tool = tree.tool(&["usr/libexec/tool", "usr/bin/tool"]).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn another_recipe_is_another_folder() {
+    fn another_recipe_is_another_directory() {
         let other = Recipe { packages: &["tool", "more"], ..RECIPE };
         assert_ne!(RECIPE.key(), other.key());
     }

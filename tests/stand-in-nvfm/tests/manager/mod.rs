@@ -20,22 +20,22 @@ pub(crate) fn alone(name: &str, variant: &str, test: impl FnOnce()) {
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// A manager in a folder of its own.
+/// A manager in a directory of its own.
 pub(crate) struct Manager {
     pub(crate) home: Home,
     pub(crate) fm: Running,
     program: PathBuf,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Manager {
     pub(crate) fn start(keys: &[(&str, &str)], scenario: &Scenario) -> Self {
-        let (program, folder) = (build().unwrap(), tempfile::tempdir().unwrap());
-        let home = Home::new(folder.path());
+        let (program, dir) = (build().unwrap(), tempfile::tempdir().unwrap());
+        let home = Home::new(dir.path());
         home.write(keys, &Scenario { start_ms: 0, ..scenario.clone() }).unwrap();
         let mut fm = home.start(&program, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        Self { home, fm, program, _folder: folder }
+        Self { home, fm, program, _directory: dir }
     }
 
     pub(crate) fn again(&mut self, arguments: &[&str], phase: Phase) {

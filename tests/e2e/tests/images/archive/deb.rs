@@ -138,7 +138,7 @@ pub(super) fn file(path: &'static str, mode: u32) -> Entry {
     Entry { path, kind: EntryType::Regular, mode, what: "some text\n" }
 }
 
-pub(super) fn folder(path: &'static str, mode: u32) -> Entry {
+pub(super) fn dir(path: &'static str, mode: u32) -> Entry {
     Entry { path, kind: EntryType::Directory, mode, what: "" }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tar::EntryType;
 
-use super::deb::{Entry, HELLO, RELEASE, crafted, file, folder, hello, kernel, link};
+use super::deb::{Entry, HELLO, RELEASE, crafted, dir, file, hello, kernel, link};
 use super::place::{Edition, Place, SUITE, contents};
 
 #[test]
@@ -52,10 +52,10 @@ fn a_package_of_other_bytes_is_not_used() {
 fn hostile() -> Vec<(&'static str, Vec<Entry>)> {
     let device = |kind| Entry { path: "./usr/bin/device", kind, mode: 0o666, what: "" };
     vec![
-        ("../../escaped leads out of the folder", vec![file("./../../escaped", 0o644)]),
+        ("../../escaped leads out of the directory", vec![file("./../../escaped", 0o644)]),
         (
-            "escaped leads out of the folder",
-            vec![folder("./usr/bin/", 0o755), file("./usr/bin/../../../../escaped", 0o644)],
+            "escaped leads out of the directory",
+            vec![dir("./usr/bin/", 0o755), file("./usr/bin/../../../../escaped", 0o644)],
         ),
         ("/escaped begins with /", vec![file("/escaped", 0o644)]),
         ("usr/out/escaped", vec![link("./usr/out", EntryType::Symlink, "../../.."), file("./usr/out/escaped", 0o644)]),
@@ -101,23 +101,23 @@ fn a_hostile_package_writes_nothing_outside_and_is_not_taken() {
 fn a_kernel_takes_nothing_of_this_machine() {
     let place = Place::new();
     let machine = place.at("machine");
-    for folder in ["boot", "modules/9.9.9-test/kernel"] {
-        fs::create_dir_all(machine.join(folder)).unwrap();
+    for dir in ["boot", "modules/9.9.9-test/kernel"] {
+        fs::create_dir_all(machine.join(dir)).unwrap();
     }
     for name in ["boot/vmlinuz-9.9.9-test", "boot/config-9.9.9-test", "modules/9.9.9-test/modules.builtin"] {
         fs::write(machine.join(name), "this machine's own").unwrap();
     }
     let before = contents(&machine);
     let out = |path: &'static str, target: &'static str| link(path, EntryType::Symlink, target);
-    // Below cache/kernels/HASH.half/package, the folder `machine` is four above.
+    // Below cache/kernels/HASH.half/package, the directory `machine` is four above.
     let cases = [
-        ("lib/modules", vec![folder("./lib/", 0o755), out("./lib/modules", "../../../../../machine/modules")]),
+        ("lib/modules", vec![dir("./lib/", 0o755), out("./lib/modules", "../../../../../machine/modules")]),
         (
             "modules.builtin",
             vec![
                 file("./boot/vmlinuz-9.9.9-test", 0o644),
                 file("./boot/config-9.9.9-test", 0o644),
-                folder("./lib/modules/9.9.9-test/kernel/", 0o755),
+                dir("./lib/modules/9.9.9-test/kernel/", 0o755),
                 out(
                     "./lib/modules/9.9.9-test/modules.builtin",
                     "../../../../../../../machine/modules/9.9.9-test/modules.builtin",
@@ -127,7 +127,7 @@ fn a_kernel_takes_nothing_of_this_machine() {
         (
             "boot/vmlinuz",
             vec![
-                folder("./boot/", 0o755),
+                dir("./boot/", 0o755),
                 out("./boot/vmlinuz-9.9.9-test", "../../../../../machine/boot/vmlinuz-9.9.9-test"),
                 file("./boot/config-9.9.9-test", 0o644),
                 file("./lib/modules/9.9.9-test/modules.builtin", 0o644),
@@ -147,13 +147,13 @@ fn a_kernel_takes_nothing_of_this_machine() {
 fn modes_that_no_image_has_are_dropped() {
     let place = Place::new();
     let odd = [
-        folder("./usr/", 0o555),
-        folder("./usr/bin/", 0o2500),
+        dir("./usr/", 0o555),
+        dir("./usr/bin/", 0o2500),
         file("./usr/bin/as-root", 0o4755),
         file("./usr/bin/as-group", 0o2711),
         file("./usr/bin/hello", 0o111),
-        folder("./usr/share/", 0o1777),
-        folder("./usr/share/hello/", 0o000),
+        dir("./usr/share/", 0o1777),
+        dir("./usr/share/hello/", 0o000),
         file("./usr/share/hello/secret", 0o000),
         file("./usr/share/hello/open", 0o666),
         // Links of an image lead nowhere on the machine that builds it.
@@ -175,7 +175,7 @@ fn modes_that_no_image_has_are_dropped() {
     }
     assert_eq!(record["others"]["usr/bin"], "directory 755");
     assert_eq!(record["others"]["usr/share/hello/up"], "link ../../../../../../../../etc/hostname");
-    // Who is not root reads no file and enters no folder against its mode.
+    // Who is not root reads no file and enters no directory against its mode.
     place.for_anybody("anybody");
     let outcome = place.as_anybody("anybody/cache", "anybody/out");
     assert_eq!(outcome.code, Some(0), "{}", outcome.said);

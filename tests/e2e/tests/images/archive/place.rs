@@ -1,4 +1,4 @@
-//! An archive of packages, and a folder where `image-builder` builds from it.
+//! An archive of packages, and a directory where `image-builder` builds from it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,15 +60,15 @@ fn packed(text: &str) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Files below a folder with the hashes of their contents.
-pub(super) fn contents(folder: &Path) -> BTreeMap<PathBuf, String> {
+/// Files below a directory with the hashes of their contents.
+pub(super) fn contents(dir: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).into_iter().flatten() {
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten() {
             let path = entry.unwrap().path();
             if path.is_dir() && !path.is_symlink() {
-                folders.push(path);
+                dirs.push(path);
             } else {
                 let sha256 = digest::of_file(&path).map_or_else(|error| error.to_string(), |(sha256, _)| sha256);
                 found.insert(path, sha256);
@@ -131,7 +131,7 @@ pub(super) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Else it stays until it finds its folder gone.
+        // Else it stays until it finds its directory gone.
         let _ = Command::new("gpgconf").arg("--homedir").arg(self.at("gnupg")).args(["--kill", "all"]).status();
     }
 }
@@ -198,12 +198,12 @@ impl Place {
         let mut sums = String::new();
         for component in COMPONENTS {
             let text = if *component == "main" { listed.as_str() } else { "" };
-            let folder = format!("{component}/binary-amd64");
-            fs::create_dir_all(self.dists(&folder)).unwrap();
+            let dir = format!("{component}/binary-amd64");
+            fs::create_dir_all(self.dists(&dir)).unwrap();
             let gz = packed(text);
-            fs::write(self.dists(&format!("{folder}/Packages.gz")), &gz).unwrap();
+            fs::write(self.dists(&format!("{dir}/Packages.gz")), &gz).unwrap();
             for (name, bytes) in [("Packages", text.as_bytes()), ("Packages.gz", &gz)] {
-                sums.push_str(&format!(" {} {} {folder}/{name}\n", digest::of_bytes(bytes), bytes.len()));
+                sums.push_str(&format!(" {} {} {dir}/{name}\n", digest::of_bytes(bytes), bytes.len()));
             }
         }
         self.sign(edition, &sums);
@@ -279,13 +279,13 @@ impl Place {
         results
     }
 
-    /// A folder of the user with the least rights, or of ours where we have none.
-    pub(super) fn for_anybody(&self, folder: &str) {
-        fs::create_dir(self.at(folder)).unwrap();
+    /// A directory of the user with the least rights, or of ours where we have none.
+    pub(super) fn for_anybody(&self, dir: &str) {
+        fs::create_dir(self.at(dir)).unwrap();
         if is_root() {
-            chown(self.at(folder), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(self.at(dir), Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        // The folder that it is built in may be closed to others.
+        // The directory that it is built in may be closed to others.
         fs::copy(&self.program, self.at("image-builder")).unwrap();
     }
 
@@ -324,7 +324,7 @@ impl Place {
         self.build(cache, out).says(words);
         assert_eq!(contents(&self.at(out)), before);
         self.store_is_sound(cache);
-        // Nor into a new folder.
+        // Nor into a new directory.
         self.build(cache, "new").says(words);
         assert_eq!(contents(&self.at("new")), BTreeMap::new());
     }

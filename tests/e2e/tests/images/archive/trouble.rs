@@ -19,7 +19,7 @@ fn place() -> Place {
 /// What a build on a small disk left behind, and the next one made of it.
 struct Full {
     outcome: Outcome,
-    /// Names in the folder of results after the first build.
+    /// Names in the directory of results after the first build.
     left: String,
 }
 
@@ -120,11 +120,11 @@ fn a_killed_build_leaves_nothing_that_the_next_one_trips_over() {
 }
 
 #[test]
-fn builds_at_once_share_a_cache_and_a_folder() {
+fn builds_at_once_share_a_cache_and_a_directory() {
     let place = place();
     let reference = place.built("reference", "out");
-    for (cache, folders) in [("one", ["a", "b"]), ("two", ["c", "c"]), ("two", ["c", "c"])] {
-        let children = folders.map(|out| {
+    for (cache, dirs) in [("one", ["a", "b"]), ("two", ["c", "c"]), ("two", ["c", "c"])] {
+        let children = dirs.map(|out| {
             let mut command = place.builder(cache);
             command
                 .args(["build", "m.toml", "--out", out])
@@ -137,7 +137,7 @@ fn builds_at_once_share_a_cache_and_a_folder() {
             let output = child.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
-        for out in folders {
+        for out in dirs {
             assert_eq!(place.sound(cache, out), reference);
         }
     }

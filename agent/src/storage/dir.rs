@@ -1,4 +1,4 @@
-//! `local`: a folder on a file system that is there already. It stays when its
+//! `local`: a directory on a file system that is there already. It stays when its
 //! last user is gone: what is in it is the pod's, and may be the host's.
 
 use std::path::Path;
@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 
 pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     let path = Path::new(&job.storage.mount_point);
-    drop(Place::make(&job.paths.run, path, Kind::Folder)?);
-    let folder = place::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    drop(Place::make(&job.paths.run, path, Kind::Directory)?);
+    let dir = place::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     if let Some(mode) = job.options.mode {
         // Not the mode of mkdir, which the umask would narrow.
-        rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode))
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))
             .map_err(|error| Error::internal(format!("cannot set the mode: {error}")))?;
     }
-    group::give(&folder, job)?;
+    group::give(&dir, job)?;
     Ok(Made::default())
 }
 
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_gets_its_mode_whatever_the_umask_and_stays() {
+    fn a_directory_gets_its_mode_whatever_the_umask_and_stays() {
         let root = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             drop(make_at(root.path(), "run/kata-containers/a/b", &["mode=0777"]).unwrap());
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_behind_a_link_is_not_touched() {
+    fn a_directory_behind_a_link_is_not_touched() {
         let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir_all(root.path().join("run/kata-containers")).unwrap();
         symlink(outside.path(), root.path().join("run/kata-containers/a")).unwrap();

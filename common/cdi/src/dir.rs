@@ -1,15 +1,15 @@
-//! All specifications of a folder, and devices by name.
+//! All specifications of a directory, and devices by name.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use crate::{Device, DeviceName, Spec, SpecError};
 
-/// Why a folder of specifications could not be used.
+/// Why a directory of specifications could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum FolderError {
-    /// The folder or a file in it could not be read.
-    #[error("CDI folder: cannot read {path}: {source}")]
+pub enum DirectoryError {
+    /// The directory or a file in it could not be read.
+    #[error("CDI directory: cannot read {path}: {source}")]
     Read {
         /// What was read.
         path: PathBuf,
@@ -23,28 +23,28 @@ pub enum FolderError {
 
 /// A device that no specification has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no CDI device {name}: {folder} has {known}")]
+#[error("no CDI device {name}: {dir} has {known}")]
 pub struct UnknownDevice {
     name: DeviceName,
-    folder: PathBuf,
+    dir: PathBuf,
     known: String,
 }
 
-/// The specifications of a folder as they were when it was read.
+/// The specifications of a directory as they were when it was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Folder {
+pub struct Directory {
     path: PathBuf,
     specs: Vec<Spec>,
 }
 
-impl Folder {
-    /// Reads every `*.json` in `path`, in the order of their names. A folder
+impl Directory {
+    /// Reads every `*.json` in `path`, in the order of their names. A directory
     /// that does not exist is an empty one.
     ///
     /// # Errors
     /// Something cannot be read, or a file is no specification.
-    pub fn read(path: &Path) -> Result<Self, FolderError> {
-        let wrong = |path: &Path, source| FolderError::Read { path: path.to_owned(), source };
+    pub fn read(path: &Path) -> Result<Self, DirectoryError> {
+        let wrong = |path: &Path, source| DirectoryError::Read { path: path.to_owned(), source };
         let mut files = match fs::read_dir(path) {
             Ok(entries) => entries
                 .map(|entry| entry.map(|entry| entry.path()))
@@ -72,7 +72,7 @@ impl Folder {
         let mut kind = self.specs.iter().rev().filter(|spec| spec.kind == name.kind);
         kind.find_map(|spec| spec.device(&name.device).map(|device| (spec, device))).ok_or_else(|| UnknownDevice {
             name: name.clone(),
-            folder: self.path.clone(),
+            dir: self.path.clone(),
             known: self.known(),
         })
     }
@@ -103,14 +103,14 @@ impl Folder {
 mod tests {
     use super::*;
 
-    fn plant(folder: &Path, file: &str, kind: &str, devices: &[&str]) {
+    fn plant(dir: &Path, file: &str, kind: &str, devices: &[&str]) {
         let spec = Spec {
             cdi_version: crate::SPEC_VERSION.to_owned(),
             kind: kind.to_owned(),
             devices: devices.iter().map(|name| Device { name: (*name).to_owned(), ..Device::default() }).collect(),
             ..Spec::default()
         };
-        fs::write(folder.join(file), serde_json::to_string(&spec).unwrap()).unwrap();
+        fs::write(dir.join(file), serde_json::to_string(&spec).unwrap()).unwrap();
     }
 
     #[test]
@@ -119,18 +119,18 @@ mod tests {
         plant(root.path(), "a.json", "nvidia.com/gpu", &["0", "0000:01:00.0"]);
         plant(root.path(), "b.json", "x.y/z", &["q"]);
         fs::write(root.path().join("c.yaml"), "not ours").unwrap();
-        let folder = Folder::read(root.path()).unwrap();
-        assert!(folder.has(&"nvidia.com/gpu=0000:01:00.0".parse().unwrap()));
-        let error = folder.find(&"nvidia.com/gpu=1".parse().unwrap()).unwrap_err().to_string();
+        let dir = Directory::read(root.path()).unwrap();
+        assert!(dir.has(&"nvidia.com/gpu=0000:01:00.0".parse().unwrap()));
+        let error = dir.find(&"nvidia.com/gpu=1".parse().unwrap()).unwrap_err().to_string();
         assert!(error.contains("nvidia.com/gpu=1") && error.contains("x.y/z=q"), "{error}");
     }
 
     #[test]
-    fn no_folder_is_no_device_and_rubbish_is_named() {
+    fn no_directory_is_no_device_and_rubbish_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let folder = Folder::read(&root.path().join("none")).unwrap();
-        assert!(folder.find(&"a.b/c=0".parse().unwrap()).unwrap_err().to_string().contains("no devices"));
+        let dir = Directory::read(&root.path().join("none")).unwrap();
+        assert!(dir.find(&"a.b/c=0".parse().unwrap()).unwrap_err().to_string().contains("no devices"));
         fs::write(root.path().join("a.json"), "{").unwrap();
-        assert!(Folder::read(root.path()).unwrap_err().to_string().contains("a.json"));
+        assert!(Directory::read(root.path()).unwrap_err().to_string().contains("a.json"));
     }
 }

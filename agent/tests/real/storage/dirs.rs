@@ -1,4 +1,4 @@
-//! Folders and files of the guest at other places, and what comes over a network.
+//! Directories and files of the guest at other places, and what comes over a network.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,7 +8,7 @@ use super::{code, create, inside, mounted, mounts, read, refused, storage, with_
 use crate::support::needs_file_system;
 
 #[test]
-fn a_local_folder_has_its_mode_and_outlives_its_users() {
+fn a_local_directory_has_its_mode_and_outlives_its_users() {
     with_agent(async |agent| {
         let at = "shared/containers/s1/rootfs/local/x";
         create(&agent, "c1", vec![storage("local", "local", "local", at, &["mode=0777"])]).await.unwrap();
@@ -21,29 +21,29 @@ fn a_local_folder_has_its_mode_and_outlives_its_users() {
 }
 
 #[test]
-fn files_and_folders_are_bound_with_their_options() {
+fn files_and_directories_are_bound_with_their_options() {
     with_agent(async |agent| {
-        let source = agent.folder.path().join("source");
+        let source = agent.dir.path().join("source");
         fs::create_dir(&source).unwrap();
         fs::write(source.join("file"), "bound").unwrap();
-        let folder = storage("bind", &source, "bind", "sandbox/folder", &["rbind", "ro", "noexec", "rprivate"]);
+        let dir = storage("bind", &source, "bind", "sandbox/directory", &["rbind", "ro", "noexec", "rprivate"]);
         let file = storage("bind", source.join("file"), "bind", "sandbox/file", &["bind"]);
-        create(&agent, "c1", vec![folder, file]).await.unwrap();
+        create(&agent, "c1", vec![dir, file]).await.unwrap();
         assert_eq!(
-            (read(&agent, "sandbox/folder/file").as_str(), read(&agent, "sandbox/file").as_str()),
+            (read(&agent, "sandbox/directory/file").as_str(), read(&agent, "sandbox/file").as_str()),
             ("bound", "bound")
         );
-        let line = mounted(&agent, "sandbox/folder").unwrap();
+        let line = mounted(&agent, "sandbox/directory").unwrap();
         assert!(line.contains(" ro,") && line.contains("noexec"), "{line}");
-        fs::write(inside(&agent, "sandbox/folder/new"), "").unwrap_err();
+        fs::write(inside(&agent, "sandbox/directory/new"), "").unwrap_err();
         fs::write(inside(&agent, "sandbox/file"), "changed").unwrap();
         assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "changed");
         agent.remove("c1").await.unwrap();
         assert!(mounts(&agent).is_empty() && source.join("file").exists());
 
-        symlink(&source, agent.folder.path().join("link")).unwrap();
-        let at = "sandbox/folder";
-        let linked = storage("bind", agent.folder.path().join("link"), "bind", at, &[]);
+        symlink(&source, agent.dir.path().join("link")).unwrap();
+        let at = "sandbox/directory";
+        let linked = storage("bind", agent.dir.path().join("link"), "bind", at, &[]);
         assert!(refused(&agent, vec![linked]).await.contains("\"link\" is a symbolic link"));
         let missing = storage("bind", source.join("nothere"), "bind", at, &[]);
         assert!(refused(&agent, vec![missing]).await.contains("there is no \"nothere\""));
@@ -60,14 +60,14 @@ fn soon(what: &str, mut there: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_watched_folder_follows_its_source_and_is_bound_when_too_large() {
+fn a_watched_directory_follows_its_source_and_is_bound_when_too_large() {
     with_agent(async |agent| {
-        let source = agent.folder.path().join("config");
+        let source = agent.dir.path().join("config");
         fs::create_dir_all(source.join("..1")).unwrap();
         fs::write(source.join("..1/key"), "one").unwrap();
         symlink("..1", source.join("..data")).unwrap();
         symlink("..data/key", source.join("key")).unwrap();
-        let single = agent.folder.path().join("single");
+        let single = agent.dir.path().join("single");
         fs::write(&single, "first").unwrap();
         let at = "shared/containers/watchable/config";
         let volumes = vec![
@@ -98,7 +98,7 @@ fn a_watched_folder_follows_its_source_and_is_bound_when_too_large() {
 
         let message =
             refused(&agent, vec![storage("watchable-bind", &single, "bind", "shared/containers/x", &[])]).await;
-        assert!(message.contains("below a folder watchable"), "{message}");
+        assert!(message.contains("below a directory watchable"), "{message}");
     });
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firstlight_control::ToInit;
+use firstlight_init_control::ToInit;
 use firstlight_runtime::Call;
 use tokio::time::Instant;
 use ttrpc::Code;

@@ -45,7 +45,7 @@ pub fn prepare(root: &Root) -> Result<(), String> {
 /// # Errors
 /// It could not be started; the text says what to look at.
 pub fn start() -> Result<Pid, String> {
-    let control = CString::new(format!("FIRSTLIGHT_CONTROL={}", firstlight_control::SOCKET)).unwrap_or_default();
+    let control = CString::new(format!("FIRSTLIGHT_CONTROL={}", firstlight_init_control::SOCKET)).unwrap_or_default();
     let program = Program {
         path: PROGRAM,
         arguments: &[PROGRAM],

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use firstlight_control::{FromInit, MAX_LINE, ToInit, decode, encode};
+use firstlight_init_control::{FromInit, MAX_LINE, ToInit, decode, encode};
 use rustix::net::sockopt::socket_peercred;
 
 /// Clients at once. The agent is one; the rest is for people who look.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::{LEVELS, Level};
 use firstlight_cmdline::CommandLine;
-use firstlight_settings::{Asked, PerGpu, Ready};
+use firstlight_gpu_settings_protocol::{Asked, PerGpu, Ready};
 use firstlight_verity::extension;
 
 use crate::attach::Policy;
@@ -185,7 +185,7 @@ fn choose<T: Copy>(slot: &mut T, value: &str, choices: &[(&str, T)]) -> bool {
     }
 }
 
-/// A setting of GPUs; see [`firstlight_settings`] for its grammar.
+/// A setting of GPUs; see [`firstlight_gpu_settings_protocol`] for its grammar.
 fn per_gpu<T: std::str::FromStr>(slot: &mut PerGpu<T>, value: &str) -> bool {
     PerGpu::parse(value).is_some_and(|setting| {
         *slot = setting;

@@ -47,7 +47,7 @@ impl Recorder {
         let version = env!("CARGO_PKG_VERSION");
         let mut record = BootRecord::new(version, pid1_start_us);
         kernel.clone_into(&mut record.kernel.release);
-        let file = root.path(firstlight_control::RECORD);
+        let file = root.path(firstlight_init_control::RECORD);
         let mut recorder = Self { record, console: Console::new(), file };
         let (init_version, kernel) = (version.to_owned(), kernel.to_owned());
         recorder.say(&Line::Boot { init_version, kernel, pid1_start_us });

@@ -6,7 +6,7 @@ use std::io::{PipeReader, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use firstlight_settings::{Line, Outcome, Work};
+use firstlight_gpu_settings_protocol::{Line, Outcome, Work};
 use firstlight_sys::daemon::{Daemon as Program, start};
 use rustix::process::Pid;
 

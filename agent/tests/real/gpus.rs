@@ -8,7 +8,7 @@ use crate::support::{Agent, short, spec, with_containers};
 use firstlight_agent_api::firstlight::GetBootRecordRequest;
 use firstlight_agent_api::firstlight_ttrpc::BootRecordClient;
 use firstlight_boot_record::{BootRecord, DriverCode, Gpu, GpuPhase};
-use firstlight_control::{FromInit, ToInit, decode, encode};
+use firstlight_init_control::{FromInit, ToInit, decode, encode};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use firstlight_control::{FromInit, MAX_LINE, ToInit, decode, encode};
+use firstlight_init_control::{FromInit, MAX_LINE, ToInit, decode, encode};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::sleep;

@@ -9,12 +9,12 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use firstlight_image_builder::boot::Start;
 use firstlight_pci::Address;
-use firstlight_service_vm_domain::members::Wish;
-use firstlight_service_vm_domain::service::{Done, Service, State, Status, members};
-use firstlight_service_vm_domain::state_disk::{self, StateDisk};
-use firstlight_service_vm_domain::virsh::Virsh;
-use firstlight_service_vm_domain::xml::{Console, Domain, Hardware, serial_of};
-use firstlight_service_vm_domain::{Host, Name};
+use firstlight_service_vm::members::Wish;
+use firstlight_service_vm::service::{Done, Service, State, Status, members};
+use firstlight_service_vm::state_disk::{self, StateDisk};
+use firstlight_service_vm::virsh::Virsh;
+use firstlight_service_vm::xml::{Console, Domain, Hardware, serial_of};
+use firstlight_service_vm::{Host, Name};
 use firstlight_vm::Accelerator;
 
 /// `status` of a domain that does not run, as of a unit of systemd.
@@ -305,8 +305,8 @@ pub(crate) fn service_vm(command: &Command) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_service_vm_domain::Problem;
-    use firstlight_service_vm_domain::service::Device;
+    use firstlight_service_vm::Problem;
+    use firstlight_service_vm::service::Device;
 
     #[test]
     fn the_boards_serial_number_is_a_kernel_parameter() {

@@ -1,7 +1,7 @@
 //! Clocks that a GPU is held to. NVML does not say which ones it is held to
 //! now, so they are set even if nothing changes by it.
 
-use firstlight_settings::Clocks;
+use firstlight_gpu_settings_protocol::Clocks;
 use firstlight_sys::nvml::{Gpu, Refused};
 
 use crate::step::Todo;

@@ -2,7 +2,7 @@
 //! way from one to the other. Each GPU instance has one compute instance that
 //! is all of it.
 
-use firstlight_settings::{Part, Profile as Asked};
+use firstlight_gpu_settings_protocol::{Part, Profile as Asked};
 use firstlight_sys::nvml::{Gpu, Instance, Placement, Profile};
 
 use crate::place;

@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use firstlight_settings::{Gpu as Wanted, SYSTEM, Work};
+use firstlight_gpu_settings_protocol::{Gpu as Wanted, SYSTEM, Work};
 use firstlight_sys::nvml::{Gpu, Library};
 
 use crate::step::{Steps, Todo};

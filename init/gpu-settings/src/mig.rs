@@ -1,6 +1,6 @@
 //! MIG mode, and what it takes to change it.
 
-use firstlight_settings::Mig;
+use firstlight_gpu_settings_protocol::Mig;
 use firstlight_sys::nvml::{Gpu, MigMode, Refused};
 
 use crate::layout;

@@ -1,6 +1,6 @@
 //! Who may compute on a GPU, and whether anybody may under confidential computing.
 
-use firstlight_settings::{ComputeMode, Ready};
+use firstlight_gpu_settings_protocol::{ComputeMode, Ready};
 use firstlight_sys::nvml::{self, Gpu, Library};
 
 use crate::step::Todo;

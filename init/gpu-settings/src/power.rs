@@ -1,6 +1,6 @@
 //! What a GPU may take from its supply.
 
-use firstlight_settings::Power;
+use firstlight_gpu_settings_protocol::Power;
 use firstlight_sys::nvml::Gpu;
 
 use crate::step::Todo;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use firstlight_settings::{Line, Outcome};
+use firstlight_gpu_settings_protocol::{Line, Outcome};
 
 /// The change of a step; what it says is in the place of what was planned.
 pub(crate) type Act<'a> = Box<dyn FnOnce() -> Result<String, String> + 'a>;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use firstlight_settings::{Line, Outcome};
+use firstlight_gpu_settings_protocol::{Line, Outcome};
 
 const ONE: &str = "0000:01:00.0";
 const TWO: &str = "0000:02:00.0";

@@ -33,7 +33,7 @@ impl Supervisor {
     /// Opens the control socket and starts the agent; the unit ends when it listens.
     pub(super) fn start_agent_unit(&mut self, unit: usize) {
         self.agent.unit = Some(unit);
-        let socket = self.root.path(firstlight_control::SOCKET);
+        let socket = self.root.path(firstlight_init_control::SOCKET);
         let started = Server::bind(&socket)
             .map_err(|error| format!("cannot listen at {}: {error}", socket.display()))
             .map(|server| self.server = Some(server))

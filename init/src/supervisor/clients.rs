@@ -1,6 +1,6 @@
 //! What clients of the control socket say.
 
-use firstlight_control::{FromInit, ToInit};
+use firstlight_init_control::{FromInit, ToInit};
 
 use super::{Message, STACK, Supervisor};
 use crate::actions;

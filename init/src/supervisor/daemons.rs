@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use firstlight_boot_record::{Severity, State};
-use firstlight_control::FromInit;
+use firstlight_init_control::FromInit;
 use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;

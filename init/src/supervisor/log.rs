@@ -1,7 +1,7 @@
 //! What others say: from where it comes, and to whom it goes.
 
 use firstlight_boot_record::{Level, LogLine};
-use firstlight_control::FromInit;
+use firstlight_init_control::FromInit;
 
 use super::Supervisor;
 use crate::clock::now_us;

@@ -3,8 +3,8 @@
 use std::os::fd::BorrowedFd;
 
 use firstlight_boot_record::GpuPhase;
+use firstlight_gpu_settings_protocol::{Outcome, Work};
 use firstlight_pci::Address;
-use firstlight_settings::{Outcome, Work};
 use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;

@@ -16,7 +16,7 @@ use std::path::Path;
 use firstlight_boot_record::{Assembler, BootRecord};
 use firstlight_cdi::{DeviceName, Spec};
 use firstlight_cmdline::CommandLine;
-use firstlight_control::{FromInit, ToInit};
+use firstlight_init_control::{FromInit, ToInit};
 use protobuf::Message as _;
 
 /// A reader of untrusted bytes and inputs that it likes.
@@ -106,8 +106,8 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "control-socket",
         seeds: &[b"\"subscribe\"\n", b"{\"listening\":{\"at_us\":1}}", b"{\"gpus\":{\"scanned\":true,\"gpus\":[]}}", RECORD],
         read: |bytes| {
-            let _ = firstlight_control::decode::<ToInit>(bytes);
-            let _ = firstlight_control::decode::<FromInit>(bytes);
+            let _ = firstlight_init_control::decode::<ToInit>(bytes);
+            let _ = firstlight_init_control::decode::<FromInit>(bytes);
         },
     },
     Target {

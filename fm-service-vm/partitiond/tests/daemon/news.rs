@@ -5,8 +5,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use firstlight_control::{FromInit, ToInit, decode, encode};
 use firstlight_fake_fm::machine::Phase;
+use firstlight_init_control::{FromInit, ToInit, decode, encode};
 use tonic::Code;
 
 use crate::support::{Stand, activate, quick};

@@ -17,7 +17,7 @@ fn valid(file: &Path) -> Result<(), String> {
 #[test]
 fn every_boards_domain_fits_libvirts_schema() {
     packages();
-    let golden = workspace().join("fm-service-vm/domain/tests/hosts/golden");
+    let golden = workspace().join("host-shim-glue/service-vm/tests/hosts/golden");
     let files: Vec<_> = fs::read_dir(&golden).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(files.len() >= 5, "{files:?}");
     for file in &files {

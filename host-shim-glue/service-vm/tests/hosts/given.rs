@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use firstlight_service_vm_domain::members::{Fabric, Members, Wish};
-use firstlight_service_vm_domain::xml::{Console, Domain, Hardware};
+use firstlight_service_vm::members::{Fabric, Members, Wish};
+use firstlight_service_vm::xml::{Console, Domain, Hardware};
 use firstlight_vm::Accelerator;
 
 use crate::fixture::{ENDPOINT, Fixture, PORT, SWITCH};

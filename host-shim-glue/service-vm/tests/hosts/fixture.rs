@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::boot::Start;
 use firstlight_pci::Address;
-use firstlight_service_vm_domain::Host;
-use firstlight_service_vm_domain::members::{Members, Wish, choose};
-use firstlight_service_vm_domain::topology::Topology;
-use firstlight_service_vm_domain::xml::{Console, Domain, Hardware};
+use firstlight_service_vm::Host;
+use firstlight_service_vm::members::{Members, Wish, choose};
+use firstlight_service_vm::topology::Topology;
+use firstlight_service_vm::xml::{Console, Domain, Hardware};
 use firstlight_vm::Accelerator;
 use tempfile::TempDir;
 

@@ -1,6 +1,6 @@
 //! What a service VM cannot have, and what the refusal says.
 
-use firstlight_service_vm_domain::members::Wish;
+use firstlight_service_vm::members::Wish;
 
 use crate::fixture::{CX7, Fixture, GPU, NVME, SWITCH, vpd};
 

@@ -5,9 +5,9 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use firstlight_service_vm_domain::service::{Done, Service, State};
-use firstlight_service_vm_domain::virsh::Virsh;
-use firstlight_service_vm_domain::xml::Domain;
+use firstlight_service_vm::service::{Done, Service, State};
+use firstlight_service_vm::virsh::Virsh;
+use firstlight_service_vm::xml::Domain;
 
 use crate::fixture::{Fixture, GPU};
 

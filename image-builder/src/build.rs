@@ -222,7 +222,7 @@ pub fn build_with(
         }
         outputs.insert(KERNEL.to_owned(), vmlinux);
     }
-    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.dir);
+    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.directory);
     if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;

@@ -98,7 +98,7 @@ pub struct Manifest {
     pub files: Vec<File>,
     /// Directories that are copied with everything in them.
     #[serde(default, rename = "tree")]
-    pub trees: Vec<Directory>,
+    pub trees: Vec<SourceTree>,
     /// Symbolic links.
     #[serde(default, rename = "symlink")]
     pub symlinks: Vec<Symlink>,
@@ -139,14 +139,14 @@ pub struct Verity {
 #[serde(deny_unknown_fields, default)]
 pub struct Output {
     /// Where the results will lie on hosts: it is in the settings for Kata.
-    pub dir: String,
+    pub directory: String,
     /// Whether the settings for Kata are written; not for what Kata cannot use by itself.
     pub kata: bool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { dir: "/opt/firstlight/images".to_owned(), kata: true }
+        Self { directory: "/opt/firstlight/images".to_owned(), kata: true }
     }
 }
 
@@ -234,7 +234,7 @@ pub struct File {
 /// `[[tree]]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Directory {
+pub struct SourceTree {
     /// The directory whose files, directories and links go to the same places below
     /// the image's root, relative to the manifest's directory.
     pub source: String,
@@ -324,9 +324,9 @@ impl Manifest {
     fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
         self.plan().map_err(|Wrong { key, value, what }| check.wrong(key, &value, what))?;
-        check.expand("output.directory", &mut self.output.dir)?;
-        if !self.output.dir.starts_with('/') || self.output.dir.contains(char::is_control) {
-            return Err(check.wrong("output.directory", &self.output.dir, "a directory of a host begins with /"));
+        check.expand("output.directory", &mut self.output.directory)?;
+        if !self.output.directory.starts_with('/') || self.output.directory.contains(char::is_control) {
+            return Err(check.wrong("output.directory", &self.output.directory, "a directory of a host begins with /"));
         }
         match &mut self.kernel {
             Kernel { recipe: Some(recipe), package, suite, series: None, .. }
@@ -569,7 +569,7 @@ mod tests {
         let plan = manifest.plan().unwrap();
         assert_eq!(plan.summary(), "erofs, zstd 5, clusters of 32 KiB, dm-verity");
         assert_eq!((plan.file_name(), plan.verity.unwrap().salt), ("extension-gpu.img".into(), Some(vec![0, 255])));
-        assert_eq!(manifest.output.dir, "/srv");
+        assert_eq!(manifest.output.directory, "/srv");
         let error = of("format = \"ext4\"\ncompression = \"lz4\"").unwrap_err().to_string();
         assert!(error.contains("dir/m.toml: image.compression = \"lz4\""), "{error}");
     }

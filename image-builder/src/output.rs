@@ -132,9 +132,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Output::begin(dir.path(), Progress::quiet()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
-        let dir = dir.path().to_owned();
+        let path = dir.path().to_owned();
         let second = std::thread::spawn(move || {
-            let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
+            let mut output = Output::begin(&path, Progress::quiet()).unwrap();
             sender.send(()).unwrap();
             fs::write(output.add("x"), "second").unwrap();
             output.finish(&[]).unwrap();

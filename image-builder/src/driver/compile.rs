@@ -363,13 +363,13 @@ mod tests {
     fn what_was_compiled_is_not_compiled_again() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(dir.path());
-        let dir = dir.path().join("driver").join(format!("550.163.01-{}-{}", plan.release, &plan.key()[..16]));
-        let build = dir.join("build");
+        let cached = dir.path().join("driver").join(format!("550.163.01-{}-{}", plan.release, &plan.key()[..16]));
+        let build = cached.join("build");
         fs::create_dir_all(&build).unwrap();
         for name in MODULES {
             fs::write(build.join(format!("{name}.ko")), name).unwrap();
         }
-        let record = plan.keep(&build, &dir).unwrap();
+        let record = plan.keep(&build, &cached).unwrap();
         assert_eq!(record.patches, ["pci-resize-resource-exclude-bars"]);
         assert_eq!(record.modules["nvidia.ko"].sha256, digest::of_bytes(b"nvidia"));
         // No driver package can be had here: only the cache can answer.

@@ -11,12 +11,12 @@ use crate::{names, pulled, pulled_as};
 
 fn places(blobs: &Blobs) -> (TempDir, PathBuf, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path().join("layout");
-    blobs.write(&dir);
+    let layout = dir.path().join("layout");
+    blobs.write(&layout);
     let (plain, packed) = (dir.path().join("layout.tar"), dir.path().join("layout.tar.gz"));
     fs::write(&plain, blobs.archive()).unwrap();
     fs::write(&packed, gzip(&blobs.archive())).unwrap();
-    let sources = [dir, plain, packed].iter().map(|path| format!("oci:{}", path.display())).collect();
+    let sources = [layout, plain, packed].iter().map(|path| format!("oci:{}", path.display())).collect();
     let out = dir.path().join("results/out");
     fs::create_dir(dir.path().join("results")).unwrap();
     (dir, out, sources)

@@ -13,8 +13,10 @@ mod gpu_test;
 mod guest;
 mod image;
 mod run;
+mod scenarios;
 mod size;
 mod soak;
+mod steps;
 mod test;
 
 use std::process::ExitCode;

@@ -2,13 +2,21 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use firstlight_lab::binaries::{Binaries, workspace};
 
 use crate::elf::needs_interpreter;
 
 /// Name and budget in bytes, as SPECIFICATION.md promises.
 const BUDGETS: &[(&str, u64)] = &[("init", 2_000_000), ("agent + runtime", 8_000_000)];
+
+/// [`size`] as a step of `test`.
+pub(crate) fn must_fit() -> anyhow::Result<()> {
+    if size()? != ExitCode::SUCCESS {
+        bail!("a guest program is over its budget or not static: see the table above");
+    }
+    Ok(())
+}
 
 /// Builds and weighs; fails when one is over its budget or not static.
 pub(crate) fn size() -> anyhow::Result<ExitCode> {

@@ -1,11 +1,17 @@
 //! `cargo xtask test`.
 
+use std::cmp::Reverse;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::bail;
 use firstlight_lab::Lab;
+use firstlight_lab::binaries::target;
 
 use crate::cargo::cargo;
+use crate::scenarios::{self, Options, Outcome, Scenario};
+use crate::steps::{History, Step, Steps, shown};
 use crate::{check, fuzz, size};
 
 /// Options of `test`.
@@ -17,38 +23,207 @@ pub(crate) struct Args {
     /// Only tests that need no guest.
     #[arg(long)]
     no_lab: bool,
+    /// The first tier: lints, unit tests, one boot.
+    #[arg(long, conflicts_with = "no_lab")]
+    quick: bool,
+    /// Print the scenarios' names and expected durations, and run nothing.
+    #[arg(long, conflicts_with_all = ["no_lab", "quick"])]
+    list: bool,
+    /// How many scenarios run at a time.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+    /// Only scenarios with one of these in their name, and nothing else than scenarios.
+    #[arg(value_name = "SCENARIO", conflicts_with_all = ["no_lab", "quick"])]
+    filters: Vec<String>,
 }
 
-/// Prepares the machine, checks, and runs every test.
+const PACKAGES: Step = Step { name: "packages", description: "Debian packages that are missing", cold: 30 };
+const CHECK: Step =
+    Step { name: "check", description: "formatting, clippy, licences, words, generated documents", cold: 420 };
+const UNIT: Step = Step { name: "unit", description: "unit and integration tests that need no guest", cold: 420 };
+const FUZZ: Step = Step { name: "fuzz", description: "every fuzz target for some seconds", cold: 420 };
+const LAB: Step =
+    Step { name: "lab", description: "QEMU, kernel, guest programs and images for the scenarios", cold: 500 };
+const SIZE: Step = Step { name: "size", description: "sizes of the guest's programs against their budgets", cold: 5 };
+const BOOT: Step = Step { name: "boot", description: "one scenario: a boot with four GPUs and a container", cold: 60 };
+const SCENARIOS: Step =
+    Step { name: "scenarios", description: "every scenario of tests/e2e, each in a process of its own", cold: 1500 };
+
+/// The scenario of `--quick`.
+const FIRST: &str = "first_light::container_gets_its_gpus";
+
+/// A scenario that runs longer is stuck.
+const LIMIT: Duration = Duration::from_mins(20);
+
+/// How many of the longest scenarios are listed at the end.
+const LONGEST: usize = 10;
+
+/// Prepares the machine, checks, and runs tests.
 pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
-    Lab::install_packages(args.yes)?;
-    // The tests configure kernels from their source.
-    Lab::install_kernel_packages(args.yes)?;
-    check::check(&check::Args {})?;
-    cargo(&["test", "--quiet", "--locked", "--workspace", "--exclude", "firstlight-e2e"])?;
-    daemons()?;
-    fuzz::smoke()?;
-    if args.no_lab {
-        return Ok(ExitCode::SUCCESS);
+    if args.list {
+        return list(args);
     }
-    let sizes = size::size()?;
-    if sizes != ExitCode::SUCCESS {
-        return Ok(sizes);
+    if !args.filters.is_empty() {
+        return only_scenarios(args);
     }
-    Lab::install_libvirt_packages(args.yes)?;
-    // Prepared once here, so that no test's time contains a download.
-    Lab::prepare(args.yes)?.agent_tests()?;
-    cargo(&["test", "--locked", "--package", "firstlight-e2e", "--", "--test-threads=1"])?;
+    let plan: &[Step] = match (args.no_lab, args.quick) {
+        (true, _) => &[PACKAGES, CHECK, UNIT, FUZZ],
+        (_, true) => &[PACKAGES, CHECK, UNIT, LAB, BOOT],
+        _ => &[PACKAGES, CHECK, UNIT, FUZZ, LAB, SIZE, SCENARIOS],
+    };
+    let mut steps = Steps::announce(plan);
+    let result = run(args, plan, &mut steps);
+    println!("{}", steps.summary());
+    result
+}
+
+fn run(args: &Args, plan: &[Step], steps: &mut Steps) -> anyhow::Result<ExitCode> {
+    for step in plan {
+        steps.run(step, |history| match *step {
+            PACKAGES => packages(args),
+            CHECK => check::check(&check::Args {}).map(drop),
+            UNIT => unit(),
+            FUZZ => fuzz::smoke(),
+            LAB => lab(args.yes, args.quick),
+            SIZE => size::must_fit(),
+            BOOT => scenarios_matching(&[FIRST.to_owned()], args.jobs, history),
+            _ => scenarios_matching(&[], args.jobs, history),
+        })?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-/// PID 1's daemons as real processes, where this user may make resource groups;
-/// elsewhere only a guest's scenario shows them.
+fn packages(args: &Args) -> anyhow::Result<()> {
+    Lab::install_packages(args.yes)?;
+    if !args.quick {
+        // The tests configure kernels from their source.
+        Lab::install_kernel_packages(args.yes)?;
+    }
+    Ok(())
+}
+
+fn unit() -> anyhow::Result<()> {
+    // Two commands: the first shows what it compiles, the second a dot for each test.
+    let workspace = ["test", "--locked", "--workspace", "--exclude", "firstlight-e2e"];
+    cargo(&[&workspace[..], &["--no-run"]].concat())?;
+    cargo(&[&workspace[..], &["--quiet"]].concat())?;
+    daemons()
+}
+
+/// PID 1's daemons as real processes, where this user may make cgroups; elsewhere only a guest's scenario tests them.
 fn daemons() -> anyhow::Result<()> {
     let cgroup2 = std::fs::read_to_string("/proc/self/mounts")?.lines().any(|line| line.contains(" cgroup2 rw"));
     if std::fs::metadata("/proc/self")?.uid() != 0 || !cgroup2 {
-        eprintln!("xtask: not run: firstlight-init's tests with real daemons need root and a mounted cgroup2");
+        eprintln!("xtask: NOT RUN: firstlight-init's tests with real daemons need root and a mounted cgroup2");
         return Ok(());
     }
     cargo(&["test", "--quiet", "--locked", "--package", "firstlight-init", "--features", "real", "--test", "daemons"])
+}
+
+fn lab(yes: bool, quick: bool) -> anyhow::Result<()> {
+    if !quick {
+        Lab::install_libvirt_packages(yes)?;
+    }
+    // Prepared once here, so that no scenario's duration contains a download or a compile.
+    let lab = Lab::prepare(yes)?;
+    if !quick {
+        lab.agent_tests()?;
+    }
+    Ok(())
+}
+
+fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>> {
+    let mut found = Vec::new();
+    for program in scenarios::build()? {
+        found.extend(program.scenarios()?);
+    }
+    if !filters.is_empty() {
+        found.retain(|scenario| filters.iter().any(|filter| scenario.to_string().contains(filter.as_str())));
+        if found.is_empty() {
+            bail!("no scenario has {} in its name: `cargo xtask test --list` prints them", filters.join(" or "));
+        }
+    }
+    Ok(found)
+}
+
+fn list(args: &Args) -> anyhow::Result<ExitCode> {
+    let history = History::load();
+    let all = all_scenarios(&args.filters)?;
+    for scenario in &all {
+        match history.scenarios.get(&scenario.to_string()) {
+            Some(seconds) => println!("{seconds:7.1} s  {scenario}"),
+            None => println!("        ?  {scenario}"),
+        }
+    }
+    let seconds = scenarios::estimate(&all, &history.scenarios, args.jobs);
+    println!("{} scenarios, about {} with {} at a time", all.len(), shown(seconds), args.jobs);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn only_scenarios(args: &Args) -> anyhow::Result<ExitCode> {
+    Lab::install_packages(args.yes)?;
+    let mut history = History::load();
+    Lab::prepare(args.yes)?;
+    scenarios_matching(&args.filters, args.jobs, &mut history)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn scenarios_matching(filters: &[String], jobs: usize, history: &mut History) -> anyhow::Result<()> {
+    let scenarios = all_scenarios(filters)?;
+    let seconds = scenarios::estimate(&scenarios, &history.scenarios, jobs);
+    println!("{} scenarios, {jobs} at a time, about {}", scenarios.len(), shown(seconds));
+    let logs = target().join("lab/scenarios");
+    let options = Options { jobs, logs, durations: history.scenarios.clone(), limit: LIMIT };
+    let outcomes = scenarios::run(scenarios, &options)?;
+    for outcome in outcomes.iter().filter(|outcome| outcome.failure.is_none()) {
+        history.scenarios.insert(outcome.scenario.to_string(), outcome.duration.as_secs_f64());
+    }
+    history.save()?;
+    println!("{}", summary(&outcomes));
+    let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+    if failed > 0 {
+        bail!("{failed} of {} scenarios failed", outcomes.len());
+    }
+    Ok(())
+}
+
+/// The longest, those that failed, and the counts.
+fn summary(outcomes: &[Outcome]) -> String {
+    let mut by_time: Vec<&Outcome> = outcomes.iter().collect();
+    by_time.sort_by_key(|outcome| Reverse(outcome.duration));
+    let mut lines = vec![format!("the longest {}:", LONGEST.min(outcomes.len()))];
+    let line = |outcome: &Outcome| format!("{:7.1} s  {}", outcome.duration.as_secs_f64(), outcome.scenario);
+    lines.extend(by_time.iter().take(LONGEST).map(|outcome| line(outcome)));
+    let (failed, passed): (Vec<&Outcome>, Vec<&Outcome>) =
+        by_time.into_iter().partition(|outcome| outcome.failure.is_some());
+    for outcome in &failed {
+        let why = outcome.failure.as_deref().unwrap_or_default();
+        lines.push(format!("FAILED: {}: {why}; output in {}", outcome.scenario, outcome.log.display()));
+    }
+    lines.push(format!("{} passed, {} failed", passed.len(), failed.len()));
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_lists_the_longest_the_failed_and_the_counts() {
+        let outcome = |test: &str, seconds, failure: Option<&str>| Outcome {
+            scenario: Scenario { program: "guest".into(), test: test.into(), executable: "/t".into() },
+            duration: Duration::from_secs(seconds),
+            failure: failure.map(str::to_owned),
+            log: "/logs/x".into(),
+        };
+        let mut outcomes: Vec<Outcome> = (1..=11).map(|at| outcome(&format!("t{at}"), at, None)).collect();
+        outcomes.push(outcome("bad", 0, Some("exit status: 101")));
+        let text = summary(&outcomes);
+        assert!(text.starts_with("the longest 10:\n   11.0 s  guest t11\n"), "{text}");
+        assert!(!text.contains("guest t1\n"), "{text}");
+        assert!(
+            text.ends_with("FAILED: guest bad: exit status: 101; output in /logs/x\n11 passed, 1 failed"),
+            "{text}"
+        );
+    }
 }

@@ -167,6 +167,14 @@ impl Binaries {
             build_static(workspace, package)?;
         }
         cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight-synthetic-gpu"], &[])?;
+        Self::built()
+    }
+
+    /// Returns what the last [`Binaries::build`] has built.
+    ///
+    /// # Errors
+    /// A program is missing.
+    pub fn built() -> Result<Self, BuildError> {
         let (target, guest) = (target(), guest());
         Ok(Self {
             init: existing(guest.join("firstlight-init"))?,
@@ -190,10 +198,8 @@ pub fn agent_bench(workspace: &Path) -> Result<PathBuf, BuildError> {
 /// The agent's tests with real containers, to be run in a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentTests {
-    /// The test program, static.
+    /// The test program, static. It runs the agent that `FIRSTLIGHT_AGENT` names.
     pub program: PathBuf,
-    /// Where the test program looks for the agent.
-    pub agent: PathBuf,
 }
 
 /// Not the profile `guest`: cargo builds the agent beside its tests, with the
@@ -221,11 +227,10 @@ impl AgentTests {
     /// cargo cannot be started or fails; its messages are on standard error.
     pub fn build(workspace: &Path) -> Result<Self, BuildError> {
         let messages = cargo_says(workspace, AGENT_TESTS, GUEST_ENVIRONMENT)?;
-        let told = |kind, name| {
-            let path = executable(&messages, kind, name);
-            path.ok_or_else(|| BuildError::Untold(AGENT_TESTS.join(" "), name)).and_then(existing)
-        };
-        Ok(Self { program: told("test", "real")?, agent: told("bin", "firstlight-agent")? })
+        let name = "real";
+        let program = executable(&messages, "test", name);
+        let program = program.ok_or_else(|| BuildError::Untold(AGENT_TESTS.join(" "), name)).and_then(existing)?;
+        Ok(Self { program })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The lab, ready: tools, programs, images.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::build::{self, Image};
@@ -45,6 +46,14 @@ pub enum LabError {
     /// The container image could not be made.
     #[error(transparent)]
     Busybox(#[from] BusyboxError),
+    /// The lock that serialises builds could not be taken.
+    #[error("failed to lock {}: {source}", path.display())]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
 }
 
 /// Everything that a guest of the lab is made from.
@@ -70,6 +79,21 @@ pub struct AgentBench {
     pub program: PathBuf,
     /// A directory with crun, runc and their libraries at their usual places.
     pub runtimes: PathBuf,
+}
+
+/// Set for a process whose parent has just prepared the lab: packages are installed and programs are built.
+const PREPARED: &str = "FIRSTLIGHT_LAB_PREPARED";
+
+/// Held while programs or images are built: scenarios run at the same time, and several need the same files.
+fn alone() -> Result<File, LabError> {
+    let path = output().join("build.lock");
+    let locked = || {
+        std::fs::create_dir_all(output())?;
+        let file = File::create(&path)?;
+        file.lock()?;
+        Ok(file)
+    };
+    locked().map_err(|source| LabError::Lock { path: path.clone(), source })
 }
 
 /// What the lab says about long steps.
@@ -108,14 +132,22 @@ impl Lab {
     /// # Errors
     /// The first step that failed.
     pub fn prepare(yes: bool) -> Result<Self, LabError> {
-        Self::install_packages(yes)?;
+        let prepared = std::env::var_os(PREPARED).is_some();
+        if !prepared {
+            Self::install_packages(yes)?;
+        }
+        let _alone = alone()?;
         let root = workspace();
         let cache = cache::root()?;
         let toolbox = Toolbox::prepare(&cache, progress())?;
         let source = root.join("tests/stand-in-nvidia");
         let stand_in = stand_in::build(&toolbox, &source, &toolbox.headers.release)?;
-        progress().say("building the guest's programs");
-        let binaries = Binaries::build(&root)?;
+        let binaries = if prepared {
+            Binaries::built()?
+        } else {
+            progress().say("building the guest's programs");
+            Binaries::build(&root)?
+        };
         let busybox_image = output().join("busybox-image");
         busybox::write_layout(&toolbox.busybox, &busybox_image)?;
         let manifest = root.join("image-builder/manifests/lab.toml");
@@ -140,7 +172,7 @@ impl Lab {
     pub fn agent_tests(&self) -> Result<Image, LabError> {
         progress().say("building the agent's tests");
         let tests = AgentTests::build(&workspace())?;
-        self.variant_with("agent-tests", &[("TESTS", &tests.program), ("TESTED_AGENT", &tests.agent)])
+        self.variant_with("agent-tests", &[("TESTS", &tests.program)])
     }
 
     /// Builds the guest image that runs those tests from a directory, as on any
@@ -149,6 +181,7 @@ impl Lab {
     /// # Errors
     /// The bundle or the image does not build.
     pub fn agent_tests_bundle(&self) -> Result<Image, LabError> {
+        let _alone = alone()?;
         progress().say("building the agent's tests");
         let (dir, bundle) = (output().join("agent-tests"), output().join("agent-tests.tar"));
         agent_tests_bundle::make(&dir)?;
@@ -201,6 +234,7 @@ impl Lab {
     /// # Errors
     /// The program or the image does not build.
     pub fn orphans(&self) -> Result<Image, LabError> {
+        let _alone = alone()?;
         let program = output().join("orphans");
         gpu_bundle::orphans(&program)?;
         self.variant_with("orphans", &[("ORPHANS", &program)])
@@ -212,6 +246,7 @@ impl Lab {
     /// # Errors
     /// The bundle or the image does not build.
     pub fn gpu_test(&self) -> Result<Image, LabError> {
+        let _alone = alone()?;
         progress().say("building gpu-test");
         let dir = output().join("gpu-bundle");
         gpu_bundle::make(&dir)?;
@@ -240,6 +275,7 @@ impl Lab {
     }
 
     fn with_settings(&self, variant: &str) -> Result<Image, LabError> {
+        let _alone = alone()?;
         let program = crate::binaries::gpu_settings(&workspace())?;
         let nvml = output().join("libnvidia-ml.so");
         gpu_bundle::stand_in_nvml(&nvml)?;

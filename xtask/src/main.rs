@@ -18,6 +18,7 @@ mod size;
 mod soak;
 mod steps;
 mod test;
+mod words;
 
 use std::process::ExitCode;
 

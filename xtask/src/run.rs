@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use firstlight::run::{Outputs, print};
 use firstlight_boot_profile::table;
+use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
 use crate::guest::{Attach, Boot, Ended, boot};
@@ -87,7 +88,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = args.boot()?;
     let begin = Instant::now();
-    let lab = Lab::prepare(args.yes)?;
+    let lab = Lab::prepare_with(args.yes, Profile::Development)?;
     eprintln!("lab: ready after {} ms", begin.elapsed().as_millis());
     let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     eprintln!(

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use firstlight_lab::binaries::{Binaries, workspace};
+use firstlight_lab::binaries::{Binaries, Profile, workspace};
 
 use crate::elf::needs_interpreter;
 
@@ -20,7 +20,7 @@ pub(crate) fn must_fit() -> anyhow::Result<()> {
 
 /// Builds and weighs; fails when one is over its budget or not static.
 pub(crate) fn size() -> anyhow::Result<ExitCode> {
-    let binaries = Binaries::build(&workspace())?;
+    let binaries = Binaries::build(&workspace(), Profile::Shipped)?;
     let mut fine = true;
     println!("{:18} {:>10} {:>10}  STATIC", "PROGRAM", "BYTES", "BUDGET");
     for ((name, budget), path) in BUDGETS.iter().zip([&binaries.init, &binaries.agent]) {

@@ -1,5 +1,6 @@
 //! Our own programs, built as they are shipped.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -20,6 +21,25 @@ const GUEST_ENVIRONMENT: &[(&str, &str)] = &[
     ("LIBSECCOMP_LINK_TYPE", "static"),
     ("LIBSECCOMP_LIB_PATH", "/usr/lib/x86_64-linux-gnu"),
 ];
+
+/// How the guest's programs are optimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// As they ship: small, and slow to compile.
+    Shipped,
+    /// For a guest soon after a change.
+    Development,
+}
+
+impl Profile {
+    /// cargo's name of it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shipped => "guest",
+            Self::Development => "guest-dev",
+        }
+    }
+}
 
 /// Why a program could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -53,14 +73,25 @@ fn cargo(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> 
     cargo_says(workspace, arguments, environment).map(drop)
 }
 
-/// Runs cargo; what it writes to its standard output is returned, as a test's
-/// own is not the place for it.
+/// Runs cargo and returns its standard output. Its messages are on standard error; that nothing had to be done is not
+/// worth a line.
 fn cargo_says(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Vec<u8>, BuildError> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.current_dir(workspace).args(arguments).envs(environment.iter().copied());
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command.output().map_err(BuildError::Spawn)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(BuildError::Spawn)?;
+    let messages = child.stderr.take().map(|messages| {
+        std::thread::spawn(move || {
+            let lines = BufReader::new(messages).lines().map_while(Result::ok);
+            lines.filter(|line| !line.trim_start().starts_with("Finished ")).for_each(|line| eprintln!("{line}"));
+        })
+    });
+    let output = child.wait_with_output().map_err(BuildError::Spawn)?;
+    if let Some(messages) = messages {
+        // Without it lines are missing; the status still counts.
+        let _ = messages.join();
+    }
     if output.status.success() { Ok(output.stdout) } else { Err(BuildError::Failed(arguments.join(" "))) }
 }
 
@@ -68,8 +99,8 @@ fn existing(path: PathBuf) -> Result<PathBuf, BuildError> {
     if path.is_file() { Ok(path) } else { Err(BuildError::Missing(path)) }
 }
 
-fn build_static(workspace: &Path, package: &str) -> Result<(), BuildError> {
-    let arguments = ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
+fn build_static(workspace: &Path, package: &str, profile: Profile) -> Result<(), BuildError> {
+    let arguments = ["build", "--locked", "--package", package, "--profile", profile.name(), "--target", TARGET];
     cargo(workspace, &arguments, GUEST_ENVIRONMENT)
 }
 
@@ -83,7 +114,7 @@ pub fn gpu_settings(workspace: &Path) -> Result<PathBuf, BuildError> {
 
 /// Builds a program that opens libraries at run time, as the guest's programs are built but for that.
 fn opening(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
-    cargo(workspace, &["build", "--quiet", "--locked", "--package", package, "--profile", "guest"], &[])?;
+    cargo(workspace, &["build", "--locked", "--package", package, "--profile", "guest"], &[])?;
     existing(target().join("guest").join(program))
 }
 
@@ -122,12 +153,8 @@ impl FabricStandIns {
     /// # Errors
     /// cargo cannot be started or fails; its messages are on standard error.
     pub fn build(workspace: &Path) -> Result<Self, BuildError> {
-        cargo(
-            workspace,
-            &["build", "--quiet", "--locked", "--package", "firstlight-fake-fm", "--bin", "fake-fm"],
-            &[],
-        )?;
-        cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight-stand-in-nvfm", "--lib"], &[])?;
+        cargo(workspace, &["build", "--locked", "--package", "firstlight-fake-fm", "--bin", "fake-fm"], &[])?;
+        cargo(workspace, &["build", "--locked", "--package", "firstlight-stand-in-nvfm", "--lib"], &[])?;
         let built = target().join("debug");
         Ok(Self { manager: existing(built.join("fake-fm"))?, library: existing(built.join("libnvfm.so"))? })
     }
@@ -138,13 +165,13 @@ impl FabricStandIns {
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn host_command(workspace: &Path) -> Result<PathBuf, BuildError> {
-    cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight"], &[])?;
+    cargo(workspace, &["build", "--locked", "--package", "firstlight"], &[])?;
     existing(target().join("debug/firstlight"))
 }
 
 /// Where the static programs are.
-fn guest() -> PathBuf {
-    target().join(TARGET).join("guest")
+fn guest(profile: Profile) -> PathBuf {
+    target().join(TARGET).join(profile.name())
 }
 
 /// Builds one package as the guest's programs are built, and says where its program is.
@@ -152,30 +179,30 @@ fn guest() -> PathBuf {
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn static_program(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
-    build_static(workspace, package)?;
-    existing(guest().join(program))
+    build_static(workspace, package, Profile::Shipped)?;
+    existing(guest(Profile::Shipped).join(program))
 }
 
 impl Binaries {
-    /// Builds what has changed; the guest's programs with the profile `guest`.
+    /// Builds what has changed.
     ///
     /// # Errors
     /// cargo cannot be started or fails; its messages are on standard error.
-    pub fn build(workspace: &Path) -> Result<Self, BuildError> {
+    pub fn build(workspace: &Path, profile: Profile) -> Result<Self, BuildError> {
         for package in GUEST_PACKAGES {
             // One at a time: built together, each would get the other's features.
-            build_static(workspace, package)?;
+            build_static(workspace, package, profile)?;
         }
-        cargo(workspace, &["build", "--quiet", "--locked", "--package", "firstlight-synthetic-gpu"], &[])?;
-        Self::built()
+        cargo(workspace, &["build", "--locked", "--package", "firstlight-synthetic-gpu"], &[])?;
+        Self::built(profile)
     }
 
     /// Returns what the last [`Binaries::build`] has built.
     ///
     /// # Errors
     /// A program is missing.
-    pub fn built() -> Result<Self, BuildError> {
-        let (target, guest) = (target(), guest());
+    pub fn built(profile: Profile) -> Result<Self, BuildError> {
+        let (target, guest) = (target(), guest(profile));
         Ok(Self {
             init: existing(guest.join("firstlight-init"))?,
             agent: existing(guest.join("firstlight-agent"))?,
@@ -190,9 +217,7 @@ impl Binaries {
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn agent_bench(workspace: &Path) -> Result<PathBuf, BuildError> {
     let package = "firstlight-agent-bench";
-    let arguments = ["build", "--quiet", "--locked", "--package", package, "--profile", "guest", "--target", TARGET];
-    cargo(workspace, &arguments, GUEST_ENVIRONMENT)?;
-    existing(target().join(TARGET).join("guest/agent-bench"))
+    static_program(workspace, package, "agent-bench")
 }
 
 /// The agent's tests with real containers, to be run in a guest.
@@ -206,7 +231,6 @@ pub struct AgentTests {
 /// features of both, and would put it where the one that is shipped is.
 const AGENT_TESTS: &[&str] = &[
     "test",
-    "--quiet",
     "--locked",
     "--package",
     "firstlight-agent",

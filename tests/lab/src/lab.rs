@@ -11,7 +11,7 @@ use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 
 use crate::agent_tests_bundle::{self, AgentTestsError};
-use crate::binaries::{AgentTests, Binaries, BuildError, FabricStandIns, ServicePrograms, workspace};
+use crate::binaries::{AgentTests, Binaries, BuildError, FabricStandIns, Profile, ServicePrograms, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
 use crate::{StandIn, Toolbox, host_packages, shipped, stand_in, toolbox};
@@ -81,6 +81,14 @@ pub struct AgentBench {
     pub runtimes: PathBuf,
 }
 
+/// The image's directory. One for each profile, so that neither replaces the other.
+fn image_name(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Shipped => "image",
+        Profile::Development => "image-dev",
+    }
+}
+
 /// Set for a process whose parent has just prepared the lab: packages are installed and programs are built.
 const PREPARED: &str = "FIRSTLIGHT_LAB_PREPARED";
 
@@ -127,11 +135,19 @@ impl Lab {
         Ok(host_packages::ensure(host_packages::LIBVIRT_PACKAGES, yes, progress())?)
     }
 
-    /// Makes everything ready that is not; quick when nothing changed.
+    /// Makes everything ready that is not, with guest programs as they ship; quick when nothing changed.
     ///
     /// # Errors
     /// The first step that failed.
     pub fn prepare(yes: bool) -> Result<Self, LabError> {
+        Self::prepare_with(yes, Profile::Shipped)
+    }
+
+    /// [`Lab::prepare`] with guest programs of that profile.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_with(yes: bool, profile: Profile) -> Result<Self, LabError> {
         let prepared = std::env::var_os(PREPARED).is_some();
         if !prepared {
             Self::install_packages(yes)?;
@@ -143,16 +159,17 @@ impl Lab {
         let source = root.join("tests/stand-in-nvidia");
         let stand_in = stand_in::build(&toolbox, &source, &toolbox.headers.release)?;
         let binaries = if prepared {
-            Binaries::built()?
+            Binaries::built(profile)?
         } else {
             progress().say("building the guest's programs");
-            Binaries::build(&root)?
+            Binaries::build(&root, profile)?
         };
         let busybox_image = output().join("busybox-image");
         busybox::write_layout(&toolbox.busybox, &busybox_image)?;
         let manifest = root.join("image-builder/manifests/lab.toml");
         let variables = variables(&binaries, &stand_in, &toolbox);
-        let image = build::build(&manifest, &variables, &output().join("image"), &cache, Progress::quiet())?;
+        let image =
+            build::build(&manifest, &variables, &output().join(image_name(profile)), &cache, Progress::quiet())?;
         Ok(Self { toolbox, binaries, stand_in, image, busybox_image, cache })
     }
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use firstlight_lab::binaries::workspace;
+
 use crate::cargo::cargo_with;
 
 /// Options of `fuzz`.
@@ -37,8 +39,9 @@ const COVERAGE: (&str, &str) = (
 
 /// Compiles for coverage and runs the fuzz targets.
 pub(crate) fn fuzz(args: &Args) -> anyhow::Result<ExitCode> {
+    let build = if args.smoke { Build::Shared } else { Build::Covered };
     if args.smoke {
-        run(&["--self-check"])?;
+        run(build, &["--self-check"])?;
     }
     let mut arguments = Vec::new();
     let seconds = args.seconds.map(|seconds| seconds.to_string());
@@ -52,7 +55,7 @@ pub(crate) fn fuzz(args: &Args) -> anyhow::Result<ExitCode> {
         arguments.extend(["--replay", file]);
     }
     arguments.extend(args.target.as_deref());
-    run(&arguments)?;
+    run(build, &arguments)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -62,8 +65,30 @@ pub(crate) fn smoke() -> anyhow::Result<()> {
     fuzz(&args).map(drop)
 }
 
-fn run(arguments: &[&str]) -> anyhow::Result<()> {
-    let run =
-        ["run", "--quiet", "--locked", "--profile", "fuzz", "--target", TARGET, "--package", "firstlight-fuzz", "--"];
-    cargo_with(&[&run[..], arguments].concat(), &[COVERAGE])
+/// How the targets are compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Build {
+    /// Counters in every crate, optimised: for long runs.
+    Covered,
+    /// Counters in our crates alone; dependencies are those of the other tests.
+    Shared,
+}
+
+/// cargo runs this in the place of rustc, for the workspace's crates only.
+const WRAPPER: &str = "tests/fuzz/rustc-with-counters.sh";
+
+fn run(build: Build, arguments: &[&str]) -> anyhow::Result<()> {
+    let package = ["--package", "firstlight-fuzz", "--"];
+    match build {
+        Build::Covered => {
+            let options = ["run", "--locked", "--profile", "fuzz", "--target", TARGET];
+            cargo_with(&[&options[..], &package, arguments].concat(), &[COVERAGE])
+        }
+        Build::Shared => {
+            let wrapper = workspace().join(WRAPPER).display().to_string();
+            // Faster targets; dependencies have an optimisation level of their own.
+            let environment = [("RUSTC_WORKSPACE_WRAPPER", wrapper.as_str()), ("CARGO_PROFILE_DEV_OPT_LEVEL", "1")];
+            cargo_with(&[&["run", "--locked"], &package[..], arguments].concat(), &environment)
+        }
+    }
 }

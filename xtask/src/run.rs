@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::bail;
 use firstlight::run::{Outputs, print};
@@ -11,9 +11,17 @@ use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
 use crate::guest::{Attach, Boot, Ended, boot};
+use crate::steps::{Step, Steps};
 
 /// The code with which `--fail-gpu` lets a GPU fail: the resource manager's "cannot initialise adapter".
 const FAILURE: u32 = 0x22;
+
+const PREPARE: Step = Step {
+    name: "prepare",
+    description: "download QEMU and a kernel (about 100 MB), compile the guest's programs, build its image",
+    cold: 240,
+};
+const BOOT: Step = Step { name: "guest", description: "boot, container, power-off", cold: 20 };
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
@@ -87,9 +95,8 @@ impl Args {
 /// Prepares, boots, shows.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = args.boot()?;
-    let begin = Instant::now();
-    let lab = Lab::prepare_with(args.yes, Profile::Development)?;
-    eprintln!("lab: ready after {} ms", begin.elapsed().as_millis());
+    let mut steps = Steps::announce(&[PREPARE, BOOT]);
+    let lab = steps.run(&PREPARE, |_| Ok(Lab::prepare_with(args.yes, Profile::Development)?))?;
     let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     eprintln!(
         "run: booting kernel {} with {} GPUs; the container asks for {}",
@@ -98,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if plan.devices.is_empty() { "none".to_owned() } else { plan.devices.join(", ") }
     );
     let mut say = |line: &str| eprintln!("run: {line}");
-    match boot(&lab, &plan, &outputs, &mut say)? {
+    match steps.run(&BOOT, |_| boot(&lab, &plan, &outputs, &mut say))? {
         Ended::Interrupted(signal) => Ok(ExitCode::from(signal.exit_code())),
         Ended::Failed(error) => {
             if let Some(record) = error.record() {

@@ -20,6 +20,7 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     let clippy = ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--features", features];
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     deny()?;
+    crate::crates::check()?;
     crate::words::check()?;
     documents()?;
     crate::conformance::check()?;

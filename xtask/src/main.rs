@@ -7,6 +7,7 @@ mod bundle;
 mod cargo;
 mod check;
 mod conformance;
+mod crates;
 mod elf;
 mod fuzz;
 mod gpu_test;

@@ -53,7 +53,7 @@ const SCENARIOS: Step =
 const FIRST: &str = "first_light::container_gets_its_gpus";
 
 /// A scenario that runs longer is stuck.
-const LIMIT: Duration = Duration::from_mins(20);
+pub(crate) const LIMIT: Duration = Duration::from_mins(20);
 
 /// How many of the longest scenarios are listed at the end.
 const LONGEST: usize = 10;
@@ -132,7 +132,8 @@ fn lab(yes: bool, quick: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>> {
+/// The scenarios with one of `filters` in their names, or all; the test programs are built first.
+pub(crate) fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>> {
     let mut found = Vec::new();
     for program in scenarios::build()? {
         found.extend(program.scenarios()?);

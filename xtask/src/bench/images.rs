@@ -83,9 +83,30 @@ fn mmdebstrap(names: &[&str], kept: &Path, to: &Path) -> anyhow::Result<()> {
     command.args(["--aptopt=Apt::Install-Recommends \"false\"", "--skip=download/empty,cleanup/apt"]);
     command.arg(format!("--setup-hook=mkdir -p \"$1\"{archives}"));
     command.arg(format!("--setup-hook=copy-in {} /var/cache/apt/", kept.display()));
-    command.arg(format!("--customize-hook=copy-out {archives} {}", kept.parent().unwrap_or(kept).display()));
-    command.arg("--customize-hook=rm -rf \"$1\"/var/cache/apt \"$1\"/var/lib/apt/lists");
+    // Hooks of the stage "customize" do not run with this variant.
+    command.arg(format!("--extract-hook=copy-out {archives} {}", kept.parent().unwrap_or(kept).display()));
+    command.arg("--extract-hook=rm -rf \"$1\"/var/cache/apt \"$1\"/var/lib/apt/lists");
     run("mmdebstrap", command.arg("trixie").arg(to).arg(source))
+}
+
+/// Fails where the peer did other work than ours: its tree must hold no packages or lists, and the packages must be at
+/// hand for the next turn, as ours are.
+fn check_peer(kept: &Path, tree: &Path) -> anyhow::Result<()> {
+    let debs = fs::read_dir(kept).with_context(|| kept.display().to_string())?;
+    let debs = debs.flatten().filter(|entry| entry.path().extension().is_some_and(|end| end == "deb")).count();
+    if debs == 0 {
+        bail!("the peer kept no package in {}: its next turn would download all of them", kept.display());
+    }
+    let output = Command::new("tar").arg("--list").arg("--file").arg(tree).output().context("failed to start tar")?;
+    let names = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() || names.is_empty() {
+        bail!("failed to list {}: {}", tree.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let is_surplus = |name: &&str| name.ends_with(".deb") || name.contains("/var/lib/apt/lists/");
+    if let Some(surplus) = names.lines().find(is_surplus) {
+        bail!("the peer's tree holds {surplus}, which is no file of an image");
+    }
+    Ok(())
 }
 
 /// Builds the peer's image; how long that took, s, and its bytes.
@@ -100,6 +121,7 @@ fn peer(image: &Image, tools: &Toolset, dir: &Path) -> anyhow::Result<(f64, u64)
     let mut pack = tools.command("mkfs.erofs")?;
     run("mkfs.erofs", pack.args(PACK).arg("--tar=f").arg(&packed).arg(&tree))?;
     let took = begin.elapsed().as_secs_f64();
+    check_peer(&kept, &tree)?;
     let bytes = fs::metadata(&packed).with_context(|| format!("look at {}", packed.display()))?.len();
     Ok((took, bytes))
 }

@@ -4,6 +4,9 @@
 //! powers off; one that does not, within the usual deadlines, is a failure, and
 //! its console is kept.
 
+mod load;
+mod suite;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,6 +29,15 @@ pub(crate) struct Args {
     /// How long the fabric manager's stand-in takes for each change, in ms.
     #[arg(long, value_name = "MS", default_value_t = 200, requires = "fabric")]
     latency: u64,
+    /// No boots, but so many turns of the scenarios of `test`, beside two compilers.
+    #[arg(long, value_name = "TURNS", conflicts_with_all = ["boots", "fabric"])]
+    suite: Option<u32>,
+    /// How many scenarios run at a time.
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "suite")]
+    jobs: usize,
+    /// Only scenarios with one of these in their name.
+    #[arg(value_name = "SCENARIO", requires = "suite")]
+    filters: Vec<String>,
 }
 
 /// Processors and GPUs of the guests, in turns: the order of what happens at once differs in each.
@@ -66,6 +78,9 @@ fn fabric(cycles: u32, latency: u64) -> anyhow::Result<ExitCode> {
 pub(crate) fn soak(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(cycles) = args.fabric {
         return fabric(cycles, args.latency);
+    }
+    if let Some(turns) = args.suite {
+        return suite::run(turns, &args.filters, args.jobs);
     }
     let lab = Lab::prepare(false)?;
     let dir = firstlight_lab::cache_root()?.join("soak");

@@ -31,9 +31,6 @@ pub(super) fn run(turns: u32, filters: &[String], jobs: usize) -> anyhow::Result
         shown(once * f64::from(turns))
     );
     let dir = tempfile::tempdir().context("failed to make a directory")?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
-    let _guard = runtime.enter();
     let mut load = Load::start(dir.path())?;
     let mut results = Vec::new();
     for turn in 1..=turns {

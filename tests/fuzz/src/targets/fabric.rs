@@ -64,6 +64,6 @@ pub(super) fn list(bytes: &[u8]) {
             assert!(!choice.partition.gpus.meets(busy) && choice.partition.gpus.count() == size);
         }
     }
-    let wanted: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
-    assert!(look.steps(&state, &wanted).is_ok_and(|steps| steps.len() == wanted.len()));
+    let requested: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
+    assert!(look.steps(&state, &requested).is_ok_and(|steps| steps.len() == requested.len()));
 }

@@ -107,7 +107,7 @@ pub(super) fn supplied(bytes: &[u8]) {
     let path = dir.path().join("a.tar");
     let _ = fs::write(&path, &archive);
     let part = |from: &str| Part { from: from.to_owned(), into: "usr".to_owned() };
-    let wanted = Archive {
+    let supplied = Archive {
         name: "a".to_owned(),
         version: "1".to_owned(),
         path: path.display().to_string(),
@@ -117,7 +117,7 @@ pub(super) fn supplied(bytes: &[u8]) {
         files: vec![part("*")],
     };
     let cache = dir.path().join("cache");
-    for (place, node) in entries(&cache, &wanted, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
+    for (place, node) in entries(&cache, &supplied, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
         assert!(place.starts_with("usr/") && place.split('/').all(|part| part != ".."), "{place}");
         if let Node::File { content: Content::File(file), .. } = node {
             assert!(file.starts_with(&cache) && file.is_file(), "{}", file.display());

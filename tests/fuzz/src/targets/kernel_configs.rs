@@ -74,8 +74,8 @@ pub(super) fn source(bytes: &[u8]) {
     let tree = Tree::of(Symbols::parse(source));
     let Ok(config) = DotConfig::parse(&format!("CONFIG_{line}\n")) else { return };
     for symbol in ["VSOCKETS", "CRC32", "HZ", "A"] {
-        for wanted in ["y", "m", "n"] {
-            assert!(!tree.explain(symbol, wanted, &config).sentence().is_empty());
+        for value in ["y", "m", "n"] {
+            assert!(!tree.explain(symbol, value, &config).sentence().is_empty());
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Inputs that are worth keeping: one file each in `tests/fuzz/corpus/TARGET`.
+//! The corpus: one file per input in `tests/fuzz/corpus/TARGET`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The directory of a target's inputs.
+/// Returns the directory of a target's corpus.
 pub(crate) fn dir(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
-/// The inputs of a target, in a fixed order; none if there is no directory.
+/// Loads a target's corpus, sorted by file name; empty if there is no directory.
 pub(crate) fn load(target: &str) -> Vec<Vec<u8>> {
     let entries = fs::read_dir(dir(target)).into_iter().flatten().filter_map(Result::ok);
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -18,10 +18,10 @@ pub(crate) fn load(target: &str) -> Vec<Vec<u8>> {
     files.iter().filter_map(|file| fs::read(file).ok()).collect()
 }
 
-/// Replaces a target's inputs. A file is named after what is in it.
+/// Replaces a target's corpus. Each file is named after the hash of its contents.
 ///
 /// # Errors
-/// They cannot be written.
+/// The directory or a file cannot be replaced.
 pub(crate) fn replace(target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
     let dir = dir(target);
     match fs::remove_dir_all(&dir) {

@@ -1,41 +1,41 @@
-//! Which edges of the program an input has taken.
+//! Edge coverage of an input, as SanitizerCoverage counts it.
 //!
 //! `cargo xtask fuzz` compiles with `-C passes=sancov-module`: every edge of
-//! control flow gets a counter of eight bits, and at the program's start the
-//! compiler's code tells where the counters are. Without those flags there are
-//! none, and inputs are mutated blindly.
+//! control flow gets an 8-bit counter, and code emitted by the compiler
+//! registers the counters' addresses at program start. Without those flags
+//! there are no counters, and mutation is unguided.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Where counters are, as address and length; each once, however often it is told.
-static TOLD: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+/// Registered counter ranges, as address and length, without duplicates.
+static COUNTER_RANGES: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 /// The compiler's counters.
 ///
-/// The one place with unsafe code outside of `common/sys`: the symbols are the
-/// compiler's own, and nothing that ships has them.
-#[expect(unsafe_code, reason = "the compiler's coverage calls these symbols and owns the counters")]
+/// Unsafe code outside of `common/sys`: the symbols are the compiler's, and no
+/// product contains them.
+#[expect(unsafe_code, reason = "SanitizerCoverage calls these symbols and owns the counters")]
 mod abi {
-    use super::{AtomicU8, AtomicU64, Counters, PoisonError, TOLD};
+    use super::{AtomicU8, AtomicU64, COUNTER_RANGES, Counters, PoisonError};
 
-    /// Called before `main`, once per compiled unit, with the ends of the counters' section.
+    /// Registers a section of counters. Called before `main`, once per codegen unit.
     // SAFETY: the name and the type are those of LLVM's SanitizerCoverage, and no other object defines it.
     #[unsafe(no_mangle)]
     extern "C" fn __sanitizer_cov_8bit_counters_init(begin: *mut u8, end: *mut u8) {
         let range = (begin as usize, (end as usize).saturating_sub(begin as usize));
-        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-        if range.1 > 0 && !told.contains(&range) {
-            told.push(range);
+        let mut ranges = COUNTER_RANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        if range.1 > 0 && !ranges.contains(&range) {
+            ranges.push(range);
         }
     }
 
-    /// The counters of a range that was told, eight to a word, and those that are left at its ends.
+    /// Returns the counters of a registered range: eight per aligned word, and the unaligned ones at both ends.
     pub(super) fn counters((address, length): (usize, usize)) -> Counters {
-        // SAFETY: the compiler's code told that this is its section of counters, which is writable and lives as
-        // long as the program. Its increments are plain stores of single bytes; seen through atomics the worst
-        // that a race with another thread can do is a lost count. AtomicU8 and AtomicU64 have the size of u8 and
-        // u64 and no invalid values, and align_to sees to the alignment.
+        // SAFETY: the compiler's code registered this range as its section of counters, which is writable and lives
+        // as long as the program. Its increments are plain single-byte stores; accessed through atomics, a race with
+        // another thread can at worst lose a count. AtomicU8 and AtomicU64 have the size of u8 and u64 and no
+        // invalid values, and align_to guarantees the alignment.
         unsafe {
             let bytes: &'static [AtomicU8] = std::slice::from_raw_parts(address as *const AtomicU8, length);
             bytes.align_to::<AtomicU64>()
@@ -46,26 +46,27 @@ mod abi {
 /// Counters before the first whole word, in words, and after the last.
 type Counters = (&'static [AtomicU8], &'static [AtomicU64], &'static [AtomicU8]);
 
-/// All counters of the program; empty if it was compiled without.
+/// Returns all counters of the program; empty if it was compiled without instrumentation.
 fn counters() -> &'static [Counters] {
     static ALL: OnceLock<Vec<Counters>> = OnceLock::new();
-    let told = || TOLD.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().map(abi::counters).collect();
-    ALL.get_or_init(told)
+    let collect =
+        || COUNTER_RANGES.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().map(abi::counters).collect();
+    ALL.get_or_init(collect)
 }
 
-/// Whether inputs can be judged by what they reach.
-pub(crate) fn is_there() -> bool {
+/// Returns whether the program has coverage counters.
+pub(crate) fn is_available() -> bool {
     !counters().is_empty()
 }
 
-/// Begins a run.
+/// Resets all counters before a run.
 pub(crate) fn reset() {
     for (before, words, after) in counters() {
         for counter in before.iter().chain(*after) {
             counter.store(0, Ordering::Relaxed);
         }
         for word in *words {
-            // Most are zero, and reading is cheaper than writing.
+            // Most words are zero, and reading is cheaper than writing.
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
@@ -73,8 +74,8 @@ pub(crate) fn reset() {
     }
 }
 
-/// Gives every edge that the run has taken, with its count.
-pub(crate) fn taken(mut edge: impl FnMut(usize, u8)) {
+/// Calls `edge` with the index and count of every edge that the run has taken.
+pub(crate) fn for_each_taken_edge(mut edge: impl FnMut(usize, u8)) {
     let mut base = 0;
     let mut some = |number: usize, count: u8| {
         if count != 0 {
@@ -102,36 +103,36 @@ pub(crate) fn taken(mut edge: impl FnMut(usize, u8)) {
     }
 }
 
-/// What all runs so far have reached: per edge the orders of magnitude of its counts.
+/// The coverage of all runs so far: per edge, a bitmap of its count buckets.
 #[derive(Debug, Default)]
-pub(crate) struct Reached {
+pub(crate) struct CoverageMap {
     edges: Vec<u8>,
 }
 
-impl Reached {
-    /// Notes a run's edges; whether there was anything new.
-    pub(crate) fn note(&mut self, run: impl IntoIterator<Item = (usize, u8)>) -> bool {
-        let mut news = false;
+impl CoverageMap {
+    /// Merges a run's edges; returns whether the run reached a new edge or count bucket.
+    pub(crate) fn merge(&mut self, run: impl IntoIterator<Item = (usize, u8)>) -> bool {
+        let mut is_new = false;
         for (edge, count) in run {
             if edge >= self.edges.len() {
                 self.edges.resize(edge + 1, 0);
             }
             if let Some(known) = self.edges.get_mut(edge) {
-                news |= *known & order(count) == 0;
-                *known |= order(count);
+                is_new |= *known & count_bucket(count) == 0;
+                *known |= count_bucket(count);
             }
         }
-        news
+        is_new
     }
 
-    /// How many edges have been taken at all.
+    /// Returns the number of edges taken by any run.
     pub(crate) fn edges(&self) -> usize {
         self.edges.iter().filter(|edge| **edge != 0).count()
     }
 }
 
-/// A count's order of magnitude as a bit: 1, 2, 3, 4-7, 8-15, 16-31, 32-127, more.
-fn order(count: u8) -> u8 {
+/// Returns the bit of a count's bucket: 1, 2, 3, 4-7, 8-15, 16-31, 32-127, more.
+fn count_bucket(count: u8) -> u8 {
     match count {
         0 => 0,
         1 => 1,
@@ -150,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_edges_and_new_orders_of_magnitude_are_news_once() {
-        let mut reached = Reached::default();
-        assert!(reached.note([(3, 1)]));
-        assert!(!reached.note([(3, 1)]));
-        assert!(reached.note([(3, 1), (9, 1)]));
-        assert!(reached.note([(3, 200)]));
-        assert!(!reached.note([(3, 130), (9, 1)]));
-        assert!(!reached.note([]));
+    fn new_edges_and_count_buckets_are_new_only_once() {
+        let mut reached = CoverageMap::default();
+        assert!(reached.merge([(3, 1)]));
+        assert!(!reached.merge([(3, 1)]));
+        assert!(reached.merge([(3, 1), (9, 1)]));
+        assert!(reached.merge([(3, 200)]));
+        assert!(!reached.merge([(3, 130), (9, 1)]));
+        assert!(!reached.merge([]));
         assert_eq!(reached.edges(), 2);
     }
 }

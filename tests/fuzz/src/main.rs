@@ -1,15 +1,15 @@
-//! Mutated input for everything that reads somebody else's bytes.
+//! Coverage-guided fuzz targets for every parser of untrusted input.
 //!
-//! Each target runs in a process of its own: first what is known (its seeds
-//! and `corpus/TARGET`), then what is made of that. Where the program was
-//! compiled with coverage, which `cargo xtask fuzz` does, inputs that reach
-//! something new are mutated further. An input that makes a target panic, end
-//! its process or hang is written to a file, with the command that replays it.
+//! Each target runs in its own process: first its seeds and `corpus/TARGET`,
+//! then mutations of both. If the program was compiled with coverage
+//! instrumentation, which `cargo xtask fuzz` does, inputs that reach new
+//! coverage are mutated further. An input that makes a target panic, exit or
+//! hang is written to a file; the command that replays it is printed.
 #![deny(unsafe_code)]
 
 mod corpus;
 mod coverage;
-mod hunt;
+mod fuzz_loop;
 mod mutate;
 mod parent;
 mod selfcheck;
@@ -20,41 +20,41 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hunt::{End, hunt};
+use fuzz_loop::{StopCondition, fuzz};
 use targets::{TARGETS, Target};
 
-/// What is wanted.
+/// Command-line arguments.
 #[derive(Debug, Default)]
 struct Arguments {
-    /// Per target.
+    /// Time per target.
     time: Option<Duration>,
-    /// Half a minute for what comes first hand, moments for the others.
+    /// Smoke test: 30 s for targets of direct input, 2 s for the others.
     smoke: bool,
-    /// Keep what was found in the tree.
+    /// Write inputs with new coverage to `tests/fuzz/corpus`.
     grow: bool,
-    /// One input.
+    /// Replay this input once.
     replay: Option<PathBuf>,
-    /// That guidance guides.
+    /// Check that coverage guidance works.
     self_check: bool,
-    /// This is the process of one target; its current input goes here.
+    /// Run as the worker process of one target, which records its current input in this file.
     worker: Option<PathBuf>,
-    /// In the target's name.
+    /// The target's name, or a part of it.
     target: String,
 }
 
 const USAGE: &str = "usage: firstlight-fuzz [--seconds N | --smoke] [--grow] [--replay FILE] [--self-check] [TARGET]";
 
-fn arguments(mut given: impl Iterator<Item = String>) -> Option<Arguments> {
+fn parse_arguments(mut args: impl Iterator<Item = String>) -> Option<Arguments> {
     let mut arguments = Arguments::default();
-    while let Some(argument) = given.next() {
+    while let Some(argument) = args.next() {
         match argument.as_str() {
-            "--seconds" => arguments.time = Some(Duration::from_secs(given.next()?.parse().ok()?)),
-            "--milliseconds" => arguments.time = Some(Duration::from_millis(given.next()?.parse().ok()?)),
+            "--seconds" => arguments.time = Some(Duration::from_secs(args.next()?.parse().ok()?)),
+            "--milliseconds" => arguments.time = Some(Duration::from_millis(args.next()?.parse().ok()?)),
             "--smoke" => arguments.smoke = true,
             "--grow" => arguments.grow = true,
-            "--replay" => arguments.replay = Some(given.next()?.into()),
+            "--replay" => arguments.replay = Some(args.next()?.into()),
             "--self-check" => arguments.self_check = true,
-            "--worker" => arguments.worker = Some(given.next()?.into()),
+            "--worker" => arguments.worker = Some(args.next()?.into()),
             _ if argument.starts_with('-') => return None,
             _ => arguments.target = argument,
         }
@@ -63,7 +63,7 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Option<Arguments> {
 }
 
 fn main() -> ExitCode {
-    let Some(arguments) = arguments(std::env::args().skip(1)) else {
+    let Some(arguments) = parse_arguments(std::env::args().skip(1)) else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
@@ -77,17 +77,17 @@ fn main() -> ExitCode {
     }
     let [first, ..] = chosen.as_slice() else {
         let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-        eprintln!("no target has {:?} in its name; there are {}", arguments.target, names.join(", "));
+        eprintln!("no target name contains {:?}; targets: {}", arguments.target, names.join(", "));
         return ExitCode::from(2);
     };
     match (&arguments.replay, &arguments.worker) {
         (Some(input), _) => replay(first, input),
-        (None, Some(current)) => work(first, current, &arguments),
+        (None, Some(current)) => run_worker(first, current, &arguments),
         (None, None) => parent::run(&chosen, &arguments),
     }
 }
 
-/// Runs one input and lets it do what it does.
+/// Replays one input; a panic or hang is not caught.
 fn replay(target: &Target, input: &PathBuf) -> ExitCode {
     match std::fs::read(input) {
         Ok(bytes) => {
@@ -96,30 +96,37 @@ fn replay(target: &Target, input: &PathBuf) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("{}: {error}", input.display());
+            eprintln!("failed to read {}: {error}", input.display());
             ExitCode::from(2)
         }
     }
 }
 
-/// The process of one target. A panic is left in `current` like every other end.
-fn work(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
-    // A panic that a target bears is no news, and one that counts is replayed.
+/// Runs the worker process of one target. The input that caused a panic is left in `current`, as for any other crash.
+fn run_worker(target: &Target, current: &PathBuf, arguments: &Arguments) -> ExitCode {
+    // Panics that a target catches are expected; others are printed by the replay.
     std::panic::set_hook(Box::new(|_| {}));
     let file: Option<File> = OpenOptions::new().write(true).create(true).truncate(false).open(current).ok();
     let time = arguments.time.unwrap_or_default();
-    let hunted = hunt(target, corpus::load(target.name), End::After(time), fastrand::u64(..), true, file.as_ref());
-    println!("{:24} {:>10} inputs {:>7} edges {:>5} kept", target.name, hunted.inputs, hunted.edges, hunted.pool.len());
-    if hunted.crash.is_some() {
+    let result =
+        fuzz(target, corpus::load(target.name), StopCondition::After(time), fastrand::u64(..), true, file.as_ref());
+    println!(
+        "{:24} {:>10} inputs {:>7} edges {:>5} in pool",
+        target.name,
+        result.inputs,
+        result.edges,
+        result.pool.len()
+    );
+    if result.crash.is_some() {
         return ExitCode::FAILURE;
     }
     if !arguments.grow {
         return ExitCode::SUCCESS;
     }
-    match corpus::replace(target.name, &hunt::least(target, hunted.pool)) {
+    match corpus::replace(target.name, &fuzz_loop::minimize(target, result.pool)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("{}: {error}", corpus::dir(target.name).display());
+            println!("failed to write {}: {error}", corpus::dir(target.name).display());
             ExitCode::FAILURE
         }
     }
@@ -130,13 +137,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_understood_or_refused() {
-        let of = |text: &str| arguments(text.split_whitespace().map(str::to_owned));
-        let all = of("--seconds 3 --grow cdi").unwrap();
+    fn arguments_are_parsed_or_rejected() {
+        let parse = |text: &str| parse_arguments(text.split_whitespace().map(str::to_owned));
+        let all = parse("--seconds 3 --grow cdi").unwrap();
         assert_eq!((all.time, all.grow, all.target.as_str()), (Some(Duration::from_secs(3)), true, "cdi"));
-        assert!(of("--smoke").unwrap().smoke);
+        assert!(parse("--smoke").unwrap().smoke);
         for wrong in ["--seconds", "--seconds x", "--loud", "--replay"] {
-            assert!(of(wrong).is_none(), "{wrong}");
+            assert!(parse(wrong).is_none(), "{wrong}");
         }
     }
 }

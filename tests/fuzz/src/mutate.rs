@@ -2,16 +2,16 @@
 
 use fastrand::Rng;
 
-/// Longest input.
-const MAX: usize = 16 * 1024;
+/// Longest input, in bytes.
+const MAX_INPUT_BYTES: usize = 16 * 1024;
 
-/// Makes inputs of others; the same number makes the same inputs of the same.
+/// Mutates inputs; deterministic for a given seed and pool.
 pub(crate) struct Mutator {
     rng: Rng,
 }
 
-/// Pieces that parsers stumble over.
-const PIECES: &[&[u8]] = &[
+/// Dictionary of tokens at which parsers often fail.
+const DICTIONARY: &[&[u8]] = &[
     b"\0",
     b"\xff",
     b"\"",
@@ -41,20 +41,20 @@ impl Mutator {
         Self { rng: Rng::with_seed(seed) }
     }
 
-    /// One of the pool; every other time one of the youngest, which nobody has looked behind yet.
-    fn one<'a>(&mut self, pool: &'a [Vec<u8>]) -> &'a [u8] {
-        let young = pool.len().saturating_sub(8);
-        let from = if self.rng.bool() { young } else { 0 };
+    /// Picks an input of the pool; half the time one of the eight newest, which have been mutated least.
+    fn pick<'a>(&mut self, pool: &'a [Vec<u8>]) -> &'a [u8] {
+        let newest = pool.len().saturating_sub(8);
+        let from = if self.rng.bool() { newest } else { 0 };
         self.rng.choice(pool.get(from..).unwrap_or_default()).map_or(&[], Vec::as_slice)
     }
 
-    /// The next input.
+    /// Returns the next input.
     pub(crate) fn next(&mut self, pool: &[Vec<u8>]) -> Vec<u8> {
-        let mut input = self.one(pool).to_vec();
+        let mut input = self.pick(pool).to_vec();
         for _ in 0..=self.rng.u8(0..5) {
             self.mutate(&mut input, pool);
         }
-        input.truncate(MAX);
+        input.truncate(MAX_INPUT_BYTES);
         input
     }
 
@@ -65,8 +65,8 @@ impl Mutator {
             0 => input.truncate(at),
             1 => drop(input.drain(at..end)),
             2 => {
-                let again = input[at..end].to_vec();
-                input.splice(at..at, again);
+                let copy = input[at..end].to_vec();
+                input.splice(at..at, copy);
             }
             3 => {
                 if let Some(byte) = input.get_mut(at) {
@@ -74,11 +74,11 @@ impl Mutator {
                 }
             }
             4 => {
-                let piece = self.rng.choice(PIECES).copied().unwrap_or_default();
-                input.splice(at..end.min(at + 4), piece.iter().copied());
+                let token = self.rng.choice(DICTIONARY).copied().unwrap_or_default();
+                input.splice(at..end.min(at + 4), token.iter().copied());
             }
             5 => {
-                let other = self.one(pool);
+                let other = self.pick(pool);
                 let from = self.rng.usize(0..=other.len());
                 input.splice(at..end, other[from..].iter().copied());
             }

@@ -1,4 +1,4 @@
-//! The process that starts one for each target and sees how it ends.
+//! The parent process: starts a worker process per target and reports how it exits.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -7,71 +7,73 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::targets::Target;
-use crate::{Arguments, hunt};
+use crate::{Arguments, fuzz_loop};
 
-/// What the host and the kernel say to the agent first hand: `--smoke` gives
-/// each of them [`LONG`].
-const FIRST_HAND: &[&str] =
+/// Targets of input that the host and the kernel send directly to the guest:
+/// `--smoke` gives each of them [`SMOKE_DIRECT`].
+const DIRECT_TARGETS: &[&str] =
     &["ttrpc-frames", "shim-oci-spec", "storage-options", "uevent", "mountinfo", "kernel-command-line"];
 
-/// A target's time in `--smoke`, beyond what is known already.
-const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_secs(2);
+/// A direct target's time in `--smoke`.
+const SMOKE_DIRECT: Duration = Duration::from_secs(30);
 
-/// A target's time without further wishes.
-const USUAL: Duration = Duration::from_secs(10);
+/// Any other target's time in `--smoke`.
+const SMOKE_OTHER: Duration = Duration::from_secs(2);
 
-/// What a target may take beyond its time: to replay what is known, and for one slow input.
+/// A target's time by default.
+const DEFAULT_TIME: Duration = Duration::from_secs(10);
+
+/// Time that a target may take beyond its own: to run seeds and corpus, and for one slow input.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Runs targets, as many at a time as there are processors.
+/// Runs targets, as many in parallel as there are processors.
 pub(crate) fn run(targets: &[&'static Target], arguments: &Arguments) -> ExitCode {
-    let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(targets.len());
-    let time = |target: &Target| arguments.time.unwrap_or_else(|| usual(target, arguments.smoke));
-    let mut line = targets.to_vec();
-    // The longest first, so that none is alone at the end.
-    line.sort_by_key(|target| time(target));
-    let line = Mutex::new(line);
-    let next = || line.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let lane = || {
-        let mut fine = true;
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(targets.len());
+    let time = |target: &Target| arguments.time.unwrap_or_else(|| default_time(target, arguments.smoke));
+    let mut queue = targets.to_vec();
+    // pop() takes the longest first, so that none runs alone at the end.
+    queue.sort_by_key(|target| time(target));
+    let queue = Mutex::new(queue);
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let worker = || {
+        let mut passed = true;
         while let Some(target) = next() {
-            fine &= one(target, time(target), arguments.grow);
+            passed &= run_target(target, time(target), arguments.grow);
         }
-        fine
+        passed
     };
-    let fine = std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
-        // A lane that panicked did not see its targets survive.
-        lanes.into_iter().fold(true, |fine, lane| fine & lane.join().unwrap_or(false))
+    let passed = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        // A panic of a worker counts as a failure of its targets.
+        workers.into_iter().fold(true, |passed, worker| passed & worker.join().unwrap_or(false))
     });
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn usual(target: &Target, smoke: bool) -> Duration {
-    match (smoke, FIRST_HAND.contains(&target.name)) {
-        (false, _) => USUAL,
-        (true, true) => LONG,
-        (true, false) => SHORT,
+fn default_time(target: &Target, smoke: bool) -> Duration {
+    match (smoke, DIRECT_TARGETS.contains(&target.name)) {
+        (false, _) => DEFAULT_TIME,
+        (true, true) => SMOKE_DIRECT,
+        (true, false) => SMOKE_OTHER,
     }
 }
 
-/// Whether a target survived.
-fn one(target: &Target, time: Duration, grow: bool) -> bool {
+/// Runs a target and reports a failure; returns whether it passed.
+fn run_target(target: &Target, time: Duration, grow: bool) -> bool {
     let current = std::env::temp_dir().join(format!("firstlight-fuzz-{}-{}", target.name, std::process::id()));
-    let ended = worker(target, time, grow, &current);
-    let input = std::fs::read(&current).ok().as_deref().and_then(hunt::noted);
+    let exit = run_worker(target, time, grow, &current);
+    let input = std::fs::read(&current).ok().as_deref().and_then(fuzz_loop::recorded_input);
     let _ = std::fs::remove_file(&current);
-    let why = match ended {
+    let cause = match exit {
         Ok(Some(status)) if status.success() => return true,
         Ok(Some(status)) => status.to_string(),
-        Ok(None) => format!("did not end in {:?}", time + GRACE),
-        Err(error) => format!("cannot be run: {error}"),
+        Ok(None) => format!("did not exit within {:?}", time + GRACE),
+        Err(error) => format!("failed to start: {error}"),
     };
     let file = format!("fuzz-{}.bin", target.name);
     let written = std::fs::write(&file, input.unwrap_or_default());
     println!(
-        "{:24} FAILED ({why}): input in {file}{}",
+        "{:24} FAILED ({cause}): input in {file}{}",
         target.name,
         written.err().map_or(String::new(), |e| format!(", not written: {e}"))
     );
@@ -79,12 +81,12 @@ fn one(target: &Target, time: Duration, grow: bool) -> bool {
     false
 }
 
-/// Runs a target in a process of its own; none if it does not end.
-fn worker(target: &Target, time: Duration, grow: bool, current: &Path) -> std::io::Result<Option<ExitStatus>> {
+/// Runs a target in its own process; returns `None` if it did not exit in time and was killed.
+fn run_worker(target: &Target, time: Duration, grow: bool, current: &Path) -> std::io::Result<Option<ExitStatus>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--worker").arg(current).args(["--milliseconds", &time.as_millis().to_string()]);
     command.args(grow.then_some("--grow")).arg(target.name);
-    // Engines chatter; what a panic says is seen when its input is replayed.
+    // The policy engine prints to stderr; a panic's message is printed by the replay.
     command.stderr(Stdio::null());
     let mut child = command.spawn()?;
     let end = Instant::now() + time + GRACE;
@@ -105,14 +107,14 @@ mod tests {
     use crate::targets::TARGETS;
 
     #[test]
-    fn what_comes_first_hand_is_there_and_gets_its_time() {
-        for name in FIRST_HAND {
+    fn direct_targets_exist_and_get_their_smoke_time() {
+        for name in DIRECT_TARGETS {
             let target = TARGETS.iter().find(|target| target.name == *name).unwrap();
-            assert_eq!(usual(target, true), LONG, "{name}");
+            assert_eq!(default_time(target, true), SMOKE_DIRECT, "{name}");
         }
-        let others = TARGETS.iter().filter(|target| !FIRST_HAND.contains(&target.name));
-        assert!(others.into_iter().all(|target| usual(target, true) == SHORT));
-        assert_eq!(usual(&TARGETS[0], false), USUAL);
+        let others = TARGETS.iter().filter(|target| !DIRECT_TARGETS.contains(&target.name));
+        assert!(others.into_iter().all(|target| default_time(target, true) == SMOKE_OTHER));
+        assert_eq!(default_time(&TARGETS[0], false), DEFAULT_TIME);
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! That guidance guides: a secret that is found byte by byte, or not at all.
+//! Self-check of coverage guidance: a secret that is found only byte by byte.
 
 #![expect(clippy::collapsible_if, reason = "an edge for each byte, whatever the optimiser makes of a condition")]
 
 use std::process::ExitCode;
 
 use crate::coverage;
-use crate::hunt::{End, hunt};
+use crate::fuzz_loop::{StopCondition, fuzz};
 use crate::targets::Target;
 
-/// The most inputs. Blind mutation has to guess five bytes at once: one in a million millions.
+/// Most inputs to try. Unguided mutation has to guess five bytes at once: one in 10^12.
 const INPUTS: u64 = 3_000_000;
 
-/// Each byte is compared behind the one before it.
+/// A byte is compared only if the one before it matched.
 const SECRET: Target = Target {
     name: "secret",
     seeds: &[b"seed"],
@@ -29,22 +29,22 @@ const SECRET: Target = Target {
     },
 };
 
-/// Looks for the secret with and without guidance.
+/// Searches for the secret with and without guidance; passes if only guidance finds it.
 pub(crate) fn check() -> ExitCode {
-    if !coverage::is_there() {
-        eprintln!("compiled without coverage: use cargo xtask fuzz");
+    if !coverage::is_available() {
+        eprintln!("compiled without coverage instrumentation: run cargo xtask fuzz");
         return ExitCode::from(2);
     }
-    // Both panic to tell that they have found it.
+    // Finding the secret is a panic: do not print it.
     std::panic::set_hook(Box::new(|_| {}));
-    let guided = hunt(&SECRET, Vec::new(), End::Inputs(INPUTS), 1, true, None);
-    let blind = hunt(&SECRET, Vec::new(), End::Inputs(guided.inputs), 1, false, None);
+    let guided = fuzz(&SECRET, Vec::new(), StopCondition::Inputs(INPUTS), 1, true, None);
+    let unguided = fuzz(&SECRET, Vec::new(), StopCondition::Inputs(guided.inputs), 1, false, None);
     let found = guided.crash.is_some();
     println!(
-        "guidance: {} after {} inputs; without it: {}",
+        "with guidance: {} after {} inputs; without: {}",
         if found { "found" } else { "NOT FOUND" },
         guided.inputs,
-        if blind.crash.is_some() { "FOUND TOO, so this shows nothing" } else { "not found" },
+        if unguided.crash.is_some() { "ALSO FOUND, so the check proves nothing" } else { "not found" },
     );
-    if found && blind.crash.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if found && unguided.crash.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,4 +1,4 @@
-//! What is fed.
+//! The table of fuzz targets.
 
 mod device_rules;
 mod fabric;
@@ -19,11 +19,11 @@ use firstlight_cmdline::CommandLine;
 use firstlight_init_control::{FromInit, ToInit};
 use protobuf::Message as _;
 
-/// A reader of untrusted bytes and inputs that it likes.
+/// A parser of untrusted input and its seeds.
 pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) seeds: &'static [&'static [u8]],
-    /// Must not panic.
+    /// Parses one input; must not panic.
     pub(crate) read: fn(&[u8]),
 }
 
@@ -53,7 +53,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "netlink-answer",
-        // An interface called eth0 in a list, its end, a refusal, and a route.
+        // A list entry for interface eth0, NLMSG_DONE, NLMSG_ERROR, and a route.
         seeds: &[
             b"\x28\0\0\0\x10\0\x02\0\x07\0\0\0\0\0\0\0\0\0\x01\0\x02\0\0\0\x01\0\0\0\0\0\0\0\x09\0\x03\0eth0",
             b"\x14\0\0\0\x03\0\x02\0\x07\0\0\0\0\0\0\0\0\0\0\0",
@@ -62,7 +62,7 @@ pub(crate) const TARGETS: &[Target] = &[
         ],
         read: |bytes| {
             // Only the kernel writes these. netlink-packet-route 0.31 panics at a `struct ifa_cacheinfo` that is too
-            // short, which the kernel never sends: that is known and borne; what is looked for are hangs and aborts.
+            // short, which the kernel never sends. Panics are caught: this target searches for hangs and aborts.
             let _ = catch_unwind(|| firstlight_net::readable(bytes));
         },
     },
@@ -202,7 +202,7 @@ pub(crate) const TARGETS: &[Target] = &[
             let params = firstlight_init::params::Params::from_command_line(&CommandLine::parse(&text(bytes)));
             let _ = params.for_module("nvidia");
             for wanted in &params.extensions.wanted {
-                // It becomes a directory's name and words of a device mapper's table.
+                // It becomes a directory's name and fields of a device-mapper table.
                 assert!((1..=10).contains(&wanted.name.len()) && !wanted.name.contains(['/', '.', ' ']));
                 assert_eq!(wanted.params.target("/dev/a", "/dev/b").split(' ').count(), 10);
             }
@@ -210,11 +210,11 @@ pub(crate) const TARGETS: &[Target] = &[
         },
     },
     Target { name: "kernel-config", seeds: kernel_configs::CONFIGURATIONS, read: kernel_configs::configuration },
-    Target { name: "kernel-fragment", seeds: kernel_configs::FRAGMENTS, read: kernel_configs::wishes },
+    Target { name: "kernel-fragment", seeds: kernel_configs::FRAGMENTS, read: kernel_configs::fragment_options },
     Target { name: "kernel-source", seeds: kernel_configs::SOURCES, read: kernel_configs::source },
     Target { name: "modules-dep", seeds: kernel_modules::LISTS, read: kernel_modules::list },
     Target { name: "modules-alias", seeds: kernel_modules::ALIASES, read: kernel_modules::aliases },
-    Target { name: "modules-softdep", seeds: kernel_modules::COMPANIES, read: kernel_modules::company },
+    Target { name: "modules-softdep", seeds: kernel_modules::SOFTDEPS, read: kernel_modules::softdep },
     Target { name: "modprobe-config", seeds: kernel_modules::CONFIGURATIONS, read: kernel_modules::configuration },
     Target {
         name: "agent-parameters",
@@ -253,7 +253,7 @@ pub(crate) const TARGETS: &[Target] = &[
         },
     },
     Target { name: "image-archive", seeds: images::ARCHIVES, read: images::archive },
-    // What they like is in the corpus.
+    // The seeds are in the corpus.
     Target { name: "image-erofs", seeds: &[], read: images::file_system },
     Target { name: "image-partitions", seeds: &[&[0]], read: images::table },
     Target { name: "image-record", seeds: images::RECORDS, read: images::record },

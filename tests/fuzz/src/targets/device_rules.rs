@@ -1,4 +1,4 @@
-//! Device rules as a shim sends them, and the filter that becomes of them.
+//! Device rules as a shim sends them, and the cgroup device filter compiled from them.
 
 use firstlight_agent::{convert, devices};
 use firstlight_agent_api::oci;
@@ -11,7 +11,7 @@ pub(super) const SEEDS: &[&[u8]] = &[
     b"\x0a\x08\x12\x01a\x2a\x03rwm\x0a\x13\x08\x01\x12\x01b\x18\x08\x20\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x2a\x01r\x0a\x06\x12\x01c\x2a\x01w",
 ];
 
-/// A list is a filter that opens no GPU to who does not name its driver, or an error.
+/// A list of rules compiles to a filter that denies GPUs unless a rule names the driver's major, or is rejected.
 pub(super) fn read(bytes: &[u8]) {
     let Ok(message) = oci::LinuxResources::parse_from_bytes(bytes) else { return };
     let Ok(resources) = convert::resources(Some(&message)) else { return };
@@ -21,7 +21,7 @@ pub(super) fn read(bytes: &[u8]) {
     let Ok(rules) = devices::rules(&spec) else { return };
     let Ok(filter) = Filter::new(&rules) else { return };
     let asked = Asked { kind: Kind::Char, major: 195, minor: 0, access: Access::READ };
-    let named = message.Devices.iter().any(|rule| rule.Allow && rule.Major == 195);
-    assert!(named || !filter.allows(&asked), "{rules:?}");
+    let is_named = message.Devices.iter().any(|rule| rule.Allow && rule.Major == 195);
+    assert!(is_named || !filter.allows(&asked), "{rules:?}");
     assert!(filter.program().len() < 1 << 14);
 }

@@ -1,4 +1,4 @@
-//! The partition daemon: its journal, and what a fabric manager lists.
+//! The partition daemon: its journal, and the fabric manager's list of partitions.
 
 use firstlight_partitiond::Look;
 use firstlight_partitiond::journal::replay;
@@ -6,7 +6,7 @@ use firstlight_partitiond::state::{Record, State};
 use firstlight_partitions::{Gpus, Request, State as Taken};
 use firstlight_sys::nvfm::{Gpu, Partition};
 
-/// Records, a line each.
+/// Journal records, one per line.
 pub(super) const RECORDS: &[&[u8]] = &[
     br#"{"begun":{"number":1,"request":"r","asked":"a","change":{"activate":{"partition":3,"gpus":[1,3],"owner":"t"}}}}
 {"ended":"done"}
@@ -19,7 +19,7 @@ pub(super) const RECORDS: &[&[u8]] = &[
 "reconciled""#,
 ];
 
-/// Whatever a journal says, it says the same when it was written anew.
+/// Replaying a snapshot of any journal's state gives the same state.
 pub(super) fn journal(bytes: &[u8]) {
     let _ = replay(bytes);
     let mut state = State::default();
@@ -37,7 +37,7 @@ pub(super) fn journal(bytes: &[u8]) {
     assert_eq!((read, again), (Ok(()), state));
 }
 
-/// Partitions: number, whether active, how many GPUs, and those.
+/// Each partition is its id, whether it is active, the number of GPUs, and their module ids.
 pub(super) fn list(bytes: &[u8]) {
     let (mut rest, mut listed) = (bytes, Vec::new());
     while let [id, is_active, count, more @ ..] = rest {
@@ -64,6 +64,6 @@ pub(super) fn list(bytes: &[u8]) {
             assert!(!choice.partition.gpus.meets(busy) && choice.partition.gpus.count() == size);
         }
     }
-    let wanted: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
-    assert!(look.steps(&state, &wanted).is_ok_and(|steps| steps.len() == wanted.len()));
+    let requested: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
+    assert!(look.steps(&state, &requested).is_ok_and(|steps| steps.len() == requested.len()));
 }

@@ -1,4 +1,4 @@
-//! Images and records of images, which may be anybody's.
+//! Images and image records: untrusted input.
 
 use std::fs;
 use std::io::{BufReader, Cursor, Read};
@@ -21,7 +21,7 @@ use firstlight_image_builder::verify::verify;
 
 use super::text;
 
-/// A small packed archive of each kind is in the corpus.
+/// The corpus has a small archive of each compression format.
 pub(super) const ARCHIVES: &[&[u8]] = &[
     b"07070100000001000081a4000000000000000000000001000000000000000200000000000000000000000000000000000000020000000\
 0a\0\0\0hi\0\0",
@@ -45,7 +45,7 @@ pub(super) const RECORDS: &[&[u8]] = &[
 "data_offset":1,"hash_offset":2,"hash_size":3}}"#,
 ];
 
-/// What can be listed has plain names.
+/// No listed path has an empty, `.` or `..` component.
 pub(super) fn file_system(bytes: &[u8]) {
     let Ok(Some(mut image)) = erofs::Image::open(Cursor::new(bytes), 0, bytes.len() as u64) else { return };
     let entries = image.entries().unwrap_or_default();
@@ -55,7 +55,7 @@ pub(super) fn file_system(bytes: &[u8]) {
     }
 }
 
-/// Lists of images, and a manifest.
+/// `manifest.json` of `docker save`, and an OCI manifest.
 pub(super) const SAVED: &[&[u8]] = &[
     br#"[{"Config":"c.json","RepoTags":["busybox:1.36"],"Layers":["a/layer.tar","blobs/sha256/b"]}]"#,
     br#"[{"Config":"c.json","RepoTags":null,"Layers":null}]"#,
@@ -63,7 +63,7 @@ pub(super) const SAVED: &[&[u8]] = &[
 "digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0},"layers":[]}"#,
 ];
 
-/// What `docker save` lists, and any document of a layout in its place.
+/// The image list of `docker save`, and the same bytes as `index.json` of an OCI layout.
 pub(super) fn saved(bytes: &[u8]) {
     for image in docker::read(bytes).unwrap_or_default() {
         let plain = |name: &String| !name.starts_with('/') && name.split('/').all(|part| part != "..");
@@ -86,13 +86,13 @@ pub(super) fn saved(bytes: &[u8]) {
         patience: Patience::default(),
         progress: Progress::quiet(),
     };
-    assert!(pull(&wanted).is_err() && !out.exists(), "there is no blob that it could have");
+    assert!(pull(&wanted).is_err() && !out.exists(), "a layout without blobs was pulled");
 }
 
-/// Beginnings of a header: a name, and what is beside it.
+/// First bytes of a tar header: the file's name.
 pub(super) const SUPPLIED: &[&[u8]] = &[b"fm-1/bin/nv-fabricmanager", b"../x"];
 
-/// A header of an archive, of which the bytes are the first, and a file after it.
+/// A tar archive whose first header begins with the input's first 512 bytes; the rest of the input follows it.
 pub(super) fn supplied(bytes: &[u8]) {
     let mut header = tar::Header::new_ustar();
     header.set_size(0);
@@ -107,7 +107,7 @@ pub(super) fn supplied(bytes: &[u8]) {
     let path = dir.path().join("a.tar");
     let _ = fs::write(&path, &archive);
     let part = |from: &str| Part { from: from.to_owned(), into: "usr".to_owned() };
-    let wanted = Archive {
+    let supplied = Archive {
         name: "a".to_owned(),
         version: "1".to_owned(),
         path: path.display().to_string(),
@@ -117,7 +117,7 @@ pub(super) fn supplied(bytes: &[u8]) {
         files: vec![part("*")],
     };
     let cache = dir.path().join("cache");
-    for (place, node) in entries(&cache, &wanted, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
+    for (place, node) in entries(&cache, &supplied, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
         assert!(place.starts_with("usr/") && place.split('/').all(|part| part != ".."), "{place}");
         if let Node::File { content: Content::File(file), .. } = node {
             assert!(file.starts_with(&cache) && file.is_file(), "{}", file.display());
@@ -125,23 +125,23 @@ pub(super) fn supplied(bytes: &[u8]) {
     }
     let mut names: Vec<_> = fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|it| it.file_name()).collect();
     names.sort();
-    assert_eq!(names, ["a.tar", "cache"], "nothing beside the cache");
+    assert_eq!(names, ["a.tar", "cache"], "a file was written outside of the cache");
 }
 
-/// What is taken is written as it is read.
+/// A registry reference that parses is printed so that it parses to the same reference.
 pub(super) fn reference(bytes: &[u8]) {
     if let Ok(Source::Registry(remote)) = text(bytes).parse() {
         assert_eq!(remote.to_string().parse().ok(), Some(Source::Registry(remote)));
     }
 }
 
-/// Packed or not; what is packed may be large.
+/// A cpio archive, compressed or not; decompressed size is limited to 64 MiB.
 pub(super) fn archive(bytes: &[u8]) {
     let Ok(archive) = unpacked(bytes) else { return };
     let _ = Reader::listing(BufReader::new(archive.take(1 << 26))).count();
 }
 
-/// The last two bytes are the length of the disk in megabytes.
+/// A partition table; the last two bytes are the size of the disk in MiB.
 pub(super) fn table(bytes: &[u8]) {
     let mut sector = [0; 512];
     let length = bytes.len().min(510);
@@ -160,7 +160,7 @@ pub(super) fn parameters(bytes: &[u8]) {
     }
 }
 
-/// A directory that holds nothing else.
+/// An image record in a directory that contains no other file.
 pub(super) fn record(bytes: &[u8]) {
     let Ok(dir) = tempfile::tempdir() else { return };
     let _ = fs::write(dir.path().join(RECORD), bytes);
@@ -172,7 +172,7 @@ pub(super) fn record(bytes: &[u8]) {
         let itself = Diff::new(&contents, &contents);
         assert!(itself.same && itself.packages.is_empty());
         let text = Diff::new(&contents, &Contents::default()).text(true);
-        assert!(!text.contains('\u{1b}'), "nothing of a record reaches a terminal's controls");
+        assert!(!text.contains('\u{1b}'), "an escape sequence of a record was printed");
     }
     for format in [Format::CycloneDx, Format::Spdx] {
         if let Ok(document) = sbom::write(&path, format, Some(0)) {

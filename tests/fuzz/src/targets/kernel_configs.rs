@@ -1,4 +1,4 @@
-//! What is judged before a kernel is trusted with GPUs: configurations of others, fragments, and a kernel's source.
+//! Input of `image-builder kernel check`: kernel configurations, fragments, and Kconfig files.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -34,13 +34,13 @@ pub(super) const SOURCES: &[&[u8]] = &[
 
 fn rules() -> &'static Rules {
     static RULES: OnceLock<Rules> = OnceLock::new();
-    // A test of ours sees to it that there are some.
+    // A unit test of image-builder proves that the built-in rules load.
     RULES.get_or_init(|| {
         Rules::built_in().unwrap_or(Rules { fragments: vec![], purposes: vec![], renamed: vec![], milestones: vec![] })
     })
 }
 
-/// Whatever a configuration says, the report has an opinion on every rule.
+/// The report of any configuration covers every rule.
 pub(super) fn configuration(bytes: &[u8]) {
     let Ok(config) = DotConfig::read(bytes) else { return };
     assert!(!config.is_empty() && config.notes.len() <= 16);
@@ -53,8 +53,8 @@ pub(super) fn configuration(bytes: &[u8]) {
     assert_eq!(text.contains("does not fit"), report.verdict == Verdict::DoesNotFit);
 }
 
-/// What a fragment asks for can be asked for again.
-pub(super) fn wishes(bytes: &[u8]) {
+/// The options of a fragment are printed so that they parse to the same options.
+pub(super) fn fragment_options(bytes: &[u8]) {
     let text = text(bytes);
     let file = Path::new("x.config");
     let read = fragment::read(file, &text);
@@ -67,15 +67,15 @@ pub(super) fn wishes(bytes: &[u8]) {
     }
 }
 
-/// The last line is a configuration; the rest is a source.
+/// The text after the last `CONFIG_` is a configuration; the text before it is Kconfig.
 pub(super) fn source(bytes: &[u8]) {
     let text = text(bytes);
     let (source, line) = text.rsplit_once("CONFIG_").unwrap_or((&text, "NET=y"));
     let tree = Tree::of(Symbols::parse(source));
     let Ok(config) = DotConfig::parse(&format!("CONFIG_{line}\n")) else { return };
     for symbol in ["VSOCKETS", "CRC32", "HZ", "A"] {
-        for wanted in ["y", "m", "n"] {
-            assert!(!tree.explain(symbol, wanted, &config).sentence().is_empty());
+        for value in ["y", "m", "n"] {
+            assert!(!tree.explain(symbol, value, &config).sentence().is_empty());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What an image and its devices say about kernel modules.
+//! The module metadata of an image (`modules.dep`, `modules.alias`, `modprobe.d`) and aliases of devices.
 
 use firstlight_init::modules::config::{Config, soft};
 use firstlight_init::modules::dep::Dependencies;
@@ -17,14 +17,14 @@ pub(super) const ALIASES: &[&[u8]] = &[
     b"alias a[!0-9]*\\?c x-y\nalias one\nab?c",
 ];
 
-pub(super) const COMPANIES: &[&[u8]] = &[b"xts pre: ecb a_b post: c", b"dummy post: ifb pre:", b"x y"];
+pub(super) const SOFTDEPS: &[&[u8]] = &[b"xts pre: ecb a_b post: c", b"dummy post: ifb pre:", b"x y"];
 
 pub(super) const CONFIGURATIONS: &[&[u8]] = &[
     b"# x\noptions nvidia NVreg_A=1 \\\n  B=\"x y\"\nalias eth* virtio-net\nblacklist a b\nsoftdep x pre: a post: b\n",
     b"install x /bin/false\nremove x true\nwhat\nweakdep a b\nalias a\noptions x\nsoftdep x a\n",
 ];
 
-/// Every line of the list is found by its module's name, unless an earlier one has it.
+/// Every line of the list is found by its module's name, unless an earlier line has the same name.
 pub(super) fn list(bytes: &[u8]) {
     let text = text(bytes);
     let list = Dependencies::new(text.clone());
@@ -37,7 +37,7 @@ pub(super) fn list(bytes: &[u8]) {
     let _ = list.find("no such module").map(|line| line.needs().count());
 }
 
-/// The last line is the device.
+/// The last line is the device's modalias.
 pub(super) fn aliases(bytes: &[u8]) {
     let text = text(bytes);
     let (list, device) = text.rsplit_once('\n').unwrap_or(("", &text));
@@ -49,7 +49,7 @@ pub(super) fn aliases(bytes: &[u8]) {
     );
 }
 
-pub(super) fn company(bytes: &[u8]) {
+pub(super) fn softdep(bytes: &[u8]) {
     if let Some(soft) = soft(&text(bytes)) {
         assert!(
             soft.before
@@ -60,7 +60,7 @@ pub(super) fn company(bytes: &[u8]) {
     }
 }
 
-/// Nothing that is taken can end a parameter string or a name early.
+/// No accepted option contains a byte that ends a parameter string or a module name.
 pub(super) fn configuration(bytes: &[u8]) {
     let mut config = Config::default();
     config.take(&text(bytes), "x.conf");

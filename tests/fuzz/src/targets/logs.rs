@@ -1,4 +1,4 @@
-//! What others in a guest say: whatever it is, it becomes lines that nobody takes for the record's.
+//! Log input of other processes in the guest: no input produces a line that reads as the boot record's.
 
 use firstlight_boot_record::{Level, Line, LogLine};
 use firstlight_init::daemons::output::Lines;
@@ -20,12 +20,12 @@ pub(super) const LINES: &[&[u8]] = &[
     b"firstlight: 1.2 a b: c",
 ];
 
-/// A line of foreign text has to be one line, without anything that controls a
-/// terminal, and has to come back as what it is.
+/// Untrusted text is encoded as one line without control characters, and decodes
+/// to the same text.
 fn check(text: String) {
     let line = LogLine { at_us: 1, level: Level::Info, source: "x[1,0]".to_owned(), text };
     let shown = line.encode();
-    assert!(Line::decode(&shown).is_none(), "it reads as the record's: {shown:?}");
+    assert!(Line::decode(&shown).is_none(), "it decodes as a line of the boot record: {shown:?}");
     assert!(!shown.chars().any(char::is_control), "{shown:?}");
     assert_eq!(LogLine::decode(&shown), Some(line));
 }
@@ -48,9 +48,9 @@ pub(super) fn output(bytes: &[u8]) {
 
 pub(super) fn line(bytes: &[u8]) {
     if let Some(line) = LogLine::decode(&super::text(bytes)) {
-        // Cleaned once it stays as it is.
+        // Sanitising is idempotent.
         let once = LogLine::decode(&line.encode());
-        assert!(once.is_some(), "what was written is not read: {line:?}");
+        assert!(once.is_some(), "an encoded line does not decode: {line:?}");
         assert_eq!(once.as_ref().and_then(|once| LogLine::decode(&once.encode())), once);
     }
 }

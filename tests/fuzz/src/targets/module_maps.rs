@@ -1,4 +1,4 @@
-//! The module map: an operator's table, what a guest has measured, and the daemon's file.
+//! The module map: an operator's table, an inventory guest's measurements, and the daemon's file.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,19 @@ pub(super) const SEEDS: &[&[u8]] = &[
 "evidence":{"probe":{"when":1,"partition":11}}}}},"requests":[{"request":"r","asked":"a"}]}"#,
 ];
 
-/// Whatever is read can be a map, and is the same when it was written down and read again.
+/// Claims that parse merge into a map, and a map survives a write and a read.
 pub(super) fn read(bytes: &[u8]) {
-    let told = table(bytes).unwrap_or_default();
+    let operator = table(bytes).unwrap_or_default();
     let measured = measurements(bytes).ok().and_then(|all| placed(&all, &BTreeMap::new()).ok()).unwrap_or_default();
-    for (claims, evidence) in [(told, Evidence::Operator), (measured, Evidence::Nvml { when: 1, what: String::new() })]
+    for (claims, evidence) in
+        [(operator, Evidence::Operator), (measured, Evidence::Nvml { when: 1, what: String::new() })]
     {
         if !claims.is_empty() {
-            known(None, &claims, &evidence);
+            check_merge(None, &claims, &evidence);
         }
     }
     if let Ok(saved) = Saved::read(bytes) {
-        again(&saved);
+        check_round_trip(&saved);
         if let Some(map) = &saved.map {
             let claim = |(module, entry): (&u32, &firstlight_module_map::Entry)| {
                 let (uuid, serial) = (entry.uuid.clone(), entry.serial.clone());
@@ -34,13 +35,13 @@ pub(super) fn read(bytes: &[u8]) {
             };
             let claims: Vec<Claim> = map.entries.iter().map(claim).collect();
             if !claims.is_empty() {
-                known(Some(map), &claims, &Evidence::Operator);
+                check_merge(Some(map), &claims, &Evidence::Operator);
             }
         }
     }
 }
 
-fn known(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) {
+fn check_merge(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) {
     let serial = before.map_or("S1", |map| map.baseboard.as_str());
     let merged = ModuleMap::merged(before, serial, claims, evidence, false);
     let merged = merged.unwrap_or_else(|error| unreachable!("{error}"));
@@ -50,11 +51,11 @@ fn known(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) {
     assert_eq!(standing.is_verified(), map.measured() == modules);
     let mut saved = Saved::default();
     saved.map = Some(map);
-    again(&saved);
+    check_round_trip(&saved);
 }
 
-fn again(saved: &Saved) {
-    // What was read from few bytes may be written in more than are read.
+fn check_round_trip(saved: &Saved) {
+    // The canonical form may be longer than the input, and longer than a reader accepts.
     let Ok(bytes) = saved.written() else { return };
     if bytes.len() <= firstlight_module_map::LONGEST {
         assert_eq!(Saved::read(&bytes).as_ref(), Ok(saved));

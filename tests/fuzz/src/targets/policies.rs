@@ -1,6 +1,6 @@
-//! Policies, what they result in, and the requests that they see.
+//! Policies, results of their rules, and the requests that they evaluate.
 
-#![expect(clippy::panic, reason = "a target panics where it cannot do its work")]
+#![expect(clippy::panic, reason = "a target panics if the engine does not load")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -9,13 +9,13 @@ use firstlight_policy::engine::Engine;
 use firstlight_policy::{Fault, requests};
 use serde_json::json;
 
-/// What is said of a policy goes into one line of an answer.
-const LONGEST: usize = 64 * 1024;
+/// Longest message about a policy: it is one line of a reply.
+const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
-/// Deeper brackets cost the engine its stack; its process is there for that.
-const NESTING: usize = 64;
+/// Deeper nesting overflows the engine's stack, which is why the engine has its own process.
+const MAX_NESTING: usize = 64;
 
-/// Which message, then its bytes.
+/// The message's index, then its encoded bytes.
 pub(super) const REQUESTS: &[&[u8]] = &[
     b"\x04\x0a\x02c1\x12\x01e\x1a\x03\x1a\x017\x32\x0b\x0a\x011\x3a\x06\x0a\x01k\x12\x01v\x38\x01",
     b"\x23\x0a\x0e\x12\x04eth0\x1a\x02\x08\x01\x20\xdc\x0b",
@@ -35,7 +35,7 @@ pub(super) const RESULTS: &[&[u8]] = &[
     br#"{"allowed": true, "ops": [{"op": "replace", "path": "/pstate/a/-", "value": 1}, {"op": "add", "path": "/pstate/a/-", "value": "~1~0"}]}"#,
 ];
 
-/// A message becomes JSON that can be read, or an error.
+/// A message is converted to valid JSON or rejected.
 pub(super) fn request(bytes: &[u8]) {
     let Some((which, message)) = bytes.split_first() else { return };
     let names: Vec<_> = requests::names().collect();
@@ -45,34 +45,35 @@ pub(super) fn request(bytes: &[u8]) {
     }
 }
 
-/// A text is a policy, or a fault in one line. That the engine panics is borne
-/// by its process, and is not what is looked for here.
+/// A text loads as a policy or is rejected with a one-line message. Panics of the
+/// engine are contained by its process and not searched for here.
 pub(super) fn load(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes).into_owned();
-    if deepest(&text) > NESTING {
+    if nesting_bound(&text) > MAX_NESTING {
         return;
     }
     let load = || Engine::load(text, json!({}), Duration::from_millis(100)).map(drop);
     if let Ok(Err(Fault::Policy(why) | Fault::Judge(why))) = catch_unwind(AssertUnwindSafe(load)) {
-        assert!(!why.is_empty() && !why.contains('\n') && why.len() < LONGEST, "{why:?}");
+        assert!(!why.is_empty() && !why.contains('\n') && why.len() < MAX_MESSAGE_BYTES, "{why:?}");
     }
 }
 
-fn deepest(text: &str) -> usize {
+/// Returns an upper bound of a text's nesting.
+fn nesting_bound(text: &str) -> usize {
     let opened = text.bytes().filter(|byte| matches!(byte, b'(' | b'[' | b'{')).count();
     let signs = text.bytes().filter(|byte| matches!(byte, b'-' | b'+' | b'*' | b'/' | b'.')).count();
     opened.max(signs)
 }
 
-/// Whatever a rule results in, the memory stays what can be given back to the engine.
+/// After any result of a rule, the policy's state stays within its size limit.
 pub(super) fn result(bytes: &[u8]) {
     let Ok(result) = serde_json::from_slice::<serde_json::Value>(bytes) else { return };
     let memory = json!({"o": {}, "a": [1, 2]});
-    // The rule hands out its input, so that the text need not be parsed again for each result.
+    // The rule returns its input, so that one policy text serves every result.
     let policy = "package agent_policy\nX := input\n".to_owned();
     let Ok(mut engine) = Engine::load(policy, memory, Duration::from_secs(1)) else { panic!("no engine") };
     for _ in 0..2 {
         let verdict = engine.judge("X", &result.to_string());
-        assert!(verdict.text.len() < LONGEST && engine.state().to_string().len() <= 4 << 20);
+        assert!(verdict.text.len() < MAX_MESSAGE_BYTES && engine.state().to_string().len() <= 4 << 20);
     }
 }

@@ -19,33 +19,32 @@ use crate::process::{Ends, Process};
 use crate::runtime::borrow;
 use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
 
-/// What is left of a caller's deadline for the error to get back to it.
-const MARGIN: Duration = Duration::from_millis(200);
+/// Part of the caller's timeout that is reserved for the error to reach it.
+const REPLY_MARGIN: Duration = Duration::from_millis(200);
 
-/// Directories next to the bundles.
-const TAKEN: &[&str] = &["shared", "sandbox"];
+/// Names of directories beside the bundles, not valid as ids.
+const RESERVED: &[&str] = &["shared", "sandbox"];
 
-/// Whether a container may have this name, which becomes part of paths.
+/// Checks that a container id is safe as a path component.
 fn check_id(id: &str) -> Result<()> {
     let first = id.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
     let rest = id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
-    if first && rest && (2..=255).contains(&id.len()) && !TAKEN.contains(&id) {
+    if first && rest && (2..=255).contains(&id.len()) && !RESERVED.contains(&id) {
         return Ok(());
     }
     let id: String = id.chars().take(80).collect();
     Err(Error::invalid(format!(
-        "container id {id:?} is not letters, digits, '_', '.', '-' (2 to 255, the first a letter or digit; not {TAKEN:?})"
+        "container id {id:?} is invalid: use 2 to 255 letters, digits, '_', '.', '-', the first a letter or digit; not {RESERVED:?})"
     )))
 }
 
 impl Agent {
-    /// Makes a container. Until its GPUs are there nothing is made, so a caller
-    /// that goes away meanwhile leaves nothing behind; one that goes away later
-    /// has the container removed again.
+    /// Creates a container. Nothing is created until its GPUs are ready, so a caller that
+    /// disconnects before has no effect; if it disconnects later, the container is removed again.
     ///
     /// # Errors
-    /// The request makes no sense, a GPU failed or is late, or a step failed;
-    /// then everything done so far is undone.
+    /// The request is invalid, a GPU failed or is not ready in time, or a step failed; then all
+    /// previous steps are undone.
     pub async fn create_container(
         self: &Arc<Self>,
         request: CreateContainerRequest,
@@ -67,12 +66,12 @@ impl Agent {
         };
         let wants = gpu::wants(asking, &self.paths.sysfs)?;
         let ready = timeout
-            .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
+            .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(REPLY_MARGIN)));
         let patience = gpu::Patience { ready, plugged: self.config.hotplug_timeout.min(ready) };
         let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
-        for remark in given.map_err(|error| error.during(&format!("container {id}")))? {
-            log::warn!("container {id}: {remark}");
-            self.event("container-remark", &id, &remark);
+        for warning in given.map_err(|error| error.during(&format!("container {id}")))? {
+            log::warn!("container {id}: {warning}");
+            self.event("container-warning", &id, &warning);
         }
 
         let agent = Arc::clone(self);
@@ -81,7 +80,7 @@ impl Agent {
         let size = process.and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
         let job = async move { agent.make(request, spec, functions, size).await };
         work::whole_or_undone(job, move |container: Arc<Container>| async move {
-            log::warn!("container {}: whoever asked for it is gone; removing it", container.id);
+            log::warn!("container {}: caller disconnected during creation; removing it", container.id);
             if let Err(error) = remove::remove(&undoing, &container, remove::PATIENCE).await {
                 log::error!("container {}: {error}", container.id);
             }
@@ -100,10 +99,10 @@ impl Agent {
         let id = request.container_id.as_str();
         let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
         for why in devices::allow(&mut spec).map_err(internal)? {
-            log::warn!("container {id}: device {why} and is not allowed");
+            log::warn!("container {id}: device {why} and is denied");
         }
         hooks::add(&mut spec, &self.guest_hooks());
-        // Open until the container is made.
+        // Stays open until the container is created.
         let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
         adapt::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
         let cgroup = {
@@ -115,9 +114,9 @@ impl Agent {
         if let Some(process) = spec.process_mut() {
             let taken = Held::of_self().narrow(process);
             if !taken.is_empty() {
-                let remark = format!("it cannot have {}, which the agent has not", taken.join(", "));
-                log::warn!("container {id}: {remark}");
-                self.event("container-remark", id, &remark);
+                let warning = format!("capabilities {} are not granted: the agent does not have them", taken.join(", "));
+                log::warn!("container {id}: {warning}");
+                self.event("container-warning", id, &warning);
             }
         }
         let process = spec.process().clone().unwrap_or_default();
@@ -146,14 +145,15 @@ impl Agent {
             }
             Err(mut error) => {
                 if let Err(left) = remove::undo(&self, &container).await {
-                    error.message = format!("{}; taking the container back: {left}", error.message);
+                    error.message = format!("{}; failed to remove the container: {left}", error.message);
                 }
                 Err(error)
             }
         }
     }
 
-    /// Everything up to the container's process, which waits to be let go; its terminal's master.
+    /// Performs all steps up to the container's process, which blocks until StartContainer; returns
+    /// its terminal's master.
     async fn assemble(
         &self,
         container: &Arc<Container>,
@@ -184,7 +184,7 @@ impl Agent {
         Ok(master)
     }
 
-    /// What can be done only with the container's process there.
+    /// Performs the steps that need the container's process.
     async fn complete(
         &self,
         container: &Arc<Container>,
@@ -194,7 +194,8 @@ impl Agent {
         size: Option<Winsize>,
     ) -> Result<()> {
         first.attach(master).await?;
-        // Its program waits to be let go. From here, because the container's seccomp filter is loaded by now.
+        // Its program has not started. Set from here, because the container's seccomp filter is
+        // loaded by now.
         if let Some(size) = size {
             first.resize(size)?;
         }
@@ -202,10 +203,10 @@ impl Agent {
         container.advance(&[Phase::Creating], Phase::Created).map(|_| ())
     }
 
-    /// Lets a container's program run.
+    /// Starts a container's program.
     ///
     /// # Errors
-    /// There is no such container, or it runs already.
+    /// The container does not exist, or is started already.
     pub async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = self.container(id)?;
         container.advance(&[Phase::Created], Phase::Started)?;
@@ -219,7 +220,7 @@ impl Agent {
                     Ok(())
                 }
                 Err(error) => {
-                    // Not if it is being removed meanwhile.
+                    // Has no effect if it is being removed.
                     let _ = container.advance(&[Phase::Started], Phase::Created);
                     Err(error)
                 }
@@ -229,23 +230,22 @@ impl Agent {
     }
 }
 
-/// The size of a terminal; a size of nothing is none.
+/// Converts the size of a terminal; a size with a zero is none.
 pub(crate) fn winsize(size: &firstlight_agent_api::oci::Box) -> Option<Winsize> {
     let rows = u16::try_from(size.Height).ok().filter(|rows| *rows > 0)?;
     let columns = u16::try_from(size.Width).ok().filter(|columns| *columns > 0)?;
     Some(Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
-/// `pivot_root` cannot leave a mount that has no parent, as the kernel's first
-/// root is one. PID 1 puts the guest's root on top of that, before it starts
-/// this process; from then on it is what it is.
+/// `pivot_root` fails if the root mount has no parent, like the kernel's first root. PID 1 mounts
+/// the guest's root on top of it before it starts this process, so the answer is constant.
 fn root_is_initramfs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    let look = || std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table));
-    *ANSWER.get_or_init(look)
+    let read = || std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table));
+    *ANSWER.get_or_init(read)
 }
 
-/// Whether the topmost mount of `/` is its own parent.
+/// Returns whether the topmost mount of `/` is its own parent.
 fn without_parent(mountinfo: &str) -> bool {
     let fields = |line: &str| line.split(' ').take(5).map(str::to_owned).collect::<Vec<_>>();
     let top = mountinfo.lines().map(fields).rfind(|fields| fields.get(4).is_some_and(|target| target == "/"));
@@ -258,7 +258,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ids_are_names_and_no_paths() {
+    fn ids_that_are_not_plain_names_are_rejected() {
         for good in ["a1", "0b", "k8s_pause.1-x", &"x".repeat(255)] {
             check_id(good).unwrap();
         }
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_first_root_is_recognised() {
+    fn initramfs_root_is_detected() {
         assert!(without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n22 1 0:2 / /proc rw - proc proc rw\n"));
         assert!(!without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n30 1 0:9 / / rw - tmpfs tmpfs rw\n"));
         assert!(!without_parent("29 1 0:2 / / rw,relatime - rootfs none rw\n31 29 0:20 / /proc rw - proc proc rw\n"));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_sizes_that_make_no_sense_are_none() {
+    fn invalid_terminal_sizes_are_none() {
         let size = |height, width| {
             winsize(&firstlight_agent_api::oci::Box { Height: height, Width: width, ..Default::default() })
         };
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_accepted_id_is_one_path_component(id in "\\PC{0,20}") {
+        fn accepted_id_is_one_path_component(id in "\\PC{0,20}") {
             if check_id(&id).is_ok() {
                 let path = std::path::Path::new("/x").join(&id);
                 prop_assert_eq!(path.parent(), Some(std::path::Path::new("/x")));

@@ -1,9 +1,9 @@
 //! The agent of a Firstlight guest.
 //!
-//! Serves Kata's `AgentService` to an unmodified shim. Two processes: this
-//! library's [`server`] speaks ttrpc and keeps the sandbox in order; the
-//! runtime (crate `firstlight-runtime`) owns the containers. PID 1 tells which
-//! GPUs are ready; a container that asks for one waits for that one only.
+//! Serves Kata's `AgentService` to an unmodified shim. Two processes: this library's [`server`]
+//! speaks ttrpc and manages the sandbox; the runtime (crate `firstlight-runtime`) owns the
+//! containers. PID 1 reports which GPUs are ready; a container waits only for the GPUs that it
+//! requests.
 #![forbid(unsafe_code)]
 
 pub mod adapt;

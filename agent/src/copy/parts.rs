@@ -1,4 +1,4 @@
-//! Files of which not every piece has come.
+//! Incomplete files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,16 +15,16 @@ use super::place::Place;
 use super::{Failed, Finish};
 use crate::error::{Error, Result};
 
-/// How many files may be incomplete at a time; of more, the oldest is given up.
-pub(super) const MOST: usize = 64;
+/// Upper bound on incomplete files; beyond it the oldest is discarded.
+pub(super) const MAX_INCOMPLETE: usize = 64;
 
-/// One file. When it is dropped incomplete, nothing of it stays.
+/// One incomplete file; deleted on drop unless it was completed.
 #[derive(Debug)]
 struct Part {
     dir: OwnedFd,
     temporary: String,
     file: File,
-    /// How much of it is there, from the beginning.
+    /// Bytes received, from the beginning.
     len: u64,
     renamed: bool,
 }
@@ -37,7 +37,7 @@ impl Drop for Part {
     }
 }
 
-/// A file's entry: the part is out while a piece of it is being written.
+/// Entry of a file: `part` is `None` while a chunk is being written.
 #[derive(Debug)]
 struct Entry {
     number: u64,
@@ -50,7 +50,7 @@ struct Inner {
     entries: BTreeMap<String, Entry>,
 }
 
-/// The incomplete files by name. The lock is never held while something is written.
+/// The incomplete files by name. The lock is never held during a write.
 #[derive(Debug, Default)]
 pub(super) struct Parts(Mutex<Inner>);
 
@@ -59,7 +59,7 @@ impl Parts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a piece at its offset, and puts the file in its place if it is the last one.
+    /// Writes a chunk at its offset, and renames the file to its name after the last one.
     pub(super) fn piece(
         &self,
         name: &str,
@@ -97,47 +97,47 @@ impl Parts {
         }
     }
 
-    /// Begins a file, whatever of it there was, and gives the oldest one up if there are too many.
+    /// Starts a file from scratch, and discards the oldest one if there are too many.
     fn begin(&self, name: &str) -> u64 {
         let mut inner = self.inner();
         inner.last += 1;
         let number = inner.last;
-        let mut given_up = vec![inner.entries.insert(name.to_owned(), Entry { number, part: None })];
-        if inner.entries.len() > MOST {
+        let mut discarded = vec![inner.entries.insert(name.to_owned(), Entry { number, part: None })];
+        if inner.entries.len() > MAX_INCOMPLETE {
             let oldest = inner.entries.iter().min_by_key(|(_, entry)| entry.number).map(|(name, _)| name.clone());
-            given_up.push(oldest.and_then(|name| inner.entries.remove(&name)));
+            discarded.push(oldest.and_then(|name| inner.entries.remove(&name)));
         }
         drop(inner);
-        // Without the lock: their files are removed now.
-        drop(given_up);
+        // Outside the lock: drop deletes their files.
+        drop(discarded);
         number
     }
 
-    /// Takes a file out to write on.
+    /// Takes a file from the table for a write.
     fn out(&self, name: &str, offset: u64) -> Result<(u64, Part)> {
         let missing = |what: &str| {
-            Error::new(Code::FAILED_PRECONDITION, format!("a piece at {offset}, but {what}; begin again at offset 0"))
+            Error::new(Code::FAILED_PRECONDITION, format!("chunk at {offset}, but {what}; restart at offset 0"))
         };
         let mut inner = self.inner();
-        let entry = inner.entries.get_mut(name).ok_or_else(|| missing("the file was not begun or was given up"))?;
+        let entry = inner.entries.get_mut(name).ok_or_else(|| missing("the file was not started or was discarded"))?;
         let len = entry.part.as_ref().map(|part| part.len);
         match len {
-            None => Err(missing("another piece is being written")),
-            Some(len) if offset > len => Err(missing(&format!("only {len} bytes are there"))),
+            None => Err(missing("another chunk is being written")),
+            Some(len) if offset > len => Err(missing(&format!("only {len} bytes were received"))),
             Some(_) => {
                 let number = entry.number;
-                entry.part.take().map(|part| (number, part)).ok_or_else(|| missing("another piece is being written"))
+                entry.part.take().map(|part| (number, part)).ok_or_else(|| missing("another chunk is being written"))
             }
         }
     }
 
-    /// Puts a file back, unless it has begun anew or has been given up meanwhile.
+    /// Returns a file to the table, unless it was restarted or discarded in the meantime.
     fn back(&self, name: &str, number: u64, part: Part) {
         let mut inner = self.inner();
         if let Some(entry) = inner.entries.get_mut(name).filter(|entry| entry.number == number) {
             entry.part = Some(part);
         }
-        // Otherwise the part ends here, and its file with it.
+        // Otherwise dropping the part deletes its file.
     }
 
     fn forget(&self, name: &str, number: u64) {
@@ -152,7 +152,7 @@ impl Part {
     fn new(dir: OwnedFd) -> std::result::Result<Self, Failed> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = fresh(|name| rustix::fs::openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
-        let (temporary, file) = made.map_err(|error| Failed::new("make a temporary file".to_owned(), error.into()))?;
+        let (temporary, file) = made.map_err(|error| Failed::new("create a temporary file".to_owned(), error.into()))?;
         Ok(Self { dir, temporary, file: file.into(), len: 0, renamed: false })
     }
 
@@ -166,19 +166,19 @@ impl Part {
 
     fn finish(&mut self, name: &str, finish: Finish) -> std::result::Result<(), Failed> {
         let step = |what: &'static str| move |error: Errno| Failed::new(what.to_owned(), error.into());
-        rustix::fs::fchown(&self.file, finish.owner.user, finish.owner.group).map_err(step("owner"))?;
-        // After the owner, whose change takes bits away.
-        rustix::fs::fchmod(&self.file, finish.mode).map_err(step("mode"))?;
+        rustix::fs::fchown(&self.file, finish.owner.user, finish.owner.group).map_err(step("set the owner"))?;
+        // After chown, which clears mode bits.
+        rustix::fs::fchmod(&self.file, finish.mode).map_err(step("set the mode"))?;
         rustix::fs::renameat(&self.dir, &self.temporary, &self.dir, name).map_err(step("rename"))?;
         self.renamed = true;
         Ok(())
     }
 }
 
-/// Makes something under a name that nobody has and nobody can guess.
+/// Creates a file under an unused and unpredictable name.
 pub(super) fn fresh<T>(mut make: impl FnMut(&str) -> rustix::io::Result<T>) -> rustix::io::Result<(String, T)> {
     loop {
-        // The standard library's hash keys are random; two of them make 128 bits.
+        // `RandomState` keys are random; two hashes give 128 bits.
         let random = || RandomState::new().hash_one(0);
         let name = format!(".firstlight-copy-{:016x}{:016x}", random(), random());
         match make(&name) {

@@ -1,4 +1,4 @@
-//! Whether the GPUs that are wanted are there: a function of what PID 1 has said.
+//! Decides whether the requested GPUs are ready: a pure function of the state reported by PID 1.
 
 use firstlight_boot_record::{Gpu, GpuPhase};
 use firstlight_pci::Address;
@@ -7,60 +7,61 @@ use ttrpc::Code;
 use super::{View, Which};
 use crate::error::Error;
 
-/// What to do now.
+/// What CreateContainer does next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
-    /// All are there: these.
+    /// All requested GPUs are ready: these.
     Ready(Vec<Gpu>),
-    /// Not yet.
+    /// At least one is not ready yet.
     Wait(Missing),
-    /// Never.
+    /// A GPU failed, or PID 1 is unreachable.
     Fail(Error),
-    /// PID 1 knows no such GPU.
+    /// PID 1 reports no such GPU.
     Unknown(Error),
 }
 
-/// What is waited for.
+/// What CreateContainer waits for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Missing {
     /// The PCI bus has not been scanned.
     Scan,
-    /// This GPU, as it was told last.
+    /// This GPU, in its last reported state.
     Gpu(Box<Gpu>),
-    /// A GPU that is on the bus and that PID 1 has not told of yet.
+    /// A GPU that is on the bus and that PID 1 has not reported yet.
     Plugged(Address),
 }
 
 impl Missing {
-    /// One line about it.
+    /// Describes it in one line.
     #[must_use]
     pub fn describe(&self, now_us: u64) -> String {
         match self {
             Self::Scan => "GPUs: the PCI bus has not been scanned yet".to_owned(),
             Self::Gpu(gpu) => describe(gpu, now_us),
-            Self::Plugged(pci) => format!("GPU {pci} is on the PCI bus, and PID 1 has not begun with it"),
+            Self::Plugged(pci) => format!("GPU {pci} is on the PCI bus, and PID 1 has not started to attach it"),
         }
     }
 }
 
-/// Decides. A failed GPU fails those who want it at once, and nobody else.
+/// Decides. A failed GPU fails at once the containers that request it, and no others.
 #[must_use]
-pub fn decide(view: &View, wanted: &[Which]) -> Decision {
+pub fn decide(view: &View, requested: &[Which]) -> Decision {
     if !view.scanned {
-        return lost(view, Missing::Scan);
+        return wait_or_fail(view, Missing::Scan);
     }
     let mut ready = Vec::<Gpu>::new();
     let mut missing = None;
-    for which in wanted {
+    for which in requested {
         let gpus: Vec<&Gpu> = match which {
-            // What a name means is in a file that is complete when every GPU has ended.
-            Which::Name(_) | Which::All => here(view).collect(),
-            Which::Index(index) => here(view).filter(|gpu| gpu.index == *index).collect(),
-            Which::Pci(address) => here(view).filter(|gpu| gpu.pci == *address).collect(),
+            // A name is resolved by the CDI file, which is complete when every GPU is ready or
+            // failed.
+            Which::Name(_) | Which::All => present(view).collect(),
+            Which::Index(index) => present(view).filter(|gpu| gpu.index == *index).collect(),
+            Which::Pci(address) => present(view).filter(|gpu| gpu.pci == *address).collect(),
         };
         if gpus.is_empty() {
             let error = unknown(view, which);
-            return match lost(view, Missing::Scan) {
+            return match wait_or_fail(view, Missing::Scan) {
                 Decision::Wait(_) => Decision::Unknown(error),
                 other => other,
             };
@@ -70,7 +71,7 @@ pub fn decide(view: &View, wanted: &[Which]) -> Decision {
             match gpu.phase {
                 GpuPhase::Ready if !named && !ready.contains(gpu) => ready.push(gpu.clone()),
                 GpuPhase::Ready => {}
-                // Of those whose names are not known here, a failed one need not be the one.
+                // The name may belong to another GPU than the failed one.
                 GpuPhase::Failed | GpuPhase::TimedOut if named => {}
                 GpuPhase::Failed => return Decision::Fail(failed(gpu, Code::INTERNAL)),
                 GpuPhase::TimedOut => return Decision::Fail(failed(gpu, Code::DEADLINE_EXCEEDED)),
@@ -81,13 +82,13 @@ pub fn decide(view: &View, wanted: &[Which]) -> Decision {
         }
     }
     match missing {
-        Some(missing) => lost(view, missing),
+        Some(missing) => wait_or_fail(view, missing),
         None => Decision::Ready(ready),
     }
 }
 
-/// Waits, unless nothing more will come.
-fn lost(view: &View, missing: Missing) -> Decision {
+/// Waits, or fails if PID 1 is disconnected.
+fn wait_or_fail(view: &View, missing: Missing) -> Decision {
     match &view.lost {
         None => Decision::Wait(missing),
         Some(why) => {
@@ -96,13 +97,13 @@ fn lost(view: &View, missing: Missing) -> Decision {
                 Missing::Gpu(gpu) => format!("GPU {}", gpu.pci),
                 Missing::Plugged(pci) => format!("GPU {pci}"),
             };
-            Decision::Fail(Error::internal(format!("{what}: PID 1, which attaches GPUs, cannot be asked: {why}")))
+            Decision::Fail(Error::internal(format!("{what}: state unknown, the connection to PID 1 failed: {why}")))
         }
     }
 }
 
-/// The GPUs that have not been taken out of the guest.
-fn here(view: &View) -> impl Iterator<Item = &Gpu> {
+/// Returns the GPUs that have not been unplugged.
+fn present(view: &View) -> impl Iterator<Item = &Gpu> {
     view.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Removed)
 }
 
@@ -115,7 +116,7 @@ fn unknown(view: &View, which: &Which) -> Error {
     if let Some(gpu) = gone.filter(|gpu| gpu.phase == GpuPhase::Removed) {
         return Error::invalid(format!("GPU {which}: {}", gpu.detail));
     }
-    let known: Vec<String> = here(view).map(|gpu| format!("{} = {}", gpu.index, gpu.pci)).collect();
+    let known: Vec<String> = present(view).map(|gpu| format!("{} = {}", gpu.index, gpu.pci)).collect();
     let known = if known.is_empty() { "no GPUs".to_owned() } else { format!("GPUs {}", known.join(", ")) };
     Error::invalid(format!("no GPU {which}: this guest has {known}"))
 }
@@ -125,9 +126,10 @@ fn failed(gpu: &Gpu, code: Code) -> Error {
     Error::new(code, describe(gpu, end))
 }
 
-/// A GPU's state in one line: address, step, time, attempts, the driver's code and last words.
+/// Describes a GPU's state in one line: address, step, time, attempts, the driver's status code and
+/// last message.
 fn describe(gpu: &Gpu, now_us: u64) -> String {
-    // PID 1's own sentence about a GPU that it gave up has all of that.
+    // PID 1's own message about a failed GPU contains all of that.
     if gpu.phase != GpuPhase::Attaching && gpu.detail.contains(&gpu.pci.to_string()) {
         return format!("GPU {}: {}", gpu.index, gpu.detail);
     }
@@ -181,7 +183,7 @@ pub(super) mod tests {
     use GpuPhase::{Attaching, Failed, Found, Ready, Removed, TimedOut};
 
     #[test]
-    fn one_that_was_taken_out_is_told_as_that_and_counts_no_more() {
+    fn unplugged_gpu_is_reported_and_not_waited_for() {
         let mut view = view(&[Ready, Removed]);
         view.gpus[1].detail = "0000:02:00.0: it was taken out".into();
         assert_eq!(decide(&view, &[Which::All]), Decision::Ready(vec![gpu(0, Ready)]));
@@ -192,7 +194,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_failed_neighbour_does_not_matter() {
+    fn failed_gpu_does_not_affect_requests_for_others() {
         let view = view(&[Failed, Ready, Found]);
         assert_eq!(decide(&view, &[Which::Index(1)]), Decision::Ready(vec![gpu(1, Ready)]));
         let Decision::Wait(Missing::Gpu(missing)) = decide(&view, &[Which::Index(1), Which::Index(2)]) else {
@@ -203,7 +205,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_error_says_everything_that_is_known() {
+    fn error_contains_all_known_details() {
         let mut broken = gpu(0, Failed);
         broken.end_us = Some(4_500_000);
         broken.attempts = 2;
@@ -218,7 +220,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn codes_tell_a_failure_from_a_deadline_and_from_nonsense() {
+    fn error_codes_distinguish_failure_timeout_and_unknown_gpu() {
         let code = |view: &View, which| match decide(view, &[which]) {
             Decision::Fail(error) | Decision::Unknown(error) => Some(error.code),
             _ => None,
@@ -233,14 +235,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_name_waits_for_all_and_survives_the_failed_ones() {
+    fn name_waits_for_all_gpus_and_ignores_failed_ones() {
         let name = [Which::Name("GPU-1".into())];
         assert!(matches!(decide(&view(&[Ready, Attaching]), &name), Decision::Wait(_)));
         assert_eq!(decide(&view(&[Ready, Failed]), &name), Decision::Ready(vec![]));
     }
 
     #[test]
-    fn a_sentence_of_pid_1_is_not_said_twice() {
+    fn message_of_pid_1_is_not_repeated() {
         let mut gpu = gpu(0, GpuPhase::Failed);
         gpu.detail = format!("{}: attach failed in wait-open-complete after 3 ms", gpu.pci);
         assert_eq!(describe(&gpu, 0), format!("GPU 0: {}", gpu.detail));
@@ -248,7 +250,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn ready_means_that_each_wanted_gpu_is_ready(
+        fn ready_means_that_each_requested_gpu_is_ready(
             phases in proptest::collection::vec(0usize..5, 0..5), wanted in proptest::collection::vec(0u32..6, 1..4)
         ) {
             let all = [Found, Attaching, Ready, Failed, TimedOut];

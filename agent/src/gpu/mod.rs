@@ -1,4 +1,5 @@
-//! GPUs for containers: which one asks for which, when they are there, and how they get in.
+//! GPUs for containers: parses the request, waits until the GPUs are ready, applies their CDI
+//! edits.
 
 mod decide;
 mod environment;
@@ -24,45 +25,43 @@ use crate::clock::now_us;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// What PID 1 has said about the guest's GPUs.
+/// State of the guest's GPUs, as reported by PID 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
-    /// Whether the PCI bus has been scanned: before that the list says nothing.
+    /// Whether the PCI bus has been scanned; before that the list is not meaningful.
     pub scanned: bool,
     /// In PCI order.
     pub gpus: Vec<Gpu>,
-    /// Why nothing more will come.
+    /// Why the connection to PID 1 failed, if it did.
     pub lost: Option<String>,
 }
 
-/// How long GPUs are waited for.
+/// Timeouts of the wait for GPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// For one that is on the bus to be ready.
+    /// For a GPU on the bus to become ready.
     pub ready: Duration,
-    /// For one to be on the bus: the kernel may find it later than the VMM has plugged it in.
+    /// For a GPU to appear on the bus: the kernel may find it later than the VMM has plugged it in.
     pub plugged: Duration,
 }
 
-/// Where GPUs come from.
+/// Source of GPU state.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// PID 1 attaches them and tells when they are ready.
+    /// PID 1 attaches GPUs and reports when they are ready.
     Init(watch::Receiver<View>),
-    /// There is no PID 1 of ours: what the CDI files say is there.
+    /// No Firstlight PID 1: the CDI files are taken as they are.
     Files,
 }
 
 impl Source {
-    /// Waits until every GPU that is granted, and that the container's environment
-    /// leaves it, is ready, and changes the configuration so that the container
-    /// has them. Nothing is changed before all are there; dropping the future
-    /// leaves nothing behind. Returns what is odd about the request, a sentence each.
+    /// Waits until every GPU that is granted and selected by the container's environment is ready,
+    /// and then applies their CDI edits to the configuration. Nothing is changed before all are
+    /// ready; cancel-safe. Returns warnings about the request.
     ///
     /// # Errors
-    /// `INTERNAL` for a GPU that failed, with its address, step, times and the
-    /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
-    /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
+    /// `INTERNAL` for a GPU that failed, with its address, step, times and the driver's message;
+    /// `DEADLINE_EXCEEDED` on timeout; `INVALID_ARGUMENT` for a GPU that the guest does not have.
     pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Patience, paths: &Paths) -> Result<Vec<String>> {
         if wants.is_empty() {
             return Ok(Vec::new());
@@ -79,7 +78,8 @@ impl Source {
             }
             None => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
         };
-        // A grant that is nowhere is an error, also where the environment would not use it.
+        // A granted device without CDI entry is an error even if the environment does not select
+        // it.
         for name in &granted {
             dir.find(name).map_err(|error| Error::invalid(error.to_string()))?;
         }
@@ -94,14 +94,14 @@ fn gpu_name(device: &str) -> DeviceName {
     DeviceName { kind: GPU_KIND.to_owned(), device: device.to_owned() }
 }
 
-/// The name under which a GPU is in the files: its address if it has that name, else its index.
+/// Returns a GPU's CDI device name: its address if the CDI file has that, otherwise its index.
 fn name(gpu: &Gpu, dir: &Directory) -> DeviceName {
     let by_address = gpu_name(&gpu.pci.to_string());
     if dir.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
 }
 
 fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Directory, paths: &Paths) -> Result<()> {
-    // A copy, so that an error half-way leaves the configuration as it was.
+    // Applied to a copy, so an error leaves the configuration unchanged.
     let mut changed = spec.clone();
     for name in names {
         let (whole, device) = dir.find(&name).map_err(|error| Error::invalid(error.to_string()))?;
@@ -113,13 +113,14 @@ fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Direct
     Ok(())
 }
 
-/// A GPU that is on the bus and not among those that PID 1 has told of: it was plugged in just now.
+/// Returns a GPU that is on the bus and that PID 1 has not reported yet: it was plugged in just
+/// now.
 fn plugged(sysfs: &Path, view: &View) -> Option<Address> {
     let known = |pci: &Address| view.gpus.iter().any(|gpu| gpu.pci == *pci && gpu.phase != GpuPhase::Removed);
     firstlight_pci::of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
 }
 
-/// Waits for the GPUs, by event.
+/// Waits for the GPUs, without polling.
 async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patience, sysfs: &Path) -> Result<Vec<Gpu>> {
     if wants.gpus.is_empty() {
         return Ok(Vec::new());
@@ -140,7 +141,7 @@ async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patienc
             Decision::Ready(gpus) => return Ok(gpus),
             Decision::Fail(error) => return Err(error),
             Decision::Unknown(error) => {
-                // What is plugged in changes the view; nothing else is waited for.
+                // A plugged GPU changes the view; nothing else is waited for.
                 match timeout_at(begin + patience.plugged, view.changed()).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(_)) | Err(_) => return Err(error),
@@ -157,7 +158,7 @@ async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patienc
                 let waited = begin.elapsed().as_secs_f64();
                 let what = missing.describe(now_us());
                 let hint =
-                    "longer: agent.cdi_timeout on the kernel command line, and the shim's create_container_timeout";
+                    "to wait longer, raise agent.cdi_timeout on the kernel command line and the shim's create_container_timeout";
                 let message = format!("{what}; waited {waited:.1} s ({hint})");
                 return Err(Error::new(Code::DEADLINE_EXCEEDED, message));
             }
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_plugged_in_just_now_is_waited_for_and_one_that_never_comes_is_not() {
+    fn gpu_on_the_bus_is_waited_for_and_absent_gpu_fails_early() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
@@ -217,7 +218,7 @@ mod tests {
             let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
             assert_eq!(error.code, Code::INVALID_ARGUMENT);
             assert!((2..9).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
-            // On the bus it is waited for as long as any other.
+            // On the bus, the timeout for readiness applies.
             let function = paths.sysfs.join("bus/pci/devices/0000:01:00.0");
             fs::create_dir_all(&function).unwrap();
             let modalias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n";
@@ -226,18 +227,18 @@ mod tests {
             let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
             assert_eq!((error.code, begin.elapsed().as_secs()), (Code::DEADLINE_EXCEEDED, 9));
             assert!(error.message.contains("0000:01:00.0 is on the PCI bus"), "{error}");
-            let tell = async {
+            let report = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 sender.send_modify(|view| view.gpus = vec![gpu(0, GpuPhase::Ready)]);
             };
-            let (given, ()) = tokio::join!(source.give(&mut spec, &wants, within(9), &paths), tell);
+            let (given, ()) = tokio::join!(source.give(&mut spec, &wants, within(9), &paths), report);
             given.unwrap();
             assert_eq!(minors(&spec), [0]);
         });
     }
 
     #[test]
-    fn a_container_waits_for_its_gpu_only() {
+    fn container_waits_only_for_its_own_gpu() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_runs_out_with_names() {
+    fn timeout_error_names_gpu_step_and_parameter() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn without_pid_1_the_files_count() {
+    fn without_pid_1_cdi_files_are_used() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_environment_leaves_out_is_not_waited_for() {
+    fn gpu_not_selected_by_the_environment_is_not_waited_for() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_files_come_with_a_grant_and_by_what_is_asked_for() {
+    fn driver_files_are_mounted_by_capability_and_only_with_a_gpu() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());

@@ -1,4 +1,4 @@
-//! What a container asks for.
+//! Parses which devices a container requests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use firstlight_pci::{Address, Place};
 use super::environment::{self, Visible};
 use crate::error::{Error, Result};
 
-/// Annotations whose names begin so carry CDI names.
+/// Prefix of annotations that carry CDI names.
 const ANNOTATION: &str = "cdi.k8s.io/";
 
-/// What a shim says a container is. The sandbox's own container (the pause
-/// process) carries the pod's annotations and gets no devices.
+/// Annotation with the container's type. The sandbox's own container (the pause process) carries
+/// the pod's annotations and gets no devices.
 const CONTAINER_TYPE: &str = "io.katacontainers.pkg.oci.container_type";
 const SANDBOX: &str = "pod_sandbox";
 
-/// A GPU or several.
+/// Selects one or several GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
     /// Every GPU of the guest.
@@ -28,7 +28,7 @@ pub enum Which {
     Index(u32),
     /// By address.
     Pci(Address),
-    /// By a name that only the CDI file knows, such as a UUID.
+    /// By a name that only the CDI file resolves, such as a UUID.
     Name(String),
 }
 
@@ -53,23 +53,23 @@ impl From<&str> for Which {
     }
 }
 
-/// Everything a container asks for.
+/// Devices that a container requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// Its GPUs.
+    /// GPUs.
     pub gpus: Vec<Which>,
-    /// Devices of other kinds, which nobody has to wait for.
+    /// Devices of other kinds, which need no wait.
     pub others: Vec<DeviceName>,
-    /// Which of its GPUs its environment leaves it.
+    /// Which of the GPUs the environment selects.
     pub visible: Visible,
-    /// Which of the driver's files come with a GPU.
+    /// Which of the driver's files are mounted with a GPU.
     pub capabilities: Capabilities,
-    /// What in the environment means nothing here, a sentence each.
+    /// Warnings about unknown values in the environment.
     pub remarks: Vec<String>,
 }
 
 impl Wants {
-    /// Whether it asks for nothing.
+    /// Returns whether no device is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.gpus.is_empty() && self.others.is_empty()
@@ -83,35 +83,34 @@ impl Wants {
         }
     }
 
-    /// GPU names that have to be looked up as they are.
+    /// Returns the GPU names that only the CDI file resolves.
     pub fn opaque(&self) -> impl Iterator<Item = &str> {
         self.gpus.iter().filter_map(|which| if let Which::Name(name) = which { Some(name.as_str()) } else { None })
     }
 }
 
-/// What is known about a container that may want devices.
+/// Inputs from which a container's device request is parsed.
 #[derive(Debug, Clone, Copy)]
 pub struct Asking<'a> {
     /// Its annotations.
     pub annotations: &'a HashMap<String, String>,
-    /// The devices that the host passed through for it.
+    /// Devices that the host passed through for it.
     pub devices: &'a [Device],
-    /// Its variables, `NAME=value`.
+    /// Its environment, `NAME=value`.
     pub environment: &'a [String],
-    /// Whether `VISIBLE_CDI_DEVICES` among them grants devices.
+    /// Whether `VISIBLE_CDI_DEVICES` in the environment grants devices.
     pub by_environment: bool,
 }
 
-/// What a container is granted, and what its environment leaves of that.
+/// Returns what a container is granted, and what its environment selects of that.
 ///
-/// Grants come from annotations, from devices of the kind `vfio-pci-gk` (passed
-/// through, driven by the guest's kernel), and from the variable
-/// `VISIBLE_CDI_DEVICES` where the kernel command line allows that. Such devices
-/// may say where in the guest's PCI tree they are. That beats the index in an
-/// annotation: the shim can only guess how the guest will sort.
+/// Grants come from annotations, from devices of type `vfio-pci-gk` (passed through, driven by the
+/// guest's kernel), and from the variable `VISIBLE_CDI_DEVICES` if the kernel command line allows
+/// that. Passed-through devices may have a guest PCI path. That takes precedence over the index in
+/// an annotation: the shim can only guess the guest's PCI order.
 ///
 /// # Errors
-/// An annotation or `VISIBLE_CDI_DEVICES` holds something that is no qualified CDI name.
+/// An annotation or `VISIBLE_CDI_DEVICES` contains an invalid CDI name.
 pub fn wants(asking: Asking<'_>, sysfs: &Path) -> Result<Wants> {
     let Asking { annotations, devices, environment, by_environment } = asking;
     let mut wants = Wants::default();
@@ -144,19 +143,19 @@ pub fn wants(asking: Asking<'_>, sysfs: &Path) -> Result<Wants> {
         let text = environment::value(environment, environment::CAPABILITIES).unwrap_or_default();
         let (capabilities, unknown) = Capabilities::parse(text);
         wants.capabilities = capabilities;
-        let remark = |word| format!("{}: {word:?} is no part of a driver; ignored", environment::CAPABILITIES);
+        let remark = |word| format!("{}: unknown capability {word:?}; ignored", environment::CAPABILITIES);
         wants.remarks = unknown.into_iter().map(remark).collect();
     }
     Ok(wants)
 }
 
-/// A device that the host passed through, to be driven by the guest's kernel.
+/// A passed-through device that the guest's kernel drives.
 struct Passed {
-    /// What the host calls it: the last part of its path there, and its number.
+    /// The host's names of it: the last component of its path there, and its number.
     names: [String; 2],
-    /// The GPUs at the places that its options name.
+    /// GPUs at the PCI paths of its options.
     gpus: Vec<Address>,
-    /// Whether every option names a place.
+    /// Whether every option has a valid PCI path.
     whole: bool,
 }
 
@@ -176,14 +175,14 @@ impl Passed {
     }
 }
 
-/// The number in `vfio7` or `7`.
+/// Returns the number in `vfio7` or `7`.
 fn bare(name: &str) -> String {
     name.strip_prefix("vfio").unwrap_or(name).to_owned()
 }
 
-/// Whether the GPUs that an annotation counts are those whose places are known.
-/// A shim writes `cdi.k8s.io/vfio7` about the device `/dev/vfio/7`. Another
-/// annotation may be about any of them, so all have to be known.
+/// Returns whether the PCI paths of the GPUs that an annotation counts are known. A shim writes
+/// `cdi.k8s.io/vfio7` for the device `/dev/vfio/7`. Any other annotation may refer to any of them,
+/// so all must be known.
 fn is_placed(annotation: &str, passed: &[Passed]) -> bool {
     let name = bare(annotation.strip_prefix(ANNOTATION).unwrap_or(annotation));
     let mut about = passed.iter().filter(|device| !name.is_empty() && device.names.contains(&name)).peekable();
@@ -204,8 +203,7 @@ fn is_gpu(sysfs: &Path, address: Address) -> bool {
     firstlight_pci::of_kind(sysfs, firstlight_pci::Kind::Gpu).contains(&address)
 }
 
-/// The address of the function at a PCI path such as `02/00`; `None` if there
-/// is no such place.
+/// Returns the address of the function at a PCI path such as `02/00`; `None` if there is none.
 #[must_use]
 pub fn pci_path(sysfs: &Path, path: &str) -> Option<Address> {
     path.parse::<Place>().ok()?.find(sysfs).ok().map(|found| found.address)
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_become_gpus_and_others() {
+    fn cdi_names_are_split_into_gpus_and_others() {
         let annotations = annotated(&[
             ("cdi.k8s.io/vfio1", "nvidia.com/gpu=0, nvidia.com/gpu=0000:02:00.0"),
             ("cdi.k8s.io/vfio2", "nvidia.com/gpu=all,nvidia.com/gpu=0,a.b/c=d"),
@@ -241,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_container_gets_nothing_and_broken_names_are_refused() {
+    fn pause_container_gets_no_devices_and_invalid_names_are_rejected() {
         let mut annotations = annotated(&[("cdi.k8s.io/vfio1", "nvidia.com/gpu=0"), (CONTAINER_TYPE, SANDBOX)]);
         assert!(asked(&annotations, &[], Path::new("/")).unwrap().is_empty());
         annotations.remove(CONTAINER_TYPE);
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_in_the_tree_is_an_address_and_beats_the_index() {
+    fn pci_path_is_resolved_and_takes_precedence_over_the_index() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = root.path();
         plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
@@ -282,7 +280,7 @@ mod tests {
         let placed = Which::Pci("0000:01:00.0".parse().unwrap());
         assert_eq!(wants.gpus.as_slice(), std::slice::from_ref(&placed));
 
-        // Of a second one the shim does not know the place: its index is all there is.
+        // The shim does not know the PCI path of the second device: only its index is known.
         let nowhere = Device {
             type_: "vfio-pci-gk".into(),
             container_path: "/dev/vfio/8".into(),
@@ -296,14 +294,14 @@ mod tests {
             let wants = asked(&annotations, &[first, nowhere.clone()], sysfs).unwrap();
             assert_eq!(wants.gpus, [Which::Index(5), placed.clone()], "{id} {container_path}");
         }
-        // Nobody can tell whose index this is: none is lost.
+        // The annotation matches no device: both indices are retained.
         let annotations = annotated(&[("cdi.k8s.io/x", "nvidia.com/gpu=0,nvidia.com/gpu=1")]);
         let wants = asked(&annotations, &[device, nowhere], sysfs).unwrap();
         assert_eq!(wants.gpus, [Which::Index(0), Which::Index(1), placed]);
     }
 
     #[test]
-    fn the_environment_grants_only_where_that_is_allowed() {
+    fn environment_grants_devices_only_if_enabled() {
         let none = HashMap::new();
         let environment = ["A=b".to_owned(), "VISIBLE_CDI_DEVICES=nvidia.com/gpu=0,1:a.b/c=d".to_owned()];
         let asking =
@@ -319,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvidia_s_variables_say_is_no_grant() {
+    fn nvidia_variables_grant_nothing() {
         let none = HashMap::new();
         let environment = ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), "NVIDIA_DRIVER_CAPABILITIES=all,tea".to_owned()];
         let asking = Asking { annotations: &none, devices: &[], environment: &environment, by_environment: true };
@@ -333,7 +331,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_texts_are_wants_or_errors(value in "\\PC{0,60}", path in "\\PC{0,20}") {
+        fn any_annotation_is_a_request_or_an_error(value in "\\PC{0,60}", path in "\\PC{0,20}") {
             let _ = asked(&annotated(&[("cdi.k8s.io/x", &value)]), &[], Path::new("/nonexistent"));
             let _ = pci_path(Path::new("/nonexistent"), &path);
         }

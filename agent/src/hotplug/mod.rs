@@ -1,10 +1,9 @@
-//! Devices that come when they come.
+//! Waits for hot-plugged devices.
 //!
-//! A request names a device by its place (PCI path, SCSI address, node). It may
-//! be there since boot, be on its way, or never come. So every lookup hears the
-//! kernel's messages first, then looks into sysfs, and looks again at every
-//! message until the deadline: nothing can slip through between the two. A
-//! device that is there costs one look and no socket.
+//! A request names a device by PCI path, SCSI address or node. It may be present since boot, appear
+//! later, or never. So every lookup subscribes to uevents first, then checks sysfs, and checks
+//! again at every uevent until the deadline: no event is missed. A device that is present costs one
+//! check and no socket.
 
 mod block;
 mod listener;
@@ -29,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::work;
 
-/// Finds devices, waiting for those that are on their way.
+/// Looks up devices, with a timeout for those that are not present yet.
 #[derive(Debug, Clone)]
 pub struct Hotplug {
     sysfs: PathBuf,
@@ -38,24 +37,24 @@ pub struct Hotplug {
     check: Check,
 }
 
-/// What a look found.
+/// Result of one check.
 enum Look<T> {
     Found(T),
-    /// How far it got.
+    /// Why it was not found.
     NotYet(String),
 }
 
 impl Hotplug {
-    /// Looks below these paths, for at most `timeout` (`agent.hotplug_timeout`).
+    /// Creates a lookup below these paths with `timeout` (`agent.hotplug_timeout`).
     #[must_use]
     pub fn new(paths: &Paths, timeout: Duration) -> Self {
         Self { sysfs: paths.sysfs.clone(), dev: paths.root.join("dev"), timeout, check: node::can_be_used }
     }
 
-    /// The disk at a PCI path such as `02/03`: virtio-blk or NVMe.
+    /// Waits for the disk at a PCI path such as `02/03`: virtio-blk or NVMe.
     ///
     /// # Errors
-    /// It is no PCI path, the function has several disks, or none came in time.
+    /// The PCI path is invalid, the function has several disks, or none appeared in time.
     pub async fn block_by_pci(&self, path: &str) -> Result<PathBuf> {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
@@ -76,10 +75,10 @@ impl Hotplug {
         .await
     }
 
-    /// The disk at a SCSI address `ID:LUN`; has the hosts look for it.
+    /// Waits for the disk at a SCSI address `ID:LUN`, after a scan by the SCSI hosts.
     ///
     /// # Errors
-    /// It is no such address, several hosts have a disk there, or none came in time.
+    /// The address is invalid, several hosts have a disk there, or none appeared in time.
     pub async fn block_by_scsi(&self, address: &str) -> Result<PathBuf> {
         let (scsi, at): (Scsi, Self) = (address.parse()?, self.clone());
         let mut scanned: Vec<String> = Vec::new();
@@ -87,15 +86,15 @@ impl Hotplug {
             for host in scsi::hosts(&at.sysfs) {
                 if scsi::at(&at.sysfs, scsi).is_empty() && !scanned.contains(&host) {
                     scsi::scan(&at.sysfs, &host, scsi)
-                        .map_err(|error| Error::internal(format!("{host} cannot look for it: {error}")))?;
+                        .map_err(|error| Error::internal(format!("{host} failed to scan for it: {error}")))?;
                     scanned.push(host);
                 }
             }
             match scsi::at(&at.sysfs, scsi).as_slice() {
                 [] if scanned.is_empty() => {
-                    Ok(Look::NotYet("the guest has no SCSI host; is virtio_scsi in its kernel?".to_owned()))
+                    Ok(Look::NotYet("the guest has no SCSI host; check that its kernel has virtio_scsi".to_owned()))
                 }
-                [] => Ok(Look::NotYet(format!("{} looked for it and found none", scanned.join(", ")))),
+                [] => Ok(Look::NotYet(format!("{} scanned for it and found none", scanned.join(", ")))),
                 [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("SCSI address {scsi}"), several)),
             }
@@ -103,10 +102,10 @@ impl Hotplug {
         .await
     }
 
-    /// The disk with that node, `/dev/NAME`.
+    /// Waits for the disk with the node `/dev/NAME`.
     ///
     /// # Errors
-    /// It is no such path, or did not come in time.
+    /// The path is invalid, or the disk did not appear in time.
     pub async fn block_by_node(&self, node: &str) -> Result<PathBuf> {
         let (name, at) = (node_name(node)?.to_owned(), self.clone());
         self.wait(&format!("disk {node}"), move || match block::named(&at.sysfs, &name) {
@@ -116,10 +115,10 @@ impl Hotplug {
         .await
     }
 
-    /// The name of the network interface at a PCI path.
+    /// Waits for the network interface at a PCI path; returns its name.
     ///
     /// # Errors
-    /// It is no PCI path, the function has several interfaces, or none came in time.
+    /// The PCI path is invalid, the function has several interfaces, or none appeared in time.
     pub async fn net_by_pci(&self, path: &str) -> Result<String> {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
@@ -147,10 +146,10 @@ impl Hotplug {
         .await
     }
 
-    /// The address of the function at a PCI path.
+    /// Waits for the function at a PCI path; returns its address.
     ///
     /// # Errors
-    /// It is no PCI path, or no function came in time.
+    /// The PCI path is invalid, or no function appeared in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
         let (place, sysfs) = (place(path)?, self.sysfs.clone());
         self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
@@ -160,15 +159,15 @@ impl Hotplug {
         .await
     }
 
-    /// Waits for a node that the kernel makes, such as one below `/dev/vfio`.
+    /// Waits for a node that the kernel creates, such as one below `/dev/vfio`.
     ///
     /// # Errors
-    /// It did not come in time.
+    /// It did not appear in time.
     pub async fn node(&self, node: &Path, what: &str) -> Result<()> {
         let node = node.to_owned();
         self.wait(what, move || match node.exists() {
             true => Ok(Look::Found(())),
-            false => Ok(Look::NotYet(format!("there is no {}", node.display()))),
+            false => Ok(Look::NotYet(format!("{} does not exist", node.display()))),
         })
         .await
     }
@@ -178,7 +177,7 @@ impl Hotplug {
         (self.check)(&node, disk.number).map_or_else(Look::NotYet, |()| Look::Found(node))
     }
 
-    /// Looks until it is found or the deadline has passed.
+    /// Checks until it is found or the deadline has passed.
     async fn wait<T, L>(&self, what: &str, look: L) -> Result<T>
     where
         T: Send + 'static,
@@ -190,10 +189,10 @@ impl Hotplug {
         if let Look::Found(found) = seen.map_err(during)? {
             return Ok(found);
         }
-        let unheard = |error: std::io::Error| {
-            Error::internal(format!("{what}: it is not there, and the kernel's messages cannot be heard: {error}"))
+        let no_uevents = |error: std::io::Error| {
+            Error::internal(format!("{what}: not present, and uevents cannot be received: {error}"))
         };
-        let mut events = Uevents::open().map_err(unheard)?;
+        let mut events = Uevents::open().map_err(no_uevents)?;
         loop {
             let seen;
             (look, seen) = beside(look).await?;
@@ -201,13 +200,13 @@ impl Hotplug {
                 Look::Found(found) => return Ok(found),
                 Look::NotYet(missing) => missing,
             };
-            match timeout_at(begin + self.timeout, events.news()).await {
+            match timeout_at(begin + self.timeout, events.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(unheard(error)),
+                Ok(Err(error)) => return Err(no_uevents(error)),
                 Err(_) => {
                     return Err(Error::internal(format!(
-                        "{what}: not there after {} ms: {missing}; see whether the VMM plugged it in at that place, \
-                         or give it longer (agent.hotplug_timeout={})",
+                        "{what}: not present after {} ms: {missing}; check that the VMM plugged it in there, \
+                         or raise agent.hotplug_timeout (to {} s)",
                         begin.elapsed().as_millis(),
                         self.timeout.as_secs().saturating_mul(2).max(1)
                     )));
@@ -217,7 +216,7 @@ impl Hotplug {
     }
 }
 
-/// One look, beside the server: a disk that is opened and a host that scans block.
+/// Runs one check in the blocking pool: opening a disk and a SCSI scan block.
 async fn beside<T, L>(mut look: L) -> Result<(L, Result<Look<T>>)>
 where
     T: Send + 'static,
@@ -234,7 +233,7 @@ fn place(path: &str) -> Result<Place> {
     path.parse().map_err(|error: firstlight_pci::ParsePlaceError| Error::invalid(error.to_string()))
 }
 
-/// The name of a node directly below `/dev`.
+/// Returns the name of a node directly below `/dev`.
 fn node_name(node: &str) -> Result<&str> {
     let name = node.strip_prefix("/dev/").filter(|name| {
         let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'));
@@ -248,10 +247,10 @@ fn node_name(node: &str) -> Result<&str> {
 
 fn ambiguous(what: &str, disks: &[Disk]) -> Error {
     let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
-    Error::invalid(format!("{what} has several disks: {}; name one by its node", names.join(", ")))
+    Error::invalid(format!("{what} has several disks: {}; request one by its node", names.join(", ")))
 }
 
-/// Whether a path could be one that [`Hotplug::block_by_node`] takes.
+/// Returns whether [`Hotplug::block_by_node`] accepts a path.
 #[must_use]
 pub fn is_node(path: &Path) -> bool {
     path.to_str().is_some_and(|text| node_name(text).is_ok())

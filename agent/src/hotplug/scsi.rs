@@ -1,4 +1,4 @@
-//! Disks on SCSI hosts.
+//! Finds disks on SCSI hosts.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::block::{self, Disk, names};
 use crate::error::Error;
 
-/// virtio-scsi's largest.
+/// Limits of virtio-scsi.
 const MAX_TARGET: u32 = 255;
 const MAX_LUN: u32 = 16383;
 
@@ -43,18 +43,18 @@ impl FromStr for Scsi {
     }
 }
 
-/// The SCSI hosts.
+/// Returns the SCSI hosts.
 pub(super) fn hosts(sysfs: &Path) -> Vec<String> {
     names(&sysfs.join("class/scsi_host"), "host")
 }
 
-/// Has a host look for the disk. Blocks until it has looked.
+/// Asks a host to scan for the disk. Blocks until it has scanned.
 pub(super) fn scan(sysfs: &Path, host: &str, scsi: Scsi) -> std::io::Result<()> {
     let Scsi { target, lun } = scsi;
     fs::write(sysfs.join("class/scsi_host").join(host).join("scan"), format!("0 {target} {lun}"))
 }
 
-/// The disks at that address, one per host at most.
+/// Returns the disks at an address, at most one per host.
 pub(super) fn at(sysfs: &Path, scsi: Scsi) -> Vec<Disk> {
     let devices = sysfs.join("class/scsi_device");
     let end = format!(":0:{scsi}");
@@ -71,7 +71,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses_are_two_numbers() {
+    fn invalid_scsi_addresses_are_rejected() {
         assert_eq!("0:1".parse::<Scsi>().unwrap(), Scsi { target: 0, lun: 1 });
         for text in ["", "0", "0:", ":1", "0:1:2", "256:0", "0:16384", "a:1", "+1:0", " 1:0"] {
             assert!(text.parse::<Scsi>().is_err(), "{text}");

@@ -33,12 +33,12 @@ pub(super) struct Calls(pub(super) Arc<Agent>);
 
 type Reply<T> = ttrpc::Result<T>;
 
-/// The caller's deadline; 0 is none.
+/// Returns the caller's timeout; 0 means none.
 fn timeout(context: &TtrpcContext) -> Option<Duration> {
     u64::try_from(context.timeout_nano).ok().filter(|nanos| *nanos > 0).map(Duration::from_nanos)
 }
 
-fn wanted(len: u32) -> usize {
+fn read_limit(len: u32) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
 
@@ -91,13 +91,13 @@ impl AgentService for Calls {
 
     async fn read_stdout(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
         let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stdout.read(wanted(request.len)).await?;
+        let data = process.stdout.read(read_limit(request.len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
     async fn read_stderr(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
         let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stderr.read(wanted(request.len)).await?;
+        let data = process.stderr.read(read_limit(request.len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
@@ -217,7 +217,7 @@ impl AgentService for Calls {
         _: &TtrpcContext,
         _: RemoveStaleVirtiofsShareMountsRequest,
     ) -> Reply<Empty> {
-        Ok(storage::look_for_stale(&self.0.paths.run).await.map(|()| Empty::new())?)
+        Ok(storage::refresh_stale(&self.0.paths.run).await.map(|()| Empty::new())?)
     }
 
     async fn get_volume_stats(&self, _: &TtrpcContext, request: VolumeStatsRequest) -> Reply<VolumeStatsResponse> {

@@ -1,4 +1,4 @@
-//! `bind`: something of the guest at a second place.
+//! Driver `bind`: a bind mount of a guest file or directory.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a driver has made, so that it can be taken away again.
+//! Resources that a driver has created, released on drop.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,36 +8,36 @@ use super::scratch::Scratch;
 use super::watch::Watcher;
 use crate::error::{Error, Result};
 
-/// One thing that goes away when it is dropped.
+/// One resource, released on drop.
 #[derive(Debug)]
 pub enum Part {
     /// A mount.
     Mount(Mounted),
-    /// Huge pages that the kernel set aside.
+    /// Reserved huge pages.
     Pages(HugePages),
-    /// A directory in memory.
+    /// A temporary directory.
     Scratch(Scratch),
-    /// A copy that follows its source.
+    /// A directory copy that is updated from its source.
     Watch(Watcher),
 }
 
-/// The parts of a storage. Dropping them may block: unmounting can wait for the host.
+/// The resources of a storage. Drop may block: unmounting can wait for the host.
 #[derive(Debug, Default)]
 pub struct Made(Vec<Part>);
 
 impl Made {
-    /// Adds a part that was made after the others.
+    /// Adds a resource; those added later are released first.
     pub fn add(&mut self, part: Part) {
         self.0.push(part);
     }
 
-    /// The root of the last mount.
+    /// Returns a descriptor of the root of the last mount.
     ///
     /// # Errors
-    /// There is no mount, or no descriptor left.
+    /// There is no mount, or no free descriptor.
     pub fn root(&self) -> Result<OwnedFd> {
         let mount = self.0.iter().rev().find_map(|part| if let Part::Mount(mount) = part { Some(mount) } else { None });
-        let mount = mount.ok_or_else(|| Error::invalid("is no mount"))?;
+        let mount = mount.ok_or_else(|| Error::invalid("is not a mount"))?;
         mount.as_fd().try_clone_to_owned().map_err(|error| Error::internal(error.to_string()))
     }
 }
@@ -50,7 +50,7 @@ impl From<Mounted> for Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What was made last may lie on what was made first.
+        // Later resources may depend on earlier ones.
         while self.0.pop().is_some() {}
     }
 }

@@ -1,4 +1,4 @@
-//! `ephemeral`: memory, as a tmpfs or as huge pages, with all options that it came with.
+//! Driver `ephemeral`: a tmpfs or hugetlbfs, with all its options.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use super::place::{Kind, Place};
 use super::{Job, Made, Part, group};
 use crate::error::{Error, Result};
 
-/// The kind of memory that a storage asks for.
+/// Returns the file system type of a storage.
 pub(super) fn kind(fstype: &str) -> Result<&'static str> {
     match fstype {
         "" | "tmpfs" => Ok("tmpfs"),
         "hugetlbfs" => Ok("hugetlbfs"),
-        other => Err(Error::invalid(format!("file system {other:?} is none of tmpfs, hugetlbfs"))),
+        other => Err(Error::invalid(format!("file system {other:?} is not supported; use tmpfs or hugetlbfs"))),
     }
 }
 

@@ -1,38 +1,38 @@
-//! Options of a storage: what they mean and to whom they go.
+//! Parses the mount options of a storage.
 
 use firstlight_agent_api::agent::Storage;
 use rustix::mount::{MountAttrFlags as Attribute, MountPropagationFlags as Spread};
 
 use crate::error::{Error, Result};
 
-/// More options than this are somebody's trick.
-const MOST: usize = 256;
+/// Upper bound on options per storage (untrusted input).
+const MAX_OPTIONS: usize = 256;
 
-/// What the kernel takes as a name or a value, in bytes.
-pub const LONGEST: usize = 255;
+/// The kernel's limit on the length of an option's name or value, in bytes.
+pub const MAX_LEN: usize = 255;
 
-/// What an option says.
+/// Effect of an option.
 #[derive(Debug, Clone, Copy)]
 enum Word {
-    /// Sets or clears an attribute of the mount.
+    /// Sets or clears a mount attribute.
     Mount(Attribute, bool),
-    /// As before, for all mounts below it as well.
+    /// Sets or clears a mount attribute recursively.
     All(Attribute, bool),
-    /// Chooses when access times are written.
+    /// Selects the access time mode.
     Times(Attribute),
-    /// A flag of the file system.
+    /// A file system flag.
     FileSystem,
-    /// Both an attribute of the mount and a flag of the file system.
+    /// Both a mount attribute and a file system flag.
     Both(Attribute, bool),
     /// How mounts spread.
     Spread(Spread),
-    /// The source is something that is mounted already; with all below it.
+    /// A bind mount; `true` is recursive.
     Bind(bool),
-    /// Tells programs, not the kernel, or is what we do anyway.
+    /// Ignored: meant for user space, or the default.
     Nothing,
 }
 
-/// Options that are no data of a file system.
+/// Options that are not passed to the file system as data.
 const WORDS: &[(&str, Word)] = &[
     ("ro", Word::Both(Attribute::MOUNT_ATTR_RDONLY, true)),
     ("rw", Word::Both(Attribute::MOUNT_ATTR_RDONLY, false)),
@@ -75,12 +75,12 @@ const WORDS: &[(&str, Word)] = &[
     ("runbindable", Word::Spread(Spread::UNBINDABLE.union(Spread::REC))),
     ("bind", Word::Bind(false)),
     ("rbind", Word::Bind(true)),
-    // A mount gets all its flags when it is made, so there is no second step.
+    // All flags are set when the mount is created, so no remount is needed.
     ("remount", Word::Nothing),
     ("defaults", Word::Nothing),
     ("silent", Word::Nothing),
     ("loud", Word::Nothing),
-    // Mandatory locks are no longer in the kernel.
+    // The kernel has removed mandatory locks.
     ("mand", Word::Nothing),
     ("nomand", Word::Nothing),
     ("auto", Word::Nothing),
@@ -91,42 +91,42 @@ const WORDS: &[(&str, Word)] = &[
     ("nouser", Word::Nothing),
 ];
 
-/// How words for shims and agents begin.
+/// Prefixes of options for shims and agents.
 const MARKS: &[&str] = &["io.katacontainers.", "X-kata.", "X-mount.", "X-containerd.", "x-systemd."];
 
 /// The options of a storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Attributes that the mount gets.
+    /// Mount attributes to set.
     pub set: Attribute,
-    /// Attributes that it loses; a bind inherits its source's.
+    /// Mount attributes to clear; a bind mount inherits those of its source.
     pub clear: Attribute,
-    /// Whether attributes are for the mounts below it as well.
+    /// Whether attributes are applied recursively.
     pub deep: bool,
     /// How mounts spread.
     pub spread: Option<Spread>,
-    /// Whether a bind takes the mounts below its source along.
+    /// Whether a bind mount is recursive.
     pub recursive: bool,
-    /// For the file system itself, in order; words without a value are flags.
+    /// File system options, in order; those without a value are flags.
     pub data: Vec<(String, Option<String>)>,
-    /// `fsgid=N`: the group that shall own the root.
+    /// `fsgid=N`: owning group of the root.
     pub group: Option<u32>,
-    /// `mode=N`, for directories; a file system gets it as data as well.
+    /// `mode=N`, for directories; also passed to file systems as data.
     pub mode: Option<u32>,
-    /// What is said to the agent alone.
+    /// Options for the agent only.
     pub marks: Vec<String>,
 }
 
 impl Options {
-    /// Reads a storage's options. An entry may hold several.
+    /// Parses a storage's options. An entry may hold several.
     ///
     /// # Errors
-    /// A value that is no number where one is needed, or too many options.
+    /// A value is not a number, or there are too many options.
     pub fn parse(storage: &Storage) -> Result<Self> {
         Self::of(&storage.options).map_err(|error| error.during(&format!("storage {}", storage.mount_point)))
     }
 
-    /// Reads options.
+    /// Parses options.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -143,8 +143,8 @@ impl Options {
             marks: Vec::new(),
         };
         let all: Vec<&str> = entries.iter().flat_map(|entry| split(entry)).collect();
-        if all.len() > MOST {
-            return Err(Error::invalid(format!("{} options; at most {MOST}", all.len())));
+        if all.len() > MAX_OPTIONS {
+            return Err(Error::invalid(format!("{} options; at most {MAX_OPTIONS}", all.len())));
         }
         all.into_iter().try_for_each(|option| options.add(option))?;
         Ok(options)
@@ -161,17 +161,17 @@ impl Options {
         }
         let wrong = |what: &str| Error::invalid(format!("option {option:?}: {what}"));
         if option.contains('\0') {
-            return Err(wrong("has a NUL in it"));
+            return Err(wrong("contains a NUL byte"));
         }
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         match (name, value) {
             ("fsgid", Some(id)) => {
-                self.group = Some(id.parse().map_err(|_| wrong("no group number"))?);
+                self.group = Some(id.parse().map_err(|_| wrong("not a group id"))?);
                 return Ok(());
             }
             ("mode", Some(mode)) => {
                 let mode = u32::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o7777);
-                self.mode = Some(mode.ok_or_else(|| wrong("no octal mode"))?);
+                self.mode = Some(mode.ok_or_else(|| wrong("not an octal mode"))?);
             }
             _ => {}
         }
@@ -208,27 +208,27 @@ impl Options {
         self.clear.set(bit, !on);
     }
 
-    /// Takes an option of the file system out; the last one counts.
+    /// Removes a file system option and returns its value; the last one takes precedence.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let found = self.data.iter().rev().find(|(key, _)| key == name).and_then(|(_, value)| value.clone());
         self.data.retain(|(key, _)| key != name);
         found
     }
 
-    /// The value of an option of the file system; the last one counts.
+    /// Returns the value of a file system option; the last one takes precedence.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.data.iter().rev().find(|(key, _)| key == name).and_then(|(_, value)| value.as_deref())
     }
 
-    /// Whether nothing can be written through the mount.
+    /// Returns whether the mount is read-only.
     #[must_use]
     pub fn readonly(&self) -> bool {
         self.set.contains(Attribute::MOUNT_ATTR_RDONLY)
     }
 }
 
-/// Splits at commas, but not within quotes: security contexts hold commas.
+/// Splits at commas outside quotes: SELinux contexts contain commas.
 fn split(entry: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     entry
@@ -257,10 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn all_options_of_the_sandboxs_shared_memory_are_kept() {
+    fn all_options_of_dev_shm_are_retained() {
         let options = of(&["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"]);
-        let wanted = Attribute::MOUNT_ATTR_NOEXEC | Attribute::MOUNT_ATTR_NOSUID | Attribute::MOUNT_ATTR_NODEV;
-        assert_eq!((options.set, data(&options).as_str()), (wanted, "mode=1777,size=67108864"));
+        let expected = Attribute::MOUNT_ATTR_NOEXEC | Attribute::MOUNT_ATTR_NOSUID | Attribute::MOUNT_ATTR_NODEV;
+        assert_eq!((options.set, data(&options).as_str()), (expected, "mode=1777,size=67108864"));
         assert_eq!(options.mode, Some(0o1777));
         let options = of(&["pagesize=2M,size=8M", "fsgid=7", "ro,rw"]);
         assert_eq!((options.set, options.group), (Attribute::empty(), Some(7)));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_words() {
+    fn attributes_flags_and_agent_options_are_separated() {
         let options = of(&["noatime,lazytime,nosymfollow,rshared,rbind,X-kata.overlay-upper,nofail"]);
         assert_eq!(options.set, Attribute::MOUNT_ATTR_NOATIME | Attribute::MOUNT_ATTR_NOSYMFOLLOW);
         assert_eq!(options.clear, Attribute::MOUNT_ATTR__ATIME);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_option_is_reported() {
         for (option, part) in [("fsgid=x", "fsgid=x"), ("mode=9", "mode=9"), ("mode=77777", "mode"), ("a\0b", "NUL")] {
             let error = Options::of(&[option.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
@@ -300,12 +300,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_options_are_taken_or_refused(options in proptest::collection::vec("\\PC{0,20}", 0..4)) {
+        fn any_options_are_parsed_or_rejected(options in proptest::collection::vec("\\PC{0,20}", 0..4)) {
             let _ = Options::of(&options);
         }
 
         #[test]
-        fn no_data_is_lost(words in proptest::collection::vec("[a-z_]{3,9}=[0-9a-z/:]{1,9}", 0..9)) {
+        fn file_system_options_are_retained_in_order(words in proptest::collection::vec("[a-z_]{3,9}=[0-9a-z/:]{1,9}", 0..9)) {
             prop_assume!(!words.iter().any(|word| word.starts_with("fsgid=") || word.starts_with("mode=")));
             let options = Options::of(&[words.join(",")]).unwrap();
             prop_assert_eq!(data(&options), words.join(","));

@@ -1,4 +1,4 @@
-//! `virtio-fs`: a directory of the host; the source is its tag.
+//! Driver `virtio-fs`: a host directory; the source is its tag.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Who uses which storage. One storage is made once, whoever asks first; it
-//! goes away with its last user, and nobody sees it half made or half gone.
+//! Reference counts of storages. A storage is mounted for its first user and unmounted after its
+//! last, and is never visible half mounted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use crate::hotplug::Hotplug;
 use crate::paths::Paths;
 use crate::work;
 
-/// More storages than this in one request are somebody's trick.
-const MOST: usize = 1024;
+/// Upper bound on storages per request (untrusted input).
+const MAX_STORAGES: usize = 1024;
 
 /// All storages of the guest, by mount point.
 #[derive(Debug)]
@@ -30,26 +30,26 @@ pub struct Table {
     changed: Notify,
 }
 
-/// One storage.
+/// One storage and its reference count.
 #[derive(Debug)]
 struct Entry {
-    /// What it is: the same mount point cannot be something else for another user.
+    /// Driver, source and type: the same mount point cannot be another storage for another user.
     what: String,
     users: usize,
-    /// Kept until the guest ends, whoever uses it.
+    /// Stays mounted until the guest ends.
     keep: bool,
-    /// `None` while it is being made or taken away.
+    /// `None` while it is being mounted or unmounted.
     made: Option<Made>,
 }
 
-/// What has to be made at once.
+/// A unit of mounting.
 #[derive(Debug)]
 enum Order {
     One(Box<Storage>),
     Layers(Box<Group>),
 }
 
-/// What a user has to do.
+/// The next step of a new user.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Make,
@@ -57,19 +57,19 @@ enum Next {
     Use,
 }
 
-/// The same name for the same place.
+/// Normalises a mount point.
 fn key(mount_point: &str) -> PathBuf {
     Path::new(mount_point).components().collect()
 }
 
-/// Puts a request's storages into the order in which they are made: layers of
-/// one root together, where the first of them stands.
+/// Orders a request's storages for mounting: the layers of one root together, at the position of
+/// the first.
 ///
 /// # Errors
-/// Layers that do not make one root.
+/// The layers do not form one root.
 fn plan(storages: Vec<Storage>) -> Result<Vec<Order>> {
-    if storages.len() > MOST {
-        return Err(Error::invalid(format!("{} storages; at most {MOST}", storages.len())));
+    if storages.len() > MAX_STORAGES {
+        return Err(Error::invalid(format!("{} storages; at most {MAX_STORAGES}", storages.len())));
     }
     let first = storages.iter().position(layers::is_layer);
     let (layered, alone): (Vec<_>, Vec<_>) = storages.into_iter().partition(layers::is_layer);
@@ -88,7 +88,7 @@ impl Order {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     fn mount_point(&self) -> &str {
         &self.storage().mount_point
     }
@@ -99,7 +99,7 @@ impl Order {
     }
 }
 
-/// Takes an entry away again if nobody sees its making through.
+/// Removes an entry if its setup is cancelled or fails.
 struct Making<'a> {
     table: &'a Table,
     key: &'a Path,
@@ -116,7 +116,7 @@ impl Drop for Making<'_> {
 }
 
 impl Table {
-    /// No storages.
+    /// Creates an empty table.
     #[must_use]
     pub fn new(paths: Paths, hotplug: Hotplug) -> Self {
         Self { paths, hotplug, entries: Mutex::default(), changed: Notify::new() }
@@ -126,11 +126,10 @@ impl Table {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a user to a storage, and makes it if it is the first. Returns when
-    /// the storage is there.
+    /// Adds a user to a storage, and mounts it for the first one. Returns when it is mounted.
     ///
     /// # Errors
-    /// It cannot be made, or the mount point is another storage's. Then there is no user more.
+    /// It cannot be mounted, or the mount point belongs to another storage. Then no user is added.
     async fn add(&self, order: Order) -> Result<()> {
         let (key, what, keep) = (key(order.mount_point()), order.what(), order.storage().shared);
         let name = called(order.storage());
@@ -139,7 +138,7 @@ impl Table {
 
     async fn hold(&self, key: &Path, what: &str, keep: bool, make: impl Future<Output = Result<Made>>) -> Result<()> {
         loop {
-            // Listening begins before looking, or a change in between would be missed.
+            // Subscribes before the check, so no change in between is missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             match self.next(key, what, keep)? {
@@ -157,10 +156,11 @@ impl Table {
         Ok(())
     }
 
-    /// Adds a user to each of a request's storages; the mount points, for [`remove_all`](Self::remove_all).
+    /// Adds a user to each storage of a request; returns the mount points, for
+    /// [`remove_all`](Self::remove_all).
     ///
     /// # Errors
-    /// As [`add`](Self::add). Then none of them has a user more.
+    /// As [`add`](Self::add). Then no user is added to any of them.
     pub async fn add_all(&self, storages: Vec<Storage>) -> Result<Vec<String>> {
         let mut added = Vec::new();
         for order in plan(storages)? {
@@ -174,7 +174,7 @@ impl Table {
         Ok(added)
     }
 
-    /// Takes a user from each storage, last one first.
+    /// Removes a user from each storage, in reverse order.
     pub async fn remove_all(&self, mount_points: Vec<String>) {
         for mount_point in mount_points.into_iter().rev() {
             self.remove(&mount_point).await;
@@ -193,7 +193,7 @@ impl Table {
         }
         if entry.what != what {
             let there: String = entry.what.chars().take(200).collect();
-            return Err(Error::new(Code::ALREADY_EXISTS, format!("the mount point has another storage ({there})")));
+            return Err(Error::new(Code::ALREADY_EXISTS, format!("the mount point is used by another storage ({there})")));
         }
         entry.users += 1;
         entry.keep |= keep;
@@ -219,14 +219,14 @@ impl Table {
         }
     }
 
-    /// Takes a user from a storage; the last one unmounts it, unless it is kept.
+    /// Removes a user from a storage; the last one unmounts it, unless it is persistent.
     async fn remove(&self, mount_point: &str) {
         let key = key(mount_point);
         let made = {
             let mut entries = self.entries();
             let Some(entry) = entries.get_mut(&key) else { return };
             if entry.made.is_none() {
-                // Somebody else's is being made here: this one is gone already.
+                // A new storage is being mounted here: this one is released already.
                 return;
             }
             entry.users = entry.users.saturating_sub(1);
@@ -243,15 +243,15 @@ impl Table {
         .await;
     }
 
-    /// Looks at a storage that is there: its driver's name and what was made.
+    /// Inspects a mounted storage: its driver's name and resources.
     ///
     /// # Errors
-    /// There is none, or the function's own.
+    /// It does not exist, or errors of the function.
     pub(crate) fn look<T>(&self, mount_point: &str, look: impl FnOnce(&str, &Made) -> Result<T>) -> Result<T> {
         let entries = self.entries();
         let found = entries.get(&key(mount_point)).and_then(|entry| Some((entry, entry.made.as_ref()?)));
         let (entry, made) = found.ok_or_else(|| {
-            let message = format!("{mount_point} is no storage of this sandbox: it was never added, or it was removed");
+            let message = format!("{mount_point} is not a storage of this sandbox: it was never added, or it was removed");
             Error::new(Code::NOT_FOUND, message)
         })?;
         look(entry.what.split(' ').next().unwrap_or_default(), made)
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_user_waits_until_the_first_ones_mount_is_there() {
+    fn second_user_waits_for_the_mount_of_the_first() {
         run(async {
             let (table, done) = (table(), Arc::new(AtomicUsize::new(0)));
             let slow = {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_the_waiting_one_tries_itself() {
+    fn waiting_user_retries_after_a_failure() {
         run(async {
             let table = table();
             let failing = async {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_making_blocks_nobody() {
+    fn cancelled_setup_does_not_block_others() {
         run(async {
             let table = table();
             let key = Path::new("/m");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_user_takes_it_away_unless_it_is_kept() {
+    fn last_user_unmounts_unless_persistent() {
         run(async {
             let table = table();
             let ok = || async { Ok(Made::default()) };
@@ -354,13 +354,13 @@ mod tests {
             table.remove("/m/true").await;
             let error = table.hold(Path::new("/m/true"), "b", false, ok()).await.unwrap_err();
             assert_eq!(error.code, Code::ALREADY_EXISTS);
-            assert!(table.look("/m/false", |_, _| Ok(())).unwrap_err().message.contains("no storage of this sandbox"));
+            assert!(table.look("/m/false", |_, _| Ok(())).unwrap_err().message.contains("not a storage of this sandbox"));
             assert_eq!(table.look("/m/true", |what, _| Ok(what.to_owned())).unwrap(), "a");
         });
     }
 
     #[test]
-    fn layers_stand_where_the_first_of_them_stands() {
+    fn layers_are_mounted_at_the_position_of_the_first() {
         let storage = |mount_point: &str, options: &[&str], fstype: &str| Storage {
             mount_point: mount_point.into(),
             fstype: fstype.into(),

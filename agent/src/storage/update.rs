@@ -1,4 +1,4 @@
-//! UpdateEphemeralMounts: the size of memory that is mounted already.
+//! UpdateEphemeralMounts: changes the size of mounted tmpfs storages.
 
 use std::os::fd::OwnedFd;
 
@@ -10,16 +10,15 @@ use super::{Table, called, group, memory};
 use crate::error::{Error, Result};
 use crate::work;
 
-/// Options that a tmpfs can change while it is used. Others were settled when it
-/// was mounted and stay as they are.
+/// Options that tmpfs can change on remount. Others retain their values from the mount.
 const CHANGEABLE: &[&str] = &["size", "nr_blocks", "nr_inodes"];
 
 impl Table {
-    /// Changes storages of memory that this agent has mounted.
+    /// Changes tmpfs storages that this agent has mounted.
     ///
     /// # Errors
-    /// `NOT_FOUND`: the agent has no such mount. Or a storage is of another
-    /// kind, or more is in it than the new size.
+    /// `NOT_FOUND`: the agent has no such mount. Or a storage has another type, or uses more than
+    /// the new size.
     pub async fn update(&self, storages: Vec<Storage>) -> Result<()> {
         for storage in storages {
             let name = called(&storage);
@@ -30,11 +29,11 @@ impl Table {
 
     async fn update_one(&self, storage: Storage) -> Result<()> {
         if storage.driver != "ephemeral" || memory::kind(&storage.fstype)? != "tmpfs" {
-            return Err(Error::invalid("only ephemeral storages of tmpfs can change their size"));
+            return Err(Error::invalid("only ephemeral tmpfs storages can be resized"));
         }
         let mount = self.look(&storage.mount_point, |driver, made| {
             if driver != "ephemeral" {
-                return Err(Error::invalid(format!("the mount point is of the driver {driver}")));
+                return Err(Error::invalid(format!("the mount point belongs to the driver {driver}")));
             }
             made.root()
         })?;

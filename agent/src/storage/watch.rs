@@ -1,6 +1,6 @@
-//! `watchable-bind`: small files of the host that shall change in the guest when
-//! the host changes them, although the share does not tell. They are copied into
-//! memory and looked at every two seconds; what is too large is bound instead.
+//! Driver `watchable-bind`: small host files whose changes must appear in the guest, although
+//! virtio-fs delivers no inotify events. They are copied to a tmpfs and polled every two seconds;
+//! larger sources are bind-mounted instead.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use super::{Job, Made, Part};
 use crate::error::{Error, Result};
 use crate::work;
 
-/// Between two looks at the source.
-const PERIOD: Duration = Duration::from_secs(2);
+/// Poll interval of the source.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The directory that the copies are in, in which the agent has its memory.
+/// The directory of the copies, on which the agent mounts a tmpfs.
 const DIRECTORY: &str = "watchable";
 
-/// A copy that follows its source. Dropped, it is removed.
+/// A copy that is synchronised with its source; removed on drop.
 #[derive(Debug)]
 pub struct Watcher {
     task: JoinHandle<()>,
@@ -33,7 +33,7 @@ pub struct Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The copy goes with the last holder, which may be a look that waits for the host.
+        // The copy is removed with its last reference, which may be a poll that waits for the host.
         self.task.abort();
     }
 }
@@ -45,15 +45,15 @@ struct Copy {
     source: PathBuf,
     target: PathBuf,
     kind: Kind,
-    /// The copy's root.
+    /// Root of the copy.
     root: OwnedFd,
     tree: Tree,
-    /// In the copy's stead, once the source is too large.
+    /// Replaces the copy once the source is too large.
     bound: Option<Mounted>,
 }
 
 impl Copy {
-    /// Looks at the source and brings the copy up to date.
+    /// Polls the source and updates the copy.
     fn refresh(&mut self) -> Result<()> {
         if self.bound.is_some() {
             return Ok(());
@@ -61,11 +61,11 @@ impl Copy {
         let source = place::existing(&self.source)?;
         let dir = place::kind(&source)? == FileType::Directory;
         if dir != (self.kind == Kind::Directory) {
-            return Err(Error::internal(format!("{} is no longer what it was", self.source.display())));
+            return Err(Error::internal(format!("{} changed its type", self.source.display())));
         }
         let Some(new) = watched::look(&source)? else {
             log::warn!(
-                "{}: more than {MOST_ENTRIES} entries or {MOST_BYTES} bytes; bound instead of copied",
+                "{}: more than {MOST_ENTRIES} entries or {MOST_BYTES} bytes; bind-mounted instead of copied",
                 self.source.display()
             );
             self.bound = Some(bind(&self.run, &source, &self.target, self.kind)?);
@@ -86,18 +86,18 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         self.bound = None;
-        // Not if somebody else's is there by now.
+        // Unless it has been replaced in the meantime.
         let same = |found: OwnedFd| {
             let (ours, there) = (rustix::fs::fstat(&self.root).ok()?, rustix::fs::fstat(&found).ok()?);
             Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
         };
-        // The host may put a link in the place of any directory above at any time.
+        // By parent descriptor: the host may replace any directory above by a link at any time.
         let Ok((above, name)) = place::above(&self.run, &self.target) else { return };
         if !place::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
             return;
         }
         if let Err(error) = watched::take_away(&above, name) {
-            log::warn!("{}: cannot be removed: {error}", self.target.display());
+            log::warn!("failed to remove {}: {error}", self.target.display());
         }
     }
 }
@@ -107,12 +107,12 @@ fn bind(run: &Path, source: &impl AsFd, target: &Path, kind: Kind) -> Result<Mou
     Detached::bind(source, &options)?.attach(run, Place::make(run, target, kind)?, &options)
 }
 
-/// Mounts memory on the directory of the copies, once: nothing is written to the host's share.
+/// Mounts a tmpfs on the directory of the copies, once: nothing is written to the host's share.
 fn memory(run: &Path, target: &Path) -> Result<()> {
     static ONE: Mutex<()> = Mutex::new(());
     let dir = target.parent().filter(|dir| dir.file_name().is_some_and(|name| name == DIRECTORY));
     let dir = dir.ok_or_else(|| {
-        Error::invalid(format!("the mount point of a watchable-bind has to be directly below a directory {DIRECTORY}"))
+        Error::invalid(format!("the mount point of a watchable-bind must be directly below a directory {DIRECTORY}"))
     })?;
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let place = Place::make(run, dir, Kind::Directory)?;
@@ -143,11 +143,11 @@ pub(super) fn make(job: &Job<'_>) -> Result<Made> {
     Ok(made)
 }
 
-/// Looks for changes until it is aborted. A host that does not answer holds this one up and nobody else.
+/// Synchronises until aborted. A host that does not reply blocks only this copy.
 async fn follow(copy: Arc<Mutex<Copy>>) {
     let mut last = String::new();
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let copy = Arc::clone(&copy);
         let looked = work::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
         let error = looked.err().map(|error| error.message).unwrap_or_default();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_takes_itself_away_and_nothing_else() {
+    fn copy_removes_only_itself() {
         let run = tempfile::tempdir().unwrap();
         let (dir, file) = (run.path().join("w/directory"), run.path().join("w/file"));
         fs::create_dir_all(dir.join("deep")).unwrap();
@@ -182,7 +182,7 @@ mod tests {
         let copies = [copy(run.path(), &dir, Kind::Directory), copy(run.path(), &file, Kind::File)];
         drop(copies);
         assert_eq!(fs::read_dir(run.path().join("w")).unwrap().count(), 0);
-        // Somebody else's by now.
+        // Replaced in the meantime.
         fs::write(&file, "x").unwrap();
         let old = copy(run.path(), &file, Kind::File);
         fs::rename(&file, run.path().join("w/moved")).unwrap();
@@ -191,9 +191,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "other");
     }
 
-    /// The host exchanges a directory of its share for a link, and back, without end.
+    /// The host swaps a directory of its share for a link, and back, in a loop.
     #[test]
-    fn a_link_that_comes_in_between_leads_nobody_to_the_guests_files() {
+    fn symlink_race_during_removal_does_not_reach_guest_files() {
         let (run, guest) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (real, link) = (run.path().join("w"), run.path().join("link"));
         let (precious, file) = (guest.path().join("directory/precious"), guest.path().join("file"));

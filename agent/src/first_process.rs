@@ -1,4 +1,4 @@
-//! What belongs to a container's first process.
+//! Access to a container's first process by PID.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::error::{Error, Result};
 use crate::work;
 
 impl Agent {
-    /// Opens something by the number of a container's first process.
+    /// Opens a /proc file or similar by the PID of a container's first process.
     ///
-    /// Once that process has been reaped, its number may be another one's. So
-    /// the runtime, which alone reaps, is asked after the opening: if it has not
-    /// reaped the process by then, the number was that process's all the time.
+    /// Once that process is reaped, its PID may be reused. So the runtime, which alone reaps, is
+    /// asked after the open: if it has not reaped the process by then, the PID was valid
+    /// throughout.
     ///
     /// # Errors
-    /// `NOT_FOUND`: the process has ended. Or the function's own.
+    /// `NOT_FOUND`: the process has exited. Otherwise errors of `open`.
     pub(crate) async fn of_first<T: Send + 'static>(
         &self,
         container: &Arc<Container>,
@@ -29,25 +29,25 @@ impl Agent {
         let ended = || Error::new(Code::NOT_FOUND, format!("container {} has ended", container.id));
         let pid = container.pid().ok_or_else(ended)?;
         let opened = work::blocking(move || open(pid)).await;
-        // Number 0 is no signal: it asks whether somebody is there who could take one.
+        // Signal 0 only checks that the process exists.
         let ask = Call::Signal { container: container.id.clone(), exec: String::new(), signal: 0 };
         match self.runtime.call(ask, &[]).await {
             Ok(_) => {}
             Err(error) if error.code == Code::NOT_FOUND => return Err(ended()),
             Err(error) => return Err(error),
         }
-        // The answer is about whoever has the name now.
+        // The reply concerns the current owner of the id, which may be a new container.
         match self.container(&container.id) {
             Ok(now) if Arc::ptr_eq(&now, container) => opened,
             _ => Err(ended()),
         }
     }
 
-    /// The process namespace that further containers of the sandbox may share:
-    /// its first container's. `None` if there is no container yet.
+    /// Returns the PID namespace that further containers of the sandbox may share: its first
+    /// container's. `None` before the first container exists.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION`: that container has ended, and its namespace with it.
+    /// `FAILED_PRECONDITION`: that container has exited, and its namespace with it.
     pub(crate) async fn process_namespace(&self) -> Result<Option<OwnedFd>> {
         let Some(first) = self.first().filter(|first| first.pid().is_some()) else { return Ok(None) };
         let open = |pid| {
@@ -57,7 +57,7 @@ impl Agent {
         };
         match self.of_first(&first, open).await {
             Err(error) if error.code == Code::NOT_FOUND => {
-                let message = format!("{}, whose process namespace is asked for; remove it first", error.message);
+                let message = format!("{}, and its PID namespace was requested; remove it first", error.message);
                 Err(Error::new(Code::FAILED_PRECONDITION, message))
             }
             opened => opened.map(Some),
@@ -72,7 +72,7 @@ mod tests {
     use firstlight_runtime::{Done, Failure, FailureKind};
 
     #[test]
-    fn what_was_opened_by_a_number_that_may_be_anothers_is_not_used() {
+    fn file_opened_by_a_reused_pid_is_rejected() {
         run(async {
             let dir = tempfile::tempdir().unwrap();
             let (reaped, reap) =
@@ -86,8 +86,9 @@ mod tests {
             });
             let first = container("c1");
             agent.add(&first).unwrap();
-            assert!(agent.process_namespace().await.unwrap().is_none(), "it is being made");
-            // This process stands for the container's first, and later for whoever got its number.
+            assert!(agent.process_namespace().await.unwrap().is_none(), "it is being created");
+            // This process stands in for the container's first process, and later for the one that
+            // reuses its PID.
             first.set_pid(i32::try_from(std::process::id()).ok());
             assert!(agent.process_namespace().await.unwrap().is_some());
             let while_opening = Arc::clone(&reaped);
@@ -99,7 +100,7 @@ mod tests {
             let error = agent.process_namespace().await.unwrap_err();
             assert_eq!(error.code, Code::FAILED_PRECONDITION);
             assert!(error.message.contains("c1 has ended"), "{error}");
-            // Another container of that name: the answer is about that one.
+            // A new container with the same id: the reply concerns that one.
             reaped.store(false, reap);
             agent.forget(&first);
             agent.add(&container("c1")).unwrap();

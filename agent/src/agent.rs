@@ -10,21 +10,21 @@ use firstlight_runtime::Call;
 use oci_spec::runtime::Hooks;
 use ttrpc::Code;
 
-use crate::adapt::Shared;
 use crate::config::Config;
 use crate::container::Container;
 use crate::control::Control;
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
-use crate::guest::online::Follows;
+use crate::guest::online::MemoryWatcher;
 use crate::hotplug::Hotplug;
+use crate::idle::Idle;
 use crate::network;
+use crate::oci_config::Shared;
 use crate::oom::Oom;
 use crate::paths::Paths;
-use crate::rest::Rest;
 use crate::runtime::Runtime;
-use crate::{dns, hooks, modules, storage, work};
+use crate::{background, dns, hooks, modules, storage};
 
 /// The agent. Every lock is held briefly, never across an await.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Agent {
     /// Waits for hot-plugged devices other than GPUs.
     pub hotplug: Hotplug,
     /// Whether newly plugged memory is brought online.
-    pub memory: Follows,
+    pub memory: MemoryWatcher,
     /// OOM kills per container.
     pub oom: Oom,
     /// Mounted storages.
@@ -52,9 +52,9 @@ pub struct Agent {
     /// CopyFile transfers in progress.
     pub copies: Copies,
     /// Serialises network changes.
-    pub network: network::Turn,
+    pub network: network::ChangeLock,
     /// Returns free memory when the agent is idle.
-    pub rest: Rest,
+    pub idle: Idle,
     state: Mutex<State>,
 }
 
@@ -100,13 +100,13 @@ impl Agent {
             control,
             gpus,
             hotplug,
-            memory: Follows::default(),
+            memory: MemoryWatcher::default(),
             oom,
             storages,
             names,
             copies: Copies::default(),
-            network: network::Turn::default(),
-            rest: Rest::default(),
+            network: network::ChangeLock::default(),
+            idle: Idle::default(),
             state,
         })
     }
@@ -131,7 +131,10 @@ impl Agent {
         {
             let mut state = self.state();
             if state.sandbox != Sandbox::None {
-                return Err(Error::exists(format!("a sandbox already exists ({:?}); a guest has exactly one", state.sandbox)));
+                return Err(Error::exists(format!(
+                    "a sandbox already exists ({:?}); a guest has exactly one",
+                    state.sandbox
+                )));
             }
             state.sandbox = Sandbox::Creating;
         }
@@ -166,7 +169,7 @@ impl Agent {
             return;
         }
         let path = self.paths.root.join(dir.strip_prefix("/").unwrap_or(dir));
-        match work::blocking(move || hooks::scan(&path)).await {
+        match background::blocking(move || hooks::scan(&path)).await {
             Ok(hooks) => self.state().hooks = Arc::new(hooks),
             Err(error) => log::warn!("guest_hook_path: {error}"),
         }

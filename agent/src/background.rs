@@ -16,7 +16,9 @@ where
     T: Send + 'static,
     J: Future<Output = Result<T>> + Send + 'static,
 {
-    tokio::spawn(job).await.unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
+    tokio::spawn(job)
+        .await
+        .unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
 }
 
 /// Runs `job` to completion, and then `undo` if it succeeded and the caller has disconnected: a
@@ -50,7 +52,8 @@ where
     F: FnOnce() -> Result<T> + Send + 'static,
 {
     let joined = tokio::task::spawn_blocking(function).await;
-    joined.unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
+    joined
+        .unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Control {
                 Err(error) => format!("failed to connect: {error}"),
             };
             log::error!("PID 1 at {}: {why}", path.display());
-            view.send_modify(|view| view.lost = Some(why));
+            view.send_modify(|view| view.disconnected = Some(why));
             follower.records().clear();
             follower.modules().clear();
         });
@@ -164,7 +164,7 @@ impl Control {
                         let _ = pending.remove(at).1.send(error);
                     }
                 }
-                Ok(FromInit::Log { level, source, text, .. }) => crate::log::foreign(&level, &source, &text),
+                Ok(FromInit::Log { level, source, text, .. }) => crate::log::forward(&level, &source, &text),
                 // Daemon state is not used by the agent.
                 Ok(FromInit::Daemon { .. }) => {}
                 Ok(FromInit::Refused { reason }) => log::warn!("PID 1 refused a message: {reason}"),
@@ -227,7 +227,7 @@ mod tests {
             let (loaded, ()) = tokio::join!(control.load_module("dm-mod", "a=1"), answer);
             assert_eq!(loaded.unwrap_err().message, "locked");
             drop((lines, writer));
-            view.wait_for(|view| view.lost.is_some()).await.unwrap();
+            view.wait_for(|view| view.disconnected.is_some()).await.unwrap();
             assert_eq!(control.record().await.unwrap_err().code, ttrpc::Code::UNAVAILABLE);
         });
     }
@@ -237,7 +237,7 @@ mod tests {
         run(async {
             let (sender, mut view) = watch::channel(View::default());
             let control = Control::connect(Path::new("/nonexistent/control.sock"), sender);
-            view.wait_for(|view| view.lost.is_some()).await.unwrap();
+            view.wait_for(|view| view.disconnected.is_some()).await.unwrap();
             assert!(control.record().await.is_err());
         });
     }

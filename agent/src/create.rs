@@ -10,14 +10,14 @@ use oci_spec::runtime::Spec;
 use rustix::termios::Winsize;
 
 use crate::agent::Agent;
-use crate::capabilities::Held;
+use crate::capabilities::CapabilitySet;
 use crate::container::{Container, Phase};
 use crate::devices::Functions;
+use crate::early_cgroup::EarlyCgroup;
 use crate::error::{Error, Result};
-use crate::group::Ahead;
 use crate::process::{Ends, Process};
 use crate::runtime::borrow;
-use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
+use crate::{background, bundle, convert, devices, gpu, hooks, oci_config, remove, storage};
 
 /// Part of the caller's timeout that is reserved for the error to reach it.
 const REPLY_MARGIN: Duration = Duration::from_millis(200);
@@ -58,18 +58,19 @@ impl Agent {
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
         let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
         let functions = attached.map_err(|error| error.during(&format!("container {id}")))?;
-        let asking = gpu::Asking {
+        let input = gpu::RequestInput {
             annotations: &message.Annotations,
             devices: &request.devices,
             environment: message.Process.as_ref().map_or(&[], |process| &process.Env),
-            by_environment: self.config.visible_cdi_devices,
+            environment_grants: self.config.visible_cdi_devices,
         };
-        let wants = gpu::wants(asking, &self.paths.sysfs)?;
-        let ready = timeout
-            .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(REPLY_MARGIN)));
-        let patience = gpu::Patience { ready, plugged: self.config.hotplug_timeout.min(ready) };
-        let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
-        for warning in given.map_err(|error| error.during(&format!("container {id}")))? {
+        let devices = gpu::requested_devices(input, &self.paths.sysfs)?;
+        let ready = timeout.map_or(self.config.cdi_timeout, |timeout| {
+            self.config.cdi_timeout.min(timeout.saturating_sub(REPLY_MARGIN))
+        });
+        let timeouts = gpu::Timeouts { ready, plugged: self.config.hotplug_timeout.min(ready) };
+        let injected = self.gpus.inject_devices(&mut spec, &devices, timeouts, &self.paths).await;
+        for warning in injected.map_err(|error| error.during(&format!("container {id}")))? {
             log::warn!("container {id}: {warning}");
             self.event("container-warning", &id, &warning);
         }
@@ -79,9 +80,9 @@ impl Agent {
         let process = request.OCI.Process.as_ref().filter(|process| process.Terminal);
         let size = process.and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
         let job = async move { agent.make(request, spec, functions, size).await };
-        work::whole_or_undone(job, move |container: Arc<Container>| async move {
+        background::to_completion_or_undo(job, move |container: Arc<Container>| async move {
             log::warn!("container {}: caller disconnected during creation; removing it", container.id);
-            if let Err(error) = remove::remove(&undoing, &container, remove::PATIENCE).await {
+            if let Err(error) = remove::remove(&undoing, &container, remove::KILL_TIMEOUT).await {
                 log::error!("container {}: {error}", container.id);
             }
         })
@@ -104,17 +105,18 @@ impl Agent {
         hooks::add(&mut spec, &self.guest_hooks());
         // Stays open until the container is created.
         let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
-        adapt::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
+        oci_config::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
         let cgroup = {
             let linux = spec.linux_mut().get_or_insert_default();
-            let cgroup = adapt::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
+            let cgroup = oci_config::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
             linux.set_cgroups_path(Some(cgroup.clone()));
             self.paths.cgroups.join(cgroup.strip_prefix("/").unwrap_or(&cgroup))
         };
         if let Some(process) = spec.process_mut() {
-            let taken = Held::of_self().narrow(process);
-            if !taken.is_empty() {
-                let warning = format!("capabilities {} are not granted: the agent does not have them", taken.join(", "));
+            let removed = CapabilitySet::own().restrict(process);
+            if !removed.is_empty() {
+                let warning =
+                    format!("capabilities {} are not granted: the agent does not have them", removed.join(", "));
                 log::warn!("container {id}: {warning}");
                 self.event("container-warning", id, &warning);
             }
@@ -124,13 +126,13 @@ impl Agent {
         let first = Arc::new(Process::new(terminal));
         let capabilities = process.capabilities().clone();
         let container = Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first));
-        let container = Arc::new(container.with(functions));
+        let container = Arc::new(container.with_functions(functions));
         self.add(&container)?;
         self.names.add(id, spec.annotations().as_ref().unwrap_or(&Default::default()));
         let storages = std::mem::take(&mut request.storages);
-        let group = Ahead::begin(&container.cgroup);
+        let early_cgroup = EarlyCgroup::start(&container.cgroup);
         let assembled = self.assemble(&container, &first, storages, spec, terminal).await;
-        group.settle(assembled.is_ok()).await;
+        early_cgroup.finish(assembled.is_ok()).await;
         let master = match assembled {
             Ok(master) => master,
             Err(error) => {
@@ -199,7 +201,7 @@ impl Agent {
         if let Some(size) = size {
             first.resize(size)?;
         }
-        self.share_mounts(mounts, container).await?;
+        self.create_shared_mounts(mounts, container).await?;
         container.advance(&[Phase::Creating], Phase::Created).map(|_| ())
     }
 
@@ -212,7 +214,7 @@ impl Agent {
         container.advance(&[Phase::Created], Phase::Started)?;
         self.oom.watch(&container.id, &container.cgroup);
         let agent = Arc::clone(self);
-        work::whole(async move {
+        background::to_completion(async move {
             let call = Call::Start { container: container.id.clone() };
             match agent.runtime.call(call, &[]).await {
                 Ok(_) => {

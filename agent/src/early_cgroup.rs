@@ -48,12 +48,12 @@ mod tests {
         EarlyCgroup::start(&path).finish(false).await;
         assert!(path.is_dir(), "it existed before");
         std::fs::remove_dir(&path).unwrap();
-        let group = EarlyCgroup::start(&path);
+        let early_cgroup = EarlyCgroup::start(&path);
         while !path.exists() {
             tokio::task::yield_now().await;
         }
         std::fs::write(path.join("a-process"), "").unwrap();
-        group.finish(false).await;
+        early_cgroup.finish(false).await;
         assert!(path.is_dir(), "it has a process");
         EarlyCgroup::start(&path.join("a-process/c2")).finish(false).await;
         assert!(path.join("a-process").is_file());

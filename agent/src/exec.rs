@@ -10,14 +10,14 @@ use firstlight_runtime::Call;
 use ttrpc::Code;
 
 use crate::agent::Agent;
-use crate::capabilities::Held;
+use crate::capabilities::CapabilitySet;
 use crate::container::Container;
 use crate::create::winsize;
 use crate::error::{Error, Result};
 use crate::process::{Ends, Process};
 use crate::remove::KILL_TIMEOUT;
 use crate::runtime::borrow;
-use crate::{adapt, bundle, convert, work};
+use crate::{background, bundle, convert, oci_config};
 
 /// How long output can still be read after the exit code was fetched. Shims read to the end before
 /// they fetch it; other clients read in parallel.
@@ -42,7 +42,7 @@ impl Agent {
             process.set_capabilities(container.capabilities.clone());
         }
         // Reported in the boot record when the container was created.
-        let _ = Held::of_self().narrow(&mut process);
+        let _ = CapabilitySet::own().restrict(&mut process);
         container.functions.translate(&mut process);
         let terminal = process.terminal().unwrap_or(false);
         let name = request.exec_id;
@@ -69,7 +69,7 @@ impl Agent {
                 }
             }
         };
-        work::whole_or_undone(job, move |()| async move {
+        background::to_completion_or_undo(job, move |()| async move {
             let (agent, container, name) = undoing;
             let call = Call::Signal { container: container.id.clone(), exec: name.clone(), signal: 9 };
             let _ = agent.runtime.call(call, &[]).await;
@@ -80,7 +80,13 @@ impl Agent {
 
     /// Kills a running process whose terminal cannot be set up, and unregisters it. One that does
     /// not exit stays registered: it can be waited for.
-    async fn kill_without_terminal(&self, container: &Container, name: &str, made: &Arc<Process>, mut error: Error) -> Error {
+    async fn kill_without_terminal(
+        &self,
+        container: &Container,
+        name: &str,
+        made: &Arc<Process>,
+        mut error: Error,
+    ) -> Error {
         let call = Call::Signal { container: container.id.clone(), exec: name.to_owned(), signal: 9 };
         // An error means that it has exited, or the runtime with all processes.
         let _ = self.runtime.call(call, &[]).await;
@@ -104,7 +110,7 @@ impl Agent {
         file: &std::path::Path,
         terminal: bool,
     ) -> Result<Option<OwnedFd>> {
-        adapt::set_home(process.env_mut().get_or_insert_default());
+        oci_config::set_home(process.env_mut().get_or_insert_default());
         bundle::write(file, &process)?;
         let ends = if terminal { Ends(Vec::new()) } else { made.pipes(self.config.pipe_size).await? };
         let call =
@@ -159,11 +165,11 @@ impl Agent {
             process.stdin.close().await;
             // Thousands may exit within the retention time: only streams that can still be read
             // stay open.
-            process.stdout.close_if_spent();
-            process.stderr.close_if_spent();
+            process.stdout.close_if_drained();
+            process.stderr.close_if_drained();
             let read = async {
-                process.stdout.told().await;
-                process.stderr.told().await;
+                process.stdout.closed().await;
+                process.stderr.closed().await;
             };
             let _ = tokio::time::timeout(OUTPUT_RETENTION, read).await;
             process.close().await;
@@ -194,6 +200,6 @@ impl Agent {
             return Ok(());
         }
         // Completed even if the caller disconnects: a partial write would corrupt the input.
-        work::whole(async move { process.stdin.write(&data).await }).await
+        background::to_completion(async move { process.stdin.write(&data).await }).await
     }
 }

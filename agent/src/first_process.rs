@@ -8,9 +8,9 @@ use rustix::fs::{Mode, OFlags};
 use ttrpc::Code;
 
 use crate::agent::Agent;
+use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
-use crate::work;
 
 impl Agent {
     /// Opens a /proc file or similar by the PID of a container's first process.
@@ -21,14 +21,14 @@ impl Agent {
     ///
     /// # Errors
     /// `NOT_FOUND`: the process has exited. Otherwise errors of `open`.
-    pub(crate) async fn of_first<T: Send + 'static>(
+    pub(crate) async fn open_by_first_pid<T: Send + 'static>(
         &self,
         container: &Arc<Container>,
         open: impl FnOnce(i32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let ended = || Error::new(Code::NOT_FOUND, format!("container {} has ended", container.id));
         let pid = container.pid().ok_or_else(ended)?;
-        let opened = work::blocking(move || open(pid)).await;
+        let opened = background::blocking(move || open(pid)).await;
         // Signal 0 only checks that the process exists.
         let ask = Call::Signal { container: container.id.clone(), exec: String::new(), signal: 0 };
         match self.runtime.call(ask, &[]).await {
@@ -55,7 +55,7 @@ impl Agent {
             rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|error| Error::internal(format!("{path}: {error}")))
         };
-        match self.of_first(&first, open).await {
+        match self.open_by_first_pid(&first, open).await {
             Err(error) if error.code == Code::NOT_FOUND => {
                 let message = format!("{}, and its PID namespace was requested; remove it first", error.message);
                 Err(Error::new(Code::FAILED_PRECONDITION, message))
@@ -92,7 +92,7 @@ mod tests {
             first.set_pid(i32::try_from(std::process::id()).ok());
             assert!(agent.process_namespace().await.unwrap().is_some());
             let while_opening = Arc::clone(&reaped);
-            let late = agent.of_first(&first, move |_| {
+            let late = agent.open_by_first_pid(&first, move |_| {
                 while_opening.store(true, reap);
                 Ok(())
             });
@@ -104,7 +104,7 @@ mod tests {
             reaped.store(false, reap);
             agent.forget(&first);
             agent.add(&container("c1")).unwrap();
-            assert_eq!(agent.of_first(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
+            assert_eq!(agent.open_by_first_pid(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
         });
     }
 }

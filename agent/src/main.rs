@@ -58,9 +58,10 @@ fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
 fn serve(socket: OwnedFd) -> anyhow::Result<()> {
     let config = Config::read();
     agent_log::start(config.log, config.control.is_some(), config.log_port.is_some());
-    for complaint in &config.complaints {
-        log::error!("{complaint}");
+    for warning in &config.warnings {
+        log::error!("{warning}");
     }
-    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
+    let executor =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
     executor.block_on(server::serve(config, socket)).context("agent")
 }

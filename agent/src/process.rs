@@ -75,7 +75,9 @@ impl Process {
     pub async fn attach(&self, master: Option<OwnedFd>) -> Result<()> {
         let failed = |error: std::io::Error| Error::internal(format!("failed to set up the terminal: {error}"));
         let Some(master) = master else {
-            let lost = || failed(std::io::Error::other("its descriptor did not arrive; the agent may have no free descriptor"));
+            let lost = || {
+                failed(std::io::Error::other("its descriptor did not arrive; the agent may have no free descriptor"))
+            };
             return if self.stdin.is_terminal() { Err(lost()) } else { Ok(()) };
         };
         nonblocking(&master).map_err(failed)?;

@@ -11,7 +11,7 @@ use ttrpc::Code;
 use crate::agent::Agent;
 use crate::container::{Container, Phase};
 use crate::error::{Error, Result};
-use crate::{bundle, work};
+use crate::{background, bundle};
 
 /// Time for killed processes to exit if the caller sets no timeout. One that waits for a device can
 /// take long, and nothing can speed it up.
@@ -43,7 +43,12 @@ pub(crate) async fn undo(agent: &Agent, container: &Arc<Container>) -> Result<()
 }
 
 /// `before` is the phase to restore if its processes do not exit.
-async fn kill_and_clear(agent: &Agent, container: &Arc<Container>, exit_timeout: Duration, before: Phase) -> Result<()> {
+async fn kill_and_clear(
+    agent: &Agent,
+    container: &Arc<Container>,
+    exit_timeout: Duration,
+    before: Phase,
+) -> Result<()> {
     let result = kill(agent, container, exit_timeout).await;
     if result.is_err() {
         // Its storages are released all the same; surviving processes keep the mounts of their own
@@ -80,7 +85,7 @@ async fn kill(agent: &Agent, container: &Arc<Container>, exit_timeout: Duration)
         }
     }
     // The files that count the last OOM kills are about to be removed.
-    agent.oom.look();
+    agent.oom.scan();
     match agent.runtime.call(Call::Delete { container: id() }, &[]).await {
         // Removed from the runtime; a poststop hook failed.
         Err(error) if agent.runtime.call(Call::Kill { container: id() }, &[]).await.is_err() => {
@@ -102,7 +107,7 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
     if storages.is_empty() {
         bundle::remove(&dir);
     } else {
-        let removed = work::blocking(move || {
+        let removed = background::blocking(move || {
             bundle::remove(&dir);
             Ok(())
         });
@@ -122,7 +127,7 @@ impl Agent {
         let container = self.container(id)?;
         let exit_timeout = if timeout == 0 { KILL_TIMEOUT } else { Duration::from_secs(timeout.into()) };
         let agent = Arc::clone(self);
-        work::whole(async move { remove(&agent, &container, exit_timeout).await }).await
+        background::to_completion(async move { remove(&agent, &container, exit_timeout).await }).await
     }
 
     /// Removes every container, and then powers off the guest, or exits if the agent runs without
@@ -137,7 +142,7 @@ impl Agent {
             return Ok(());
         }
         let agent = Arc::clone(self);
-        work::whole(async move {
+        background::to_completion(async move {
             let mut result = Ok(());
             for container in agent.containers() {
                 let removed = remove(&agent, &container, KILL_TIMEOUT).await;

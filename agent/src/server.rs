@@ -52,8 +52,8 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     if let Some(port) = agent.config.console_port.filter(|_| agent.config.console) {
         tokio::spawn(console::serve(port));
     }
-    let idle = Arc::clone(&agent);
-    tokio::spawn(async move { idle.rest.keep().await });
+    let idle_agent = Arc::clone(&agent);
+    tokio::spawn(async move { idle_agent.idle.run().await });
     Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
 }
 
@@ -67,7 +67,7 @@ fn bind(address: &str) -> io::Result<Listener> {
         let _ = std::fs::remove_file(path);
     }
     let listener = Listener::bind(address)?.map(|socket| socket.map(Capped));
-    Ok(Listener::new(vsock::patiently(listener, "requests")))
+    Ok(Listener::new(vsock::retry_accept(listener, "requests")))
 }
 
 fn bind_vsock(text: &str) -> io::Result<Listener> {
@@ -79,7 +79,7 @@ fn bind_vsock(text: &str) -> io::Result<Listener> {
     let accepted = futures::stream::unfold(listener, |listener| async {
         Some((vsock::accept(&listener).await.map(Capped), listener))
     });
-    Ok(Listener::new(vsock::patiently(accepted, "requests")))
+    Ok(Listener::new(vsock::retry_accept(accepted, "requests")))
 }
 
 /// A stream whose writes are split into pieces: some vsock devices never complete a write of 64

@@ -1,4 +1,4 @@
-//! System call filters.
+//! Converts seccomp filters.
 
 use firstlight_agent_api::oci;
 use oci_spec::runtime::{
@@ -8,7 +8,7 @@ use oci_spec::runtime::{
 
 use super::{ConvertError, Result, some, word, words};
 
-/// The kernel looks at six arguments.
+/// System calls have six arguments.
 const ARGUMENTS: u64 = 6;
 
 pub(super) fn seccomp(message: &oci::LinuxSeccomp) -> Result<LinuxSeccomp> {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_arrive() {
+    fn filters_are_converted() {
         let seccomp = seccomp(&filter()).unwrap();
         assert_eq!(seccomp.default_action(), LinuxSeccompAction::ScmpActAllow);
         let call = &seccomp.syscalls().as_ref().unwrap()[0];
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_are_named() {
+    fn unknown_names_are_reported() {
         for (spoil, part) in [
             ((|m| m.DefaultAction = "SCMP_ACT_SING".into()) as fn(&mut oci::LinuxSeccomp), "SCMP_ACT_SING"),
             (|m| m.Architectures = vec!["SCMP_ARCH_Z80".into()], "SCMP_ARCH_Z80"),

@@ -5,8 +5,8 @@
 //! incomplete file is discarded when its transfer restarts at offset 0, or when too many others are
 //! in progress.
 
-mod parts;
-mod place;
+mod destination;
+mod incomplete;
 
 use std::io;
 use std::path::Path;
@@ -15,10 +15,10 @@ use firstlight_agent_api::agent::CopyFileRequest;
 use rustix::fs::{AtFlags, FileType, Mode, symlinkat};
 
 use crate::error::{Error, Result};
-use parts::Parts;
-use place::{Missing, Owner, Place};
+use destination::{Destination, NewDirectory, Owner};
+use incomplete::IncompleteFiles;
 
-pub use place::names;
+pub use destination::names;
 
 /// Upper bound on a file's size, bytes; above any guest's memory.
 const MAX_FILE: u64 = 1 << 40;
@@ -28,12 +28,12 @@ const MAX_TARGET: usize = 4095;
 
 /// A failed step and its cause.
 #[derive(Debug)]
-struct Failed {
+struct StepError {
     step: String,
     source: io::Error,
 }
 
-impl Failed {
+impl StepError {
     fn new(step: String, source: io::Error) -> Self {
         Self { step, source }
     }
@@ -41,7 +41,7 @@ impl Failed {
 
 /// Properties that a file gets when it is complete.
 #[derive(Debug, Clone, Copy)]
-struct Finish {
+struct Completion {
     mode: Mode,
     owner: Owner,
     size: u64,
@@ -49,7 +49,7 @@ struct Finish {
 
 /// The CopyFile transfers in progress.
 #[derive(Debug, Default)]
-pub struct Copies(Parts);
+pub struct Copies(IncompleteFiles);
 
 impl Copies {
     /// Handles one request. Blocks for as long as the file system does.
@@ -59,16 +59,16 @@ impl Copies {
     /// and invalid sizes; `FAILED_PRECONDITION` for a chunk whose predecessor is missing;
     /// `INTERNAL` with the failed step for errors of the kernel, such as `ELOOP` for a link in the
     /// path.
-    pub fn take(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
+    pub fn handle(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
         self.copy(share, request).map_err(|error| error.during(&format!("CopyFile {:?}", request.path)))
     }
 
     fn copy(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
         let names = names(share, &request.path).map_err(Error::invalid)?;
         let owner = Owner::of(request.uid, request.gid);
-        let missing = Missing { mode: Mode::from_raw_mode(request.dir_mode & 0o777), owner };
+        let missing = NewDirectory { mode: Mode::from_raw_mode(request.dir_mode & 0o777), owner };
         let mode = Mode::from_raw_mode(request.file_mode & 0o7777);
-        let wrong = |failed: Failed| {
+        let wrong = |failed: StepError| {
             let hint = if failed.source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
                 " (a symbolic link in the path is not followed)"
             } else {
@@ -78,20 +78,20 @@ impl Copies {
         };
         match FileType::from_raw_mode(request.file_mode) {
             FileType::Directory => {
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                let made = place::make(&place.dir, &place.name, mode, owner);
-                made.map(drop).map_err(|error| wrong(Failed::new("create the directory".to_owned(), error.into())))
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                let made = destination::create_dir(&destination.dir, &destination.name, mode, owner);
+                made.map(drop).map_err(|error| wrong(StepError::new("create the directory".to_owned(), error.into())))
             }
             FileType::Symlink => {
                 check_target(&request.data)?;
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                link(&place, &request.data, owner).map_err(wrong)
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                link(&destination, &request.data, owner).map_err(wrong)
             }
             FileType::RegularFile => {
                 let (offset, size) = check_sizes(request)?;
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                let finish = Finish { mode, owner, size };
-                self.0.piece(&names.join("/"), place, offset, &request.data, finish)?.map_err(wrong)
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                let finish = Completion { mode, owner, size };
+                self.0.write_chunk(&names.join("/"), destination, offset, &request.data, finish)?.map_err(wrong)
             }
             _ => Err(Error::invalid(format!("file mode {:#o} is not a directory, link or file", request.file_mode))),
         }
@@ -120,15 +120,17 @@ fn check_sizes(request: &CopyFileRequest) -> Result<(u64, u64)> {
 }
 
 /// Creates a link, replacing an existing file or link.
-fn link(place: &Place, target: &[u8], owner: Owner) -> std::result::Result<(), Failed> {
-    let step = |what: &'static str| move |error: rustix::io::Errno| Failed::new(what.to_owned(), error.into());
-    let (temporary, ()) = parts::fresh(|name| symlinkat(target, &place.dir, name)).map_err(step("create the link"))?;
-    let owned = rustix::fs::chownat(&place.dir, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
+fn link(destination: &Destination, target: &[u8], owner: Owner) -> std::result::Result<(), StepError> {
+    let step = |what: &'static str| move |error: rustix::io::Errno| StepError::new(what.to_owned(), error.into());
+    let (temporary, ()) =
+        incomplete::create_unique(|name| symlinkat(target, &destination.dir, name)).map_err(step("create the link"))?;
+    let owned = rustix::fs::chownat(&destination.dir, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
     let renamed = owned.map_err(step("set the owner of the link")).and_then(|()| {
-        rustix::fs::renameat(&place.dir, &temporary, &place.dir, &place.name).map_err(step("rename the link"))
+        rustix::fs::renameat(&destination.dir, &temporary, &destination.dir, &destination.name)
+            .map_err(step("rename the link"))
     });
     if renamed.is_err() {
-        let _ = rustix::fs::unlinkat(&place.dir, &temporary, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&destination.dir, &temporary, AtFlags::empty());
     }
     renamed
 }

@@ -47,7 +47,7 @@ impl Root {
     }
 
     fn take(&self, request: &CopyFileRequest) -> Result<()> {
-        self.copies.take(&self.share, request)
+        self.copies.handle(&self.share, request)
     }
 
     fn copy(&self, name: &str, mode: u32, data: &[u8]) -> Result<()> {
@@ -55,7 +55,7 @@ impl Root {
     }
 
     /// Sends a chunk of a file of `size` bytes.
-    fn piece(&self, name: &str, size: i64, offset: i64, data: &[u8]) -> Result<()> {
+    fn write_chunk(&self, name: &str, size: i64, offset: i64, data: &[u8]) -> Result<()> {
         let whole = self.request(name, FILE | 0o644, data);
         self.take(&CopyFileRequest { file_size: size, offset, ..whole })
     }
@@ -80,9 +80,9 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn chunked_file_appears_when_complete_with_mode_and_parents() {
     let root = Root::new();
-    root.piece("c1/etc/app.conf", 6, 0, b"abc").unwrap();
+    root.write_chunk("c1/etc/app.conf", 6, 0, b"abc").unwrap();
     assert!(!root.share.join("c1/etc/app.conf").exists());
-    root.piece("c1/etc/app.conf", 6, 3, b"def").unwrap();
+    root.write_chunk("c1/etc/app.conf", 6, 3, b"def").unwrap();
     assert_eq!(root.text("c1/etc/app.conf"), "abcdef");
     assert_eq!(root.names("c1/etc"), ["app.conf"]);
     assert_eq!(mode(&root.share.join("c1/etc/app.conf")), 0o644);
@@ -96,9 +96,9 @@ fn existing_file_is_replaced_only_when_the_new_one_is_complete() {
     let root = Root::new();
     root.copy("f", FILE | 0o600, b"old").unwrap();
     let old = fs::metadata(root.share.join("f")).unwrap().ino();
-    root.piece("f", 6, 0, b"new").unwrap();
+    root.write_chunk("f", 6, 0, b"new").unwrap();
     assert_eq!(root.text("f"), "old");
-    root.piece("f", 6, 3, b"est").unwrap();
+    root.write_chunk("f", 6, 3, b"est").unwrap();
     assert_eq!(root.text("f"), "newest");
     assert_ne!(fs::metadata(root.share.join("f")).unwrap().ino(), old);
 }
@@ -107,14 +107,14 @@ fn existing_file_is_replaced_only_when_the_new_one_is_complete() {
 fn files_with_similar_names_do_not_collide() {
     let root = Root::new();
     for (name, data) in [("a.conf", b"1"), ("a.txt", b"2"), ("a.tmp", b"3"), ("a", b"4")] {
-        root.piece(name, 2, 0, data).unwrap();
+        root.write_chunk(name, 2, 0, data).unwrap();
     }
     // A name that resembles a temporary file.
     let temporary = root.names("").into_iter().find(|name| name.starts_with(".firstlight-copy-")).unwrap();
     let alike = format!("{temporary}0");
-    root.piece(&alike, 2, 0, b"5").unwrap();
+    root.write_chunk(&alike, 2, 0, b"5").unwrap();
     for (name, data) in [("a.conf", b"1"), ("a.txt", b"2"), ("a.tmp", b"3"), ("a", b"4"), (&alike, b"5")] {
-        root.piece(name, 2, 1, data).unwrap();
+        root.write_chunk(name, 2, 1, data).unwrap();
     }
     for (name, text) in [("a.conf", "11"), ("a.txt", "22"), ("a.tmp", "33"), ("a", "44"), (&alike, "55")] {
         assert_eq!(root.text(name), text);
@@ -152,7 +152,7 @@ fn other_types_and_invalid_sizes_are_rejected() {
     for (size, offset) in
         [(-1, 0), (3, -1), (2, 0), (3, 1), (i64::MAX, 0), (i64::MAX, i64::MAX), (i64::MIN, i64::MIN), (3, i64::MAX)]
     {
-        let error = root.piece("x", size, offset, b"abc").unwrap_err();
+        let error = root.write_chunk("x", size, offset, b"abc").unwrap_err();
         assert_eq!(error.code, Code::INVALID_ARGUMENT, "{size} {offset}");
         assert!(error.message.contains('x') && error.message.contains("3 bytes at"), "{error}");
     }
@@ -163,18 +163,18 @@ fn other_types_and_invalid_sizes_are_rejected() {
 fn chunks_must_be_contiguous() {
     let root = Root::new();
     let refused = |name: &str, offset| {
-        let error = root.piece(name, 9, offset, b"x").unwrap_err();
+        let error = root.write_chunk(name, 9, offset, b"x").unwrap_err();
         assert_eq!(error.code, Code::FAILED_PRECONDITION);
         error.message
     };
     assert!(refused("f", 3).contains("not started"));
-    root.piece("f", 9, 0, b"abc").unwrap();
+    root.write_chunk("f", 9, 0, b"abc").unwrap();
     assert!(refused("f", 4).contains("only 3 bytes"));
     // Repeats the last chunk, as after a lost reply, and then restarts.
-    root.piece("f", 9, 2, b"c").unwrap();
-    root.piece("f", 4, 0, b"xy").unwrap();
+    root.write_chunk("f", 9, 2, b"c").unwrap();
+    root.write_chunk("f", 4, 0, b"xy").unwrap();
     assert_eq!(root.names("").len(), 1, "the first transfer is discarded");
-    root.piece("f", 4, 2, b"zz").unwrap();
+    root.write_chunk("f", 4, 2, b"zz").unwrap();
     assert_eq!((root.names(""), root.text("f")), (vec!["f".to_owned()], "xyzz".to_owned()));
 }
 
@@ -182,17 +182,17 @@ fn chunks_must_be_contiguous() {
 fn incomplete_files_are_bounded() {
     let root = Root::new();
     for number in 0..ABOVE_MAX {
-        root.piece(&format!("f{number}"), 2, 0, b"a").unwrap();
+        root.write_chunk(&format!("f{number}"), 2, 0, b"a").unwrap();
     }
-    assert_eq!(root.names("").len(), parts::MAX_INCOMPLETE);
-    assert!(root.piece("f0", 2, 1, b"b").unwrap_err().message.contains("discarded"));
-    root.piece(&format!("f{}", ABOVE_MAX - 1), 2, 1, b"b").unwrap();
+    assert_eq!(root.names("").len(), incomplete::MAX_INCOMPLETE);
+    assert!(root.write_chunk("f0", 2, 1, b"b").unwrap_err().message.contains("discarded"));
+    root.write_chunk(&format!("f{}", ABOVE_MAX - 1), 2, 1, b"b").unwrap();
     drop(root.copies);
     let left = fs::read_dir(&root.share).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
     assert_eq!(left, [format!("f{}", ABOVE_MAX - 1).as_str()]);
 }
 
-const ABOVE_MAX: usize = parts::MAX_INCOMPLETE + 40;
+const ABOVE_MAX: usize = incomplete::MAX_INCOMPLETE + 40;
 
 #[test]
 fn symlink_at_any_component_is_not_followed() {

@@ -44,8 +44,8 @@ impl Node {
         if !path.is_absolute() || path.components().any(|part| matches!(part, std::path::Component::ParentDir)) {
             return Err(Error::invalid("container_path is not an absolute path without \"..\""));
         }
-        let found =
-            rustix::fs::lstat(node).map_err(|error| Error::internal(format!("{} disappeared: {error}", node.display())))?;
+        let found = rustix::fs::lstat(node)
+            .map_err(|error| Error::internal(format!("{} disappeared: {error}", node.display())))?;
         let kind = match FileType::from_raw_mode(found.st_mode) {
             FileType::BlockDevice => LinuxDeviceType::B,
             FileType::CharacterDevice => LinuxDeviceType::C,

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use firstlight_pci::{Address, Function};
 
 use super::apply::Node;
+use crate::background;
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 use crate::paths::Paths;
-use crate::work;
 
 /// The driver that exposes a function to user space.
 const DRIVER: &str = "vfio-pci";
@@ -25,14 +25,19 @@ const BRIDGE: u32 = 0x0604;
 /// # Errors
 /// The functions are in several groups or in none, another function of the group has a host driver,
 /// or the kernel does not expose the nodes.
-pub(super) async fn bind_group(hotplug: &Hotplug, paths: &Paths, functions: Vec<Address>, listed: &str) -> Result<Vec<Node>> {
+pub(super) async fn bind_group(
+    hotplug: &Hotplug,
+    paths: &Paths,
+    functions: Vec<Address>,
+    listed: &str,
+) -> Result<Vec<Node>> {
     let Some(first) = functions.first().copied() else {
         return Err(Error::invalid("no option has its PCI path in the guest (HOST-ADDRESS=GUEST-PCI-PATH)"));
     };
     let sysfs = paths.sysfs.clone();
     let all = functions.clone();
     // Run to completion: a function must not stay unbound between two drivers.
-    let group = work::whole(work::blocking(move || {
+    let group = background::to_completion(background::blocking(move || {
         let group = group_of(&sysfs, &all)?;
         for function in &all {
             bind(&sysfs, *function)?;
@@ -79,8 +84,9 @@ fn group_of(sysfs: &Path, functions: &[Address]) -> Result<String> {
         })?;
         match &group {
             Some((other, first)) if *first != name => {
-                let message =
-                    format!("{other} is in IOMMU group {first} and {function} in {name}; all functions of a device must be in one group");
+                let message = format!(
+                    "{other} is in IOMMU group {first} and {function} in {name}; all functions of a device must be in one group"
+                );
                 return Err(Error::invalid(message));
             }
             Some(_) => {}

@@ -4,7 +4,7 @@ use firstlight_boot_record::{Gpu, GpuPhase};
 use firstlight_pci::Address;
 use ttrpc::Code;
 
-use super::{View, Which};
+use super::{GpuSelector, View};
 use crate::error::Error;
 
 /// What CreateContainer does next.
@@ -45,7 +45,7 @@ impl Missing {
 
 /// Decides. A failed GPU fails at once the containers that request it, and no others.
 #[must_use]
-pub fn decide(view: &View, requested: &[Which]) -> Decision {
+pub fn decide(view: &View, requested: &[GpuSelector]) -> Decision {
     if !view.scanned {
         return wait_or_fail(view, Missing::Scan);
     }
@@ -55,9 +55,9 @@ pub fn decide(view: &View, requested: &[Which]) -> Decision {
         let gpus: Vec<&Gpu> = match which {
             // A name is resolved by the CDI file, which is complete when every GPU is ready or
             // failed.
-            Which::Name(_) | Which::All => present(view).collect(),
-            Which::Index(index) => present(view).filter(|gpu| gpu.index == *index).collect(),
-            Which::Pci(address) => present(view).filter(|gpu| gpu.pci == *address).collect(),
+            GpuSelector::Name(_) | GpuSelector::All => present(view).collect(),
+            GpuSelector::Index(index) => present(view).filter(|gpu| gpu.index == *index).collect(),
+            GpuSelector::Pci(address) => present(view).filter(|gpu| gpu.pci == *address).collect(),
         };
         if gpus.is_empty() {
             let error = unknown(view, which);
@@ -67,7 +67,7 @@ pub fn decide(view: &View, requested: &[Which]) -> Decision {
             };
         }
         for gpu in gpus {
-            let named = matches!(which, Which::Name(_));
+            let named = matches!(which, GpuSelector::Name(_));
             match gpu.phase {
                 GpuPhase::Ready if !named && !ready.contains(gpu) => ready.push(gpu.clone()),
                 GpuPhase::Ready => {}
@@ -89,7 +89,7 @@ pub fn decide(view: &View, requested: &[Which]) -> Decision {
 
 /// Waits, or fails if PID 1 is disconnected.
 fn wait_or_fail(view: &View, missing: Missing) -> Decision {
-    match &view.lost {
+    match &view.disconnected {
         None => Decision::Wait(missing),
         Some(why) => {
             let what = match &missing {
@@ -107,11 +107,11 @@ fn present(view: &View) -> impl Iterator<Item = &Gpu> {
     view.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Removed)
 }
 
-fn unknown(view: &View, which: &Which) -> Error {
+fn unknown(view: &View, which: &GpuSelector) -> Error {
     let gone = view.gpus.iter().find(|gpu| match which {
-        Which::Index(index) => gpu.index == *index,
-        Which::Pci(address) => gpu.pci == *address,
-        Which::Name(_) | Which::All => false,
+        GpuSelector::Index(index) => gpu.index == *index,
+        GpuSelector::Pci(address) => gpu.pci == *address,
+        GpuSelector::Name(_) | GpuSelector::All => false,
     });
     if let Some(gpu) = gone.filter(|gpu| gpu.phase == GpuPhase::Removed) {
         return Error::invalid(format!("GPU {which}: {}", gpu.detail));
@@ -177,7 +177,7 @@ pub(super) mod tests {
 
     fn view(phases: &[GpuPhase]) -> View {
         let gpus = (0..).zip(phases).map(|(index, phase)| gpu(index, *phase)).collect();
-        View { scanned: true, gpus, lost: None }
+        View { scanned: true, gpus, disconnected: None }
     }
 
     use GpuPhase::{Attaching, Failed, Found, Ready, Removed, TimedOut};
@@ -186,22 +186,23 @@ pub(super) mod tests {
     fn unplugged_gpu_is_reported_and_not_waited_for() {
         let mut view = view(&[Ready, Removed]);
         view.gpus[1].detail = "0000:02:00.0: it was taken out".into();
-        assert_eq!(decide(&view, &[Which::All]), Decision::Ready(vec![gpu(0, Ready)]));
-        let Decision::Unknown(error) = decide(&view, &[Which::Index(1)]) else { panic!() };
+        assert_eq!(decide(&view, &[GpuSelector::All]), Decision::Ready(vec![gpu(0, Ready)]));
+        let Decision::Unknown(error) = decide(&view, &[GpuSelector::Index(1)]) else { panic!() };
         assert!(error.message.contains("GPU 1: 0000:02:00.0: it was taken out"), "{error}");
-        let Decision::Unknown(error) = decide(&view, &[Which::Index(7)]) else { panic!() };
+        let Decision::Unknown(error) = decide(&view, &[GpuSelector::Index(7)]) else { panic!() };
         assert!(error.message.ends_with("this guest has GPUs 0 = 0000:01:00.0"), "{error}");
     }
 
     #[test]
     fn failed_gpu_does_not_affect_requests_for_others() {
         let view = view(&[Failed, Ready, Found]);
-        assert_eq!(decide(&view, &[Which::Index(1)]), Decision::Ready(vec![gpu(1, Ready)]));
-        let Decision::Wait(Missing::Gpu(missing)) = decide(&view, &[Which::Index(1), Which::Index(2)]) else {
+        assert_eq!(decide(&view, &[GpuSelector::Index(1)]), Decision::Ready(vec![gpu(1, Ready)]));
+        let Decision::Wait(Missing::Gpu(missing)) = decide(&view, &[GpuSelector::Index(1), GpuSelector::Index(2)])
+        else {
             panic!()
         };
         assert_eq!(missing.index, 2);
-        assert!(matches!(decide(&view, &[Which::All]), Decision::Fail(_)));
+        assert!(matches!(decide(&view, &[GpuSelector::All]), Decision::Fail(_)));
     }
 
     #[test]
@@ -211,8 +212,10 @@ pub(super) mod tests {
         broken.attempts = 2;
         broken.driver = Some(DriverCode { rc: -5, adapter_status: 0x62 });
         broken.detail = "RmInitAdapter failed! (0x62:0xffff:2477)".into();
-        let view = View { scanned: true, gpus: vec![broken], lost: None };
-        let Decision::Fail(error) = decide(&view, &[Which::Pci("0000:01:00.0".parse().unwrap())]) else { panic!() };
+        let view = View { scanned: true, gpus: vec![broken], disconnected: None };
+        let Decision::Fail(error) = decide(&view, &[GpuSelector::Pci("0000:01:00.0".parse().unwrap())]) else {
+            panic!()
+        };
         assert_eq!(error.code, Code::INTERNAL);
         for part in ["0000:01:00.0", "wait-open-complete", "3.5 s", "attempt 2", "rc -5", "0x62", "RmInitAdapter"] {
             assert!(error.message.contains(part), "{error}");
@@ -225,18 +228,18 @@ pub(super) mod tests {
             Decision::Fail(error) | Decision::Unknown(error) => Some(error.code),
             _ => None,
         };
-        assert_eq!(code(&view(&[TimedOut]), Which::Index(0)), Some(Code::DEADLINE_EXCEEDED));
-        assert_eq!(code(&view(&[Ready]), Which::Index(1)), Some(Code::INVALID_ARGUMENT));
-        assert_eq!(code(&view(&[]), Which::All), Some(Code::INVALID_ARGUMENT));
+        assert_eq!(code(&view(&[TimedOut]), GpuSelector::Index(0)), Some(Code::DEADLINE_EXCEEDED));
+        assert_eq!(code(&view(&[Ready]), GpuSelector::Index(1)), Some(Code::INVALID_ARGUMENT));
+        assert_eq!(code(&view(&[]), GpuSelector::All), Some(Code::INVALID_ARGUMENT));
         let mut gone = view(&[Attaching]);
-        gone.lost = Some("gone".into());
-        assert_eq!(code(&gone, Which::Index(0)), Some(Code::INTERNAL));
-        assert_eq!(code(&View::default(), Which::Index(0)), None, "before the scan nothing is unknown");
+        gone.disconnected = Some("gone".into());
+        assert_eq!(code(&gone, GpuSelector::Index(0)), Some(Code::INTERNAL));
+        assert_eq!(code(&View::default(), GpuSelector::Index(0)), None, "before the scan nothing is unknown");
     }
 
     #[test]
     fn name_waits_for_all_gpus_and_ignores_failed_ones() {
-        let name = [Which::Name("GPU-1".into())];
+        let name = [GpuSelector::Name("GPU-1".into())];
         assert!(matches!(decide(&view(&[Ready, Attaching]), &name), Decision::Wait(_)));
         assert_eq!(decide(&view(&[Ready, Failed]), &name), Decision::Ready(vec![]));
     }
@@ -251,27 +254,27 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn ready_means_that_each_requested_gpu_is_ready(
-            phases in proptest::collection::vec(0usize..5, 0..5), wanted in proptest::collection::vec(0u32..6, 1..4)
+            phases in proptest::collection::vec(0usize..5, 0..5), requested in proptest::collection::vec(0u32..6, 1..4)
         ) {
             let all = [Found, Attaching, Ready, Failed, TimedOut];
             let phases: Vec<GpuPhase> = phases.into_iter().map(|at| all[at]).collect();
-            let wanted: Vec<Which> = wanted.into_iter().map(Which::Index).collect();
-            let phase = |which: &Which| match which {
-                Which::Index(index) => phases.get(usize::try_from(*index).unwrap()),
+            let requested: Vec<GpuSelector> = requested.into_iter().map(GpuSelector::Index).collect();
+            let phase = |which: &GpuSelector| match which {
+                GpuSelector::Index(index) => phases.get(usize::try_from(*index).unwrap()),
                 _ => None,
             };
-            match decide(&view(&phases), &wanted) {
+            match decide(&view(&phases), &requested) {
                 Decision::Ready(gpus) => {
-                    prop_assert!(wanted.iter().all(|which| phase(which) == Some(&Ready)));
-                    prop_assert!(gpus.iter().all(|gpu| wanted.contains(&Which::Index(gpu.index))));
+                    prop_assert!(requested.iter().all(|which| phase(which) == Some(&Ready)));
+                    prop_assert!(gpus.iter().all(|gpu| requested.contains(&GpuSelector::Index(gpu.index))));
                 }
                 Decision::Wait(_) => {
-                    prop_assert!(wanted.iter().any(|which| matches!(phase(which), Some(Found | Attaching))));
+                    prop_assert!(requested.iter().any(|which| matches!(phase(which), Some(Found | Attaching))));
                 }
                 Decision::Fail(_) => {
-                    prop_assert!(wanted.iter().any(|which| matches!(phase(which), Some(Failed | TimedOut))));
+                    prop_assert!(requested.iter().any(|which| matches!(phase(which), Some(Failed | TimedOut))));
                 }
-                Decision::Unknown(_) => prop_assert!(wanted.iter().any(|which| phase(which).is_none())),
+                Decision::Unknown(_) => prop_assert!(requested.iter().any(|which| phase(which).is_none())),
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use firstlight_cdi::DeviceName;
 
-use super::Which;
+use super::GpuSelector;
 use crate::error::{Error, Result};
 
 /// Grants devices of any kind if the kernel command line has `agent.visible_cdi_devices`.
@@ -69,7 +69,7 @@ pub enum Visible {
     /// None of them.
     None,
     /// The listed ones, if granted.
-    Only(Vec<Which>),
+    Only(Vec<GpuSelector>),
 }
 
 impl Visible {
@@ -86,7 +86,7 @@ impl Visible {
                 let mut only = Vec::new();
                 for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
                     let which = named(word);
-                    if which == Which::All {
+                    if which == GpuSelector::All {
                         return Self::All;
                     }
                     if only.len() < MAX_NAMES && !only.contains(&which) {
@@ -101,20 +101,20 @@ impl Visible {
     /// Returns the granted GPUs that must be ready. All of them if the variable has a name that is
     /// known only after the attach (a UUID).
     #[must_use]
-    pub fn before_waiting(&self, granted: &[Which], gpus: &[firstlight_boot_record::Gpu]) -> Vec<Which> {
+    pub fn before_waiting(&self, granted: &[GpuSelector], gpus: &[firstlight_boot_record::Gpu]) -> Vec<GpuSelector> {
         let only = match self {
             Self::All => return granted.to_vec(),
             Self::None => return Vec::new(),
             Self::Only(only) => only,
         };
-        if only.iter().any(|which| matches!(which, Which::Name(_))) {
+        if only.iter().any(|which| matches!(which, GpuSelector::Name(_))) {
             return granted.to_vec();
         }
-        let is = |which: &Which, gpu: &firstlight_boot_record::Gpu| match which {
-            Which::All => true,
-            Which::Index(index) => gpu.index == *index,
-            Which::Pci(address) => gpu.pci == *address,
-            Which::Name(_) => false,
+        let is = |which: &GpuSelector, gpu: &firstlight_boot_record::Gpu| match which {
+            GpuSelector::All => true,
+            GpuSelector::Index(index) => gpu.index == *index,
+            GpuSelector::Pci(address) => gpu.pci == *address,
+            GpuSelector::Name(_) => false,
         };
         let mut left = Vec::new();
         for grant in granted {
@@ -124,7 +124,7 @@ impl Visible {
                 left.push(grant.clone());
             }
             let visible = rows.filter(|gpu| only.iter().any(|which| is(which, gpu)));
-            left.extend(visible.map(|gpu| Which::Pci(gpu.pci)));
+            left.extend(visible.map(|gpu| GpuSelector::Pci(gpu.pci)));
         }
         left
     }
@@ -132,7 +132,7 @@ impl Visible {
 
 /// Parses one entry of `NVIDIA_VISIBLE_DEVICES`. The driver's tools write PCI addresses in
 /// capitals, with eight digits of domain.
-fn named(word: &str) -> Which {
+fn named(word: &str) -> GpuSelector {
     let mut word: String = word.chars().take(80).collect();
     if word.bytes().filter(|byte| *byte == b':').count() == 2 {
         word.make_ascii_lowercase();
@@ -140,7 +140,7 @@ fn named(word: &str) -> Which {
             word = short.to_owned();
         }
     }
-    Which::from(word.as_str())
+    GpuSelector::from(word.as_str())
 }
 
 #[cfg(test)]
@@ -183,11 +183,11 @@ mod tests {
         }
         assert_eq!(visible("none"), Visible::None);
         assert_eq!(visible(","), Visible::Only(vec![]));
-        let address = Which::Pci("0000:0a:00.0".parse().unwrap());
+        let address = GpuSelector::Pci("0000:0a:00.0".parse().unwrap());
         assert_eq!(visible("00000000:0A:00.0"), Visible::Only(vec![address.clone()]));
         assert_eq!(
             visible("1, GPU-5,1,0000:0a:00.0"),
-            Visible::Only(vec![Which::Index(1), Which::Name("GPU-5".into()), address])
+            Visible::Only(vec![GpuSelector::Index(1), GpuSelector::Name("GPU-5".into()), address])
         );
         let twice = [format!("{VISIBLE}=0"), format!("{VISIBLE}=none"), format!("{VISIBLE}_X=all")];
         assert_eq!(Visible::of(&twice), Visible::None, "the last one counts");
@@ -196,13 +196,17 @@ mod tests {
     #[test]
     fn only_visible_gpus_are_waited_for() {
         let gpus = [gpu(0, GpuPhase::Ready), gpu(1, GpuPhase::Attaching), gpu(2, GpuPhase::Failed)];
-        let pci = |index: usize| Which::Pci(gpus[index].pci);
-        assert_eq!(visible("0").before_waiting(&[Which::All], &gpus), [pci(0)]);
-        assert_eq!(visible("0,0000:02:00.0").before_waiting(&[Which::Index(1)], &gpus), [pci(1)]);
-        assert_eq!(visible("2").before_waiting(&[Which::Index(1)], &gpus), []);
-        assert_eq!(visible("none").before_waiting(&[Which::All], &gpus), []);
-        assert_eq!(visible("GPU-1").before_waiting(&[Which::Index(1)], &gpus), [Which::Index(1)]);
-        assert_eq!(visible("0").before_waiting(&[Which::Index(7)], &gpus), [Which::Index(7)], "an error, later");
+        let pci = |index: usize| GpuSelector::Pci(gpus[index].pci);
+        assert_eq!(visible("0").before_waiting(&[GpuSelector::All], &gpus), [pci(0)]);
+        assert_eq!(visible("0,0000:02:00.0").before_waiting(&[GpuSelector::Index(1)], &gpus), [pci(1)]);
+        assert_eq!(visible("2").before_waiting(&[GpuSelector::Index(1)], &gpus), []);
+        assert_eq!(visible("none").before_waiting(&[GpuSelector::All], &gpus), []);
+        assert_eq!(visible("GPU-1").before_waiting(&[GpuSelector::Index(1)], &gpus), [GpuSelector::Index(1)]);
+        assert_eq!(
+            visible("0").before_waiting(&[GpuSelector::Index(7)], &gpus),
+            [GpuSelector::Index(7)],
+            "an error, later"
+        );
     }
 
     proptest! {
@@ -216,11 +220,11 @@ mod tests {
             granted in proptest::collection::vec(0u32..4, 0..4), words in "((0|1|2|3|all|none|void|GPU-1|0000:0[1-4]:00\\.0),?){0,5}"
         ) {
             let gpus: Vec<_> = (0..4).map(|index| gpu(index, GpuPhase::Ready)).collect();
-            let grants: Vec<Which> = granted.iter().copied().map(Which::Index).collect();
+            let grants: Vec<GpuSelector> = granted.iter().copied().map(GpuSelector::Index).collect();
             for which in visible(&words).before_waiting(&grants, &gpus) {
                 let index = match which {
-                    Which::Index(index) => index,
-                    Which::Pci(address) => gpus.iter().find(|gpu| gpu.pci == address).unwrap().index,
+                    GpuSelector::Index(index) => index,
+                    GpuSelector::Pci(address) => gpus.iter().find(|gpu| gpu.pci == address).unwrap().index,
                     other => return Err(TestCaseError::fail(format!("{other:?}"))),
                 };
                 prop_assert!(granted.contains(&index));

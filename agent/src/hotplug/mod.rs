@@ -23,10 +23,10 @@ use self::block::Disk;
 pub use self::listener::Uevents;
 use self::node::Check;
 pub use self::node::Number;
-use self::scsi::Scsi;
+use self::scsi::ScsiAddress;
+use crate::background;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
-use crate::work;
 
 /// Looks up devices, with a timeout for those that are not present yet.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub struct Hotplug {
 }
 
 /// Result of one check.
-enum Look<T> {
+enum Lookup<T> {
     Found(T),
     /// Why it was not found.
     NotYet(String),
@@ -48,7 +48,7 @@ impl Hotplug {
     /// Creates a lookup below these paths with `timeout` (`agent.hotplug_timeout`).
     #[must_use]
     pub fn new(paths: &Paths, timeout: Duration) -> Self {
-        Self { sysfs: paths.sysfs.clone(), dev: paths.root.join("dev"), timeout, check: node::can_be_used }
+        Self { sysfs: paths.sysfs.clone(), dev: paths.root.join("dev"), timeout, check: node::check_usable }
     }
 
     /// Waits for the disk at a PCI path such as `02/03`: virtio-blk or NVMe.
@@ -56,17 +56,17 @@ impl Hotplug {
     /// # Errors
     /// The PCI path is invalid, the function has several disks, or none appeared in time.
     pub async fn block_by_pci(&self, path: &str) -> Result<PathBuf> {
-        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
         self.wait(&what, move || {
             let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
-                Err(missing) => return Ok(Look::NotYet(missing.to_string())),
+                Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
             match block::behind(&at.sysfs, &dir).as_slice() {
                 [] => {
                     let driver = block::driver(&dir);
-                    Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no disk")))
+                    Ok(Lookup::NotYet(format!("function {address} is there ({driver}) and has no disk")))
                 }
                 [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("PCI path {path} (function {address})"), several)),
@@ -80,7 +80,7 @@ impl Hotplug {
     /// # Errors
     /// The address is invalid, several hosts have a disk there, or none appeared in time.
     pub async fn block_by_scsi(&self, address: &str) -> Result<PathBuf> {
-        let (scsi, at): (Scsi, Self) = (address.parse()?, self.clone());
+        let (scsi, at): (ScsiAddress, Self) = (address.parse()?, self.clone());
         let mut scanned: Vec<String> = Vec::new();
         self.wait(&format!("disk at SCSI address {scsi}"), move || {
             for host in scsi::hosts(&at.sysfs) {
@@ -92,9 +92,9 @@ impl Hotplug {
             }
             match scsi::at(&at.sysfs, scsi).as_slice() {
                 [] if scanned.is_empty() => {
-                    Ok(Look::NotYet("the guest has no SCSI host; check that its kernel has virtio_scsi".to_owned()))
+                    Ok(Lookup::NotYet("the guest has no SCSI host; check that its kernel has virtio_scsi".to_owned()))
                 }
-                [] => Ok(Look::NotYet(format!("{} scanned for it and found none", scanned.join(", ")))),
+                [] => Ok(Lookup::NotYet(format!("{} scanned for it and found none", scanned.join(", ")))),
                 [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("SCSI address {scsi}"), several)),
             }
@@ -110,7 +110,7 @@ impl Hotplug {
         let (name, at) = (node_name(node)?.to_owned(), self.clone());
         self.wait(&format!("disk {node}"), move || match block::named(&at.sysfs, &name) {
             Some(disk) => Ok(at.usable(&disk)),
-            None => Ok(Look::NotYet(format!("the kernel has no block device {name}"))),
+            None => Ok(Lookup::NotYet(format!("the kernel has no block device {name}"))),
         })
         .await
     }
@@ -120,12 +120,12 @@ impl Hotplug {
     /// # Errors
     /// The PCI path is invalid, the function has several interfaces, or none appeared in time.
     pub async fn net_by_pci(&self, path: &str) -> Result<String> {
-        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
         self.wait(&what, move || {
             let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
-                Err(missing) => return Ok(Look::NotYet(missing.to_string())),
+                Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
             let mut found = block::names(&dir.join("net"), "");
             for virtio in block::names(&dir, "virtio") {
@@ -134,9 +134,9 @@ impl Hotplug {
             match found.as_slice() {
                 [] => {
                     let driver = block::driver(&dir);
-                    Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no interface")))
+                    Ok(Lookup::NotYet(format!("function {address} is there ({driver}) and has no interface")))
                 }
-                [name] => Ok(Look::Found(name.clone())),
+                [name] => Ok(Lookup::Found(name.clone())),
                 several => {
                     let all = several.join(", ");
                     Err(Error::invalid(format!("PCI path {path} (function {address}) has several interfaces: {all}")))
@@ -151,10 +151,10 @@ impl Hotplug {
     /// # Errors
     /// The PCI path is invalid, or no function appeared in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
-        let (place, sysfs) = (place(path)?, self.sysfs.clone());
+        let (place, sysfs) = (parse_path(path)?, self.sysfs.clone());
         self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
-            Ok(found) => Ok(Look::Found(found.address)),
-            Err(missing) => Ok(Look::NotYet(missing.to_string())),
+            Ok(found) => Ok(Lookup::Found(found.address)),
+            Err(missing) => Ok(Lookup::NotYet(missing.to_string())),
         })
         .await
     }
@@ -166,27 +166,27 @@ impl Hotplug {
     pub async fn node(&self, node: &Path, what: &str) -> Result<()> {
         let node = node.to_owned();
         self.wait(what, move || match node.exists() {
-            true => Ok(Look::Found(())),
-            false => Ok(Look::NotYet(format!("{} does not exist", node.display()))),
+            true => Ok(Lookup::Found(())),
+            false => Ok(Lookup::NotYet(format!("{} does not exist", node.display()))),
         })
         .await
     }
 
-    fn usable(&self, disk: &Disk) -> Look<PathBuf> {
+    fn usable(&self, disk: &Disk) -> Lookup<PathBuf> {
         let node = self.dev.join(&disk.name);
-        (self.check)(&node, disk.number).map_or_else(Look::NotYet, |()| Look::Found(node))
+        (self.check)(&node, disk.number).map_or_else(Lookup::NotYet, |()| Lookup::Found(node))
     }
 
     /// Checks until it is found or the deadline has passed.
-    async fn wait<T, L>(&self, what: &str, look: L) -> Result<T>
+    async fn wait<T, L>(&self, what: &str, check: L) -> Result<T>
     where
         T: Send + 'static,
-        L: FnMut() -> Result<Look<T>> + Send + 'static,
+        L: FnMut() -> Result<Lookup<T>> + Send + 'static,
     {
         let begin = Instant::now();
         let during = |error: Error| error.during(what);
-        let (mut look, seen) = beside(look).await?;
-        if let Look::Found(found) = seen.map_err(during)? {
+        let (mut check, seen) = run_blocking(check).await?;
+        if let Lookup::Found(found) = seen.map_err(during)? {
             return Ok(found);
         }
         let no_uevents = |error: std::io::Error| {
@@ -195,10 +195,10 @@ impl Hotplug {
         let mut events = Uevents::open().map_err(no_uevents)?;
         loop {
             let seen;
-            (look, seen) = beside(look).await?;
+            (check, seen) = run_blocking(check).await?;
             let missing = match seen.map_err(during)? {
-                Look::Found(found) => return Ok(found),
-                Look::NotYet(missing) => missing,
+                Lookup::Found(found) => return Ok(found),
+                Lookup::NotYet(missing) => missing,
             };
             match timeout_at(begin + self.timeout, events.changed()).await {
                 Ok(Ok(())) => {}
@@ -217,19 +217,19 @@ impl Hotplug {
 }
 
 /// Runs one check in the blocking pool: opening a disk and a SCSI scan block.
-async fn beside<T, L>(mut look: L) -> Result<(L, Result<Look<T>>)>
+async fn run_blocking<T, L>(mut check: L) -> Result<(L, Result<Lookup<T>>)>
 where
     T: Send + 'static,
-    L: FnMut() -> Result<Look<T>> + Send + 'static,
+    L: FnMut() -> Result<Lookup<T>> + Send + 'static,
 {
-    work::blocking(move || {
-        let seen = look();
-        Ok((look, seen))
+    background::blocking(move || {
+        let seen = check();
+        Ok((check, seen))
     })
     .await
 }
 
-fn place(path: &str) -> Result<Place> {
+fn parse_path(path: &str) -> Result<Place> {
     path.parse().map_err(|error: firstlight_pci::ParsePlaceError| Error::invalid(error.to_string()))
 }
 

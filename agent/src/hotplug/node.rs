@@ -30,7 +30,7 @@ pub(super) type Check = fn(&Path, Number) -> Result<(), String>;
 
 /// Opens the node once: the kernel creates node and sysfs directory shortly before the device can
 /// be opened, and sends a uevent after that. Blocks while the kernel reads the partition table.
-pub(super) fn can_be_used(node: &Path, number: Number) -> Result<(), String> {
+pub(super) fn check_usable(node: &Path, number: Number) -> Result<(), String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let Number { major, minor } = number;
     match rustix::fs::openat(CWD, node, flags, Mode::empty()).and_then(|file| rustix::fs::fstat(&file)) {
@@ -67,8 +67,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("vda");
         let number = Number { major: 254, minor: 0 };
-        assert!(can_be_used(&node, number).unwrap_err().contains("cannot be opened"));
+        assert!(check_usable(&node, number).unwrap_err().contains("cannot be opened"));
         fs::write(&node, "").unwrap();
-        assert!(can_be_used(&node, number).unwrap_err().contains("not a block device"));
+        assert!(check_usable(&node, number).unwrap_err().contains("not a block device"));
     }
 }

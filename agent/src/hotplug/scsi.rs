@@ -14,18 +14,18 @@ const MAX_LUN: u32 = 16383;
 
 /// `ID:LUN` on channel 0 of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Scsi {
+pub(super) struct ScsiAddress {
     target: u32,
     lun: u32,
 }
 
-impl fmt::Display for Scsi {
+impl fmt::Display for ScsiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.target, self.lun)
     }
 }
 
-impl FromStr for Scsi {
+impl FromStr for ScsiAddress {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -49,13 +49,13 @@ pub(super) fn hosts(sysfs: &Path) -> Vec<String> {
 }
 
 /// Asks a host to scan for the disk. Blocks until it has scanned.
-pub(super) fn scan(sysfs: &Path, host: &str, scsi: Scsi) -> std::io::Result<()> {
-    let Scsi { target, lun } = scsi;
+pub(super) fn scan(sysfs: &Path, host: &str, scsi: ScsiAddress) -> std::io::Result<()> {
+    let ScsiAddress { target, lun } = scsi;
     fs::write(sysfs.join("class/scsi_host").join(host).join("scan"), format!("0 {target} {lun}"))
 }
 
 /// Returns the disks at an address, at most one per host.
-pub(super) fn at(sysfs: &Path, scsi: Scsi) -> Vec<Disk> {
+pub(super) fn at(sysfs: &Path, scsi: ScsiAddress) -> Vec<Disk> {
     let devices = sysfs.join("class/scsi_device");
     let end = format!(":0:{scsi}");
     let here =
@@ -72,17 +72,17 @@ mod tests {
 
     #[test]
     fn invalid_scsi_addresses_are_rejected() {
-        assert_eq!("0:1".parse::<Scsi>().unwrap(), Scsi { target: 0, lun: 1 });
+        assert_eq!("0:1".parse::<ScsiAddress>().unwrap(), ScsiAddress { target: 0, lun: 1 });
         for text in ["", "0", "0:", ":1", "0:1:2", "256:0", "0:16384", "a:1", "+1:0", " 1:0"] {
-            assert!(text.parse::<Scsi>().is_err(), "{text}");
+            assert!(text.parse::<ScsiAddress>().is_err(), "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn any_text_is_an_address_or_an_error(text in "[0-9:]{0,12}|\\PC{0,12}") {
-            if let Ok(scsi) = text.parse::<Scsi>() {
-                prop_assert_eq!(scsi.to_string().parse::<Scsi>().unwrap(), scsi);
+            if let Ok(scsi) = text.parse::<ScsiAddress>() {
+                prop_assert_eq!(scsi.to_string().parse::<ScsiAddress>().unwrap(), scsi);
             }
         }
     }

@@ -187,14 +187,14 @@ fn finished_or_cancelled_wait_leaves_no_descriptor() {
     run(async {
         let slow = Hotplug { timeout: Duration::from_secs(60), ..hotplug.clone() };
         // Cancelled while it waits, as at a caller's deadline.
-        let heard = async {
+        let subscribed = async {
             while listeners() == 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
             _ = slow.pci_function("03") => panic!("there is no such function"),
-            () = heard => {}
+            () = subscribed => {}
         }
         assert!(hotplug.pci_function("03").await.is_err());
     });

@@ -16,7 +16,7 @@ pub(super) struct Tracked {
 #[async_trait]
 impl MethodHandler for Tracked {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        self.agent.rest.called();
+        self.agent.idle.called();
         self.serve.handler(context, request).await
     }
 }

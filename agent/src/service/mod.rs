@@ -1,10 +1,10 @@
 //! The ttrpc services: each call is authorised, handed to the agent, and answered.
 
+mod activity;
 mod agent_service;
 mod health;
 #[cfg(feature = "agent-policy")]
 mod policy_check;
-mod activity;
 mod record;
 
 use std::collections::HashMap;

@@ -6,8 +6,8 @@ use ttrpc::Code;
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{self, Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
 /// File systems on block devices. Others, such as `proc`, are rejected (untrusted input).
@@ -40,13 +40,15 @@ pub(super) fn check(driver_options: &[String]) -> Result<()> {
 pub(super) fn filesystem(kind: &str, device: &Path, options: &Options) -> Result<Detached> {
     if !FILE_SYSTEMS.contains(&kind) {
         let all = FILE_SYSTEMS.join(", ");
-        return Err(Error::invalid(format!("file system {kind:?} is not supported on a block device; use one of {all}, bind")));
+        return Err(Error::invalid(format!(
+            "file system {kind:?} is not supported on a block device; use one of {all}, bind"
+        )));
     }
     let device = device.to_str().ok_or_else(|| Error::invalid("the device's path is not UTF-8"))?;
     Detached::filesystem(kind, Some(device), options).map_err(|error| error.during(device))
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     check(&job.storage.driver_options)?;
     let device = job.device.as_deref().ok_or_else(|| Error::internal("the device was not resolved"))?;
     Ok(attach(job, device)?.into())
@@ -56,12 +58,12 @@ fn attach(job: &Job<'_>, device: &Path) -> Result<Mounted> {
     let (run, target) = (&job.paths.run, Path::new(&job.storage.mount_point));
     if job.storage.fstype == "bind" {
         // The device node, for a raw block volume.
-        let node = Detached::bind(place::existing(device)?, &job.options)?;
-        return node.attach(run, Place::make(run, target, Kind::File)?, &job.options);
+        let node = Detached::bind(safe_path::existing(device)?, &job.options)?;
+        return node.attach(run, MountPoint::create(run, target, Kind::File)?, &job.options);
     }
     let mount = filesystem(&job.storage.fstype, device, &job.options)?;
-    group::give(&mount, job)?;
-    mount.attach(run, Place::make(run, target, Kind::Directory)?, &job.options)
+    fs_group::apply(&mount, job)?;
+    mount.attach(run, MountPoint::create(run, target, Kind::Directory)?, &job.options)
 }
 
 #[cfg(test)]

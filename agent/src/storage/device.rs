@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::{Source, place};
+use super::{Source, safe_path};
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 
@@ -14,8 +14,8 @@ pub(super) fn node(path: &str) -> Result<PathBuf> {
     if !path.starts_with("/dev") {
         return Err(Error::invalid(format!("{} is not below /dev", path.display())));
     }
-    let found = place::existing(path)?;
-    if place::kind(&found)? != FileType::BlockDevice {
+    let found = safe_path::existing(path)?;
+    if safe_path::kind(&found)? != FileType::BlockDevice {
         return Err(Error::invalid(format!("{} is not a block device", path.display())));
     }
     Ok(path.to_owned())
@@ -35,7 +35,7 @@ pub(super) async fn find(hotplug: &Hotplug, kind: Source, source: &str) -> Resul
         Source::Given => return Ok(None),
         Source::Pci if !is_node(source) => hotplug.block_by_pci(source).await?,
         Source::Scsi if !is_node(source) => hotplug.block_by_scsi(source).await?,
-        _ if place::existing(Path::new(source)).is_ok() => return node(source).map(Some),
+        _ if safe_path::existing(Path::new(source)).is_ok() => return node(source).map(Some),
         _ => hotplug.block_by_node(source).await?,
     };
     let path = found.to_str().ok_or_else(|| Error::internal("the device's path is not UTF-8"))?;

@@ -60,7 +60,8 @@ impl HugePages {
             let sizes = fs::read_dir(&dir).into_iter().flatten().flatten();
             let mut sizes: Vec<String> = sizes.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
             sizes.sort();
-            let message = format!("the guest does not support huge pages of {page} bytes; supported: [{}]", sizes.join(", "));
+            let message =
+                format!("the guest does not support huge pages of {page} bytes; supported: [{}]", sizes.join(", "));
             return Err(Error::invalid(message));
         }
         let _one = COUNT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,8 +10,8 @@ use rustix::fs::Mode;
 use super::mount::Mounted;
 use super::options::Options;
 use super::overlay::Layers;
-use super::place::{Kind, Place, by_descriptor};
-use super::{Job, Made, Part, block, scratch};
+use super::safe_path::{Kind, MountPoint, by_descriptor};
+use super::{Job, Resource, Resources, block, scratch};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
@@ -72,7 +72,7 @@ impl Group {
 }
 
 /// Rejects a layer without the others of its root.
-pub(super) fn alone(_: &Job<'_>) -> Result<Made> {
+pub(super) fn alone(_: &Job<'_>) -> Result<Resources> {
     Err(Error::invalid(format!("{NAME}: a layer without the others of its root")))
 }
 
@@ -86,7 +86,7 @@ fn mount(layer: &Storage, device: &Path, paths: &Paths, readonly: bool) -> Resul
     let kind = if layer.fstype.is_empty() && readonly { "erofs" } else { &layer.fstype };
     let at = scratch::fresh(&paths.run, if readonly { "lower" } else { "upper" });
     let mount = block::filesystem(kind, device, &options)?;
-    let mount = mount.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
+    let mount = mount.attach(&paths.run, MountPoint::create(&paths.run, &at, Kind::Directory)?, &options)?;
     Ok((mount, at))
 }
 
@@ -109,22 +109,22 @@ fn dir(text: &str, disk: &Path, image: &Path) -> Result<()> {
 }
 
 /// Mounts the layers, in the order of [`Group::all`], and the overlay.
-pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<Made> {
+pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<Resources> {
     let (Some((disk, images)), true) = (devices.split_first(), devices.len() == group.lower.len() + 1) else {
         return Err(Error::internal(format!("{NAME}: a layer's device was not resolved")));
     };
-    let mut made = Made::default();
+    let mut made = Resources::default();
     let mut layers = Layers::default();
     let (mounted, written) = mount(&group.upper, disk, paths, false)?;
-    made.add(Part::Mount(mounted));
+    made.add(Resource::Mount(mounted));
     for (layer, image) in group.lower.iter().zip(images) {
         let (mounted, at) = mount(layer, image, paths, true)?;
-        made.add(Part::Mount(mounted));
+        made.add(Resource::Mount(mounted));
         layers.lower.push(at);
     }
     let top = layers.lower.first().cloned().unwrap_or_default();
-    for mark in Options::of(&group.upper.options)?.marks {
-        if let Some(text) = mark.strip_prefix(MAKE_DIRECTORY) {
+    for option in Options::of(&group.upper.options)?.agent_options {
+        if let Some(text) = option.strip_prefix(MAKE_DIRECTORY) {
             dir(text, &written, &top)?;
         }
     }
@@ -133,7 +133,7 @@ pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<
     }
     layers.upper = Some((written.join("upper"), written.join("work")));
     let whole = layers.mount(paths, Path::new(&group.upper.mount_point), &Options::of(&[])?)?;
-    made.add(Part::Mount(whole));
+    made.add(Resource::Mount(whole));
     Ok(made)
 }
 

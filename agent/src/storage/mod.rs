@@ -1,34 +1,34 @@
 //! Storages (Kata's `Storage` messages): mounts that containers use.
 //!
 //! A [`Driver`] creates one kind of storage; [`table::Table`] counts references. Mount points and
-//! sources are opened by descriptor ([`place`]), mounts are fully configured before they are
-//! attached ([`mount`]), and the [`Made`] resources of a driver are released with the last
+//! sources are opened by descriptor ([`safe_path`]), mounts are fully configured before they are
+//! attached ([`mount`]), and the [`Resources`] resources of a driver are released with the last
 //! reference, in reverse order.
 
 mod bind;
 mod block;
 mod device;
-mod dir;
-mod group;
+mod ephemeral;
+mod fs_group;
 mod huge_pages;
 mod layers;
-mod made;
-mod memory;
+mod local;
 pub mod mount;
 pub mod mountinfo;
 mod nfs;
 pub mod options;
 mod overlay;
-pub mod place;
+mod resources;
+pub mod safe_path;
 mod scratch;
-mod share;
 mod shared_mounts;
 mod stale;
 mod table;
+mod tree_sync;
 mod update;
+mod virtio_fs;
 mod volume;
-mod watch;
-mod watched;
+mod watchable_bind;
 
 use std::path::PathBuf;
 
@@ -38,8 +38,8 @@ use ttrpc::Code;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-pub use made::{Made, Part};
 pub use options::Options;
+pub use resources::{Resource, Resources};
 pub use shared_mounts::{Names, check as check_shared};
 pub use stale::refresh as refresh_stale;
 pub use table::Table;
@@ -74,10 +74,10 @@ pub(crate) struct Driver {
     pub(crate) name: &'static str,
     pub(crate) source: Source,
     /// May block.
-    pub(crate) make: fn(&Job<'_>) -> Result<Made>,
+    pub(crate) make: fn(&Job<'_>) -> Result<Resources>,
 }
 
-const fn driver(name: &'static str, source: Source, make: fn(&Job<'_>) -> Result<Made>) -> Driver {
+const fn driver(name: &'static str, source: Source, make: fn(&Job<'_>) -> Result<Resources>) -> Driver {
     Driver { name, source, make }
 }
 
@@ -87,12 +87,12 @@ const DRIVERS: &[Driver] = &[
     driver("mmioblk", Source::Node, block::make),
     driver("scsi", Source::Scsi, block::make),
     driver("nvdimm", Source::Node, block::make),
-    driver("virtio-fs", Source::Given, share::make),
+    driver("virtio-fs", Source::Given, virtio_fs::make),
     driver("overlayfs", Source::Given, overlay::make),
-    driver("ephemeral", Source::Given, memory::make),
-    driver("local", Source::Given, dir::make),
+    driver("ephemeral", Source::Given, ephemeral::make),
+    driver("local", Source::Given, local::make),
     driver("bind", Source::Given, bind::make),
-    driver("watchable-bind", Source::Given, watch::make),
+    driver("watchable-bind", Source::Given, watchable_bind::make),
     // Several storages form one mount: see the table.
     driver(layers::NAME, Source::Pci, layers::alone),
     driver("nfs", Source::Given, nfs::make),
@@ -120,7 +120,10 @@ pub(crate) fn find(name: &str) -> Result<&'static Driver> {
         return Ok(driver);
     }
     if let Some((_, alternative)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
-        return Err(Error::new(Code::UNIMPLEMENTED, format!("storage handler {name} is not implemented: {alternative}")));
+        return Err(Error::new(
+            Code::UNIMPLEMENTED,
+            format!("storage handler {name} is not implemented: {alternative}"),
+        ));
     }
     let known: Vec<&str> = drivers().collect();
     let name: String = name.chars().take(80).collect();

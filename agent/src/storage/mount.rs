@@ -12,7 +12,7 @@ use rustix::mount::{
 };
 
 use super::options::{MAX_LEN, Options};
-use super::place::{Kind, Place, by_descriptor};
+use super::safe_path::{Kind, MountPoint, by_descriptor};
 use crate::error::{Error, Result};
 
 /// A detached mount; destroyed on drop.
@@ -124,7 +124,7 @@ impl Detached {
             set: options.set,
             clear: options.clear,
             propagation: MountPropagationFlags::empty(),
-            recursive: options.deep,
+            recursive: options.recursive_attributes,
         };
         if !(options.set.is_empty() && options.clear.is_empty()) {
             firstlight_sys::mount::change(&mount, &change)
@@ -137,24 +137,24 @@ impl Detached {
     ///
     /// # Errors
     /// The system call fails.
-    pub fn attach(self, trusted: &Path, place: Place, options: &Options) -> Result<Mounted> {
+    pub fn attach(self, trusted: &Path, place: MountPoint, options: &Options) -> Result<Mounted> {
         let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         let moved = rustix::mount::move_mount(&self.0, "", &place, "", both);
         let shown = place.path().display().to_string();
         let (path, kind, made) = place.into_parts();
         if let Err(error) = moved {
             if made {
-                Place::remove(trusted, &path, kind);
+                MountPoint::remove(trusted, &path, kind);
             }
             return Err(Error::internal(format!("failed to mount on {shown}: {error}")));
         }
         let mounted = Mounted { fd: self.0, trusted: trusted.to_owned(), path, kind, made };
-        if let Some(spread) = options.spread {
+        if let Some(propagation) = options.propagation {
             let change = Change {
                 set: MountAttrFlags::empty(),
                 clear: MountAttrFlags::empty(),
-                propagation: spread - MountPropagationFlags::REC,
-                recursive: spread.contains(MountPropagationFlags::REC),
+                propagation: propagation - MountPropagationFlags::REC,
+                recursive: propagation.contains(MountPropagationFlags::REC),
             };
             firstlight_sys::mount::change(&mounted.fd, &change)
                 .map_err(|error| Error::internal(format!("failed to set the mount propagation: {error}")))?;
@@ -199,7 +199,7 @@ impl Drop for Mounted {
             Err(error) => log::warn!("storage {}: failed to unmount: {error}", self.path.display()),
         }
         if self.made {
-            Place::remove(&self.trusted, &self.path, self.kind);
+            MountPoint::remove(&self.trusted, &self.path, self.kind);
         }
     }
 }

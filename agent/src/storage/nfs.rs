@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use super::mount::Detached;
-use super::place::{Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
 /// Parses the server's address of a source such as `10.0.0.2:/export` or `[fd00::2]:/export`.
@@ -21,7 +21,7 @@ fn address(source: &str) -> Result<IpAddr> {
     host.parse().map_err(|_| wrong())
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let kind = match job.storage.fstype.as_str() {
         kind @ ("nfs" | "nfs4") => kind,
         other => return Err(Error::invalid(format!("file system {other:?} is not supported; use nfs or nfs4"))),
@@ -33,8 +33,8 @@ pub(super) fn make(job: &Job<'_>) -> Result<Made> {
         options.data.push(("addr".to_owned(), Some(address.to_string())));
     }
     let share = Detached::filesystem(kind, Some(&job.storage.source), &options)?;
-    group::give(&share, job)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
+    fs_group::apply(&share, job)?;
+    let place = MountPoint::create(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
     Ok(share.attach(&job.paths.run, place, &job.options)?.into())
 }
 

@@ -1,7 +1,7 @@
 //! Parses the mount options of a storage.
 
 use firstlight_agent_api::agent::Storage;
-use rustix::mount::{MountAttrFlags as Attribute, MountPropagationFlags as Spread};
+use rustix::mount::{MountAttrFlags as Attribute, MountPropagationFlags as Propagation};
 
 use crate::error::{Error, Result};
 
@@ -13,86 +13,86 @@ pub const MAX_LEN: usize = 255;
 
 /// Effect of an option.
 #[derive(Debug, Clone, Copy)]
-enum Word {
+enum OptionEffect {
     /// Sets or clears a mount attribute.
     Mount(Attribute, bool),
     /// Sets or clears a mount attribute recursively.
-    All(Attribute, bool),
+    MountRecursive(Attribute, bool),
     /// Selects the access time mode.
-    Times(Attribute),
+    AccessTime(Attribute),
     /// A file system flag.
     FileSystem,
     /// Both a mount attribute and a file system flag.
     Both(Attribute, bool),
-    /// How mounts spread.
-    Spread(Spread),
+    /// How mounts propagation.
+    Propagation(Propagation),
     /// A bind mount; `true` is recursive.
     Bind(bool),
     /// Ignored: meant for user space, or the default.
-    Nothing,
+    Ignored,
 }
 
 /// Options that are not passed to the file system as data.
-const WORDS: &[(&str, Word)] = &[
-    ("ro", Word::Both(Attribute::MOUNT_ATTR_RDONLY, true)),
-    ("rw", Word::Both(Attribute::MOUNT_ATTR_RDONLY, false)),
-    ("nosuid", Word::Mount(Attribute::MOUNT_ATTR_NOSUID, true)),
-    ("suid", Word::Mount(Attribute::MOUNT_ATTR_NOSUID, false)),
-    ("nodev", Word::Mount(Attribute::MOUNT_ATTR_NODEV, true)),
-    ("dev", Word::Mount(Attribute::MOUNT_ATTR_NODEV, false)),
-    ("noexec", Word::Mount(Attribute::MOUNT_ATTR_NOEXEC, true)),
-    ("exec", Word::Mount(Attribute::MOUNT_ATTR_NOEXEC, false)),
-    ("nodiratime", Word::Mount(Attribute::MOUNT_ATTR_NODIRATIME, true)),
-    ("diratime", Word::Mount(Attribute::MOUNT_ATTR_NODIRATIME, false)),
-    ("nosymfollow", Word::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, true)),
-    ("symfollow", Word::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, false)),
-    ("rro", Word::All(Attribute::MOUNT_ATTR_RDONLY, true)),
-    ("rrw", Word::All(Attribute::MOUNT_ATTR_RDONLY, false)),
-    ("rnosuid", Word::All(Attribute::MOUNT_ATTR_NOSUID, true)),
-    ("rsuid", Word::All(Attribute::MOUNT_ATTR_NOSUID, false)),
-    ("rnodev", Word::All(Attribute::MOUNT_ATTR_NODEV, true)),
-    ("rdev", Word::All(Attribute::MOUNT_ATTR_NODEV, false)),
-    ("rnoexec", Word::All(Attribute::MOUNT_ATTR_NOEXEC, true)),
-    ("rexec", Word::All(Attribute::MOUNT_ATTR_NOEXEC, false)),
-    ("noatime", Word::Times(Attribute::MOUNT_ATTR_NOATIME)),
-    ("strictatime", Word::Times(Attribute::MOUNT_ATTR_STRICTATIME)),
-    ("relatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("atime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("norelatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("nostrictatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("sync", Word::FileSystem),
-    ("async", Word::FileSystem),
-    ("dirsync", Word::FileSystem),
-    ("lazytime", Word::FileSystem),
-    ("nolazytime", Word::FileSystem),
-    ("private", Word::Spread(Spread::PRIVATE)),
-    ("rprivate", Word::Spread(Spread::PRIVATE.union(Spread::REC))),
-    ("shared", Word::Spread(Spread::SHARED)),
-    ("rshared", Word::Spread(Spread::SHARED.union(Spread::REC))),
-    ("slave", Word::Spread(Spread::DOWNSTREAM)),
-    ("rslave", Word::Spread(Spread::DOWNSTREAM.union(Spread::REC))),
-    ("unbindable", Word::Spread(Spread::UNBINDABLE)),
-    ("runbindable", Word::Spread(Spread::UNBINDABLE.union(Spread::REC))),
-    ("bind", Word::Bind(false)),
-    ("rbind", Word::Bind(true)),
+const EFFECTS: &[(&str, OptionEffect)] = &[
+    ("ro", OptionEffect::Both(Attribute::MOUNT_ATTR_RDONLY, true)),
+    ("rw", OptionEffect::Both(Attribute::MOUNT_ATTR_RDONLY, false)),
+    ("nosuid", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSUID, true)),
+    ("suid", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSUID, false)),
+    ("nodev", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODEV, true)),
+    ("dev", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODEV, false)),
+    ("noexec", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOEXEC, true)),
+    ("exec", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOEXEC, false)),
+    ("nodiratime", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODIRATIME, true)),
+    ("diratime", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODIRATIME, false)),
+    ("nosymfollow", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, true)),
+    ("symfollow", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, false)),
+    ("rro", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_RDONLY, true)),
+    ("rrw", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_RDONLY, false)),
+    ("rnosuid", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOSUID, true)),
+    ("rsuid", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOSUID, false)),
+    ("rnodev", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NODEV, true)),
+    ("rdev", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NODEV, false)),
+    ("rnoexec", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOEXEC, true)),
+    ("rexec", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOEXEC, false)),
+    ("noatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_NOATIME)),
+    ("strictatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_STRICTATIME)),
+    ("relatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("atime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("norelatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("nostrictatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("sync", OptionEffect::FileSystem),
+    ("async", OptionEffect::FileSystem),
+    ("dirsync", OptionEffect::FileSystem),
+    ("lazytime", OptionEffect::FileSystem),
+    ("nolazytime", OptionEffect::FileSystem),
+    ("private", OptionEffect::Propagation(Propagation::PRIVATE)),
+    ("rprivate", OptionEffect::Propagation(Propagation::PRIVATE.union(Propagation::REC))),
+    ("shared", OptionEffect::Propagation(Propagation::SHARED)),
+    ("rshared", OptionEffect::Propagation(Propagation::SHARED.union(Propagation::REC))),
+    ("slave", OptionEffect::Propagation(Propagation::DOWNSTREAM)),
+    ("rslave", OptionEffect::Propagation(Propagation::DOWNSTREAM.union(Propagation::REC))),
+    ("unbindable", OptionEffect::Propagation(Propagation::UNBINDABLE)),
+    ("runbindable", OptionEffect::Propagation(Propagation::UNBINDABLE.union(Propagation::REC))),
+    ("bind", OptionEffect::Bind(false)),
+    ("rbind", OptionEffect::Bind(true)),
     // All flags are set when the mount is created, so no remount is needed.
-    ("remount", Word::Nothing),
-    ("defaults", Word::Nothing),
-    ("silent", Word::Nothing),
-    ("loud", Word::Nothing),
+    ("remount", OptionEffect::Ignored),
+    ("defaults", OptionEffect::Ignored),
+    ("silent", OptionEffect::Ignored),
+    ("loud", OptionEffect::Ignored),
     // The kernel has removed mandatory locks.
-    ("mand", Word::Nothing),
-    ("nomand", Word::Nothing),
-    ("auto", Word::Nothing),
-    ("noauto", Word::Nothing),
-    ("nofail", Word::Nothing),
-    ("_netdev", Word::Nothing),
-    ("user", Word::Nothing),
-    ("nouser", Word::Nothing),
+    ("mand", OptionEffect::Ignored),
+    ("nomand", OptionEffect::Ignored),
+    ("auto", OptionEffect::Ignored),
+    ("noauto", OptionEffect::Ignored),
+    ("nofail", OptionEffect::Ignored),
+    ("_netdev", OptionEffect::Ignored),
+    ("user", OptionEffect::Ignored),
+    ("nouser", OptionEffect::Ignored),
 ];
 
 /// Prefixes of options for shims and agents.
-const MARKS: &[&str] = &["io.katacontainers.", "X-kata.", "X-mount.", "X-containerd.", "x-systemd."];
+const AGENT_PREFIXES: &[&str] = &["io.katacontainers.", "X-kata.", "X-mount.", "X-containerd.", "x-systemd."];
 
 /// The options of a storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,9 +102,9 @@ pub struct Options {
     /// Mount attributes to clear; a bind mount inherits those of its source.
     pub clear: Attribute,
     /// Whether attributes are applied recursively.
-    pub deep: bool,
-    /// How mounts spread.
-    pub spread: Option<Spread>,
+    pub recursive_attributes: bool,
+    /// How mounts propagation.
+    pub propagation: Option<Propagation>,
     /// Whether a bind mount is recursive.
     pub recursive: bool,
     /// File system options, in order; those without a value are flags.
@@ -114,7 +114,7 @@ pub struct Options {
     /// `mode=N`, for directories; also passed to file systems as data.
     pub mode: Option<u32>,
     /// Options for the agent only.
-    pub marks: Vec<String>,
+    pub agent_options: Vec<String>,
 }
 
 impl Options {
@@ -134,13 +134,13 @@ impl Options {
         let mut options = Self {
             set: Attribute::empty(),
             clear: Attribute::empty(),
-            deep: false,
-            spread: None,
+            recursive_attributes: false,
+            propagation: None,
             recursive: false,
             data: Vec::new(),
             group: None,
             mode: None,
-            marks: Vec::new(),
+            agent_options: Vec::new(),
         };
         let all: Vec<&str> = entries.iter().flat_map(|entry| split(entry)).collect();
         if all.len() > MAX_OPTIONS {
@@ -151,12 +151,12 @@ impl Options {
     }
 
     fn add(&mut self, option: &str) -> Result<()> {
-        if let Some((name, word)) = WORDS.iter().find(|(name, _)| *name == option) {
-            self.word(name, *word);
+        if let Some((name, word)) = EFFECTS.iter().find(|(name, _)| *name == option) {
+            self.apply(name, *word);
             return Ok(());
         }
-        if MARKS.iter().any(|mark| option.starts_with(mark)) {
-            self.marks.push(option.to_owned());
+        if AGENT_PREFIXES.iter().any(|mark| option.starts_with(mark)) {
+            self.agent_options.push(option.to_owned());
             return Ok(());
         }
         let wrong = |what: &str| Error::invalid(format!("option {option:?}: {what}"));
@@ -180,26 +180,26 @@ impl Options {
         Ok(())
     }
 
-    fn word(&mut self, name: &str, word: Word) {
+    fn apply(&mut self, name: &str, word: OptionEffect) {
         match word {
-            Word::Mount(bit, on) => self.attribute(bit, on),
-            Word::All(bit, on) => {
-                self.deep = true;
+            OptionEffect::Mount(bit, on) => self.attribute(bit, on),
+            OptionEffect::MountRecursive(bit, on) => {
+                self.recursive_attributes = true;
                 self.attribute(bit, on);
             }
-            Word::Times(times) => {
+            OptionEffect::AccessTime(times) => {
                 self.set.remove(Attribute::MOUNT_ATTR__ATIME);
                 self.clear |= Attribute::MOUNT_ATTR__ATIME;
                 self.set |= times;
             }
-            Word::FileSystem => self.data.push((name.to_owned(), None)),
-            Word::Both(bit, on) => {
+            OptionEffect::FileSystem => self.data.push((name.to_owned(), None)),
+            OptionEffect::Both(bit, on) => {
                 self.attribute(bit, on);
                 self.data.push((name.to_owned(), None));
             }
-            Word::Spread(spread) => self.spread = Some(spread),
-            Word::Bind(recursive) => self.recursive |= recursive,
-            Word::Nothing => {}
+            OptionEffect::Propagation(propagation) => self.propagation = Some(propagation),
+            OptionEffect::Bind(recursive) => self.recursive |= recursive,
+            OptionEffect::Ignored => {}
         }
     }
 
@@ -272,14 +272,14 @@ mod tests {
         let options = of(&["noatime,lazytime,nosymfollow,rshared,rbind,X-kata.overlay-upper,nofail"]);
         assert_eq!(options.set, Attribute::MOUNT_ATTR_NOATIME | Attribute::MOUNT_ATTR_NOSYMFOLLOW);
         assert_eq!(options.clear, Attribute::MOUNT_ATTR__ATIME);
-        assert_eq!(options.spread, Some(Spread::SHARED | Spread::REC));
-        assert!(options.recursive && !options.deep);
+        assert_eq!(options.propagation, Some(Propagation::SHARED | Propagation::REC));
+        assert!(options.recursive && !options.recursive_attributes);
         assert_eq!(
-            (data(&options).as_str(), options.marks.as_slice()),
+            (data(&options).as_str(), options.agent_options.as_slice()),
             ("lazytime", &["X-kata.overlay-upper".into()][..])
         );
         let options = of(&["strictatime", "relatime", "rro"]);
-        assert!(options.readonly() && options.deep);
+        assert!(options.readonly() && options.recursive_attributes);
         assert!(!options.set.intersects(Attribute::MOUNT_ATTR__ATIME));
     }
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place, by_descriptor};
+use super::safe_path::{self, Kind, MountPoint, by_descriptor};
 use super::scratch::{self, Scratch};
-use super::{Job, Made, Part};
+use super::{Job, Resource, Resources};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
@@ -63,7 +63,7 @@ impl Layers {
 
     /// Opens every layer without following links, which the kernel would follow.
     fn open(&self) -> Result<Layers<OwnedFd>> {
-        let open = |path: &PathBuf| place::existing(path).map_err(|error| error.during("layer"));
+        let open = |path: &PathBuf| safe_path::existing(path).map_err(|error| error.during("layer"));
         let lower = self.lower.iter().map(open).collect::<Result<_>>()?;
         let upper = match &self.upper {
             Some((upper, work)) => Some((open(upper)?, open(work)?)),
@@ -95,7 +95,7 @@ impl Layers {
             }
             result => result?,
         };
-        mount.attach(&paths.run, Place::make(&paths.run, target, Kind::Directory)?, options)
+        mount.attach(&paths.run, MountPoint::create(&paths.run, target, Kind::Directory)?, options)
     }
 }
 
@@ -104,32 +104,32 @@ fn writable(paths: &Paths) -> Result<(Mounted, PathBuf, PathBuf)> {
     let options = Options::of(&["mode=0755".to_owned()])?;
     let at = scratch::fresh(&paths.run, "overlay");
     let memory = Detached::filesystem("tmpfs", Some("overlay-rw"), &options)?;
-    let memory = memory.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
+    let memory = memory.attach(&paths.run, MountPoint::create(&paths.run, &at, Kind::Directory)?, &options)?;
     let (upper, work) = (at.join("upper"), at.join("work"));
     drop((scratch::inside(&at, "upper")?, scratch::inside(&at, "work")?));
     Ok((memory, upper, work))
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
-    let mut made = Made::default();
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
+    let mut made = Resources::default();
     let dirs = job.storage.driver_options.iter().filter_map(|option| option.strip_prefix(CREATE_DIRECTORY));
     for dir in dirs {
         if let Some(scratch) = Scratch::make(&job.paths.run, Path::new(dir))? {
-            made.add(Part::Scratch(scratch));
+            made.add(Resource::Scratch(scratch));
         }
     }
     let mut options = job.options.clone();
     let mut layers = Layers::take(&mut options)?;
-    if job.options.marks.iter().any(|mark| mark == WRITABLE) {
+    if job.options.agent_options.iter().any(|option| option == WRITABLE) {
         if layers.upper.is_some() {
             return Err(Error::invalid(format!("{WRITABLE} and upperdir are mutually exclusive")));
         }
         let (memory, upper, work) = writable(job.paths)?;
-        made.add(Part::Mount(memory));
+        made.add(Resource::Mount(memory));
         layers.upper = Some((upper, work));
     }
     let mount = layers.mount(job.paths, Path::new(&job.storage.mount_point), &options)?;
-    made.add(Part::Mount(mount));
+    made.add(Resource::Mount(mount));
     Ok(made)
 }
 

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::place::{self, Kind, Place};
+use super::safe_path::{self, Kind, MountPoint};
 use crate::error::{Error, Result};
 
 /// A created directory; removed with its content on drop.
@@ -18,7 +18,7 @@ impl Scratch {
     /// # Errors
     /// The path is outside `run`, or contains a link.
     pub fn make(run: &Path, path: &Path) -> Result<Option<Self>> {
-        let place = Place::make(run, path, Kind::Directory)?;
+        let place = MountPoint::create(run, path, Kind::Directory)?;
         let failed = |error: std::io::Error| Error::internal(format!("{}: {error}", path.display()));
         let ours = std::fs::metadata(run).map_err(failed)?.dev();
         let device = rustix::fs::fstat(&place).map_err(|error| failed(error.into()))?.st_dev;
@@ -48,8 +48,8 @@ pub(super) fn fresh(run: &Path, what: &str) -> PathBuf {
 ///
 /// # Errors
 /// It is not a directory, or a component of the path is a link.
-pub(super) fn inside(mount: &Path, name: &str) -> Result<Place> {
-    Place::make(mount, &mount.join(name), Kind::Directory)
+pub(super) fn inside(mount: &Path, name: &str) -> Result<MountPoint> {
+    MountPoint::create(mount, &mount.join(name), Kind::Directory)
 }
 
 /// Checks that a directory exists in one of our mounts.
@@ -57,7 +57,8 @@ pub(super) fn inside(mount: &Path, name: &str) -> Result<Place> {
 /// # Errors
 /// It does not exist, or a component of the path is a link.
 pub(super) fn required(mount: &Path, name: &str) -> Result<()> {
-    place::open_below(mount, &mount.join(name), rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY).map(|_| ())
+    safe_path::open_below(mount, &mount.join(name), rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY)
+        .map(|_| ())
 }
 
 #[cfg(test)]

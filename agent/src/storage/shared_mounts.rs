@@ -14,11 +14,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::time::Instant;
 use ttrpc::Code;
 
-use super::place;
+use super::safe_path;
 use crate::agent::Agent;
+use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
-use crate::work;
 
 /// Timeout for the source container to provide the shared path.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ impl Agent {
     ///
     /// # Errors
     /// The source container or its directory does not appear in time, or the kernel refuses.
-    pub(crate) async fn share_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
+    pub(crate) async fn create_shared_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
         for mount in mounts {
             let share = || {
                 let from = self.container(&self.names.find(&mount.src_ctr)?).ok()?;
@@ -106,7 +106,8 @@ impl Agent {
     }
 
     async fn share(&self, mount: &SharedMount, from: Arc<Container>, to: &Arc<Container>) -> Result<()> {
-        let (from, to) = (self.of_first(&from, Inside::of).await?, self.of_first(to, Inside::of).await?);
+        let (from, to) =
+            (self.open_by_first_pid(&from, Inside::of).await?, self.open_by_first_pid(to, Inside::of).await?);
         once(mount.clone(), from, to).await
     }
 }
@@ -163,7 +164,7 @@ impl Inside {
 }
 
 async fn once(mount: SharedMount, from: Inside, to: Inside) -> Result<()> {
-    work::blocking(move || {
+    background::blocking(move || {
         // A dedicated thread: after setns it cannot be reused for other work.
         let thread = std::thread::Builder::new().name("shared-mount".to_owned()).spawn(move || {
             firstlight_sys::mount::separate_thread().map_err(|error| Error::internal(error.to_string()))?;
@@ -191,7 +192,8 @@ fn tree(from: &Inside, path: &str) -> Result<OwnedFd> {
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH
         | OpenTreeFlags::AT_RECURSIVE;
-    rustix::mount::open_tree(&found, "", flags).map_err(|error| Error::internal(format!("failed to clone the mount of {path}: {error}")))
+    rustix::mount::open_tree(&found, "", flags)
+        .map_err(|error| Error::internal(format!("failed to clone the mount of {path}: {error}")))
 }
 
 /// Attaches it in the other container; missing directories are created, links are not followed.
@@ -201,7 +203,7 @@ fn attach(to: &Inside, tree: &OwnedFd, path: &str) -> Result<()> {
     let open = |at: &OwnedFd, part: &std::ffi::OsStr| {
         rustix::fs::openat2(at, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), step)
     };
-    let dir = place::kind(tree)? == FileType::Directory;
+    let dir = safe_path::kind(tree)? == FileType::Directory;
     let parts = inside(path).unwrap_or_default();
     let mut at = to.root.try_clone().map_err(|error| Error::internal(error.to_string()))?;
     for (number, part) in parts.iter().enumerate() {

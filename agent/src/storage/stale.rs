@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD};
 
 use super::mountinfo;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
 /// A responsive host replies at once.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ pub async fn refresh(run: &Path) -> Result<()> {
     if points.is_empty() || STUCK.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    let all = work::blocking(move || {
+    let all = background::blocking(move || {
         for point in &points {
             // ENOENT is expected.
             let _ = rustix::fs::statat(CWD, point, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT);

@@ -8,9 +8,9 @@ use firstlight_agent_api::csi::{VolumeCondition, VolumeStatsResponse, VolumeUsag
 use rustix::fs::{OFlags, StatFs};
 use ttrpc::Code;
 
-use super::place;
+use super::safe_path;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
 /// A responsive file server or host replies at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,21 +21,18 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The path is outside `run`, contains a link or does not exist, or the file system does not reply.
 pub async fn stats(run: PathBuf, path: &str) -> Result<VolumeStatsResponse> {
     let volume = PathBuf::from(path);
-    let read = work::blocking(move || statfs(&run, &volume).map(|found| reply(&found)));
-    match tokio::time::timeout(TIMEOUT, look).await {
+    let read = background::blocking(move || statfs(&run, &volume).map(|found| reply(&found)));
+    match tokio::time::timeout(TIMEOUT, read).await {
         Ok(result) => result.map_err(|error| error.during("volume")),
         Err(_) => Err(Error::new(
             Code::DEADLINE_EXCEEDED,
-            format!(
-                "volume {path}: no reply for {} s; check the host's share or the file server",
-                TIMEOUT.as_secs()
-            ),
+            format!("volume {path}: no reply for {} s; check the host's share or the file server", TIMEOUT.as_secs()),
         )),
     }
 }
 
 fn statfs(run: &Path, volume: &Path) -> Result<StatFs> {
-    let found = place::open_below(run, volume, OFlags::PATH)?;
+    let found = safe_path::open_below(run, volume, OFlags::PATH)?;
     rustix::fs::fstatfs(&found).map_err(|error| Error::internal(format!("{}: {error}", volume.display())))
 }
 
@@ -70,7 +67,9 @@ mod tests {
         let bytes = &found.usage[0];
         assert!(bytes.total > 0 && bytes.used + bytes.available <= bytes.total && bytes.unit == Unit::BYTES.into());
         assert_eq!(found.volume_condition.message, "OK");
-        for (path, part) in [("link", "symbolic link"), ("link/etc", "symbolic link"), ("nothere", "\"nothere\" does not exist")] {
+        for (path, part) in
+            [("link", "symbolic link"), ("link/etc", "symbolic link"), ("nothere", "\"nothere\" does not exist")]
+        {
             let error = statfs(root.path(), &root.path().join(path)).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }

@@ -30,7 +30,7 @@ pub enum Kind {
 
 /// A mount point, held by a descriptor: later changes of the tree do not redirect it.
 #[derive(Debug)]
-pub struct Place {
+pub struct MountPoint {
     fd: OwnedFd,
     path: PathBuf,
     kind: Kind,
@@ -112,7 +112,8 @@ fn file(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bo
 /// directories if `make`.
 fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'a OsStr)> {
     let all = parts(trusted, path)?;
-    let cannot = |error: &dyn std::fmt::Display| Error::internal(format!("failed to open {}: {error}", trusted.display()));
+    let cannot =
+        |error: &dyn std::fmt::Display| Error::internal(format!("failed to open {}: {error}", trusted.display()));
     if make {
         fs::create_dir_all(trusted).map_err(|error| cannot(&error))?;
     }
@@ -127,13 +128,13 @@ fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'
     Ok((at, last))
 }
 
-impl Place {
+impl MountPoint {
     /// Opens a mount point below `trusted`, which only the guest itself may change. Missing
     /// components are created.
     ///
     /// # Errors
     /// The path is not below `trusted`, or a component is a link or has the wrong type.
-    pub fn make(trusted: &Path, path: &Path, kind: Kind) -> Result<Self> {
+    pub fn create(trusted: &Path, path: &Path, kind: Kind) -> Result<Self> {
         let (above, last) = parent(trusted, path, true)?;
         let made = match kind {
             Kind::Directory => dir(above.as_fd(), last),
@@ -164,7 +165,7 @@ impl Place {
     }
 }
 
-impl AsFd for Place {
+impl AsFd for MountPoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -230,16 +231,21 @@ mod tests {
     fn only_created_components_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/c");
-        let place = Place::make(root.path(), &path, Kind::Directory).unwrap();
+        let place = MountPoint::create(root.path(), &path, Kind::Directory).unwrap();
         assert!(path.is_dir());
         let (at, kind, made) = place.into_parts();
         assert!(made);
-        Place::remove(root.path(), &at, kind);
+        MountPoint::remove(root.path(), &at, kind);
         assert!(!path.exists() && path.parent().unwrap().exists());
         let path = root.path().join("a/file");
-        assert!(Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
-        assert!(!Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
-        assert!(Place::make(root.path(), &path, Kind::Directory).unwrap_err().to_string().contains("not a directory"));
+        assert!(MountPoint::create(root.path(), &path, Kind::File).unwrap().into_parts().2);
+        assert!(!MountPoint::create(root.path(), &path, Kind::File).unwrap().into_parts().2);
+        assert!(
+            MountPoint::create(root.path(), &path, Kind::Directory)
+                .unwrap_err()
+                .to_string()
+                .contains("not a directory")
+        );
     }
 
     #[test]
@@ -251,7 +257,7 @@ mod tests {
             symlink(outside.path(), &at).unwrap();
             let path = root.path().join("a/b/c/d");
             for kind in [Kind::Directory, Kind::File] {
-                let error = Place::make(root.path(), &path, kind).unwrap_err().to_string();
+                let error = MountPoint::create(root.path(), &path, kind).unwrap_err().to_string();
                 let name = Path::new(link).file_name().unwrap().to_str().unwrap();
                 let named = error.contains(&format!("{name:?} is a symbolic link"))
                     || error.contains(&format!("{name:?} is not a directory"));
@@ -272,13 +278,13 @@ mod tests {
             (&inside, "'..'"),
             (root.path(), "own directory"),
         ] {
-            let error = Place::make(root.path(), path, Kind::Directory).unwrap_err().to_string();
+            let error = MountPoint::create(root.path(), path, Kind::Directory).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
         let long = root.path().join("d".repeat(5000));
-        assert!(Place::make(root.path(), &long, Kind::Directory).unwrap_err().to_string().len() < 100);
+        assert!(MountPoint::create(root.path(), &long, Kind::Directory).unwrap_err().to_string().len() < 100);
         let deep = root.path().join("d/".repeat(65));
-        assert!(Place::make(root.path(), &deep, Kind::Directory).unwrap_err().to_string().contains("deeper"));
+        assert!(MountPoint::create(root.path(), &deep, Kind::Directory).unwrap_err().to_string().contains("deeper"));
     }
 
     proptest! {
@@ -288,7 +294,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let trusted = root.path().join("t/u");
             let path = trusted.join(path.trim_start_matches('/'));
-            if let Ok(place) = Place::make(&trusted, &path, Kind::Directory) {
+            if let Ok(place) = MountPoint::create(&trusted, &path, Kind::Directory) {
                 let found = fs::read_link(by_descriptor(&place)).unwrap();
                 prop_assert!(found.starts_with(&trusted) && found != trusted);
             }

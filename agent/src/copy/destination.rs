@@ -11,18 +11,18 @@ use std::path::Path;
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
-use super::Failed;
+use super::StepError;
 
 /// A directory descriptor and a name in it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Destination {
     pub(super) dir: OwnedFd,
     pub(super) name: String,
 }
 
 /// Properties of missing directories that are created.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Missing {
+pub(super) struct NewDirectory {
     pub(super) mode: Mode,
     /// Of the last directory only, as Kata's agent does.
     pub(super) owner: Owner,
@@ -74,12 +74,16 @@ pub(super) fn dir(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Opens the parent directory of the last of `names`, creating missing directories.
-pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result::Result<Place, Failed> {
-    let step = |what: String| move |error: Errno| Failed::new(what, error.into());
+pub(super) fn open_parent(
+    share: &Path,
+    names: &[&str],
+    missing: NewDirectory,
+) -> std::result::Result<Destination, StepError> {
+    let step = |what: String| move |error: Errno| StepError::new(what, error.into());
     let [parents @ .., name] = names else {
-        return Err(Failed::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
+        return Err(StepError::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
     };
-    std::fs::create_dir_all(share).map_err(|error| Failed::new("create the shared directory".to_owned(), error))?;
+    std::fs::create_dir_all(share).map_err(|error| StepError::new("create the shared directory".to_owned(), error))?;
     let mut at = rustix::fs::open(share, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
         .map_err(step("open the shared directory".to_owned()))?;
     for (index, parent) in parents.iter().enumerate() {
@@ -87,16 +91,17 @@ pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result:
             Err(Errno::NOENT) => {
                 let is_last = index + 1 == parents.len();
                 let owner = if is_last { missing.owner } else { Owner::default() };
-                make(&at, parent, missing.mode, owner).map_err(step(format!("create the directory {parent:?}")))?
+                create_dir(&at, parent, missing.mode, owner)
+                    .map_err(step(format!("create the directory {parent:?}")))?
             }
             opened => opened.map_err(step(format!("open the directory {parent:?}")))?,
         };
     }
-    Ok(Place { dir: at, name: (*name).to_owned() })
+    Ok(Destination { dir: at, name: (*name).to_owned() })
 }
 
 /// Creates a directory or opens the existing one, and sets mode and owner.
-pub(super) fn make(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
+pub(super) fn create_dir(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error),

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::huge_pages::HugePages;
 use super::mount::Mounted;
 use super::scratch::Scratch;
-use super::watch::Watcher;
+use super::watchable_bind::Watcher;
 use crate::error::{Error, Result};
 
 /// One resource, released on drop.
 #[derive(Debug)]
-pub enum Part {
+pub enum Resource {
     /// A mount.
     Mount(Mounted),
     /// Reserved huge pages.
@@ -23,11 +23,11 @@ pub enum Part {
 
 /// The resources of a storage. Drop may block: unmounting can wait for the host.
 #[derive(Debug, Default)]
-pub struct Made(Vec<Part>);
+pub struct Resources(Vec<Resource>);
 
-impl Made {
+impl Resources {
     /// Adds a resource; those added later are released first.
-    pub fn add(&mut self, part: Part) {
+    pub fn add(&mut self, part: Resource) {
         self.0.push(part);
     }
 
@@ -36,19 +36,20 @@ impl Made {
     /// # Errors
     /// There is no mount, or no free descriptor.
     pub fn root(&self) -> Result<OwnedFd> {
-        let mount = self.0.iter().rev().find_map(|part| if let Part::Mount(mount) = part { Some(mount) } else { None });
+        let mount =
+            self.0.iter().rev().find_map(|part| if let Resource::Mount(mount) = part { Some(mount) } else { None });
         let mount = mount.ok_or_else(|| Error::invalid("is not a mount"))?;
         mount.as_fd().try_clone_to_owned().map_err(|error| Error::internal(error.to_string()))
     }
 }
 
-impl From<Mounted> for Made {
+impl From<Mounted> for Resources {
     fn from(mount: Mounted) -> Self {
-        Self(vec![Part::Mount(mount)])
+        Self(vec![Resource::Mount(mount)])
     }
 }
 
-impl Drop for Made {
+impl Drop for Resources {
     fn drop(&mut self) {
         // Later resources may depend on earlier ones.
         while self.0.pop().is_some() {}

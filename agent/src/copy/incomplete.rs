@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use ttrpc::Code;
 
-use super::place::Place;
-use super::{Failed, Finish};
+use super::destination::Destination;
+use super::{Completion, StepError};
 use crate::error::{Error, Result};
 
 /// Upper bound on incomplete files; beyond it the oldest is discarded.
@@ -20,7 +20,7 @@ pub(super) const MAX_INCOMPLETE: usize = 64;
 
 /// One incomplete file; deleted on drop unless it was completed.
 #[derive(Debug)]
-struct Part {
+struct IncompleteFile {
     dir: OwnedFd,
     temporary: String,
     file: File,
@@ -29,7 +29,7 @@ struct Part {
     renamed: bool,
 }
 
-impl Drop for Part {
+impl Drop for IncompleteFile {
     fn drop(&mut self) {
         if !self.renamed {
             let _ = rustix::fs::unlinkat(&self.dir, &self.temporary, AtFlags::empty());
@@ -41,7 +41,7 @@ impl Drop for Part {
 #[derive(Debug)]
 struct Entry {
     number: u64,
-    part: Option<Part>,
+    part: Option<IncompleteFile>,
 }
 
 #[derive(Debug, Default)]
@@ -52,38 +52,38 @@ struct Inner {
 
 /// The incomplete files by name. The lock is never held during a write.
 #[derive(Debug, Default)]
-pub(super) struct Parts(Mutex<Inner>);
+pub(super) struct IncompleteFiles(Mutex<Inner>);
 
-impl Parts {
+impl IncompleteFiles {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a chunk at its offset, and renames the file to its name after the last one.
-    pub(super) fn piece(
+    pub(super) fn write_chunk(
         &self,
         name: &str,
-        place: Place,
+        destination: Destination,
         offset: u64,
         data: &[u8],
-        finish: Finish,
-    ) -> Result<std::result::Result<(), Failed>> {
+        finish: Completion,
+    ) -> Result<std::result::Result<(), StepError>> {
         let (number, part) = if offset == 0 {
             (self.begin(name), None)
         } else {
-            let (number, part) = self.out(name, offset)?;
+            let (number, part) = self.take_for_write(name, offset)?;
             (number, Some(part))
         };
-        let result = part.map_or_else(|| Part::new(place.dir), Ok).and_then(|mut part| {
+        let result = part.map_or_else(|| IncompleteFile::new(destination.dir), Ok).and_then(|mut part| {
             part.write(offset, data)?;
             if part.len == finish.size {
-                return part.finish(&place.name, finish).map(|()| None);
+                return part.finish(&destination.name, finish).map(|()| None);
             }
             Ok(Some(part))
         });
         match result {
             Ok(Some(part)) => {
-                self.back(name, number, part);
+                self.put_back(name, number, part);
                 Ok(Ok(()))
             }
             Ok(None) => {
@@ -114,7 +114,7 @@ impl Parts {
     }
 
     /// Takes a file from the table for a write.
-    fn out(&self, name: &str, offset: u64) -> Result<(u64, Part)> {
+    fn take_for_write(&self, name: &str, offset: u64) -> Result<(u64, IncompleteFile)> {
         let missing = |what: &str| {
             Error::new(Code::FAILED_PRECONDITION, format!("chunk at {offset}, but {what}; restart at offset 0"))
         };
@@ -132,7 +132,7 @@ impl Parts {
     }
 
     /// Returns a file to the table, unless it was restarted or discarded in the meantime.
-    fn back(&self, name: &str, number: u64, part: Part) {
+    fn put_back(&self, name: &str, number: u64, part: IncompleteFile) {
         let mut inner = self.inner();
         if let Some(entry) = inner.entries.get_mut(name).filter(|entry| entry.number == number) {
             entry.part = Some(part);
@@ -148,24 +148,25 @@ impl Parts {
     }
 }
 
-impl Part {
-    fn new(dir: OwnedFd) -> std::result::Result<Self, Failed> {
+impl IncompleteFile {
+    fn new(dir: OwnedFd) -> std::result::Result<Self, StepError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = fresh(|name| rustix::fs::openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
-        let (temporary, file) = made.map_err(|error| Failed::new("create a temporary file".to_owned(), error.into()))?;
+        let made = create_unique(|name| rustix::fs::openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
+        let (temporary, file) =
+            made.map_err(|error| StepError::new("create a temporary file".to_owned(), error.into()))?;
         Ok(Self { dir, temporary, file: file.into(), len: 0, renamed: false })
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Failed> {
-        let failed = |error| Failed::new(format!("write {} bytes at {offset}", data.len()), error);
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), StepError> {
+        let failed = |error| StepError::new(format!("write {} bytes at {offset}", data.len()), error);
         self.file.write_all_at(data, offset).map_err(failed)?;
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         self.len = self.len.max(offset.saturating_add(len));
         Ok(())
     }
 
-    fn finish(&mut self, name: &str, finish: Finish) -> std::result::Result<(), Failed> {
-        let step = |what: &'static str| move |error: Errno| Failed::new(what.to_owned(), error.into());
+    fn finish(&mut self, name: &str, finish: Completion) -> std::result::Result<(), StepError> {
+        let step = |what: &'static str| move |error: Errno| StepError::new(what.to_owned(), error.into());
         rustix::fs::fchown(&self.file, finish.owner.user, finish.owner.group).map_err(step("set the owner"))?;
         // After chown, which clears mode bits.
         rustix::fs::fchmod(&self.file, finish.mode).map_err(step("set the mode"))?;
@@ -176,7 +177,7 @@ impl Part {
 }
 
 /// Creates a file under an unused and unpredictable name.
-pub(super) fn fresh<T>(mut make: impl FnMut(&str) -> rustix::io::Result<T>) -> rustix::io::Result<(String, T)> {
+pub(super) fn create_unique<T>(mut make: impl FnMut(&str) -> rustix::io::Result<T>) -> rustix::io::Result<(String, T)> {
     loop {
         // `RandomState` keys are random; two hashes give 128 bits.
         let random = || RandomState::new().hash_one(0);

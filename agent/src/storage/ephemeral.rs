@@ -4,12 +4,12 @@ use std::path::Path;
 
 use super::huge_pages::HugePages;
 use super::mount::Detached;
-use super::place::{Kind, Place};
-use super::{Job, Made, Part, group};
+use super::safe_path::{Kind, MountPoint};
+use super::{Job, Resource, Resources, fs_group};
 use crate::error::{Error, Result};
 
 /// Returns the file system type of a storage.
-pub(super) fn kind(fstype: &str) -> Result<&'static str> {
+pub(super) fn fs_type(fstype: &str) -> Result<&'static str> {
     match fstype {
         "" | "tmpfs" => Ok("tmpfs"),
         "hugetlbfs" => Ok("hugetlbfs"),
@@ -17,16 +17,16 @@ pub(super) fn kind(fstype: &str) -> Result<&'static str> {
     }
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
-    let kind = kind(&job.storage.fstype)?;
-    let mut made = Made::default();
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
+    let kind = fs_type(&job.storage.fstype)?;
+    let mut made = Resources::default();
     if kind == "hugetlbfs" {
-        made.add(Part::Pages(HugePages::add(&job.paths.sysfs, &job.options)?));
+        made.add(Resource::Pages(HugePages::add(&job.paths.sysfs, &job.options)?));
     }
     let source = if job.storage.source.is_empty() { kind } else { &job.storage.source };
     let memory = Detached::filesystem(kind, Some(source), &job.options)?;
-    group::give(&memory, job)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
-    made.add(Part::Mount(memory.attach(&job.paths.run, place, &job.options)?));
+    fs_group::apply(&memory, job)?;
+    let place = MountPoint::create(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
+    made.add(Resource::Mount(memory.attach(&job.paths.run, place, &job.options)?));
     Ok(made)
 }

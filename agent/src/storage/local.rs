@@ -5,21 +5,21 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::place::{self, Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{self, Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let path = Path::new(&job.storage.mount_point);
-    drop(Place::make(&job.paths.run, path, Kind::Directory)?);
-    let dir = place::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    drop(MountPoint::create(&job.paths.run, path, Kind::Directory)?);
+    let dir = safe_path::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     if let Some(mode) = job.options.mode {
         // Not by mkdir, whose mode is reduced by the umask.
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))
             .map_err(|error| Error::internal(format!("failed to set the mode: {error}")))?;
     }
-    group::give(&dir, job)?;
-    Ok(Made::default())
+    fs_group::apply(&dir, job)?;
+    Ok(Resources::default())
 }
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    fn make_at(root: &Path, path: &str, options: &[&str]) -> Result<Made> {
+    fn make_at(root: &Path, path: &str, options: &[&str]) -> Result<Resources> {
         let storage = Storage {
             driver: "local".into(),
             mount_point: root.join(path).display().to_string(),

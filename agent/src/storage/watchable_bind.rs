@@ -13,11 +13,11 @@ use tokio::task::JoinHandle;
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place};
-use super::watched::{self, MOST_BYTES, MOST_ENTRIES, Tree};
-use super::{Job, Made, Part};
+use super::safe_path::{self, Kind, MountPoint};
+use super::tree_sync::{self, MAX_BYTES, MAX_ENTRIES, Tree};
+use super::{Job, Resource, Resources};
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
 /// Poll interval of the source.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ impl Drop for Watcher {
 
 /// A source and its copy.
 #[derive(Debug)]
-struct Copy {
+struct SyncedCopy {
     run: PathBuf,
     source: PathBuf,
     target: PathBuf,
@@ -52,20 +52,20 @@ struct Copy {
     bound: Option<Mounted>,
 }
 
-impl Copy {
+impl SyncedCopy {
     /// Polls the source and updates the copy.
     fn refresh(&mut self) -> Result<()> {
         if self.bound.is_some() {
             return Ok(());
         }
-        let source = place::existing(&self.source)?;
-        let dir = place::kind(&source)? == FileType::Directory;
+        let source = safe_path::existing(&self.source)?;
+        let dir = safe_path::kind(&source)? == FileType::Directory;
         if dir != (self.kind == Kind::Directory) {
             return Err(Error::internal(format!("{} changed its type", self.source.display())));
         }
-        let Some(new) = watched::look(&source)? else {
+        let Some(new) = tree_sync::snapshot(&source)? else {
             log::warn!(
-                "{}: more than {MOST_ENTRIES} entries or {MOST_BYTES} bytes; bind-mounted instead of copied",
+                "{}: more than {MAX_ENTRIES} entries or {MAX_BYTES} bytes; bind-mounted instead of copied",
                 self.source.display()
             );
             self.bound = Some(bind(&self.run, &source, &self.target, self.kind)?);
@@ -75,15 +75,15 @@ impl Copy {
             return Ok(());
         }
         match self.kind {
-            Kind::Directory => watched::refresh(&source, &self.root, &self.tree, &new)?,
-            Kind::File => watched::refresh_file(&source, &self.root, &new)?,
+            Kind::Directory => tree_sync::refresh(&source, &self.root, &self.tree, &new)?,
+            Kind::File => tree_sync::refresh_file(&source, &self.root, &new)?,
         }
         self.tree = new;
         Ok(())
     }
 }
 
-impl Drop for Copy {
+impl Drop for SyncedCopy {
     fn drop(&mut self) {
         self.bound = None;
         // Unless it has been replaced in the meantime.
@@ -92,11 +92,11 @@ impl Drop for Copy {
             Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
         };
         // By parent descriptor: the host may replace any directory above by a link at any time.
-        let Ok((above, name)) = place::above(&self.run, &self.target) else { return };
-        if !place::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
+        let Ok((above, name)) = safe_path::above(&self.run, &self.target) else { return };
+        if !safe_path::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
             return;
         }
-        if let Err(error) = watched::take_away(&above, name) {
+        if let Err(error) = tree_sync::remove_tree(&above, name) {
             log::warn!("failed to remove {}: {error}", self.target.display());
         }
     }
@@ -104,7 +104,7 @@ impl Drop for Copy {
 
 fn bind(run: &Path, source: &impl AsFd, target: &Path, kind: Kind) -> Result<Mounted> {
     let options = Options::of(&[])?;
-    Detached::bind(source, &options)?.attach(run, Place::make(run, target, kind)?, &options)
+    Detached::bind(source, &options)?.attach(run, MountPoint::create(run, target, kind)?, &options)
 }
 
 /// Mounts a tmpfs on the directory of the copies, once: nothing is written to the host's share.
@@ -115,7 +115,7 @@ fn memory(run: &Path, target: &Path) -> Result<()> {
         Error::invalid(format!("the mount point of a watchable-bind must be directly below a directory {DIRECTORY}"))
     })?;
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::make(run, dir, Kind::Directory)?;
+    let place = MountPoint::create(run, dir, Kind::Directory)?;
     let data = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)
         .map_err(|error| Error::internal(format!("{}: {error}", dir.display())))?;
     if data.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
@@ -126,31 +126,31 @@ fn memory(run: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let (run, target) = (job.paths.run.clone(), PathBuf::from(&job.storage.mount_point));
     memory(&run, &target)?;
     let source = PathBuf::from(&job.storage.source);
-    let opened = place::existing(&source).map_err(|error| error.during("source"))?;
-    let kind = if place::kind(&opened)? == FileType::Directory { Kind::Directory } else { Kind::File };
-    drop(Place::make(&run, &target, kind)?);
+    let opened = safe_path::existing(&source).map_err(|error| error.during("source"))?;
+    let kind = if safe_path::kind(&opened)? == FileType::Directory { Kind::Directory } else { Kind::File };
+    drop(MountPoint::create(&run, &target, kind)?);
     let flags = if kind == Kind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::RDONLY };
-    let root = place::open_below(&run, &target, flags)?;
-    let mut copy = Copy { run, source, target, kind, root, tree: Tree::new(), bound: None };
+    let root = safe_path::open_below(&run, &target, flags)?;
+    let mut copy = SyncedCopy { run, source, target, kind, root, tree: Tree::new(), bound: None };
     copy.refresh()?;
     let runtime = Handle::try_current().map_err(|error| Error::internal(error.to_string()))?;
-    let mut made = Made::default();
-    made.add(Part::Watch(Watcher { task: runtime.spawn(follow(Arc::new(Mutex::new(copy)))) }));
+    let mut made = Resources::default();
+    made.add(Resource::Watch(Watcher { task: runtime.spawn(sync_loop(Arc::new(Mutex::new(copy)))) }));
     Ok(made)
 }
 
 /// Synchronises until aborted. A host that does not reply blocks only this copy.
-async fn follow(copy: Arc<Mutex<Copy>>) {
+async fn sync_loop(copy: Arc<Mutex<SyncedCopy>>) {
     let mut last = String::new();
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
         let copy = Arc::clone(&copy);
-        let looked = work::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
-        let error = looked.err().map(|error| error.message).unwrap_or_default();
+        let polled = background::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
+        let error = polled.err().map(|error| error.message).unwrap_or_default();
         if !error.is_empty() && error != last {
             log::warn!("watchable-bind: {error}");
         }
@@ -167,10 +167,10 @@ mod tests {
 
     use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-    fn copy(run: &Path, target: &Path, kind: Kind) -> Copy {
+    fn copy(run: &Path, target: &Path, kind: Kind) -> SyncedCopy {
         let root = fs::File::open(target).unwrap().into();
         let (run, target, source) = (run.to_owned(), target.to_owned(), "/nonexistent".into());
-        Copy { run, source, target, kind, root, tree: Tree::new(), bound: None }
+        SyncedCopy { run, source, target, kind, root, tree: Tree::new(), bound: None }
     }
 
     #[test]

@@ -7,13 +7,13 @@ use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use super::Job;
-use super::place::by_descriptor;
+use super::safe_path::by_descriptor;
 use crate::error::{Error, Result};
 
 /// Depth limit: each level of a tree uses a descriptor during the walk.
 const MAX_DEPTH: usize = 256;
 
-/// Follows neither links nor other mounts.
+/// MemoryWatcher neither links nor other mounts.
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
@@ -34,14 +34,14 @@ pub(super) fn apply(root: &impl AsFd, job: &Job<'_>) -> Result<()> {
         let always = group.group_change_policy.enum_value_or_default() == FSGroupChangePolicy::Always;
         return change_tree(root.as_fd(), group.group_id, always);
     }
-    self::root(root, job.options.group.filter(|_| !readonly))
+    apply_to_root(root, job.options.group.filter(|_| !readonly))
 }
 
 /// Changes the group of the root only.
 ///
 /// # Errors
 /// The kernel refuses, or the tree is too deep.
-pub(super) fn root(root: &impl AsFd, group: Option<u32>) -> Result<()> {
+pub(super) fn apply_to_root(root: &impl AsFd, group: Option<u32>) -> Result<()> {
     let Some(group) = group else { return Ok(()) };
     let found = rustix::fs::fstat(root).map_err(failed(group))?;
     one(root.as_fd(), group, FileType::from_raw_mode(found.st_mode), found.st_mode).map_err(failed(group))

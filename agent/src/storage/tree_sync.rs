@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::place::by_descriptor;
+use super::safe_path::by_descriptor;
 use crate::error::{Error, Result};
 
 /// Limits; larger sources are bind-mounted instead of copied.
@@ -33,7 +33,7 @@ pub(super) struct Entry {
     owner: (u32, u32),
     size: u64,
     /// Modification and change times, and inode: detect a change.
-    seen: (i64, u64, i64, u64, u64),
+    version: (i64, u64, i64, u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,13 +62,13 @@ fn entry(data: &Stat, kind: Kind) -> Entry {
         mode: data.st_mode & 0o7777,
         owner: (data.st_uid, data.st_gid),
         size,
-        seen: (data.st_mtime, data.st_mtime_nsec, data.st_ctime, data.st_ctime_nsec, data.st_ino),
+        version: (data.st_mtime, data.st_mtime_nsec, data.st_ctime, data.st_ctime_nsec, data.st_ino),
     }
 }
 
 /// Takes a snapshot of a tree; `None` if it exceeds a limit. Sockets and other special files are
 /// omitted.
-pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
+pub(super) fn snapshot(root: &OwnedFd) -> Result<Option<Tree>> {
     let mut tree = Tree::new();
     let data = rustix::fs::fstat(root).map_err(io(Path::new("source")))?;
     if FileType::from_raw_mode(data.st_mode) != FileType::Directory {
@@ -126,7 +126,7 @@ fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
 }
 
 /// Removes an entry and its content without following links.
-pub(super) fn take_away(dir: &OwnedFd, name: &OsStr) -> Result<()> {
+pub(super) fn remove_tree(dir: &OwnedFd, name: &OsStr) -> Result<()> {
     let failed = |error: Errno| io(Path::new(name))(error);
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -139,14 +139,14 @@ pub(super) fn take_away(dir: &OwnedFd, name: &OsStr) -> Result<()> {
     }
 }
 
-fn properties(fd: &OwnedFd, entry: &Entry) -> rustix::io::Result<()> {
+fn set_attributes(fd: &OwnedFd, entry: &Entry) -> rustix::io::Result<()> {
     let (user, group) = entry.owner;
     rustix::fs::fchown(fd, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     rustix::fs::fchmod(fd, Mode::from_raw_mode(entry.mode))
 }
 
 /// Copies a file's content, up to the limit.
-fn content(source: OwnedFd, target: &OwnedFd) -> Result<()> {
+fn copy_content(source: OwnedFd, target: &OwnedFd) -> Result<()> {
     let failed = |error: std::io::Error| Error::internal(format!("failed to copy: {error}"));
     let mut data = Vec::new();
     std::fs::File::from(source).take(MAX_BYTES).read_to_end(&mut data).map_err(failed)?;
@@ -163,8 +163,8 @@ pub(super) fn refresh_file(source: &OwnedFd, target: &OwnedFd, tree: &Tree) -> R
             .map_err(io(Path::new("file")))
     };
     let target = reopened(target, OFlags::WRONLY)?;
-    content(reopened(source, OFlags::RDONLY)?, &target)?;
-    tree.values().try_for_each(|entry| properties(&target, entry).map_err(io(Path::new("file"))))
+    copy_content(reopened(source, OFlags::RDONLY)?, &target)?;
+    tree.values().try_for_each(|entry| set_attributes(&target, entry).map_err(io(Path::new("file"))))
 }
 
 /// Updates `target` to the snapshot `new` of `source`; `old` is its previous snapshot.
@@ -174,12 +174,12 @@ pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree
     for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && !is_link(entry)) {
         if path.as_os_str().is_empty() {
             let root = open(target, OsStr::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
-            properties(&root, entry).map_err(io(path))?;
+            set_attributes(&root, entry).map_err(io(path))?;
             continue;
         }
         let (dir, name) = parent(target, path)?;
         if old.get(path).is_some_and(|old| old.kind != entry.kind) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
         if entry.kind == Kind::Directory {
             match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)) {
@@ -187,43 +187,44 @@ pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree
                 Err(error) => return Err(io(path)(error)),
             }
             let made = open(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
-            properties(&made, entry).map_err(io(path))?;
+            set_attributes(&made, entry).map_err(io(path))?;
         } else {
-            file(source, &dir, path, name, entry)?;
+            copy_file(source, &dir, path, name, entry)?;
         }
     }
     for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && is_link(entry)) {
         let (dir, name) = parent(target, path)?;
         let Kind::Link(to) = &entry.kind else { continue };
         if old.get(path).is_some_and(|old| old.kind == Kind::Directory) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
-        take_away(&dir, OsStr::new(TEMPORARY))?;
+        remove_tree(&dir, OsStr::new(TEMPORARY))?;
         rustix::fs::symlinkat(to, &dir, TEMPORARY).map_err(io(path))?;
         rustix::fs::renameat(&dir, TEMPORARY, &dir, name).map_err(io(path))?;
     }
     for path in old.keys().filter(|path| !new.contains_key(*path)) {
         // It may have been removed with its directory.
         if let Ok((dir, name)) = parent(target, path) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
     }
     Ok(())
 }
 
 /// Copies a file to a temporary name and renames it when complete.
-fn file(source: &OwnedFd, dir: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
+fn copy_file(source: &OwnedFd, dir: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
     let from = match open(source, path.as_os_str(), OFlags::RDONLY) {
         Ok(from) => from,
         // Removed in the meantime: the next poll handles it.
         Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
         Err(error) => return Err(io(path)(error)),
     };
-    take_away(dir, OsStr::new(TEMPORARY))?;
+    remove_tree(dir, OsStr::new(TEMPORARY))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let unfinished = rustix::fs::openat2(dir, TEMPORARY, flags, Mode::from_raw_mode(0o600), RESOLVE).map_err(io(path))?;
-    content(from, &unfinished)?;
-    properties(&unfinished, entry).map_err(io(path))?;
+    let unfinished =
+        rustix::fs::openat2(dir, TEMPORARY, flags, Mode::from_raw_mode(0o600), RESOLVE).map_err(io(path))?;
+    copy_content(from, &unfinished)?;
+    set_attributes(&unfinished, entry).map_err(io(path))?;
     rustix::fs::renameat(dir, TEMPORARY, dir, name).map_err(io(path))
 }
 
@@ -251,14 +252,14 @@ mod tests {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (from, to) = (opened(source.path()), opened(target.path()));
         version(source.path(), "..1", "one");
-        let first = look(&from).unwrap().unwrap();
+        let first = snapshot(&from).unwrap().unwrap();
         refresh(&from, &to, &Tree::new(), &first).unwrap();
         assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "one");
-        assert_eq!(look(&from).unwrap().unwrap(), first, "nothing changed");
+        assert_eq!(snapshot(&from).unwrap().unwrap(), first, "nothing changed");
 
         version(source.path(), "..2", "two");
         fs::remove_dir_all(source.path().join("..1")).unwrap();
-        let second = look(&from).unwrap().unwrap();
+        let second = snapshot(&from).unwrap().unwrap();
         refresh(&from, &to, &first, &second).unwrap();
         assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "two");
         let mut names: Vec<_> = fs::read_dir(target.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -290,7 +291,7 @@ mod tests {
         ];
         for turn in turns {
             turn();
-            let new = look(&from).unwrap().unwrap();
+            let new = snapshot(&from).unwrap().unwrap();
             refresh(&from, &to, &old, &new).unwrap();
             old = new;
         }
@@ -304,13 +305,13 @@ mod tests {
         for number in 0..MAX_ENTRIES {
             fs::write(source.path().join(number.to_string()), "").unwrap();
         }
-        assert!(look(&from).unwrap().is_some());
+        assert!(snapshot(&from).unwrap().is_some());
         fs::write(source.path().join("one more"), "").unwrap();
-        assert!(look(&from).unwrap().is_none());
+        assert!(snapshot(&from).unwrap().is_none());
         let large = tempfile::tempdir().unwrap();
         fs::File::create(large.path().join("f")).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert!(look(&opened(large.path())).unwrap().is_none());
-        assert!(look(&opened(&large.path().join("f"))).unwrap().is_none());
+        assert!(snapshot(&opened(large.path())).unwrap().is_none());
+        assert!(snapshot(&opened(&large.path().join("f"))).unwrap().is_none());
     }
 
     #[test]
@@ -322,7 +323,7 @@ mod tests {
         fs::write(source.path().join("a/f"), "x").unwrap();
         // A user of the copy has put a link into it.
         symlink(outside.path(), target.path().join("a")).unwrap();
-        refresh(&from, &to, &Tree::new(), &look(&from).unwrap().unwrap()).unwrap_err();
+        refresh(&from, &to, &Tree::new(), &snapshot(&from).unwrap().unwrap()).unwrap_err();
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 }

@@ -11,7 +11,11 @@ use super::{Visible, gpu_name};
 /// Returns the granted GPUs that the environment selects, and a warning for each name that was not
 /// granted. Such a name is no error: images set the variable for other environments, and it grants
 /// nothing.
-pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, dir: &Directory) -> (Vec<DeviceName>, Vec<String>) {
+pub(super) fn select_visible(
+    granted: Vec<DeviceName>,
+    visible: &Visible,
+    dir: &Directory,
+) -> (Vec<DeviceName>, Vec<String>) {
     let only = match visible {
         Visible::All => return (granted, Vec::new()),
         Visible::None => return (Vec::new(), Vec::new()),
@@ -22,21 +26,21 @@ pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, dir: &Director
     };
     let open: Vec<&DeviceNode> = granted.iter().flat_map(nodes).collect();
     let mut left: Vec<DeviceName> = Vec::new();
-    let mut remarks = Vec::new();
+    let mut warnings = Vec::new();
     for which in only {
         let name = gpu_name(&which.to_string());
         let behind = nodes(&name);
         // A device without nodes would still get the nodes shared by all GPUs.
         if behind.is_empty() || !behind.iter().all(|node| open.contains(&node)) {
-            remarks.push(format!("{VISIBLE} names {which}, which the container was not granted; ignored"));
+            warnings.push(format!("{VISIBLE} names {which}, which the container was not granted; ignored"));
         } else if !left.iter().any(|known| nodes(known) == behind) {
             left.push(name);
         }
     }
     if left.is_empty() && !granted.is_empty() {
-        remarks.push(format!("{VISIBLE} leaves none of the GPUs that were granted"));
+        warnings.push(format!("{VISIBLE} leaves none of the GPUs that were granted"));
     }
-    (left, remarks)
+    (left, warnings)
 }
 
 #[cfg(test)]
@@ -70,8 +74,8 @@ mod tests {
 
     fn left(granted: &[&str], text: &str) -> (Vec<String>, usize) {
         let granted = granted.iter().copied().map(gpu_name).collect();
-        let (names, remarks) = narrow(granted, &visible(text), &dir());
-        (names.into_iter().map(|name| name.device).collect(), remarks.len())
+        let (names, warnings) = select_visible(granted, &visible(text), &dir());
+        (names.into_iter().map(|name| name.device).collect(), warnings.len())
     }
 
     fn names(list: &[&str]) -> Vec<String> {
@@ -109,7 +113,7 @@ mod tests {
             ("0:0", "0", &[]),
             ("0", "0:2", &[]),
         ] {
-            let (left, _) = narrow(vec![gpu_name(granted)], &visible(asked), &dir);
+            let (left, _) = select_visible(vec![gpu_name(granted)], &visible(asked), &dir);
             let left: Vec<&str> = left.iter().map(|name| name.device.as_str()).collect();
             assert_eq!(left, gets, "{asked} of {granted}");
         }
@@ -136,7 +140,7 @@ mod tests {
                 let devices = names.iter().filter_map(|name| dir.find(name).ok());
                 devices.flat_map(|(_, device)| &device.container_edits.device_nodes).map(|node| node.path.clone()).collect()
             };
-            let (left, _) = narrow(granted.clone(), &visible(&words), &dir);
+            let (left, _) = select_visible(granted.clone(), &visible(&words), &dir);
             let open = nodes(&granted);
             prop_assert!(nodes(&left).iter().all(|node| open.contains(node)), "{:?} of {:?}", left, granted);
         }

@@ -149,7 +149,7 @@ impl Agent {
 
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
         modules::load(self.control.as_deref(), &self.paths.sysfs, &request.kernel_modules).await?;
-        self.hooks(Path::new(&request.guest_hook_path)).await;
+        self.load_guest_hooks(Path::new(&request.guest_hook_path)).await;
         let (dir, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
         self.runtime.call(Call::Namespaces { dir, hostname }, &[]).await?;
         // The sandbox's reference is never released, so these storages stay mounted until the guest
@@ -164,7 +164,7 @@ impl Agent {
 
     /// Loads the guest's own hooks. A missing directory means no hooks: the same configuration is
     /// used for images with and without hooks.
-    async fn hooks(&self, dir: &Path) {
+    async fn load_guest_hooks(&self, dir: &Path) {
         if dir == Path::new("") {
             return;
         }
@@ -217,7 +217,7 @@ impl Agent {
     ///
     /// # Errors
     /// `ALREADY_EXISTS`; the existing container is not changed.
-    pub fn free(&self, id: &str) -> Result<()> {
+    pub fn check_id_unused(&self, id: &str) -> Result<()> {
         if self.state().containers.contains_key(id) {
             return Err(Error::exists(format!("container {id} already exists; remove it first")));
         }
@@ -229,7 +229,7 @@ impl Agent {
     /// # Errors
     /// `ALREADY_EXISTS`, or the sandbox is being destroyed.
     pub fn add(&self, container: &Arc<Container>) -> Result<()> {
-        self.free(&container.id)?;
+        self.check_id_unused(&container.id)?;
         let mut state = self.state();
         if state.sandbox == Sandbox::Destroyed {
             return Err(destroyed());

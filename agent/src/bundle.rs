@@ -26,7 +26,7 @@ fn rootfs(bundle: &Path) -> PathBuf {
 ///
 /// # Errors
 /// A system call fails.
-pub fn make(bundle: &Path, spec: &mut Spec) -> Result<()> {
+pub fn create(bundle: &Path, spec: &mut Spec) -> Result<()> {
     // Root only: configurations contain environments.
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(bundle).map_err(io(bundle, "failed to create"))?;

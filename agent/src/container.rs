@@ -70,7 +70,7 @@ impl Inner {
         if alive && phases.contains(&self.phase) {
             return Ok(());
         }
-        let ended = if alive { "" } else { ", its first process has ended" };
+        let ended = if alive { "" } else { ", its first process has exited" };
         let message = format!("container {id} does not run ({:?}{ended})", self.phase);
         Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message))
     }
@@ -254,7 +254,7 @@ impl Container {
     }
 
     /// Marks a process's exit code as fetched.
-    pub fn fetched(&self, exec: &str, process: &Arc<Process>) {
+    pub fn mark_fetched(&self, exec: &str, process: &Arc<Process>) {
         let name = self.name(exec);
         if let Some(entry) = self.inner().processes.get_mut(name).filter(|entry| Arc::ptr_eq(&entry.process, process)) {
             entry.fetched = true;
@@ -315,7 +315,7 @@ mod tests {
         assert!(container.add("e", &process()).unwrap_err().message.contains("resume"));
         container.set_freezer(Freezer::On, Freezer::Off).unwrap();
         container.ended("", 0);
-        assert!(container.set_freezer(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("ended"));
+        assert!(container.set_freezer(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("exited"));
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(container.add("e", &first).unwrap_err().code, Code::ALREADY_EXISTS);
         container.ended("e", 3);
         assert_eq!(container.process("e").unwrap().code(), Some(3));
-        container.fetched("e", &first);
+        container.mark_fetched("e", &first);
         assert_eq!(container.process("e").unwrap_err().code, Code::NOT_FOUND);
         assert_eq!(container.readable("e").unwrap_err().code, Code::NOT_FOUND, "nothing left to read");
         let second = process();

@@ -54,10 +54,10 @@ impl Control {
             follower.records().clear();
             follower.modules().clear();
         });
-        control.say(ToInit::Subscribe);
+        control.send(ToInit::Subscribe);
         if crate::log::queue().is_some() {
             // A client may connect to the log port.
-            control.say(ToInit::SubscribeLog);
+            control.send(ToInit::SubscribeLog);
         }
         control
     }
@@ -79,7 +79,7 @@ impl Control {
             |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("kernel module {name}: PID 1 {why}"));
         let (sender, receiver) = oneshot::channel();
         self.modules().push((name.to_owned(), sender));
-        self.say(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
+        self.send(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
         match tokio::time::timeout(MODULE_TIMEOUT, receiver).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, why)),
@@ -89,7 +89,7 @@ impl Control {
     }
 
     /// Queues a message to PID 1; never blocks.
-    pub fn say(&self, message: ToInit) {
+    pub fn send(&self, message: ToInit) {
         // Fails only after the connection was lost, which has been logged.
         let _ = self.messages.send(message);
     }
@@ -97,7 +97,7 @@ impl Control {
     /// Adds an event to the boot record.
     pub fn event(&self, what: &str, object: &str, detail: &str) {
         let (what, object, detail) = (what.to_owned(), object.to_owned(), detail.to_owned());
-        self.say(ToInit::Event { at_us: now_us(), what, object, detail });
+        self.send(ToInit::Event { at_us: now_us(), what, object, detail });
     }
 
     /// Returns the boot record as JSON.

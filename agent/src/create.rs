@@ -52,7 +52,7 @@ impl Agent {
     ) -> Result<()> {
         let id = request.container_id.clone();
         check_id(&id)?;
-        self.free(&id)?;
+        self.check_id_unused(&id)?;
         let message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?;
         storage::check_shared(&request.shared_mounts)?;
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
@@ -79,7 +79,7 @@ impl Agent {
         let undoing = Arc::clone(self);
         let process = request.OCI.Process.as_ref().filter(|process| process.Terminal);
         let size = process.and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
-        let job = async move { agent.make(request, spec, functions, size).await };
+        let job = async move { agent.create_from_spec(request, spec, functions, size).await };
         background::to_completion_or_undo(job, move |container: Arc<Container>| async move {
             log::warn!("container {}: caller disconnected during creation; removing it", container.id);
             if let Err(error) = remove::remove(&undoing, &container, remove::KILL_TIMEOUT).await {
@@ -90,7 +90,7 @@ impl Agent {
         .map(|_| ())
     }
 
-    async fn make(
+    async fn create_from_spec(
         self: Arc<Self>,
         mut request: CreateContainerRequest,
         mut spec: Spec,
@@ -102,7 +102,7 @@ impl Agent {
         for why in devices::allow(&mut spec).map_err(internal)? {
             log::warn!("container {id}: device {why} and is denied");
         }
-        hooks::add(&mut spec, &self.guest_hooks());
+        hooks::append(&mut spec, &self.guest_hooks());
         // Stays open until the container is created.
         let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
         oci_config::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
@@ -131,16 +131,16 @@ impl Agent {
         self.names.add(id, spec.annotations().as_ref().unwrap_or(&Default::default()));
         let storages = std::mem::take(&mut request.storages);
         let early_cgroup = EarlyCgroup::start(&container.cgroup);
-        let assembled = self.assemble(&container, &first, storages, spec, terminal).await;
-        early_cgroup.finish(assembled.is_ok()).await;
-        let master = match assembled {
+        let created = self.create_process(&container, &first, storages, spec, terminal).await;
+        early_cgroup.finish(created.is_ok()).await;
+        let master = match created {
             Ok(master) => master,
             Err(error) => {
                 remove::clear(&self, &container).await;
                 return Err(error);
             }
         };
-        match self.complete(&container, &first, &request.shared_mounts, master, size).await {
+        match self.finish_creation(&container, &first, &request.shared_mounts, master, size).await {
             Ok(()) => {
                 self.event("container-created", &container.id, "");
                 Ok(container)
@@ -156,7 +156,7 @@ impl Agent {
 
     /// Performs all steps up to the container's process, which blocks until StartContainer; returns
     /// its terminal's master.
-    async fn assemble(
+    async fn create_process(
         &self,
         container: &Arc<Container>,
         first: &Process,
@@ -169,8 +169,8 @@ impl Agent {
         let devices = devices::rules(&spec)?;
         container.set_storages(self.storages.add_all(storages).await?);
         let hooks = spec.hooks().is_some();
-        bundle::make(&container.bundle, &mut spec)?;
-        let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
+        bundle::create(&container.bundle, &mut spec)?;
+        let ends = if terminal { Ends(Vec::new()) } else { first.create_pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
@@ -187,7 +187,7 @@ impl Agent {
     }
 
     /// Performs the steps that need the container's process.
-    async fn complete(
+    async fn finish_creation(
         &self,
         container: &Arc<Container>,
         first: &Process,

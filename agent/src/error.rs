@@ -46,7 +46,10 @@ impl Error {
     #[must_use]
     pub fn no_process(container: &str, exec: &str) -> Self {
         let word = if exec.is_empty() { "InitProcessNotFound" } else { "InvalidExecId" };
-        Self::new(Code::NOT_FOUND, format!("{word}: no process {exec:?} in container {container:?}; it may have ended"))
+        Self::new(
+            Code::NOT_FOUND,
+            format!("{word}: no process {exec:?} in container {container:?}; it may have exited"),
+        )
     }
 
     /// Returns an `ALREADY_EXISTS` error.

@@ -112,7 +112,7 @@ impl Agent {
     ) -> Result<Option<OwnedFd>> {
         oci_config::set_home(process.env_mut().get_or_insert_default());
         bundle::write(file, &process)?;
-        let ends = if terminal { Ends(Vec::new()) } else { made.pipes(self.config.pipe_size).await? };
+        let ends = if terminal { Ends(Vec::new()) } else { made.create_pipes(self.config.pipe_size).await? };
         let call =
             Call::Exec { container: container.id.clone(), exec: name.to_owned(), process: file.to_owned(), terminal };
         let (_, master) = self.runtime.call(call, &borrow(&ends.0)).await?;
@@ -159,7 +159,7 @@ impl Agent {
         let code = process.wait().await;
         // No await from here on: a disconnected caller has either not fetched the code or received
         // it.
-        container.fetched(exec, &process);
+        container.mark_fetched(exec, &process);
         let (container, exec) = (Arc::clone(container), exec.to_owned());
         tokio::spawn(async move {
             process.stdin.close().await;

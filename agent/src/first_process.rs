@@ -26,7 +26,7 @@ impl Agent {
         container: &Arc<Container>,
         open: impl FnOnce(i32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let ended = || Error::new(Code::NOT_FOUND, format!("container {} has ended", container.id));
+        let ended = || Error::new(Code::NOT_FOUND, format!("container {} has exited", container.id));
         let pid = container.pid().ok_or_else(ended)?;
         let opened = background::blocking(move || open(pid)).await;
         // Signal 0 only checks that the process exists.
@@ -81,7 +81,7 @@ mod tests {
             let agent = agent(dir.path(), move |call| {
                 let about_first = Call::Signal { container: "c1".into(), exec: String::new(), signal: 0 };
                 assert_eq!(*call, about_first);
-                let ended = Failure { kind: FailureKind::NotFound, message: "has ended".into() };
+                let ended = Failure { kind: FailureKind::NotFound, message: "has exited".into() };
                 if flag.load(reap) { Err(ended) } else { Ok(Done::default()) }
             });
             let first = container("c1");
@@ -99,7 +99,7 @@ mod tests {
             assert_eq!(late.await.unwrap_err().code, Code::NOT_FOUND);
             let error = agent.process_namespace().await.unwrap_err();
             assert_eq!(error.code, Code::FAILED_PRECONDITION);
-            assert!(error.message.contains("c1 has ended"), "{error}");
+            assert!(error.message.contains("c1 has exited"), "{error}");
             // A new container with the same id: the reply concerns that one.
             reaped.store(false, reap);
             agent.forget(&first);

@@ -60,7 +60,7 @@ fn kind(dir: &Path, kind: &str) -> List {
 }
 
 /// Appends the guest's hooks to those of a configuration.
-pub(crate) fn add(spec: &mut Spec, guest: &Hooks) {
+pub(crate) fn append(spec: &mut Spec, guest: &Hooks) {
     let own = spec.hooks().clone().unwrap_or_default();
     let mut all = own.clone();
     all.set_create_runtime(join(own.create_runtime(), guest.create_runtime()));
@@ -123,12 +123,12 @@ mod tests {
         plant(dir.path(), "poststop/clean", 0o755);
         let guest = scan(dir.path()).unwrap();
         let mut spec = Spec::default();
-        add(&mut spec, &Hooks::default());
+        append(&mut spec, &Hooks::default());
         assert!(spec.hooks().is_none());
         let own = HookBuilder::default().path("/own").build().unwrap();
         let hooks = HooksBuilder::default().poststop(vec![own.clone()]).start_container(vec![own]).build().unwrap();
         spec.set_hooks(Some(hooks));
-        add(&mut spec, &guest);
+        append(&mut spec, &guest);
         let mut all = spec.hooks().clone().unwrap();
         let paths: Vec<_> = all.poststop().iter().flatten().map(|hook| hook.path().clone()).collect();
         assert_eq!(paths, [Path::new("/own"), &dir.path().join("poststop/clean")]);
@@ -143,7 +143,7 @@ mod tests {
         plant(dir.path(), "prestart/10-a", 0o755);
         plant(dir.path(), "prestart/20-b", 0o755);
         let mut spec = Spec::default();
-        add(&mut spec, &scan(dir.path()).unwrap());
+        append(&mut spec, &scan(dir.path()).unwrap());
         let mut all = spec.hooks().clone().unwrap();
         let own = split_runtime_hooks(&mut all, Path::new("/run/b1")).unwrap().unwrap();
         assert_eq!(own.create_runtime().as_ref().unwrap().len(), 2);

@@ -152,7 +152,7 @@ impl Agent {
             tokio::spawn(async move {
                 tokio::time::sleep(REPLY_GRACE).await;
                 match &agent.control {
-                    Some(control) => control.say(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
+                    Some(control) => control.send(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
                     None => std::process::exit(0),
                 }
             });

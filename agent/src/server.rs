@@ -44,7 +44,7 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     server = server.register_service(service::all(&agent, &gate));
     server.start().await.map_err(io::Error::other)?;
     if let Some(control) = &agent.control {
-        control.say(ToInit::Listening { at_us: bound_us });
+        control.send(ToInit::Listening { at_us: bound_us });
     }
     if let Some((port, queue)) = agent.config.log_port.zip(agent_log::queue()) {
         tokio::spawn(agent_log::port::serve(port, queue));

@@ -8,7 +8,7 @@ use oci_spec::runtime::{
     LinuxNamespaceBuilder, LinuxNamespaceType,
 };
 
-use super::{ConvertError, Result, resources, seccomp, some, word};
+use super::{ConvertError, Result, parse_name, resources, seccomp, some};
 
 /// Converts the Linux part. Namespaces are unchanged; `oci_config` adapts them to the sandbox.
 pub(super) fn linux(message: &oci::Linux) -> Result<Linux> {
@@ -45,7 +45,7 @@ fn mappings(messages: &[oci::LinuxIDMapping]) -> Result<Option<Vec<LinuxIdMappin
 }
 
 fn namespace(message: &oci::LinuxNamespace) -> Result<LinuxNamespace> {
-    let kind: LinuxNamespaceType = word("namespace", &message.Type)?;
+    let kind: LinuxNamespaceType = parse_name("namespace", &message.Type)?;
     let builder = LinuxNamespaceBuilder::default().typ(kind);
     let builder = if message.Path.is_empty() { builder } else { builder.path(&message.Path) };
     Ok(builder.build()?)
@@ -54,7 +54,7 @@ fn namespace(message: &oci::LinuxNamespace) -> Result<LinuxNamespace> {
 fn device(message: &oci::LinuxDevice) -> Result<LinuxDevice> {
     let builder = LinuxDeviceBuilder::default()
         .path(&message.Path)
-        .typ(word::<oci_spec::runtime::LinuxDeviceType>("device type", &message.Type)?)
+        .typ(parse_name::<oci_spec::runtime::LinuxDeviceType>("device type", &message.Type)?)
         .major(message.Major)
         .minor(message.Minor)
         .uid(message.UID)

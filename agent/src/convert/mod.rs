@@ -71,13 +71,13 @@ impl From<oci_spec::OciSpecError> for ConvertError {
 type Result<T> = std::result::Result<T, ConvertError>;
 
 /// Parses a name of the OCI specification to oci-spec's value.
-fn word<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
+fn parse_name<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(text.to_owned()))
         .map_err(|_| ConvertError::Unknown { what, text: text.chars().take(60).collect() })
 }
 
-fn words<T: DeserializeOwned, C: FromIterator<T>>(what: &'static str, texts: &[String]) -> Result<C> {
-    texts.iter().map(|text| word(what, text)).collect()
+fn parse_names<T: DeserializeOwned, C: FromIterator<T>>(what: &'static str, texts: &[String]) -> Result<C> {
+    texts.iter().map(|text| parse_name(what, text)).collect()
 }
 
 /// Returns `None` for an empty list.

@@ -8,7 +8,7 @@ use oci_spec::runtime::{
     PosixRlimitBuilder, Process, User,
 };
 
-use super::{ConvertError, DEFAULT_PATH, Result, some, word};
+use super::{ConvertError, DEFAULT_PATH, Result, parse_name, some};
 
 /// The kernel's range of `oom_score_adj`.
 const SCORES: std::ops::RangeInclusive<i64> = -1000..=1000;
@@ -87,12 +87,12 @@ fn capability(name: &str) -> Result<Capability> {
     if !name.starts_with("CAP_") {
         return Err(ConvertError::Unknown { what: "capability", text: name.chars().take(60).collect() });
     }
-    word("capability", name)
+    parse_name("capability", name)
 }
 
 fn rlimit(message: &oci::POSIXRlimit) -> Result<PosixRlimit> {
     Ok(PosixRlimitBuilder::default()
-        .typ(word::<oci_spec::runtime::PosixRlimitType>("rlimit", &message.Type)?)
+        .typ(parse_name::<oci_spec::runtime::PosixRlimitType>("rlimit", &message.Type)?)
         .hard(message.Hard)
         .soft(message.Soft)
         .build()?)

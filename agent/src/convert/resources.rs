@@ -11,7 +11,7 @@ use oci_spec::runtime::{
     LinuxThrottleDeviceBuilder, LinuxWeightDevice, LinuxWeightDeviceBuilder,
 };
 
-use super::{ConvertError, Result, some, word};
+use super::{ConvertError, Result, parse_name, some};
 
 /// Converts limits and device rules.
 ///
@@ -85,7 +85,7 @@ fn set<T: PartialEq + Default>(value: T) -> Option<T> {
 }
 
 fn rule(message: &oci::LinuxDeviceCgroup) -> Result<LinuxDeviceCgroup> {
-    let kind = if message.Type.is_empty() { LinuxDeviceType::A } else { word("device type", &message.Type)? };
+    let kind = if message.Type.is_empty() { LinuxDeviceType::A } else { parse_name("device type", &message.Type)? };
     if !message.Access.chars().all(|c| "rwm".contains(c)) {
         let text = message.Access.chars().take(60).collect();
         return Err(ConvertError::Unknown { what: "device access", text });

@@ -257,7 +257,7 @@ fn symlink_race_does_not_escape_the_share() {
             }
         })
     };
-    let (mut went, mut refused) = (0, 0);
+    let (mut succeeded, mut refused) = (0, 0);
     let begin = std::time::Instant::now();
     while begin.elapsed() < std::time::Duration::from_millis(1500) {
         for (name, kind, data) in [
@@ -268,13 +268,16 @@ fn symlink_race_does_not_escape_the_share() {
             ("way/b", DIRECTORY, b""),
         ] {
             match root.copy(name, kind | 0o777, data) {
-                Ok(()) => went += 1,
+                Ok(()) => succeeded += 1,
                 Err(_) => refused += 1,
             }
         }
     }
     stop.store(true, Ordering::Relaxed);
     racer.join().unwrap();
-    assert!(went > 100 && refused > 100 && swaps.load(Ordering::Relaxed) > 1000, "{went} {refused} {swaps:?}: no race");
+    assert!(
+        succeeded > 100 && refused > 100 && swaps.load(Ordering::Relaxed) > 1000,
+        "{succeeded} {refused} {swaps:?}: no race occurred"
+    );
     assert_untouched(&root);
 }

@@ -84,8 +84,8 @@ impl Visible {
             Some("none") => Self::None,
             Some(text) => {
                 let mut only = Vec::new();
-                for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-                    let which = named(word);
+                for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+                    let which = named(entry);
                     if which == GpuSelector::All {
                         return Self::All;
                     }
@@ -132,15 +132,15 @@ impl Visible {
 
 /// Parses one entry of `NVIDIA_VISIBLE_DEVICES`. The driver's tools write PCI addresses in
 /// capitals, with eight digits of domain.
-fn named(word: &str) -> GpuSelector {
-    let mut word: String = word.chars().take(80).collect();
-    if word.bytes().filter(|byte| *byte == b':').count() == 2 {
-        word.make_ascii_lowercase();
-        if let Some(short) = word.strip_prefix("0000").filter(|short| short.find(':') == Some(4)) {
-            word = short.to_owned();
+fn named(entry: &str) -> GpuSelector {
+    let mut entry: String = entry.chars().take(80).collect();
+    if entry.bytes().filter(|byte| *byte == b':').count() == 2 {
+        entry.make_ascii_lowercase();
+        if let Some(short) = entry.strip_prefix("0000").filter(|short| short.find(':') == Some(4)) {
+            entry = short.to_owned();
         }
     }
-    GpuSelector::from(word.as_str())
+    GpuSelector::from(entry.as_str())
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ impl DeviceRequest {
 pub struct RequestInput<'a> {
     /// Its annotations.
     pub annotations: &'a HashMap<String, String>,
-    /// Devices that the host passed_through through for it.
+    /// Devices that the host passed through for it.
     pub devices: &'a [Device],
     /// Its environment, `NAME=value`.
     pub environment: &'a [String],
@@ -106,7 +106,7 @@ pub struct RequestInput<'a> {
 
 /// Returns what a container is granted, and what its environment selects of that.
 ///
-/// Grants come from annotations, from devices of type `vfio-pci-gk` (passed_through through, driven by the
+/// Grants come from annotations, from devices of type `vfio-pci-gk` (passed through, driven by the
 /// guest's kernel), and from the variable `VISIBLE_CDI_DEVICES` if the kernel command line allows
 /// that. PassedThrough-through devices may have a guest PCI path. That takes precedence over the index in
 /// an annotation: the shim can only guess the guest's PCI order.
@@ -157,7 +157,7 @@ pub fn requested_devices(input: RequestInput<'_>, sysfs: &Path) -> Result<Device
     Ok(request)
 }
 
-/// A passed_through-through device that the guest's kernel drives.
+/// A passed-through device that the guest's kernel drives.
 struct PassedThrough {
     /// The host's names of it: the last component of its path there, and its number.
     names: [String; 2],

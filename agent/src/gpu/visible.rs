@@ -106,16 +106,16 @@ mod tests {
         let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
         fs::write(root.path().join("a.json"), text).unwrap();
         let dir = Directory::read(root.path()).unwrap();
-        for (granted, asked, gets) in [
+        for (granted, selected, gets) in [
             ("0", "0:1", &["0:1"][..]),
             ("0:0", "0:0", &["0:0"]),
             ("0:0", "0:1", &[]),
             ("0:0", "0", &[]),
             ("0", "0:2", &[]),
         ] {
-            let (left, _) = select_visible(vec![gpu_name(granted)], &visible(asked), &dir);
+            let (left, _) = select_visible(vec![gpu_name(granted)], &visible(selected), &dir);
             let left: Vec<&str> = left.iter().map(|name| name.device.as_str()).collect();
-            assert_eq!(left, gets, "{asked} of {granted}");
+            assert_eq!(left, gets, "{selected} of {granted}");
         }
     }
 

@@ -76,9 +76,9 @@ mod tests {
         let address = |text: &str, link| LinkAddress { link, network: text.parse().unwrap() };
         let all = [address("127.0.0.1/8", 1), address("::1/128", 1), address("10.0.0.1/8", 2)];
         let wire = interface(&link, &all);
-        let said: Vec<_> =
+        let converted: Vec<_> =
             wire.IPAddresses.iter().map(|it| (it.family.unwrap(), it.address.as_str(), it.mask.as_str())).collect();
-        assert_eq!(said, [(IPFamily::v4, "127.0.0.1", "8"), (IPFamily::v6, "::1", "128")]);
+        assert_eq!(converted, [(IPFamily::v4, "127.0.0.1", "8"), (IPFamily::v6, "::1", "128")]);
         assert_eq!((wire.name.as_str(), wire.hwAddr.as_str(), wire.mtu), ("lo", "00:00:00:00:00:00", 65536));
     }
 

@@ -151,8 +151,8 @@ impl Options {
     }
 
     fn add(&mut self, option: &str) -> Result<()> {
-        if let Some((name, word)) = EFFECTS.iter().find(|(name, _)| *name == option) {
-            self.apply(name, *word);
+        if let Some((name, effect)) = EFFECTS.iter().find(|(name, _)| *name == option) {
+            self.apply(name, *effect);
             return Ok(());
         }
         if AGENT_PREFIXES.iter().any(|mark| option.starts_with(mark)) {
@@ -180,8 +180,8 @@ impl Options {
         Ok(())
     }
 
-    fn apply(&mut self, name: &str, word: OptionEffect) {
-        match word {
+    fn apply(&mut self, name: &str, effect: OptionEffect) {
+        match effect {
             OptionEffect::Mount(bit, on) => self.attribute(bit, on),
             OptionEffect::MountRecursive(bit, on) => {
                 self.recursive_attributes = true;
@@ -306,7 +306,7 @@ mod tests {
 
         #[test]
         fn file_system_options_are_retained_in_order(words in proptest::collection::vec("[a-z_]{3,9}=[0-9a-z/:]{1,9}", 0..9)) {
-            prop_assume!(!words.iter().any(|word| word.starts_with("fsgid=") || word.starts_with("mode=")));
+            prop_assume!(!words.iter().any(|effect| effect.starts_with("fsgid=") || effect.starts_with("mode=")));
             let options = Options::of(&[words.join(",")]).unwrap();
             prop_assert_eq!(data(&options), words.join(","));
         }

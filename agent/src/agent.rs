@@ -13,14 +13,14 @@ use ttrpc::Code;
 use crate::config::Config;
 use crate::container::Container;
 use crate::control::Control;
-use crate::copy::Copies;
+use crate::copy::FileCopies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
 use crate::guest::online::MemoryWatcher;
 use crate::hotplug::Hotplug;
 use crate::idle::Idle;
 use crate::network;
-use crate::oci_config::Shared;
+use crate::oci_config::SharedNamespaces;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
@@ -48,9 +48,9 @@ pub struct Agent {
     /// Mounted storages.
     pub storages: storage::Table,
     /// Names of containers within their pod.
-    pub names: storage::Names,
+    pub names: storage::ContainerNames,
     /// CopyFile transfers in progress.
-    pub copies: Copies,
+    pub copies: FileCopies,
     /// Serialises network changes.
     pub network: network::ChangeLock,
     /// Returns free memory when the agent is idle.
@@ -90,7 +90,7 @@ impl Agent {
         gpus: Source,
     ) -> Arc<Self> {
         let state = Mutex::new(State::default());
-        let (oom, names) = (Oom::default(), storage::Names::default());
+        let (oom, names) = (Oom::default(), storage::ContainerNames::default());
         let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
         let storages = storage::Table::new(paths.clone(), hotplug.clone());
         Arc::new(Self {
@@ -104,7 +104,7 @@ impl Agent {
             oom,
             storages,
             names,
-            copies: Copies::default(),
+            copies: FileCopies::default(),
             network: network::ChangeLock::default(),
             idle: Idle::default(),
             state,
@@ -184,12 +184,12 @@ impl Agent {
     /// Returns the namespaces that a new container shares, including the PID namespace of the given
     /// descriptor. The paths are valid while that descriptor is open.
     #[must_use]
-    pub fn shared(&self, processes: Option<&OwnedFd>) -> Shared {
+    pub fn shared_namespaces(&self, processes: Option<&OwnedFd>) -> SharedNamespaces {
         let created = self.state().sandbox == Sandbox::Created;
         let persistent = |kind: &str| Some(self.paths.namespaces.join(kind)).filter(|_| created);
         // /proc/PID and not /proc/self: the runtime process opens the path.
         let pid = processes.map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into());
-        Shared { ipc: persistent("ipc"), uts: persistent("uts"), pid }
+        SharedNamespaces { ipc: persistent("ipc"), uts: persistent("uts"), pid }
     }
 
     /// Returns the sandbox's first container.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// Runs `job` to completion.
 ///
 /// # Errors
-/// The job's own.
+/// Errors of `job`.
 pub async fn to_completion<T, J>(job: J) -> Result<T>
 where
     T: Send + 'static,
@@ -25,7 +25,7 @@ where
 /// result that no caller learns of must not stay.
 ///
 /// # Errors
-/// The job's own.
+/// Errors of `job`.
 pub async fn to_completion_or_undo<T, J, U, V>(job: J, undo: U) -> Result<T>
 where
     T: Send + 'static,
@@ -45,7 +45,7 @@ where
 /// Runs blocking work, such as a mount of the host's share, in the blocking thread pool.
 ///
 /// # Errors
-/// The function's own.
+/// Errors of `function`.
 pub async fn blocking<T, F>(function: F) -> Result<T>
 where
     T: Send + 'static,

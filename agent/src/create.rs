@@ -15,7 +15,7 @@ use crate::container::{Container, Phase};
 use crate::devices::Functions;
 use crate::early_cgroup::EarlyCgroup;
 use crate::error::{Error, Result};
-use crate::process::{Ends, Process};
+use crate::process::{PipeEnds, Process};
 use crate::runtime::borrow;
 use crate::{background, bundle, convert, devices, gpu, hooks, oci_config, remove, storage};
 
@@ -105,7 +105,7 @@ impl Agent {
         hooks::append(&mut spec, &self.guest_hooks());
         // Stays open until the container is created.
         let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
-        oci_config::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
+        oci_config::namespaces(&mut spec, &self.shared_namespaces(processes.as_ref()))?;
         let cgroup = {
             let linux = spec.linux_mut().get_or_insert_default();
             let cgroup = oci_config::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
@@ -170,7 +170,7 @@ impl Agent {
         container.set_storages(self.storages.add_all(storages).await?);
         let hooks = spec.hooks().is_some();
         bundle::create(&container.bundle, &mut spec)?;
-        let ends = if terminal { Ends(Vec::new()) } else { first.create_pipes(self.config.pipe_size).await? };
+        let ends = if terminal { PipeEnds(Vec::new()) } else { first.create_pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),

@@ -14,7 +14,7 @@ use crate::capabilities::CapabilitySet;
 use crate::container::Container;
 use crate::create::winsize;
 use crate::error::{Error, Result};
-use crate::process::{Ends, Process};
+use crate::process::{PipeEnds, Process};
 use crate::remove::KILL_TIMEOUT;
 use crate::runtime::borrow;
 use crate::{background, bundle, convert, oci_config};
@@ -112,7 +112,7 @@ impl Agent {
     ) -> Result<Option<OwnedFd>> {
         oci_config::set_home(process.env_mut().get_or_insert_default());
         bundle::write(file, &process)?;
-        let ends = if terminal { Ends(Vec::new()) } else { made.create_pipes(self.config.pipe_size).await? };
+        let ends = if terminal { PipeEnds(Vec::new()) } else { made.create_pipes(self.config.pipe_size).await? };
         let call =
             Call::Exec { container: container.id.clone(), exec: name.to_owned(), process: file.to_owned(), terminal };
         let (_, master) = self.runtime.call(call, &borrow(&ends.0)).await?;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// Namespaces that containers of the sandbox share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedNamespaces {
     /// The sandbox's IPC namespace.
     pub ipc: Option<PathBuf>,
     /// The sandbox's UTS namespace, which carries its host name.
@@ -30,7 +30,7 @@ enum Rule {
     AsListed,
 }
 
-fn rule(kind: LinuxNamespaceType, shared: &Shared) -> Rule {
+fn rule(kind: LinuxNamespaceType, shared: &SharedNamespaces) -> Rule {
     match kind {
         LinuxNamespaceType::Network | LinuxNamespaceType::Time => Rule::Guest,
         LinuxNamespaceType::Mount | LinuxNamespaceType::Cgroup => Rule::New,
@@ -58,7 +58,7 @@ const KINDS: &[LinuxNamespaceType] = &[
 ///
 /// # Errors
 /// Never for these values; oci-spec's builders are fallible by type.
-pub fn namespaces(spec: &mut Spec, shared: &Shared) -> Result<()> {
+pub fn namespaces(spec: &mut Spec, shared: &SharedNamespaces) -> Result<()> {
     let linux = spec.linux_mut().get_or_insert_with(Linux::default);
     let listed = linux.namespaces().clone().unwrap_or_default();
     let mut all = Vec::new();
@@ -137,12 +137,12 @@ mod tests {
     fn containers_of_a_pod_share_ipc_uts_and_the_guests_network() {
         use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network, Pid, Uts};
         let mut spec = list(&[(Ipc, None), (Uts, Some("/proc/7/ns/uts")), (Mount, None), (Network, Some("/x"))]);
-        let shared = Shared { ipc: Some("/i".into()), uts: Some("/u".into()), pid: None };
+        let shared = SharedNamespaces { ipc: Some("/i".into()), uts: Some("/u".into()), pid: None };
         namespaces(&mut spec, &shared).unwrap();
         let own = [(Mount, None), (Cgroup, None), (Pid, None)];
         let sandbox = [(Ipc, Some("/i".to_owned())), (Uts, Some("/u".to_owned()))];
         assert_eq!(result(&spec), [&own[..], &sandbox[..]].concat());
-        let shared = Shared { pid: Some("/p".into()), ..Shared::default() };
+        let shared = SharedNamespaces { pid: Some("/p".into()), ..SharedNamespaces::default() };
         namespaces(&mut spec, &shared).unwrap();
         assert_eq!(result(&spec)[2], (Pid, Some("/p".to_owned())));
         assert_eq!(result(&spec)[3], (Ipc, None), "no sandbox: a new one, never the host's path");

@@ -27,7 +27,7 @@ pub struct Process {
 
 /// The process's ends of its pipes.
 #[derive(Debug)]
-pub struct Ends(pub Vec<OwnedFd>);
+pub struct PipeEnds(pub Vec<OwnedFd>);
 
 impl Process {
     /// Creates the entry of a process that is about to be created.
@@ -47,7 +47,7 @@ impl Process {
     ///
     /// # Errors
     /// The process has no free file descriptor.
-    pub async fn create_pipes(&self, size: Option<usize>) -> Result<Ends> {
+    pub async fn create_pipes(&self, size: Option<usize>) -> Result<PipeEnds> {
         let failed = |error: std::io::Error| Error::internal(format!("failed to create a pipe: {error}"));
         let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
         let (stdin, input) = pair()?;
@@ -65,7 +65,7 @@ impl Process {
         self.stdin.open(input).await.map_err(failed)?;
         self.stdout.open(output).await.map_err(failed)?;
         self.stderr.open(errors).await.map_err(failed)?;
-        Ok(Ends(vec![stdin, stdout, stderr]))
+        Ok(PipeEnds(vec![stdin, stdout, stderr]))
     }
 
     /// Stores the master of the process's terminal, if it is to have one.
@@ -165,7 +165,7 @@ mod tests {
     fn pipes_carry_data_and_close() {
         run(async {
             let process = Process::new(false);
-            let Ends(ends) = process.create_pipes(None).await.unwrap();
+            let PipeEnds(ends) = process.create_pipes(None).await.unwrap();
             process.stdin.write(b"in").await.unwrap();
             let mut buffer = [0; 8];
             assert_eq!(rustix::io::read(&ends[0], &mut buffer).unwrap(), 2);
@@ -182,8 +182,8 @@ mod tests {
     fn pipes_have_the_requested_capacity() {
         run(async {
             let size = |fd: &OwnedFd| rustix::pipe::fcntl_getpipe_size(fd).unwrap();
-            let Ends(usual) = Process::new(false).create_pipes(None).await.unwrap();
-            let Ends(wide) = Process::new(false).create_pipes(Some(2 * size(&usual[0]))).await.unwrap();
+            let PipeEnds(usual) = Process::new(false).create_pipes(None).await.unwrap();
+            let PipeEnds(wide) = Process::new(false).create_pipes(Some(2 * size(&usual[0]))).await.unwrap();
             assert!(wide.iter().all(|end| size(end) == 2 * size(&usual[0])));
             // Above every kernel's limit: the pipes are created all the same.
             assert_eq!(Process::new(false).create_pipes(Some(1 << 40)).await.unwrap().0.len(), 3);

@@ -49,9 +49,9 @@ struct Completion {
 
 /// The CopyFile transfers in progress.
 #[derive(Debug, Default)]
-pub struct Copies(IncompleteFiles);
+pub struct FileCopies(IncompleteFiles);
 
-impl Copies {
+impl FileCopies {
     /// Handles one request. Blocks for as long as the file system does.
     ///
     /// # Errors

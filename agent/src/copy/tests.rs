@@ -16,7 +16,7 @@ const LINK: u32 = 0o120_000;
 struct Root {
     dir: tempfile::TempDir,
     share: PathBuf,
-    copies: Copies,
+    copies: FileCopies,
 }
 
 impl Root {
@@ -25,7 +25,7 @@ impl Root {
         let share = dir.path().join("shared/containers");
         fs::create_dir(dir.path().join("outside")).unwrap();
         fs::write(dir.path().join("outside/file"), "precious").unwrap();
-        Self { dir, share, copies: Copies::default() }
+        Self { dir, share, copies: FileCopies::default() }
     }
 
     fn outside(&self) -> PathBuf {

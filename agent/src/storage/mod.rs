@@ -2,7 +2,7 @@
 //!
 //! A [`Driver`] creates one kind of storage; [`table::Table`] counts references. Mount points and
 //! sources are opened by descriptor ([`safe_path`]), mounts are fully configured before they are
-//! attached ([`mount`]), and the [`Resources`] resources of a driver are released with the last
+//! attached ([`mount`]), and the [`Resources`] of a driver are released with the last
 //! reference, in reverse order.
 
 mod bind;
@@ -40,7 +40,7 @@ use crate::paths::Paths;
 
 pub use options::Options;
 pub use resources::{Resource, Resources};
-pub use shared_mounts::{Names, check as check_shared};
+pub use shared_mounts::{ContainerNames, check as check_shared};
 pub use stale::refresh as refresh_stale;
 pub use table::Table;
 pub use volume::stats;

@@ -24,7 +24,7 @@ enum OptionEffect {
     FileSystem,
     /// Both a mount attribute and a file system flag.
     Both(Attribute, bool),
-    /// How mounts propagation.
+    /// Mount propagation.
     Propagation(Propagation),
     /// A bind mount; `true` is recursive.
     Bind(bool),
@@ -103,7 +103,7 @@ pub struct Options {
     pub clear: Attribute,
     /// Whether attributes are applied recursively.
     pub recursive_attributes: bool,
-    /// How mounts propagation.
+    /// Mount propagation.
     pub propagation: Option<Propagation>,
     /// Whether a bind mount is recursive.
     pub recursive: bool,

@@ -35,9 +35,9 @@ const NAMES: &[&str] =
 
 /// Container names in the pod, by container id.
 #[derive(Debug, Default)]
-pub struct Names(Mutex<BTreeMap<String, String>>);
+pub struct ContainerNames(Mutex<BTreeMap<String, String>>);
 
-impl Names {
+impl ContainerNames {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn containers_are_found_by_name_and_id() {
-        let names = Names::default();
+        let names = ContainerNames::default();
         names.add("c1", &HashMap::from([(NAMES[0].to_owned(), "web".to_owned())]));
         names.add("c2", &HashMap::new());
         assert_eq!((names.find("web"), names.find("c2")), (Some("c1".into()), Some("c2".into())));

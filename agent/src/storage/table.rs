@@ -181,7 +181,7 @@ impl Table {
         Ok(added)
     }
 
-    /// Removes a user from each storage, in reverse planned.
+    /// Removes a user from each storage, in reverse order.
     pub async fn remove_all(&self, mount_points: Vec<String>) {
         for mount_point in mount_points.into_iter().rev() {
             self.remove(&mount_point).await;

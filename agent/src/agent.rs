@@ -1,4 +1,4 @@
-//! The sandbox: everything the agent has made, and who may find what.
+//! The sandbox: the agent's state and its lookup tables.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,51 +10,51 @@ use firstlight_runtime::Call;
 use oci_spec::runtime::Hooks;
 use ttrpc::Code;
 
-use crate::adapt::Shared;
 use crate::config::Config;
 use crate::container::Container;
 use crate::control::Control;
-use crate::copy::Copies;
+use crate::copy::FileCopies;
 use crate::error::{Error, Result};
 use crate::gpu::Source;
-use crate::guest::online::Follows;
+use crate::guest::online::MemoryWatcher;
 use crate::hotplug::Hotplug;
+use crate::idle::Idle;
 use crate::network;
+use crate::oci_config::SharedNamespaces;
 use crate::oom::Oom;
 use crate::paths::Paths;
-use crate::rest::Rest;
 use crate::runtime::Runtime;
-use crate::{dns, hooks, modules, storage, work};
+use crate::{background, dns, hooks, modules, storage};
 
-/// The agent. Everything is behind locks that are held for moments.
+/// The agent. Every lock is held briefly, never across an await.
 #[derive(Debug)]
 pub struct Agent {
-    /// Its settings.
+    /// Configuration.
     pub config: Config,
-    /// Its directories.
+    /// Paths of directories and files.
     pub paths: Paths,
-    /// Who makes containers.
+    /// Client of the runtime process.
     pub runtime: Arc<Runtime>,
-    /// PID 1, unless the agent works alone.
+    /// Connection to PID 1; `None` without a guest init.
     pub control: Option<Arc<Control>>,
-    /// Where GPUs come from.
+    /// Source of GPU state: PID 1 or CDI files.
     pub gpus: Source,
-    /// Finds other devices.
+    /// Waits for hot-plugged devices other than GPUs.
     pub hotplug: Hotplug,
-    /// Whether memory that comes is taken into use.
-    pub memory: Follows,
-    /// Who was killed for want of memory.
+    /// Whether newly plugged memory is brought online.
+    pub memory: MemoryWatcher,
+    /// OOM kills per container.
     pub oom: Oom,
-    /// What is mounted for containers.
+    /// Mounted storages.
     pub storages: storage::Table,
-    /// Names of containers in their pod.
-    pub names: storage::Names,
-    /// Files that the host is putting into the guest.
-    pub copies: Copies,
-    /// Whose turn it is to change the network.
-    pub network: network::Turn,
-    /// When it has nothing to do.
-    pub rest: Rest,
+    /// Names of containers within their pod.
+    pub names: storage::ContainerNames,
+    /// CopyFile transfers in progress.
+    pub copies: FileCopies,
+    /// Serialises network changes.
+    pub network: network::ChangeLock,
+    /// Returns free memory when the agent is idle.
+    pub idle: Idle,
     state: Mutex<State>,
 }
 
@@ -80,7 +80,7 @@ fn destroyed() -> Error {
 }
 
 impl Agent {
-    /// An agent without a sandbox.
+    /// Creates an agent without a sandbox.
     #[must_use]
     pub fn new(
         config: Config,
@@ -90,7 +90,7 @@ impl Agent {
         gpus: Source,
     ) -> Arc<Self> {
         let state = Mutex::new(State::default());
-        let (oom, names) = (Oom::default(), storage::Names::default());
+        let (oom, names) = (Oom::default(), storage::ContainerNames::default());
         let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
         let storages = storage::Table::new(paths.clone(), hotplug.clone());
         Arc::new(Self {
@@ -100,13 +100,13 @@ impl Agent {
             control,
             gpus,
             hotplug,
-            memory: Follows::default(),
+            memory: MemoryWatcher::default(),
             oom,
             storages,
             names,
-            copies: Copies::default(),
-            network: network::Turn::default(),
-            rest: Rest::default(),
+            copies: FileCopies::default(),
+            network: network::ChangeLock::default(),
+            idle: Idle::default(),
             state,
         })
     }
@@ -115,23 +115,26 @@ impl Agent {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an event into the boot record, if there is one.
+    /// Adds an event to the boot record, if PID 1 is connected.
     pub fn event(&self, what: &str, object: &str, detail: &str) {
         if let Some(control) = &self.control {
             control.event(what, object, detail);
         }
     }
 
-    /// Makes the sandbox. A second call is refused before it touches anything.
+    /// Creates the sandbox. A second call fails before any change.
     ///
     /// # Errors
-    /// There is a sandbox, or a part of it cannot be made: then there is none.
-    /// Or it was destroyed meanwhile: then it stays so.
+    /// A sandbox exists, or a part of it cannot be created (then there is none), or DestroySandbox
+    /// was called in the meantime (then it stays destroyed).
     pub async fn create_sandbox(self: &Arc<Self>, request: CreateSandboxRequest) -> Result<()> {
         {
             let mut state = self.state();
             if state.sandbox != Sandbox::None {
-                return Err(Error::exists(format!("a sandbox exists ({:?}); one guest has one", state.sandbox)));
+                return Err(Error::exists(format!(
+                    "a sandbox already exists ({:?}); a guest has exactly one",
+                    state.sandbox
+                )));
             }
             state.sandbox = Sandbox::Creating;
         }
@@ -146,10 +149,11 @@ impl Agent {
 
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
         modules::load(self.control.as_deref(), &self.paths.sysfs, &request.kernel_modules).await?;
-        self.hooks(Path::new(&request.guest_hook_path)).await;
+        self.load_guest_hooks(Path::new(&request.guest_hook_path)).await;
         let (dir, hostname) = (self.paths.namespaces.clone(), request.hostname.clone());
         self.runtime.call(Call::Namespaces { dir, hostname }, &[]).await?;
-        // The sandbox is a user that never leaves, so they stay until the guest ends.
+        // The sandbox's reference is never released, so these storages stay mounted until the guest
+        // ends.
         let made = self.storages.add_all(request.storages.clone()).await?;
         let written = dns::write(&self.paths, &request.dns);
         if written.is_err() {
@@ -158,74 +162,74 @@ impl Agent {
         written
     }
 
-    /// Notes the guest's own hooks. A directory that is not there has none: the same
-    /// configuration is used with images that bring hooks and images that do not.
-    async fn hooks(&self, dir: &Path) {
+    /// Loads the guest's own hooks. A missing directory means no hooks: the same configuration is
+    /// used for images with and without hooks.
+    async fn load_guest_hooks(&self, dir: &Path) {
         if dir == Path::new("") {
             return;
         }
         let path = self.paths.root.join(dir.strip_prefix("/").unwrap_or(dir));
-        match work::blocking(move || hooks::scan(&path)).await {
+        match background::blocking(move || hooks::scan(&path)).await {
             Ok(hooks) => self.state().hooks = Arc::new(hooks),
             Err(error) => log::warn!("guest_hook_path: {error}"),
         }
     }
 
-    /// The guest's own hooks, which every container gets.
+    /// Returns the guest's own hooks, which are added to every container.
     #[must_use]
     pub fn guest_hooks(&self) -> Arc<Hooks> {
         Arc::clone(&self.state().hooks)
     }
 
-    /// The namespaces that a new container shares, with this one of processes.
-    /// What comes back holds for as long as that descriptor is open.
+    /// Returns the namespaces that a new container shares, including the PID namespace of the given
+    /// descriptor. The paths are valid while that descriptor is open.
     #[must_use]
-    pub fn shared(&self, processes: Option<&OwnedFd>) -> Shared {
+    pub fn shared_namespaces(&self, processes: Option<&OwnedFd>) -> SharedNamespaces {
         let created = self.state().sandbox == Sandbox::Created;
-        let kept = |kind: &str| Some(self.paths.namespaces.join(kind)).filter(|_| created);
-        // By this process's own number and not by "self": the runtime opens it.
+        let persistent = |kind: &str| Some(self.paths.namespaces.join(kind)).filter(|_| created);
+        // /proc/PID and not /proc/self: the runtime process opens the path.
         let pid = processes.map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into());
-        Shared { ipc: kept("ipc"), uts: kept("uts"), pid }
+        SharedNamespaces { ipc: persistent("ipc"), uts: persistent("uts"), pid }
     }
 
-    /// The sandbox's first container.
+    /// Returns the sandbox's first container.
     #[must_use]
     pub fn first(&self) -> Option<Arc<Container>> {
         let state = self.state();
         state.first.as_ref().and_then(|id| state.containers.get(id)).cloned()
     }
 
-    /// A container.
+    /// Returns a container.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT`: there is none of that name.
+    /// `INVALID_ARGUMENT`: no container has this id.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         self.state().containers.get(id).cloned().ok_or_else(|| Error::no_container(id))
     }
 
-    /// Every container.
+    /// Returns all containers.
     #[must_use]
     pub fn containers(&self) -> Vec<Arc<Container>> {
         self.state().containers.values().cloned().collect()
     }
 
-    /// Whether the name of a new container is free.
+    /// Checks that no container has this id.
     ///
     /// # Errors
-    /// `ALREADY_EXISTS`; whoever has the name is not touched.
-    pub fn free(&self, id: &str) -> Result<()> {
+    /// `ALREADY_EXISTS`; the existing container is not changed.
+    pub fn check_id_unused(&self, id: &str) -> Result<()> {
         if self.state().containers.contains_key(id) {
-            return Err(Error::exists(format!("container {id} exists; remove it first")));
+            return Err(Error::exists(format!("container {id} already exists; remove it first")));
         }
         Ok(())
     }
 
-    /// Adds a container that is about to be made.
+    /// Registers a container that is about to be created.
     ///
     /// # Errors
     /// `ALREADY_EXISTS`, or the sandbox is being destroyed.
     pub fn add(&self, container: &Arc<Container>) -> Result<()> {
-        self.free(&container.id)?;
+        self.check_id_unused(&container.id)?;
         let mut state = self.state();
         if state.sandbox == Sandbox::Destroyed {
             return Err(destroyed());
@@ -235,7 +239,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Forgets a container.
+    /// Unregisters a container.
     pub fn forget(&self, container: &Container) {
         let mut state = self.state();
         state.containers.remove(&container.id);
@@ -244,7 +248,7 @@ impl Agent {
         }
     }
 
-    /// Notes the end of a process, as the runtime tells it.
+    /// Records the exit of a process, as reported by the runtime.
     pub fn ended(&self, container: &str, name: &str, code: i32) {
         let Ok(found) = self.container(container) else { return };
         if name.is_empty() {
@@ -253,8 +257,8 @@ impl Agent {
         found.ended(name, code);
     }
 
-    /// Marks the sandbox as going away; nothing new is made from now on.
-    /// `false`: it is going away already.
+    /// Marks the sandbox as destroyed: no container can be added from now on. Returns `false` if it
+    /// was already destroyed.
     #[must_use]
     pub fn destroy(&self) -> bool {
         std::mem::replace(&mut self.state().sandbox, Sandbox::Destroyed) != Sandbox::Destroyed
@@ -276,7 +280,7 @@ pub(crate) mod tests {
         Arc::new(Container::new(id, "/b".into(), "/g".into(), None, Arc::new(Process::new(false))))
     }
 
-    /// An agent below a directory, with a runtime that answers so.
+    /// Creates an agent with paths below `root` and a runtime that replies with `answer`.
     pub(crate) fn agent(
         root: &Path,
         mut answer: impl FnMut(&Call) -> std::result::Result<Done, Failure> + Send + 'static,
@@ -298,7 +302,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_is_destroyed_while_it_is_made_stays_destroyed() {
+    fn sandbox_destroyed_during_creation_stays_destroyed() {
         use std::sync::mpsc::channel;
         for fails in [false, true] {
             run(async {
@@ -324,7 +328,7 @@ pub(crate) mod tests {
                 assert!(error.message.contains(if fails { "no namespaces" } else { "destroyed" }), "{error}");
                 assert_eq!(agent.add(&container("c2")).unwrap_err().code, Code::FAILED_PRECONDITION);
                 assert!(agent.create_sandbox(CreateSandboxRequest::new()).await.is_err());
-                assert!(!agent.destroy(), "it was destroyed once");
+                assert!(!agent.destroy(), "it was destroyed already");
             });
         }
     }

@@ -1,4 +1,4 @@
-//! A container's directory: `config.json`, and `rootfs` where a storage is mounted there.
+//! A container's bundle: `config.json`, and `rootfs` if a storage is mounted there.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -9,65 +9,64 @@ use oci_spec::runtime::Spec;
 use rustix::mount::UnmountFlags;
 
 use crate::error::{Error, Result};
-use crate::{adapt, hooks};
+use crate::{hooks, oci_config};
 
 fn io<'a>(path: &'a Path, what: &'a str) -> impl Fn(std::io::Error) -> Error + 'a {
     move |error| Error::internal(format!("{what} {}: {error}", path.display()))
 }
 
-/// Where storages of some kinds put a container's root.
+/// Mount point of storages that are a container's root.
 #[must_use]
 fn rootfs(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
-/// Makes the directory and writes the configuration, with a complete environment.
-/// Touches nothing but the bundle, so it does not wait: the container's root is
-/// the one that the host gave, and the runtime looks at it.
+/// Creates the directory and writes the configuration, with a complete environment. Accesses the
+/// bundle only, so it does not block on the host: the runtime checks the container's root.
 ///
 /// # Errors
-/// The kernel refuses.
-pub fn make(bundle: &Path, spec: &mut Spec) -> Result<()> {
-    // Only root may look into a bundle: configurations hold environments.
+/// A system call fails.
+pub fn create(bundle: &Path, spec: &mut Spec) -> Result<()> {
+    // Root only: configurations contain environments.
     let mut builder = fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(bundle).map_err(io(bundle, "cannot make"))?;
+    builder.recursive(true).mode(0o700).create(bundle).map_err(io(bundle, "failed to create"))?;
     if let Some(process) = spec.process_mut() {
-        adapt::set_home(process.env_mut().get_or_insert_default());
+        oci_config::set_home(process.env_mut().get_or_insert_default());
     }
     if let Some(hooks) = spec.hooks_mut()
-        && let Some(own) = hooks::take_own(hooks, bundle)?
+        && let Some(own) = hooks::split_runtime_hooks(hooks, bundle)?
     {
         write(&bundle.join(firstlight_runtime::HOOKS_FILE), &own)?;
     }
     write(&bundle.join("config.json"), spec)
 }
 
-/// Writes a file that readers see as it was or as it is, and nothing between.
+/// Replaces a file atomically.
 ///
 /// # Errors
-/// The kernel refuses.
+/// A system call fails.
 pub fn replace<T: serde::Serialize>(path: &Path, value: &T) -> Result<()> {
     let new = path.with_extension("new");
     write(&new, value)?;
-    fs::rename(&new, path).map_err(io(path, "cannot replace"))
+    fs::rename(&new, path).map_err(io(path, "failed to replace"))
 }
 
 /// Writes a file that only root may read.
 ///
 /// # Errors
-/// The kernel refuses.
+/// A system call fails.
 pub fn write<T: serde::Serialize>(path: &Path, value: &T) -> Result<()> {
     let text = serde_json::to_vec(value).map_err(|error| Error::internal(format!("{}: {error}", path.display())))?;
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(&text)).map_err(io(path, "cannot write"))
+    file.and_then(|mut file| file.write_all(&text)).map_err(io(path, "failed to write"))
 }
 
-/// Takes the directory away again. Files are removed by name and directories only when
-/// empty: what is mounted in them may be the host's and stays untouched.
+/// Removes the bundle. Files are removed by name and directories only if empty: mounts in them may
+/// be the host's.
 pub fn remove(bundle: &Path) {
     let root = rootfs(bundle);
-    // Once per mount: a create that was repeated may have stacked them.
+    // In a loop: a repeated create may have stacked mounts.
     while rustix::mount::unmount(&root, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
     let _ = fs::remove_dir(&root);
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
@@ -78,7 +77,7 @@ pub fn remove(bundle: &Path) {
     if let Err(error) = fs::remove_dir(bundle)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        log::warn!("bundle {} stays: {error}", bundle.display());
+        log::warn!("failed to remove bundle {}: {error}", bundle.display());
     }
 }
 
@@ -88,7 +87,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn removing_leaves_strangers_alone() {
+    fn removal_leaves_foreign_content() {
         let root = tempfile::tempdir().unwrap();
         let bundle = root.path().join("c1");
         fs::create_dir_all(bundle.join("rootfs/precious")).unwrap();

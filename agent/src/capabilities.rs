@@ -1,29 +1,28 @@
-//! Capabilities that nobody here can have.
+//! Removes capabilities that the agent cannot grant.
 //!
-//! PID 1 keeps `CAP_SYS_MODULE` for itself, and a privileged container's
-//! configuration lists every capability that its maker knows. The kernel
-//! refuses a process that wants one which its parent has not, so what the agent
-//! itself cannot have is taken off such lists. Alone on a machine, as root, the
-//! agent has them all.
+//! PID 1 drops `CAP_SYS_MODULE` before it starts the agent, and the configuration of a privileged
+//! container lists every capability. The kernel rejects a process with capabilities that its parent
+//! does not have, so capabilities that the agent does not have are removed. Without a guest, as
+//! root, the agent has them all.
 
 use std::collections::HashSet;
 use std::sync::OnceLock;
 
 use oci_spec::runtime::{Capability, LinuxCapabilities, Process};
 
-/// Capabilities as the kernel numbers them, a bit each.
+/// A set of capabilities, one bit per kernel number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held(u64);
+pub struct CapabilitySet(u64);
 
-impl Held {
-    /// What this process can hand on, which it never changes.
+impl CapabilitySet {
+    /// Returns the capabilities that this process can pass on, which never change.
     #[must_use]
-    pub fn of_self() -> Self {
-        static HELD: OnceLock<Held> = OnceLock::new();
-        *HELD.get_or_init(|| Self::parse(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()))
+    pub fn own() -> Self {
+        static OWN: OnceLock<CapabilitySet> = OnceLock::new();
+        *OWN.get_or_init(|| Self::parse(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()))
     }
 
-    /// If it cannot be read, everything: the kernel still refuses.
+    /// All if it cannot be parsed: the kernel still rejects.
     fn parse(status: &str) -> Self {
         let set = |name: &str| {
             let text = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -36,35 +35,36 @@ impl Held {
         self.0 & (1 << number(capability)) != 0
     }
 
-    /// Takes off a process's lists what is not held; the names of that.
-    pub fn narrow(self, process: &mut Process) -> Vec<String> {
-        let Some(asked) = process.capabilities().clone() else { return Vec::new() };
-        let mut taken = HashSet::new();
+    /// Removes from a process's sets the capabilities that are not in this set; returns their
+    /// names.
+    pub fn restrict(self, process: &mut Process) -> Vec<String> {
+        let Some(requested) = process.capabilities().clone() else { return Vec::new() };
+        let mut removed = HashSet::new();
         let mut rest = |set: &Option<HashSet<Capability>>| {
             set.as_ref().map(|set| {
                 let (held, lost): (HashSet<_>, HashSet<_>) = set.iter().copied().partition(|one| self.has(*one));
-                taken.extend(lost);
+                removed.extend(lost);
                 held
             })
         };
         let mut narrow = LinuxCapabilities::default();
         narrow
-            .set_bounding(rest(asked.bounding()))
-            .set_effective(rest(asked.effective()))
-            .set_inheritable(rest(asked.inheritable()))
-            .set_permitted(rest(asked.permitted()))
-            .set_ambient(rest(asked.ambient()));
-        if taken.is_empty() {
+            .set_bounding(rest(requested.bounding()))
+            .set_effective(rest(requested.effective()))
+            .set_inheritable(rest(requested.inheritable()))
+            .set_permitted(rest(requested.permitted()))
+            .set_ambient(rest(requested.ambient()));
+        if removed.is_empty() {
             return Vec::new();
         }
         process.set_capabilities(Some(narrow));
-        let mut names: Vec<String> = taken.iter().map(|one| format!("CAP_{one}")).collect();
+        let mut names: Vec<String> = removed.iter().map(|one| format!("CAP_{one}")).collect();
         names.sort();
         names
     }
 }
 
-/// The kernel's number of a capability (`linux/capability.h`).
+/// Returns the kernel's number of a capability (`linux/capability.h`).
 fn number(capability: Capability) -> u32 {
     match capability {
         Capability::Chown => 0,
@@ -129,42 +129,42 @@ mod tests {
         process
     }
 
-    fn held(permitted: u64, bounding: u64) -> Held {
-        Held::parse(&format!("Name:\tagent\nCapPrm:\t{permitted:016x}\nCapBnd:\t{bounding:016x}\n"))
+    fn held(permitted: u64, bounding: u64) -> CapabilitySet {
+        CapabilitySet::parse(&format!("Name:\tagent\nCapPrm:\t{permitted:016x}\nCapBnd:\t{bounding:016x}\n"))
     }
 
     #[test]
-    fn what_the_agent_cannot_have_is_taken_off_every_list() {
+    fn capability_that_the_agent_lacks_is_removed_from_every_set() {
         let all = [Capability::SysModule, Capability::SysAdmin, Capability::Chown];
-        let mut asked = process(&all);
+        let mut requested = process(&all);
         let no_module = !(1 << 16);
-        assert_eq!(held(no_module, u64::MAX).narrow(&mut asked), ["CAP_SYS_MODULE"]);
-        assert_eq!(asked, process(&all[1..]));
-        assert_eq!(held(u64::MAX, no_module).narrow(&mut asked), [""; 0], "it is gone");
-        assert_eq!(asked, process(&all[1..]));
-        assert_eq!(held(0, u64::MAX).narrow(&mut asked), ["CAP_CHOWN", "CAP_SYS_ADMIN"]);
-        assert_eq!(asked, process(&[]));
+        assert_eq!(held(no_module, u64::MAX).restrict(&mut requested), ["CAP_SYS_MODULE"]);
+        assert_eq!(requested, process(&all[1..]));
+        assert_eq!(held(u64::MAX, no_module).restrict(&mut requested), [""; 0], "it is gone");
+        assert_eq!(requested, process(&all[1..]));
+        assert_eq!(held(0, u64::MAX).restrict(&mut requested), ["CAP_CHOWN", "CAP_SYS_ADMIN"]);
+        assert_eq!(requested, process(&[]));
     }
 
     #[test]
-    fn who_has_everything_or_cannot_be_asked_takes_nothing() {
-        let mut asked = process(&[Capability::SysModule]);
-        assert_eq!(held(u64::MAX, u64::MAX).narrow(&mut asked), [""; 0]);
+    fn full_or_unreadable_set_removes_nothing() {
+        let mut requested = process(&[Capability::SysModule]);
+        assert_eq!(held(u64::MAX, u64::MAX).restrict(&mut requested), [""; 0]);
         for unreadable in ["", "CapPrm: x\nCapBnd: 0\n", "CapPrm:\t0\n"] {
-            assert_eq!(Held::parse(unreadable).narrow(&mut asked), [""; 0]);
+            assert_eq!(CapabilitySet::parse(unreadable).restrict(&mut requested), [""; 0]);
         }
-        assert_eq!(asked, process(&[Capability::SysModule]));
-        assert_eq!(Held(u64::MAX).narrow(&mut Process::default()), [""; 0]);
+        assert_eq!(requested, process(&[Capability::SysModule]));
+        assert_eq!(CapabilitySet(u64::MAX).restrict(&mut Process::default()), [""; 0]);
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        assert_eq!((Held::of_self(), status.contains("CapBnd:")), (Held::parse(&status), true));
+        assert_eq!((CapabilitySet::own(), status.contains("CapBnd:")), (CapabilitySet::parse(&status), true));
     }
 
     #[test]
-    fn numbers_are_the_kernels() {
+    fn numbers_equal_the_kernels() {
         for (capability, bit) in
             [(Capability::SysModule, 16), (Capability::Setfcap, 31), (Capability::CheckpointRestore, 40)]
         {
-            assert!(Held(1 << bit).has(capability) && !Held(!(1 << bit)).has(capability));
+            assert!(CapabilitySet(1 << bit).has(capability) && !CapabilitySet(!(1 << bit)).has(capability));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds of `CLOCK_BOOTTIME`, whose zero is the kernel's start.
+/// Returns microseconds of `CLOCK_BOOTTIME`, whose zero is the kernel's start.
 #[must_use]
 pub fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_uptime() {
+    fn clock_equals_the_uptime() {
         let uptime: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap();
         let now = std::time::Duration::from_micros(now_us()).as_secs_f64();
         assert!((now - uptime).abs() < 1.0, "{now} {uptime}");

@@ -10,45 +10,45 @@ use crate::devices::Functions;
 use crate::error::{Error, Result};
 use crate::process::Process;
 
-/// How far a container is.
+/// Lifecycle phase of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Being made; nobody but its maker may touch it.
+    /// Being created; only CreateContainer may change it.
     Creating,
-    /// Made; its program waits to be let go.
+    /// Created; its program has not started.
     Created,
-    /// Let go. Whether the program still runs is the process's business.
+    /// Started. Whether the program still runs is a property of the process.
     Started,
-    /// On its way out.
+    /// Being removed.
     Removing,
 }
 
-/// Whether a container's processes may run.
+/// State of a container's cgroup freezer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freezer {
-    /// They run.
+    /// Running.
     Off,
-    /// They are being stopped or let go.
+    /// Being frozen or thawed.
     Changing,
-    /// They are stopped.
+    /// Frozen.
     On,
 }
 
-/// A container. Its locks are held for moments, never across a wait.
+/// A container. Its locks are held briefly, never across an await.
 #[derive(Debug)]
 pub struct Container {
-    /// Its name.
+    /// Container id.
     pub id: String,
-    /// Its directory: configuration and root.
+    /// Bundle directory: configuration and root.
     pub bundle: PathBuf,
-    /// Its resource group's directory.
+    /// Cgroup directory.
     pub cgroup: PathBuf,
-    /// What a further process may do unless it says so itself.
+    /// Capabilities of an exec process whose request has none.
     pub capabilities: Option<LinuxCapabilities>,
-    /// Its PCI functions, on the host and here.
+    /// Passed-through PCI functions: host address and guest address.
     pub functions: Functions,
     inner: Mutex<Inner>,
-    /// Held while its limits are changed, by a thread that may block.
+    /// Held while limits are changed, by a thread that may block.
     updating: Mutex<()>,
 }
 
@@ -58,19 +58,19 @@ struct Inner {
     freezer: Freezer,
     pid: Option<i32>,
     storages: Vec<String>,
-    /// By the runtime's names: the empty one is the first process.
+    /// By the runtime's names: the empty name is the first process.
     processes: HashMap<String, Entry>,
     execs: u64,
 }
 
 impl Inner {
-    /// Whether the first process is alive and the container in one of these phases.
+    /// Checks that the first process is alive and the container in one of these phases.
     fn running(&self, id: &str, phases: &[Phase]) -> Result<()> {
         let alive = self.processes.get("").is_some_and(|first| first.process.code().is_none());
         if alive && phases.contains(&self.phase) {
             return Ok(());
         }
-        let ended = if alive { "" } else { ", its first process has ended" };
+        let ended = if alive { "" } else { ", its first process has exited" };
         let message = format!("container {id} does not run ({:?}{ended})", self.phase);
         Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message))
     }
@@ -79,13 +79,13 @@ impl Inner {
 #[derive(Debug, Clone)]
 struct Entry {
     process: Arc<Process>,
-    /// Whether its code has been fetched. From then on the process is unknown,
-    /// except to those who still read what it wrote.
+    /// Whether the exit code has been fetched. From then on the process is unknown, except to
+    /// readers of its remaining output.
     fetched: bool,
 }
 
 impl Container {
-    /// A container that is about to be made, with its first process.
+    /// Creates the entry of a container that is about to be created, with its first process.
     #[must_use]
     pub fn new(
         id: &str,
@@ -115,9 +115,9 @@ impl Container {
         }
     }
 
-    /// The same with these PCI functions.
+    /// Sets the PCI functions.
     #[must_use]
-    pub fn with(mut self, functions: Functions) -> Self {
+    pub fn with_functions(mut self, functions: Functions) -> Self {
         self.functions = functions;
         self
     }
@@ -126,20 +126,20 @@ impl Container {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far it is.
+    /// Returns the lifecycle phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.inner().phase
     }
 
-    /// Goes from one phase to the next.
+    /// Changes the phase, and returns the previous one.
     ///
     /// # Errors
-    /// It is in none of `from`: the error says in which.
+    /// The current phase is not in `from`; the error names both.
     pub fn advance(&self, from: &[Phase], to: Phase) -> Result<Phase> {
         let mut inner = self.inner();
         if !from.contains(&inner.phase) {
-            let message = format!("container {} is {:?}, which has to be one of {from:?}", self.id, inner.phase);
+            let message = format!("container {} is in phase {:?}; expected one of {from:?}", self.id, inner.phase);
             return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
         }
         if to == Phase::Started && inner.freezer != Freezer::Off {
@@ -149,16 +149,16 @@ impl Container {
         Ok(std::mem::replace(&mut inner.phase, to))
     }
 
-    /// Takes the right to change the limits.
-    pub fn updating(&self) -> MutexGuard<'_, ()> {
+    /// Locks the limits for a change.
+    pub fn lock_limits(&self) -> MutexGuard<'_, ()> {
         self.updating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whether its processes may run.
+    /// Changes the freezer state.
     ///
     /// # Errors
-    /// It is not as it has to be before, or has no process that could be stopped.
-    pub fn switch(&self, from: Freezer, to: Freezer) -> Result<()> {
+    /// The current state is not `from`, or no process is running.
+    pub fn set_freezer(&self, from: Freezer, to: Freezer) -> Result<()> {
         let mut inner = self.inner();
         if from == Freezer::Off && to == Freezer::Changing {
             inner.running(&self.id, &[Phase::Created, Phase::Started])?;
@@ -175,36 +175,36 @@ impl Container {
         Ok(())
     }
 
-    /// The first process's number in the guest, once it exists.
+    /// Returns the first process's PID in the guest, once it exists.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.inner().pid
     }
 
-    /// Notes the first process's number.
+    /// Sets the first process's PID.
     pub fn set_pid(&self, pid: Option<i32>) {
         self.inner().pid = pid;
     }
 
-    /// Notes the storages that it uses.
+    /// Sets the storages that it uses.
     pub fn set_storages(&self, mount_points: Vec<String>) {
         self.inner().storages = mount_points;
     }
 
-    /// The storages that it uses; they are no longer its own.
+    /// Returns the storages that it uses, and clears the list.
     #[must_use]
     pub fn take_storages(&self) -> Vec<String> {
         std::mem::take(&mut self.inner().storages)
     }
 
-    /// The runtime's name of a process: callers call the first one by the
-    /// empty name or by the container's.
+    /// Returns the runtime's name of a process: callers name the first process by the empty string
+    /// or by the container id.
     #[must_use]
     pub fn name<'a>(&self, exec: &'a str) -> &'a str {
         if exec == self.id { "" } else { exec }
     }
 
-    /// A process whose code has not been fetched.
+    /// Returns a process whose exit code has not been fetched.
     ///
     /// # Errors
     /// `NOT_FOUND`.
@@ -214,7 +214,7 @@ impl Container {
         entry.map(|entry| Arc::clone(&entry.process)).ok_or_else(|| Error::no_process(&self.id, self.name(exec)))
     }
 
-    /// A process to read from: also one that is known only for that.
+    /// Returns a process to read from, also one whose exit code has been fetched.
     ///
     /// # Errors
     /// `NOT_FOUND`.
@@ -224,7 +224,7 @@ impl Container {
         entry.map(|entry| Arc::clone(&entry.process)).ok_or_else(|| Error::no_process(&self.id, self.name(exec)))
     }
 
-    /// Adds a further process that is about to be made, and returns a number for its files.
+    /// Registers an exec process that is about to be created, and returns a number for its files.
     ///
     /// # Errors
     /// `ALREADY_EXISTS`, or the container does not run.
@@ -244,7 +244,7 @@ impl Container {
         Ok(inner.execs)
     }
 
-    /// Forgets a further process if it is this one.
+    /// Unregisters an exec process, if the entry is still this one.
     pub fn forget(&self, exec: &str, process: &Arc<Process>) {
         let name = self.name(exec);
         let mut inner = self.inner();
@@ -253,22 +253,22 @@ impl Container {
         }
     }
 
-    /// Notes that a process's code has been fetched.
-    pub fn fetched(&self, exec: &str, process: &Arc<Process>) {
+    /// Marks a process's exit code as fetched.
+    pub fn mark_fetched(&self, exec: &str, process: &Arc<Process>) {
         let name = self.name(exec);
         if let Some(entry) = self.inner().processes.get_mut(name).filter(|entry| Arc::ptr_eq(&entry.process, process)) {
             entry.fetched = true;
         }
     }
 
-    /// Notes that a process has ended; the runtime's name.
+    /// Records a process's exit, by the runtime's name.
     pub fn ended(&self, name: &str, code: i32) {
         if let Some(entry) = self.inner().processes.get(name) {
             entry.process.ended(code);
         }
     }
 
-    /// Every process.
+    /// Returns all processes.
     #[must_use]
     pub fn processes(&self) -> Vec<Arc<Process>> {
         self.inner().processes.values().map(|entry| Arc::clone(&entry.process)).collect()
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_follow_each_other() {
+    fn phases_change_only_in_order() {
         let container = container();
         assert!(container.advance(&[Phase::Created], Phase::Started).unwrap_err().message.contains("Creating"));
         container.advance(&[Phase::Creating], Phase::Created).unwrap();
@@ -301,25 +301,25 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_container_takes_no_process_and_no_second_pause() {
+    fn paused_container_rejects_exec_and_second_pause() {
         let container = container();
-        assert!(container.switch(Freezer::Off, Freezer::Changing).is_err(), "it is being made");
+        assert!(container.set_freezer(Freezer::Off, Freezer::Changing).is_err(), "it is being created");
         container.advance(&[Phase::Creating], Phase::Created).unwrap();
-        container.switch(Freezer::Off, Freezer::Changing).unwrap();
-        container.switch(Freezer::Changing, Freezer::On).unwrap();
-        assert!(container.switch(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("is paused"));
+        container.set_freezer(Freezer::Off, Freezer::Changing).unwrap();
+        container.set_freezer(Freezer::Changing, Freezer::On).unwrap();
+        assert!(container.set_freezer(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("is paused"));
         assert!(container.advance(&[Phase::Created], Phase::Started).unwrap_err().message.contains("resume"));
-        container.switch(Freezer::On, Freezer::Off).unwrap();
+        container.set_freezer(Freezer::On, Freezer::Off).unwrap();
         container.advance(&[Phase::Created], Phase::Started).unwrap();
-        container.switch(Freezer::Off, Freezer::On).unwrap();
+        container.set_freezer(Freezer::Off, Freezer::On).unwrap();
         assert!(container.add("e", &process()).unwrap_err().message.contains("resume"));
-        container.switch(Freezer::On, Freezer::Off).unwrap();
+        container.set_freezer(Freezer::On, Freezer::Off).unwrap();
         container.ended("", 0);
-        assert!(container.switch(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("ended"));
+        assert!(container.set_freezer(Freezer::Off, Freezer::Changing).unwrap_err().message.contains("exited"));
     }
 
     #[test]
-    fn the_first_process_has_two_names_and_neither_can_be_taken() {
+    fn both_names_of_the_first_process_are_reserved() {
         let container = container();
         container.advance(&[Phase::Creating], Phase::Started).unwrap();
         assert!(Arc::ptr_eq(&container.process("").unwrap(), &container.process("c1").unwrap()));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetched_process_is_unknown_and_its_name_free() {
+    fn fetched_process_is_unknown_and_its_name_reusable() {
         let container = container();
         container.advance(&[Phase::Creating], Phase::Started).unwrap();
         let first = process();
@@ -337,13 +337,13 @@ mod tests {
         assert_eq!(container.add("e", &first).unwrap_err().code, Code::ALREADY_EXISTS);
         container.ended("e", 3);
         assert_eq!(container.process("e").unwrap().code(), Some(3));
-        container.fetched("e", &first);
+        container.mark_fetched("e", &first);
         assert_eq!(container.process("e").unwrap_err().code, Code::NOT_FOUND);
         assert_eq!(container.readable("e").unwrap_err().code, Code::NOT_FOUND, "nothing left to read");
         let second = process();
         container.add("e", &second).unwrap();
         container.forget("e", &first);
-        assert!(container.process("e").is_ok(), "the old one's end is not the new one's");
+        assert!(container.process("e").is_ok(), "removal of the old process does not affect the new one");
         container.forget("e", &second);
         assert!(container.process("e").is_err());
     }

@@ -1,8 +1,7 @@
 //! The connection to PID 1.
 //!
-//! PID 1 does not end before the guest does, so the connection is made once.
-//! Without it the agent still serves; only GPUs and the boot record are out of
-//! reach, and whoever asks for them is told so.
+//! PID 1 outlives the agent, so the connection is made once. Without it the agent still serves;
+//! requests for GPUs and for the boot record fail with an error that says so.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -19,26 +18,26 @@ use crate::clock::now_us;
 use crate::error::{Error, Result};
 use crate::gpu::View;
 
-/// PID 1 answers from memory; longer means that it hangs.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// PID 1 replies from memory; a longer wait means that it hangs.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A driver may look for its devices while it is loaded.
-const MODULE_PATIENCE: Duration = Duration::from_secs(30);
+/// A driver may probe its devices while it is loaded.
+const MODULE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// PID 1, from the agent's side.
+/// Client of PID 1's control socket.
 #[derive(Debug)]
 pub struct Control {
     messages: mpsc::UnboundedSender<ToInit>,
     records: Mutex<VecDeque<oneshot::Sender<String>>>,
-    modules: Mutex<Vec<Asked>>,
+    modules: Mutex<Vec<PendingModule>>,
 }
 
-/// A module that PID 1 was asked for, and who waits for it.
-type Asked = (String, oneshot::Sender<Option<String>>);
+/// A requested kernel module and the receiver of the result.
+type PendingModule = (String, oneshot::Sender<Option<String>>);
 
 impl Control {
-    /// Connects and follows what PID 1 says about GPUs, which goes into `view`.
-    /// Returns at once; what is said before the connection stands is sent then.
+    /// Connects and copies GPU state from PID 1 into `view`. Returns at once; messages are queued
+    /// until the connection is established.
     #[must_use]
     pub fn connect(path: &Path, view: watch::Sender<View>) -> Arc<Self> {
         let (messages, queue) = mpsc::unbounded_channel();
@@ -48,17 +47,17 @@ impl Control {
         tokio::spawn(async move {
             let why = match UnixStream::connect(&path).await {
                 Ok(stream) => follower.follow(stream, queue, &view).await,
-                Err(error) => format!("cannot connect: {error}"),
+                Err(error) => format!("failed to connect: {error}"),
             };
             log::error!("PID 1 at {}: {why}", path.display());
-            view.send_modify(|view| view.lost = Some(why));
+            view.send_modify(|view| view.disconnected = Some(why));
             follower.records().clear();
             follower.modules().clear();
         });
-        control.say(ToInit::Subscribe);
+        control.send(ToInit::Subscribe);
         if crate::log::queue().is_some() {
-            // Somebody may ask for it.
-            control.say(ToInit::SubscribeLog);
+            // A client may connect to the log port.
+            control.send(ToInit::SubscribeLog);
         }
         control
     }
@@ -67,61 +66,61 @@ impl Control {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn modules(&self) -> std::sync::MutexGuard<'_, Vec<Asked>> {
+    fn modules(&self) -> std::sync::MutexGuard<'_, Vec<PendingModule>> {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has PID 1 load a kernel module.
+    /// Asks PID 1 to load a kernel module.
     ///
     /// # Errors
-    /// PID 1 cannot, with its reason, or does not answer.
+    /// PID 1 failed to load it (with its reason), is not connected, or did not reply in time.
     pub async fn load_module(&self, name: &str, parameters: &str) -> Result<()> {
         let unreachable =
             |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("kernel module {name}: PID 1 {why}"));
         let (sender, receiver) = oneshot::channel();
         self.modules().push((name.to_owned(), sender));
-        self.say(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
-        match tokio::time::timeout(MODULE_PATIENCE, receiver).await {
+        self.send(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
+        match tokio::time::timeout(MODULE_TIMEOUT, receiver).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, why)),
             Ok(Err(_)) => Err(unreachable("is not connected")),
-            Err(_) => Err(unreachable("has not loaded it in time")),
+            Err(_) => Err(unreachable("did not load it in time")),
         }
     }
 
-    /// Says something; never waits.
-    pub fn say(&self, message: ToInit) {
-        // Fails only when the connection is gone, which has been logged.
+    /// Queues a message to PID 1; never blocks.
+    pub fn send(&self, message: ToInit) {
+        // Fails only after the connection was lost, which has been logged.
         let _ = self.messages.send(message);
     }
 
-    /// Puts an event into the boot record.
+    /// Adds an event to the boot record.
     pub fn event(&self, what: &str, object: &str, detail: &str) {
         let (what, object, detail) = (what.to_owned(), object.to_owned(), detail.to_owned());
-        self.say(ToInit::Event { at_us: now_us(), what, object, detail });
+        self.send(ToInit::Event { at_us: now_us(), what, object, detail });
     }
 
-    /// The boot record as JSON.
+    /// Returns the boot record as JSON.
     ///
     /// # Errors
-    /// PID 1 is gone or does not answer.
+    /// PID 1 is not connected or does not reply.
     pub async fn record(&self) -> Result<String> {
         let unreachable = |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("boot record: PID 1 {why}"));
         let (sender, receiver) = oneshot::channel();
         {
             let mut records = self.records();
             records.push_back(sender);
-            // Under the lock, so that answers come in the order of the queue.
+            // Under the lock: replies arrive in the order of the queue.
             self.messages.send(ToInit::Record).map_err(|_| unreachable("is not connected"))?;
         }
-        match tokio::time::timeout(PATIENCE, receiver).await {
+        match tokio::time::timeout(REPLY_TIMEOUT, receiver).await {
             Ok(Ok(record)) => Ok(record),
             Ok(Err(_)) => Err(unreachable("is not connected")),
-            Err(_) => Err(unreachable("does not answer")),
+            Err(_) => Err(unreachable("does not reply")),
         }
     }
 
-    /// Reads and writes until something fails; returns what.
+    /// Reads and writes until either fails; returns the cause.
     async fn follow(
         &self,
         stream: UnixStream,
@@ -142,9 +141,9 @@ impl Control {
         loop {
             line.clear();
             match (&mut reader).take(limit).read_until(b'\n', &mut line).await {
-                Ok(0) => return "the connection ended".to_owned(),
+                Ok(0) => return "connection closed".to_owned(),
                 Ok(_) => {}
-                Err(error) => return format!("cannot read: {error}"),
+                Err(error) => return format!("failed to read: {error}"),
             }
             match decode::<FromInit>(&line) {
                 Ok(FromInit::Gpus { scanned, gpus }) => {
@@ -160,13 +159,13 @@ impl Control {
                     }
                 }
                 Ok(FromInit::Module { name, error }) => {
-                    let mut asked = self.modules();
-                    if let Some(at) = asked.iter().position(|(wanted, _)| *wanted == name) {
-                        let _ = asked.remove(at).1.send(error);
+                    let mut pending = self.modules();
+                    if let Some(at) = pending.iter().position(|(requested, _)| *requested == name) {
+                        let _ = pending.remove(at).1.send(error);
                     }
                 }
-                Ok(FromInit::Log { level, source, text, .. }) => crate::log::foreign(&level, &source, &text),
-                // Daemons are others' business.
+                Ok(FromInit::Log { level, source, text, .. }) => crate::log::forward(&level, &source, &text),
+                // Daemon state is not used by the agent.
                 Ok(FromInit::Daemon { .. }) => {}
                 Ok(FromInit::Refused { reason }) => log::warn!("PID 1 refused a message: {reason}"),
                 Err(error) if line.len() > MAX_LINE => return error.to_string(),
@@ -180,10 +179,10 @@ async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<To
     while let Some(message) = queue.recv().await {
         let Ok(line) = encode(&message) else { continue };
         if let Err(error) = writer.write_all(&line).await {
-            return format!("cannot write: {error}");
+            return format!("failed to write: {error}");
         }
     }
-    "nobody talks to it any more".to_owned()
+    "all senders were dropped".to_owned()
 }
 
 #[cfg(test)]
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribes_follows_asks_and_reports() {
+    fn client_subscribes_requests_and_reports_events() {
         run(async {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("control.sock");
@@ -228,17 +227,17 @@ mod tests {
             let (loaded, ()) = tokio::join!(control.load_module("dm-mod", "a=1"), answer);
             assert_eq!(loaded.unwrap_err().message, "locked");
             drop((lines, writer));
-            view.wait_for(|view| view.lost.is_some()).await.unwrap();
+            view.wait_for(|view| view.disconnected.is_some()).await.unwrap();
             assert_eq!(control.record().await.unwrap_err().code, ttrpc::Code::UNAVAILABLE);
         });
     }
 
     #[test]
-    fn without_pid_1_everybody_is_told() {
+    fn missing_pid_1_fails_requests() {
         run(async {
             let (sender, mut view) = watch::channel(View::default());
             let control = Control::connect(Path::new("/nonexistent/control.sock"), sender);
-            view.wait_for(|view| view.lost.is_some()).await.unwrap();
+            view.wait_for(|view| view.disconnected.is_some()).await.unwrap();
             assert!(control.record().await.is_err());
         });
     }

@@ -10,42 +10,41 @@ use oci_spec::runtime::Spec;
 use rustix::termios::Winsize;
 
 use crate::agent::Agent;
-use crate::capabilities::Held;
+use crate::capabilities::CapabilitySet;
 use crate::container::{Container, Phase};
 use crate::devices::Functions;
+use crate::early_cgroup::EarlyCgroup;
 use crate::error::{Error, Result};
-use crate::group::Ahead;
-use crate::process::{Ends, Process};
+use crate::process::{PipeEnds, Process};
 use crate::runtime::borrow;
-use crate::{adapt, bundle, convert, devices, gpu, hooks, remove, storage, work};
+use crate::{background, bundle, convert, devices, gpu, hooks, oci_config, remove, storage};
 
-/// What is left of a caller's deadline for the error to get back to it.
-const MARGIN: Duration = Duration::from_millis(200);
+/// Part of the caller's timeout that is reserved for the error to reach it.
+const REPLY_MARGIN: Duration = Duration::from_millis(200);
 
-/// Directories next to the bundles.
-const TAKEN: &[&str] = &["shared", "sandbox"];
+/// Names of directories beside the bundles, not valid as ids.
+const RESERVED: &[&str] = &["shared", "sandbox"];
 
-/// Whether a container may have this name, which becomes part of paths.
+/// Checks that a container id is safe as a path component.
 fn check_id(id: &str) -> Result<()> {
     let first = id.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
     let rest = id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
-    if first && rest && (2..=255).contains(&id.len()) && !TAKEN.contains(&id) {
+    if first && rest && (2..=255).contains(&id.len()) && !RESERVED.contains(&id) {
         return Ok(());
     }
     let id: String = id.chars().take(80).collect();
     Err(Error::invalid(format!(
-        "container id {id:?} is not letters, digits, '_', '.', '-' (2 to 255, the first a letter or digit; not {TAKEN:?})"
+        "container id {id:?} is invalid: use 2 to 255 letters, digits, '_', '.', '-', the first a letter or digit; not {RESERVED:?})"
     )))
 }
 
 impl Agent {
-    /// Makes a container. Until its GPUs are there nothing is made, so a caller
-    /// that goes away meanwhile leaves nothing behind; one that goes away later
-    /// has the container removed again.
+    /// Creates a container. Nothing is created until its GPUs are ready, so a caller that
+    /// disconnects before has no effect; if it disconnects later, the container is removed again.
     ///
     /// # Errors
-    /// The request makes no sense, a GPU failed or is late, or a step failed;
-    /// then everything done so far is undone.
+    /// The request is invalid, a GPU failed or is not ready in time, or a step failed; then all
+    /// previous steps are undone.
     pub async fn create_container(
         self: &Arc<Self>,
         request: CreateContainerRequest,
@@ -53,36 +52,37 @@ impl Agent {
     ) -> Result<()> {
         let id = request.container_id.clone();
         check_id(&id)?;
-        self.free(&id)?;
+        self.check_id_unused(&id)?;
         let message = request.OCI.as_ref().ok_or_else(|| Error::invalid("EINVAL: no OCI configuration"))?;
         storage::check_shared(&request.shared_mounts)?;
         let mut spec = convert::spec(message).map_err(|error| Error::invalid(error.to_string()))?;
         let attached = devices::attach(&self.hotplug, &self.paths, &request.devices, &mut spec).await;
         let functions = attached.map_err(|error| error.during(&format!("container {id}")))?;
-        let asking = gpu::Asking {
+        let input = gpu::RequestInput {
             annotations: &message.Annotations,
             devices: &request.devices,
             environment: message.Process.as_ref().map_or(&[], |process| &process.Env),
-            by_environment: self.config.visible_cdi_devices,
+            environment_grants: self.config.visible_cdi_devices,
         };
-        let wants = gpu::wants(asking, &self.paths.sysfs)?;
-        let ready = timeout
-            .map_or(self.config.cdi_timeout, |timeout| self.config.cdi_timeout.min(timeout.saturating_sub(MARGIN)));
-        let patience = gpu::Patience { ready, plugged: self.config.hotplug_timeout.min(ready) };
-        let given = self.gpus.give(&mut spec, &wants, patience, &self.paths).await;
-        for remark in given.map_err(|error| error.during(&format!("container {id}")))? {
-            log::warn!("container {id}: {remark}");
-            self.event("container-remark", &id, &remark);
+        let devices = gpu::requested_devices(input, &self.paths.sysfs)?;
+        let ready = timeout.map_or(self.config.cdi_timeout, |timeout| {
+            self.config.cdi_timeout.min(timeout.saturating_sub(REPLY_MARGIN))
+        });
+        let timeouts = gpu::Timeouts { ready, plugged: self.config.hotplug_timeout.min(ready) };
+        let injected = self.gpus.inject_devices(&mut spec, &devices, timeouts, &self.paths).await;
+        for warning in injected.map_err(|error| error.during(&format!("container {id}")))? {
+            log::warn!("container {id}: {warning}");
+            self.event("container-warning", &id, &warning);
         }
 
         let agent = Arc::clone(self);
         let undoing = Arc::clone(self);
         let process = request.OCI.Process.as_ref().filter(|process| process.Terminal);
         let size = process.and_then(|process| process.ConsoleSize.as_ref()).and_then(winsize);
-        let job = async move { agent.make(request, spec, functions, size).await };
-        work::whole_or_undone(job, move |container: Arc<Container>| async move {
-            log::warn!("container {}: whoever asked for it is gone; removing it", container.id);
-            if let Err(error) = remove::remove(&undoing, &container, remove::PATIENCE).await {
+        let job = async move { agent.create_from_spec(request, spec, functions, size).await };
+        background::to_completion_or_undo(job, move |container: Arc<Container>| async move {
+            log::warn!("container {}: caller disconnected during creation; removing it", container.id);
+            if let Err(error) = remove::remove(&undoing, &container, remove::KILL_TIMEOUT).await {
                 log::error!("container {}: {error}", container.id);
             }
         })
@@ -90,7 +90,7 @@ impl Agent {
         .map(|_| ())
     }
 
-    async fn make(
+    async fn create_from_spec(
         self: Arc<Self>,
         mut request: CreateContainerRequest,
         mut spec: Spec,
@@ -100,24 +100,25 @@ impl Agent {
         let id = request.container_id.as_str();
         let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
         for why in devices::allow(&mut spec).map_err(internal)? {
-            log::warn!("container {id}: device {why} and is not allowed");
+            log::warn!("container {id}: device {why} and is denied");
         }
-        hooks::add(&mut spec, &self.guest_hooks());
-        // Open until the container is made.
+        hooks::append(&mut spec, &self.guest_hooks());
+        // Stays open until the container is created.
         let processes = if request.sandbox_pidns { self.process_namespace().await? } else { None };
-        adapt::namespaces(&mut spec, &self.shared(processes.as_ref()))?;
+        oci_config::namespaces(&mut spec, &self.shared_namespaces(processes.as_ref()))?;
         let cgroup = {
             let linux = spec.linux_mut().get_or_insert_default();
-            let cgroup = adapt::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
+            let cgroup = oci_config::cgroup(linux.cgroups_path().as_deref().unwrap_or("".as_ref()), id)?;
             linux.set_cgroups_path(Some(cgroup.clone()));
             self.paths.cgroups.join(cgroup.strip_prefix("/").unwrap_or(&cgroup))
         };
         if let Some(process) = spec.process_mut() {
-            let taken = Held::of_self().narrow(process);
-            if !taken.is_empty() {
-                let remark = format!("it cannot have {}, which the agent has not", taken.join(", "));
-                log::warn!("container {id}: {remark}");
-                self.event("container-remark", id, &remark);
+            let removed = CapabilitySet::own().restrict(process);
+            if !removed.is_empty() {
+                let warning =
+                    format!("capabilities {} are not granted: the agent does not have them", removed.join(", "));
+                log::warn!("container {id}: {warning}");
+                self.event("container-warning", id, &warning);
             }
         }
         let process = spec.process().clone().unwrap_or_default();
@@ -125,36 +126,37 @@ impl Agent {
         let first = Arc::new(Process::new(terminal));
         let capabilities = process.capabilities().clone();
         let container = Container::new(id, self.paths.bundle(id), cgroup, capabilities, Arc::clone(&first));
-        let container = Arc::new(container.with(functions));
+        let container = Arc::new(container.with_functions(functions));
         self.add(&container)?;
         self.names.add(id, spec.annotations().as_ref().unwrap_or(&Default::default()));
         let storages = std::mem::take(&mut request.storages);
-        let group = Ahead::begin(&container.cgroup);
-        let assembled = self.assemble(&container, &first, storages, spec, terminal).await;
-        group.settle(assembled.is_ok()).await;
-        let master = match assembled {
+        let early_cgroup = EarlyCgroup::start(&container.cgroup);
+        let created = self.create_process(&container, &first, storages, spec, terminal).await;
+        early_cgroup.finish(created.is_ok()).await;
+        let master = match created {
             Ok(master) => master,
             Err(error) => {
                 remove::clear(&self, &container).await;
                 return Err(error);
             }
         };
-        match self.complete(&container, &first, &request.shared_mounts, master, size).await {
+        match self.finish_creation(&container, &first, &request.shared_mounts, master, size).await {
             Ok(()) => {
                 self.event("container-created", &container.id, "");
                 Ok(container)
             }
             Err(mut error) => {
                 if let Err(left) = remove::undo(&self, &container).await {
-                    error.message = format!("{}; taking the container back: {left}", error.message);
+                    error.message = format!("{}; failed to remove the container: {left}", error.message);
                 }
                 Err(error)
             }
         }
     }
 
-    /// Everything up to the container's process, which waits to be let go; its terminal's master.
-    async fn assemble(
+    /// Performs all steps up to the container's process, which blocks until StartContainer; returns
+    /// its terminal's master.
+    async fn create_process(
         &self,
         container: &Arc<Container>,
         first: &Process,
@@ -167,8 +169,8 @@ impl Agent {
         let devices = devices::rules(&spec)?;
         container.set_storages(self.storages.add_all(storages).await?);
         let hooks = spec.hooks().is_some();
-        bundle::make(&container.bundle, &mut spec)?;
-        let ends = if terminal { Ends(Vec::new()) } else { first.pipes(self.config.pipe_size).await? };
+        bundle::create(&container.bundle, &mut spec)?;
+        let ends = if terminal { PipeEnds(Vec::new()) } else { first.create_pipes(self.config.pipe_size).await? };
         let call = Call::Create {
             container: container.id.clone(),
             bundle: container.bundle.clone(),
@@ -184,8 +186,8 @@ impl Agent {
         Ok(master)
     }
 
-    /// What can be done only with the container's process there.
-    async fn complete(
+    /// Performs the steps that need the container's process.
+    async fn finish_creation(
         &self,
         container: &Arc<Container>,
         first: &Process,
@@ -194,24 +196,25 @@ impl Agent {
         size: Option<Winsize>,
     ) -> Result<()> {
         first.attach(master).await?;
-        // Its program waits to be let go. From here, because the container's seccomp filter is loaded by now.
+        // Its program has not started. Set from here, because the container's seccomp filter is
+        // loaded by now.
         if let Some(size) = size {
             first.resize(size)?;
         }
-        self.share_mounts(mounts, container).await?;
+        self.create_shared_mounts(mounts, container).await?;
         container.advance(&[Phase::Creating], Phase::Created).map(|_| ())
     }
 
-    /// Lets a container's program run.
+    /// Starts a container's program.
     ///
     /// # Errors
-    /// There is no such container, or it runs already.
+    /// The container does not exist, or is started already.
     pub async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = self.container(id)?;
         container.advance(&[Phase::Created], Phase::Started)?;
         self.oom.watch(&container.id, &container.cgroup);
         let agent = Arc::clone(self);
-        work::whole(async move {
+        background::to_completion(async move {
             let call = Call::Start { container: container.id.clone() };
             match agent.runtime.call(call, &[]).await {
                 Ok(_) => {
@@ -219,7 +222,7 @@ impl Agent {
                     Ok(())
                 }
                 Err(error) => {
-                    // Not if it is being removed meanwhile.
+                    // Has no effect if it is being removed.
                     let _ = container.advance(&[Phase::Started], Phase::Created);
                     Err(error)
                 }
@@ -229,23 +232,22 @@ impl Agent {
     }
 }
 
-/// The size of a terminal; a size of nothing is none.
+/// Converts the size of a terminal; a size with a zero is none.
 pub(crate) fn winsize(size: &firstlight_agent_api::oci::Box) -> Option<Winsize> {
     let rows = u16::try_from(size.Height).ok().filter(|rows| *rows > 0)?;
     let columns = u16::try_from(size.Width).ok().filter(|columns| *columns > 0)?;
     Some(Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
-/// `pivot_root` cannot leave a mount that has no parent, as the kernel's first
-/// root is one. PID 1 puts the guest's root on top of that, before it starts
-/// this process; from then on it is what it is.
+/// `pivot_root` fails if the root mount has no parent, like the kernel's first root. PID 1 mounts
+/// the guest's root on top of it before it starts this process, so the answer is constant.
 fn root_is_initramfs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    let look = || std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table));
-    *ANSWER.get_or_init(look)
+    let read = || std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| without_parent(&table));
+    *ANSWER.get_or_init(read)
 }
 
-/// Whether the topmost mount of `/` is its own parent.
+/// Returns whether the topmost mount of `/` is its own parent.
 fn without_parent(mountinfo: &str) -> bool {
     let fields = |line: &str| line.split(' ').take(5).map(str::to_owned).collect::<Vec<_>>();
     let top = mountinfo.lines().map(fields).rfind(|fields| fields.get(4).is_some_and(|target| target == "/"));
@@ -258,7 +260,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ids_are_names_and_no_paths() {
+    fn ids_that_are_not_plain_names_are_rejected() {
         for good in ["a1", "0b", "k8s_pause.1-x", &"x".repeat(255)] {
             check_id(good).unwrap();
         }
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_first_root_is_recognised() {
+    fn initramfs_root_is_detected() {
         assert!(without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n22 1 0:2 / /proc rw - proc proc rw\n"));
         assert!(!without_parent("1 1 0:1 / / rw - rootfs rootfs rw\n30 1 0:9 / / rw - tmpfs tmpfs rw\n"));
         assert!(!without_parent("29 1 0:2 / / rw,relatime - rootfs none rw\n31 29 0:20 / /proc rw - proc proc rw\n"));
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_sizes_that_make_no_sense_are_none() {
+    fn invalid_terminal_sizes_are_none() {
         let size = |height, width| {
             winsize(&firstlight_agent_api::oci::Box { Height: height, Width: width, ..Default::default() })
         };
@@ -287,7 +289,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_accepted_id_is_one_path_component(id in "\\PC{0,20}") {
+        fn accepted_id_is_one_path_component(id in "\\PC{0,20}") {
             if check_id(&id).is_ok() {
                 let path = std::path::Path::new("/x").join(&id);
                 prop_assert_eq!(path.parent(), Some(std::path::Path::new("/x")));

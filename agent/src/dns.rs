@@ -1,4 +1,4 @@
-//! The guest's resolver file.
+//! Writes the guest's `/etc/resolv.conf`.
 
 use std::fs;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// Writes the lines and binds the file over the guest's own. A guest without
-/// `/etc/resolv.conf` has nobody who would read it.
+/// Writes the lines and bind-mounts the file over the guest's own. Without an `/etc/resolv.conf` in
+/// the guest there are no readers.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The write or the mount fails.
 pub(crate) fn write(paths: &Paths, lines: &[String]) -> Result<()> {
     if lines.is_empty() {
         return Ok(());
@@ -30,7 +30,7 @@ fn bind(file: &Path, own: &Path) -> Result<()> {
         return Ok(());
     }
     rustix::mount::mount_bind(file, own)
-        .map_err(|error| Error::internal(format!("cannot bind {} to {}: {error}", file.display(), own.display())))
+        .map_err(|error| Error::internal(format!("failed to bind {} to {}: {error}", file.display(), own.display())))
 }
 
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_written_and_a_missing_file_is_no_error() {
+    fn lines_are_written_and_missing_resolv_conf_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::below(root.path());
         write(&paths, &[]).unwrap();

@@ -1,60 +1,64 @@
-//! Errors as callers see them: a code and one line.
+//! Errors returned to ttrpc callers: a status code and a one-line message.
 
 use firstlight_runtime::{Failure, FailureKind};
 use ttrpc::Code;
 
-/// A call that failed.
+/// The error of a failed call.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// What kind of failure; shims act on it.
+    /// Status code; shims act on it.
     pub code: Code,
-    /// One line with the cause and, where there is one, the next thing to try.
+    /// One line with the cause and, if there is one, the next step.
     pub message: String,
 }
 
-/// What a call results in.
+/// Result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of that code. Line ends become spaces: shims and logs show one line.
+    /// Returns an error with this code. Newlines become spaces: shims and logs show one line.
     #[must_use]
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into().replace(['\n', '\r'], " ") }
     }
 
-    /// Something in the guest went wrong.
+    /// Returns an `INTERNAL` error.
     #[must_use]
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::INTERNAL, message)
     }
 
-    /// The request makes no sense.
+    /// Returns an `INVALID_ARGUMENT` error.
     #[must_use]
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::INVALID_ARGUMENT, message)
     }
 
-    /// There is no such container. The first word is what callers of Kata's agent know.
+    /// Returns the error for an unknown container. Callers of Kata's agent match on the first word.
     #[must_use]
     pub fn no_container(container: &str) -> Self {
         Self::invalid(format!("InvalidContainerId: no container {container:?}"))
     }
 
-    /// The process has ended and its code has been fetched, or it never was.
+    /// Returns the error for a process that never existed, or has exited and had its exit code
+    /// fetched.
     #[must_use]
     pub fn no_process(container: &str, exec: &str) -> Self {
         let word = if exec.is_empty() { "InitProcessNotFound" } else { "InvalidExecId" };
-        Self::new(Code::NOT_FOUND, format!("{word}: no process {exec:?} in container {container:?}; it may have ended"))
+        Self::new(
+            Code::NOT_FOUND,
+            format!("{word}: no process {exec:?} in container {container:?}; it may have exited"),
+        )
     }
 
-    /// The name is taken.
+    /// Returns an `ALREADY_EXISTS` error.
     #[must_use]
     pub fn exists(message: impl Into<String>) -> Self {
         Self::new(Code::ALREADY_EXISTS, message)
     }
 
-    /// Adds what was being done.
+    /// Prefixes the message with the operation that failed.
     #[must_use]
     pub fn during(self, what: &str) -> Self {
         Self { code: self.code, message: format!("{what}: {}", self.message) }
@@ -84,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_with_the_code() {
+    fn error_is_one_line_with_its_code() {
         let error = Error::internal("a\nb").during("create");
         assert_eq!((error.code, error.to_string().as_str()), (Code::INTERNAL, "create: a b"));
         let ttrpc::Error::RpcStatus(status) = Error::no_process("c", "").into() else { panic!("no status") };

@@ -9,25 +9,24 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::Agent;
+use crate::background;
 use crate::container::Freezer;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// How long the kernel may take to stop every process. One in the middle of
-/// something that cannot be interrupted keeps it waiting.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for the kernel to freeze all processes. A process in uninterruptible sleep delays it.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Freezes or thaws a resource group and waits until it is.
+/// Freezes or thaws a cgroup and waits for completion.
 ///
 /// # Errors
-/// The kernel refuses, or takes longer than `patience`.
-fn set(cgroup: &Path, freeze: bool, patience: Duration) -> Result<()> {
+/// The write fails, or takes longer than `timeout`.
+fn set(cgroup: &Path, freeze: bool, timeout: Duration) -> Result<()> {
     let begin = Instant::now();
     let digit = if freeze { "1" } else { "0" };
     let wrong = |file: &str, error: std::io::Error| Error::internal(format!("{digit:?} to {file}: {error}"));
     fs::write(cgroup.join("cgroup.freeze"), digit).map_err(|error| wrong("cgroup.freeze", error))?;
     let mut events = fs::File::open(cgroup.join("cgroup.events")).map_err(|error| wrong("cgroup.events", error))?;
-    let wanted = format!("frozen {digit}");
+    let expected = format!("frozen {digit}");
     let mut text = String::new();
     loop {
         text.clear();
@@ -35,34 +34,36 @@ fn set(cgroup: &Path, freeze: bool, patience: Duration) -> Result<()> {
             .rewind()
             .and_then(|()| events.read_to_string(&mut text))
             .map_err(|error| wrong("cgroup.events", error))?;
-        if text.lines().any(|line| line == wanted) {
+        if text.lines().any(|line| line == expected) {
             return Ok(());
         }
-        let left = patience.saturating_sub(begin.elapsed());
+        let left = timeout.saturating_sub(begin.elapsed());
         if left.is_zero() {
-            let seconds = patience.as_secs();
-            let message = format!("cgroup.events does not say {wanted:?} after {seconds} s; is a process in a device?");
+            let seconds = timeout.as_secs();
+            let message = format!(
+                "cgroup.events has no {expected:?} after {seconds} s; a process may be in uninterruptible sleep"
+            );
             return Err(Error::new(ttrpc::Code::DEADLINE_EXCEEDED, message));
         }
-        // The file tells of changes as an exception.
+        // The kernel signals a change of the file by POLLPRI.
         let _ = poll(&mut [PollFd::new(&events, PollFlags::PRI)], Timespec::try_from(left).ok().as_ref());
     }
 }
 
 impl Agent {
-    /// Stops every process of a container where it is.
+    /// Freezes all processes of a container.
     ///
     /// # Errors
-    /// The container does not run or is paused, or its processes do not stop
-    /// in time; then they go on.
+    /// The container does not run or is paused, or its processes do not freeze in time; then they
+    /// are thawed.
     pub async fn pause_container(self: &Arc<Self>, id: &str) -> Result<()> {
         self.freeze(id, true).await
     }
 
-    /// Lets a paused container go on.
+    /// Thaws a paused container.
     ///
     /// # Errors
-    /// The container is not paused, or the kernel refuses.
+    /// The container is not paused, or the write fails.
     pub async fn resume_container(self: &Arc<Self>, id: &str) -> Result<()> {
         self.freeze(id, false).await
     }
@@ -70,21 +71,21 @@ impl Agent {
     async fn freeze(self: &Arc<Self>, id: &str, freeze: bool) -> Result<()> {
         let container = self.container(id)?;
         let (before, after) = if freeze { (Freezer::Off, Freezer::On) } else { (Freezer::On, Freezer::Off) };
-        container.switch(before, Freezer::Changing)?;
-        work::whole(async move {
+        container.set_freezer(before, Freezer::Changing)?;
+        background::to_completion(async move {
             let dir = container.cgroup.clone();
-            let result = work::blocking(move || {
-                let done = set(&dir, freeze, PATIENCE);
+            let result = background::blocking(move || {
+                let done = set(&dir, freeze, FREEZE_TIMEOUT);
                 if done.is_err() && freeze {
-                    let _ = set(&dir, false, PATIENCE);
+                    let _ = set(&dir, false, FREEZE_TIMEOUT);
                 }
                 done
             })
             .await;
-            // Nobody else leaves that state.
-            let _ = container.switch(Freezer::Changing, if result.is_ok() { after } else { before });
+            // Only this task leaves the state `Changing`.
+            let _ = container.set_freezer(Freezer::Changing, if result.is_ok() { after } else { before });
             let what = if freeze { "pause" } else { "resume" };
-            result.map_err(|error| error.during(&format!("cannot {what} container {}", container.id)))
+            result.map_err(|error| error.during(&format!("failed to {what} container {}", container.id)))
         })
         .await
     }
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_waits_for_the_kernel_and_not_for_ever() {
+    fn freeze_waits_for_the_kernel_until_the_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let error = set(dir.path(), true, Duration::ZERO).unwrap_err();
         assert!(error.message.contains("cgroup.events"), "{error}");

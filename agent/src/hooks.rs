@@ -1,9 +1,8 @@
-//! The guest's own hooks, and where hooks of a configuration run.
+//! OCI hooks: the guest's own, and the split of hooks between runtime process and libcontainer.
 //!
-//! A guest image may bring programs in `<guest_hook_path>/{prestart,poststart,
-//! poststop}`; every container gets them, besides those of its configuration.
-//! They run outside the container as root, so nothing of the container's may
-//! reach them: their environment is [`DEFAULT_PATH`] and nothing else.
+//! A guest image may contain programs in `<guest_hook_path>/{prestart,poststart,poststop}`; they
+//! are added to every container. They run outside the container as root, so nothing controlled by
+//! the container may reach them: their environment is [`DEFAULT_PATH`] only.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,11 +13,11 @@ use oci_spec::runtime::{Hook, HookBuilder, Hooks, HooksBuilder, Spec};
 use crate::convert::DEFAULT_PATH;
 use crate::error::{Error, Result};
 
-/// How long a hook of the guest's may take, seconds. Some look for devices.
+/// Timeout of a guest hook, seconds. Some wait for devices.
 const TIMEOUT: i64 = 30;
 
-/// More than that in one directory is no directory of hooks.
-const MOST: usize = 64;
+/// Upper bound on hooks per directory.
+const MAX_HOOKS: usize = 64;
 
 type List = Option<Vec<Hook>>;
 
@@ -34,8 +33,8 @@ fn join(first: &List, second: &List) -> List {
 pub(crate) fn scan(dir: &Path) -> Result<Hooks> {
     fs::read_dir(dir).map_err(|error| Error::internal(format!("{}: {error}", dir.display())))?;
     let mut hooks = HooksBuilder::default().build().map_err(|error| Error::internal(error.to_string()))?;
-    // The first kind runs when the container's namespaces are there and its
-    // root is not changed yet; the specification now calls that otherwise.
+    // prestart hooks run after the namespaces are created and before the root is changed, which the
+    // specification now calls createRuntime.
     hooks.set_create_runtime(kind(dir, "prestart"));
     hooks.set_poststart(kind(dir, "poststart"));
     hooks.set_poststop(kind(dir, "poststop"));
@@ -44,8 +43,8 @@ pub(crate) fn scan(dir: &Path) -> Result<Hooks> {
 
 fn kind(dir: &Path, kind: &str) -> List {
     let entries = fs::read_dir(dir.join(kind)).ok()?;
-    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).take(MOST).collect();
-    // An order that people can choose.
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).take(MAX_HOOKS).collect();
+    // Sorted by name, so images control the order.
     paths.sort();
     let hooks = paths.into_iter().filter_map(|path| {
         let metadata = fs::metadata(&path).ok()?;
@@ -60,8 +59,8 @@ fn kind(dir: &Path, kind: &str) -> List {
     Some(hooks.collect())
 }
 
-/// Adds the guest's hooks to a configuration, after its own.
-pub(crate) fn add(spec: &mut Spec, guest: &Hooks) {
+/// Appends the guest's hooks to those of a configuration.
+pub(crate) fn append(spec: &mut Spec, guest: &Hooks) {
     let own = spec.hooks().clone().unwrap_or_default();
     let mut all = own.clone();
     all.set_create_runtime(join(own.create_runtime(), guest.create_runtime()));
@@ -72,13 +71,13 @@ pub(crate) fn add(spec: &mut Spec, guest: &Hooks) {
     spec.set_hooks(Some(all).filter(|_| any));
 }
 
-/// Takes out what the runtime runs itself and libcontainer must not: it would
-/// throw away what they say. What runs while libcontainer makes the container
-/// has one in its place.
+/// Removes the hooks that the runtime process runs itself, because libcontainer would discard their
+/// output. createRuntime hooks, which run while libcontainer creates the container, are replaced by
+/// one stand-in.
 ///
 /// # Errors
-/// Never for the values used here; oci-spec's builders are fallible by type.
-pub(crate) fn take_own(hooks: &mut Hooks, bundle: &Path) -> Result<Option<Hooks>> {
+/// Never for these values; oci-spec's builders are fallible by type.
+pub(crate) fn split_runtime_hooks(hooks: &mut Hooks, bundle: &Path) -> Result<Option<Hooks>> {
     let internal = |error: oci_spec::OciSpecError| Error::internal(error.to_string());
     let some = |list: &List| list.clone().filter(|list| !list.is_empty());
     let mut own = HooksBuilder::default().build().map_err(internal)?;
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_hooks_in_the_order_of_their_names() {
+    fn executables_become_hooks_sorted_by_name() {
         let dir = tempfile::tempdir().unwrap();
         plant(dir.path(), "prestart/20-b", 0o755);
         plant(dir.path(), "prestart/10-a", 0o755);
@@ -119,34 +118,34 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_keeps_its_own_hooks_beside_the_guests() {
+    fn guest_hooks_are_appended_to_the_configurations() {
         let dir = tempfile::tempdir().unwrap();
         plant(dir.path(), "poststop/clean", 0o755);
         let guest = scan(dir.path()).unwrap();
         let mut spec = Spec::default();
-        add(&mut spec, &Hooks::default());
+        append(&mut spec, &Hooks::default());
         assert!(spec.hooks().is_none());
         let own = HookBuilder::default().path("/own").build().unwrap();
         let hooks = HooksBuilder::default().poststop(vec![own.clone()]).start_container(vec![own]).build().unwrap();
         spec.set_hooks(Some(hooks));
-        add(&mut spec, &guest);
+        append(&mut spec, &guest);
         let mut all = spec.hooks().clone().unwrap();
         let paths: Vec<_> = all.poststop().iter().flatten().map(|hook| hook.path().clone()).collect();
         assert_eq!(paths, [Path::new("/own"), &dir.path().join("poststop/clean")]);
-        assert_eq!(take_own(&mut all, dir.path()).unwrap().unwrap().poststop().clone().unwrap().len(), 2);
+        assert_eq!(split_runtime_hooks(&mut all, dir.path()).unwrap().unwrap().poststop().clone().unwrap().len(), 2);
         assert!(all.poststop().is_none() && all.start_container().is_some());
-        assert!(take_own(&mut all, dir.path()).unwrap().is_none());
+        assert!(split_runtime_hooks(&mut all, dir.path()).unwrap().is_none());
     }
 
     #[test]
-    fn one_hook_stands_for_all_that_run_before_the_root_is_changed() {
+    fn create_runtime_hooks_are_replaced_by_one_stand_in() {
         let dir = tempfile::tempdir().unwrap();
         plant(dir.path(), "prestart/10-a", 0o755);
         plant(dir.path(), "prestart/20-b", 0o755);
         let mut spec = Spec::default();
-        add(&mut spec, &scan(dir.path()).unwrap());
+        append(&mut spec, &scan(dir.path()).unwrap());
         let mut all = spec.hooks().clone().unwrap();
-        let own = take_own(&mut all, Path::new("/run/b1")).unwrap().unwrap();
+        let own = split_runtime_hooks(&mut all, Path::new("/run/b1")).unwrap().unwrap();
         assert_eq!(own.create_runtime().as_ref().unwrap().len(), 2);
         let left = all.create_runtime().clone().unwrap();
         assert_eq!(left, [firstlight_runtime::stand_in(Path::new("/run/b1")).unwrap()]);

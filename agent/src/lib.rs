@@ -1,13 +1,13 @@
 //! The agent of a Firstlight guest.
 //!
-//! Serves Kata's `AgentService` to an unmodified shim. Two processes: this
-//! library's [`server`] speaks ttrpc and keeps the sandbox in order; the
-//! runtime (crate `firstlight-runtime`) owns the containers. PID 1 tells which
-//! GPUs are ready; a container that asks for one waits for that one only.
+//! Serves Kata's `AgentService` to an unmodified shim. Two processes: this library's [`server`]
+//! speaks ttrpc and manages the sandbox; the runtime (crate `firstlight-runtime`) owns the
+//! containers. PID 1 reports which GPUs are ready; a container waits only for the GPUs that it
+//! requests.
 #![forbid(unsafe_code)]
 
-pub mod adapt;
 pub mod agent;
+pub mod background;
 pub mod bundle;
 pub mod capabilities;
 pub mod clock;
@@ -20,26 +20,27 @@ pub mod copy;
 mod create;
 pub mod devices;
 mod dns;
+mod early_cgroup;
 pub mod error;
 mod exec;
-mod first;
+mod first_process;
 mod freeze;
 pub mod gpu;
-mod group;
 pub mod guest;
 mod hooks;
 pub mod hotplug;
+pub mod idle;
 pub mod limits;
 pub mod log;
 pub mod metrics;
 mod modules;
 pub mod network;
+pub mod oci_config;
 pub mod oom;
 pub mod paths;
 pub mod policy;
 pub mod process;
 mod remove;
-pub mod rest;
 pub mod runtime;
 pub mod server;
 pub mod service;
@@ -49,4 +50,3 @@ pub mod stream;
 mod swap;
 mod update;
 mod vsock;
-pub mod work;

@@ -1,8 +1,8 @@
-//! Limits of a resource group (cgroup v2): which file gets which text.
+//! Cgroup limits (cgroup v2): converts OCI resources to files and values.
 //!
-//! In a configuration an absent number is "leave it", and -1 is "no limit",
-//! which the kernel calls `max`. OCI speaks the language of cgroup v1: shares
-//! become a weight, and its swap limit includes the memory limit.
+//! In a configuration an absent number means "unchanged", and -1 "no limit", the kernel's `max`.
+//! OCI uses cgroup v1 semantics: shares are converted to a weight, and the swap limit includes the
+//! memory limit.
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};
@@ -12,17 +12,17 @@ use oci_spec::runtime::{LinuxBlockIo, LinuxCpu, LinuxHugepageLimit, LinuxMemory,
 
 use crate::error::{Error, Result};
 
-/// The kernel's period of CPU quotas, µs, if nobody says anything.
+/// Default period of CPU quotas, µs.
 const PERIOD: u64 = 100_000;
 
-/// One file and its new text.
+/// A cgroup file and its new value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     file: String,
     text: String,
-    /// What to write if the kernel has no such file.
+    /// Alternative if the file does not exist.
     instead: Option<(String, String)>,
-    /// Whether a file that is not there is as good: it would not limit anything.
+    /// Whether a missing file is acceptable, because the value limits nothing.
     optional: bool,
 }
 
@@ -34,7 +34,7 @@ fn limit(value: i64) -> String {
     if value < 0 { "max".to_owned() } else { value.to_string() }
 }
 
-/// What `given` changes, with what it leaves out taken from `before`.
+/// Merges the changes in `given` into `before`.
 #[must_use]
 pub fn merge(before: &LinuxResources, given: &LinuxResources) -> LinuxResources {
     let mut all = before.clone();
@@ -69,8 +69,8 @@ pub fn merge(before: &LinuxResources, given: &LinuxResources) -> LinuxResources 
     all
 }
 
-/// The swap limit beside a new memory limit, which it includes: what may be
-/// swapped stays the same. A limit that is lifted lifts this one too.
+/// Returns the swap limit after a change of the memory limit, which it includes: the swap share
+/// stays the same. Removing the memory limit removes this one too.
 fn swap_of(before: &LinuxMemory, limit: Option<i64>) -> Option<i64> {
     match (limit, before.limit(), before.swap()) {
         (Some(-1), _, _) => Some(-1),
@@ -79,10 +79,10 @@ fn swap_of(before: &LinuxMemory, limit: Option<i64>) -> Option<i64> {
     }
 }
 
-/// The settings for what is `given`; `all` is what holds afterwards.
+/// Returns the settings for the changes in `given`; `all` is the merged configuration.
 ///
 /// # Errors
-/// Numbers that contradict each other or mean nothing.
+/// Contradictory or invalid numbers.
 pub fn settings(given: &LinuxResources, all: &LinuxResources) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     if let Some(new) = given.memory() {
@@ -107,7 +107,7 @@ fn memory(settings: &mut Vec<Setting>, new: &LinuxMemory, all: &LinuxMemory) -> 
     for (what, value) in [("limit", new.limit()), ("reservation", new.reservation()), ("swap", new.swap())] {
         if value.is_some_and(|value| value < -1) {
             let value = value.unwrap_or_default();
-            return Err(Error::invalid(format!("memory {what} {value}: neither a number of bytes nor -1 (no limit)")));
+            return Err(Error::invalid(format!("memory {what} {value}: must be bytes or -1 (no limit)")));
         }
     }
     if new.limit().is_some() || new.swap().is_some() {
@@ -132,16 +132,15 @@ fn memory(settings: &mut Vec<Setting>, new: &LinuxMemory, all: &LinuxMemory) -> 
     Ok(())
 }
 
-/// cgroup v1 shares (2 to 262144, usually 1024) as a cgroup v2 weight (1 to
-/// 10000, usually 100): the curve through both ends and the middle that
-/// container runtimes have agreed on.
+/// Converts cgroup v1 shares (2 to 262144, default 1024) to a cgroup v2 weight (1 to 10000, default
+/// 100): the curve through both ends and the default that container runtimes use.
 fn weight(shares: u64) -> u64 {
-    const LEAST: u64 = 2;
-    const MOST: u64 = 1 << 18;
-    if shares <= LEAST {
+    const MIN: u64 = 2;
+    const MAX: u64 = 1 << 18;
+    if shares <= MIN {
         return 1;
     }
-    if shares >= MOST {
+    if shares >= MAX {
         return 10_000;
     }
     #[expect(clippy::cast_precision_loss, reason = "below 2^18")]
@@ -157,7 +156,7 @@ fn cpu(settings: &mut Vec<Setting>, new: &LinuxCpu, all: &LinuxCpu) -> Result<()
     if new.quota().is_some() || new.period().is_some() {
         let quota = all.quota().unwrap_or(-1);
         if quota < -1 {
-            return Err(Error::invalid(format!("CPU quota {quota}: neither a number of µs nor -1 (no limit)")));
+            return Err(Error::invalid(format!("CPU quota {quota}: must be µs or -1 (no limit)")));
         }
         settings.push(setting("cpu.max", format!("{} {}", limit(quota), all.period().unwrap_or(PERIOD))));
     }
@@ -182,7 +181,7 @@ fn huge(settings: &mut Vec<Setting>, hugepages: &LinuxHugepageLimit) -> Result<(
 }
 
 fn block(settings: &mut Vec<Setting>, io: &LinuxBlockIo) {
-    // Weights of 10 to 1000 as weights of 1 to 10000.
+    // Scales weights from 10..1000 to 1..10000.
     let scaled = |weight: u16| 1 + u64::from(weight.max(10) - 10) * 9999 / 990;
     if let Some(weight) = io.weight() {
         let instead = Some(("io.bfq.weight".to_owned(), weight.to_string()));
@@ -209,10 +208,10 @@ fn block(settings: &mut Vec<Setting>, io: &LinuxBlockIo) {
     }
 }
 
-/// Writes the settings into a resource group, in order.
+/// Writes the settings to a cgroup, in order.
 ///
 /// # Errors
-/// The first that the kernel refuses, with file and text; those before it hold.
+/// The first rejected setting, with file and value; those before it are in effect.
 pub fn apply(cgroup: &Path, settings: &[Setting]) -> Result<()> {
     for setting in settings {
         let (mut file, mut text) = (&setting.file, &setting.text);
@@ -227,11 +226,11 @@ pub fn apply(cgroup: &Path, settings: &[Setting]) -> Result<()> {
             Err(error) if error.kind() == ErrorKind::NotFound && setting.optional => {}
             Err(error) => {
                 let hint = match error.kind() {
-                    ErrorKind::NotFound => "; the kernel or a group above it does not have that controller",
-                    ErrorKind::InvalidInput => "; the kernel takes no such value",
+                    ErrorKind::NotFound => "; the controller is disabled in the kernel or in a parent cgroup",
+                    ErrorKind::InvalidInput => "; invalid value",
                     _ => "",
                 };
-                return Err(Error::internal(format!("cannot write {text:?} to {file}: {error}{hint}")));
+                return Err(Error::internal(format!("failed to write {text:?} to {file}: {error}{hint}")));
             }
             Ok(()) => {}
         }
@@ -239,7 +238,7 @@ pub fn apply(cgroup: &Path, settings: &[Setting]) -> Result<()> {
     Ok(())
 }
 
-/// Never makes a file: what is not there is a controller that is off.
+/// Never creates a file: a missing one means a disabled controller.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
     fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_applied_and_not_dropped() {
+    fn no_limit_is_written_as_max() {
         let before = of_memory(Some(100), Some(150));
         assert_eq!(texts(&of_memory(Some(-1), None), &before), ["memory.swap.max=max", "memory.max=max"]);
         assert_eq!(texts(&of_cpu(Some(-1), None), &of_cpu(Some(5000), Some(20_000))), ["cpu.max=max 20000"]);
@@ -284,12 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_remembered() {
+    fn unset_values_are_taken_from_the_previous_configuration() {
         let nothing = LinuxResources::default();
         let texts_of_memory = |limit| texts(&of_memory(Some(limit), None), &of_memory(Some(100), Some(150)));
         assert_eq!(texts_of_memory(80), ["memory.swap.max=50", "memory.max=80"]);
         assert_eq!(texts_of_memory(400), ["memory.swap.max=50", "memory.max=400"]);
-        // No swap at all, which some callers make of every memory limit: it is raised alone all the same.
+        // No swap, which some clients set with every memory limit: the memory limit can still be
+        // raised alone.
         let all = merge(&of_memory(Some(100), Some(100)), &of_memory(Some(200), None));
         assert_eq!((all.memory().unwrap().limit(), all.memory().unwrap().swap()), (Some(200), Some(200)));
         let most = merge(&of_memory(Some(1), Some(i64::MAX)), &of_memory(Some(i64::MAX), None));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused_with_their_numbers() {
+    fn contradictory_limits_are_rejected_with_their_numbers() {
         for (given, part) in [
             (of_memory(Some(100), Some(50)), "swap 50"),
             (of_memory(None, Some(50)), "none"),
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_weights() {
+    fn shares_are_converted_to_weights() {
         for (shares, expected) in [(0, 1), (2, 1), (1024, 100), (1 << 18, 10_000), (u64::MAX, 10_000)] {
             assert_eq!(weight(shares), expected, "{shares}");
         }
     }
 
     #[test]
-    fn pages_and_disks_have_their_files() {
+    fn huge_page_and_block_io_limits_are_converted() {
         let pages = |size: &str, limit: i64| {
             let mut given = LinuxResources::default();
             let limit = LinuxHugepageLimitBuilder::default().page_size(size).limit(limit).build().unwrap();
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_file_and_the_text_and_nothing_is_made() {
+    fn write_error_has_file_and_value_and_no_file_is_created() {
         let dir = tempfile::tempdir().unwrap();
         let error = apply(dir.path(), &[setting("memory.max", "7")]).unwrap_err();
         assert!(error.message.contains("\"7\" to memory.max") && error.message.contains("controller"), "{error}");
@@ -368,7 +368,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_numbers_are_settings_or_an_error(limit: Option<i64>, swap: Option<i64>, quota: Option<i64>, size in "\\PC{0,8}") {
+        fn any_limits_are_settings_or_an_error(limit: Option<i64>, swap: Option<i64>, quota: Option<i64>, size in "\\PC{0,8}") {
             let mut given = of_memory(limit, swap);
             given.set_cpu(of_cpu(quota, None).cpu().clone());
             let pages = LinuxHugepageLimitBuilder::default().page_size(size).limit(1i64).build().unwrap();

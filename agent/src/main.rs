@@ -1,4 +1,4 @@
-//! The agent's program: two processes, the server and the runtime that owns the containers.
+//! The agent's executable: two processes, the server and the runtime that owns the containers.
 #![forbid(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -32,11 +32,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Forks before anything else: the runtime must never have had a second thread.
+/// Forks before starting any thread: the runtime must be single-threaded for its whole life.
 fn start() -> anyhow::Result<()> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .context("cannot make the socket between server and runtime")?;
-    match fork().context("cannot start the container runtime")? {
+        .context("failed to create the socket pair between server and runtime")?;
+    match fork().context("failed to fork the container runtime")? {
         Side::Child => {
             drop(ours);
             own_containers(theirs)
@@ -49,7 +49,7 @@ fn start() -> anyhow::Result<()> {
 }
 
 fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
-    // Only for people who look at the process table.
+    // Shown by ps and top.
     let _ = rustix::thread::set_name(c"firstlight-rt");
     let state = Paths::below("/".as_ref()).state;
     firstlight_runtime::run(socket, firstlight_runtime::Options { state }).context("container runtime")
@@ -58,9 +58,10 @@ fn own_containers(socket: OwnedFd) -> anyhow::Result<()> {
 fn serve(socket: OwnedFd) -> anyhow::Result<()> {
     let config = Config::read();
     agent_log::start(config.log, config.control.is_some(), config.log_port.is_some());
-    for complaint in &config.complaints {
-        log::error!("{complaint}");
+    for warning in &config.warnings {
+        log::error!("{warning}");
     }
-    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    let executor =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
     executor.block_on(server::serve(config, socket)).context("agent")
 }

@@ -1,5 +1,5 @@
-//! `kernel_modules` of CreateSandbox. PID 1 loads them: it knows the image's
-//! modules, and it is the one that locks the kernel.
+//! `kernel_modules` of CreateSandbox. PID 1 loads them: it has the image's module index, and it
+//! locks module loading.
 
 use std::path::Path;
 
@@ -9,33 +9,33 @@ use ttrpc::Code;
 use crate::control::Control;
 use crate::error::{Error, Result};
 
-/// As long as a name of the kernel's can be.
-const LONGEST_NAME: usize = 56;
+/// The kernel's limit on a module's name.
+const MAX_NAME: usize = 56;
 
-/// What all parameters of one module may take, bytes.
-const LONGEST_PARAMETERS: usize = 4096;
+/// Maximum total length of a module's parameters, bytes.
+const MAX_PARAMETERS: usize = 4096;
 
-/// Checks what goes into a path and into the kernel.
+/// Validates name and parameters (untrusted input).
 fn check(module: &KernelModule) -> Result<()> {
     let name = &module.name;
     let good = !name.is_empty()
-        && name.len() <= LONGEST_NAME
+        && name.len() <= MAX_NAME
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     if !good {
         let name: String = name.chars().take(80).collect();
-        return Err(Error::invalid(format!("kernel module {name:?}: no name of a module")));
+        return Err(Error::invalid(format!("kernel module {name:?}: invalid module name")));
     }
     let len: usize = module.parameters.iter().map(|one| one.len() + 1).sum();
-    if len > LONGEST_PARAMETERS || module.parameters.iter().any(|one| one.chars().any(char::is_control)) {
-        return Err(Error::invalid(format!("kernel module {name}: its parameters are no text for the kernel")));
+    if len > MAX_PARAMETERS || module.parameters.iter().any(|one| one.chars().any(char::is_control)) {
+        return Err(Error::invalid(format!("kernel module {name}: parameters too long or with control characters")));
     }
     Ok(())
 }
 
-/// Loads the modules in order. One that is there already is not asked for.
+/// Loads the modules in order. Loaded ones are skipped.
 ///
 /// # Errors
-/// A name makes no sense, or a module is not there and cannot be loaded.
+/// A name is invalid, or a module cannot be loaded.
 pub(crate) async fn load(control: Option<&Control>, sysfs: &Path, modules: &[KernelModule]) -> Result<()> {
     for module in modules {
         check(module)?;
@@ -46,7 +46,7 @@ pub(crate) async fn load(control: Option<&Control>, sysfs: &Path, modules: &[Ker
             continue;
         }
         let Some(control) = control else {
-            let message = format!("kernel module {name}: the agent works without PID 1; load it before");
+            let message = format!("kernel module {name}: the agent runs without PID 1; load the module beforehand");
             return Err(Error::new(Code::FAILED_PRECONDITION, message));
         };
         control.load_module(name, &module.parameters.join(" ")).await?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_parameters_are_checked_and_loaded_modules_left_alone() {
+    fn names_and_parameters_are_validated_and_loaded_modules_skipped() {
         let module = |name: &str, parameters: &[&str]| KernelModule {
             name: name.into(),
             parameters: parameters.iter().map(|one| (*one).to_owned()).collect(),

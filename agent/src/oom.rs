@@ -1,11 +1,10 @@
-//! Processes killed for want of memory.
+//! OOM kills (GetOOMEvent).
 //!
-//! The kernel counts them in each resource group's `memory.events` and changes
-//! the file's notification at every count, so every kill is told, also the
-//! second one of a container and those of its further processes.
+//! The kernel counts kills in each cgroup's `memory.events` and notifies at every change, so every
+//! kill is reported, including repeated ones and those of exec processes.
 //!
-//! An event that was given to a caller whose connection ends before it asks
-//! again may never have reached it, and is told once more to the next one.
+//! An event whose client disconnects before its next call may not have been received, and is
+//! delivered again to the next client.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,28 +17,27 @@ use rustix::fs::inotify;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-/// How often the connections of former callers are looked at while another
-/// one waits. Nothing tells of their end.
-const LOOK: Duration = Duration::from_millis(500);
+/// Poll interval for disconnects of former clients while another one waits; disconnects are not
+/// notified.
+const DISCONNECT_POLL: Duration = Duration::from_millis(500);
 
-/// The kills of all containers.
+/// OOM events of all containers.
 #[derive(Debug, Default)]
 pub struct Oom(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     inner: Mutex<Inner>,
-    news: Notify,
+    added: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     notifier: Option<Arc<OwnedFd>>,
     watched: BTreeMap<String, Watched>,
-    /// Containers with how often one of their processes was killed, oldest
-    /// first, each once: that bounds it.
+    /// Undelivered kills per container, oldest first; one entry per container bounds the queue.
     events: VecDeque<(String, u64)>,
-    given: Vec<Given>,
+    delivered: Vec<Delivered>,
 }
 
 #[derive(Debug)]
@@ -48,11 +46,11 @@ struct Watched {
     kills: u64,
 }
 
-/// An event that its caller has not confirmed by asking again.
+/// A delivered event that its client has not confirmed by another call.
 #[derive(Debug)]
-struct Given {
+struct Delivered {
     container: String,
-    /// The caller's connection.
+    /// The client's connection.
     to: Weak<dyn Any + Send + Sync>,
 }
 
@@ -67,17 +65,18 @@ impl Inner {
     fn pop(&mut self) -> Option<String> {
         let (container, count) = self.events.pop_front()?;
         if count > 1 {
-            // Others have their turn in between.
+            // Round robin between containers.
             self.events.push_back((container.clone(), count - 1));
         }
         Some(container)
     }
 
-    /// Takes back what was given to connections that have ended since.
-    fn take_back(&mut self) {
-        let lost: Vec<Given> = self.given.extract_if(.., |given| given.to.strong_count() == 0).collect();
-        for given in lost {
-            self.push(&given.container, 1);
+    /// Requeues events delivered to connections that have closed since.
+    fn requeue_lost(&mut self) {
+        let lost: Vec<Delivered> =
+            self.delivered.extract_if(.., |delivered| delivered.to.strong_count() == 0).collect();
+        for delivered in lost {
+            self.push(&delivered.container, 1);
         }
     }
 }
@@ -87,28 +86,28 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at every file again; which one changed does not matter.
-    fn look(&self) {
+    /// Reads every file; which one changed is not needed.
+    fn scan(&self) {
         let mut inner = self.inner();
-        let mut news = Vec::new();
+        let mut new = Vec::new();
         for (container, watched) in &mut inner.watched {
-            // A file that has gone with its group has been looked at before.
+            // A file removed with its cgroup was read before.
             let kills = kills(&std::fs::read_to_string(&watched.file).unwrap_or_default());
             if kills > watched.kills {
-                news.push((container.clone(), kills - watched.kills));
+                new.push((container.clone(), kills - watched.kills));
                 watched.kills = kills;
             }
         }
-        for (container, kills) in &news {
+        for (container, kills) in &new {
             inner.push(container, *kills);
         }
         if !inner.events.is_empty() {
-            self.news.notify_waiters();
+            self.added.notify_waiters();
         }
     }
 }
 
-/// The count of kills in a `memory.events` file.
+/// Returns the kill count of a `memory.events` file.
 fn kills(text: &str) -> u64 {
     text.lines()
         .find_map(|line| line.strip_prefix("oom_kill "))
@@ -117,7 +116,7 @@ fn kills(text: &str) -> u64 {
 }
 
 impl Oom {
-    /// Watches a container's resource group. Without memory accounting there is nothing to watch.
+    /// Watches a container's cgroup. No-op without memory accounting.
     pub fn watch(&self, container: &str, cgroup: &Path) {
         let file = cgroup.join("memory.events");
         let Ok(text) = std::fs::read_to_string(&file) else { return };
@@ -127,7 +126,7 @@ impl Oom {
             inner.watched.insert(container.to_owned(), watched);
             inner.notifier.clone()
         };
-        let notifier = notifier.map_or_else(|| self.begin(), Ok);
+        let notifier = notifier.map_or_else(|| self.start(), Ok);
         let added = notifier.and_then(|notifier| {
             inotify::add_watch(notifier.as_ref(), &file, inotify::WatchFlags::MODIFY).map_err(std::io::Error::from)
         });
@@ -136,10 +135,10 @@ impl Oom {
         }
     }
 
-    fn begin(&self) -> std::io::Result<Arc<OwnedFd>> {
+    fn start(&self) -> std::io::Result<Arc<OwnedFd>> {
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
         let notifier = inotify::init(flags)?;
-        // Readable like a pipe, which is all that is asked of it.
+        // An inotify descriptor is readable like a pipe.
         let reader = pipe::Receiver::from_owned_fd_unchecked(notifier.try_clone()?)?;
         let notifier = Arc::new(notifier);
         self.0.inner().notifier = Some(Arc::clone(&notifier));
@@ -148,49 +147,48 @@ impl Oom {
             let mut buffer = [0; 4096];
             while reader.readable().await.is_ok() {
                 while matches!(reader.try_read(&mut buffer), Ok(1..)) {}
-                shared.look();
+                shared.scan();
             }
         });
         Ok(notifier)
     }
 
-    /// Stops watching; the kernel drops its part with the file.
+    /// Stops watching; the kernel removes its watch with the file.
     pub fn forget(&self, container: &str) {
         let mut inner = self.0.inner();
         inner.watched.remove(container);
     }
 
-    /// Looks at every container now, for one that is about to go.
-    pub fn look(&self) {
-        self.0.look();
+    /// Reads all counts now, before a container is removed.
+    pub fn scan(&self) {
+        self.0.scan();
     }
 
-    /// The next container in which a process was killed, once for each kill,
-    /// for the caller at the other end of `connection`. Dropping the future
-    /// loses nothing.
+    /// Waits for the next container with an OOM kill, once for each kill, for the client of
+    /// `connection`. Cancel-safe.
     pub async fn next<C: Send + Sync + 'static>(&self, connection: &Arc<C>) -> String {
         let caller: Weak<C> = Arc::downgrade(connection);
         let caller: Weak<dyn Any + Send + Sync> = caller;
-        // Who asks again has got what was given before.
-        self.0.inner().given.retain(|given| !Weak::ptr_eq(&given.to, &caller));
+        // Another call confirms the events delivered before.
+        self.0.inner().delivered.retain(|delivered| !Weak::ptr_eq(&delivered.to, &caller));
         loop {
-            let news = self.0.news.notified();
-            tokio::pin!(news);
-            // From here on news count, also those that come before the wait.
-            news.as_mut().enable();
-            let anything_given = {
+            let added = self.0.added.notified();
+            tokio::pin!(added);
+            // Subscribes before the check, so no event is missed.
+            added.as_mut().enable();
+            let has_unconfirmed = {
                 let mut inner = self.0.inner();
-                inner.take_back();
+                inner.requeue_lost();
                 if let Some(container) = inner.pop() {
-                    inner.given.push(Given { container: container.clone(), to: caller });
+                    inner.delivered.push(Delivered { container: container.clone(), to: caller });
                     return container;
                 }
-                !inner.given.is_empty()
+                !inner.delivered.is_empty()
             };
-            if anything_given {
-                let _ = tokio::time::timeout(LOOK, news).await;
+            if has_unconfirmed {
+                let _ = tokio::time::timeout(DISCONNECT_POLL, added).await;
             } else {
-                news.await;
+                added.await;
             }
         }
     }
@@ -203,7 +201,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn every_kill_is_told_once() {
+    fn every_kill_is_reported_once() {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let root = tempfile::tempdir().unwrap();
             let file = root.path().join("memory.events");
@@ -227,23 +225,23 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_caller_was_given_is_told_again_and_nothing_is_dropped() {
+    fn events_of_a_lost_client_are_delivered_again() {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let oom = Oom::default();
             oom.0.inner().push("c1", 1000);
             oom.0.inner().push("c2", 1);
             let (lost, stays) = (Arc::new(1), Arc::new(2));
             assert_eq!(oom.next(&lost).await, "c1");
-            assert_eq!(oom.next(&stays).await, "c2", "each has its turn");
-            // It asks again, so it has got the first; then it goes away with the second.
+            assert_eq!(oom.next(&stays).await, "c2", "round robin");
+            // Its call confirms the first event; then it disconnects with the second.
             assert_eq!(oom.next(&lost).await, "c1");
             drop(lost);
-            let mut told = 0;
+            let mut received = 0;
             while tokio::time::timeout(Duration::from_millis(50), oom.next(&stays)).await.is_ok() {
-                told += 1;
+                received += 1;
             }
-            assert_eq!(told, 999, "1000, less the two that were given to the lost one, and one of these again");
-            // A caller that waits already hears of a connection that ends.
+            assert_eq!(received, 999, "1000, less the two that were delivered to the lost one, and one of these again");
+            // A waiting client gets the event of a connection that closes.
             let lost = Arc::new(3);
             oom.0.inner().push("c3", 1);
             assert_eq!(oom.next(&lost).await, "c3");
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_counts_as_nothing() {
+    fn invalid_lines_count_as_zero() {
         assert_eq!(kills(""), 0);
         assert_eq!(kills("oom_kill x\n"), 0);
         assert_eq!(kills("oom_group_kill 4\noom_kill 2\n"), 2);

@@ -1,32 +1,32 @@
-//! Where things are. Names that shims, images and users know are Kata's.
+//! Paths. Those visible to shims, images and users equal Kata's.
 
 use std::path::{Path, PathBuf};
 
-/// The agent's directories; all below `/` but for tests.
+/// The agent's paths; below `/` except in tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     /// Bundles, and the host's share.
     pub run: PathBuf,
     /// The sandbox's namespaces.
     pub namespaces: PathBuf,
-    /// The runtime's own notes.
+    /// The runtime's state.
     pub state: PathBuf,
     /// CDI specifications.
     pub cdi: PathBuf,
-    /// The kernel's device tree.
+    /// sysfs.
     pub sysfs: PathBuf,
-    /// The kernel's figures.
+    /// procfs.
     pub proc: PathBuf,
-    /// The kernel's resource groups.
+    /// The cgroup hierarchy.
     pub cgroups: PathBuf,
-    /// The policy that the image brings.
+    /// The image's policy.
     pub policy: PathBuf,
-    /// What device nodes are looked up below.
+    /// Root of all other paths, such as device nodes.
     pub root: PathBuf,
 }
 
 impl Paths {
-    /// The directories below `root`.
+    /// Returns the paths below `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
         Self {
@@ -42,13 +42,13 @@ impl Paths {
         }
     }
 
-    /// The one directory into which the host may copy files.
+    /// Returns the only directory into which the host may copy files.
     #[must_use]
     pub fn share(&self) -> PathBuf {
         self.run.join("shared/containers")
     }
 
-    /// A container's bundle.
+    /// Returns a container's bundle.
     #[must_use]
     pub fn bundle(&self, container: &str) -> PathBuf {
         self.run.join(container)

@@ -1,7 +1,7 @@
-//! The policy that requests are judged by, if there is one.
+//! The Rego policy that authorises requests, if there is one.
 //!
-//! The image may bring one, and `SetPolicy` may replace it; without either,
-//! everything is allowed, and no thread and no process exist for it.
+//! The image may contain one, and `SetPolicy` may replace it; without either, everything is
+//! allowed, and no thread or process exists for it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,17 +16,17 @@ mod gate;
 #[cfg(feature = "agent-policy")]
 pub use gate::Gate;
 
-/// The longest policy, bytes.
+/// Maximum size of a policy, bytes.
 const MAX: u64 = 16 * 1024 * 1024;
 
-/// What the agent does where it was built without an engine: nothing, as long as no policy asks for one.
+/// Stub of an agent built without the policy engine: allows everything, unless there is a policy.
 #[cfg(not(feature = "agent-policy"))]
 #[derive(Debug, Default)]
 pub struct Gate {}
 
 #[cfg(not(feature = "agent-policy"))]
 impl Gate {
-    /// Refuses a policy: it could not be obeyed.
+    /// Rejects a policy, which could not be enforced.
     ///
     /// # Errors
     /// Always.
@@ -36,15 +36,15 @@ impl Gate {
     }
 }
 
-/// Puts the image's policy in force, if it brings one.
+/// Loads the image's policy, if there is one.
 ///
 /// # Errors
-/// It brings one that cannot be used: then nothing may be served.
+/// The policy is unusable: then nothing may be served.
 pub async fn from_image(config: &Config, paths: &Paths) -> io::Result<Gate> {
     let path = config.policy.as_deref().unwrap_or(&paths.policy);
     let named = |error: io::Error| io::Error::new(error.kind(), format!("policy {}: {error}", path.display()));
     match text(path) {
-        // A file that somebody has asked for by name must be there.
+        // A file requested by name must exist.
         Err(error) if error.kind() == io::ErrorKind::NotFound && config.policy.is_none() => Ok(Gate::default()),
         Err(error) => Err(named(error)),
         Ok(text) => Gate::open(text).await.map_err(named),
@@ -55,7 +55,7 @@ fn text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX {
-        return Err(io::Error::other(format!("longer than {MAX} bytes")));
+        return Err(io::Error::other(format!("exceeds {MAX} bytes")));
     }
     Ok(text)
 }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_that_nobody_asked_for_may_be_absent() {
+    fn only_the_default_policy_file_may_be_missing() {
         let root = tempfile::tempdir().unwrap();
         let mut config = Config::of(&CommandLine::default(), |_| None);
         assert!(opened(&config, root.path()).is_ok());
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_cannot_be_read_is_told_by_its_name() {
+    fn unreadable_policy_is_reported_with_its_path() {
         let root = tempfile::tempdir().unwrap();
         let config = Config::of(&CommandLine::default(), |_| None);
         let path = Paths::below(root.path()).policy;

@@ -1,4 +1,4 @@
-//! One process of a container, as the server sees it.
+//! One process of a container: its streams, terminal and exit code.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -11,27 +11,26 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::stream::{Exit, Input, Output};
 
-/// A process. It exists before the runtime has made it, so that its exit has
-/// somewhere to go however soon it comes.
+/// A process. Created before the runtime starts the process, so that an early exit is not lost.
 #[derive(Debug)]
 pub struct Process {
     exit: watch::Sender<Option<Exit>>,
-    /// What it reads.
+    /// Standard input.
     pub stdin: Input,
-    /// What it writes.
+    /// Standard output.
     pub stdout: Output,
-    /// Where it complains; with a terminal that is the terminal, and this is at its end from the start.
+    /// Standard error; with a terminal, at its end from the start.
     pub stderr: Output,
-    /// The terminal's master, for its size.
+    /// The terminal's master, for resizing.
     terminal: OnceLock<OwnedFd>,
 }
 
-/// The ends of a process's pipes that the process gets.
+/// The process's ends of its pipes.
 #[derive(Debug)]
-pub struct Ends(pub Vec<OwnedFd>);
+pub struct PipeEnds(pub Vec<OwnedFd>);
 
 impl Process {
-    /// A process that is about to be made.
+    /// Creates the entry of a process that is about to be created.
     #[must_use]
     pub fn new(terminal: bool) -> Self {
         let (exit, watch) = watch::channel(None);
@@ -44,13 +43,12 @@ impl Process {
         }
     }
 
-    /// Makes the three pipes, each for that many bytes if a number is given,
-    /// and returns the process's ends.
+    /// Creates the three pipes, with capacity `size` if given, and returns the process's ends.
     ///
     /// # Errors
-    /// No descriptors are left.
-    pub async fn pipes(&self, size: Option<usize>) -> Result<Ends> {
-        let failed = |error: std::io::Error| Error::internal(format!("cannot make a pipe: {error}"));
+    /// The process has no free file descriptor.
+    pub async fn create_pipes(&self, size: Option<usize>) -> Result<PipeEnds> {
+        let failed = |error: std::io::Error| Error::internal(format!("failed to create a pipe: {error}"));
         let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
         let (stdin, input) = pair()?;
         let (output, stdout) = pair()?;
@@ -60,24 +58,26 @@ impl Process {
             if let Some(size) = size
                 && let Err(error) = rustix::pipe::fcntl_setpipe_size(ours, size)
             {
-                // A smaller pipe is slower and nothing else.
+                // A smaller pipe only reduces throughput.
                 log::warn!("agent.container_pipe_size={size}: {error}; the kernel's size is used");
             }
         }
         self.stdin.open(input).await.map_err(failed)?;
         self.stdout.open(output).await.map_err(failed)?;
         self.stderr.open(errors).await.map_err(failed)?;
-        Ok(Ends(vec![stdin, stdout, stderr]))
+        Ok(PipeEnds(vec![stdin, stdout, stderr]))
     }
 
-    /// Takes the master of the process's terminal, if it is to have one.
+    /// Stores the master of the process's terminal, if it is to have one.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// The process has no free file descriptor.
     pub async fn attach(&self, master: Option<OwnedFd>) -> Result<()> {
-        let failed = |error: std::io::Error| Error::internal(format!("cannot use the terminal: {error}"));
+        let failed = |error: std::io::Error| Error::internal(format!("failed to set up the terminal: {error}"));
         let Some(master) = master else {
-            let lost = || failed(std::io::Error::other("it did not arrive; this process may have no descriptor left"));
+            let lost = || {
+                failed(std::io::Error::other("its descriptor did not arrive; the agent may have no free descriptor"))
+            };
             return if self.stdin.is_terminal() { Err(lost()) } else { Ok(()) };
         };
         nonblocking(&master).map_err(failed)?;
@@ -87,53 +87,53 @@ impl Process {
         Ok(())
     }
 
-    /// Changes the size of the terminal.
+    /// Resizes the terminal.
     ///
     /// # Errors
-    /// `UNAVAILABLE` when the process has none.
+    /// `UNAVAILABLE`: the process has no terminal.
     pub fn resize(&self, size: Winsize) -> Result<()> {
         let master = self.terminal.get().ok_or_else(|| Error::new(ttrpc::Code::UNAVAILABLE, "no tty"))?;
         rustix::termios::tcsetwinsize(master, size)
-            .map_err(|error| Error::internal(format!("cannot set the size of the terminal: {error}")))
+            .map_err(|error| Error::internal(format!("failed to resize the terminal: {error}")))
     }
 
-    /// Notes that the process has ended.
+    /// Records the exit.
     pub fn ended(&self, code: i32) {
         self.exit.send_replace(Some(Exit { code, at: Instant::now() }));
     }
 
-    /// How the process ended, if it has.
+    /// Returns the exit code, if the process has exited.
     #[must_use]
     pub fn code(&self) -> Option<i32> {
         self.exit.borrow().map(|exit| exit.code)
     }
 
-    /// Waits for the process to end. Dropping the future loses nothing.
+    /// Waits for the process to exit. Cancel-safe.
     pub async fn wait(&self) -> i32 {
         let mut watch = self.exit.subscribe();
         match watch.wait_for(Option::is_some).await.map(|exit| exit.map(|exit| exit.code)) {
             Ok(Some(code)) => code,
-            // Neither can be: `self` holds the sender, and the value was waited for.
+            // Unreachable: `self` holds the sender, and the value was waited for.
             _ => std::future::pending().await,
         }
     }
 
-    /// Closes every stream.
+    /// Closes all streams.
     pub async fn close(&self) {
         self.stdin.close().await;
         self.stdout.close().await;
         self.stderr.close().await;
     }
 
-    /// Whether somebody may still want to read what is in the streams.
+    /// Returns whether a stream may still be read.
     #[must_use]
     pub fn has_output(&self) -> bool {
         self.stdout.is_open() || self.stderr.is_open()
     }
 }
 
-/// Only our end: the other one belongs to a program that expects to block.
-/// The two ends of a pipe, and the two of a terminal, have flags of their own.
+/// Only our end: the program at the other end expects blocking I/O. The two ends of a pipe, and of
+/// a terminal, have separate flags.
 fn nonblocking(fd: &OwnedFd) -> std::io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn every_waiter_gets_the_code() {
+    fn every_waiter_gets_the_exit_code() {
         run(async {
             let process = Process::new(false);
             assert_eq!(process.code(), None);
@@ -162,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn pipes_connect_and_close() {
+    fn pipes_carry_data_and_close() {
         run(async {
             let process = Process::new(false);
-            let Ends(ends) = process.pipes(None).await.unwrap();
+            let PipeEnds(ends) = process.create_pipes(None).await.unwrap();
             process.stdin.write(b"in").await.unwrap();
             let mut buffer = [0; 8];
             assert_eq!(rustix::io::read(&ends[0], &mut buffer).unwrap(), 2);
@@ -179,25 +179,25 @@ mod tests {
     }
 
     #[test]
-    fn pipes_have_the_size_that_was_asked_for() {
+    fn pipes_have_the_requested_capacity() {
         run(async {
             let size = |fd: &OwnedFd| rustix::pipe::fcntl_getpipe_size(fd).unwrap();
-            let Ends(usual) = Process::new(false).pipes(None).await.unwrap();
-            let Ends(wide) = Process::new(false).pipes(Some(2 * size(&usual[0]))).await.unwrap();
+            let PipeEnds(usual) = Process::new(false).create_pipes(None).await.unwrap();
+            let PipeEnds(wide) = Process::new(false).create_pipes(Some(2 * size(&usual[0]))).await.unwrap();
             assert!(wide.iter().all(|end| size(end) == 2 * size(&usual[0])));
-            // More than any kernel gives: the pipes are there all the same.
-            assert_eq!(Process::new(false).pipes(Some(1 << 40)).await.unwrap().0.len(), 3);
+            // Above every kernel's limit: the pipes are created all the same.
+            assert_eq!(Process::new(false).create_pipes(Some(1 << 40)).await.unwrap().0.len(), 3);
         });
     }
 
     #[test]
-    fn without_a_terminal_there_is_nothing_to_resize() {
+    fn resize_without_a_terminal_fails() {
         let size = Winsize { ws_row: 1, ws_col: 2, ws_xpixel: 0, ws_ypixel: 0 };
         assert_eq!(Process::new(false).resize(size).unwrap_err().code, ttrpc::Code::UNAVAILABLE);
     }
 
     #[test]
-    fn a_terminal_ends_without_an_error() {
+    fn terminal_output_ends_without_an_error() {
         run(async {
             use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
             let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();

@@ -11,44 +11,48 @@ use ttrpc::Code;
 use crate::agent::Agent;
 use crate::container::{Container, Phase};
 use crate::error::{Error, Result};
-use crate::{bundle, work};
+use crate::{background, bundle};
 
-/// How long killed processes may take to end when the caller sets no time. One
-/// that waits for a device can take long, and nothing can hurry it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for killed processes to exit if the caller sets no timeout. One that waits for a device can
+/// take long, and nothing can speed it up.
+pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// When to kill again what has not ended.
-const AGAIN: Duration = Duration::from_millis(250);
+/// Interval after which SIGKILL is repeated for processes that have not exited.
+const KILL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long the reply to DestroySandbox has to get out before this process is ended.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// Time for the reply to DestroySandbox to be sent before this process is terminated.
+const REPLY_GRACE: Duration = Duration::from_millis(100);
 
-/// Kills everything in a container, waits until it has ended, and takes away
-/// what was made for it.
+/// Kills all processes of a container, waits until they have exited, and releases its resources.
 ///
 /// # Errors
-/// It is being made or removed, or its processes do not end; then it stays and
-/// can be removed again.
-pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
+/// It is being created or removed, or its processes do not exit; then it stays and can be removed
+/// again.
+pub(crate) async fn remove(agent: &Agent, container: &Arc<Container>, exit_timeout: Duration) -> Result<()> {
     let before = container.advance(&[Phase::Created, Phase::Started], Phase::Removing)?;
-    end_and_clear(agent, container, patience, before).await
+    kill_and_clear(agent, container, exit_timeout, before).await
 }
 
-/// Takes back a container whose process is there and whose making failed after that.
+/// Removes a container whose creation failed after its process was created.
 ///
 /// # Errors
-/// As [`remove`]; then it stays as one that was made.
+/// As [`remove`]; then it stays in the phase `Created`.
 pub(crate) async fn undo(agent: &Agent, container: &Arc<Container>) -> Result<()> {
     container.advance(&[Phase::Creating], Phase::Removing)?;
-    end_and_clear(agent, container, PATIENCE, Phase::Created).await
+    kill_and_clear(agent, container, KILL_TIMEOUT, Phase::Created).await
 }
 
-/// `before` is what it is again if its processes do not end.
-async fn end_and_clear(agent: &Agent, container: &Arc<Container>, patience: Duration, before: Phase) -> Result<()> {
-    let result = end(agent, container, patience).await;
+/// `before` is the phase to restore if its processes do not exit.
+async fn kill_and_clear(
+    agent: &Agent,
+    container: &Arc<Container>,
+    exit_timeout: Duration,
+    before: Phase,
+) -> Result<()> {
+    let result = kill(agent, container, exit_timeout).await;
     if result.is_err() {
-        // What is mounted for it is not left behind; processes that live on keep
-        // what their own namespace has.
+        // Its storages are released all the same; surviving processes keep the mounts of their own
+        // namespace.
         agent.storages.remove_all(container.take_storages()).await;
         let _ = container.advance(&[Phase::Removing], before);
         return result;
@@ -57,10 +61,10 @@ async fn end_and_clear(agent: &Agent, container: &Arc<Container>, patience: Dura
     Ok(())
 }
 
-async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> Result<()> {
+async fn kill(agent: &Agent, container: &Arc<Container>, exit_timeout: Duration) -> Result<()> {
     let id = || container.id.clone();
-    let deadline = Instant::now() + patience;
-    // If all have ended, there is nothing to kill but strays, which the runtime sees.
+    let deadline = Instant::now() + exit_timeout;
+    // If all have exited, only stray processes are left, which the runtime handles.
     while container.processes().iter().any(|process| process.code().is_none()) {
         agent.runtime.call(Call::Kill { container: id() }, &[]).await?;
         let all = async {
@@ -68,22 +72,22 @@ async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> R
                 process.wait().await;
             }
         };
-        // One that was about to enter the container is in it only now.
-        match tokio::time::timeout_at(deadline.min(Instant::now() + AGAIN), all).await {
+        // A process that was about to enter the container may have entered after the last kill.
+        match tokio::time::timeout_at(deadline.min(Instant::now() + KILL_INTERVAL), all).await {
             Ok(()) => break,
             Err(_) if Instant::now() < deadline => {}
             Err(_) => {
-                let seconds = patience.as_secs();
+                let seconds = exit_timeout.as_secs();
                 let message =
-                    format!("ETIME: processes of container {} have not ended {seconds} s after SIGKILL", container.id);
+                    format!("ETIME: processes of container {} have not exited {seconds} s after SIGKILL", container.id);
                 return Err(Error::new(Code::INTERNAL, message));
             }
         }
     }
-    // The last kills for want of memory are counted in files that are about to go.
-    agent.oom.look();
+    // The files that count the last OOM kills are about to be removed.
+    agent.oom.scan();
     match agent.runtime.call(Call::Delete { container: id() }, &[]).await {
-        // It is gone from the runtime: a hook of its end failed.
+        // Removed from the runtime; a poststop hook failed.
         Err(error) if agent.runtime.call(Call::Kill { container: id() }, &[]).await.is_err() => {
             clear(agent, container).await;
             Err(error)
@@ -92,8 +96,8 @@ async fn end(agent: &Agent, container: &Arc<Container>, patience: Duration) -> R
     }
 }
 
-/// Takes away what was made for a container that does not run: streams,
-/// bundle, storages, name. The name last, so that it cannot be taken before.
+/// Releases the resources of a container that does not run: streams, bundle, storages, id. The id
+/// last: it must not be reused before.
 pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
     agent.oom.forget(&container.id);
     for process in container.processes() {
@@ -103,7 +107,7 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
     if storages.is_empty() {
         bundle::remove(&dir);
     } else {
-        let removed = work::blocking(move || {
+        let removed = background::blocking(move || {
             bundle::remove(&dir);
             Ok(())
         });
@@ -115,39 +119,40 @@ pub(crate) async fn clear(agent: &Agent, container: &Arc<Container>) {
 }
 
 impl Agent {
-    /// Removes a container; `timeout` 0 leaves the time to us.
+    /// Removes a container; `timeout` 0 means [`KILL_TIMEOUT`].
     ///
     /// # Errors
-    /// See [`remove`]; or there is no such container.
+    /// See [`remove`]; or the container does not exist.
     pub async fn remove_container(self: &Arc<Self>, id: &str, timeout: u32) -> Result<()> {
         let container = self.container(id)?;
-        let patience = if timeout == 0 { PATIENCE } else { Duration::from_secs(timeout.into()) };
+        let exit_timeout = if timeout == 0 { KILL_TIMEOUT } else { Duration::from_secs(timeout.into()) };
         let agent = Arc::clone(self);
-        work::whole(async move { remove(&agent, &container, patience).await }).await
+        background::to_completion(async move { remove(&agent, &container, exit_timeout).await }).await
     }
 
-    /// Removes every container, and then ends the guest, or the agent if it works alone.
+    /// Removes every container, and then powers off the guest, or exits if the agent runs without
+    /// PID 1.
     ///
-    /// A second call finds nothing to do.
+    /// Idempotent: a second call does nothing.
     ///
     /// # Errors
-    /// A container cannot be removed; the guest ends in that case too.
+    /// A container cannot be removed; the guest powers off in that case too.
     pub async fn destroy_sandbox(self: &Arc<Self>) -> Result<()> {
         if !self.destroy() {
             return Ok(());
         }
         let agent = Arc::clone(self);
-        work::whole(async move {
+        background::to_completion(async move {
             let mut result = Ok(());
             for container in agent.containers() {
-                let removed = remove(&agent, &container, PATIENCE).await;
+                let removed = remove(&agent, &container, KILL_TIMEOUT).await;
                 result = result.and(removed);
             }
-            // PID 1 ends this process at once: the answer goes first.
+            // PID 1 terminates this process at once, so the reply is sent first.
             tokio::spawn(async move {
-                tokio::time::sleep(FAREWELL).await;
+                tokio::time::sleep(REPLY_GRACE).await;
                 match &agent.control {
-                    Some(control) => control.say(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
+                    Some(control) => control.send(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
                     None => std::process::exit(0),
                 }
             });

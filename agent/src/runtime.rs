@@ -1,4 +1,4 @@
-//! The client of the runtime process.
+//! Client of the runtime process.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,18 +15,17 @@ use crate::error::{Error, Result};
 
 type Answer = std::result::Result<(Done, Option<OwnedFd>), firstlight_runtime::Failure>;
 
-/// The runtime, from the server's side. Calls are answered when they are done,
-/// in any order; no lock is held while waiting.
+/// Client of the runtime. Replies arrive in any order; no lock is held while waiting.
 #[derive(Debug)]
 pub struct Runtime {
-    // tokio has no SEQPACKET socket; this type only registers the descriptor and waits for it.
+    // tokio has no SEQPACKET socket; this type only registers the descriptor.
     socket: UnixDatagram,
     next: AtomicU64,
     pending: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
 }
 
 impl Runtime {
-    /// Takes the socket whose other end the runtime has.
+    /// Creates the client from the socket that is connected to the runtime.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking or registered.
@@ -41,10 +40,10 @@ impl Runtime {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call. The runtime carries it out even if nobody waits any more.
+    /// Makes a call. The runtime completes it even if the caller is dropped.
     ///
     /// # Errors
-    /// What the runtime says, or that it is gone.
+    /// The runtime's error, or the runtime has exited.
     pub async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<(Done, Option<OwnedFd>)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let packet = serde_json::to_vec(&Request { id, call }).map_err(|error| Error::internal(error.to_string()))?;
@@ -56,19 +55,19 @@ impl Runtime {
             .await;
         if let Err(error) = sent {
             self.pending().remove(&id);
-            return Err(Error::internal(format!("the container runtime cannot be reached: {error}")));
+            return Err(Error::internal(format!("failed to send to the container runtime: {error}")));
         }
         match receiver.await {
             Ok(answer) => answer.map_err(Error::from),
-            Err(_) => Err(Error::internal("the container runtime has ended")),
+            Err(_) => Err(Error::internal("the container runtime has exited")),
         }
     }
 
-    /// Reads replies and hands exits (container, name, code) to `exited`
-    /// until the runtime is gone.
+    /// Dispatches replies, and passes exits (container, name, code) to `exited`, until the runtime
+    /// exits.
     ///
     /// # Errors
-    /// Always, with the reason: a server without its runtime is of no use.
+    /// Always, with the reason: the server cannot continue without its runtime.
     pub async fn serve(&self, mut exited: impl FnMut(&str, &str, i32)) -> io::Error {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
@@ -77,7 +76,7 @@ impl Runtime {
                 .async_io(Interest::READABLE, || receive(&self.socket, &mut buffer).map_err(io::Error::from))
                 .await;
             let (len, mut fds) = match received {
-                Ok((0, _)) => return io::Error::other("the container runtime has ended"),
+                Ok((0, _)) => return io::Error::other("the container runtime has exited"),
                 Ok(received) => received,
                 Err(error) => return error,
             };
@@ -88,13 +87,13 @@ impl Runtime {
                     }
                 }
                 Ok(FromRuntime::Exited { container, exec, code }) => exited(&container, &exec, code),
-                Err(error) => log::error!("container runtime: not a message: {error}"),
+                Err(error) => log::error!("container runtime: invalid message: {error}"),
             }
         }
     }
 }
 
-/// Borrows of owned descriptors, as calls take them.
+/// Borrows owned descriptors, as calls take them.
 #[must_use]
 pub fn borrow(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
     fds.iter().map(AsFd::as_fd).collect()
@@ -107,7 +106,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
-    fn replies_find_their_calls_and_exits_their_handler() {
+    fn replies_are_matched_by_id_and_exits_are_dispatched() {
         let local = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         local.block_on(async {
             let (ours, theirs) =
@@ -123,7 +122,7 @@ mod tests {
                 }
                 let exit = FromRuntime::Exited { container: "c".into(), exec: "e".into(), code: 3 };
                 send(&theirs, &serde_json::to_vec(&exit).unwrap(), &[]).unwrap();
-                // Out of order, to be sure that the number counts.
+                // Out of order: replies are matched by id.
                 for (id, fds) in ids.iter().rev() {
                     let result = if *fds == 1 {
                         Ok(Done { pid: Some(42) })
@@ -145,7 +144,7 @@ mod tests {
             let ((first, second), end) = tokio::join!(calls, served);
             assert_eq!(first.unwrap().0.pid, Some(42));
             assert_eq!(second.unwrap_err().code, ttrpc::Code::NOT_FOUND);
-            assert!(end.to_string().contains("ended"));
+            assert!(end.to_string().contains("exited"));
             assert_eq!(*exits.lock().unwrap(), [("c".to_owned(), "e".to_owned(), 3)]);
             fake.join().unwrap();
         });

@@ -1,4 +1,4 @@
-//! The listener, and the order in which the agent starts.
+//! The ttrpc listener, and the agent's start sequence.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,12 +24,12 @@ use crate::runtime::Runtime;
 use crate::stream::MAX_REPLY;
 use crate::{console, log as agent_log, service, vsock};
 
-/// Serves until the runtime is gone. Nothing that can wait comes before the
-/// bind, but for a policy: where one must be obeyed, nothing is served without.
+/// Serves until the runtime exits. Nothing that can block comes before the bind, except the policy:
+/// if the image has one, nothing is served without it.
 ///
 /// # Errors
-/// The policy cannot be used, the address cannot be bound, or the runtime has
-/// ended; all are for PID 1 to deal with.
+/// The policy is unusable, the address cannot be bound, or the runtime has exited. PID 1 handles
+/// all of these.
 pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     let paths = Paths::below("/".as_ref());
     let gate = Arc::new(policy::from_image(&config, &paths).await?);
@@ -44,7 +44,7 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     server = server.register_service(service::all(&agent, &gate));
     server.start().await.map_err(io::Error::other)?;
     if let Some(control) = &agent.control {
-        control.say(ToInit::Listening { at_us: bound_us });
+        control.send(ToInit::Listening { at_us: bound_us });
     }
     if let Some((port, queue)) = agent.config.log_port.zip(agent_log::queue()) {
         tokio::spawn(agent_log::port::serve(port, queue));
@@ -52,8 +52,8 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     if let Some(port) = agent.config.console_port.filter(|_| agent.config.console) {
         tokio::spawn(console::serve(port));
     }
-    let resting = Arc::clone(&agent);
-    tokio::spawn(async move { resting.rest.keep().await });
+    let idle_agent = Arc::clone(&agent);
+    tokio::spawn(async move { idle_agent.idle.run().await });
     Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
 }
 
@@ -63,11 +63,11 @@ fn bind(address: &str) -> io::Result<Listener> {
         return bind_vsock(rest);
     }
     if let Some(path) = address.strip_prefix("unix://").filter(|path| !path.starts_with('@')) {
-        // One that an earlier agent left would refuse the bind.
+        // A stale socket of an earlier agent would make the bind fail.
         let _ = std::fs::remove_file(path);
     }
     let listener = Listener::bind(address)?.map(|socket| socket.map(Capped));
-    Ok(Listener::new(vsock::patiently(listener, "requests")))
+    Ok(Listener::new(vsock::retry_accept(listener, "requests")))
 }
 
 fn bind_vsock(text: &str) -> io::Result<Listener> {
@@ -79,11 +79,11 @@ fn bind_vsock(text: &str) -> io::Result<Listener> {
     let accepted = futures::stream::unfold(listener, |listener| async {
         Some((vsock::accept(&listener).await.map(Capped), listener))
     });
-    Ok(Listener::new(vsock::patiently(accepted, "requests")))
+    Ok(Listener::new(vsock::retry_accept(accepted, "requests")))
 }
 
-/// A stream that is written to in pieces. Some vsock devices never finish a
-/// write of 64 KiB.
+/// A stream whose writes are split into pieces: some vsock devices never complete a write of 64
+/// KiB.
 struct Capped<S>(S);
 
 impl<S: AsyncRead + Unpin> AsyncRead for Capped<S> {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_make_no_sense_are_refused() {
+    fn invalid_addresses_are_rejected() {
         run(async {
             for address in ["", "vsock://x:1", "vsock://1", "vsock://-1:x", "ftp://x"] {
                 assert!(bind(address).is_err(), "{address}");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_left_over_socket_is_replaced() {
+    fn stale_socket_is_replaced() {
         run(async {
             let dir = tempfile::tempdir().unwrap();
             let address = format!("unix://{}", dir.path().join("a.sock").display());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn large_replies_go_out_in_pieces() {
+    fn large_replies_are_split() {
         run(async {
             let (ours, mut theirs) = tokio::net::UnixStream::pair().unwrap();
             let mut capped = Capped(ours);

@@ -1,6 +1,6 @@
-//! A container's use of the guest, from its resource group (cgroup v2).
+//! StatsContainer: a container's statistics, from its cgroup (cgroup v2).
 //!
-//! A file that is not there (its controller is off) leaves its part at zero.
+//! A missing file (its controller is disabled) leaves zeros.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use firstlight_agent_api::agent::{
     StatsContainerResponse, ThrottlingData,
 };
 
-/// The counters of a network interface, and where they go.
+/// A counter of a network interface, and its field.
 type Counter = (&'static str, fn(&mut NetworkStats) -> &mut u64);
 
 const COUNTERS: &[Counter] = &[
@@ -24,8 +24,8 @@ const COUNTERS: &[Counter] = &[
     ("tx_dropped", |stats| &mut stats.tx_dropped),
 ];
 
-/// The counters of a disk, and the operations as callers know them. A caller on
-/// cgroup v2 looks for all of them, in these letters, among the bytes.
+/// Counters of a disk, and their names in the reply. Clients on cgroup v2 expect all of them, in
+/// this case, in `io_service_bytes_recursive`.
 const OPERATIONS: &[(&str, &str)] = &[
     ("rbytes", "read"),
     ("wbytes", "write"),
@@ -35,7 +35,7 @@ const OPERATIONS: &[(&str, &str)] = &[
     ("dios", "dios"),
 ];
 
-/// One resource group's files.
+/// Reads the files of a directory.
 struct Group<'a>(&'a Path);
 
 impl Group<'_> {
@@ -43,7 +43,7 @@ impl Group<'_> {
         fs::read_to_string(self.0.join(file)).unwrap_or_default()
     }
 
-    /// A file that holds one number, or `max`.
+    /// Reads a file with one number, or `max`.
     fn number(&self, file: &str) -> u64 {
         number(self.text(file).trim())
     }
@@ -53,13 +53,14 @@ fn number(text: &str) -> u64 {
     if text == "max" { u64::MAX } else { text.parse().unwrap_or(0) }
 }
 
-/// The value of `key` in a file of `key value` lines.
+/// Returns the value of `key` in a file of `key value` lines.
 fn value(text: &str, key: &str) -> u64 {
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
     pairs.filter(|(name, _)| *name == key).map(|(_, value)| number(value.trim())).next().unwrap_or(0)
 }
 
-/// Reads a container's use; the network is the guest's, which all containers share.
+/// Returns a container's statistics; the network's are those of the guest, shared by all
+/// containers.
 #[must_use]
 pub fn read(cgroup: &Path, sysfs: &Path) -> StatsContainerResponse {
     let group = Group(cgroup);
@@ -80,14 +81,14 @@ pub fn read(cgroup: &Path, sysfs: &Path) -> StatsContainerResponse {
     reply
 }
 
-/// A limit; 0 for none, as callers of cgroup v1 know it.
+/// Reads a limit; 0 for none, as in cgroup v1.
 fn limit(group: &Group<'_>, file: &str) -> u64 {
     Some(group.number(file)).filter(|limit| *limit != u64::MAX).unwrap_or(0)
 }
 
 fn cpu(group: &Group<'_>) -> CpuStats {
     let text = group.text("cpu.stat");
-    // The file counts microseconds, the wire nanoseconds.
+    // Microseconds in the file, nanoseconds in the reply.
     let nanos = |key| value(&text, key).saturating_mul(1000);
     let mut stats = CpuStats::new();
     stats.cpu_usage = Some(CpuUsage {
@@ -128,14 +129,14 @@ fn memory(group: &Group<'_>) -> MemoryStats {
     stats
 }
 
-/// `8:0 rbytes=1 wbytes=2 ...` as one entry per operation.
+/// Converts `8:0 rbytes=1 wbytes=2 ...` to one entry per operation.
 fn block(text: &str) -> Vec<BlkioStatsEntry> {
     let mut entries = Vec::new();
     for line in text.lines() {
         let mut words = line.split(' ');
         let Some((major, minor)) = words.next().and_then(|device| device.split_once(':')) else { continue };
         let fields: Vec<(&str, &str)> = words.filter_map(|word| word.split_once('=')).collect();
-        // A disk of which nothing is counted, as the kernel writes it.
+        // A disk without counters.
         if fields.is_empty() {
             continue;
         }
@@ -153,7 +154,7 @@ fn hugepages(group: &Group<'_>) -> std::collections::HashMap<String, HugetlbStat
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names
         .filter_map(|name| {
-            // Reserved pages have files of their own, which are no page size.
+            // Skips `hugetlb.SIZE.rsvd.*`.
             let size = name.strip_prefix("hugetlb.")?.strip_suffix(".current").filter(|size| !size.contains('.'))?;
             let stats = HugetlbStats {
                 usage: group.number(&name),
@@ -169,7 +170,7 @@ fn network(sysfs: &Path) -> Vec<NetworkStats> {
     let entries = fs::read_dir(sysfs.join("class/net")).into_iter().flatten().flatten();
     let mut all: Vec<NetworkStats> = entries
         .filter_map(|entry| entry.file_name().into_string().ok().map(|name| (name, entry.path())))
-        // Some drivers keep a file of settings beside the interfaces.
+        // Skips files of drivers, such as `bonding_masters`.
         .filter(|(name, path)| name != "lo" && path.join("statistics").is_dir())
         .map(|(name, path)| {
             let mut stats = NetworkStats { name, ..Default::default() };
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_arrive_in_the_wires_units() {
+    fn statistics_are_converted_to_the_replys_units() {
         let root = tempfile::tempdir().unwrap();
         plant(
             root.path(),
@@ -209,7 +210,7 @@ mod tests {
                 ("g/memory.events", "low 0\nmax 6\noom_kill 1\n"),
                 ("g/pids.current", "3\n"),
                 ("g/pids.max", "max\n"),
-                // As a kernel wrote it, with a disk that nobody has used.
+                // Copied from a kernel, with an unused disk.
                 ("g/io.stat", "7:0 \n254:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=30 dios=3\nrubbish\n"),
                 ("g/hugetlb.2MB.current", "2097152\n"),
                 ("g/hugetlb.2MB.events", "max 4\n"),
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_zero() {
+    fn missing_files_give_zeros() {
         let reply = read(Path::new("/nonexistent"), Path::new("/nonexistent"));
         assert_eq!(reply.cgroup_stats.memory_stats.usage.usage, 0);
         assert!(reply.network_stats.is_empty());

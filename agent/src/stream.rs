@@ -1,10 +1,9 @@
-//! What a process writes and reads, through pipes or a terminal.
+//! Standard streams of a process, through pipes or a terminal.
 //!
-//! The end of a stream is told once, and then its descriptor is closed:
-//! * every writer has closed it, or the terminal has hung up;
-//! * or the process has ended and [`GRACE`] is over. What is in the pipe at
-//!   that moment still comes, so no output is lost; what a forgotten
-//!   grandchild writes later does not.
+//! EOF of a stream is reported once, and then its descriptor is closed:
+//! * when every writer has closed it, or the terminal has hung up;
+//! * or when the process has exited and [`GRACE`] has passed. Data in the pipe at that time is
+//! still delivered, so no output is lost; later data of a surviving grandchild is not.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,22 +16,22 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// How long the descendants of a process that has ended may keep its streams open.
+/// How long descendants of an exited process may hold its streams open.
 pub const GRACE: Duration = Duration::from_millis(500);
 
-/// The most that one reply carries, bytes. Some vsock devices lose larger writes.
+/// Maximum data per reply, bytes. Some vsock devices lose larger writes.
 pub const MAX_REPLY: usize = 16 * 1024;
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit status, or 128 and the signal's number.
+    /// Exit status, or 128 plus the signal number.
     pub code: i32,
-    /// When that was seen.
+    /// When it was observed.
     pub at: Instant,
 }
 
-/// Tells whether and how a process has ended.
+/// Receives the exit of a process.
 pub type ExitWatch = watch::Receiver<Option<Exit>>;
 
 /// An output stream.
@@ -40,40 +39,39 @@ pub type ExitWatch = watch::Receiver<Option<Exit>>;
 pub struct Output {
     state: Mutex<State>,
     exit: ExitWatch,
-    /// Told when the end has been told.
-    told: Notify,
+    /// Notified when EOF has been reported.
+    eof: Notify,
 }
 
 #[derive(Debug)]
 struct State {
-    /// `None` once the end has been told.
+    /// `None` once EOF has been reported.
     reader: Option<pipe::Receiver>,
-    /// After the grace: what was in the pipe then and has not been read yet.
+    /// After the grace period: bytes that were in the pipe then and are still unread.
     left: Option<usize>,
 }
 
 impl Output {
-    /// A stream with nothing in it; it gets its pipe with [`Output::open`].
+    /// Creates a stream without pipe; [`Output::open`] adds it.
     #[must_use]
     pub fn new(exit: ExitWatch) -> Self {
-        Self { state: Mutex::new(State { reader: None, left: None }), exit, told: Notify::new() }
+        Self { state: Mutex::new(State { reader: None, left: None }), exit, eof: Notify::new() }
     }
 
-    /// Gives the stream its pipe or terminal, which must be non-blocking.
+    /// Sets the pipe or terminal, which must be non-blocking.
     ///
     /// # Errors
-    /// The descriptor cannot be waited for.
+    /// The descriptor cannot be registered with epoll.
     pub async fn open(&self, fd: OwnedFd) -> io::Result<()> {
-        // Unchecked because a terminal is no pipe; everything used here works on both.
+        // Unchecked: a terminal is not a pipe, but the operations used here work on both.
         self.state.lock().await.reader = Some(pipe::Receiver::from_owned_fd_unchecked(fd)?);
         Ok(())
     }
 
-    /// Waits for output and returns at most `len` bytes of it; nothing means
-    /// the end. Dropping the future loses nothing.
+    /// Waits for output and returns at most `len` bytes; empty means EOF. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel's, with the reason.
+    /// The read fails.
     pub async fn read(&self, len: usize) -> Result<Vec<u8>> {
         let mut state = self.state.lock().await;
         let mut buffer = vec![0; len.clamp(1, MAX_REPLY)];
@@ -89,7 +87,7 @@ impl Output {
             match got {
                 Ok(0) => {
                     *reader = None;
-                    self.told.notify_one();
+                    self.eof.notify_one();
                     return Ok(Vec::new());
                 }
                 Ok(got) => {
@@ -100,50 +98,49 @@ impl Output {
                     return Ok(buffer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A terminal whose last user is gone.
+                // EIO: all users of the terminal have closed it.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
                     *reader = None;
-                    self.told.notify_one();
+                    self.eof.notify_one();
                     return Ok(Vec::new());
                 }
-                Err(error) => return Err(Error::internal(format!("cannot read the stream: {error}"))),
+                Err(error) => return Err(Error::internal(format!("failed to read the stream: {error}"))),
             }
             let grace_over = left.is_some();
             tokio::select! {
                 ready = pipe.readable() => {
-                    ready.map_err(|error| Error::internal(format!("cannot wait for the stream: {error}")))?;
+                    ready.map_err(|error| Error::internal(format!("failed to wait for the stream: {error}")))?;
                 }
                 () = grace(&mut exit), if !grace_over => {}
             }
         }
     }
 
-    /// Closes the stream, whatever is still in it.
+    /// Closes the stream and discards unread data.
     pub async fn close(&self) {
         self.state.lock().await.reader = None;
-        self.told.notify_one();
+        self.eof.notify_one();
     }
 
-    /// Closes the stream if nothing is in it and nobody can write to it any
-    /// more: then there is nothing to keep it for. To a terminal nobody can
-    /// write once its last user is gone.
-    pub fn close_if_spent(&self) {
-        // Whoever reads holds the lock, and will be told the end.
+    /// Closes the stream if it is empty and has no writers left. A terminal has none once its last
+    /// user has closed it.
+    pub fn close_if_drained(&self) {
+        // A reader holds the lock, and will see EOF.
         let Ok(mut state) = self.state.try_lock() else { return };
         if state.reader.as_ref().is_some_and(|pipe| waiting(pipe) == 0 && hung_up(pipe)) {
             state.reader = None;
-            self.told.notify_one();
+            self.eof.notify_one();
         }
     }
 
-    /// Waits until the end has been told. For one who waits at a time.
-    pub async fn told(&self) {
+    /// Waits until EOF has been reported. One waiter at a time.
+    pub async fn closed(&self) {
         while self.is_open() {
-            self.told.notified().await;
+            self.eof.notified().await;
         }
     }
 
-    /// Whether the end has not been told yet.
+    /// Returns whether EOF has not been reported yet.
     #[must_use]
     pub fn is_open(&self) -> bool {
         // A reader holds the lock for as long as it waits.
@@ -155,7 +152,7 @@ fn waiting(pipe: &pipe::Receiver) -> usize {
     rustix::io::ioctl_fionread(pipe.as_fd()).ok().and_then(|len| usize::try_from(len).ok()).unwrap_or(0)
 }
 
-/// Whether every writer is gone.
+/// Returns whether there are no writers left.
 fn hung_up(pipe: &pipe::Receiver) -> bool {
     let mut fds = [PollFd::new(pipe, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -166,17 +163,17 @@ fn after_grace(exit: Option<Exit>) -> bool {
     exit.is_some_and(|exit| exit.at.elapsed() >= GRACE)
 }
 
-/// Ends [`GRACE`] after the process has.
+/// Returns [`GRACE`] after the process has exited.
 async fn grace(exit: &mut ExitWatch) {
     let at = exit.wait_for(Option::is_some).await.ok().and_then(|exit| exit.map(|exit| exit.at));
     match at {
         Some(at) => tokio::time::sleep_until(at + GRACE).await,
-        // The process's record is gone, and with it whoever could tell.
+        // The sender was dropped, so no exit will be reported.
         None => std::future::pending().await,
     }
 }
 
-/// The input stream.
+/// Standard input of a process.
 #[derive(Debug)]
 pub struct Input {
     state: Mutex<Option<pipe::Sender>>,
@@ -184,35 +181,35 @@ pub struct Input {
     terminal: bool,
 }
 
-/// What a terminal in its usual mode takes as the end of input.
+/// EOT, which a terminal in canonical mode takes as end of input.
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 impl Input {
-    /// An input with nothing to write to; it gets its pipe with [`Input::open`].
+    /// Creates an input without pipe; [`Input::open`] adds it.
     #[must_use]
     pub fn new(exit: ExitWatch, terminal: bool) -> Self {
         Self { state: Mutex::new(None), exit, terminal }
     }
 
-    /// Whether it is to be a terminal's.
+    /// Returns whether the process has a terminal.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// Gives the input its pipe or terminal, which must be non-blocking.
+    /// Sets the pipe or terminal, which must be non-blocking.
     ///
     /// # Errors
-    /// The descriptor cannot be waited for.
+    /// The descriptor cannot be registered with epoll.
     pub async fn open(&self, fd: OwnedFd) -> io::Result<()> {
         *self.state.lock().await = Some(pipe::Sender::from_owned_fd_unchecked(fd)?);
         Ok(())
     }
 
-    /// Writes all of `data`; waits while the process does not read.
+    /// Writes all of `data`; waits while the pipe is full.
     ///
     /// # Errors
-    /// The input is closed, or the process has ended.
+    /// The input is closed, or the process has exited.
     pub async fn write(&self, data: &[u8]) -> Result<()> {
         let state = self.state.lock().await;
         let closed = || Error::internal("standard input is closed");
@@ -228,18 +225,18 @@ impl Input {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     tokio::select! {
                         ready = pipe.writable() => {
-                            ready.map_err(|error| Error::internal(format!("cannot wait for the stream: {error}")))?;
+                            ready.map_err(|error| Error::internal(format!("failed to wait for the stream: {error}")))?;
                         }
-                        () = grace(&mut exit) => return Err(Error::internal("the process has ended")),
+                        () = grace(&mut exit) => return Err(Error::internal("the process has exited")),
                     }
                 }
-                Err(error) => return Err(Error::internal(format!("cannot write to standard input: {error}"))),
+                Err(error) => return Err(Error::internal(format!("failed to write to standard input: {error}"))),
             }
         }
         Ok(())
     }
 
-    /// Ends the input: a pipe is closed, a terminal is told. A second time changes nothing.
+    /// Closes the input: a pipe is closed, a terminal gets EOT. Idempotent.
     pub async fn close(&self) {
         let pipe = self.state.lock().await.take();
         if let Some(pipe) = pipe.filter(|_| self.terminal) {
@@ -266,16 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn data_then_the_end_when_every_writer_is_gone() {
+    fn eof_follows_the_data_when_every_writer_has_closed() {
         run(async {
-            let (_told, exit) = watch::channel(None);
+            let (_exit_sender, exit) = watch::channel(None);
             let output = Output::new(exit);
             let (reader, writer) = pair();
             output.open(reader).await.unwrap();
             rustix::io::write(&writer, &[7; 20_000]).unwrap();
             assert_eq!(output.read(5).await.unwrap(), [7; 5]);
             assert_eq!(output.read(usize::MAX).await.unwrap().len(), MAX_REPLY);
-            assert_eq!(output.read(0).await.unwrap().len(), 1, "a length of 0 would mean the end");
+            assert_eq!(output.read(0).await.unwrap().len(), 1, "a length of 0 would mean EOF");
             drop(writer);
             assert_eq!(output.read(usize::MAX).await.unwrap().len(), 20_000 - MAX_REPLY - 6);
             assert_eq!(output.read(9).await.unwrap(), b"");
@@ -284,31 +281,31 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stream_from_which_nothing_can_come_is_spent() {
+    fn only_an_empty_stream_without_writers_is_closed_as_drained() {
         run(async {
-            let (_told, exit) = watch::channel(None);
+            let (_exit_sender, exit) = watch::channel(None);
             let output = Output::new(exit);
             let (reader, writer) = pair();
             output.open(reader).await.unwrap();
-            output.close_if_spent();
-            assert!(output.is_open(), "somebody may write");
+            output.close_if_drained();
+            assert!(output.is_open(), "a writer is left");
             rustix::io::write(&writer, b"last").unwrap();
             drop(writer);
-            output.close_if_spent();
+            output.close_if_drained();
             assert_eq!(output.read(9).await.unwrap(), b"last");
-            assert!(output.is_open(), "the end has not been told");
-            output.close_if_spent();
+            assert!(output.is_open(), "EOF has not been reported");
+            output.close_if_drained();
             assert!(!output.is_open());
-            output.told().await;
+            output.closed().await;
             assert_eq!(output.read(9).await.unwrap(), b"");
         });
     }
 
     #[test]
-    fn a_grandchild_cannot_hold_the_stream_whenever_the_read_began() {
+    fn grandchild_cannot_hold_the_stream_open() {
         run(async {
             for pending in [true, false] {
-                let (told, exit) = watch::channel(None);
+                let (exit_sender, exit) = watch::channel(None);
                 let output = Output::new(exit);
                 let (reader, writer) = pair();
                 output.open(reader).await.unwrap();
@@ -316,7 +313,7 @@ mod tests {
                 let start = Instant::now();
                 let read = async {
                     if !pending {
-                        told.send_replace(ended(start));
+                        exit_sender.send_replace(ended(start));
                         tokio::time::sleep(Duration::from_secs(2)).await;
                     }
                     let tail = output.read(100).await.unwrap();
@@ -325,13 +322,13 @@ mod tests {
                 let exit = async {
                     tokio::task::yield_now().await;
                     if pending {
-                        told.send_replace(ended(start));
+                        exit_sender.send_replace(ended(start));
                     }
                 };
                 let ((tail, end), ()) = tokio::join!(read, exit);
                 assert_eq!((tail.as_slice(), end.as_slice()), (&b"tail"[..], &b""[..]));
                 assert!(start.elapsed() < Duration::from_secs(3));
-                // Nothing that comes later brings the stream back.
+                // Later data does not reopen the stream.
                 let _ = rustix::io::write(&writer, b"late");
                 assert_eq!(output.read(100).await.unwrap(), b"");
             }
@@ -339,13 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn a_chatty_grandchild_gets_no_more_than_was_there() {
+    fn data_written_after_the_grace_period_is_not_delivered() {
         run(async {
-            let (told, exit) = watch::channel(None);
+            let (exit_sender, exit) = watch::channel(None);
             let output = Output::new(exit);
             let (reader, writer) = pair();
             output.open(reader).await.unwrap();
-            told.send_replace(ended(Instant::now()));
+            exit_sender.send_replace(ended(Instant::now()));
             tokio::time::sleep(GRACE * 2).await;
             rustix::io::write(&writer, b"abcd").unwrap();
             assert_eq!(output.read(2).await.unwrap(), b"ab");
@@ -356,9 +353,9 @@ mod tests {
     }
 
     #[test]
-    fn input_is_written_whole_and_ends() {
+    fn input_is_written_completely_and_closes() {
         run(async {
-            let (told, exit) = watch::channel(None);
+            let (exit_sender, exit) = watch::channel(None);
             let input = Input::new(exit, false);
             assert!(input.write(b"x").await.is_err());
             let (reader, writer) = pair();
@@ -374,9 +371,9 @@ mod tests {
             let data = vec![1; 200_000];
             let (written, ()) = tokio::join!(input.write(&data), drain);
             written.unwrap();
-            // Nobody reads, and the process is gone: the writer is let go.
-            told.send_replace(ended(Instant::now()));
-            assert!(input.write(&data).await.unwrap_err().message.contains("ended"));
+            // No reader, and the process has exited: the write fails.
+            exit_sender.send_replace(ended(Instant::now()));
+            assert!(input.write(&data).await.unwrap_err().message.contains("exited"));
             input.close().await;
             input.close().await;
             assert!(input.write(b"x").await.unwrap_err().message.contains("closed"));

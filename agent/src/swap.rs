@@ -1,4 +1,4 @@
-//! Swap on a disk of the host's.
+//! AddSwap and AddSwapPath: swap on a host disk.
 
 use std::path::Path;
 
@@ -6,33 +6,33 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::agent::Agent;
 use crate::error::{Error, Result};
-use crate::{hotplug, work};
+use crate::{background, hotplug};
 
-/// As many as the kernel takes, by far.
+/// Upper bound on the depth of a PCI path.
 const MAX_SLOTS: usize = 32;
 
 impl Agent {
-    /// Swaps to the disk at a PCI path of slots.
+    /// Enables swap on the disk at a PCI path.
     ///
     /// # Errors
-    /// There is no such disk, or the kernel does not take it for swap.
+    /// The disk does not exist, or the kernel rejects it for swap.
     pub async fn add_swap(&self, slots: &[u32]) -> Result<()> {
         if slots.is_empty() || slots.len() > MAX_SLOTS {
             return Err(Error::invalid(format!("swap: a PCI path of {} slots", slots.len())));
         }
         let path: Vec<String> = slots.iter().map(|slot| format!("{slot:02x}")).collect();
         let disk = self.hotplug.block_by_pci(&path.join("/")).await.map_err(|error| error.during("swap"))?;
-        work::blocking(move || swap_to(&disk)).await
+        background::blocking(move || swap_to(&disk)).await
     }
 
-    /// Swaps to a disk `/dev/NAME`, or to a file among the sandbox's.
+    /// Enables swap on a disk `/dev/NAME`, or on a file in the sandbox's directory.
     ///
     /// # Errors
-    /// It is something else or somewhere else, or the kernel does not take it for swap.
+    /// The path has another type or location, or the kernel rejects it for swap.
     pub async fn add_swap_path(&self, path: &str) -> Result<()> {
         if hotplug::is_node(Path::new(path)) {
             let disk = self.hotplug.block_by_node(path).await.map_err(|error| error.during("swap"))?;
-            return work::blocking(move || swap_to(&disk)).await;
+            return background::blocking(move || swap_to(&disk)).await;
         }
         let dir = self.paths.run.join("sandbox");
         let below = Path::new(path).strip_prefix(&dir).map(Path::to_owned);
@@ -40,7 +40,7 @@ impl Agent {
         let below = below.map_err(|_| {
             Error::invalid(format!("swap: {shown:?} is neither a disk /dev/NAME nor a file below {}", dir.display()))
         })?;
-        work::blocking(move || swap_to_file(&dir, &below)).await
+        background::blocking(move || swap_to_file(&dir, &below)).await
     }
 }
 
@@ -59,9 +59,9 @@ fn swap_to_file(dir: &Path, below: &Path) -> Result<()> {
     swap_on(opened, FileType::RegularFile, &shown)
 }
 
-/// Swaps to what was opened: nobody can put another thing in its place meanwhile.
+/// Enables swap on the opened descriptor, so that the path cannot be replaced in between.
 fn swap_on(opened: rustix::io::Result<std::os::fd::OwnedFd>, kind: FileType, shown: &str) -> Result<()> {
-    let file = opened.map_err(|error| Error::internal(format!("swap: cannot open {shown}: {error}")))?;
+    let file = opened.map_err(|error| Error::internal(format!("swap: failed to open {shown}: {error}")))?;
     let found = rustix::fs::fstat(&file).map_err(|error| Error::internal(format!("swap: {shown}: {error}")))?;
     let is = FileType::from_raw_mode(found.st_mode);
     if is != kind {
@@ -73,7 +73,7 @@ fn swap_on(opened: rustix::io::Result<std::os::fd::OwnedFd>, kind: FileType, sho
             Some(rustix::io::Errno::BUSY) => "; it is in use, perhaps as swap",
             _ => "",
         };
-        Error::internal(format!("swap: the kernel does not swap to {shown}: {error}{hint}"))
+        Error::internal(format!("swap: failed to enable swap on {shown}: {error}{hint}"))
     })
 }
 
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_it_says_it_is_becomes_swap() {
+    fn path_of_another_type_is_rejected_for_swap() {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("file"), [0; 8192]).unwrap();
         std::os::unix::fs::symlink("file", root.path().join("link")).unwrap();
@@ -90,9 +90,9 @@ mod tests {
         refused(swap_to(&root.path().join("file")).unwrap_err(), "RegularFile and not BlockDevice");
         refused(swap_to(Path::new("/dev/null")).unwrap_err(), "CharacterDevice and not BlockDevice");
         refused(swap_to(&root.path().join("gone")).unwrap_err(), "gone");
-        refused(swap_to_file(root.path(), "link".as_ref()).unwrap_err(), "cannot open");
-        refused(swap_to_file(root.path(), "../etc".as_ref()).unwrap_err(), "cannot open");
+        refused(swap_to_file(root.path(), "link".as_ref()).unwrap_err(), "failed to open");
+        refused(swap_to_file(root.path(), "../etc".as_ref()).unwrap_err(), "failed to open");
         // A file without a swap area, or a test without the right to swap.
-        refused(swap_to_file(root.path(), "file".as_ref()).unwrap_err(), "does not swap to");
+        refused(swap_to_file(root.path(), "file".as_ref()).unwrap_err(), "failed to enable swap on");
     }
 }

@@ -8,14 +8,14 @@ use oci_spec::runtime::Spec;
 use crate::agent::Agent;
 use crate::container::{Container, Phase};
 use crate::error::{Error, Result};
-use crate::{bundle, convert, limits, work};
+use crate::{background, bundle, convert, limits};
 
 impl Agent {
-    /// Changes a container's limits, and its configuration with them.
+    /// Changes a container's limits and its stored configuration.
     ///
     /// # Errors
-    /// There is no such container, a number makes no sense, or the kernel
-    /// refuses: the error names the file and the text that was meant for it.
+    /// The container does not exist, a number is invalid, or the kernel rejects a value: the error
+    /// has file and value.
     pub async fn update_container(self: &Arc<Self>, id: &str, resources: Option<oci::LinuxResources>) -> Result<()> {
         let container = self.container(id)?;
         let phase = container.phase();
@@ -24,7 +24,7 @@ impl Agent {
             return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, message));
         }
         let given = convert::resources(resources.as_ref()).map_err(|error| Error::invalid(error.to_string()))?;
-        work::whole(work::blocking(move || {
+        background::to_completion(background::blocking(move || {
             let result = update(&container, &given);
             result.map_err(|error| error.during(&format!("container {}", container.id)))
         }))
@@ -33,8 +33,8 @@ impl Agent {
 }
 
 fn update(container: &Container, given: &oci_spec::runtime::LinuxResources) -> Result<()> {
-    // Two updates at once would each write a configuration without the other.
-    let _alone = container.updating();
+    // Serialised: concurrent updates would each overwrite the other's configuration.
+    let _limits = container.lock_limits();
     let file = container.bundle.join("config.json");
     let mut spec = Spec::load(&file).map_err(|error| Error::internal(format!("{}: {error}", file.display())))?;
     let linux = spec.linux_mut().get_or_insert_default();

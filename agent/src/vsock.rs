@@ -1,5 +1,4 @@
-//! Listening where only the host may connect, and taking connections however
-//! badly that goes.
+//! vsock listeners that accept connections from the host only, and retry after errors.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,31 +6,31 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use tokio_vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
 
-use crate::log::Seldom;
+use crate::log::RateLimit;
 
-/// Before the next try when no connection could be taken, descriptors having run out for example.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Delay after a failed accept, for example without free descriptors.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Binds a port of every address of the guest.
+/// Binds a port on every address of the guest.
 ///
 /// # Errors
-/// The port is taken, or the kernel has no vsock.
+/// The port is in use, or the kernel has no vsock.
 pub(crate) fn listen(port: u32) -> io::Result<VsockListener> {
     VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))
 }
 
-/// Whether somebody at this address may connect. A container can open vsock
-/// connections too: the guest's own address and the local one lead back to us.
+/// Returns whether a peer may connect. Containers can open vsock connections too: the guest's own
+/// CID and the local one are loopback.
 fn may_connect(cid: u32) -> bool {
     cid == VMADDR_CID_HOST
 }
 
-/// The host's next connection; others are closed.
+/// Accepts the host's next connection; others are closed.
 ///
 /// # Errors
-/// The kernel's.
+/// The accept fails.
 pub(crate) async fn accept(listener: &VsockListener) -> io::Result<VsockStream> {
-    static REFUSED: Seldom = Seldom::new();
+    static REFUSED: RateLimit = RateLimit::new();
     loop {
         let (stream, peer) = listener.accept().await?;
         if may_connect(peer.cid()) {
@@ -45,19 +44,19 @@ pub(crate) async fn accept(listener: &VsockListener) -> io::Result<VsockStream> 
     }
 }
 
-/// The host's next connection, however long it takes until one can be had.
-pub(crate) async fn next(listener: &VsockListener, what: &str) -> VsockStream {
+/// Accepts the host's next connection, retrying after errors.
+pub(crate) async fn accept_next(listener: &VsockListener, what: &str) -> VsockStream {
     loop {
         match accept(listener).await {
             Ok(stream) => return stream,
-            Err(error) => failed(what, &error).await,
+            Err(error) => log_and_delay(what, &error).await,
         }
     }
 }
 
-/// A listener's connections without its errors: after one it is left alone for
-/// a while, because whoever is told of it would ask again at once.
-pub(crate) fn patiently<S>(
+/// Wraps a listener's connections: errors are logged and followed by a delay, because the caller
+/// would retry at once.
+pub(crate) fn retry_accept<S>(
     listener: impl Stream<Item = io::Result<S>>,
     what: &str,
 ) -> impl Stream<Item = io::Result<S>> {
@@ -65,18 +64,18 @@ pub(crate) fn patiently<S>(
         loop {
             match listener.next().await? {
                 Ok(stream) => return Some((Ok(stream), listener)),
-                Err(error) => failed(what, &error).await,
+                Err(error) => log_and_delay(what, &error).await,
             }
         }
     })
 }
 
-async fn failed(what: &str, error: &io::Error) {
-    static FAILED: Seldom = Seldom::new();
+async fn log_and_delay(what: &str, error: &io::Error) {
+    static FAILED: RateLimit = RateLimit::new();
     if let Some(times) = FAILED.count(Instant::now()) {
-        log::error!("{what}: cannot take a connection: {error} ({times} times)");
+        log::error!("{what}: failed to accept a connection: {error} ({times} times)");
     }
-    tokio::time::sleep(PAUSE).await;
+    tokio::time::sleep(RETRY_DELAY).await;
 }
 
 #[cfg(test)]
@@ -95,24 +94,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_else_is_the_host(cid in 3u32..) {
+        fn every_other_cid_is_rejected(cid in 3u32..) {
             prop_assert!(!may_connect(cid));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_listener_that_fails_is_asked_five_times_a_second() {
-        let mut asked = 0;
+    async fn failing_listener_is_retried_five_times_a_second() {
+        let mut polls = 0;
         let broken = futures::stream::poll_fn(|_| {
-            asked += 1;
-            let answer = if asked <= 10 { Err(io::Error::from_raw_os_error(24)) } else { Ok(asked) };
+            polls += 1;
+            let answer = if polls <= 10 { Err(io::Error::from_raw_os_error(24)) } else { Ok(polls) };
             std::task::Poll::Ready(Some(answer))
         });
         let begin = tokio::time::Instant::now();
-        let mut listener = std::pin::pin!(patiently(broken, "test"));
+        let mut listener = std::pin::pin!(retry_accept(broken, "test"));
         assert_eq!(listener.next().await.unwrap().unwrap(), 11);
         assert_eq!(begin.elapsed().as_millis(), 2000);
-        assert_eq!(listener.next().await.unwrap().unwrap(), 12, "and then at once again");
+        assert_eq!(listener.next().await.unwrap().unwrap(), 12, "then without delay");
         assert_eq!(begin.elapsed().as_millis(), 2000);
     }
 }

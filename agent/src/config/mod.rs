@@ -1,9 +1,7 @@
-//! What the agent is told by the kernel command line and the environment.
+//! Configuration of the agent by the kernel command line and the environment.
 //!
-//! Every `agent.*` parameter that Kata's agent knows is a row of [`TABLE`],
-//! also those that are ignored, with the reason. A value that makes no sense
-//! leaves the default and is a complaint in the log: an agent that does not
-//! start helps nobody.
+//! Every `agent.*` parameter of Kata's agent is a row of [`TABLE`], including ignored ones with the
+//! reason. An invalid value leaves the default and is logged: the agent must start.
 
 mod ignored;
 mod table;
@@ -16,39 +14,39 @@ use log::LevelFilter;
 
 pub use table::{Effect, Parameter, TABLE, print};
 
-/// The agent's settings.
+/// The agent's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where to listen, as `vsock://CID:PORT`, `unix://PATH` or `tcp://HOST:PORT`.
+    /// Listen address: `vsock://CID:PORT`, `unix://PATH` or `tcp://HOST:PORT`.
     pub address: String,
-    /// What is logged. Consoles of virtual machines are slow, so little.
+    /// Log level. Low by default, as consoles of virtual machines are slow.
     pub log: LevelFilter,
-    /// The longest wait for GPUs.
+    /// Timeout of the wait for GPUs.
     pub cdi_timeout: Duration,
-    /// The longest wait for a device that the host has just plugged in.
+    /// Timeout of the wait for a hot-plugged device.
     pub hotplug_timeout: Duration,
     /// Whether the variable `VISIBLE_CDI_DEVICES` of a container grants devices.
     pub visible_cdi_devices: bool,
-    /// Bytes that a pipe of a container's process holds; the kernel's own size if `None`.
+    /// Capacity of container processes' pipes, bytes; the kernel's default if `None`.
     pub pipe_size: Option<usize>,
-    /// The vsock port on which the log can be read.
+    /// The vsock port of the log.
     pub log_port: Option<u32>,
-    /// Whether whoever reaches the console's port gets a shell.
+    /// Whether the debug console is enabled.
     pub console: bool,
     /// The vsock port of the debug console.
     pub console_port: Option<u32>,
-    /// PID 1's socket; without one the agent works alone.
+    /// PID 1's control socket; `None` without Firstlight's PID 1.
     pub control: Option<PathBuf>,
-    /// The policy, in place of the image's own.
+    /// Path of the policy, in place of the image's own.
     pub policy: Option<PathBuf>,
-    /// What was said and could not be used, one line each.
-    pub complaints: Vec<String>,
+    /// Unusable settings, one line each.
+    pub warnings: Vec<String>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            // Where shims expect the agent.
+            // The address that shims connect to.
             address: "vsock://-1:1024".to_owned(),
             log: LevelFilter::Error,
             cdi_timeout: Duration::from_secs(100),
@@ -60,12 +58,12 @@ impl Default for Config {
             console_port: None,
             control: None,
             policy: None,
-            complaints: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 }
 
-/// Variables that beat the command line, and the parameter that each is. The later one wins.
+/// Environment variables that override parameters of the command line. Later ones take precedence.
 const ENVIRONMENT: &[(&str, &str)] = &[
     ("KATA_AGENT_LOG_LEVEL", "agent.log"),
     ("KATA_AGENT_SERVER_ADDR", "agent.server_addr"),
@@ -80,20 +78,20 @@ impl Config {
         Self::of(&CommandLine::parse(&line), |name| std::env::var(name).ok())
     }
 
-    /// The settings for a command line and an environment.
+    /// Parses a command line and an environment.
     pub fn of(line: &CommandLine, environment: impl Fn(&str) -> Option<String>) -> Self {
         let mut config = Self::default();
         for param in line.iter().filter(|param| param.key.starts_with("agent.")) {
-            config.take(&param.key, &param.key, param.value.as_deref());
+            config.apply(&param.key, &param.key, param.value.as_deref());
         }
         for (variable, name) in ENVIRONMENT {
             if let Some(value) = environment(variable).filter(|value| !value.is_empty()) {
-                config.take(variable, name, Some(&value));
+                config.apply(variable, name, Some(&value));
             }
         }
         if config.console && config.console_port.is_none() {
-            config.complaints.push(
-                "agent.debug_console: there is none without agent.debug_console_vport=1026: the console of the VM \
+            config.warnings.push(
+                "agent.debug_console has no effect without agent.debug_console_vport=1026: the console of the VM \
                  carries the boot record"
                     .to_owned(),
             );
@@ -104,17 +102,17 @@ impl Config {
         config
     }
 
-    /// Takes one setting; `source` is what a complaint calls it.
-    fn take(&mut self, source: &str, name: &str, value: Option<&str>) {
+    /// Applies one setting; `source` names it in warnings.
+    fn apply(&mut self, source: &str, name: &str, value: Option<&str>) {
         let Some(parameter) = TABLE.iter().find(|parameter| parameter.is(name)) else {
-            self.complaints.push(format!("{source}: there is no such parameter; it is ignored"));
+            self.warnings.push(format!("{source}: unknown parameter, ignored"));
             return;
         };
         let Effect::Does(_, set) = parameter.effect else { return };
         if !set(self, value) {
             let given = value.map_or_else(|| "no value".to_owned(), |value| format!("{value:?}"));
             let values = parameter.values.replace('`', "");
-            self.complaints.push(format!("{source} takes {values}, not {given}; it is as if it had not been given"));
+            self.warnings.push(format!("{source} takes {values}, not {given}; ignored"));
         }
     }
 }
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_without_anything() {
+    fn empty_command_line_gives_defaults() {
         let config = of("quiet console=hvc0");
         assert_eq!(config, Config::default());
         assert_eq!(config.address, "vsock://-1:1024");
@@ -138,10 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_taken() {
+    fn every_parameter_is_parsed() {
         let config = of("agent.log=debug agent.server_addr=tcp://x agent.cdi_timeout=7 agent.hotplug_timeout=9 \
              agent.container_pipe_size=65536 agent.log_vport=1025 agent.debug_console agent.debug_console_vport=1026");
-        assert_eq!(config.complaints, [""; 0]);
+        assert_eq!(config.warnings, [""; 0]);
         let seconds = Duration::from_secs;
         assert_eq!((config.address.as_str(), config.log), ("tcp://x", LevelFilter::Debug));
         assert_eq!((config.cdi_timeout, config.hotplug_timeout), (seconds(7), seconds(9)));
@@ -150,18 +148,18 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_beats_the_command_line() {
+    fn environment_overrides_the_command_line() {
         let line = CommandLine::parse("agent.log=debug agent.server_addr=tcp://x");
         let config = Config::of(&line, |name| Some(format!("/{name}")));
         assert_eq!(config.address, "/AGENT_ADDR");
         assert_eq!(config.control, Some("/FIRSTLIGHT_CONTROL".into()));
-        assert!(config.complaints[0].starts_with("KATA_AGENT_LOG_LEVEL takes"), "{:?}", config.complaints);
+        assert!(config.warnings[0].starts_with("KATA_AGENT_LOG_LEVEL takes"), "{:?}", config.warnings);
         let kata = |name: &str| (name == "KATA_AGENT_SERVER_ADDR").then(|| "unix:///k".to_owned());
         assert_eq!(Config::of(&line, kata).address, "unix:///k");
     }
 
     #[test]
-    fn nonsense_leaves_the_defaults_and_is_complained_of() {
+    fn invalid_values_leave_the_defaults_and_are_reported() {
         let bad = [
             "agent.log=loud",
             "agent.log",
@@ -176,23 +174,23 @@ mod tests {
             "agent.unified_cgroup_hierarchy=1",
         ];
         let config = of(&bad.join(" "));
-        assert_eq!(config.complaints.len(), bad.len(), "{:#?}", config.complaints);
-        for (complaint, bad) in config.complaints.iter().zip(bad) {
+        assert_eq!(config.warnings.len(), bad.len(), "{:#?}", config.warnings);
+        for (warning, bad) in config.warnings.iter().zip(bad) {
             let name = bad.split('=').next().unwrap();
-            assert!(complaint.starts_with(name), "{complaint}");
+            assert!(warning.starts_with(name), "{warning}");
         }
-        assert_eq!(Config { complaints: Vec::new(), ..config }, Config::default());
+        assert_eq!(Config { warnings: Vec::new(), ..config }, Config::default());
     }
 
     #[test]
-    fn the_console_needs_its_port() {
+    fn debug_console_without_port_is_reported() {
         let config = of("agent.debug_console");
-        assert!(config.complaints[0].contains("agent.debug_console_vport=1026"), "{:?}", config.complaints);
+        assert!(config.warnings[0].contains("agent.debug_console_vport=1026"), "{:?}", config.warnings);
     }
 
     proptest! {
         #[test]
-        fn any_command_line_is_taken(text in "(agent[._a-z]{0,20}=?[0-9a-z]{0,12} ?|\\PC{0,20}){0,5}") {
+        fn any_command_line_is_parsed_without_panic(text in "(agent[._a-z]{0,20}=?[0-9a-z]{0,12} ?|\\PC{0,20}){0,5}") {
             let _ = of(&text);
         }
     }

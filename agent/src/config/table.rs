@@ -1,4 +1,4 @@
-//! The parameters that the agent takes or ignores, as a table.
+//! Table of the agent's kernel parameters.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,30 +10,30 @@ use super::ignored::{
     CDH, CONFIG_FILE, DEVMODE, GUEST_COMPONENTS, IMAGE_PULL, MEM_AGENT, PASSFD, PROXY, SECURE_STORAGE, TRACE,
 };
 
-/// What a parameter does.
+/// Effect of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// This, by that function, which says whether the value makes sense.
+    /// Description, and a setter that returns whether the value is valid.
     Does(&'static str, fn(&mut Config, Option<&str>) -> bool),
-    /// Nothing, because of this.
+    /// None, with the reason.
     Ignored(&'static str),
 }
 
 /// One parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameter {
-    /// Its name; one that ends with `*` stands for all that begin so.
+    /// Name; a trailing `*` matches every name with that prefix.
     pub name: &'static str,
-    /// The values that it takes.
+    /// Accepted values.
     pub values: &'static str,
-    /// The value that it has when it is not given.
+    /// Default value.
     pub default: &'static str,
-    /// What it does.
+    /// Effect.
     pub effect: Effect,
 }
 
 impl Parameter {
-    /// Whether this is the parameter of that name; `-` and `_` are the same, as the kernel has it.
+    /// Returns whether a name matches; `-` and `_` are equivalent, as in the kernel.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         let folded = name.replace('-', "_");
@@ -61,10 +61,10 @@ const fn ignored(name: &'static str, why: &'static str) -> Parameter {
 const SECONDS: &str = "whole seconds, 1 or more";
 const PORT: &str = "a vsock port, 1 or more";
 
-/// Every parameter, in the order of names.
+/// All parameters, sorted by name.
 pub const TABLE: &[Parameter] = &[
     ignored("agent.cdh_api_timeout", CDH),
-    does("agent.cdi_timeout", SECONDS, "100", "how long CreateContainer waits for GPUs", |config, value| {
+    does("agent.cdi_timeout", SECONDS, "100", "timeout of CreateContainer's wait for GPUs", |config, value| {
         store(&mut config.cdi_timeout, value.and_then(seconds))
     }),
     ignored("agent.config_file", CONFIG_FILE),
@@ -72,7 +72,7 @@ pub const TABLE: &[Parameter] = &[
         "agent.container_pipe_size",
         "bytes; `0` is the kernel's size",
         "0",
-        "how much a pipe of a container's process holds",
+        "capacity of the pipes of a container's processes",
         |config, value| {
             let size = value.and_then(|text| text.parse::<usize>().ok()).filter(|size| *size <= MAX_PIPE);
             store(&mut config.pipe_size, size.map(|size| Some(size).filter(|size| *size > 0)))
@@ -82,7 +82,7 @@ pub const TABLE: &[Parameter] = &[
         "agent.debug_console",
         "a bare flag",
         "",
-        "whoever connects from the host to the port of the debug console gets a root shell in the guest",
+        "enables the debug console: each connection from the host to its port gets a root shell in the guest",
         |config, value| {
             config.console |= value.is_none();
             value.is_none()
@@ -92,18 +92,14 @@ pub const TABLE: &[Parameter] = &[
         "agent.debug_console_vport",
         PORT,
         "",
-        "the port of the debug console; nothing listens without `agent.debug_console`",
+        "the port of the debug console; ignored without `agent.debug_console`",
         |config, value| store(&mut config.console_port, value.and_then(port).map(Some)),
     ),
     ignored("agent.devmode", DEVMODE),
     ignored("agent.guest_components_*", GUEST_COMPONENTS),
-    does(
-        "agent.hotplug_timeout",
-        SECONDS,
-        "3",
-        "how long a device that the host has plugged in may take to appear",
-        |config, value| store(&mut config.hotplug_timeout, value.and_then(seconds)),
-    ),
+    does("agent.hotplug_timeout", SECONDS, "3", "timeout for a hot-plugged device to appear", |config, value| {
+        store(&mut config.hotplug_timeout, value.and_then(seconds))
+    }),
     ignored("agent.https_proxy", PROXY),
     ignored("agent.image_pull_timeout", IMAGE_PULL),
     ignored("agent.launch_process_timeout", GUEST_COMPONENTS),
@@ -111,14 +107,14 @@ pub const TABLE: &[Parameter] = &[
         "agent.log",
         "`fatal`, `panic`, `critical`, `error`, `warn`, `warning`, `info`, `debug`, `trace`",
         "error",
-        "what the agent says in the kernel's log, or on standard error outside of a guest, and on the log port",
+        "level of the agent's log: in the kernel log, or on standard error outside a guest, and on the log port",
         |config, value| store(&mut config.log, value.and_then(level)),
     ),
     does(
         "agent.log_vport",
         PORT,
         "",
-        "one client from the host reads the log there, as lines of JSON",
+        "the port on which one client on the host reads the log, as lines of JSON",
         |config, value| store(&mut config.log_port, value.and_then(port).map(Some)),
     ),
     ignored("agent.mem_agent_*", MEM_AGENT),
@@ -129,7 +125,7 @@ pub const TABLE: &[Parameter] = &[
         "agent.server_addr",
         "`vsock://CID:PORT`, `unix://PATH`, `tcp://HOST:PORT`",
         "vsock://-1:1024",
-        "where the agent listens",
+        "the agent's listen address",
         |config, value| store(&mut config.address, value.filter(|value| !value.is_empty()).map(str::to_owned)),
     ),
     ignored("agent.trace", TRACE),
@@ -142,7 +138,7 @@ pub const TABLE: &[Parameter] = &[
     ),
 ];
 
-/// What `F_SETPIPE_SZ` takes at most.
+/// Maximum of `F_SETPIPE_SZ`.
 const MAX_PIPE: usize = 1 << 31;
 
 fn store<T>(slot: &mut T, value: Option<T>) -> bool {
@@ -160,16 +156,16 @@ fn seconds(text: &str) -> Option<Duration> {
 }
 
 fn port(text: &str) -> Option<u32> {
-    // The largest number means "any" to the kernel.
+    // The largest number is VMADDR_PORT_ANY.
     text.parse().ok().filter(|port| (1..u32::MAX).contains(port))
 }
 
-/// Kata's words for yes and no.
+/// Parses a boolean as Kata's agent does.
 fn truth(text: &str) -> Option<bool> {
     text.parse().ok().or_else(|| text.parse::<u64>().ok().map(|number| number != 0))
 }
 
-/// Kata's words for log levels.
+/// Parses a log level as Kata's agent does.
 fn level(word: &str) -> Option<LevelFilter> {
     Some(match word {
         "fatal" | "panic" | "critical" | "error" => LevelFilter::Error,
@@ -181,7 +177,7 @@ fn level(word: &str) -> Option<LevelFilter> {
     })
 }
 
-/// The table as Markdown, for the documentation.
+/// Returns the table as Markdown, for the documentation.
 #[must_use]
 pub fn print() -> String {
     let mut text = String::from("| parameter | values | default | effect |\n|---|---|---|---|\n");
@@ -201,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_the_table() {
+    fn defaults_equal_those_of_the_table() {
         for parameter in TABLE {
             let Effect::Does(_, set) = parameter.effect else { continue };
             if parameter.default.is_empty() {
@@ -215,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_by_environment_are_off_unless_the_command_line_says_yes() {
+    fn visible_cdi_devices_is_off_by_default() {
         use firstlight_cmdline::CommandLine;
         let of = |text: &str| Config::of(&CommandLine::parse(text), |_| None);
         for yes in ["true", "1"] {
@@ -227,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn names_may_have_dashes_and_end_open() {
+    fn names_match_with_dashes_and_by_prefix() {
         let parameter = |name: &str| TABLE.iter().find(|parameter| parameter.is(name)).map(|found| found.name);
         assert_eq!(parameter("agent.log-vport"), Some("agent.log_vport"));
         assert_eq!(parameter("agent.mem_agent_enable"), Some("agent.mem_agent_*"));
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_printed_table_marks_what_is_ignored() {
+    fn printed_table_marks_ignored_parameters() {
         let text = print();
         assert!(TABLE.iter().all(|parameter| text.contains(&format!("| `{}` |", parameter.name))));
         assert!(text.lines().all(|line| line.matches('|').count() == 5), "{text}");

@@ -1,4 +1,4 @@
-//! One session: a terminal, a shell on it, and a stream to its user.
+//! One session of the debug console: a terminal, a shell on it, and the client's stream.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -13,17 +13,17 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
+use crate::background;
 use crate::error::Error;
 use crate::stream::MAX_REPLY;
-use crate::work;
 
-/// How long a shell may take to end after it was told to, and its last output to come.
+/// Time for a shell to exit after SIGHUP, and for its last output.
 const GRACE: Duration = Duration::from_millis(500);
 
 const ENVIRONMENT: &[&CStr] =
     &[c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", c"TERM=linux", c"HOME=/root"];
 
-/// Runs a session to its end: the shell's, or the user's.
+/// Runs a session until the shell exits or the client disconnects.
 pub(super) async fn run<S>(stream: S, shells: &'static [&'static CStr]) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -40,19 +40,19 @@ where
             _ = typed => {}
             _ = &mut shown => {}
             _ = shell.ended() => {
-                // What it wrote last; a program that it left behind may keep the terminal open.
+                // Drains the last output; a background program may hold the terminal open.
                 let _ = timeout(GRACE, shown).await;
             }
         }
     }
-    // The terminal hangs up, which most shells take as the end.
+    // Closing the master hangs up the terminal, on which most shells exit.
     drop((keys, screen));
     shell.end().await;
     let _ = to.shutdown().await;
     Ok(())
 }
 
-/// A new terminal: its master, not blocking, and its name.
+/// Opens a terminal: returns its non-blocking master and its name.
 fn terminal() -> io::Result<(OwnedFd, CString)> {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&master)?;
@@ -62,7 +62,7 @@ fn terminal() -> io::Result<(OwnedFd, CString)> {
     Ok((master, name))
 }
 
-/// Copies until one side has ended; a terminal's end is an error (`EIO`).
+/// Copies until one side closes; the end of a terminal is an error (`EIO`).
 async fn pump(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     let mut buffer = vec![0; 4096.min(MAX_REPLY)];
     loop {
@@ -74,19 +74,19 @@ async fn pump(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + U
     }
 }
 
-/// A running shell, the leader of its session and process group.
+/// A running shell, leader of its session and process group.
 struct Shell {
     pid: Pid,
-    /// A pidfd, which becomes readable like a pipe when the process has ended.
+    /// A pidfd, which becomes readable when the process exits.
     alive: pipe::Receiver,
 }
 
 impl Shell {
-    /// Starts the first shell that is there. It opens the terminal as the
-    /// leader of a new session, and so gets it as its controlling terminal.
+    /// Starts the first available shell. As leader of a new session, it gets the terminal that it
+    /// opens as controlling terminal.
     async fn start(terminal: CString, shells: &'static [&'static CStr]) -> io::Result<Self> {
-        let started = work::blocking(move || {
-            let mut last = String::from("no shell is known");
+        let started = background::blocking(move || {
+            let mut last = String::from("no shell configured");
             for shell in shells {
                 let stdio = [Stdio::Open(&terminal); 3];
                 let program = Program { path: shell, arguments: &[shell], environment: ENVIRONMENT, stdio };
@@ -95,11 +95,11 @@ impl Shell {
                     Err(error) => last = format!("{}: {error}", shell.to_string_lossy()),
                 }
             }
-            Err(Error::internal(format!("no shell can be started, the last {last}; add one to the image")))
+            Err(Error::internal(format!("failed to start a shell, last {last}; add one to the image")))
         });
         let pid = started.await.map_err(io::Error::other)?;
         let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("the shell has no process id"))?;
-        // The agent is the last that the kernel kills for memory; its shells are not.
+        // The agent has a low OOM score; its shells must not inherit it.
         let _ = std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "0");
         let watched = pidfd_open(pid, PidfdFlags::NONBLOCK)
             .map_err(io::Error::from)
@@ -107,28 +107,28 @@ impl Shell {
         match watched {
             Ok(alive) => Ok(Self { pid, alive }),
             Err(error) => {
-                // One that cannot be watched must not stay.
+                // Killed: without a pidfd its exit cannot be awaited.
                 let _ = kill_process_group(pid, Signal::KILL);
-                let _ = work::blocking(move || Ok(waitid(WaitId::Pid(pid), WaitIdOptions::EXITED))).await;
+                let _ = background::blocking(move || Ok(waitid(WaitId::Pid(pid), WaitIdOptions::EXITED))).await;
                 Err(error)
             }
         }
     }
 
-    /// Waits for the shell's end. It stays a zombie, so its number stays its own.
+    /// Waits for the shell's exit. It stays a zombie, so its PID is not reused.
     async fn ended(&self) -> io::Result<()> {
         self.alive.readable().await.map(drop)
     }
 
-    /// Ends the shell and its group, and reaps it.
+    /// Terminates the shell's process group, and reaps the shell.
     async fn end(self) {
         let _ = kill_process_group(self.pid, Signal::HUP);
         let _ = timeout(GRACE, self.ended()).await;
-        // Also when it has ended: others of its group may not have.
+        // Even if it has exited: other processes of its group may not have.
         let _ = kill_process_group(self.pid, Signal::KILL);
         let _ = timeout(GRACE, self.ended()).await;
         if !matches!(waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG), Ok(Some(_))) {
-            log::error!("debug console: process {} does not end", self.pid.as_raw_pid());
+            log::error!("debug console: process {} has not exited after SIGKILL", self.pid.as_raw_pid());
         }
     }
 }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_has_a_terminal_and_a_clean_environment() {
+    fn shell_has_a_terminal_and_a_clean_environment() {
         run_async(async {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             let user = async {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_end_is_the_shells() {
+    fn disconnect_kills_the_shell() {
         run_async(async {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let user = async {
@@ -194,7 +194,7 @@ mod tests {
                 assert!(is_running(&pid));
                 let score = std::fs::read_to_string(Path::new("/proc").join(&pid).join("oom_score_adj")).unwrap();
                 assert_eq!(score.trim(), "0");
-                // Deaf to the hang-up, and to everything but a kill.
+                // Ignores everything but SIGKILL.
                 writer.write_all(b"trap '' HUP TERM; exec sleep 1000\n").await.unwrap();
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 pid
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_shell_the_user_is_let_go() {
+    fn missing_shell_closes_the_connection() {
         run_async(async {
             let (ours, _theirs) = UnixStream::pair().unwrap();
             let error = run(ours, &[c"/nonexistent/shell"]).await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The Linux part of a configuration.
+//! Converts the Linux part of a configuration.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,9 @@ use oci_spec::runtime::{
     LinuxNamespaceBuilder, LinuxNamespaceType,
 };
 
-use super::{ConvertError, Result, resources, seccomp, some, word};
+use super::{ConvertError, Result, parse_name, resources, seccomp, some};
 
-/// Converts it. Namespaces are taken as they are; what a sandbox changes about
-/// them is the sandbox's business.
+/// Converts the Linux part. Namespaces are unchanged; `oci_config` adapts them to the sandbox.
 pub(super) fn linux(message: &oci::Linux) -> Result<Linux> {
     let mut linux = LinuxBuilder::default().build()?;
     linux
@@ -46,7 +45,7 @@ fn mappings(messages: &[oci::LinuxIDMapping]) -> Result<Option<Vec<LinuxIdMappin
 }
 
 fn namespace(message: &oci::LinuxNamespace) -> Result<LinuxNamespace> {
-    let kind: LinuxNamespaceType = word("namespace", &message.Type)?;
+    let kind: LinuxNamespaceType = parse_name("namespace", &message.Type)?;
     let builder = LinuxNamespaceBuilder::default().typ(kind);
     let builder = if message.Path.is_empty() { builder } else { builder.path(&message.Path) };
     Ok(builder.build()?)
@@ -55,7 +54,7 @@ fn namespace(message: &oci::LinuxNamespace) -> Result<LinuxNamespace> {
 fn device(message: &oci::LinuxDevice) -> Result<LinuxDevice> {
     let builder = LinuxDeviceBuilder::default()
         .path(&message.Path)
-        .typ(word::<oci_spec::runtime::LinuxDeviceType>("device type", &message.Type)?)
+        .typ(parse_name::<oci_spec::runtime::LinuxDeviceType>("device type", &message.Type)?)
         .major(message.Major)
         .minor(message.Minor)
         .uid(message.UID)
@@ -64,7 +63,8 @@ fn device(message: &oci::LinuxDevice) -> Result<LinuxDevice> {
     Ok(builder.build()?)
 }
 
-/// libcontainer knows the plain forms only; containerd sends the recursive ones.
+/// Strips the recursive prefix: libcontainer accepts the plain forms only, containerd sends the
+/// recursive ones.
 fn propagation(text: &str) -> Result<Option<String>> {
     let plain = text.strip_prefix('r').unwrap_or(text);
     match plain {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_and_devices_keep_their_words() {
+    fn namespaces_and_devices_are_converted() {
         let mut message = oci::Linux::new();
         message.CgroupsPath = "/a/b".into();
         message.Namespaces = ["network", "mount", "pid", "ipc", "uts", "cgroup", "user", "time"]

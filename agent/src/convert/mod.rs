@@ -1,9 +1,8 @@
-//! Wire messages into OCI configurations.
+//! Converts Kata's protobuf messages to OCI configurations.
 //!
-//! On the wire zero and the empty string mean "not set", and everything that
-//! names something (capabilities, namespaces, seccomp actions) is text. Text
-//! that is not known is refused with its name; nothing panics and nothing is
-//! silently given libcontainer's or oci-spec's own defaults.
+//! In the messages zero and the empty string mean "not set", and every name (capabilities,
+//! namespaces, seccomp actions) is text. Unknown text is rejected and reported; nothing panics, and
+//! no default of libcontainer or oci-spec is applied silently.
 
 mod linux;
 mod process;
@@ -17,23 +16,22 @@ use serde::de::DeserializeOwned;
 pub use process::process;
 pub use resources::resources;
 
-/// The search path of programs whose configuration has none. libcontainer
-/// refuses a process without one.
+/// PATH of processes whose configuration has none; libcontainer requires one.
 pub const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The seconds that a hook without a limit of its own gets.
+/// Timeout of a hook without one, seconds.
 const HOOK_TIMEOUT: i64 = 10;
 
-/// Each mount costs the kernel and every process that looks at its mount table.
-const MOST_MOUNTS: usize = 4096;
+/// Upper bound on mounts: each costs the kernel and every reader of the mount table.
+const MAX_MOUNTS: usize = 4096;
 
-/// Why a message is no configuration.
+/// Why a message is not a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// A part that must be there is not.
+    /// A required part is missing.
     #[error("OCI configuration: {0} is missing")]
     Missing(&'static str),
-    /// Text that names nothing known.
+    /// Unknown name.
     #[error("OCI configuration: unknown {what} {text:?}")]
     Unknown {
         /// What it should name.
@@ -41,7 +39,7 @@ pub enum ConvertError {
         /// The text.
         text: String,
     },
-    /// A number that does not fit.
+    /// A number is out of range.
     #[error("OCI configuration: {what} {value} is out of range")]
     Range {
         /// Which number.
@@ -49,17 +47,17 @@ pub enum ConvertError {
         /// Its value.
         value: i64,
     },
-    /// More than anybody needs.
-    #[error("OCI configuration: {count} {what} are more than {most}")]
+    /// Too many entries.
+    #[error("OCI configuration: {count} {what} exceed the limit of {most}")]
     TooMany {
         /// Of what.
         what: &'static str,
         /// How many there are.
         count: usize,
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
-    /// A combination that oci-spec refuses.
+    /// Rejected by oci-spec.
     #[error("OCI configuration: {0}")]
     Invalid(String),
 }
@@ -72,35 +70,35 @@ impl From<oci_spec::OciSpecError> for ConvertError {
 
 type Result<T> = std::result::Result<T, ConvertError>;
 
-/// A word of the OCI specification as oci-spec's value for it.
-fn word<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
+/// Parses a name of the OCI specification to oci-spec's value.
+fn parse_name<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(text.to_owned()))
         .map_err(|_| ConvertError::Unknown { what, text: text.chars().take(60).collect() })
 }
 
-fn words<T: DeserializeOwned, C: FromIterator<T>>(what: &'static str, texts: &[String]) -> Result<C> {
-    texts.iter().map(|text| word(what, text)).collect()
+fn parse_names<T: DeserializeOwned, C: FromIterator<T>>(what: &'static str, texts: &[String]) -> Result<C> {
+    texts.iter().map(|text| parse_name(what, text)).collect()
 }
 
-/// `None` for an empty list.
+/// Returns `None` for an empty list.
 fn some<T: Clone>(list: &[T]) -> Option<Vec<T>> {
     if list.is_empty() { None } else { Some(list.to_vec()) }
 }
 
-/// A whole configuration.
+/// Converts a complete configuration.
 ///
 /// # Errors
-/// Something is missing, unknown or out of range.
+/// A part is missing, unknown or out of range.
 pub fn spec(message: &oci::Spec) -> Result<Spec> {
     let root = message.Root.as_ref().ok_or(ConvertError::Missing("Root"))?;
     if root.Path.is_empty() {
         return Err(ConvertError::Missing("Root.Path"));
     }
-    if message.Mounts.len() > MOST_MOUNTS {
-        return Err(ConvertError::TooMany { what: "mounts", count: message.Mounts.len(), most: MOST_MOUNTS });
+    if message.Mounts.len() > MAX_MOUNTS {
+        return Err(ConvertError::TooMany { what: "mounts", count: message.Mounts.len(), most: MAX_MOUNTS });
     }
     let mut spec = Spec::default();
-    // libcontainer takes any 1.x; some callers send none.
+    // libcontainer accepts any 1.x; some clients send none.
     let version = if message.Version.starts_with("1.") { message.Version.as_str() } else { "1.2.0" };
     spec.set_version(version.to_owned())
         .set_root(Some(RootBuilder::default().path(&root.Path).readonly(root.Readonly).build()?))
@@ -135,7 +133,7 @@ fn hooks(message: &oci::Hooks) -> Result<Option<Hooks>> {
         list(&message.Poststart)?,
         list(&message.Poststop)?,
     ];
-    // Deprecated, and run at the same point as the first kind, before it.
+    // Deprecated; run at the same point as createRuntime, before it.
     let mut create_runtime = list(&message.Prestart)?;
     let [more, create_container, start_container, poststart, poststop] = all;
     create_runtime.extend(more);
@@ -153,8 +151,8 @@ fn hooks(message: &oci::Hooks) -> Result<Option<Hooks>> {
     Ok(Some(hooks))
 }
 
-/// A hook never sees the image's environment: libcontainer hands that to hooks
-/// that bring none, so every hook brings one.
+/// Every hook gets an explicit environment: libcontainer passes the container's environment to
+/// hooks without one.
 fn hook(message: &oci::Hook) -> Result<Hook> {
     let env = if message.Env.is_empty() { vec![DEFAULT_PATH.to_owned()] } else { message.Env.clone() };
     let timeout = if message.Timeout > 0 { message.Timeout } else { HOOK_TIMEOUT };
@@ -168,7 +166,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The smallest message that is a configuration.
+    /// Returns the smallest valid message.
     pub(crate) fn minimal() -> oci::Spec {
         let mut message = oci::Spec::new();
         message.Root.mut_or_insert_default().Path = "/r".into();
@@ -179,7 +177,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_smallest_message_gets_no_defaults_of_others() {
+    fn minimal_message_gets_no_library_defaults() {
         let spec = spec(&minimal()).unwrap();
         assert_eq!(spec.version(), "1.2.0");
         assert_eq!(spec.mounts().as_deref(), Some(&[][..]));
@@ -191,7 +189,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_part_is_reported() {
         for (take, name) in [
             ((|m| m.Root = None.into()) as fn(&mut oci::Spec), "Root"),
             (|m| m.Root.mut_or_insert_default().Path.clear(), "Root.Path"),
@@ -207,7 +205,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn hooks_bring_their_own_environment() {
+    fn hooks_without_environment_get_a_default() {
         let mut message = minimal();
         let hook = oci::Hook { Path: "/h".into(), ..Default::default() };
         let hooks = message.Hooks.mut_or_insert_default();
@@ -222,7 +220,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_values_or_errors(text in "\\PC{0,20}") {
+        fn any_text_is_a_value_or_an_error(text in "\\PC{0,20}") {
             let mut message = minimal();
             let process = message.Process.mut_or_insert_default();
             process.Capabilities.mut_or_insert_default().Bounding = vec![text.clone()];

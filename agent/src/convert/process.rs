@@ -1,4 +1,4 @@
-//! Processes.
+//! Converts processes.
 
 use std::collections::HashSet;
 
@@ -8,15 +8,15 @@ use oci_spec::runtime::{
     PosixRlimitBuilder, Process, User,
 };
 
-use super::{ConvertError, DEFAULT_PATH, Result, some, word};
+use super::{ConvertError, DEFAULT_PATH, Result, parse_name, some};
 
-/// The kernel's bounds for an OOM score.
+/// The kernel's range of `oom_score_adj`.
 const SCORES: std::ops::RangeInclusive<i64> = -1000..=1000;
 
-/// A process.
+/// Converts a process.
 ///
 /// # Errors
-/// There are no arguments, or something is unknown or out of range.
+/// Arguments are missing, or something is unknown or out of range.
 pub fn process(message: &oci::Process) -> Result<Process> {
     if message.Args.first().is_none_or(String::is_empty) {
         return Err(ConvertError::Missing("Process.Args"));
@@ -44,20 +44,20 @@ pub fn process(message: &oci::Process) -> Result<Process> {
         .set_args(Some(message.Args.clone()))
         .set_env(Some(env))
         .set_cwd(cwd.into())
-        // An absent list would leave every capability: libcontainer changes only what it is given.
+        // Always set: without it libcontainer leaves all capabilities.
         .set_capabilities(Some(capabilities(message.Capabilities.as_ref())?))
         .set_rlimits(Some(message.Rlimits.iter().map(rlimit).collect::<Result<_>>()?))
-        // "false" and "not set" differ for libcontainer: the former loads seccomp
-        // after the capabilities are gone, which then fails.
+        // libcontainer distinguishes `false` from "not set": with `false` it loads seccomp after
+        // dropping the capabilities, which fails.
         .set_no_new_privileges(Some(true).filter(|_| message.NoNewPrivileges))
         .set_apparmor_profile(text(&message.ApparmorProfile))
-        // Zero as well: otherwise the process inherits the agent's protection.
+        // Zero too: otherwise the process inherits the agent's OOM protection.
         .set_oom_score_adj(Some(score))
         .set_selinux_label(None);
     Ok(process)
 }
 
-/// The size of its terminal, if it has one and the caller knows.
+/// Returns the size of the terminal, if it has one and the request sets it.
 fn console_size(message: &oci::Process) -> Result<Option<OciBox>> {
     match message.ConsoleSize.as_ref().filter(|_| message.Terminal) {
         Some(size) => Ok(Some(BoxBuilder::default().height(size.Height).width(size.Width).build()?)),
@@ -81,17 +81,18 @@ fn set(names: &[String]) -> Result<HashSet<Capability>> {
     names.iter().map(|name| capability(name)).collect()
 }
 
-/// oci-spec also reads names without the prefix; the OCI specification has none.
+/// Requires the prefix `CAP_`, as the OCI specification does; oci-spec also parses names without
+/// it.
 fn capability(name: &str) -> Result<Capability> {
     if !name.starts_with("CAP_") {
         return Err(ConvertError::Unknown { what: "capability", text: name.chars().take(60).collect() });
     }
-    word("capability", name)
+    parse_name("capability", name)
 }
 
 fn rlimit(message: &oci::POSIXRlimit) -> Result<PosixRlimit> {
     Ok(PosixRlimitBuilder::default()
-        .typ(word::<oci_spec::runtime::PosixRlimitType>("rlimit", &message.Type)?)
+        .typ(parse_name::<oci_spec::runtime::PosixRlimitType>("rlimit", &message.Type)?)
         .hard(message.Hard)
         .soft(message.Soft)
         .build()?)
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_nothing_given() {
+    fn unset_fields_get_safe_defaults() {
         let process = process(&message()).unwrap();
         assert_eq!(process.env().as_deref(), Some(&[DEFAULT_PATH.to_owned()][..]));
         assert_eq!(process.no_new_privileges(), None);
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn values_arrive() {
+    fn set_fields_are_converted() {
         let mut message = message();
         message.Terminal = true;
         message.NoNewPrivileges = true;
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_value_is_reported() {
         for (spoil, part) in [
             ((|m| m.Args.clear()) as fn(&mut oci::Process), "Args"),
             (|m| m.OOMScoreAdj = 1001, "1001"),

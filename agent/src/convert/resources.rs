@@ -1,9 +1,8 @@
-//! Limits.
+//! Converts resource limits.
 //!
-//! Zero is "not set" and -1 is "no limit". Left out are what cgroup v2 does not
-//! have (kernel memory, swappiness, real-time shares, network classes, leaf
-//! weights). Block I/O is taken as it is: shims, whose device numbers would be
-//! the host's, send none.
+//! Zero means "not set" and -1 "no limit". Omitted is what cgroup v2 does not support (kernel
+//! memory, swappiness, real-time shares, network classes, leaf weights). Block I/O limits are
+//! passed through: shims send none, as their device numbers would be the host's.
 
 use firstlight_agent_api::oci;
 use oci_spec::runtime::{
@@ -12,12 +11,12 @@ use oci_spec::runtime::{
     LinuxThrottleDeviceBuilder, LinuxWeightDevice, LinuxWeightDeviceBuilder,
 };
 
-use super::{ConvertError, Result, some, word};
+use super::{ConvertError, Result, parse_name, some};
 
-/// Limits and device rules.
+/// Converts limits and device rules.
 ///
 /// # Errors
-/// A device rule has unknown words, or a number is out of range.
+/// A device rule has unknown values, or a number is out of range.
 pub fn resources(message: Option<&oci::LinuxResources>) -> Result<LinuxResources> {
     let mut resources = LinuxResources::default();
     let Some(message) = message else { return Ok(resources) };
@@ -86,14 +85,14 @@ fn set<T: PartialEq + Default>(value: T) -> Option<T> {
 }
 
 fn rule(message: &oci::LinuxDeviceCgroup) -> Result<LinuxDeviceCgroup> {
-    let kind = if message.Type.is_empty() { LinuxDeviceType::A } else { word("device type", &message.Type)? };
+    let kind = if message.Type.is_empty() { LinuxDeviceType::A } else { parse_name("device type", &message.Type)? };
     if !message.Access.chars().all(|c| "rwm".contains(c)) {
         let text = message.Access.chars().take(60).collect();
         return Err(ConvertError::Unknown { what: "device access", text });
     }
     let mut rule =
         LinuxDeviceCgroupBuilder::default().allow(message.Allow).typ(kind).access(&message.Access).build()?;
-    // Major 0 is no device's, so zero and below mean "any"; minor 0 is a device's.
+    // Major 0 is unused, so zero and below mean "any"; minor 0 is valid.
     rule.set_major(Some(message.Major).filter(|major| *major > 0));
     rule.set_minor(Some(message.Minor).filter(|minor| *minor >= 0 && rule.major().is_some()));
     Ok(rule)
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn block_io_arrives() {
+    fn block_io_limits_are_converted() {
         let mut message = oci::LinuxResources::new();
         let io = message.BlockIO.mut_or_insert_default();
         io.Weight = 500;
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn device_rules_keep_their_width() {
+    fn device_rule_wildcards_are_retained() {
         let rule_of = |kind: &str, major, minor, access: &str| {
             rule(&oci::LinuxDeviceCgroup {
                 Allow: true,

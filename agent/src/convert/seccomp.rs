@@ -1,4 +1,4 @@
-//! System call filters.
+//! Converts seccomp filters.
 
 use firstlight_agent_api::oci;
 use oci_spec::runtime::{
@@ -6,23 +6,23 @@ use oci_spec::runtime::{
     LinuxSeccompOperator, LinuxSyscall, LinuxSyscallBuilder,
 };
 
-use super::{ConvertError, Result, some, word, words};
+use super::{ConvertError, Result, parse_name, parse_names, some};
 
-/// The kernel looks at six arguments.
+/// System calls have six arguments.
 const ARGUMENTS: u64 = 6;
 
 pub(super) fn seccomp(message: &oci::LinuxSeccomp) -> Result<LinuxSeccomp> {
     let mut seccomp = LinuxSeccompBuilder::default().build()?;
     seccomp
-        .set_default_action(word("seccomp action", &message.DefaultAction)?)
-        .set_architectures(some(&words::<_, Vec<_>>("architecture", &message.Architectures)?))
-        .set_flags(some(&words::<_, Vec<_>>("seccomp flag", &message.Flags)?))
+        .set_default_action(parse_name("seccomp action", &message.DefaultAction)?)
+        .set_architectures(some(&parse_names::<_, Vec<_>>("architecture", &message.Architectures)?))
+        .set_flags(some(&parse_names::<_, Vec<_>>("seccomp flag", &message.Flags)?))
         .set_syscalls(Some(message.Syscalls.iter().map(syscall).collect::<Result<_>>()?));
     Ok(seccomp)
 }
 
 fn syscall(message: &oci::LinuxSyscall) -> Result<LinuxSyscall> {
-    let action: LinuxSeccompAction = word("seccomp action", &message.Action)?;
+    let action: LinuxSeccompAction = parse_name("seccomp action", &message.Action)?;
     let builder = LinuxSyscallBuilder::default().names(message.Names.clone()).action(action);
     let builder = match &message.ErrnoRet {
         Some(oci::linux_syscall::ErrnoRet::Errnoret(errno)) => builder.errno_ret(*errno),
@@ -39,7 +39,7 @@ fn argument(message: &oci::LinuxSeccompArg) -> Result<LinuxSeccompArg> {
         .index(index.ok_or(ConvertError::Range { what: "seccomp argument", value })?)
         .value(message.Value)
         .value_two(message.ValueTwo)
-        .op(word::<LinuxSeccompOperator>("seccomp comparison", &message.Op)?)
+        .op(parse_name::<LinuxSeccompOperator>("seccomp comparison", &message.Op)?)
         .build()?)
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_arrive() {
+    fn filters_are_converted() {
         let seccomp = seccomp(&filter()).unwrap();
         assert_eq!(seccomp.default_action(), LinuxSeccompAction::ScmpActAllow);
         let call = &seccomp.syscalls().as_ref().unwrap()[0];
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_are_named() {
+    fn unknown_names_are_reported() {
         for (spoil, part) in [
             ((|m| m.DefaultAction = "SCMP_ACT_SING".into()) as fn(&mut oci::LinuxSeccomp), "SCMP_ACT_SING"),
             (|m| m.Architectures = vec!["SCMP_ARCH_Z80".into()], "SCMP_ARCH_Z80"),

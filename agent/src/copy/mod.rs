@@ -1,13 +1,12 @@
-//! CopyFile: files, directories and links that the host puts into the guest, below
-//! one directory.
+//! CopyFile: files, directories and links that the host writes into the guest, below one directory.
 //!
-//! A file comes in pieces. They are collected in a file of a name that nobody
-//! can guess next to the target, which is renamed when all is there: whoever
-//! looks sees the old file or the new one. What is never completed is given up
-//! when the file begins anew, or when too many others are under way.
+//! A file arrives in chunks. They are written to a temporary file with an unpredictable name next
+//! to the target, which is renamed when complete: readers see the old or the new file. An
+//! incomplete file is discarded when its transfer restarts at offset 0, or when too many others are
+//! in progress.
 
-mod parts;
-mod place;
+mod destination;
+mod incomplete;
 
 use std::io;
 use std::path::Path;
@@ -16,62 +15,62 @@ use firstlight_agent_api::agent::CopyFileRequest;
 use rustix::fs::{AtFlags, FileType, Mode, symlinkat};
 
 use crate::error::{Error, Result};
-use parts::Parts;
-use place::{Missing, Owner, Place};
+use destination::{Destination, NewDirectory, Owner};
+use incomplete::IncompleteFiles;
 
-pub use place::names;
+pub use destination::names;
 
-/// The most that one file may hold, bytes. The guest's memory ends long before.
-const LARGEST: u64 = 1 << 40;
+/// Upper bound on a file's size, bytes; above any guest's memory.
+const MAX_FILE: u64 = 1 << 40;
 
-/// The longest target of a link that the kernel takes.
-const LONGEST_TARGET: usize = 4095;
+/// The kernel's limit on a link's target.
+const MAX_TARGET: usize = 4095;
 
-/// A step that failed.
+/// A failed step and its cause.
 #[derive(Debug)]
-struct Failed {
+struct StepError {
     step: String,
     source: io::Error,
 }
 
-impl Failed {
+impl StepError {
     fn new(step: String, source: io::Error) -> Self {
         Self { step, source }
     }
 }
 
-/// What is written at the end of every piece.
+/// Properties that a file gets when it is complete.
 #[derive(Debug, Clone, Copy)]
-struct Finish {
+struct Completion {
     mode: Mode,
     owner: Owner,
     size: u64,
 }
 
-/// The copies under way.
+/// The CopyFile transfers in progress.
 #[derive(Debug, Default)]
-pub struct Copies(Parts);
+pub struct FileCopies(IncompleteFiles);
 
-impl Copies {
-    /// Takes one request. Blocks for as long as the file system does.
+impl FileCopies {
+    /// Handles one request. Blocks for as long as the file system does.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a path outside of `share`, another type than
-    /// directory, link or file, and sizes that make no sense; `FAILED_PRECONDITION`
-    /// for a piece whose predecessor is missing; `INTERNAL` with the step for
-    /// what the kernel refuses, a link on the way among it (`ELOOP`).
-    pub fn take(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
+    /// `INVALID_ARGUMENT` for a path outside `share`, a type other than directory, link or file,
+    /// and invalid sizes; `FAILED_PRECONDITION` for a chunk whose predecessor is missing;
+    /// `INTERNAL` with the failed step for errors of the kernel, such as `ELOOP` for a link in the
+    /// path.
+    pub fn handle(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
         self.copy(share, request).map_err(|error| error.during(&format!("CopyFile {:?}", request.path)))
     }
 
     fn copy(&self, share: &Path, request: &CopyFileRequest) -> Result<()> {
         let names = names(share, &request.path).map_err(Error::invalid)?;
         let owner = Owner::of(request.uid, request.gid);
-        let missing = Missing { mode: Mode::from_raw_mode(request.dir_mode & 0o777), owner };
+        let missing = NewDirectory { mode: Mode::from_raw_mode(request.dir_mode & 0o777), owner };
         let mode = Mode::from_raw_mode(request.file_mode & 0o7777);
-        let wrong = |failed: Failed| {
+        let wrong = |failed: StepError| {
             let hint = if failed.source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
-                " (a link on the way is not followed)"
+                " (a symbolic link in the path is not followed)"
             } else {
                 ""
             };
@@ -79,57 +78,59 @@ impl Copies {
         };
         match FileType::from_raw_mode(request.file_mode) {
             FileType::Directory => {
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                let made = place::make(&place.dir, &place.name, mode, owner);
-                made.map(drop).map_err(|error| wrong(Failed::new("make the directory".to_owned(), error.into())))
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                let made = destination::create_dir(&destination.dir, &destination.name, mode, owner);
+                made.map(drop).map_err(|error| wrong(StepError::new("create the directory".to_owned(), error.into())))
             }
             FileType::Symlink => {
                 check_target(&request.data)?;
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                link(&place, &request.data, owner).map_err(wrong)
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                link(&destination, &request.data, owner).map_err(wrong)
             }
             FileType::RegularFile => {
                 let (offset, size) = check_sizes(request)?;
-                let place = place::go(share, &names, missing).map_err(wrong)?;
-                let finish = Finish { mode, owner, size };
-                self.0.piece(&names.join("/"), place, offset, &request.data, finish)?.map_err(wrong)
+                let destination = destination::open_parent(share, &names, missing).map_err(wrong)?;
+                let finish = Completion { mode, owner, size };
+                self.0.write_chunk(&names.join("/"), destination, offset, &request.data, finish)?.map_err(wrong)
             }
-            _ => Err(Error::invalid(format!("file mode {:#o} is no directory, link or file", request.file_mode))),
+            _ => Err(Error::invalid(format!("file mode {:#o} is not a directory, link or file", request.file_mode))),
         }
     }
 }
 
 fn check_target(target: &[u8]) -> Result<()> {
-    if target.is_empty() || target.len() > LONGEST_TARGET || target.contains(&0) {
-        return Err(Error::invalid(format!("the link's target is not 1 to {LONGEST_TARGET} bytes without a NUL")));
+    if target.is_empty() || target.len() > MAX_TARGET || target.contains(&0) {
+        return Err(Error::invalid(format!("the link's target must be 1 to {MAX_TARGET} bytes without NUL")));
     }
     Ok(())
 }
 
-/// Offset and size of the whole.
+/// Returns offset and total size.
 fn check_sizes(request: &CopyFileRequest) -> Result<(u64, u64)> {
     let CopyFileRequest { offset, file_size, data, .. } = request;
-    let of = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= LARGEST);
+    let of = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= MAX_FILE);
     let end = |offset: u64| u64::try_from(data.len()).ok().and_then(|len| offset.checked_add(len));
     match (of(offset), of(file_size)) {
         (Some(offset), Some(size)) if end(offset).is_some_and(|end| end <= size) => Ok((offset, size)),
         _ => Err(Error::invalid(format!(
-            "{} bytes at {offset} of a file of {file_size} bytes make no sense (at most {LARGEST} bytes)",
+            "{} bytes at {offset} of a file of {file_size} bytes are out of range (at most {MAX_FILE} bytes)",
             data.len()
         ))),
     }
 }
 
-/// Makes a link, or puts it in the place of a file or link that is there.
-fn link(place: &Place, target: &[u8], owner: Owner) -> std::result::Result<(), Failed> {
-    let step = |what: &'static str| move |error: rustix::io::Errno| Failed::new(what.to_owned(), error.into());
-    let (temporary, ()) = parts::fresh(|name| symlinkat(target, &place.dir, name)).map_err(step("make the link"))?;
-    let owned = rustix::fs::chownat(&place.dir, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
-    let renamed = owned.map_err(step("owner of the link")).and_then(|()| {
-        rustix::fs::renameat(&place.dir, &temporary, &place.dir, &place.name).map_err(step("rename the link"))
+/// Creates a link, replacing an existing file or link.
+fn link(destination: &Destination, target: &[u8], owner: Owner) -> std::result::Result<(), StepError> {
+    let step = |what: &'static str| move |error: rustix::io::Errno| StepError::new(what.to_owned(), error.into());
+    let (temporary, ()) =
+        incomplete::create_unique(|name| symlinkat(target, &destination.dir, name)).map_err(step("create the link"))?;
+    let owned = rustix::fs::chownat(&destination.dir, &temporary, owner.user, owner.group, AtFlags::SYMLINK_NOFOLLOW);
+    let renamed = owned.map_err(step("set the owner of the link")).and_then(|()| {
+        rustix::fs::renameat(&destination.dir, &temporary, &destination.dir, &destination.name)
+            .map_err(step("rename the link"))
     });
     if renamed.is_err() {
-        let _ = rustix::fs::unlinkat(&place.dir, &temporary, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&destination.dir, &temporary, AtFlags::empty());
     }
     renamed
 }

@@ -1,4 +1,4 @@
-//! Nodes of the guest in a container's configuration.
+//! Writes guest device nodes into a container's configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,18 @@ use rustix::fs::FileType;
 
 use crate::error::{Error, Result};
 
-/// For a node that the configuration does not list yet.
+/// Mode of a node that the configuration does not list yet.
 const MODE: u32 = 0o660;
 
-/// InfiniBand has one node per port and a few more.
+/// Upper bound; InfiniBand has one node per port and a few more.
 const MAX_INFINIBAND: usize = 256;
 
-/// A device of the guest, and where the container shall have it.
+/// A guest device and its path in the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
-    /// What the configuration calls it now; the host's name of it.
+    /// Path in the configuration before the change: the host's name of it.
     pub(super) listed: PathBuf,
-    /// What the container shall call it.
+    /// Path in the container.
     pub(super) path: PathBuf,
     kind: LinuxDeviceType,
     major: i64,
@@ -28,28 +28,28 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// A device's node, at `path` in the container, where the host has it too.
+    /// Reads a guest node to appear at `path` in the container, the same path as on the host.
     ///
     /// # Errors
-    /// There is no such node, or the container's path is none.
+    /// The node does not exist, or the container's path is invalid.
     pub(super) fn disk(node: &Path, path: &str) -> Result<Self> {
         Self::replacing(node, path, Path::new(path))
     }
 
-    /// A device's node, at `path` in the container, instead of the host's `listed`.
+    /// Reads a guest node to appear at `path` in the container, in place of the host's `listed`.
     ///
     /// # Errors
-    /// There is no such node, or the container's path is none.
+    /// The node does not exist, or the container's path is invalid.
     pub(super) fn replacing(node: &Path, listed: &str, path: &Path) -> Result<Self> {
         if !path.is_absolute() || path.components().any(|part| matches!(part, std::path::Component::ParentDir)) {
             return Err(Error::invalid("container_path is not an absolute path without \"..\""));
         }
-        let found =
-            rustix::fs::lstat(node).map_err(|error| Error::internal(format!("{} is gone: {error}", node.display())))?;
+        let found = rustix::fs::lstat(node)
+            .map_err(|error| Error::internal(format!("{} disappeared: {error}", node.display())))?;
         let kind = match FileType::from_raw_mode(found.st_mode) {
             FileType::BlockDevice => LinuxDeviceType::B,
             FileType::CharacterDevice => LinuxDeviceType::C,
-            other => return Err(Error::internal(format!("{} is no device but {other:?}", node.display()))),
+            other => return Err(Error::internal(format!("{} is not a device but {other:?}", node.display()))),
         };
         let (major, minor) = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
         Ok(Self {
@@ -63,7 +63,7 @@ impl Node {
     }
 }
 
-/// Every character device of InfiniBand that the guest has, under its own name.
+/// Returns all InfiniBand character devices of the guest, under their own names.
 pub(super) fn infiniband(root: &Path) -> Vec<Node> {
     let entries = fs::read_dir(root.join("dev/infiniband")).into_iter().flatten().flatten();
     let mut nodes: Vec<Node> = entries
@@ -78,17 +78,17 @@ pub(super) fn infiniband(root: &Path) -> Vec<Node> {
     nodes
 }
 
-/// Puts all nodes into the configuration at once: entries get the guest's
-/// numbers, and rules about the host's numbers are about the guest's.
+/// Writes all nodes into the configuration at once: entries and device rules get the guest's
+/// numbers in place of the host's.
 ///
 /// # Errors
-/// Two nodes want the same place.
+/// Two nodes have the same path.
 pub(super) fn nodes(spec: &mut Spec, nodes: Vec<Node>) -> Result<()> {
     for (at, node) in nodes.iter().enumerate() {
         if let Some(other) = nodes[..at].iter().find(|other| other.path == node.path && **other != *node) {
             let place = node.path.display();
             return Err(Error::invalid(format!(
-                "two devices want to be {place}: {}:{} and {}:{}",
+                "two devices have the path {place}: {}:{} and {}:{}",
                 other.major, other.minor, node.major, node.minor
             )));
         }
@@ -99,7 +99,7 @@ pub(super) fn nodes(spec: &mut Spec, nodes: Vec<Node>) -> Result<()> {
     let linux = spec.linux_mut().get_or_insert_with(Linux::default);
     let mut listed = linux.devices().clone().unwrap_or_default();
     let mut rules = linux.resources().as_ref().and_then(|all| all.devices().clone()).unwrap_or_default();
-    // Looked up among the host's numbers only: the guest's may be another device's there.
+    // Compared with the host's numbers only: a guest number may be another device's host number.
     let host = rules.clone();
     for node in nodes {
         let Some(entry) = listed.iter_mut().find(|entry| *entry.path() == node.listed) else {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_host_and_guest_have_crosswise_do_not_meet() {
+    fn swapped_host_and_guest_numbers_are_not_mixed_up() {
         let mut spec = spec(&[("/dev/a", 8, 0), ("/dev/b", 254, 0)], true);
         nodes(&mut spec, vec![node("/dev/a", 254, 0), node("/dev/b", 8, 0)]).unwrap();
         assert_eq!(numbers(&spec), [("/dev/a".into(), 254, 0), ("/dev/b".into(), 8, 0)]);
@@ -171,19 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_allowed_where_there_were_no_resources_and_listed_where_it_was_not() {
+    fn devices_are_allowed_without_resources_and_listed_if_missing() {
         let mut spec = spec(&[("/dev/a", 8, 0)], false);
         nodes(&mut spec, vec![node("/dev/a", 254, 0), node("/dev/new", 254, 16)]).unwrap();
         assert_eq!(numbers(&spec), [("/dev/a".into(), 254, 0), ("/dev/new".into(), 254, 16)]);
         super::super::allow(&mut spec).unwrap();
-        for wanted in [(Some(254), Some(0)), (Some(254), Some(16))] {
-            assert!(ruled(&spec).contains(&wanted), "{:?}", ruled(&spec));
+        for expected in [(Some(254), Some(0)), (Some(254), Some(16))] {
+            assert!(ruled(&spec).contains(&expected), "{:?}", ruled(&spec));
         }
-        assert!(!ruled(&spec).contains(&(Some(8), Some(0))), "the host's number is nobody's here");
+        assert!(!ruled(&spec).contains(&(Some(8), Some(0))), "the host's number has no device here");
     }
 
     #[test]
-    fn one_place_for_two_devices_is_refused() {
+    fn two_devices_at_one_path_are_rejected() {
         let mut given = spec(&[], false);
         let error = nodes(&mut given, vec![node("/dev/a", 254, 0), node("/dev/a", 254, 16)]).unwrap_err().message;
         assert!(error.contains("/dev/a") && error.contains("254:0") && error.contains("254:16"), "{error}");
@@ -191,11 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_are_none_are_refused() {
+    fn invalid_paths_are_rejected() {
         for path in ["", "dev/a", "/dev/../etc/a"] {
             assert!(Node::disk(Path::new("/dev/null"), path).unwrap_err().message.contains("container_path"), "{path}");
         }
-        assert!(Node::disk(Path::new("/"), "/dev/a").unwrap_err().message.contains("no device"));
+        assert!(Node::disk(Path::new("/"), "/dev/a").unwrap_err().message.contains("not a device"));
         let null = Node::disk(Path::new("/dev/null"), "/dev/a").unwrap();
         assert_eq!((null.kind, null.major, null.minor), (LinuxDeviceType::C, 1, 3));
     }

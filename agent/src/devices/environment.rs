@@ -1,8 +1,7 @@
-//! PCI addresses in a container's environment.
+//! Translates PCI addresses in a container's environment.
 //!
-//! Device plugins of SR-IOV networks tell a container its functions by
-//! `PCIDEVICE_RESOURCE=ADDRESS,ADDRESS` and, as JSON, `PCIDEVICE_RESOURCE_INFO`.
-//! The addresses are the host's; in the guest the functions have others.
+//! SR-IOV device plugins pass a container its functions as `PCIDEVICE_RESOURCE=ADDRESS,ADDRESS`
+//! and, as JSON, `PCIDEVICE_RESOURCE_INFO`. The addresses are the host's; the guest has others.
 
 use oci_spec::runtime::Process;
 use serde_json::Value;
@@ -13,8 +12,8 @@ const PREFIX: &str = "PCIDEVICE_";
 const INFO: &str = "_INFO";
 
 impl Functions {
-    /// Replaces the host's addresses by the guest's. What is not known stays:
-    /// it may be the address of a function that the container does not get.
+    /// Replaces the host's addresses by the guest's. Unknown addresses stay: they may belong to
+    /// functions that the container does not get.
     pub fn translate(&self, process: &mut Process) {
         if self.0.is_empty() {
             return;
@@ -42,23 +41,23 @@ impl Functions {
 
     fn info(&self, text: &str) -> String {
         let Ok(mut value) = serde_json::from_str::<Value>(text) else { return text.to_owned() };
-        self.within(&mut value);
+        self.translate_json(&mut value);
         value.to_string()
     }
 
-    fn within(&self, value: &mut Value) {
+    fn translate_json(&self, value: &mut Value) {
         match value {
             Value::String(text) => {
                 if let Some(guest) = self.guest(text) {
                     *text = guest;
                 }
             }
-            Value::Array(values) => values.iter_mut().for_each(|value| self.within(value)),
+            Value::Array(values) => values.iter_mut().for_each(|value| self.translate_json(value)),
             Value::Object(fields) => {
-                // Anew, as two functions may have each other's address.
+                // Rebuilt, as two functions may have each other's address.
                 let old = std::mem::take(fields);
                 for (name, mut value) in old {
-                    self.within(&mut value);
+                    self.translate_json(&mut value);
                     fields.insert(self.guest(&name).unwrap_or(name), value);
                 }
             }
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_become_the_guests_and_nothing_else_changes() {
+    fn only_host_addresses_are_translated() {
         let info =
             r#"PCIDEVICE_X_NIC_INFO={"0000:c1:00.0":{"generic":{"deviceID":"0000:c1:00.0"},"n":[1,"0000:01:00.0"]}}"#;
         assert_eq!(
@@ -108,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_environment_keeps_its_names(name in "[A-Z_]{0,12}", value in "\\PC{0,40}") {
+        fn variable_names_are_never_changed(name in "[A-Z_]{0,12}", value in "\\PC{0,40}") {
             let entry = format!("PCIDEVICE_{name}={value}");
             let after = translated(&[&entry, &entry.replace('=', "_INFO=")]);
             let start = format!("PCIDEVICE_{name}");

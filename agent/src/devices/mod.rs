@@ -1,9 +1,9 @@
-//! Devices of a container: those that the request names, and which ones it may open.
+//! Devices of a container: resolves those of the request, and builds the device cgroup rules.
 //!
-//! A request describes devices as the host knows them. Each is found in the
-//! guest, waiting if it is on its way, and then stands in the configuration
-//! with the guest's numbers. All are found before anything is changed, and all
-//! changes are made at once: one device cannot undo another's.
+//! A request describes devices as the host knows them. Each is located in the guest, with a wait if
+//! it is being hot-plugged, and written into the configuration with the guest's numbers. All are
+//! located before anything is changed, and all changes are made at once: one device cannot
+//! overwrite another's change.
 
 mod allow;
 mod apply;
@@ -24,25 +24,25 @@ use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 use crate::paths::Paths;
 
-/// More devices than this in one request are a mistake or an attack.
+/// Upper bound on devices per request (untrusted input).
 const MAX_DEVICES: usize = 512;
 
-/// How a device is found.
+/// How a device is located.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A disk whose id is its PCI path.
     PciDisk,
     /// A disk whose id is `ID:LUN`.
     ScsiDisk,
-    /// A disk that the request names by its node in the guest.
+    /// A disk that the request names by its guest node.
     NamedDisk,
-    /// A PCI function that a program in the container drives.
+    /// A PCI function driven by a program in the container.
     Vfio,
-    /// A PCI function that the guest's kernel drives.
+    /// A PCI function driven by the guest's kernel.
     GuestDriven,
 }
 
-/// The types by the names that shims send.
+/// Device types by the names that shims send.
 const KINDS: &[(&str, Kind)] = &[
     ("blk", Kind::PciDisk),
     ("mmioblk", Kind::NamedDisk),
@@ -52,16 +52,16 @@ const KINDS: &[(&str, Kind)] = &[
     ("vfio-pci-gk", Kind::GuestDriven),
 ];
 
-/// The names of the types that there are.
+/// Returns the names of the supported types.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|(name, _)| *name)
 }
 
-/// PCI functions of a container: the host's address, and the guest's.
+/// PCI functions of a container: host address to guest address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Functions(BTreeMap<Address, Address>);
 
-/// What one device of a request is in the guest.
+/// One device of a request, as located in the guest.
 #[derive(Debug, Default)]
 struct Found {
     nodes: Vec<Node>,
@@ -70,12 +70,12 @@ struct Found {
     passed_through: bool,
 }
 
-/// Finds the devices of a request and puts them into the container's
-/// configuration: nodes, numbers, rules, and addresses in its environment.
+/// Locates the devices of a request and writes them into the container's configuration: nodes,
+/// numbers, rules, and addresses in its environment.
 ///
 /// # Errors
-/// A type is not known, a device makes no sense or does not come in time; then
-/// the configuration is as it was.
+/// A type is unknown, or a device is invalid or does not appear in time; then the configuration is
+/// unchanged.
 pub async fn attach(hotplug: &Hotplug, paths: &Paths, devices: &[Device], spec: &mut Spec) -> Result<Functions> {
     if devices.len() > MAX_DEVICES {
         return Err(Error::invalid(format!("{} devices in one request; {MAX_DEVICES} at most", devices.len())));
@@ -106,7 +106,7 @@ async fn find(hotplug: &Hotplug, paths: &Paths, device: &Device) -> Result<Found
     let kind = KINDS.iter().find(|(name, _)| *name == device.type_).map(|(_, kind)| *kind);
     let kind = kind.ok_or_else(|| {
         let known: Vec<&str> = kinds().collect();
-        Error::invalid(format!("there is no such type of device; this agent has {}", known.join(", ")))
+        Error::invalid(format!("unknown device type; supported: {}", known.join(", ")))
     })?;
     let disk = async |node: Result<PathBuf>| -> Result<Found> {
         let node = Node::disk(&node?, &device.container_path)?;
@@ -120,7 +120,7 @@ async fn find(hotplug: &Hotplug, paths: &Paths, device: &Device) -> Result<Found
         Kind::Vfio => {
             let functions = placed(hotplug, device).await?;
             let guests = functions.iter().map(|(_, guest)| *guest).collect();
-            let nodes = vfio::take(hotplug, paths, guests, &device.container_path).await?;
+            let nodes = vfio::bind_group(hotplug, paths, guests, &device.container_path).await?;
             Ok(Found { nodes, functions, passed_through: true })
         }
         Kind::GuestDriven => {
@@ -130,8 +130,8 @@ async fn find(hotplug: &Hotplug, paths: &Paths, device: &Device) -> Result<Found
     }
 }
 
-/// The functions that a device's options name, `HOST ADDRESS=GUEST PCI PATH`
-/// each, once they are there.
+/// Waits for the functions of a device's options, `HOST ADDRESS=GUEST PCI PATH` each, and returns
+/// their addresses.
 async fn placed(hotplug: &Hotplug, device: &Device) -> Result<Vec<(Address, Address)>> {
     let mut places = Vec::new();
     for option in device.options.iter().take(MAX_DEVICES) {
@@ -140,8 +140,8 @@ async fn placed(hotplug: &Hotplug, device: &Device) -> Result<Vec<(Address, Addr
         let (host, path) = option.split_once('=').ok_or_else(wrong)?;
         let host: Address = host.parse().map_err(|_| wrong())?;
         if path.is_empty() {
-            // A shim that does not know where the VMM has put it.
-            log::warn!("device {host} of the host: the shim names no PCI path; it is not waited for");
+            // The shim does not know where the VMM has plugged it in.
+            log::warn!("host device {host}: the shim sent no PCI path; not waiting for it");
             continue;
         }
         places.push((host, path));

@@ -1,4 +1,4 @@
-//! Requests with devices, in a tree of our own; real disks are in tests/e2e.
+//! Device requests against a fake sysfs; real disks are tested in tests/e2e.
 
 use super::*;
 use std::fs;
@@ -31,7 +31,7 @@ fn try_attach(root: &Path, devices: &[Device], spec: &mut Spec) -> Result<Functi
 }
 
 #[test]
-fn types_that_do_not_exist_are_named_with_those_that_do() {
+fn unknown_type_is_reported_with_the_supported_ones() {
     let root = tempfile::tempdir().unwrap();
     let error = try_attach(root.path(), &[device("blk-ccw", &[])], &mut Spec::default()).unwrap_err().message;
     for part in ["blk-ccw", "/dev/x", "mmioblk", "vfio-pci-gk"] {
@@ -40,7 +40,7 @@ fn types_that_do_not_exist_are_named_with_those_that_do() {
 }
 
 #[test]
-fn several_functions_of_several_devices_are_all_known_and_all_in_the_environment() {
+fn all_functions_of_all_devices_are_translated_in_the_environment() {
     let root = tempfile::tempdir().unwrap();
     plant(root.path(), "00");
     plant(root.path(), "01");
@@ -60,7 +60,7 @@ fn several_functions_of_several_devices_are_all_known_and_all_in_the_environment
 }
 
 #[test]
-fn what_is_wrong_or_missing_leaves_the_configuration_as_it_was() {
+fn invalid_or_missing_device_leaves_the_configuration_unchanged() {
     let root = tempfile::tempdir().unwrap();
     plant(root.path(), "00");
     for (device, part) in [
@@ -82,7 +82,7 @@ fn what_is_wrong_or_missing_leaves_the_configuration_as_it_was() {
 }
 
 #[test]
-fn a_flood_of_devices_is_refused() {
+fn too_many_devices_are_rejected() {
     let root = tempfile::tempdir().unwrap();
     let devices = vec![device("blk", &[]); MAX_DEVICES + 1];
     assert!(try_attach(root.path(), &devices, &mut Spec::default()).unwrap_err().message.contains("at most"));

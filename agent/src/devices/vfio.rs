@@ -1,4 +1,4 @@
-//! PCI functions that a program in the container drives itself.
+//! Binds PCI functions to vfio-pci for programs in the container.
 
 use std::fs;
 use std::io;
@@ -7,37 +7,42 @@ use std::path::{Path, PathBuf};
 use firstlight_pci::{Address, Function};
 
 use super::apply::Node;
+use crate::background;
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 use crate::paths::Paths;
-use crate::work;
 
-/// The driver that hands a function to a program.
+/// The driver that exposes a function to user space.
 const DRIVER: &str = "vfio-pci";
 
-/// A bridge, by base class and sub-class: its driver does not keep a group from being handed out.
+/// A bridge, by base class and subclass: its driver does not make an IOMMU group unviable.
 const BRIDGE: u32 = 0x0604;
 
-/// Binds the functions to vfio-pci and waits for their nodes: the group's
-/// `/dev/vfio/N`, at which the container finds what the host calls `listed`, and
-/// `/dev/vfio/devices/vfioN` of each where the kernel has them.
+/// Binds the functions to vfio-pci and waits for their nodes: the group's `/dev/vfio/N`, which
+/// replaces the host's `listed` in the container, and `/dev/vfio/devices/vfioN` of each if the
+/// kernel has them.
 ///
 /// # Errors
-/// The functions are in several groups or in none, a neighbour in the group
-/// keeps its driver, or the kernel does not hand them out.
-pub(super) async fn take(hotplug: &Hotplug, paths: &Paths, functions: Vec<Address>, listed: &str) -> Result<Vec<Node>> {
+/// The functions are in several groups or in none, another function of the group has a host driver,
+/// or the kernel does not expose the nodes.
+pub(super) async fn bind_group(
+    hotplug: &Hotplug,
+    paths: &Paths,
+    functions: Vec<Address>,
+    listed: &str,
+) -> Result<Vec<Node>> {
     let Some(first) = functions.first().copied() else {
-        return Err(Error::invalid("no option says where in the guest it is (HOST-ADDRESS=GUEST-PCI-PATH)"));
+        return Err(Error::invalid("no option has its PCI path in the guest (HOST-ADDRESS=GUEST-PCI-PATH)"));
     };
     let sysfs = paths.sysfs.clone();
     let all = functions.clone();
-    // Whole, as a function between two drivers is nobody's.
-    let group = work::whole(work::blocking(move || {
+    // Run to completion: a function must not stay unbound between two drivers.
+    let group = background::to_completion(background::blocking(move || {
         let group = group_of(&sysfs, &all)?;
         for function in &all {
             bind(&sysfs, *function)?;
         }
-        neighbours(&sysfs, &group, &all)?;
+        check_group_is_viable(&sysfs, &group, &all)?;
         Ok(group)
     }))
     .await?;
@@ -59,28 +64,29 @@ fn dir(sysfs: &Path, function: Address) -> PathBuf {
     sysfs.join("bus/pci/devices").join(function.to_string())
 }
 
-/// The function's own VFIO device, `vfioN`. Without IOMMUFD the kernel lists it
-/// too, but it has no number and so no node.
+/// Returns the function's own VFIO device, `vfioN`. Without IOMMUFD the kernel lists it too, but
+/// without number and node.
 fn device_of(sysfs: &Path, function: Address) -> Option<String> {
     let devices = fs::read_dir(dir(sysfs, function).join("vfio-dev")).ok()?;
     let device = devices.flatten().find(|device| device.path().join("dev").exists())?;
     Some(device.file_name().to_string_lossy().into_owned())
 }
 
-/// The one IOMMU group that all are in.
+/// Returns the IOMMU group that all functions are in.
 fn group_of(sysfs: &Path, functions: &[Address]) -> Result<String> {
     let mut group: Option<(Address, String)> = None;
     for function in functions {
         let link = fs::read_link(dir(sysfs, *function).join("iommu_group")).ok();
         let name = link.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
         let name = name.ok_or_else(|| {
-            let hint = "the VM needs a virtual IOMMU, and the guest's kernel intel_iommu=on or its like";
-            Error::internal(format!("{function} is in no IOMMU group: {hint}"))
+            let hint = "the VM needs a virtual IOMMU, and the guest's kernel intel_iommu=on or the equivalent";
+            Error::internal(format!("{function} has no IOMMU group: {hint}"))
         })?;
         match &group {
             Some((other, first)) if *first != name => {
-                let message =
-                    format!("{other} is in IOMMU group {first} and {function} in {name}; one device is one group");
+                let message = format!(
+                    "{other} is in IOMMU group {first} and {function} in {name}; all functions of a device must be in one group"
+                );
                 return Err(Error::invalid(message));
             }
             Some(_) => {}
@@ -95,7 +101,7 @@ fn driver(dir: &Path) -> Option<String> {
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Takes a function from its driver and gives it to vfio-pci. Blocks as long as the driver does.
+/// Rebinds a function to vfio-pci. Blocks as long as the current driver does.
 fn bind(sysfs: &Path, function: Address) -> Result<()> {
     let dir = dir(sysfs, function);
     if driver(&dir).as_deref() == Some(DRIVER) {
@@ -103,7 +109,7 @@ fn bind(sysfs: &Path, function: Address) -> Result<()> {
     }
     let write = |path: PathBuf, text: &str| {
         fs::write(&path, text).map_err(|error: io::Error| {
-            Error::internal(format!("{function}: cannot write {text:?} to {}: {error}", path.display()))
+            Error::internal(format!("{function}: failed to write {text:?} to {}: {error}", path.display()))
         })
     };
     write(dir.join("driver_override"), DRIVER)?;
@@ -120,8 +126,8 @@ fn bind(sysfs: &Path, function: Address) -> Result<()> {
     }
 }
 
-/// Whether everything else in the group lets go of it.
-fn neighbours(sysfs: &Path, group: &str, ours: &[Address]) -> Result<()> {
+/// Checks that no other function in the group has a host driver.
+fn check_group_is_viable(sysfs: &Path, group: &str, ours: &[Address]) -> Result<()> {
     let members = fs::read_dir(sysfs.join("kernel/iommu_groups").join(group).join("devices"));
     let members: Vec<Address> = members
         .into_iter()
@@ -136,7 +142,7 @@ fn neighbours(sysfs: &Path, group: &str, ours: &[Address]) -> Result<()> {
     let mut driven = functions.iter().filter(member).filter_map(driven);
     match driven.find(|(_, driver)| !driver.starts_with("vfio")) {
         Some((address, driver)) => Err(Error::internal(format!(
-            "{address} is in IOMMU group {group} too and driven by {driver}: nobody could open the group; give the \
+            "{address} is in IOMMU group {group} too and bound to {driver}, so the group cannot be opened; give the \
              device a root port of its own"
         ))),
         None => Ok(()),
@@ -152,7 +158,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Classes, as a `modalias` has them.
+    /// Class part of a `modalias`.
     const ETHERNET: &str = "bc02sc00i00";
     const PORT: &str = "bc06sc04i00";
 
@@ -173,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_one_device_are_in_one_group() {
+    fn functions_in_different_groups_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:01:00.0", "7", None, ETHERNET);
         plant(root.path(), "0000:01:00.1", "7", None, ETHERNET);
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_taken_from_its_driver_and_a_missing_module_is_named() {
+    fn function_is_unbound_and_missing_vfio_module_is_reported() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:01:00.0", "7", Some("mlx5_core"), ETHERNET);
         let error = bind(root.path(), address("0000:01:00.0")).unwrap_err().message;
@@ -202,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_its_own_is_one_with_a_number() {
+    fn vfio_device_without_a_number_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let function = address("0000:01:00.0");
         assert_eq!(device_of(root.path(), function), None);
@@ -214,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_with_a_driver_keeps_the_group_and_a_bridge_does_not() {
+    fn group_with_a_foreign_driver_is_not_viable_and_bridges_are_ignored() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:00:02.0", "7", Some("pcieport"), PORT);
         plant(root.path(), "0000:01:00.0", "7", Some("vfio-pci"), ETHERNET);
         let ours = [address("0000:01:00.0")];
-        neighbours(root.path(), "7", &ours).unwrap();
+        check_group_is_viable(root.path(), "7", &ours).unwrap();
         plant(root.path(), "0000:01:00.1", "7", Some("mlx5_core"), ETHERNET);
-        let error = neighbours(root.path(), "7", &ours).unwrap_err().message;
+        let error = check_group_is_viable(root.path(), "7", &ours).unwrap_err().message;
         assert!(error.contains("0000:01:00.1") && error.contains("mlx5_core"), "{error}");
     }
 }

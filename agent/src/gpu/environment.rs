@@ -1,35 +1,35 @@
-//! What a container's environment says about devices.
+//! Parses the variables of a container's environment that select devices.
 //!
-//! The environment is an image's and a tenant's to write, so NVIDIA's variables
-//! are never a grant: they choose among the GPUs that the container was granted.
+//! The environment is written by image and tenant, so NVIDIA's variables never grant a GPU: they
+//! select among the granted ones.
 
 use firstlight_cdi::DeviceName;
 
-use super::Which;
+use super::GpuSelector;
 use crate::error::{Error, Result};
 
-/// Grants devices of any kind where the kernel command line has `agent.visible_cdi_devices`.
+/// Grants devices of any kind if the kernel command line has `agent.visible_cdi_devices`.
 pub(super) const CDI_DEVICES: &str = "VISIBLE_CDI_DEVICES";
 
-/// Narrows the GPUs.
+/// Selects among the granted GPUs.
 pub(super) const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// Chooses the driver's files.
+/// Selects the driver's files.
 pub(super) const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// More names than any machine has GPUs and instances of GPUs.
+/// Upper bound; no machine has as many GPUs and MIG instances.
 const MAX_NAMES: usize = 256;
 
-/// The value of a variable; of several the last, which is what most programs see.
+/// Returns the value of a variable; the last one if it is set several times, as most programs do.
 pub(super) fn value<'a>(environment: &'a [String], name: &str) -> Option<&'a str> {
     environment.iter().rev().find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Devices by the syntax `KIND=all|0,1[:KIND=...]`. What stands between colons
-/// and has no `=` belongs to the name before, so PCI addresses can be written.
+/// Parses devices by the syntax `KIND=all|0,1[:KIND=...]`. A part between colons without `=`
+/// belongs to the name before it, so PCI addresses can be written.
 ///
 /// # Errors
-/// A part is no qualified CDI name.
+/// A part is not a qualified CDI name.
 pub fn cdi_devices(text: &str) -> Result<Vec<DeviceName>> {
     let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("variable {CDI_DEVICES}: {error}"));
     let text = text.trim();
@@ -60,7 +60,7 @@ pub fn cdi_devices(text: &str) -> Result<Vec<DeviceName>> {
     Ok(names)
 }
 
-/// Which of the granted GPUs a container is to have.
+/// The subset of the granted GPUs that a container gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Visible {
     /// All of them.
@@ -68,15 +68,15 @@ pub enum Visible {
     All,
     /// None of them.
     None,
-    /// Those that are named here, as far as they were granted.
-    Only(Vec<Which>),
+    /// The listed ones, if granted.
+    Only(Vec<GpuSelector>),
 }
 
 impl Visible {
-    /// Reads `NVIDIA_VISIBLE_DEVICES`.
+    /// Parses `NVIDIA_VISIBLE_DEVICES`.
     ///
-    /// `void` is what CDI specifications set so that nobody else adds devices:
-    /// a host that uses one leaves it behind in every container, so it chooses nothing.
+    /// CDI specifications set `void` to stop NVIDIA's container runtime from adding devices: a host
+    /// that uses one sets it in every container, so it is ignored here.
     #[must_use]
     pub fn of(environment: &[String]) -> Self {
         match value(environment, VISIBLE).map(str::trim) {
@@ -84,9 +84,9 @@ impl Visible {
             Some("none") => Self::None,
             Some(text) => {
                 let mut only = Vec::new();
-                for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-                    let which = named(word);
-                    if which == Which::All {
+                for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+                    let which = named(entry);
+                    if which == GpuSelector::All {
                         return Self::All;
                     }
                     if only.len() < MAX_NAMES && !only.contains(&which) {
@@ -98,49 +98,49 @@ impl Visible {
         }
     }
 
-    /// Those of the granted GPUs that have to be waited for. What is not sure
-    /// before a GPU is attached (its UUID) leaves all of them.
+    /// Returns the granted GPUs that must be ready. All of them if the variable has a name that is
+    /// known only after the attach (a UUID).
     #[must_use]
-    pub fn before_waiting(&self, granted: &[Which], gpus: &[firstlight_boot_record::Gpu]) -> Vec<Which> {
+    pub fn before_waiting(&self, granted: &[GpuSelector], gpus: &[firstlight_boot_record::Gpu]) -> Vec<GpuSelector> {
         let only = match self {
             Self::All => return granted.to_vec(),
             Self::None => return Vec::new(),
             Self::Only(only) => only,
         };
-        if only.iter().any(|which| matches!(which, Which::Name(_))) {
+        if only.iter().any(|which| matches!(which, GpuSelector::Name(_))) {
             return granted.to_vec();
         }
-        let is = |which: &Which, gpu: &firstlight_boot_record::Gpu| match which {
-            Which::All => true,
-            Which::Index(index) => gpu.index == *index,
-            Which::Pci(address) => gpu.pci == *address,
-            Which::Name(_) => false,
+        let is = |which: &GpuSelector, gpu: &firstlight_boot_record::Gpu| match which {
+            GpuSelector::All => true,
+            GpuSelector::Index(index) => gpu.index == *index,
+            GpuSelector::Pci(address) => gpu.pci == *address,
+            GpuSelector::Name(_) => false,
         };
         let mut left = Vec::new();
         for grant in granted {
             let mut rows = gpus.iter().filter(|gpu| is(grant, gpu)).peekable();
             if rows.peek().is_none() {
-                // A grant that this guest does not have is an error; it is made where all others are.
+                // A granted GPU that does not exist is an error, which `decide` reports.
                 left.push(grant.clone());
             }
-            let kept = rows.filter(|gpu| only.iter().any(|which| is(which, gpu)));
-            left.extend(kept.map(|gpu| Which::Pci(gpu.pci)));
+            let visible = rows.filter(|gpu| only.iter().any(|which| is(which, gpu)));
+            left.extend(visible.map(|gpu| GpuSelector::Pci(gpu.pci)));
         }
         left
     }
 }
 
-/// One word of `NVIDIA_VISIBLE_DEVICES`. The driver's tools write PCI addresses
-/// with eight digits of domain and in capitals.
-fn named(word: &str) -> Which {
-    let mut word: String = word.chars().take(80).collect();
-    if word.bytes().filter(|byte| *byte == b':').count() == 2 {
-        word.make_ascii_lowercase();
-        if let Some(short) = word.strip_prefix("0000").filter(|short| short.find(':') == Some(4)) {
-            word = short.to_owned();
+/// Parses one entry of `NVIDIA_VISIBLE_DEVICES`. The driver's tools write PCI addresses in
+/// capitals, with eight digits of domain.
+fn named(entry: &str) -> GpuSelector {
+    let mut entry: String = entry.chars().take(80).collect();
+    if entry.bytes().filter(|byte| *byte == b':').count() == 2 {
+        entry.make_ascii_lowercase();
+        if let Some(short) = entry.strip_prefix("0000").filter(|short| short.find(':') == Some(4)) {
+            entry = short.to_owned();
         }
     }
-    Which::from(word.as_str())
+    GpuSelector::from(entry.as_str())
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_several_kinds() {
+    fn cdi_devices_of_several_kinds_are_parsed() {
         let names = cdi_devices("nvidia.com/gpu=0,1:a.b/c=all").unwrap();
         assert_eq!(texts(&names), ["nvidia.com/gpu=0", "nvidia.com/gpu=1", "a.b/c=all"]);
         let names = cdi_devices("nvidia.com/gpu=0000:01:00.0,0000:02:00.0:a.b/c=d").unwrap();
@@ -176,51 +176,55 @@ mod tests {
     }
 
     #[test]
-    fn words_of_nvidias_variable() {
+    fn values_of_nvidia_visible_devices_are_parsed() {
         assert_eq!(Visible::of(&[]), Visible::All);
         for all in ["", "all", "void", "0,all"] {
             assert_eq!(visible(all), Visible::All, "{all}");
         }
         assert_eq!(visible("none"), Visible::None);
         assert_eq!(visible(","), Visible::Only(vec![]));
-        let address = Which::Pci("0000:0a:00.0".parse().unwrap());
+        let address = GpuSelector::Pci("0000:0a:00.0".parse().unwrap());
         assert_eq!(visible("00000000:0A:00.0"), Visible::Only(vec![address.clone()]));
         assert_eq!(
             visible("1, GPU-5,1,0000:0a:00.0"),
-            Visible::Only(vec![Which::Index(1), Which::Name("GPU-5".into()), address])
+            Visible::Only(vec![GpuSelector::Index(1), GpuSelector::Name("GPU-5".into()), address])
         );
         let twice = [format!("{VISIBLE}=0"), format!("{VISIBLE}=none"), format!("{VISIBLE}_X=all")];
         assert_eq!(Visible::of(&twice), Visible::None, "the last one counts");
     }
 
     #[test]
-    fn only_what_is_left_is_waited_for() {
+    fn only_visible_gpus_are_waited_for() {
         let gpus = [gpu(0, GpuPhase::Ready), gpu(1, GpuPhase::Attaching), gpu(2, GpuPhase::Failed)];
-        let pci = |index: usize| Which::Pci(gpus[index].pci);
-        assert_eq!(visible("0").before_waiting(&[Which::All], &gpus), [pci(0)]);
-        assert_eq!(visible("0,0000:02:00.0").before_waiting(&[Which::Index(1)], &gpus), [pci(1)]);
-        assert_eq!(visible("2").before_waiting(&[Which::Index(1)], &gpus), []);
-        assert_eq!(visible("none").before_waiting(&[Which::All], &gpus), []);
-        assert_eq!(visible("GPU-1").before_waiting(&[Which::Index(1)], &gpus), [Which::Index(1)]);
-        assert_eq!(visible("0").before_waiting(&[Which::Index(7)], &gpus), [Which::Index(7)], "an error, later");
+        let pci = |index: usize| GpuSelector::Pci(gpus[index].pci);
+        assert_eq!(visible("0").before_waiting(&[GpuSelector::All], &gpus), [pci(0)]);
+        assert_eq!(visible("0,0000:02:00.0").before_waiting(&[GpuSelector::Index(1)], &gpus), [pci(1)]);
+        assert_eq!(visible("2").before_waiting(&[GpuSelector::Index(1)], &gpus), []);
+        assert_eq!(visible("none").before_waiting(&[GpuSelector::All], &gpus), []);
+        assert_eq!(visible("GPU-1").before_waiting(&[GpuSelector::Index(1)], &gpus), [GpuSelector::Index(1)]);
+        assert_eq!(
+            visible("0").before_waiting(&[GpuSelector::Index(7)], &gpus),
+            [GpuSelector::Index(7)],
+            "an error, later"
+        );
     }
 
     proptest! {
         #[test]
-        fn any_text_is_something(text in "\\PC{0,80}") {
+        fn any_value_is_parsed_without_panic(text in "\\PC{0,80}") {
             let _ = (visible(&text), cdi_devices(&text));
         }
 
         #[test]
-        fn nothing_is_waited_for_that_was_not_granted(
+        fn only_granted_gpus_are_waited_for(
             granted in proptest::collection::vec(0u32..4, 0..4), words in "((0|1|2|3|all|none|void|GPU-1|0000:0[1-4]:00\\.0),?){0,5}"
         ) {
             let gpus: Vec<_> = (0..4).map(|index| gpu(index, GpuPhase::Ready)).collect();
-            let grants: Vec<Which> = granted.iter().copied().map(Which::Index).collect();
+            let grants: Vec<GpuSelector> = granted.iter().copied().map(GpuSelector::Index).collect();
             for which in visible(&words).before_waiting(&grants, &gpus) {
                 let index = match which {
-                    Which::Index(index) => index,
-                    Which::Pci(address) => gpus.iter().find(|gpu| gpu.pci == address).unwrap().index,
+                    GpuSelector::Index(index) => index,
+                    GpuSelector::Pci(address) => gpus.iter().find(|gpu| gpu.pci == address).unwrap().index,
                     other => return Err(TestCaseError::fail(format!("{other:?}"))),
                 };
                 prop_assert!(granted.contains(&index));

@@ -1,9 +1,10 @@
-//! GPUs for containers: which one asks for which, when they are there, and how they get in.
+//! GPUs for containers: parses the request, waits until the GPUs are ready, applies their CDI
+//! edits.
 
 mod decide;
 mod environment;
-mod narrow;
-mod want;
+mod request;
+mod visible;
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,75 +19,80 @@ use ttrpc::Code;
 
 pub use decide::{Decision, Missing, decide};
 pub use environment::{Visible, cdi_devices};
-pub use want::{Asking, Wants, Which, pci_path, wants};
+pub use request::{DeviceRequest, GpuSelector, RequestInput, pci_path, requested_devices};
 
 use crate::clock::now_us;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// What PID 1 has said about the guest's GPUs.
+/// State of the guest's GPUs, as reported by PID 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
-    /// Whether the PCI bus has been scanned: before that the list says nothing.
+    /// Whether the PCI bus has been scanned; before that the list is not meaningful.
     pub scanned: bool,
     /// In PCI order.
     pub gpus: Vec<Gpu>,
-    /// Why nothing more will come.
-    pub lost: Option<String>,
+    /// Why the connection to PID 1 failed, if it did.
+    pub disconnected: Option<String>,
 }
 
-/// How long GPUs are waited for.
+/// Timeouts of the wait for GPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// For one that is on the bus to be ready.
+pub struct Timeouts {
+    /// For a GPU on the bus to become ready.
     pub ready: Duration,
-    /// For one to be on the bus: the kernel may find it later than the VMM has plugged it in.
+    /// For a GPU to appear on the bus: the kernel may find it later than the VMM has plugged it in.
     pub plugged: Duration,
 }
 
-/// Where GPUs come from.
+/// Source of GPU state.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// PID 1 attaches them and tells when they are ready.
+    /// PID 1 attaches GPUs and reports when they are ready.
     Init(watch::Receiver<View>),
-    /// There is no PID 1 of ours: what the CDI files say is there.
+    /// No Firstlight PID 1: the CDI files are taken as they are.
     Files,
 }
 
 impl Source {
-    /// Waits until every GPU that is granted, and that the container's environment
-    /// leaves it, is ready, and changes the configuration so that the container
-    /// has them. Nothing is changed before all are there; dropping the future
-    /// leaves nothing behind. Returns what is odd about the request, a sentence each.
+    /// Waits until every GPU that is granted and selected by the container's environment is ready,
+    /// and then applies their CDI edits to the configuration. Nothing is changed before all are
+    /// ready; cancel-safe. Returns warnings about the request.
     ///
     /// # Errors
-    /// `INTERNAL` for a GPU that failed, with its address, step, times and the
-    /// driver's words; `DEADLINE_EXCEEDED` when the time is over;
-    /// `INVALID_ARGUMENT` for a GPU that the guest does not have.
-    pub async fn give(&self, spec: &mut Spec, wants: &Wants, patience: Patience, paths: &Paths) -> Result<Vec<String>> {
-        if wants.is_empty() {
+    /// `INTERNAL` for a GPU that failed, with its address, step, times and the driver's message;
+    /// `DEADLINE_EXCEEDED` on timeout; `INVALID_ARGUMENT` for a GPU that the guest does not have.
+    pub async fn inject_devices(
+        &self,
+        spec: &mut Spec,
+        request: &DeviceRequest,
+        timeouts: Timeouts,
+        paths: &Paths,
+    ) -> Result<Vec<String>> {
+        if request.is_empty() {
             return Ok(Vec::new());
         }
         let gpus = match self {
-            Self::Init(view) => Some(ready(view.clone(), wants, patience, &paths.sysfs).await?),
+            Self::Init(view) => Some(ready(view.clone(), request, timeouts, &paths.sysfs).await?),
             Self::Files => None,
         };
         let dir = Directory::read(&paths.cdi).map_err(|error| Error::internal(error.to_string()))?;
         let granted: Vec<DeviceName> = match gpus {
             Some(gpus) => {
-                let opaque = wants.opaque().map(gpu_name);
+                let opaque = request.opaque().map(gpu_name);
                 gpus.iter().map(|gpu| name(gpu, &dir)).chain(opaque).collect()
             }
-            None => wants.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
+            None => request.gpus.iter().map(|which| gpu_name(&which.to_string())).collect(),
         };
-        // A grant that is nowhere is an error, also where the environment would not use it.
+        // A granted device without CDI entry is an error even if the environment does not select
+        // it.
         for name in &granted {
             dir.find(name).map_err(|error| Error::invalid(error.to_string()))?;
         }
-        let (left, remarks) = narrow::narrow(granted, &wants.visible, &dir);
-        let files = wants.capabilities.devices().filter(|name| !wants.gpus.is_empty() && dir.has(name));
-        inject(spec, left.into_iter().chain(wants.others.iter().cloned()).chain(files), &dir, paths)?;
-        Ok(wants.remarks.iter().cloned().chain(remarks).collect())
+        let (left, warnings) = visible::select_visible(granted, &request.visible, &dir);
+        let files = request.capabilities.devices().filter(|name| !request.gpus.is_empty() && dir.has(name));
+        inject(spec, left.into_iter().chain(request.others.iter().cloned()).chain(files), &dir, paths)?;
+        Ok(request.warnings.iter().cloned().chain(warnings).collect())
     }
 }
 
@@ -94,14 +100,14 @@ fn gpu_name(device: &str) -> DeviceName {
     DeviceName { kind: GPU_KIND.to_owned(), device: device.to_owned() }
 }
 
-/// The name under which a GPU is in the files: its address if it has that name, else its index.
+/// Returns a GPU's CDI device name: its address if the CDI file has that, otherwise its index.
 fn name(gpu: &Gpu, dir: &Directory) -> DeviceName {
     let by_address = gpu_name(&gpu.pci.to_string());
     if dir.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
 }
 
 fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Directory, paths: &Paths) -> Result<()> {
-    // A copy, so that an error half-way leaves the configuration as it was.
+    // Applied to a copy, so an error leaves the configuration unchanged.
     let mut changed = spec.clone();
     for name in names {
         let (whole, device) = dir.find(&name).map_err(|error| Error::invalid(error.to_string()))?;
@@ -113,22 +119,28 @@ fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Direct
     Ok(())
 }
 
-/// A GPU that is on the bus and not among those that PID 1 has told of: it was plugged in just now.
+/// Returns a GPU that is on the bus and that PID 1 has not reported yet: it was plugged in just
+/// now.
 fn plugged(sysfs: &Path, view: &View) -> Option<Address> {
     let known = |pci: &Address| view.gpus.iter().any(|gpu| gpu.pci == *pci && gpu.phase != GpuPhase::Removed);
     firstlight_pci::of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
 }
 
-/// Waits for the GPUs, by event.
-async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patience, sysfs: &Path) -> Result<Vec<Gpu>> {
-    if wants.gpus.is_empty() {
+/// Waits for the GPUs, without polling.
+async fn ready(
+    mut view: watch::Receiver<View>,
+    request: &DeviceRequest,
+    timeouts: Timeouts,
+    sysfs: &Path,
+) -> Result<Vec<Gpu>> {
+    if request.gpus.is_empty() {
         return Ok(Vec::new());
     }
     let begin = Instant::now();
     loop {
         let decision = {
             let view = view.borrow_and_update();
-            match decide(&view, &wants.visible.before_waiting(&wants.gpus, &view.gpus)) {
+            match decide(&view, &request.visible.before_waiting(&request.gpus, &view.gpus)) {
                 Decision::Unknown(error) => match plugged(sysfs, &view) {
                     Some(pci) => Decision::Wait(Missing::Plugged(pci)),
                     None => Decision::Unknown(error),
@@ -140,15 +152,15 @@ async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patienc
             Decision::Ready(gpus) => return Ok(gpus),
             Decision::Fail(error) => return Err(error),
             Decision::Unknown(error) => {
-                // What is plugged in changes the view; nothing else is waited for.
-                match timeout_at(begin + patience.plugged, view.changed()).await {
+                // A plugged GPU changes the view; nothing else is waited for.
+                match timeout_at(begin + timeouts.plugged, view.changed()).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(_)) | Err(_) => return Err(error),
                 }
             }
             Decision::Wait(missing) => missing,
         };
-        match timeout_at(begin + patience.ready, view.changed()).await {
+        match timeout_at(begin + timeouts.ready, view.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => {
                 return Err(Error::internal(format!("{}: PID 1 is not connected", missing.describe(now_us()))));
@@ -156,8 +168,7 @@ async fn ready(mut view: watch::Receiver<View>, wants: &Wants, patience: Patienc
             Err(_) => {
                 let waited = begin.elapsed().as_secs_f64();
                 let what = missing.describe(now_us());
-                let hint =
-                    "longer: agent.cdi_timeout on the kernel command line, and the shim's create_container_timeout";
+                let hint = "to wait longer, raise agent.cdi_timeout on the kernel command line and the shim's create_container_timeout";
                 let message = format!("{what}; waited {waited:.1} s ({hint})");
                 return Err(Error::new(Code::DEADLINE_EXCEEDED, message));
             }
@@ -176,11 +187,11 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(future)
     }
 
-    fn within(seconds: u64) -> Patience {
-        Patience { ready: Duration::from_secs(seconds), plugged: Duration::from_secs(seconds.min(2)) }
+    fn timeouts_of(seconds: u64) -> Timeouts {
+        Timeouts { ready: Duration::from_secs(seconds), plugged: Duration::from_secs(seconds.min(2)) }
     }
 
-    fn plant(paths: &Paths) {
+    fn write_cdi_files(paths: &Paths) {
         fs::create_dir_all(&paths.cdi).unwrap();
         let device = |name: &str, minor: u32| {
             format!(
@@ -199,62 +210,62 @@ mod tests {
         devices.iter().map(oci_spec::runtime::LinuxDevice::minor).collect()
     }
 
-    fn want(which: &[Which]) -> Wants {
-        Wants { gpus: which.to_vec(), ..Wants::default() }
+    fn device_request(which: &[GpuSelector]) -> DeviceRequest {
+        DeviceRequest { gpus: which.to_vec(), ..DeviceRequest::default() }
     }
 
     #[test]
-    fn one_that_is_plugged_in_just_now_is_waited_for_and_one_that_never_comes_is_not() {
+    fn gpu_on_the_bus_is_waited_for_and_absent_gpu_fails_early() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
-            plant(&paths);
-            let (sender, view) = watch::channel(View { scanned: true, gpus: vec![], lost: None });
+            write_cdi_files(&paths);
+            let (sender, view) = watch::channel(View { scanned: true, gpus: vec![], disconnected: None });
             let source = Source::Init(view);
             let mut spec = Spec::default();
             let begin = Instant::now();
-            let wants = want(&[Which::Index(0)]);
-            let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
+            let request = device_request(&[GpuSelector::Index(0)]);
+            let error = source.inject_devices(&mut spec, &request, timeouts_of(9), &paths).await.unwrap_err();
             assert_eq!(error.code, Code::INVALID_ARGUMENT);
             assert!((2..9).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
-            // On the bus it is waited for as long as any other.
+            // On the bus, the timeout for readiness applies.
             let function = paths.sysfs.join("bus/pci/devices/0000:01:00.0");
             fs::create_dir_all(&function).unwrap();
             let modalias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n";
             fs::write(function.join("modalias"), modalias).unwrap();
             let begin = Instant::now();
-            let error = source.give(&mut spec, &wants, within(9), &paths).await.unwrap_err();
+            let error = source.inject_devices(&mut spec, &request, timeouts_of(9), &paths).await.unwrap_err();
             assert_eq!((error.code, begin.elapsed().as_secs()), (Code::DEADLINE_EXCEEDED, 9));
             assert!(error.message.contains("0000:01:00.0 is on the PCI bus"), "{error}");
-            let tell = async {
+            let report = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 sender.send_modify(|view| view.gpus = vec![gpu(0, GpuPhase::Ready)]);
             };
-            let (given, ()) = tokio::join!(source.give(&mut spec, &wants, within(9), &paths), tell);
+            let (given, ()) = tokio::join!(source.inject_devices(&mut spec, &request, timeouts_of(9), &paths), report);
             given.unwrap();
             assert_eq!(minors(&spec), [0]);
         });
     }
 
     #[test]
-    fn a_container_waits_for_its_gpu_only() {
+    fn container_waits_only_for_its_own_gpu() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
-            plant(&paths);
+            write_cdi_files(&paths);
             let (sender, view) = watch::channel(View::default());
             let source = Source::Init(view);
             let mut spec = Spec::default();
-            let wants = want(&[Which::Index(1)]);
-            let give = source.give(&mut spec, &wants, within(9), &paths);
+            let request = device_request(&[GpuSelector::Index(1)]);
+            let inject_devices = source.inject_devices(&mut spec, &request, timeouts_of(9), &paths);
             let boot = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let gpus = vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)];
-                sender.send_modify(|view| *view = View { scanned: true, gpus, lost: None });
+                sender.send_modify(|view| *view = View { scanned: true, gpus, disconnected: None });
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 sender.send_modify(|view| view.gpus[1].phase = GpuPhase::Ready);
             };
-            let (given, ()) = tokio::join!(give, boot);
+            let (given, ()) = tokio::join!(inject_devices, boot);
             given.unwrap();
             assert_eq!(minors(&spec), [1], "GPU 0 still attaches");
             assert!(spec.process().as_ref().unwrap().env().as_ref().unwrap().contains(&"NVIDIA=1".to_owned()));
@@ -262,15 +273,15 @@ mod tests {
     }
 
     #[test]
-    fn the_time_runs_out_with_names() {
+    fn timeout_error_names_gpu_step_and_parameter() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
             let gpus = vec![gpu(0, GpuPhase::Attaching)];
-            let (_sender, view) = watch::channel(View { scanned: true, gpus, lost: None });
+            let (_sender, view) = watch::channel(View { scanned: true, gpus, disconnected: None });
             let mut spec = Spec::default();
-            let wants = want(&[Which::All]);
-            let result = Source::Init(view).give(&mut spec, &wants, within(3), &paths).await;
+            let request = device_request(&[GpuSelector::All]);
+            let result = Source::Init(view).inject_devices(&mut spec, &request, timeouts_of(3), &paths).await;
             let error = result.unwrap_err();
             assert_eq!(error.code, Code::DEADLINE_EXCEEDED);
             for part in ["0000:01:00.0", "wait-open-complete", "3.0 s", "agent.cdi_timeout"] {
@@ -281,17 +292,17 @@ mod tests {
     }
 
     #[test]
-    fn without_pid_1_the_files_count() {
+    fn without_pid_1_cdi_files_are_used() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
-            plant(&paths);
+            write_cdi_files(&paths);
             let mut spec = Spec::default();
-            let wants = want(&[Which::Pci("0000:01:00.0".parse().unwrap())]);
-            Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap();
+            let request = device_request(&[GpuSelector::Pci("0000:01:00.0".parse().unwrap())]);
+            Source::Files.inject_devices(&mut spec, &request, timeouts_of(0), &paths).await.unwrap();
             assert_eq!(minors(&spec), [0]);
-            let wants = want(&[Which::Index(7)]);
-            let error = Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap_err();
+            let request = device_request(&[GpuSelector::Index(7)]);
+            let error = Source::Files.inject_devices(&mut spec, &request, timeouts_of(0), &paths).await.unwrap_err();
             assert!(
                 error.message.contains("nvidia.com/gpu=7") && error.message.contains("nvidia.com/gpu=0"),
                 "{error}"
@@ -300,28 +311,29 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_environment_leaves_out_is_not_waited_for() {
+    fn gpu_not_selected_by_the_environment_is_not_waited_for() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
-            plant(&paths);
+            write_cdi_files(&paths);
             let gpus = vec![gpu(0, GpuPhase::Failed), gpu(1, GpuPhase::Ready)];
-            let (_sender, view) = watch::channel(View { scanned: true, gpus, lost: None });
+            let (_sender, view) = watch::channel(View { scanned: true, gpus, disconnected: None });
             let mut spec = Spec::default();
-            let visible = Visible::Only(vec![Which::Index(1), Which::Index(7)]);
-            let wants = Wants { gpus: vec![Which::All], visible, ..Wants::default() };
-            let remarks = Source::Init(view).give(&mut spec, &wants, within(0), &paths).await.unwrap();
+            let visible = Visible::Only(vec![GpuSelector::Index(1), GpuSelector::Index(7)]);
+            let request = DeviceRequest { gpus: vec![GpuSelector::All], visible, ..DeviceRequest::default() };
+            let warnings =
+                Source::Init(view).inject_devices(&mut spec, &request, timeouts_of(0), &paths).await.unwrap();
             assert_eq!(minors(&spec), [1]);
-            assert!(remarks.len() == 1 && remarks[0].contains("names 7"), "{remarks:?}");
+            assert!(warnings.len() == 1 && warnings[0].contains("names 7"), "{warnings:?}");
         });
     }
 
     #[test]
-    fn the_drivers_files_come_with_a_grant_and_by_what_is_asked_for() {
+    fn driver_files_are_mounted_by_capability_and_only_with_a_gpu() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             let paths = Paths::below(root.path());
-            plant(&paths);
+            write_cdi_files(&paths);
             let device = |name: &str| {
                 format!(
                     r#"{{"name":"{name}","containerEdits":{{"mounts":[{{"hostPath":"/{name}","containerPath":"/{name}"}}]}}}}"#
@@ -330,19 +342,19 @@ mod tests {
             let devices = [device("compute"), device("utility"), device("video")].join(",");
             let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/driver","devices":[{devices}]}}"#);
             fs::write(paths.cdi.join("b.json"), text).unwrap();
-            let mounted = async |gpus: &[Which], capabilities: &str| {
+            let mounted = async |gpus: &[GpuSelector], capabilities: &str| {
                 let mut spec = Spec::default();
                 let capabilities = firstlight_cdi::Capabilities::parse(capabilities).0;
                 let others = vec!["nvidia.com/driver=utility".parse().unwrap()];
                 let others = if gpus.is_empty() { others } else { vec![] };
-                let wants = Wants { gpus: gpus.to_vec(), others, capabilities, ..Wants::default() };
-                Source::Files.give(&mut spec, &wants, within(0), &paths).await.unwrap();
+                let request = DeviceRequest { gpus: gpus.to_vec(), others, capabilities, ..DeviceRequest::default() };
+                Source::Files.inject_devices(&mut spec, &request, timeouts_of(0), &paths).await.unwrap();
                 let mounts = spec.mounts().clone().unwrap_or_default();
                 let ours = mounts.iter().filter(|mount| mount.typ().as_deref() == Some("bind"));
                 ours.map(|mount| mount.destination().display().to_string()).collect::<Vec<_>>()
             };
-            assert_eq!(mounted(&[Which::Index(0)], "").await, ["/compute", "/utility"]);
-            assert_eq!(mounted(&[Which::Index(0)], "video,ngx").await, ["/video"]);
+            assert_eq!(mounted(&[GpuSelector::Index(0)], "").await, ["/compute", "/utility"]);
+            assert_eq!(mounted(&[GpuSelector::Index(0)], "video,ngx").await, ["/video"]);
             assert_eq!(mounted(&[], "all").await, ["/utility"], "without a GPU only what was granted by name");
         });
     }

@@ -1,11 +1,11 @@
-//! CPU lists, and containers that are bound to some.
+//! Counts CPU lists, and reapplies containers' cpusets after CPU hot-plug.
 
 use std::fs;
 use std::path::Path;
 
 use crate::container::Container;
 
-/// How many numbers a list such as `0-3,7` has.
+/// Returns the number of CPUs in a list such as `0-3,7`.
 #[must_use]
 pub fn count(list: &str) -> u32 {
     let len = |range: &str| -> u32 {
@@ -18,25 +18,24 @@ pub fn count(list: &str) -> u32 {
     list.trim().split(',').map(len).fold(0, u32::saturating_add)
 }
 
-/// Binds a container's processes to its CPU list again after CPUs have come.
-/// The list may be about to change, so this takes the right to change it.
-/// Returns whether there is a list.
+/// Reapplies a container's CPU list after CPUs were plugged in, under the lock of its limits.
+/// Returns whether it has a list.
 ///
 /// # Errors
-/// The kernel refuses the list.
-pub fn renew(container: &Container) -> std::io::Result<bool> {
-    let _alone = container.updating();
-    bind_again(&container.cgroup)
+/// The kernel rejects the list.
+pub fn reapply(container: &Container) -> std::io::Result<bool> {
+    let _limits = container.lock_limits();
+    rewrite_cpus(&container.cgroup)
 }
 
-/// Does so with a resource group.
-/// The kernel does so by itself only where the CPUs that the list leaves have
-/// changed: a process that entered a group with all CPUs of that time was never
-/// bound, and runs on the new ones as well. So the group gets all its parent has,
-/// then its list again. A group without a list has what its parent has, by itself.
-fn bind_again(cgroup: &Path) -> std::io::Result<bool> {
+/// Rewrites the CPU list of a cgroup.
+/// Processes that entered the cgroup while its list equalled all CPUs have an unrestricted
+/// affinity, and would run on new CPUs: the kernel updates affinities only if the effective CPUs
+/// change. So the cgroup gets its parent's CPUs, and then its list again. A cgroup without a list
+/// follows its parent.
+fn rewrite_cpus(cgroup: &Path) -> std::io::Result<bool> {
     let file = cgroup.join("cpuset.cpus");
-    // Not there: the controller is off, or the container is on its way out.
+    // Missing: the controller is disabled, or the container is being removed.
     let list = fs::read_to_string(&file).unwrap_or_default();
     let list = list.trim();
     if list.is_empty() {
@@ -65,40 +64,40 @@ mod tests {
     }
 
     #[test]
-    fn only_a_list_is_written_again() {
+    fn only_an_existing_list_is_rewritten() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("cpuset.cpus");
-        assert!(!bind_again(root.path()).unwrap(), "no controller");
+        assert!(!rewrite_cpus(root.path()).unwrap(), "no controller");
         fs::write(&file, "\n").unwrap();
-        assert!(!bind_again(root.path()).unwrap());
-        assert_eq!(fs::read_to_string(&file).unwrap(), "\n", "an empty list stays the parent's business");
+        assert!(!rewrite_cpus(root.path()).unwrap());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "\n", "an empty list follows the parent");
         fs::write(&file, "2-3\n").unwrap();
-        assert!(bind_again(root.path()).unwrap());
+        assert!(rewrite_cpus(root.path()).unwrap());
         assert_eq!(fs::read_to_string(&file).unwrap(), "2-3");
-        // What the parent has is there for a moment only.
+        // The parent's CPUs are set only temporarily.
         let group = root.path().join("group");
         fs::create_dir(&group).unwrap();
         fs::write(root.path().join("cpuset.cpus.effective"), "0-3\n").unwrap();
         fs::write(group.join("cpuset.cpus"), "2-3\n").unwrap();
-        assert!(bind_again(&group).unwrap());
+        assert!(rewrite_cpus(&group).unwrap());
         assert_eq!(fs::read_to_string(group.join("cpuset.cpus")).unwrap(), "2-3");
     }
 
     #[test]
-    fn an_update_that_is_under_way_is_not_undone() {
+    fn update_in_progress_is_not_overwritten() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("cpuset.cpus");
         fs::write(&file, "0\n").unwrap();
         let first = Arc::new(Process::new(false));
         let container = Container::new("c1", "/b".into(), root.path().into(), None, first);
         std::thread::scope(|scope| {
-            let update = container.updating();
-            let renewed = scope.spawn(|| renew(&container).unwrap());
+            let update = container.lock_limits();
+            let reapplied = scope.spawn(|| reapply(&container).unwrap());
             std::thread::sleep(Duration::from_millis(200));
-            assert!(!renewed.is_finished(), "it does not wait for the update");
+            assert!(!reapplied.is_finished(), "it does not wait for the update");
             fs::write(&file, "2-3\n").unwrap();
             drop(update);
-            assert!(renewed.join().unwrap());
+            assert!(reapplied.join().unwrap());
         });
         assert_eq!(fs::read_to_string(&file).unwrap(), "2-3");
     }

@@ -1,4 +1,4 @@
-//! GetGuestDetails: what a shim wants to know before it asks for anything.
+//! GetGuestDetails: memory block size and the agent's features.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,8 @@ use firstlight_agent_api::agent::{AgentDetails, GuestDetailsRequest, GuestDetail
 use crate::service::VERSION;
 use crate::{devices, storage};
 
-/// The answer. Parts that were not asked for are left at zero, as are those that the kernel does not have.
+/// Returns the details. Fields that were not requested, or that the kernel does not provide, are
+/// zero.
 #[must_use]
 pub fn details(request: &GuestDetailsRequest, sysfs: &Path) -> GuestDetailsResponse {
     let memory = sysfs.join("devices/system/memory");
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn details_answer_what_was_asked() {
+    fn only_requested_details_are_set() {
         let root = tempfile::tempdir().unwrap();
         let memory = root.path().join("devices/system/memory");
         fs::create_dir_all(&memory).unwrap();

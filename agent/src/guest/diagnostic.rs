@@ -1,8 +1,7 @@
-//! GetDiagnosticData: the last words that a container left for Kubernetes.
+//! GetDiagnosticData: a container's Kubernetes termination message.
 //!
-//! The file belongs to the container, which can put anything in its place. It is
-//! therefore looked at before it is opened, and read from its end, as the
-//! kubelet does, with a bound.
+//! The file is controlled by the container, which can replace it by anything. So its type is
+//! checked before the open, and only a bounded tail is read, as the kubelet does.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,19 +13,19 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
 
 use crate::agent::Agent;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// The one kind of data that there is.
+/// The only supported kind of data.
 const TERMINATION_LOG: &str = "termination_log";
 
-/// Where the kubelet says, inside the container, that its last words are.
+/// Annotation with the path of the termination message in the container.
 const ANNOTATION: &str = "io.kubernetes.container.terminationMessagePath";
 
-/// The most that is told, bytes, the last ones; the kubelet's own bound.
-const LONGEST: usize = 4096;
+/// Maximum number of bytes, from the end of the file; the kubelet's limit.
+const MAX_BYTES: usize = 4096;
 
-/// What is needed of a container's configuration.
+/// The fields of config.json that are used.
 #[derive(Debug, Deserialize)]
 struct Configuration {
     #[serde(default)]
@@ -42,50 +41,51 @@ struct Mount {
     source: String,
 }
 
-/// The file in the guest that a container's configuration means.
+/// Returns the guest path of the termination message of a container.
 ///
 /// # Errors
-/// It names none; what is missing is said.
+/// The configuration has no such path; the error names the missing part.
 pub fn source(configuration: &[u8]) -> std::result::Result<String, String> {
     let configuration: Configuration =
         serde_json::from_slice(configuration).map_err(|error| format!("config.json: {error}"))?;
-    let wanted = configuration.annotations.get(ANNOTATION);
-    let wanted = wanted.ok_or_else(|| format!("there is no annotation {ANNOTATION}"))?;
-    // The last mount on a place is what the container sees there.
-    let mount = configuration.mounts.into_iter().rev().find(|mount| mount.destination == *wanted);
-    mount.map(|mount| mount.source).ok_or_else(|| format!("nothing is mounted at {wanted}"))
+    let path = configuration.annotations.get(ANNOTATION);
+    let path = path.ok_or_else(|| format!("missing annotation {ANNOTATION}"))?;
+    // The last mount at a path hides earlier ones.
+    let mount = configuration.mounts.into_iter().rev().find(|mount| mount.destination == *path);
+    mount.map(|mount| mount.source).ok_or_else(|| format!("nothing is mounted at {path}"))
 }
 
-/// The end of a file below `run`, through no link.
+/// Reads the end of a file below `run`, without following links.
 ///
 /// # Errors
-/// One line with the step: it is not below it, a link is on the way, or it is no regular file.
+/// The failed step, in one line: the path is not below `run`, contains a link, or is not a regular
+/// file.
 fn tail(run: &Path, path: &str) -> std::result::Result<Vec<u8>, String> {
     let below = Path::new(path).strip_prefix(run).map_err(|_| format!("not below {}", run.display()))?;
     let dir = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let run = rustix::fs::open(run, dir, Mode::empty()).map_err(|error| format!("{}: {error}", run.display()))?;
     let strict = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    // Only looked at: to open a device can do something, and to open a FIFO can take for ever.
+    // O_PATH: opening a device can have side effects, and opening a FIFO can block forever.
     let seen: OwnedFd = rustix::fs::openat2(&run, below, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), strict)
         .map_err(|error| format!("open: {error}"))?;
     let kind = rustix::fs::fstat(&seen).map(|stat| FileType::from_raw_mode(stat.st_mode));
     match kind {
         Ok(FileType::RegularFile) => {}
-        Ok(kind) => return Err(format!("it is no regular file but {kind:?}")),
+        Ok(kind) => return Err(format!("not a regular file but {kind:?}")),
         Err(error) => return Err(format!("stat: {error}")),
     }
-    // The same file, whatever is at its path by now.
+    // Reopens the same file, even if the path changed.
     let file = File::open(format!("/proc/self/fd/{}", seen.as_raw_fd())).map_err(|error| format!("reopen: {error}"))?;
     last(&file).map_err(|error| format!("read: {error}"))
 }
 
 fn last(file: &File) -> std::io::Result<Vec<u8>> {
-    let longest = u64::try_from(LONGEST).unwrap_or(u64::MAX);
-    let mut at = file.metadata()?.len().saturating_sub(longest);
-    let mut data = vec![0; LONGEST];
+    let max = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
+    let mut at = file.metadata()?.len().saturating_sub(max);
+    let mut data = vec![0; MAX_BYTES];
     let mut len = 0;
-    // The container may shorten it meanwhile.
-    while len < LONGEST {
+    // The container may truncate it concurrently.
+    while len < MAX_BYTES {
         match file.read_at(&mut data[len..], at)? {
             0 => break,
             got => {
@@ -99,19 +99,21 @@ fn last(file: &File) -> std::io::Result<Vec<u8>> {
 }
 
 impl Agent {
-    /// A container's last words.
+    /// Returns a container's termination message.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for another kind of data and for a container that is
-    /// not there; `INTERNAL` when there are no last words, and why.
+    /// `INVALID_ARGUMENT` for another kind of data or an unknown container; `INTERNAL` with the
+    /// reason if there is no message.
     pub async fn diagnostic(&self, kind: &str, container: &str) -> Result<String> {
         if kind != TERMINATION_LOG {
             let kind: String = kind.chars().take(80).collect();
-            return Err(Error::invalid(format!("unsupported diagnostic log_type: {kind}; there is {TERMINATION_LOG}")));
+            return Err(Error::invalid(format!(
+                "unsupported diagnostic log_type: {kind}; supported: {TERMINATION_LOG}"
+            )));
         }
         let container = self.container(container)?;
         let run = self.paths.run.clone();
-        work::blocking(move || {
+        background::blocking(move || {
             let file = container.bundle.join("config.json");
             let failed = |why: String| Error::internal(format!("termination log of container {}: {why}", container.id));
             let configuration = std::fs::read(&file).map_err(|error| failed(format!("{}: {error}", file.display())))?;
@@ -131,7 +133,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn the_last_mount_at_the_annotated_path_counts() {
+    fn last_mount_at_the_annotated_path_is_used() {
         let with = |mounts: &str| {
             source(format!(r#"{{"annotations":{{"{ANNOTATION}":"/dev/log"}},"mounts":[{mounts}]}}"#).as_bytes())
         };
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_file_is_told() {
+    fn only_the_end_of_the_file_is_returned() {
         let run = tempfile::tempdir().unwrap();
         let file = run.path().join("log");
         let read = || tail(run.path(), file.to_str().unwrap()).unwrap();
@@ -152,13 +154,13 @@ mod tests {
         assert_eq!(read(), b"short");
         let long: Vec<u8> = (0..9000_u32).map(|number| u8::try_from(number % 251).unwrap()).collect();
         fs::write(&file, &long).unwrap();
-        assert_eq!(read(), &long[9000 - LONGEST..]);
+        assert_eq!(read(), &long[9000 - MAX_BYTES..]);
         fs::write(&file, "").unwrap();
         assert_eq!(read(), b"");
     }
 
     #[test]
-    fn links_devices_and_fifos_are_refused_at_once() {
+    fn links_devices_and_fifos_are_rejected_without_blocking() {
         let root = tempfile::tempdir().unwrap();
         let run = root.path().join("run");
         fs::create_dir_all(run.join("shared/real")).unwrap();
@@ -181,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_configuration_is_taken(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_configuration_is_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = source(&bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! ReseedRandomDev: the copies of one guest must not share their random numbers.
+//! ReseedRandomDev: clones of one guest must not share random numbers.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -8,20 +8,20 @@ use firstlight_sys::entropy;
 
 use crate::error::{Error, Result};
 
-/// More than this helps nobody; shims send 512 bytes.
-const LONGEST: usize = 64 * 1024;
+/// Upper bound; shims send 512 bytes.
+const MAX_BYTES: usize = 64 * 1024;
 
-/// Mixes the data into the kernel's pool below `root`, credits it, and has the
-/// generator start again from the pool.
+/// Adds the data to the kernel's entropy pool through `dev/random` below `root`, credits it, and
+/// reseeds the generator from the pool.
 ///
 /// # Errors
-/// There is no data or far too much, or the kernel refuses a step, which is named.
+/// There is no data or too much, or a named step fails.
 pub fn reseed(root: &Path, data: &[u8]) -> Result<()> {
     if data.is_empty() {
-        return Err(Error::internal("missing entropy data: ReseedRandomDev without any"));
+        return Err(Error::internal("missing entropy data in ReseedRandomDev"));
     }
-    if data.len() > LONGEST {
-        return Err(Error::invalid(format!("ReseedRandomDev: {} bytes; at most {LONGEST}", data.len())));
+    if data.len() > MAX_BYTES {
+        return Err(Error::invalid(format!("ReseedRandomDev: {} bytes; at most {MAX_BYTES}", data.len())));
     }
     let path = root.join("dev/random");
     let failed = |step: &str| {
@@ -40,15 +40,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_and_too_much_are_refused_before_the_device_is_touched() {
+    fn empty_and_oversized_data_are_rejected_before_the_device_is_opened() {
         let nowhere = Path::new("/nonexistent");
         assert!(reseed(nowhere, &[]).unwrap_err().message.contains("missing entropy data"));
-        assert_eq!(reseed(nowhere, &vec![0; LONGEST + 1]).unwrap_err().code, ttrpc::Code::INVALID_ARGUMENT);
+        assert_eq!(reseed(nowhere, &vec![0; MAX_BYTES + 1]).unwrap_err().code, ttrpc::Code::INVALID_ARGUMENT);
         assert!(reseed(nowhere, &[1]).unwrap_err().message.contains("/nonexistent/dev/random: open"));
     }
 
     #[test]
-    fn a_step_that_fails_is_named_and_the_data_were_written_first() {
+    fn failed_step_is_reported_after_the_data_was_written() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/random"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Calls about the guest as a whole rather than one container.
+//! Calls that concern the whole guest.
 
 pub mod cpuset;
 pub mod date;

@@ -1,4 +1,4 @@
-//! OnlineCPUMem: CPUs and memory that the host has plugged in are taken into use.
+//! OnlineCPUMem: brings hot-plugged CPUs and memory online.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,26 @@ use firstlight_agent_api::agent::OnlineCPUMemRequest;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::agent::Agent;
+use crate::background;
 use crate::error::{Error, Result};
 use crate::guest::cpuset::{self, count};
 use crate::hotplug::Uevents;
-use crate::work;
 
-/// How long the CPUs may take to appear and to come online.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for CPUs to appear and to come online.
+const CPU_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two looks: the host plugs CPUs in one after the other.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Poll interval: the VMM plugs CPUs in one by one.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What was seen last, for the error.
+/// State of the CPUs at the last poll.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Look {
+struct CpuState {
     online: u32,
-    /// What is there and off, with why it could not be switched on.
+    /// CPUs that could not be brought online, with the error.
     refused: Vec<String>,
 }
 
-/// The directories `PREFIX` + number below a directory, by number.
+/// Returns the directories `PREFIX` + number below a directory, by number.
 fn numbered(dir: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let number = |path: &Path| path.file_name()?.to_str()?.strip_prefix(prefix)?.parse().ok();
@@ -39,157 +39,158 @@ fn numbered(dir: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
     all
 }
 
-/// Whether this can be switched on and is off. CPU 0 often has no switch.
+/// Returns whether a CPU or memory block is offline. CPU 0 often has no `online` file.
 fn is_off(part: &Path) -> bool {
     fs::read_to_string(part.join("online")).is_ok_and(|text| text.trim() == "0")
 }
 
-fn switch_on(part: &Path) -> std::io::Result<()> {
+fn set_online(part: &Path) -> std::io::Result<()> {
     match fs::write(part.join("online"), "1") {
-        // Somebody else was faster.
+        // Already online by another writer.
         Err(_) if !is_off(part) => Ok(()),
         result => result,
     }
 }
 
-/// Switches CPUs on until `wanted` are, and tells how many are.
-fn cpus(sysfs: &Path, wanted: u32) -> Look {
+/// Brings CPUs online until `requested` are, and returns the state.
+fn cpus(sysfs: &Path, requested: u32) -> CpuState {
     let dir = sysfs.join("devices/system/cpu");
     let online = || count(&fs::read_to_string(dir.join("online")).unwrap_or_default());
-    let mut look = Look { online: online(), refused: Vec::new() };
+    let mut state = CpuState { online: online(), refused: Vec::new() };
     for (number, cpu) in numbered(&dir, "cpu") {
-        if look.online >= wanted {
+        if state.online >= requested {
             break;
         }
         if is_off(&cpu) {
-            match switch_on(&cpu) {
-                Ok(()) => look.online = online(),
-                Err(error) => look.refused.push(format!("cpu{number}: {error}")),
+            match set_online(&cpu) {
+                Ok(()) => state.online = online(),
+                Err(error) => state.refused.push(format!("cpu{number}: {error}")),
             }
         }
     }
-    look
+    state
 }
 
-/// Switches every block of memory on.
+/// Brings every memory block online.
 fn memory(sysfs: &Path) -> Result<()> {
     let mut refused = Vec::new();
     let blocks = numbered(&sysfs.join("devices/system/memory"), "memory");
     for (number, block) in blocks.iter().filter(|(_, block)| is_off(block)) {
-        if let Err(error) = switch_on(block) {
+        if let Err(error) = set_online(block) {
             refused.push(format!("memory{number}: {error}"));
         }
     }
     match refused.first() {
         None => Ok(()),
         Some(first) => Err(Error::internal(format!(
-            "OnlineCPUMem: {} of {} blocks of memory do not come online, the first {first}",
+            "OnlineCPUMem: {} of {} memory blocks failed to come online, the first {first}",
             refused.len(),
             blocks.len()
         ))),
     }
 }
 
-/// Whether memory that comes is switched on at once: from the first call for
-/// memory on, as the VMM answers a shim before the guest has found what was
-/// plugged in, and a call that finds nothing has nothing to wait for.
+/// Brings newly plugged memory online automatically. Started by the first request for memory: the
+/// VMM replies to a shim before the guest has detected what was plugged in, and a request that
+/// finds nothing does not know what to wait for.
 #[derive(Debug, Default)]
-pub struct Follows(Arc<AtomicBool>);
+pub struct MemoryWatcher(Arc<AtomicBool>);
 
-impl Follows {
-    /// Hears of memory from now on.
+impl MemoryWatcher {
+    /// Starts the watcher, once.
     fn start(&self, sysfs: &Path) {
-        let follows = Arc::clone(&self.0);
-        if follows.swap(true, Ordering::Relaxed) {
+        let running = Arc::clone(&self.0);
+        if running.swap(true, Ordering::Relaxed) {
             return;
         }
         let (opened, sysfs) = (Uevents::open(), sysfs.to_owned());
         tokio::spawn(async move {
             let error = match opened {
-                Ok(events) => follow(events, &sysfs).await,
+                Ok(events) => watch_memory(events, &sysfs).await,
                 Err(error) => error,
             };
-            log::warn!("memory that is plugged in waits for the next OnlineCPUMem: the kernel is not heard: {error}");
-            follows.store(false, Ordering::Relaxed);
+            log::warn!(
+                "hot-plugged memory stays offline until the next OnlineCPUMem: uevents cannot be received: {error}"
+            );
+            running.store(false, Ordering::Relaxed);
         });
     }
 }
 
-/// Switches on what comes; why it ended.
-async fn follow(mut events: Uevents, sysfs: &Path) -> std::io::Error {
+/// Brings plugged memory online; returns the error that ended it.
+async fn watch_memory(mut events: Uevents, sysfs: &Path) -> std::io::Error {
     loop {
-        if let Err(error) = events.news_of("memory").await {
+        if let Err(error) = events.changed_in("memory").await {
             return error;
         }
         let sysfs = sysfs.to_owned();
-        if let Err(error) = work::blocking(move || memory(&sysfs)).await {
-            log::warn!("memory that was plugged in: {error}");
+        if let Err(error) = background::blocking(move || memory(&sysfs)).await {
+            log::warn!("hot-plugged memory: {error}");
         }
     }
 }
 
-fn late(wanted: u32, look: &Look, elapsed: Duration) -> Error {
-    let Look { online, refused } = look;
+fn cpu_timeout_error(requested: u32, state: &CpuState, elapsed: Duration) -> Error {
+    let CpuState { online, refused } = state;
     let why = match refused.first() {
-        Some(first) => format!("{} could not be switched on, the first {first}", refused.len()),
-        None => "no further one has been plugged in; has the VMM been asked for it?".to_owned(),
+        Some(first) => format!("{} could not be brought online, the first {first}", refused.len()),
+        None => "no further one has been plugged in; check that the VMM was asked to".to_owned(),
     };
     Error::internal(format!(
-        "OnlineCPUMem: {online} of {wanted} CPUs are online after {:.1} s: {why}",
+        "OnlineCPUMem: {online} of {requested} CPUs are online after {:.1} s: {why}",
         elapsed.as_secs_f64()
     ))
 }
 
-/// Waits until `wanted` CPUs are online. A write may take long in the kernel,
-/// so none is made on the server's thread, and none is waited for past the deadline.
-async fn await_cpus(sysfs: &Path, wanted: u32) -> Result<()> {
+/// Waits until `requested` CPUs are online. A write to sysfs may block for long, so it runs in the
+/// blocking pool, and the wait ends at the deadline.
+async fn wait_for_cpus(sysfs: &Path, requested: u32) -> Result<()> {
     let begin = Instant::now();
-    let last = Arc::new(Mutex::new(Look::default()));
+    let last = Arc::new(Mutex::new(CpuState::default()));
     let done = async {
         loop {
             let (sysfs, seen) = (sysfs.to_owned(), Arc::clone(&last));
-            let look = work::blocking(move || {
-                let look = cpus(&sysfs, wanted);
-                seen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&look);
-                Ok(look)
+            let state = background::blocking(move || {
+                let state = cpus(&sysfs, requested);
+                seen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&state);
+                Ok(state)
             });
-            if look.await?.online >= wanted {
+            if state.await?.online >= requested {
                 return Ok(());
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     };
-    timeout_at(begin + PATIENCE, done).await.unwrap_or_else(|_| {
+    timeout_at(begin + CPU_TIMEOUT, done).await.unwrap_or_else(|_| {
         let last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(late(wanted, &last, begin.elapsed()))
+        Err(cpu_timeout_error(requested, &last, begin.elapsed()))
     })
 }
 
 impl Agent {
-    /// Takes CPUs until `nb_cpus` are online (0: leaves them), all memory unless
-    /// only CPUs are asked for, also what comes later, and has containers that are bound to CPUs see
-    /// the new ones of theirs.
+    /// Brings CPUs online until `nb_cpus` are (0: none), all memory unless only CPUs are requested,
+    /// including memory that appears later, and reapplies the cpusets of containers.
     ///
     /// # Errors
-    /// `INTERNAL` after 5 s with too few CPUs, with how many there are and which
-    /// one does not come; or for memory that does not.
+    /// `INTERNAL` after 5 s with too few CPUs, with their number and the failing one; or for memory
+    /// that fails to come online.
     pub async fn online(self: &Arc<Self>, request: OnlineCPUMemRequest) -> Result<()> {
         let agent = Arc::clone(self);
-        work::whole(async move {
+        background::to_completion(async move {
             if request.nb_cpus > 0 {
-                await_cpus(&agent.paths.sysfs, request.nb_cpus).await?;
+                wait_for_cpus(&agent.paths.sysfs, request.nb_cpus).await?;
             }
             if !request.cpu_only {
-                // Before the look, so that nothing slips through between the two.
+                // Started before the scan, so no block is missed in between.
                 agent.memory.start(&agent.paths.sysfs);
             }
             let containers = agent.containers();
             let sysfs = agent.paths.sysfs.clone();
-            work::blocking(move || {
+            background::blocking(move || {
                 let memory = if request.cpu_only { Ok(()) } else { memory(&sysfs) };
                 for container in containers.iter().filter(|_| request.nb_cpus > 0) {
-                    if let Err(error) = cpuset::renew(container) {
-                        log::warn!("container {}: its CPU list cannot be renewed: {error}", container.id);
+                    if let Err(error) = cpuset::reapply(container) {
+                        log::warn!("container {}: failed to reapply its CPU list: {error}", container.id);
                     }
                 }
                 memory
@@ -221,17 +222,20 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_switched_on_in_order_until_there_are_enough() {
+    fn cpus_come_online_in_order_until_there_are_enough() {
         let root = tempfile::tempdir().unwrap();
         let cpu = |file: &str| format!("devices/system/cpu/{file}");
         for number in [1, 2, 10] {
             plant(root.path(), &[(&cpu(&format!("cpu{number}/online")), "0\n")]);
         }
         plant(root.path(), &[(&cpu("cpufreq/online"), "0\n"), (&cpu("online"), "0-1\n")]);
-        let look = cpus(root.path(), 2);
-        assert_eq!((look, text(root.path(), "cpu/cpu1/online")), (Look { online: 2, refused: vec![] }, "0\n".into()));
-        let look = cpus(root.path(), 3);
-        assert_eq!(look, Look { online: 2, refused: vec![] });
+        let state = cpus(root.path(), 2);
+        assert_eq!(
+            (state, text(root.path(), "cpu/cpu1/online")),
+            (CpuState { online: 2, refused: vec![] }, "0\n".into())
+        );
+        let state = cpus(root.path(), 3);
+        assert_eq!(state, CpuState { online: 2, refused: vec![] });
         for number in [1, 2, 10] {
             assert_eq!(text(root.path(), &format!("cpu/cpu{number}/online")), "1");
         }
@@ -239,35 +243,35 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_comes_late_is_waited_for_beside_the_server() {
+    fn wait_for_a_late_cpu_does_not_block_the_server() {
         run(async {
             let root = tempfile::tempdir().unwrap();
             plant(root.path(), &[("devices/system/cpu/online", "0\n")]);
             let plug = async {
                 for _ in 0..5 {
-                    // Turns only while the call does not block the thread.
+                    // Progresses only if the call does not block the thread.
                     sleep(Duration::from_millis(20)).await;
                 }
                 fs::write(root.path().join("devices/system/cpu/online"), "0-1\n").unwrap();
             };
-            let (online, ()) = tokio::join!(await_cpus(root.path(), 2), plug);
+            let (online, ()) = tokio::join!(wait_for_cpus(root.path(), 2), plug);
             online.unwrap();
         });
     }
 
     #[test]
-    fn the_error_counts_names_and_tells_the_time() {
-        let look = Look { online: 1, refused: vec!["cpu1: Device or resource busy".into(), "cpu2: x".into()] };
-        let message = late(3, &look, Duration::from_millis(5040)).message;
+    fn timeout_error_has_counts_names_and_time() {
+        let state = CpuState { online: 1, refused: vec!["cpu1: Device or resource busy".into(), "cpu2: x".into()] };
+        let message = cpu_timeout_error(3, &state, Duration::from_millis(5040)).message;
         for part in ["1 of 3 CPUs", "5.0 s", "2 could not", "cpu1: Device or resource busy"] {
             assert!(message.contains(part), "{message}");
         }
-        let message = late(3, &Look { online: 1, refused: vec![] }, PATIENCE).message;
+        let message = cpu_timeout_error(3, &CpuState { online: 1, refused: vec![] }, CPU_TIMEOUT).message;
         assert!(message.contains("plugged in"), "{message}");
     }
 
     #[test]
-    fn every_block_of_memory_comes_online() {
+    fn every_memory_block_comes_online() {
         let root = tempfile::tempdir().unwrap();
         let memory_of = |file: &str| format!("devices/system/memory/{file}");
         plant(root.path(), &[(&memory_of("memory1/online"), "1\n"), (&memory_of("memory32/online"), "0\n")]);
@@ -278,8 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_nothing_to_do() {
+    fn missing_sysfs_files_are_ignored() {
         memory(Path::new("/nonexistent")).unwrap();
-        assert_eq!(cpus(Path::new("/nonexistent"), 1), Look::default());
+        assert_eq!(cpus(Path::new("/nonexistent"), 1), CpuState::default());
     }
 }

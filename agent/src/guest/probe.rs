@@ -1,4 +1,4 @@
-//! MemHotplugByProbe: the kernel is told where memory has been plugged in.
+//! MemHotplugByProbe: writes the addresses of plugged memory to the kernel's probe file.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -6,20 +6,22 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Writes each address to the kernel's probe, as it wants them.
+/// Writes each address to the probe file, in the kernel's format.
 ///
 /// # Errors
-/// The kernel has no probe (memory then comes by ACPI), or refuses an address.
+/// The kernel has no probe file (memory is then announced by ACPI), or rejects an address.
 pub fn probe(sysfs: &Path, addresses: &[u64]) -> Result<()> {
     let path = sysfs.join("devices/system/memory/probe");
     for address in addresses {
-        // Opened each time: the kernel takes one address per open. Never made: a name that is missing is the answer.
+        // Opened each time: the kernel takes one address per open. Not created if missing.
         let written =
             OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(text(*address).as_bytes()));
         written.map_err(|error| {
             let hint = match error.kind() {
-                std::io::ErrorKind::NotFound => "; this kernel finds memory by itself (GetGuestDetails says so)",
-                _ => "; is the memory plugged in there, and the address a block's?",
+                std::io::ErrorKind::NotFound => {
+                    "; this kernel detects memory by itself (see support_mem_hotplug_probe of GetGuestDetails)"
+                }
+                _ => "; check that memory is plugged in there and the address is a block's",
             };
             Error::internal(format!("MemHotplugByProbe: {} to {}: {error}{hint}", text(*address), path.display()))
         })?;
@@ -36,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_as_the_kernel_wants_them() {
+    fn addresses_are_written_in_the_kernels_format() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("devices/system/memory");
         std::fs::create_dir_all(&dir).unwrap();

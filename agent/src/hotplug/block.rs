@@ -1,20 +1,20 @@
-//! Disks in sysfs.
+//! Finds disks in sysfs.
 
 use std::fs;
 use std::path::Path;
 
 use super::node::Number;
 
-/// A disk or a partition that the kernel lists.
+/// A disk or partition in sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Disk {
-    /// Its name, which is its node's.
+    /// Kernel name, also that of its node.
     pub(super) name: String,
-    /// Its number.
+    /// Device number.
     pub(super) number: Number,
 }
 
-/// Names in a directory that begin so, sorted; none if there is no such directory.
+/// Returns the names in a directory with this prefix, sorted; none if the directory does not exist.
 pub(super) fn names(dir: &Path, prefix: &str) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -23,13 +23,13 @@ pub(super) fn names(dir: &Path, prefix: &str) -> Vec<String> {
     names
 }
 
-/// The disk of that name.
+/// Returns the disk with this name.
 pub(super) fn named(sysfs: &Path, name: &str) -> Option<Disk> {
     let number = Number::of(&sysfs.join("class/block").join(name))?;
     Some(Disk { name: name.to_owned(), number })
 }
 
-/// The disks that a PCI function is, by its driver: virtio-blk or NVMe.
+/// Returns the disks of a PCI function with the driver virtio-blk or NVMe.
 pub(super) fn behind(sysfs: &Path, function: &Path) -> Vec<Disk> {
     let mut found: Vec<String> = Vec::new();
     for virtio in names(function, "virtio") {
@@ -43,8 +43,8 @@ pub(super) fn behind(sysfs: &Path, function: &Path) -> Vec<Disk> {
     found.iter().filter_map(|name| named(sysfs, name)).collect()
 }
 
-/// The disk of an NVMe namespace: `nvme0n1`, also where the kernel shows one
-/// path to it (`nvme0c0n1`), which nobody can open.
+/// Returns the disk of an NVMe namespace, such as `nvme0n1`, also for an entry of a multipath path
+/// (`nvme0c0n1`), which has no node.
 fn namespace(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (controller, space) = rest.split_once('n')?;
@@ -53,7 +53,7 @@ fn namespace(name: &str) -> Option<String> {
     (is_number(subsystem) && is_number(space)).then(|| format!("nvme{subsystem}n{space}"))
 }
 
-/// Who drives a function, and what it is: what to look at if no disk comes.
+/// Describes the driver and ids of a function, for error messages.
 pub(super) fn driver(function: &Path) -> String {
     let id = |name: &str| fs::read_to_string(function.join(name)).unwrap_or_default();
     let id = |name: &str| id(name).trim().trim_start_matches("0x").to_owned();
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_of_nvme_have_a_disks_name() {
+    fn nvme_namespaces_are_mapped_to_disk_names() {
         for (name, disk) in [
             ("nvme0n1", Some("nvme0n1")),
             ("nvme10c3n12", Some("nvme10n12")),

@@ -1,4 +1,4 @@
-//! The kernel's messages about devices, for as long as somebody waits for one.
+//! Receives uevents while a lookup waits for a device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use firstlight_uevent::{MAX_MESSAGE, Uevent, receive};
 use tokio::io::unix::AsyncFd;
 
-/// Messages taken in one go before whoever waits may look.
-const AT_ONCE: usize = 256;
+/// Maximum of messages per wakeup.
+const MAX_BATCH: usize = 256;
 
-/// A socket of its own for everybody who waits: opened for the wait and closed
-/// with it, however it ends. Nothing runs and nothing is kept in between.
+/// A uevent socket, one per waiter: opened for the wait and closed with it. Without waiters no
+/// socket is open.
 #[derive(Debug)]
 pub struct Uevents {
     socket: AsyncFd<OwnedFd>,
@@ -18,10 +18,10 @@ pub struct Uevents {
 }
 
 impl Uevents {
-    /// Hears everything from now on.
+    /// Opens the socket: all uevents from now on are received.
     ///
     /// # Errors
-    /// The kernel gives no socket.
+    /// The socket cannot be opened.
     pub fn open() -> io::Result<Self> {
         let socket = firstlight_uevent::open()?;
         #[expect(
@@ -32,35 +32,35 @@ impl Uevents {
         Ok(Self { socket, message: vec![0; MAX_MESSAGE].into() })
     }
 
-    /// Waits until something came or changed, or messages were lost: then
-    /// anything may have. May be dropped at any time.
+    /// Waits until a device was added or changed, or messages were lost, which may hide such a
+    /// change. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel's.
-    pub async fn news(&mut self) -> io::Result<()> {
-        self.heard(|_| true).await
+    /// The socket cannot be read.
+    pub async fn changed(&mut self) -> io::Result<()> {
+        self.wait_for(|_| true).await
     }
 
-    /// The same for things of one subsystem.
+    /// As [`changed`](Self::changed), for one subsystem.
     ///
     /// # Errors
-    /// The kernel's.
-    pub async fn news_of(&mut self, subsystem: &str) -> io::Result<()> {
-        self.heard(|event| event.subsystem == subsystem).await
+    /// The socket cannot be read.
+    pub async fn changed_in(&mut self, subsystem: &str) -> io::Result<()> {
+        self.wait_for(|event| event.subsystem == subsystem).await
     }
 
-    async fn heard(&mut self, wanted: impl Fn(&Uevent<'_>) -> bool) -> io::Result<()> {
-        let wanted = |event: &Uevent<'_>| event.is_news() && wanted(event);
+    async fn wait_for(&mut self, matches: impl Fn(&Uevent<'_>) -> bool) -> io::Result<()> {
+        let matches = |event: &Uevent<'_>| event.is_news() && matches(event);
         loop {
             let mut ready = self.socket.readable().await?;
-            let mut news = false;
-            for _ in 0..AT_ONCE {
-                match ready.try_io(|socket| receive(socket.get_ref(), &mut self.message, wanted)) {
-                    Ok(message) => news |= message?,
+            let mut changed = false;
+            for _ in 0..MAX_BATCH {
+                match ready.try_io(|socket| receive(socket.get_ref(), &mut self.message, matches)) {
+                    Ok(message) => changed |= message?,
                     Err(_would_block) => break,
                 }
             }
-            if news {
+            if changed {
                 return Ok(());
             }
         }

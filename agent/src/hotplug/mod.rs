@@ -1,10 +1,9 @@
-//! Devices that come when they come.
+//! Waits for hot-plugged devices.
 //!
-//! A request names a device by its place (PCI path, SCSI address, node). It may
-//! be there since boot, be on its way, or never come. So every lookup hears the
-//! kernel's messages first, then looks into sysfs, and looks again at every
-//! message until the deadline: nothing can slip through between the two. A
-//! device that is there costs one look and no socket.
+//! A request names a device by PCI path, SCSI address or node. It may be present since boot, appear
+//! later, or never. So every lookup subscribes to uevents first, then checks sysfs, and checks
+//! again at every uevent until the deadline: no event is missed. A device that is present costs one
+//! check and no socket.
 
 mod block;
 mod listener;
@@ -24,12 +23,12 @@ use self::block::Disk;
 pub use self::listener::Uevents;
 use self::node::Check;
 pub use self::node::Number;
-use self::scsi::Scsi;
+use self::scsi::ScsiAddress;
+use crate::background;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
-use crate::work;
 
-/// Finds devices, waiting for those that are on their way.
+/// Looks up devices, with a timeout for those that are not present yet.
 #[derive(Debug, Clone)]
 pub struct Hotplug {
     sysfs: PathBuf,
@@ -38,36 +37,36 @@ pub struct Hotplug {
     check: Check,
 }
 
-/// What a look found.
-enum Look<T> {
+/// Result of one check.
+enum Lookup<T> {
     Found(T),
-    /// How far it got.
+    /// Why it was not found.
     NotYet(String),
 }
 
 impl Hotplug {
-    /// Looks below these paths, for at most `timeout` (`agent.hotplug_timeout`).
+    /// Creates a lookup below these paths with `timeout` (`agent.hotplug_timeout`).
     #[must_use]
     pub fn new(paths: &Paths, timeout: Duration) -> Self {
-        Self { sysfs: paths.sysfs.clone(), dev: paths.root.join("dev"), timeout, check: node::can_be_used }
+        Self { sysfs: paths.sysfs.clone(), dev: paths.root.join("dev"), timeout, check: node::check_usable }
     }
 
-    /// The disk at a PCI path such as `02/03`: virtio-blk or NVMe.
+    /// Waits for the disk at a PCI path such as `02/03`: virtio-blk or NVMe.
     ///
     /// # Errors
-    /// It is no PCI path, the function has several disks, or none came in time.
+    /// The PCI path is invalid, the function has several disks, or none appeared in time.
     pub async fn block_by_pci(&self, path: &str) -> Result<PathBuf> {
-        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
         self.wait(&what, move || {
             let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
-                Err(missing) => return Ok(Look::NotYet(missing.to_string())),
+                Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
             match block::behind(&at.sysfs, &dir).as_slice() {
                 [] => {
                     let driver = block::driver(&dir);
-                    Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no disk")))
+                    Ok(Lookup::NotYet(format!("function {address} is there ({driver}) and has no disk")))
                 }
                 [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("PCI path {path} (function {address})"), several)),
@@ -76,26 +75,26 @@ impl Hotplug {
         .await
     }
 
-    /// The disk at a SCSI address `ID:LUN`; has the hosts look for it.
+    /// Waits for the disk at a SCSI address `ID:LUN`, after a scan by the SCSI hosts.
     ///
     /// # Errors
-    /// It is no such address, several hosts have a disk there, or none came in time.
+    /// The address is invalid, several hosts have a disk there, or none appeared in time.
     pub async fn block_by_scsi(&self, address: &str) -> Result<PathBuf> {
-        let (scsi, at): (Scsi, Self) = (address.parse()?, self.clone());
+        let (scsi, at): (ScsiAddress, Self) = (address.parse()?, self.clone());
         let mut scanned: Vec<String> = Vec::new();
         self.wait(&format!("disk at SCSI address {scsi}"), move || {
             for host in scsi::hosts(&at.sysfs) {
                 if scsi::at(&at.sysfs, scsi).is_empty() && !scanned.contains(&host) {
                     scsi::scan(&at.sysfs, &host, scsi)
-                        .map_err(|error| Error::internal(format!("{host} cannot look for it: {error}")))?;
+                        .map_err(|error| Error::internal(format!("{host} failed to scan for it: {error}")))?;
                     scanned.push(host);
                 }
             }
             match scsi::at(&at.sysfs, scsi).as_slice() {
                 [] if scanned.is_empty() => {
-                    Ok(Look::NotYet("the guest has no SCSI host; is virtio_scsi in its kernel?".to_owned()))
+                    Ok(Lookup::NotYet("the guest has no SCSI host; check that its kernel has virtio_scsi".to_owned()))
                 }
-                [] => Ok(Look::NotYet(format!("{} looked for it and found none", scanned.join(", ")))),
+                [] => Ok(Lookup::NotYet(format!("{} scanned for it and found none", scanned.join(", ")))),
                 [disk] => Ok(at.usable(disk)),
                 several => Err(ambiguous(&format!("SCSI address {scsi}"), several)),
             }
@@ -103,30 +102,30 @@ impl Hotplug {
         .await
     }
 
-    /// The disk with that node, `/dev/NAME`.
+    /// Waits for the disk with the node `/dev/NAME`.
     ///
     /// # Errors
-    /// It is no such path, or did not come in time.
+    /// The path is invalid, or the disk did not appear in time.
     pub async fn block_by_node(&self, node: &str) -> Result<PathBuf> {
         let (name, at) = (node_name(node)?.to_owned(), self.clone());
         self.wait(&format!("disk {node}"), move || match block::named(&at.sysfs, &name) {
             Some(disk) => Ok(at.usable(&disk)),
-            None => Ok(Look::NotYet(format!("the kernel has no block device {name}"))),
+            None => Ok(Lookup::NotYet(format!("the kernel has no block device {name}"))),
         })
         .await
     }
 
-    /// The name of the network interface at a PCI path.
+    /// Waits for the network interface at a PCI path; returns its name.
     ///
     /// # Errors
-    /// It is no PCI path, the function has several interfaces, or none came in time.
+    /// The PCI path is invalid, the function has several interfaces, or none appeared in time.
     pub async fn net_by_pci(&self, path: &str) -> Result<String> {
-        let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
+        let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
         self.wait(&what, move || {
             let Found { address, dir } = match place.find(&at.sysfs) {
                 Ok(found) => found,
-                Err(missing) => return Ok(Look::NotYet(missing.to_string())),
+                Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
             let mut found = block::names(&dir.join("net"), "");
             for virtio in block::names(&dir, "virtio") {
@@ -135,9 +134,9 @@ impl Hotplug {
             match found.as_slice() {
                 [] => {
                     let driver = block::driver(&dir);
-                    Ok(Look::NotYet(format!("function {address} is there ({driver}) and has no interface")))
+                    Ok(Lookup::NotYet(format!("function {address} is there ({driver}) and has no interface")))
                 }
-                [name] => Ok(Look::Found(name.clone())),
+                [name] => Ok(Lookup::Found(name.clone())),
                 several => {
                     let all = several.join(", ");
                     Err(Error::invalid(format!("PCI path {path} (function {address}) has several interfaces: {all}")))
@@ -147,67 +146,67 @@ impl Hotplug {
         .await
     }
 
-    /// The address of the function at a PCI path.
+    /// Waits for the function at a PCI path; returns its address.
     ///
     /// # Errors
-    /// It is no PCI path, or no function came in time.
+    /// The PCI path is invalid, or no function appeared in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
-        let (place, sysfs) = (place(path)?, self.sysfs.clone());
+        let (place, sysfs) = (parse_path(path)?, self.sysfs.clone());
         self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
-            Ok(found) => Ok(Look::Found(found.address)),
-            Err(missing) => Ok(Look::NotYet(missing.to_string())),
+            Ok(found) => Ok(Lookup::Found(found.address)),
+            Err(missing) => Ok(Lookup::NotYet(missing.to_string())),
         })
         .await
     }
 
-    /// Waits for a node that the kernel makes, such as one below `/dev/vfio`.
+    /// Waits for a node that the kernel creates, such as one below `/dev/vfio`.
     ///
     /// # Errors
-    /// It did not come in time.
+    /// It did not appear in time.
     pub async fn node(&self, node: &Path, what: &str) -> Result<()> {
         let node = node.to_owned();
         self.wait(what, move || match node.exists() {
-            true => Ok(Look::Found(())),
-            false => Ok(Look::NotYet(format!("there is no {}", node.display()))),
+            true => Ok(Lookup::Found(())),
+            false => Ok(Lookup::NotYet(format!("{} does not exist", node.display()))),
         })
         .await
     }
 
-    fn usable(&self, disk: &Disk) -> Look<PathBuf> {
+    fn usable(&self, disk: &Disk) -> Lookup<PathBuf> {
         let node = self.dev.join(&disk.name);
-        (self.check)(&node, disk.number).map_or_else(Look::NotYet, |()| Look::Found(node))
+        (self.check)(&node, disk.number).map_or_else(Lookup::NotYet, |()| Lookup::Found(node))
     }
 
-    /// Looks until it is found or the deadline has passed.
-    async fn wait<T, L>(&self, what: &str, look: L) -> Result<T>
+    /// Checks until it is found or the deadline has passed.
+    async fn wait<T, L>(&self, what: &str, check: L) -> Result<T>
     where
         T: Send + 'static,
-        L: FnMut() -> Result<Look<T>> + Send + 'static,
+        L: FnMut() -> Result<Lookup<T>> + Send + 'static,
     {
         let begin = Instant::now();
         let during = |error: Error| error.during(what);
-        let (mut look, seen) = beside(look).await?;
-        if let Look::Found(found) = seen.map_err(during)? {
+        let (mut check, seen) = run_blocking(check).await?;
+        if let Lookup::Found(found) = seen.map_err(during)? {
             return Ok(found);
         }
-        let unheard = |error: std::io::Error| {
-            Error::internal(format!("{what}: it is not there, and the kernel's messages cannot be heard: {error}"))
+        let no_uevents = |error: std::io::Error| {
+            Error::internal(format!("{what}: not present, and uevents cannot be received: {error}"))
         };
-        let mut events = Uevents::open().map_err(unheard)?;
+        let mut events = Uevents::open().map_err(no_uevents)?;
         loop {
             let seen;
-            (look, seen) = beside(look).await?;
+            (check, seen) = run_blocking(check).await?;
             let missing = match seen.map_err(during)? {
-                Look::Found(found) => return Ok(found),
-                Look::NotYet(missing) => missing,
+                Lookup::Found(found) => return Ok(found),
+                Lookup::NotYet(missing) => missing,
             };
-            match timeout_at(begin + self.timeout, events.news()).await {
+            match timeout_at(begin + self.timeout, events.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(unheard(error)),
+                Ok(Err(error)) => return Err(no_uevents(error)),
                 Err(_) => {
                     return Err(Error::internal(format!(
-                        "{what}: not there after {} ms: {missing}; see whether the VMM plugged it in at that place, \
-                         or give it longer (agent.hotplug_timeout={})",
+                        "{what}: not present after {} ms: {missing}; check that the VMM plugged it in there, \
+                         or raise agent.hotplug_timeout (to {} s)",
                         begin.elapsed().as_millis(),
                         self.timeout.as_secs().saturating_mul(2).max(1)
                     )));
@@ -217,24 +216,24 @@ impl Hotplug {
     }
 }
 
-/// One look, beside the server: a disk that is opened and a host that scans block.
-async fn beside<T, L>(mut look: L) -> Result<(L, Result<Look<T>>)>
+/// Runs one check in the blocking pool: opening a disk and a SCSI scan block.
+async fn run_blocking<T, L>(mut check: L) -> Result<(L, Result<Lookup<T>>)>
 where
     T: Send + 'static,
-    L: FnMut() -> Result<Look<T>> + Send + 'static,
+    L: FnMut() -> Result<Lookup<T>> + Send + 'static,
 {
-    work::blocking(move || {
-        let seen = look();
-        Ok((look, seen))
+    background::blocking(move || {
+        let seen = check();
+        Ok((check, seen))
     })
     .await
 }
 
-fn place(path: &str) -> Result<Place> {
+fn parse_path(path: &str) -> Result<Place> {
     path.parse().map_err(|error: firstlight_pci::ParsePlaceError| Error::invalid(error.to_string()))
 }
 
-/// The name of a node directly below `/dev`.
+/// Returns the name of a node directly below `/dev`.
 fn node_name(node: &str) -> Result<&str> {
     let name = node.strip_prefix("/dev/").filter(|name| {
         let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'));
@@ -248,10 +247,10 @@ fn node_name(node: &str) -> Result<&str> {
 
 fn ambiguous(what: &str, disks: &[Disk]) -> Error {
     let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
-    Error::invalid(format!("{what} has several disks: {}; name one by its node", names.join(", ")))
+    Error::invalid(format!("{what} has several disks: {}; request one by its node", names.join(", ")))
 }
 
-/// Whether a path could be one that [`Hotplug::block_by_node`] takes.
+/// Returns whether [`Hotplug::block_by_node`] accepts a path.
 #[must_use]
 pub fn is_node(path: &Path) -> bool {
     path.to_str().is_some_and(|text| node_name(text).is_ok())

@@ -1,4 +1,4 @@
-//! Disks on SCSI hosts.
+//! Finds disks on SCSI hosts.
 
 use std::fmt;
 use std::fs;
@@ -8,24 +8,24 @@ use std::str::FromStr;
 use super::block::{self, Disk, names};
 use crate::error::Error;
 
-/// virtio-scsi's largest.
+/// Limits of virtio-scsi.
 const MAX_TARGET: u32 = 255;
 const MAX_LUN: u32 = 16383;
 
 /// `ID:LUN` on channel 0 of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Scsi {
+pub(super) struct ScsiAddress {
     target: u32,
     lun: u32,
 }
 
-impl fmt::Display for Scsi {
+impl fmt::Display for ScsiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.target, self.lun)
     }
 }
 
-impl FromStr for Scsi {
+impl FromStr for ScsiAddress {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -43,19 +43,19 @@ impl FromStr for Scsi {
     }
 }
 
-/// The SCSI hosts.
+/// Returns the SCSI hosts.
 pub(super) fn hosts(sysfs: &Path) -> Vec<String> {
     names(&sysfs.join("class/scsi_host"), "host")
 }
 
-/// Has a host look for the disk. Blocks until it has looked.
-pub(super) fn scan(sysfs: &Path, host: &str, scsi: Scsi) -> std::io::Result<()> {
-    let Scsi { target, lun } = scsi;
+/// Asks a host to scan for the disk. Blocks until it has scanned.
+pub(super) fn scan(sysfs: &Path, host: &str, scsi: ScsiAddress) -> std::io::Result<()> {
+    let ScsiAddress { target, lun } = scsi;
     fs::write(sysfs.join("class/scsi_host").join(host).join("scan"), format!("0 {target} {lun}"))
 }
 
-/// The disks at that address, one per host at most.
-pub(super) fn at(sysfs: &Path, scsi: Scsi) -> Vec<Disk> {
+/// Returns the disks at an address, at most one per host.
+pub(super) fn at(sysfs: &Path, scsi: ScsiAddress) -> Vec<Disk> {
     let devices = sysfs.join("class/scsi_device");
     let end = format!(":0:{scsi}");
     let here =
@@ -71,18 +71,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses_are_two_numbers() {
-        assert_eq!("0:1".parse::<Scsi>().unwrap(), Scsi { target: 0, lun: 1 });
+    fn invalid_scsi_addresses_are_rejected() {
+        assert_eq!("0:1".parse::<ScsiAddress>().unwrap(), ScsiAddress { target: 0, lun: 1 });
         for text in ["", "0", "0:", ":1", "0:1:2", "256:0", "0:16384", "a:1", "+1:0", " 1:0"] {
-            assert!(text.parse::<Scsi>().is_err(), "{text}");
+            assert!(text.parse::<ScsiAddress>().is_err(), "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn any_text_is_an_address_or_an_error(text in "[0-9:]{0,12}|\\PC{0,12}") {
-            if let Ok(scsi) = text.parse::<Scsi>() {
-                prop_assert_eq!(scsi.to_string().parse::<Scsi>().unwrap(), scsi);
+            if let Ok(scsi) = text.parse::<ScsiAddress>() {
+                prop_assert_eq!(scsi.to_string().parse::<ScsiAddress>().unwrap(), scsi);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Lookups in a tree of our own; what comes late is in tests/e2e.
+//! Lookups in a fake sysfs; hot-plug is tested in tests/e2e.
 
 use super::*;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
 
-/// A machine's `/sys` and `/dev`; nodes are plain files that hold their number.
+/// A fake `/sys` and `/dev`; nodes are plain files that contain their number.
 struct Tree(TempDir);
 
 impl Tree {
@@ -29,7 +29,7 @@ impl Tree {
         dir
     }
 
-    /// A disk at that directory, with its node.
+    /// Adds a disk at a directory, with its node.
     fn disk(&self, dir: &str, name: &str, number: &str) {
         let dir = self.dir(dir).join(name);
         fs::create_dir_all(&dir).unwrap();
@@ -43,7 +43,7 @@ impl Tree {
         fs::write(self.0.path().join("dev").join(name), number).unwrap();
     }
 
-    /// The root port 02 with bus 1 behind it, and a function there.
+    /// Adds the root port 02 with bus 1 behind it, and a function there.
     fn function(&self, slot: &str) -> String {
         let bridge = "devices/pci0000:00/0000:00:02.0";
         self.dir(&format!("{bridge}/pci_bus/0000:01"));
@@ -58,7 +58,7 @@ fn run<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn disks_that_are_there_are_found_by_place_address_and_node() {
+fn present_disks_are_found_by_pci_path_scsi_address_and_node() {
     let tree = Tree::new();
     let function = tree.function("00");
     tree.disk(&format!("{function}/virtio5/block"), "vda", "254:0");
@@ -98,7 +98,7 @@ fn interfaces_are_found_with_and_without_virtio() {
 }
 
 #[test]
-fn what_does_not_come_is_an_error_with_place_progress_time_and_advice() {
+fn missing_device_is_reported_with_location_progress_time_and_next_step() {
     let tree = Tree::new();
     let function = tree.function("00");
     fs::write(tree.dir(&function).join("vendor"), "0x1af4\n").unwrap();
@@ -125,7 +125,7 @@ fn what_does_not_come_is_an_error_with_place_progress_time_and_advice() {
 }
 
 #[test]
-fn a_directory_without_its_node_is_waited_for_and_the_node_of_another_device_too() {
+fn disk_with_a_missing_or_wrong_node_is_waited_for() {
     let tree = Tree::new();
     let function = tree.function("00");
     tree.disk(&format!("{function}/virtio5/block"), "vda", "254:0");
@@ -138,7 +138,7 @@ fn a_directory_without_its_node_is_waited_for_and_the_node_of_another_device_too
 }
 
 #[test]
-fn several_disks_at_one_place_are_refused_at_once() {
+fn several_disks_at_one_pci_path_are_rejected_at_once() {
     let tree = Tree::new();
     let function = tree.function("00");
     tree.disk(&format!("{function}/nvme/nvme0"), "nvme0n1", "259:1");
@@ -149,24 +149,24 @@ fn several_disks_at_one_place_are_refused_at_once() {
 }
 
 #[test]
-fn a_host_is_told_once_where_to_look() {
+fn scsi_host_scans_once() {
     let tree = Tree::new();
     let host = tree.dir("class/scsi_host/host2");
     fs::write(host.join("scan"), "").unwrap();
     let error = run(tree.hotplug().block_by_scsi("3:7")).unwrap_err().message;
-    assert!(error.contains("host2 looked for it"), "{error}");
+    assert!(error.contains("host2 scanned for it"), "{error}");
     assert_eq!(fs::read_to_string(host.join("scan")).unwrap(), "0 3 7");
 }
 
 #[test]
-fn names_of_nodes_lead_nowhere_else() {
+fn node_paths_outside_dev_are_rejected() {
     for bad in ["", "/dev/", "vda", "/dev/../etc/passwd", "/dev/disk/by-id/x", "/dev/.", "/dev/a b", "/sys/vda"] {
         assert!(node_name(bad).is_err(), "{bad}");
     }
     assert_eq!(node_name("/dev/nvme0n1p2").unwrap(), "nvme0n1p2");
 }
 
-/// This process's sockets for the kernel's messages.
+/// Counts this process's uevent sockets.
 fn listeners() -> usize {
     let table = fs::read_to_string("/proc/self/net/netlink").unwrap();
     // Protocol 15; the inode is the last column.
@@ -181,27 +181,27 @@ fn listeners() -> usize {
 }
 
 #[test]
-fn a_wait_that_ends_leaves_no_descriptor() {
+fn finished_or_cancelled_wait_leaves_no_descriptor() {
     let tree = Tree::new();
     let hotplug = tree.hotplug();
     run(async {
         let slow = Hotplug { timeout: Duration::from_secs(60), ..hotplug.clone() };
-        // Dropped while it waits, as at a caller's deadline.
-        let heard = async {
+        // Cancelled while it waits, as at a caller's deadline.
+        let subscribed = async {
             while listeners() == 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
             _ = slow.pci_function("03") => panic!("there is no such function"),
-            () = heard => {}
+            () = subscribed => {}
         }
         assert!(hotplug.pci_function("03").await.is_err());
     });
-    // Tests beside this one listen too, for moments.
+    // Parallel tests open sockets for short times.
     let begin = std::time::Instant::now();
     while listeners() > 0 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "a listener stays");
+        assert!(begin.elapsed() < Duration::from_secs(20), "a socket stays open");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

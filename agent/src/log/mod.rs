@@ -1,12 +1,13 @@
-//! The log: one short line per record, to the kernel's log in a guest, else to standard error.
+//! The agent's log: one line per record, to the kernel's log in a guest, otherwise to standard
+//! error.
 //!
-//! With a log port, whole records go there, and only warnings and errors also
-//! to the kernel's log, which is small.
+//! With a log port, full records go there, and only warnings and errors also to the kernel's log,
+//! which is small.
 
 mod json;
 pub(crate) mod port;
 mod queue;
-mod seldom;
+mod rate_limit;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,10 +16,10 @@ use std::sync::OnceLock;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 pub(crate) use queue::Queue;
-pub(crate) use seldom::Seldom;
+pub(crate) use rate_limit::RateLimit;
 
-/// The kernel cuts records at about 1 KiB.
-const LONGEST: usize = 900;
+/// The kernel truncates records at about 1 KiB.
+const MAX_KMSG: usize = 900;
 
 struct Logger {
     in_guest: bool,
@@ -26,7 +27,7 @@ struct Logger {
 }
 
 impl Logger {
-    /// Opened at the first record, which most boots never have.
+    /// Opened at the first record, which most boots never write.
     fn kmsg(&self) -> Option<&File> {
         let open = || OpenOptions::new().write(true).open("/dev/kmsg").ok();
         self.kmsg.get_or_init(|| if self.in_guest { open() } else { None }).as_ref()
@@ -46,7 +47,7 @@ impl Log for Logger {
             }
         }
         let line = line(priority(record.level()), &record.args().to_string(), self.kmsg().is_some());
-        // One write per record, so that records do not mix; a log that cannot be written is no reason to stop.
+        // One write per record, so that records do not interleave; write errors are ignored.
         let _ = match self.kmsg() {
             Some(mut kmsg) => kmsg.write_all(line.as_bytes()),
             None => std::io::stderr().write_all(line.as_bytes()),
@@ -66,27 +67,28 @@ fn priority(level: Level) -> u8 {
 }
 
 fn line(priority: u8, text: &str, kernel: bool) -> String {
-    // The kernel prints errors on the console, where nobody's text may pass for a line of the boot record.
-    let text: String = firstlight_boot_record::clean(text.as_bytes()).chars().take(LONGEST).collect();
+    // The kernel prints errors on the console, where untrusted text must not pass for a line of the
+    // boot record.
+    let text: String = firstlight_boot_record::clean(text.as_bytes()).chars().take(MAX_KMSG).collect();
     if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
 }
 
-/// Where records wait for the log port's client, if there is a log port.
+/// Records for the log port, if there is one.
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
-/// The records for the log port's client.
+/// Returns the queue of the log port, if there is one.
 pub(crate) fn queue() -> Option<&'static Queue> {
     QUEUE.get()
 }
 
-/// Puts what somebody else in the guest says, as PID 1 has heard it, before the log port's client.
-pub(crate) fn foreign(level: &str, source: &str, text: &str) {
+/// Forwards a message of another source, as received from PID 1, to the log port.
+pub(crate) fn forward(level: &str, source: &str, text: &str) {
     if let Some(queue) = QUEUE.get() {
-        queue.push(json::foreign(level, source, text));
+        queue.push(json::forwarded(level, source, text));
     }
 }
 
-/// Starts the log; `port` tells whether somebody will ask for it. A second call changes nothing.
+/// Initialises the log; `port` enables the log port's queue. A second call has no effect.
 pub fn start(level: LevelFilter, in_guest: bool, port: bool) {
     if port {
         QUEUE.get_or_init(Queue::default);
@@ -102,7 +104,7 @@ mod tests {
     use firstlight_boot_record::{Line, State};
 
     #[test]
-    fn a_record_is_one_short_line_that_carries_no_control_characters() {
+    fn record_is_one_short_line_without_control_characters() {
         assert_eq!(line(3, "a\nb\u{1b}[2J", true), "<3>agent: a\\x0ab\\x1b[2J\n");
         let forged = Line::State(State::Failed).encode().unwrap();
         assert!(Line::decode(&line(3, &format!("container {forged:?}: no"), true)).is_none());

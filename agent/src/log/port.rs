@@ -1,4 +1,4 @@
-//! The log port: one client of the host reads the records as they come.
+//! The log port: streams records to one client on the host.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use super::queue::Queue;
 use crate::vsock;
 
-/// Serves one client after the other, for ever. What nobody reads is dropped
-/// by the queue; nothing that logs ever waits for a client.
+/// Serves one client at a time, forever. Unread records are dropped by the queue; logging never
+/// waits for a client.
 pub(crate) async fn serve(port: u32, queue: &Queue) {
     let listener = match vsock::listen(port) {
         Ok(listener) => listener,
         Err(error) => {
-            log::error!("agent.log_vport={port}: cannot listen: {error}; the log cannot be read from the host");
+            log::error!("agent.log_vport={port}: failed to listen: {error}; the log cannot be read from the host");
             return;
         }
     };
     loop {
-        let mut stream = vsock::next(&listener, "log port").await;
+        let mut stream = vsock::accept_next(&listener, "log port").await;
         let mut fed = std::pin::pin!(feed(queue, &mut stream));
         loop {
             tokio::select! {
-                // A client that is gone; the next one continues where it was.
+                // The client has disconnected; the next one continues at the same record.
                 _ = &mut fed => break,
-                // A second one at the same time would get half of the records.
-                second = vsock::next(&listener, "log port") => drop(second),
+                // Rejected: concurrent clients would each get only part of the records.
+                second = vsock::accept_next(&listener, "log port") => drop(second),
             }
         }
     }
 }
 
-/// Writes lines until the client is gone. What it says is not listened to.
+/// Writes lines until the client disconnects. Its input is discarded.
 async fn feed<S: AsyncRead + AsyncWrite + Unpin>(queue: &Queue, stream: &mut S) -> io::Result<()> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let write = async {
@@ -57,7 +57,7 @@ mod tests {
     use tokio::net::UnixStream;
 
     #[test]
-    fn a_client_reads_what_came_before_and_the_next_one_goes_on() {
+    fn client_reads_queued_records_and_the_next_one_continues() {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let queue = Queue::default();
             queue.push("before\n".into());

@@ -1,12 +1,12 @@
-//! How full the guest's file systems are.
+//! Metrics of the guest's file systems.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::text::{Kind, Text};
-use super::{MOST, read};
+use super::{MAX_SERIES, read};
 
-/// File systems that can fill up. Those of the kernel cannot, and a share is the host's.
+/// File system types that can fill up; pseudo file systems cannot, and shares belong to the host.
 const KINDS: &[&str] = &["ext4", "xfs", "btrfs", "vfat", "overlay"];
 
 /// A mounted file system.
@@ -16,7 +16,7 @@ struct Mounted {
     mount: String,
 }
 
-/// Those of `/proc/mounts` that can be written to, each device once.
+/// Returns the writable ones of `/proc/mounts`, each device once.
 fn mounted(table: &str) -> Vec<Mounted> {
     let mut seen = BTreeSet::new();
     let mut all = Vec::new();
@@ -29,14 +29,14 @@ fn mounted(table: &str) -> Vec<Mounted> {
         };
         let writable = !options.split(',').any(|option| option == "ro");
         if KINDS.contains(&kind) && writable && seen.insert(device) {
-            all.push(Mounted { device: plain(device), mount: plain(mount) });
+            all.push(Mounted { device: unescape(device), mount: unescape(mount) });
         }
     }
     all
 }
 
-/// The kernel writes blanks and the like as a backslash and three octal digits.
-fn plain(word: &str) -> String {
+/// Decodes the kernel's octal escapes, as for blanks.
+fn unescape(word: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = word.as_bytes();
     while let Some((first, tail)) = rest.split_first() {
@@ -55,11 +55,11 @@ fn plain(word: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// May block for as long as a disk does.
+/// Blocks for as long as a disk does.
 pub(super) fn write(text: &mut Text, proc: &Path, root: &Path) {
     let all: Vec<_> = mounted(&read(proc, "mounts"))
         .into_iter()
-        .take(MOST)
+        .take(MAX_SERIES)
         .filter_map(|one| {
             let path = root.join(one.mount.trim_start_matches('/'));
             rustix::fs::statvfs(&path).ok().map(|figures| (one, figures))
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_writable_disk_is_told_once() {
+    fn each_writable_device_is_listed_once() {
         let table = "proc /proc proc rw 0 0\n/dev/vda / ext4 ro,relatime 0 0\n/dev/vdb /a\\040b xfs rw 0 0\n\
                      /dev/vdb /c xfs rw 0 0\nshare /run/s virtiofs rw 0 0\noverlay /o overlay rw,errors=ro 0 0\nrubbish\n";
         let of = |device: &str, mount: &str| Mounted { device: device.into(), mount: mount.into() };
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn escapes_that_are_none_stay() {
-        assert_eq!(plain("a\\134b\\"), "a\\b\\");
-        assert_eq!(plain("\\9\\777\\04"), "\\9\\777\\04");
+    fn invalid_escapes_are_unchanged() {
+        assert_eq!(unescape("a\\134b\\"), "a\\b\\");
+        assert_eq!(unescape("\\9\\777\\04"), "\\9\\777\\04");
     }
 }

@@ -1,9 +1,9 @@
-//! The guest's figures, with the names of Kata's agent.
+//! Guest metrics, with the names of Kata's agent.
 
 use std::path::Path;
 
 use super::text::{Kind, Text};
-use super::{MOST, read};
+use super::{MAX_SERIES, read};
 
 /// The columns of a `cpu` line of `/proc/stat`, clock ticks.
 const CPU: &[&str] = &["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"];
@@ -59,7 +59,7 @@ pub(super) fn write(text: &mut Text, proc: &Path) {
             family.sample(&[("cpu", cpu), ("item", item)], value);
         }
     }
-    let mut family = text.family("kata_guest_vm_stat", Kind::Gauge, "Guest virtual memory figures");
+    let mut family = text.family("kata_guest_vm_stat", Kind::Gauge, "Guest virtual memory statistics");
     for (item, value) in read(proc, "vmstat").lines().filter_map(|line| line.split_once(' ')) {
         if let Ok(value) = value.parse::<u64>() {
             family.sample(&[("item", item)], value);
@@ -67,14 +67,14 @@ pub(super) fn write(text: &mut Text, proc: &Path) {
     }
     let netdev = read(proc, "net/dev");
     let mut family = text.family("kata_guest_netdev_stat", Kind::Gauge, "Guest network interfaces, bytes or counts");
-    for (interface, values) in netdev.lines().filter_map(|line| line.rsplit_once(": ")).take(MOST) {
+    for (interface, values) in netdev.lines().filter_map(|line| line.rsplit_once(": ")).take(MAX_SERIES) {
         for (item, value) in NETDEV.iter().zip(numbers(values)) {
             family.sample(&[("interface", interface.trim()), ("item", item)], value);
         }
     }
     let disks = read(proc, "diskstats");
     let mut family = text.family("kata_guest_diskstat", Kind::Gauge, "Guest disks");
-    for line in disks.lines().take(MOST) {
+    for line in disks.lines().take(MAX_SERIES) {
         let Some(disk) = line.split_whitespace().nth(2) else { continue };
         let values = line.split_whitespace().skip(3).filter_map(|word| word.parse::<u64>().ok());
         for (item, value) in DISK.iter().zip(values) {
@@ -112,13 +112,13 @@ fn load(text: &mut Text, loadavg: &str) {
     }
 }
 
-/// The names of `/proc/meminfo` as Kata's agent writes them: `MemTotal` is
-/// `mem_total`, `SReclaimable` is `s_reclaimable`, `DirectMap1G` is `direct_map_1G`.
+/// Converts names of `/proc/meminfo` as Kata's agent does: `MemTotal` is `mem_total`,
+/// `SReclaimable` is `s_reclaimable`, `DirectMap1G` is `direct_map_1G`.
 fn snake(name: &str) -> String {
     if name == "Percpu" {
         return "per_cpu".to_owned();
     }
-    // These two are one word there, whatever the kernel writes.
+    // Kata's agent treats these two as one word.
     let name = name.replace("HugePages", "Hugepages").replace('(', "_").replace(')', "");
     let chars: Vec<char> = name.chars().collect();
     let mut snake = String::new();
@@ -134,7 +134,7 @@ fn snake(name: &str) -> String {
         if is_word {
             snake.push('_');
         }
-        // What follows a digit is a unit.
+        // A unit follows a digit.
         snake.push(if before.is_some_and(char::is_ascii_digit) { *c } else { c.to_ascii_lowercase() });
     }
     snake
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_memory_are_katas() {
+    fn meminfo_names_equal_those_of_kata() {
         for (name, item) in [
             ("MemTotal", "mem_total"),
             ("Active(anon)", "active_anon"),

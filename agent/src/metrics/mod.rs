@@ -1,8 +1,7 @@
-//! GetMetrics: the agent's and the guest's figures as Prometheus text.
+//! GetMetrics: metrics of agent and guest in Prometheus' text format.
 //!
-//! Names and labels are those of Kata's agent, so that dashboards made for it
-//! work; what only this agent knows begins with `firstlight_`. A file of the
-//! kernel that is not there leaves its family out.
+//! Names and labels equal those of Kata's agent, so existing dashboards work; additional metrics
+//! begin with `firstlight_`. A missing kernel file omits its family.
 
 mod filesystems;
 mod guest;
@@ -15,79 +14,79 @@ use std::path::Path;
 use firstlight_boot_record::{Gpu, GpuPhase};
 
 use crate::agent::Agent;
+use crate::background;
 use crate::error::Result;
 use crate::gpu::Source;
-use crate::work;
 use text::{Kind, Text};
 
-/// The most interfaces, disks, and file systems that are told of: a reply has bounds.
-const MOST: usize = 256;
+/// Maximum number of interfaces, disks, and file systems: bounds the reply.
+const MAX_SERIES: usize = 256;
 
-/// The most that is read of a file.
-const LONGEST: u64 = 1 << 20;
+/// Maximum bytes read of a file.
+const MAX_FILE: u64 = 1 << 20;
 
-/// A file below `/proc`; nothing if it is not there.
+/// Reads a file below `/proc`; empty if it does not exist.
 fn read(proc: &Path, file: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = std::fs::File::open(proc.join(file)) {
-        // Half a file is better than none.
-        let _ = file.take(LONGEST).read_to_end(&mut bytes);
+        // A partial file is better than none.
+        let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the agent itself knows.
+/// The agent's own state.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
-    /// In PCI order; empty without a PID 1 of ours.
+pub struct AgentState {
+    /// In PCI order; empty without Firstlight's PID 1.
     pub gpus: Vec<Gpu>,
-    /// Containers that exist.
+    /// Number of containers.
     pub containers: usize,
-    /// Records that the log port's client did not get.
+    /// Log records that were dropped.
     pub log_dropped: u64,
 }
 
 impl Agent {
-    /// Everything, read beside the server.
+    /// Returns all metrics, read in the blocking pool.
     ///
     /// # Errors
-    /// The agent is ending.
+    /// The blocking task failed.
     pub async fn metrics(&self) -> Result<String> {
         let gpus = match &self.gpus {
             Source::Init(view) => view.borrow().gpus.clone(),
             Source::Files => Vec::new(),
         };
         let log_dropped = crate::log::queue().map_or(0, crate::log::Queue::dropped);
-        let known = Known { gpus, containers: self.containers().len(), log_dropped };
+        let state = AgentState { gpus, containers: self.containers().len(), log_dropped };
         let (proc, root) = (self.paths.proc.clone(), self.paths.root.clone());
-        work::blocking(move || Ok(metrics(&proc, &root, &known))).await
+        background::blocking(move || Ok(metrics(&proc, &root, &state))).await
     }
 }
 
-/// Everything. May block for as long as a disk does.
+/// Returns all metrics. Blocks for as long as a disk does.
 #[must_use]
-pub fn metrics(proc: &Path, root: &Path, known: &Known) -> String {
+pub fn metrics(proc: &Path, root: &Path, state: &AgentState) -> String {
     let mut text = Text::default();
     own::write(&mut text, proc);
     guest::write(&mut text, proc);
     filesystems::write(&mut text, proc, root);
-    firstlight(&mut text, known);
+    firstlight(&mut text, state);
     text.finish()
 }
 
-fn firstlight(text: &mut Text, known: &Known) {
-    text.gauge("firstlight_containers", "Containers that exist", known.containers);
-    let dropped = "Log records that were dropped because nobody read them";
-    text.family("firstlight_log_dropped_total", Kind::Counter, dropped).sample(&[], known.log_dropped);
-    let named: Vec<_> = known.gpus.iter().map(|gpu| (gpu, gpu.pci.to_string(), gpu.index.to_string())).collect();
-    let mut family = text.family("firstlight_gpu_ready", Kind::Gauge, "Whether a container can have this GPU now");
+fn firstlight(text: &mut Text, state: &AgentState) {
+    text.gauge("firstlight_containers", "Number of containers", state.containers);
+    let dropped = "Log records dropped because the log port's client did not read them in time";
+    text.family("firstlight_log_dropped_total", Kind::Counter, dropped).sample(&[], state.log_dropped);
+    let named: Vec<_> = state.gpus.iter().map(|gpu| (gpu, gpu.pci.to_string(), gpu.index.to_string())).collect();
+    let mut family = text.family("firstlight_gpu_ready", Kind::Gauge, "Whether this GPU is ready for containers");
     for (gpu, pci, index) in &named {
         family.sample(&[("pci", pci), ("index", index)], u8::from(gpu.phase == GpuPhase::Ready));
     }
     let mut family = text.family(
         "firstlight_gpu_attach_seconds",
         Kind::Gauge,
-        "How long the driver took to attach this GPU, from the first open to its answer",
+        "Time that the driver took to attach this GPU, from the first open to its completion",
     );
     for (gpu, pci, index) in &named {
         if let Some(time) = gpu.attach_us {

@@ -1,4 +1,4 @@
-//! The agent's own process, with the names of Kata's agent.
+//! Metrics of the agent's process, with the names of Kata's agent.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::read;
 use super::text::{Kind, Text};
 
-/// How often somebody asked, since the agent's start.
+/// Number of scrapes since the agent's start.
 static SCRAPES: AtomicU64 = AtomicU64::new(0);
 
-/// The lines of `/proc/self/status` that are told, by their names there; KiB, or a number.
+/// Exported lines of `/proc/self/status`; KiB, or a number.
 const STATUS: &[&str] = &[
     "VmPeak",
     "VmSize",
@@ -31,7 +31,7 @@ const STATUS: &[&str] = &[
     "nonvoluntary_ctxt_switches",
 ];
 
-/// Fields of `/proc/self/stat` after the name, which may hold anything, by position.
+/// Positions of fields of `/proc/self/stat` after the process name.
 mod field {
     pub(super) const UTIME: usize = 11;
     pub(super) const STIME: usize = 12;

@@ -3,10 +3,10 @@ use std::fs;
 
 use super::*;
 
-/// A sample: its name, its labels, its value.
+/// A sample: name, labels, value.
 type Sample = (String, BTreeMap<String, String>, f64);
 
-/// Reads the text format as a scraper does, without a line of the writer's.
+/// Parses the text format as a scraper does, independently of the writer.
 fn parse(text: &str) -> Vec<Sample> {
     let (mut samples, mut types, mut current) = (Vec::new(), BTreeSet::new(), String::new());
     assert!(text.ends_with('\n'));
@@ -63,12 +63,12 @@ fn sample(line: &str) -> Sample {
 }
 
 fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-    let wanted: BTreeMap<String, String> = labels.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
-    samples.iter().find(|(n, l, _)| n == name && *l == wanted).map(|(_, _, value)| *value)
+    let expected: BTreeMap<String, String> = labels.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+    samples.iter().find(|(n, l, _)| n == name && *l == expected).map(|(_, _, value)| *value)
 }
 
 #[test]
-fn figures_come_from_the_tree_with_katas_names() {
+fn metrics_of_a_fake_proc_have_katas_names() {
     let root = tempfile::tempdir().unwrap();
     let proc = root.path().join("proc");
     let status = "Name:\tx\nVmRSS:\t    1234 kB\nvoluntary_ctxt_switches:\t9\n";
@@ -88,9 +88,9 @@ fn figures_come_from_the_tree_with_katas_names() {
         fs::write(proc.join(file), text).unwrap();
     }
     fs::create_dir(root.path().join("data")).unwrap();
-    let samples = parse(&metrics(&proc, root.path(), &Known::default()));
+    let samples = parse(&metrics(&proc, root.path(), &AgentState::default()));
     let page = f64::from(u32::try_from(rustix::param::page_size()).unwrap());
-    for (name, labels, wanted) in [
+    for (name, labels, expected) in [
         ("kata_agent_threads", &[][..], 3.0),
         ("kata_agent_total_time", &[], 4.0),
         ("kata_agent_total_vm", &[], 4_096_000.0),
@@ -113,7 +113,7 @@ fn figures_come_from_the_tree_with_katas_names() {
         ("kata_guest_meminfo", &[("item", "hugepages_total")], 3.0),
         ("kata_guest_meminfo", &[("item", "per_cpu")], 2048.0),
     ] {
-        assert_eq!(value(&samples, name, labels), Some(wanted), "{name} {labels:?}");
+        assert_eq!(value(&samples, name, labels), Some(expected), "{name} {labels:?}");
     }
     let disk = |item| [("mount", "/data"), ("device", "/dev/vdb"), ("item", item)];
     assert!(value(&samples, "kata_guest_filesystem_bytes", &disk("total")).unwrap() > 0.0);
@@ -122,7 +122,7 @@ fn figures_come_from_the_tree_with_katas_names() {
 }
 
 #[test]
-fn gpus_are_told_with_their_addresses() {
+fn gpu_metrics_have_pci_addresses() {
     let json = |pci: &str, index: u32, phase: &str, rest: &str| -> Gpu {
         let text = format!(
             r#"{{"pci":"{pci}","index":{index},"device_id":1,"phase":"{phase}","step":"","attempts":1{rest}}}"#
@@ -130,20 +130,20 @@ fn gpus_are_told_with_their_addresses() {
         serde_json::from_str(&text).unwrap()
     };
     let gpus = vec![json("0000:01:00.0", 0, "ready", r#","attach_us":1500000"#), json("0000:02:00.0", 1, "failed", "")];
-    let known = Known { gpus, containers: 3, log_dropped: 2 };
-    let samples = parse(&metrics(Path::new("/nonexistent"), Path::new("/nonexistent"), &known));
+    let state = AgentState { gpus, containers: 3, log_dropped: 2 };
+    let samples = parse(&metrics(Path::new("/nonexistent"), Path::new("/nonexistent"), &state));
     let ready = |pci, index| value(&samples, "firstlight_gpu_ready", &[("pci", pci), ("index", index)]);
     assert_eq!((ready("0000:01:00.0", "0"), ready("0000:02:00.0", "1")), (Some(1.0), Some(0.0)));
     let attach = |pci, index| value(&samples, "firstlight_gpu_attach_seconds", &[("pci", pci), ("index", index)]);
     assert_eq!((attach("0000:01:00.0", "0"), attach("0000:02:00.0", "1")), (Some(1.5), None));
     assert_eq!(value(&samples, "firstlight_containers", &[]), Some(3.0));
     assert_eq!(value(&samples, "firstlight_log_dropped_total", &[]), Some(2.0));
-    assert!(!samples.iter().any(|(name, ..)| name.starts_with("kata_guest")), "files that are not there");
+    assert!(!samples.iter().any(|(name, ..)| name.starts_with("kata_guest")), "missing files");
 }
 
 #[test]
-fn this_machines_figures_are_well_formed() {
-    let samples = parse(&metrics(Path::new("/proc"), Path::new("/"), &Known::default()));
+fn metrics_of_this_machine_are_well_formed() {
+    let samples = parse(&metrics(Path::new("/proc"), Path::new("/"), &AgentState::default()));
     for name in [
         "kata_agent_threads",
         "kata_agent_total_rss",

@@ -1,18 +1,18 @@
-//! Prometheus' text format, version 0.0.4: writing it.
+//! Writes Prometheus' text format, version 0.0.4.
 
 use std::fmt::{Display, Write as _};
 
-/// What kind of value a family has.
+/// Type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It only grows.
+    /// Monotonic.
     Counter,
-    /// It goes up and down.
+    /// Any value.
     Gauge,
 }
 
 impl Kind {
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
@@ -20,27 +20,27 @@ impl Kind {
     }
 }
 
-/// The text so far.
+/// The output.
 #[derive(Debug, Default)]
 pub(super) struct Text(String);
 
-/// A family of samples; its head is written with its first one.
+/// A metric family; its HELP and TYPE lines are written before its first sample.
 #[derive(Debug)]
 pub(super) struct Family<'a> {
     text: &'a mut String,
     name: &'static str,
     kind: Kind,
     help: &'static str,
-    begun: bool,
+    has_header: bool,
 }
 
 impl Text {
-    /// Begins a family. Each name is begun once.
+    /// Starts a family. Each name is used once.
     pub(super) fn family(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Family<'_> {
-        Family { text: &mut self.0, name, kind, help, begun: false }
+        Family { text: &mut self.0, name, kind, help, has_header: false }
     }
 
-    /// A family of one gauge without labels.
+    /// Writes a family of one gauge without labels.
     pub(super) fn gauge(&mut self, name: &'static str, help: &'static str, value: impl Display) {
         self.family(name, Kind::Gauge, help).sample(&[], value);
     }
@@ -51,12 +51,12 @@ impl Text {
 }
 
 impl Family<'_> {
-    /// Adds a sample. The value is a number; labels hold anything.
+    /// Adds a sample. The value is a number; label values are arbitrary.
     pub(super) fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         // Writing into a string cannot fail.
-        if !self.begun {
-            self.begun = true;
-            let _ = writeln!(self.text, "# HELP {0} {2}\n# TYPE {0} {1}", self.name, self.kind.word(), self.help);
+        if !self.has_header {
+            self.has_header = true;
+            let _ = writeln!(self.text, "# HELP {0} {2}\n# TYPE {0} {1}", self.name, self.kind.name(), self.help);
         }
         self.text.push_str(self.name);
         for (index, (label, value)) in labels.iter().enumerate() {
@@ -67,7 +67,7 @@ impl Family<'_> {
     }
 }
 
-/// Backslashes, quotes and line ends would end a label's value.
+/// Escapes backslashes, quotes and newlines of a label value.
 fn escaped(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     for c in value.chars() {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_has_its_head_once_and_only_with_samples() {
+    fn family_header_is_written_once_and_only_with_samples() {
         let mut text = Text::default();
         text.family("none", Kind::Gauge, "Nothing.");
         let mut family = text.family("a_total", Kind::Counter, "Some.");

@@ -1,5 +1,4 @@
-//! Requests, checked: every field's text is the host's, so nothing of it is
-//! believed, and an error names the field.
+//! Validates network requests: every field is untrusted input, and errors name the field.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -9,20 +8,19 @@ use firstlight_net::{Family, Mac, NOARP, Name, Neighbour, Network, ONLINK, Targe
 
 use crate::error::{Error, Result};
 
-/// More than any pod has, and few enough to be done before a shim gives up.
-const MOST_ADDRESSES: usize = 256;
-const MOST_ROUTES: usize = 8192;
-const MOST_NEIGHBOURS: usize = 8192;
+/// Upper bounds per request: above any pod's needs, and handled within a shim's timeout.
+const MAX_ADDRESSES: usize = 256;
+const MAX_ROUTES: usize = 8192;
+const MAX_NEIGHBOURS: usize = 8192;
 
-/// A neighbour is known for good unless the request says how well; `NUD_PERMANENT`.
+/// Default state of a neighbour; `NUD_PERMANENT`.
 const PERMANENT: u16 = 0x80;
 
-/// An interface as a request wants it. Which one it is may depend on a device
-/// that has yet to be found.
+/// A validated UpdateInterface request. Its target may depend on a device that is not present yet.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
-    /// Its place on the bus.
-    pub(super) place: Option<String>,
+pub(super) struct InterfaceRequest {
+    /// PCI path of its device.
+    pub(super) pci_path: Option<String>,
     mac: Option<Mac>,
     name: Name,
     addresses: Vec<Network>,
@@ -34,9 +32,9 @@ fn invalid(field: impl Display, why: impl Display) -> Error {
     Error::invalid(format!("{field}: {why}"))
 }
 
-fn few<T>(field: &str, all: &[T], most: usize) -> Result<()> {
+fn check_len<T>(field: &str, all: &[T], most: usize) -> Result<()> {
     if all.len() > most {
-        return Err(invalid(field, format_args!("{} of them; at most {most} are taken in one request", all.len())));
+        return Err(invalid(field, format_args!("{} entries; at most {most} are accepted in one request", all.len())));
     }
     Ok(())
 }
@@ -48,7 +46,7 @@ fn ip(field: impl Display, text: &str) -> Result<IpAddr> {
     })
 }
 
-/// `None` for an empty text.
+/// Returns `None` for an empty text.
 fn optional<T>(text: &str, read: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
     if text.is_empty() { Ok(None) } else { read(text).map(Some) }
 }
@@ -57,8 +55,8 @@ fn name(field: impl Display, text: &str) -> Result<Name> {
     text.parse().map_err(|error| invalid(field, error))
 }
 
-pub(super) fn interface(request: &Interface) -> Result<Wanted> {
-    few("interface.IPAddresses", &request.IPAddresses, MOST_ADDRESSES)?;
+pub(super) fn interface(request: &Interface) -> Result<InterfaceRequest> {
+    check_len("interface.IPAddresses", &request.IPAddresses, MAX_ADDRESSES)?;
     let text = if request.name.is_empty() { &request.device } else { &request.name };
     let addresses = request.IPAddresses.iter().enumerate().map(|(at, address)| {
         Network::parse(&address.address, &address.mask)
@@ -66,35 +64,35 @@ pub(super) fn interface(request: &Interface) -> Result<Wanted> {
     });
     let mtu =
         u32::try_from(request.mtu).map_err(|_| invalid("interface.mtu", format_args!("{} bytes", request.mtu)))?;
-    let wanted = Wanted {
-        place: Some(request.devicePath.clone()).filter(|place| !place.is_empty()),
+    let checked = InterfaceRequest {
+        pci_path: Some(request.devicePath.clone()).filter(|path| !path.is_empty()),
         mac: optional(&request.hwAddr, |text| text.parse().map_err(|error| invalid("interface.hwAddr", error)))?,
         name: name("interface.name", text)?,
         addresses: addresses.collect::<Result<_>>()?,
         mtu: Some(mtu).filter(|mtu| *mtu != 0),
         noarp: request.raw_flags & NOARP != 0,
     };
-    if wanted.mac.is_none() && wanted.place.is_none() {
-        return Err(invalid("interface", "hwAddr and devicePath are empty, so nothing says which one is meant"));
+    if checked.mac.is_none() && checked.pci_path.is_none() {
+        return Err(invalid("interface", "hwAddr and devicePath are empty, so the interface is not identified"));
     }
-    Ok(wanted)
+    Ok(checked)
 }
 
-impl Wanted {
-    /// The same once it is known what the device at its place is called.
+impl InterfaceRequest {
+    /// Completes the request with the current name of the device at its PCI path.
     pub(super) fn with_device(self, now: Option<&str>) -> Result<firstlight_net::Interface> {
         let Self { mac, name, addresses, mtu, noarp, .. } = self;
         let target = match (now, mac) {
             (Some(now), mac) => Target::Device { now: self::name("interface.devicePath", now)?, mac },
             (None, Some(mac)) => Target::Mac(mac),
-            (None, None) => return Err(invalid("interface.hwAddr", "it is empty")),
+            (None, None) => return Err(invalid("interface.hwAddr", "must not be empty")),
         };
         Ok(firstlight_net::Interface { target, name, addresses, mtu, noarp })
     }
 }
 
 pub(super) fn routes(request: &[Route]) -> Result<Vec<firstlight_net::Route>> {
-    few("routes", request, MOST_ROUTES)?;
+    check_len("routes", request, MAX_ROUTES)?;
     request.iter().enumerate().map(|(at, one)| route(at, one)).collect()
 }
 
@@ -105,21 +103,21 @@ fn route(at: usize, request: &Route) -> Result<firstlight_net::Route> {
     let gateway = optional(&request.gateway, |text| ip(field("gateway"), text))?;
     let source = optional(&request.source, |text| ip(field("source"), text))?;
     let device = optional(&request.device, |text| name(field("device"), text))?;
-    let said = match request.family.enum_value() {
+    let given_family = match request.family.enum_value() {
         Ok(IPFamily::v4) => Family::V4,
         Ok(IPFamily::v6) => Family::V6,
         Err(number) => return Err(invalid(field("family"), format_args!("{number} is neither 0 (v4) nor 1 (v6)"))),
     };
-    // An address says more than a field that is 0 when it was not set.
-    let family = destination.map(|to| to.address()).or(gateway).or(source).map_or(said, Family::of);
+    // An address takes precedence over a field whose default is 0.
+    let family = destination.map(|to| to.address()).or(gateway).or(source).map_or(given_family, Family::of);
     if source.is_some_and(|source| Family::of(source) != family) {
-        return Err(invalid(field("source"), "it is not of the same protocol as dest and gateway"));
+        return Err(invalid(field("source"), "its address family differs from dest and gateway"));
     }
     if family == Family::V6 && gateway.is_some_and(|gateway| gateway.is_ipv4()) {
-        return Err(invalid(field("gateway"), "an IPv4 gateway cannot be the way to IPv6 addresses"));
+        return Err(invalid(field("gateway"), "an IPv4 gateway cannot route IPv6 addresses"));
     }
     if device.is_none() && gateway.is_none() {
-        return Err(invalid(field("device"), "it is empty, and so is gateway"));
+        return Err(invalid(field("device"), "device and gateway are both empty"));
     }
     let scope = u8::try_from(request.scope)
         .map_err(|_| invalid(field("scope"), format_args!("{} is above 255", request.scope)))?;
@@ -136,7 +134,7 @@ fn route(at: usize, request: &Route) -> Result<firstlight_net::Route> {
 }
 
 pub(super) fn neighbours(request: &[ARPNeighbor]) -> Result<Vec<Neighbour>> {
-    few("neighbors", request, MOST_NEIGHBOURS)?;
+    check_len("neighbors", request, MAX_NEIGHBOURS)?;
     request.iter().enumerate().map(|(at, one)| neighbour(at, one)).collect()
 }
 
@@ -160,7 +158,7 @@ mod tests {
     use firstlight_agent_api::types::IPAddress;
     use proptest::prelude::*;
 
-    /// A field's name, and what is done to a good request to spoil it.
+    /// A field's name, and a change that makes a valid request invalid.
     type Case<T> = (&'static str, fn(&mut T));
 
     fn address(address: &str, mask: &str) -> IPAddress {
@@ -180,21 +178,21 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_as_shims_ask_for_it() {
-        let wanted = interface(&good()).unwrap().with_device(None).unwrap();
-        assert_eq!(wanted.target, Target::Mac("02:00:00:00:00:05".parse().unwrap()));
-        assert_eq!((wanted.name.as_str(), wanted.mtu, wanted.noarp), ("eth0", Some(1400), true));
-        assert_eq!(wanted.addresses.iter().map(Network::to_string).collect::<Vec<_>>(), ["10.0.0.5/24", "fd00::5/64"]);
+    fn interface_requests_of_shims_are_parsed() {
+        let checked = interface(&good()).unwrap().with_device(None).unwrap();
+        assert_eq!(checked.target, Target::Mac("02:00:00:00:00:05".parse().unwrap()));
+        assert_eq!((checked.name.as_str(), checked.mtu, checked.noarp), ("eth0", Some(1400), true));
+        assert_eq!(checked.addresses.iter().map(Network::to_string).collect::<Vec<_>>(), ["10.0.0.5/24", "fd00::5/64"]);
         let plain = Interface { mtu: 0, raw_flags: 1, devicePath: "02/00".into(), hwAddr: String::new(), ..good() };
         let plain = interface(&plain).unwrap();
-        assert_eq!(plain.place.as_deref(), Some("02/00"));
+        assert_eq!(plain.pci_path.as_deref(), Some("02/00"));
         let plain = plain.with_device(Some("ens3")).unwrap();
         assert_eq!(plain.target, Target::Device { now: "ens3".parse().unwrap(), mac: None });
         assert_eq!((plain.mtu, plain.noarp), (None, false));
     }
 
     #[test]
-    fn what_is_wrong_with_an_interface_is_named() {
+    fn invalid_interface_field_is_reported() {
         let cases: &[Case<Interface>] = &[
             ("interface.name", |it| it.name = "a/b".into()),
             ("interface.name", |it| it.name = "eth0\0".into()),
@@ -207,7 +205,7 @@ mod tests {
             ("interface.IPAddresses[1]", |it| it.IPAddresses[1].mask = "255.255.255.0".into()),
             ("interface.IPAddresses[0]", |it| it.IPAddresses[0].address = "10.0.0".into()),
             ("interface.IPAddresses[0]", |it| it.IPAddresses[0].mask = "33".into()),
-            ("interface.IPAddresses: 300 of them", |it| it.IPAddresses = vec![IPAddress::new(); 300]),
+            ("interface.IPAddresses: 300 entries", |it| it.IPAddresses = vec![IPAddress::new(); 300]),
         ];
         for (field, spoil) in cases {
             let mut request = good();
@@ -226,27 +224,27 @@ mod tests {
     }
 
     #[test]
-    fn routes_as_shims_ask_for_them() {
-        let said = |route: Route| {
+    fn routes_of_shims_are_parsed() {
+        let parsed = |route: Route| {
             let route = &routes(&[route]).unwrap()[0];
             (route.family, route.destination.map(|to| to.to_string()).unwrap_or_default(), route.gateway.is_some())
         };
-        assert_eq!(said(to("", "10.0.0.1")), (Family::V4, String::new(), true));
-        assert_eq!(said(to("0.0.0.0/0", "10.0.0.1")), (Family::V4, String::new(), true));
-        assert_eq!(said(to("::/0", "fe80::1")), (Family::V6, String::new(), true));
-        assert_eq!(said(to("", "fe80::1")), (Family::V6, String::new(), true));
-        assert_eq!(said(to("10.1.0.0/16", "")), (Family::V4, "10.1.0.0/16".into(), false));
-        assert_eq!(said(to("10.1.0.1", "")), (Family::V4, "10.1.0.1/32".into(), false));
-        assert_eq!(said(to("10.1.0.0/16", "fe80::1")), (Family::V4, "10.1.0.0/16".into(), true));
+        assert_eq!(parsed(to("", "10.0.0.1")), (Family::V4, String::new(), true));
+        assert_eq!(parsed(to("0.0.0.0/0", "10.0.0.1")), (Family::V4, String::new(), true));
+        assert_eq!(parsed(to("::/0", "fe80::1")), (Family::V6, String::new(), true));
+        assert_eq!(parsed(to("", "fe80::1")), (Family::V6, String::new(), true));
+        assert_eq!(parsed(to("10.1.0.0/16", "")), (Family::V4, "10.1.0.0/16".into(), false));
+        assert_eq!(parsed(to("10.1.0.1", "")), (Family::V4, "10.1.0.1/32".into(), false));
+        assert_eq!(parsed(to("10.1.0.0/16", "fe80::1")), (Family::V4, "10.1.0.0/16".into(), true));
         let nothing = Route { family: IPFamily::v6.into(), ..to("", "") };
-        assert_eq!(said(nothing), (Family::V6, String::new(), false));
+        assert_eq!(parsed(nothing), (Family::V6, String::new(), false));
         let full = Route { source: "10.0.0.5".into(), scope: 253, flags: 4 | 16, mtu: 1300, ..to("10.0.0.0/24", "") };
         let full = &routes(&[full]).unwrap()[0];
         assert_eq!((full.source, full.scope, full.onlink, full.mtu), (Some([10, 0, 0, 5].into()), 253, true, 1300));
     }
 
     #[test]
-    fn what_is_wrong_with_a_route_is_named() {
+    fn invalid_route_field_is_reported() {
         let cases: &[Case<Route>] = &[
             ("routes[1].dest", |it| it.dest = "10.0.0.0/99".into()),
             ("routes[1].gateway", |it| it.gateway = "gw".into()),
@@ -268,11 +266,11 @@ mod tests {
             );
         }
         let error = routes(&vec![to("", "10.0.0.1"); 100_000]).unwrap_err();
-        assert_eq!(error, Error::invalid("routes: 100000 of them; at most 8192 are taken in one request"));
+        assert_eq!(error, Error::invalid("routes: 100000 entries; at most 8192 are accepted in one request"));
     }
 
     #[test]
-    fn neighbours_are_permanent_unless_they_say_otherwise() {
+    fn neighbours_are_permanent_by_default() {
         let one = |state, flags, lladdr: &str| ARPNeighbor {
             toIPAddress: Some(address("10.0.0.9", "")).into(),
             device: "eth0".into(),
@@ -298,7 +296,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_texts_are_a_request_or_an_error_of_one_line(
+        fn any_request_is_valid_or_a_one_line_error(
             texts in proptest::array::uniform5("\\PC{0,30}|[0-9a-f.:/]{0,20}"), numbers: (u64, u32, i32)
         ) {
             let [a, b, c, d, e] = texts;

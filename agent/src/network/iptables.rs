@@ -1,4 +1,4 @@
-//! The packet filter's rules, read and replaced by the image's own programs.
+//! Reads and replaces iptables rules by the image's own programs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,19 +8,19 @@ use ttrpc::Code;
 use super::tool::{Tool, run};
 use crate::error::{Error, Result};
 
-/// Where programs of this kind are.
+/// Directories of the programs.
 const DIRECTORIES: &[&str] = &["usr/sbin", "sbin", "usr/bin", "usr/local/sbin"];
 
-/// Which of them are taken, best first: those of nftables work on every kernel
-/// of today; the plain name is whatever the image's makers chose.
+/// Variants in order of preference: nftables works on every current kernel; the plain name is the
+/// image's default.
 const KINDS: &[&str] = &["-nft", "", "-legacy"];
 
-/// How long a program may take, of which it waits `WAIT` for others to be done.
+/// Timeout of a program, including the `WAIT` for the xtables lock.
 const LIMIT: Duration = Duration::from_secs(10);
 const WAIT: &[&str] = &["--wait", "5"];
 
-/// What is read of a program's output at most; a reply of ttrpc has at most 4 MiB.
-const MOST: usize = 3 << 20;
+/// Maximum output; a ttrpc reply has at most 4 MiB.
+const MAX_OUTPUT: usize = 3 << 20;
 
 fn find(root: &Path, is_ipv6: bool, job: &str) -> Result<PathBuf> {
     let family = if is_ipv6 { "ip6tables" } else { "iptables" };
@@ -29,7 +29,7 @@ fn find(root: &Path, is_ipv6: bool, job: &str) -> Result<PathBuf> {
     let found = all.iter().map(|path| root.join(path)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let message = format!(
-            "the guest's image has no program for {family}: none of /{} is there; add the package iptables to the image",
+            "the guest's image has no program for {family}: none of /{} exists; add the package iptables to the image",
             all.join(", /")
         );
         Error::new(Code::FAILED_PRECONDITION, message)
@@ -38,12 +38,12 @@ fn find(root: &Path, is_ipv6: bool, job: &str) -> Result<PathBuf> {
 
 pub(super) fn save(root: &Path, is_ipv6: bool) -> Result<Vec<u8>> {
     let program = find(root, is_ipv6, "save")?;
-    run(&Tool { program: &program, arguments: &[], input: &[], limit: LIMIT, most: MOST })
+    run(&Tool { program: &program, arguments: &[], input: &[], limit: LIMIT, max_output: MAX_OUTPUT })
 }
 
 pub(super) fn restore(root: &Path, is_ipv6: bool, rules: &[u8]) -> Result<Vec<u8>> {
     let program = find(root, is_ipv6, "restore")?;
-    run(&Tool { program: &program, arguments: WAIT, input: rules, limit: LIMIT, most: MOST })
+    run(&Tool { program: &program, arguments: WAIT, input: rules, limit: LIMIT, max_output: MAX_OUTPUT })
 }
 
 #[cfg(test)]
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_and_job_has_its_program() {
+    fn program_is_chosen_by_family_and_operation() {
         let root = tempfile::tempdir().unwrap();
         let found = |is_ipv6, job| {
             find(root.path(), is_ipv6, job).map(|path| path.strip_prefix(root.path()).unwrap().display().to_string())
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_go_in_by_the_pipe_and_come_out_again() {
+    fn rules_are_passed_by_pipes_without_deadlock() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("rules");
         plant(
@@ -90,7 +90,7 @@ mod tests {
             &format!("[ \"$*\" = '--wait 5' ] && cat > {}", file.display()),
         );
         plant(root.path(), "usr/sbin/ip6tables-nft-save", &format!("cat {}", file.display()));
-        // More than any pipe holds, so that writing and reading have to take turns.
+        // Larger than a pipe, so writes and reads must alternate.
         let rules: Vec<u8> =
             (0..500_000u32).flat_map(|number| [b'0' + u8::try_from(number % 10).unwrap(), b'\n']).collect();
         assert_eq!(restore(root.path(), true, &rules).unwrap(), b"");

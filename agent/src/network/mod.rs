@@ -1,6 +1,6 @@
-//! The guest's network, as shims ask for it. Containers share it.
+//! The guest's network, as configured by shims. Containers share it.
 //!
-//! The kernel is spoken to by `firstlight-net`, in a thread that may wait.
+//! `firstlight-net` speaks rtnetlink, in the blocking pool.
 
 mod check;
 mod iptables;
@@ -18,65 +18,65 @@ use firstlight_agent_api::types::Interface;
 use firstlight_net::{Netlink, configure, replace_neighbours, replace_routes};
 
 use crate::agent::Agent;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// Who may change the network now. Changes are several requests to the kernel
-/// each, so two at a time would undo each other's premises.
+/// Serialises network changes: each consists of several netlink requests, so two concurrent changes
+/// would interfere.
 #[derive(Debug, Default)]
-pub struct Turn(tokio::sync::Mutex<()>);
+pub struct ChangeLock(tokio::sync::Mutex<()>);
 
 fn proc(root: &Path) -> PathBuf {
     root.join("proc")
 }
 
 impl Agent {
-    /// Runs a change of the network to its end, after those that came before.
+    /// Runs a network change to completion, after earlier ones.
     async fn change<T, F>(self: &Arc<Self>, change: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnOnce(&Path) -> Result<T> + Send + 'static,
     {
         let agent = Arc::clone(self);
-        work::whole(async move {
-            let _turn = agent.network.0.lock().await;
+        background::to_completion(async move {
+            let _lock = agent.network.0.lock().await;
             let root = agent.paths.root.clone();
-            work::blocking(move || change(&root)).await
+            background::blocking(move || change(&root)).await
         })
         .await
     }
 
-    /// Brings an interface to what the request wants, and repeats the request's words.
+    /// Configures an interface as requested, and returns the request.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` names the field; `INTERNAL` says `Link not found` when
-    /// there is no such interface (yet), and else what the kernel refused.
+    /// `INVALID_ARGUMENT` names the field; `INTERNAL` says `Link not found` if there is no such
+    /// interface (yet), otherwise what the kernel rejected.
     pub async fn update_interface(self: &Arc<Self>, request: UpdateInterfaceRequest) -> Result<Interface> {
-        let wanted = request.interface.into_option().ok_or_else(|| Error::invalid("interface: there is none"))?;
-        let checked = check::interface(&wanted)?;
-        // Waited for before it is this one's turn: others need not wait for a device.
-        let now = match &checked.place {
-            Some(place) => {
-                Some(self.hotplug.net_by_pci(place).await.map_err(|error| error.during("interface.devicePath"))?)
+        let interface = request.interface.into_option().ok_or_else(|| Error::invalid("interface is missing"))?;
+        let checked = check::interface(&interface)?;
+        // Waits before it takes the lock: other changes need not wait for a device.
+        let now = match &checked.pci_path {
+            Some(path) => {
+                Some(self.hotplug.net_by_pci(path).await.map_err(|error| error.during("interface.devicePath"))?)
             }
             None => None,
         };
-        let interface = checked.with_device(now.as_deref())?;
+        let config = checked.with_device(now.as_deref())?;
         self.change(move |root| {
-            let configured = Netlink::open().and_then(|mut netlink| configure(&mut netlink, &interface, &proc(root)));
+            let configured = Netlink::open().and_then(|mut netlink| configure(&mut netlink, &config, &proc(root)));
             configured.map_err(|error| reply::error("update interface", &error))
         })
         .await?;
-        Ok(wanted)
+        Ok(interface)
     }
 
-    /// Puts routes into the main table, and returns what is in it then.
+    /// Adds or replaces routes in the main table, and returns its content.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` names the field; `INTERNAL` the route that the kernel refused.
+    /// `INVALID_ARGUMENT` names the field; `INTERNAL` the route that the kernel rejected.
     pub async fn update_routes(self: &Arc<Self>, request: UpdateRoutesRequest) -> Result<Routes> {
-        let wanted = request.routes.into_option().ok_or_else(|| Error::invalid("routes: there are none"))?;
-        let routes = check::routes(&wanted.Routes)?;
+        let requested = request.routes.into_option().ok_or_else(|| Error::invalid("routes is missing"))?;
+        let routes = check::routes(&requested.Routes)?;
         self.change(move |root| {
             let mut netlink = Netlink::open().map_err(|error| reply::error("update routes", &error))?;
             replace_routes(&mut netlink, &routes, &proc(root))
@@ -86,13 +86,13 @@ impl Agent {
         .await
     }
 
-    /// Makes neighbours known.
+    /// Adds or replaces neighbours (ARP and NDP entries).
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` names the field; `INTERNAL` the neighbour that the kernel refused.
+    /// `INVALID_ARGUMENT` names the field; `INTERNAL` the neighbour that the kernel rejected.
     pub async fn add_neighbours(self: &Arc<Self>, request: AddARPNeighborsRequest) -> Result<()> {
-        let wanted = request.neighbors.into_option().ok_or_else(|| Error::invalid("neighbors: there are none"))?;
-        let neighbours = check::neighbours(&wanted.ARPNeighbors)?;
+        let requested = request.neighbors.into_option().ok_or_else(|| Error::invalid("neighbors is missing"))?;
+        let neighbours = check::neighbours(&requested.ARPNeighbors)?;
         self.change(move |root| {
             Netlink::open()
                 .and_then(|mut netlink| replace_neighbours(&mut netlink, &neighbours, &proc(root)))
@@ -101,34 +101,34 @@ impl Agent {
         .await
     }
 
-    /// Every interface with its addresses.
+    /// Lists all interfaces with their addresses.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request failed.
     pub async fn list_interfaces(&self) -> Result<Interfaces> {
         let list = || Netlink::open().and_then(|mut netlink| reply::interfaces(&mut netlink));
-        work::blocking(move || list().map_err(|error| reply::error("list interfaces", &error))).await
+        background::blocking(move || list().map_err(|error| reply::error("list interfaces", &error))).await
     }
 
-    /// The main table's routes.
+    /// Lists the routes of the main table.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request failed.
     pub async fn list_routes(&self) -> Result<Routes> {
         let list = || Netlink::open().and_then(|mut netlink| reply::routes(&mut netlink));
-        work::blocking(move || list().map_err(|error| reply::error("list routes", &error))).await
+        background::blocking(move || list().map_err(|error| reply::error("list routes", &error))).await
     }
 
-    /// The packet filter's rules, as `iptables-save` writes them.
+    /// Returns the iptables rules, as `iptables-save` writes them.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`: the image has no such program. `INTERNAL`: it failed.
     pub async fn get_iptables(&self, request: GetIPTablesRequest) -> Result<Vec<u8>> {
         let root = self.paths.root.clone();
-        work::blocking(move || iptables::save(&root, request.is_ipv6)).await
+        background::blocking(move || iptables::save(&root, request.is_ipv6)).await
     }
 
-    /// Replaces the packet filter's rules; what the program writes is returned.
+    /// Replaces the iptables rules; returns the program's output.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`: the image has no such program. `INTERNAL`: it failed.

@@ -1,4 +1,4 @@
-//! What the kernel says, in the words of the wire.
+//! Converts netlink replies to Kata's messages.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -71,19 +71,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopbacks_addresses_have_their_own_families() {
+    fn loopback_addresses_have_their_own_families() {
         let link = Link { index: 1, name: "lo".into(), address: vec![0; 6], mtu: 65536, flags: 9, kind: String::new() };
         let address = |text: &str, link| LinkAddress { link, network: text.parse().unwrap() };
         let all = [address("127.0.0.1/8", 1), address("::1/128", 1), address("10.0.0.1/8", 2)];
         let wire = interface(&link, &all);
-        let said: Vec<_> =
+        let converted: Vec<_> =
             wire.IPAddresses.iter().map(|it| (it.family.unwrap(), it.address.as_str(), it.mask.as_str())).collect();
-        assert_eq!(said, [(IPFamily::v4, "127.0.0.1", "8"), (IPFamily::v6, "::1", "128")]);
+        assert_eq!(converted, [(IPFamily::v4, "127.0.0.1", "8"), (IPFamily::v6, "::1", "128")]);
         assert_eq!((wire.name.as_str(), wire.hwAddr.as_str(), wire.mtu), ("lo", "00:00:00:00:00:00", 65536));
     }
 
     #[test]
-    fn routes_in_words() {
+    fn routes_are_converted() {
         let listed = ListedRoute {
             family: Family::V6,
             destination: None,

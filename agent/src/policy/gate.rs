@@ -1,8 +1,8 @@
-//! One thread that asks the judge, one request after the other.
+//! Policy checks in a dedicated thread, one request at a time.
 //!
-//! An evaluation is work that may take seconds. The agent's loop only waits
-//! for answers, so `Check` is answered meanwhile; and no lock is held, as the
-//! thread alone has the judge. It begins with the first policy.
+//! An evaluation may take seconds. The agent's event loop awaits the result, so `Check` is answered
+//! in the meantime; no lock is held, as only the thread has the judge process. The thread starts
+//! with the first policy.
 
 use std::io;
 use std::sync::OnceLock;
@@ -16,55 +16,56 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 
-/// What the judge's thread is told.
+/// A job of the policy thread.
 enum Job {
-    /// Judge these bytes as the request of that name.
+    /// Evaluate these bytes as a request of this type.
     Judge(&'static str, Vec<u8>, oneshot::Sender<Result<()>>),
-    /// Judge the replacement of the policy, then do it.
+    /// Authorise SetPolicy, then replace the policy.
     Replace(Vec<u8>, oneshot::Sender<Result<()>>),
-    /// Put a policy in force, whatever is in force.
+    /// Load a policy without authorisation.
     Load(String, oneshot::Sender<Result<()>>),
 }
 
-/// Where every request passes.
+/// The policy check that every request passes.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// Not there until there is a policy.
+    /// Unset until there is a policy.
     thread: OnceLock<Sender<Job>>,
 }
 
 impl Gate {
-    /// A gate with a policy.
+    /// Creates a gate with a policy.
     ///
     /// # Errors
-    /// The policy cannot be used; the text says why and where.
+    /// The policy is unusable; the text has reason and position.
     pub(super) async fn open(policy: String) -> io::Result<Self> {
         let gate = Self::default();
-        gate.tell(|reply| Job::Load(policy, reply)).await.map_err(io::Error::other)?;
+        gate.submit(|reply| Job::Load(policy, reply)).await.map_err(io::Error::other)?;
         Ok(gate)
     }
 
-    /// Lets a request pass, or not.
+    /// Authorises a request.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` with what the policy printed; `INVALID_ARGUMENT`: it is no such request.
+    /// `PERMISSION_DENIED` with the policy's prints; `INVALID_ARGUMENT`: not a valid request.
     pub async fn pass(&self, request: &'static str, bytes: &[u8]) -> Result<()> {
         if self.thread.get().is_none() {
             return Ok(());
         }
-        self.tell(|reply| Job::Judge(request, bytes.to_vec(), reply)).await
+        self.submit(|reply| Job::Judge(request, bytes.to_vec(), reply)).await
     }
 
-    /// `SetPolicy`, given its request's bytes.
+    /// Handles `SetPolicy`, given the encoded request.
     ///
     /// # Errors
-    /// As of [`Self::pass`]; `INVALID_ARGUMENT`: the policy cannot be used, and the one before stays.
+    /// As [`Self::pass`]; `INVALID_ARGUMENT`: the policy is unusable, and the previous one stays in
+    /// force.
     pub async fn replace(&self, request: Vec<u8>) -> Result<()> {
-        self.tell(|reply| Job::Replace(request, reply)).await
+        self.submit(|reply| Job::Replace(request, reply)).await
     }
 
-    async fn tell(&self, job: impl FnOnce(oneshot::Sender<Result<()>>) -> Job) -> Result<()> {
-        let gone = || Error::internal("the policy's thread is gone");
+    async fn submit(&self, job: impl FnOnce(oneshot::Sender<Result<()>>) -> Job) -> Result<()> {
+        let gone = || Error::internal("the policy thread has ended");
         let (reply, answer) = oneshot::channel();
         self.thread()?.send(job(reply)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
@@ -76,18 +77,19 @@ impl Gate {
         }
         let (sender, receiver) = channel();
         let started = thread::Builder::new().name("policy".into()).spawn(move || work(&receiver));
-        started.map_err(|error| Error::internal(format!("a thread for the policy: {error}")))?;
+        started.map_err(|error| Error::internal(format!("failed to start the policy thread: {error}")))?;
         Ok(self.thread.get_or_init(|| sender))
     }
 }
 
-/// Works until the agent ends. Judges die with this thread, so it is one that stays.
+/// Runs until the agent exits. A judge process dies with the thread that started it, so this thread
+/// is permanent.
 fn work(jobs: &Receiver<Job>) {
     let mut judge = None;
     while let Ok(job) = jobs.recv() {
-        // Whoever does not wait any more does not want an answer.
+        // The receiver may have been dropped.
         let _ = match job {
-            Job::Judge(request, bytes, reply) => reply.send(judged(judge.as_mut(), request, &bytes)),
+            Job::Judge(request, bytes, reply) => reply.send(authorise(judge.as_mut(), request, &bytes)),
             Job::Replace(bytes, reply) => reply.send(replace(&mut judge, &bytes)),
             Job::Load(policy, reply) => reply.send(load(&mut judge, policy)),
         };
@@ -95,7 +97,7 @@ fn work(jobs: &Receiver<Job>) {
 }
 
 fn replace(judge: &mut Option<Judge>, bytes: &[u8]) -> Result<()> {
-    judged(judge.as_mut(), SetPolicyRequest::NAME, bytes)?;
+    authorise(judge.as_mut(), SetPolicyRequest::NAME, bytes)?;
     let request = SetPolicyRequest::parse_from_bytes(bytes).map_err(|error| Error::invalid(error.to_string()))?;
     load(judge, request.policy).map_err(|error| error.during("SetPolicy"))
 }
@@ -109,13 +111,13 @@ fn load(judge: &mut Option<Judge>, policy: String) -> Result<()> {
     Ok(())
 }
 
-fn judged(judge: Option<&mut Judge>, request: &str, bytes: &[u8]) -> Result<()> {
+fn authorise(judge: Option<&mut Judge>, request: &str, bytes: &[u8]) -> Result<()> {
     let Some(judge) = judge else { return Ok(()) };
     let Verdict { decision, text } = judge.judge(request, bytes);
     match decision {
         Decision::Allowed => Ok(()),
         Decision::Tolerated => {
-            log::warn!("{request} is against the policy, which has AllowRequestsFailingPolicy: {text}");
+            log::warn!("{request} violates the policy, allowed by AllowRequestsFailingPolicy: {text}");
             Ok(())
         }
         Decision::Denied => Err(Error::new(ttrpc::Code::PERMISSION_DENIED, blocked(request, &text))),
@@ -123,7 +125,7 @@ fn judged(judge: Option<&mut Judge>, request: &str, bytes: &[u8]) -> Result<()> 
     }
 }
 
-/// The words that callers of Kata's agent know.
+/// Formats the message as Kata's agent does.
 fn blocked(request: &str, text: &str) -> String {
     format!("{request} is blocked by policy: {text}")
 }

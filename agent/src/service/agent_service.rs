@@ -27,18 +27,18 @@ use ttrpc::r#async::TtrpcContext;
 
 use crate::agent::Agent;
 use crate::guest::{date, details, entropy, probe};
-use crate::{stats, storage, work};
+use crate::{background, stats, storage};
 
 pub(super) struct Calls(pub(super) Arc<Agent>);
 
 type Reply<T> = ttrpc::Result<T>;
 
-/// The caller's deadline; 0 is none.
+/// Returns the caller's timeout; 0 means none.
 fn timeout(context: &TtrpcContext) -> Option<Duration> {
     u64::try_from(context.timeout_nano).ok().filter(|nanos| *nanos > 0).map(Duration::from_nanos)
 }
 
-fn wanted(len: u32) -> usize {
+fn read_limit(len: u32) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
 
@@ -46,7 +46,9 @@ fn wanted(len: u32) -> usize {
 impl AgentService for Calls {
     async fn create_sandbox(&self, _: &TtrpcContext, request: CreateSandboxRequest) -> Reply<Empty> {
         let agent = Arc::clone(&self.0);
-        Ok(work::whole(async move { agent.create_sandbox(request).await }).await.map(|()| Empty::new())?)
+        Ok(background::to_completion(async move { agent.create_sandbox(request).await })
+            .await
+            .map(|()| Empty::new())?)
     }
 
     async fn destroy_sandbox(&self, _: &TtrpcContext, _: DestroySandboxRequest) -> Reply<Empty> {
@@ -91,13 +93,13 @@ impl AgentService for Calls {
 
     async fn read_stdout(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
         let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stdout.read(wanted(request.len)).await?;
+        let data = process.stdout.read(read_limit(request.len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
     async fn read_stderr(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
         let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stderr.read(wanted(request.len)).await?;
+        let data = process.stderr.read(read_limit(request.len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
@@ -150,7 +152,7 @@ impl AgentService for Calls {
     async fn stats_container(&self, _: &TtrpcContext, request: StatsContainerRequest) -> Reply<StatsContainerResponse> {
         let container = self.0.container(&request.container_id)?;
         let sysfs = self.0.paths.sysfs.clone();
-        Ok(work::blocking(move || Ok(stats::read(&container.cgroup, &sysfs))).await?)
+        Ok(background::blocking(move || Ok(stats::read(&container.cgroup, &sysfs))).await?)
     }
 
     async fn get_oom_event(&self, context: &TtrpcContext, _: GetOOMEventRequest) -> Reply<OOMEvent> {
@@ -167,13 +169,13 @@ impl AgentService for Calls {
 
     async fn mem_hotplug_by_probe(&self, _: &TtrpcContext, request: MemHotplugByProbeRequest) -> Reply<Empty> {
         let sysfs = self.0.paths.sysfs.clone();
-        let probed = work::blocking(move || probe::probe(&sysfs, &request.memHotplugProbeAddr)).await;
+        let probed = background::blocking(move || probe::probe(&sysfs, &request.memHotplugProbeAddr)).await;
         Ok(probed.map(|()| Empty::new())?)
     }
 
     async fn reseed_random_dev(&self, _: &TtrpcContext, request: ReseedRandomDevRequest) -> Reply<Empty> {
         let root = self.0.paths.root.clone();
-        Ok(work::blocking(move || entropy::reseed(&root, &request.data)).await.map(|()| Empty::new())?)
+        Ok(background::blocking(move || entropy::reseed(&root, &request.data)).await.map(|()| Empty::new())?)
     }
 
     async fn set_guest_date_time(&self, _: &TtrpcContext, request: SetGuestDateTimeRequest) -> Reply<Empty> {
@@ -182,7 +184,7 @@ impl AgentService for Calls {
 
     async fn copy_file(&self, _: &TtrpcContext, request: CopyFileRequest) -> Reply<Empty> {
         let agent = Arc::clone(&self.0);
-        let copied = work::blocking(move || agent.copies.take(&agent.paths.share(), &request)).await;
+        let copied = background::blocking(move || agent.copies.handle(&agent.paths.share(), &request)).await;
         Ok(copied.map(|()| Empty::new())?)
     }
 
@@ -209,7 +211,9 @@ impl AgentService for Calls {
 
     async fn update_ephemeral_mounts(&self, _: &TtrpcContext, request: UpdateEphemeralMountsRequest) -> Reply<Empty> {
         let agent = Arc::clone(&self.0);
-        Ok(work::whole(async move { agent.storages.update(request.storages).await }).await.map(|()| Empty::new())?)
+        Ok(background::to_completion(async move { agent.storages.update(request.storages).await })
+            .await
+            .map(|()| Empty::new())?)
     }
 
     async fn remove_stale_virtiofs_share_mounts(
@@ -217,7 +221,7 @@ impl AgentService for Calls {
         _: &TtrpcContext,
         _: RemoveStaleVirtiofsShareMountsRequest,
     ) -> Reply<Empty> {
-        Ok(storage::look_for_stale(&self.0.paths.run).await.map(|()| Empty::new())?)
+        Ok(storage::refresh_stale(&self.0.paths.run).await.map(|()| Empty::new())?)
     }
 
     async fn get_volume_stats(&self, _: &TtrpcContext, request: VolumeStatsRequest) -> Reply<VolumeStatsResponse> {

@@ -1,4 +1,4 @@
-//! `grpc.Health`: no lock, no wait; it answers as long as the agent's loop turns.
+//! `grpc.Health`: takes no lock and never waits; it answers while the agent's event loop runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,33 +14,33 @@ use crate::agent::Agent;
 /// The agent's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The version of the wire that callers of Kata's agent are told.
-const WIRE: &str = "0.0.1";
+/// The protocol version that Kata's agent reports.
+const PROTOCOL_VERSION: &str = "0.0.1";
 
-/// Answers, and tells PID 1 of the first time: the moment from which a shim
-/// counts the guest as up.
-pub(super) struct Alive {
+/// Health service that reports the first Check to PID 1: the moment from which a shim considers the
+/// guest running.
+pub(super) struct HealthService {
     agent: Arc<Agent>,
-    asked: AtomicBool,
+    checked: AtomicBool,
 }
 
-impl Alive {
+impl HealthService {
     pub(super) fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, asked: AtomicBool::new(false) }
+        Self { agent, checked: AtomicBool::new(false) }
     }
 }
 
 #[async_trait]
-impl Health for Alive {
+impl Health for HealthService {
     async fn check(&self, _: &TtrpcContext, _: CheckRequest) -> ttrpc::Result<HealthCheckResponse> {
-        if let Some(control) = self.agent.control.as_ref().filter(|_| !self.asked.swap(true, Ordering::Relaxed)) {
+        if let Some(control) = self.agent.control.as_ref().filter(|_| !self.checked.swap(true, Ordering::Relaxed)) {
             control.event("first-check", "agent", "");
         }
         Ok(HealthCheckResponse { status: ServingStatus::SERVING.into(), ..Default::default() })
     }
 
     async fn version(&self, _: &TtrpcContext, _: CheckRequest) -> ttrpc::Result<VersionCheckResponse> {
-        let (grpc_version, agent_version) = (WIRE.to_owned(), VERSION.to_owned());
+        let (grpc_version, agent_version) = (PROTOCOL_VERSION.to_owned(), VERSION.to_owned());
         Ok(VersionCheckResponse { grpc_version, agent_version, ..Default::default() })
     }
 }

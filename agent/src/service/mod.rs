@@ -1,10 +1,10 @@
-//! The calls as they come in: each is checked, handed to the agent, and answered.
+//! The ttrpc services: each call is authorised, handed to the agent, and answered.
 
+mod activity;
 mod agent_service;
 mod health;
 #[cfg(feature = "agent-policy")]
-mod judged;
-mod noted;
+mod policy_check;
 mod record;
 
 use std::collections::HashMap;
@@ -18,8 +18,8 @@ use crate::policy::Gate;
 
 pub use health::VERSION;
 
-/// The calls of `grpc.AgentService` that are served. ttrpc answers every other
-/// one with `UNIMPLEMENTED`, which is what shims look for.
+/// The implemented calls of `grpc.AgentService`. ttrpc answers all others with `UNIMPLEMENTED`,
+/// which shims check for.
 const SERVED: &[&str] = &[
     "CreateContainer",
     "StartContainer",
@@ -63,25 +63,25 @@ const SERVED: &[&str] = &[
     "SetPolicy",
 ];
 
-/// Every service of the agent; its calls pass the policy's gate.
+/// Returns every service of the agent, with the policy check before each call.
 #[must_use]
 pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
     let calls = Arc::new(agent_service::Calls(Arc::clone(agent)));
     let mut services = agent_ttrpc::create_agent_service(calls);
     for service in services.values_mut() {
-        // The generated table has every call of the schema, and answers those
-        // that nobody serves with a code that no caller expects.
+        // The generated table has every call of the schema and answers unimplemented ones with a
+        // code that no caller expects.
         service.methods.retain(|name, _| SERVED.contains(&name.as_str()));
         #[cfg(not(feature = "agent-policy"))]
         let _ = gate;
         #[cfg(feature = "agent-policy")]
         {
-            service.methods = judged::judged(std::mem::take(&mut service.methods), gate);
+            service.methods = policy_check::authorise_all(std::mem::take(&mut service.methods), gate);
         }
-        let noted = |(name, serve)| (name, Box::new(noted::Noted { agent: Arc::clone(agent), serve }) as _);
-        service.methods = std::mem::take(&mut service.methods).into_iter().map(noted).collect();
+        let tracked = |(name, serve)| (name, Box::new(activity::Tracked { agent: Arc::clone(agent), serve }) as _);
+        service.methods = std::mem::take(&mut service.methods).into_iter().map(tracked).collect();
     }
-    services.extend(health_ttrpc::create_health(Arc::new(health::Alive::new(Arc::clone(agent)))));
+    services.extend(health_ttrpc::create_health(Arc::new(health::HealthService::new(Arc::clone(agent)))));
     services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));
     services
 }

@@ -16,7 +16,7 @@ pub(super) struct Record(pub(super) Arc<Agent>);
 #[async_trait]
 impl BootRecord for Record {
     async fn get(&self, _: &TtrpcContext, _: GetBootRecordRequest) -> ttrpc::Result<BootRecordReply> {
-        let missing = || Error::new(Code::UNAVAILABLE, "there is no boot record: the agent works without PID 1");
+        let missing = || Error::new(Code::UNAVAILABLE, "no boot record: the agent runs without PID 1");
         let control = self.0.control.as_ref().ok_or_else(missing)?;
         Ok(BootRecordReply { json: control.record().await?, ..Default::default() })
     }

@@ -1,4 +1,4 @@
-//! Block devices: file systems on them, or the device itself.
+//! Drivers of block devices: mounts their file system, or binds the device node itself.
 
 use std::path::Path;
 
@@ -6,62 +6,64 @@ use ttrpc::Code;
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{self, Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
-/// File systems that live on block devices. A shim that asks for `proc` here is up to something.
+/// File systems on block devices. Others, such as `proc`, are rejected (untrusted input).
 const FILE_SYSTEMS: &[&str] = &["ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs", "erofs", "squashfs", "iso9660", "vfat"];
 
-/// Driver options that ask for what is not there: parts of their text, and what to do.
-/// To ignore one of them would be worse than to fail.
-const ABSENT: &[(&str, &str)] = &[
+/// Unsupported driver options: part of their text, and the alternative. Ignoring one would be
+/// unsafe.
+const UNSUPPORTED: &[(&str, &str)] = &[
     ("encryption_key=", "encrypted volumes are not implemented: use a plain block volume, or a memory-backed emptyDir"),
     (
         "create_filesystem",
-        "file systems are not made in the guest: let the host make it (mkfs) before it attaches the disk",
+        "file systems are not created in the guest: create it on the host (mkfs) before it attaches the disk",
     ),
     ("verity", "the guest does not verify volumes: verify the image on the host, or bake it into the guest's image"),
 ];
 
 pub(super) fn check(driver_options: &[String]) -> Result<()> {
     for option in driver_options {
-        if let Some((_, way)) = ABSENT.iter().find(|(part, _)| option.contains(part)) {
-            // Options hold keys.
+        if let Some((_, alternative)) = UNSUPPORTED.iter().find(|(part, _)| option.contains(part)) {
+            // The value may be a key: not logged.
             let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
             let name: String = name.chars().take(80).collect();
-            return Err(Error::new(Code::UNIMPLEMENTED, format!("driver option {name}: {way}")));
+            return Err(Error::new(Code::UNIMPLEMENTED, format!("driver option {name}: {alternative}")));
         }
     }
     Ok(())
 }
 
-/// A file system on a device, attached nowhere.
+/// Creates a detached mount of a device's file system.
 pub(super) fn filesystem(kind: &str, device: &Path, options: &Options) -> Result<Detached> {
     if !FILE_SYSTEMS.contains(&kind) {
         let all = FILE_SYSTEMS.join(", ");
-        return Err(Error::invalid(format!("file system {kind:?} on a block device is none of {all}, bind")));
+        return Err(Error::invalid(format!(
+            "file system {kind:?} is not supported on a block device; use one of {all}, bind"
+        )));
     }
-    let device = device.to_str().ok_or_else(|| Error::invalid("the device's path is no text"))?;
+    let device = device.to_str().ok_or_else(|| Error::invalid("the device's path is not UTF-8"))?;
     Detached::filesystem(kind, Some(device), options).map_err(|error| error.during(device))
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     check(&job.storage.driver_options)?;
-    let device = job.device.as_deref().ok_or_else(|| Error::internal("the device was not looked for"))?;
+    let device = job.device.as_deref().ok_or_else(|| Error::internal("the device was not resolved"))?;
     Ok(attach(job, device)?.into())
 }
 
 fn attach(job: &Job<'_>, device: &Path) -> Result<Mounted> {
     let (run, target) = (&job.paths.run, Path::new(&job.storage.mount_point));
     if job.storage.fstype == "bind" {
-        // The device itself, for a container that wants a raw volume.
-        let node = Detached::bind(place::existing(device)?, &job.options)?;
-        return node.attach(run, Place::make(run, target, Kind::File)?, &job.options);
+        // The device node, for a raw block volume.
+        let node = Detached::bind(safe_path::existing(device)?, &job.options)?;
+        return node.attach(run, MountPoint::create(run, target, Kind::File)?, &job.options);
     }
     let mount = filesystem(&job.storage.fstype, device, &job.options)?;
-    group::give(&mount, job)?;
-    mount.attach(run, Place::make(run, target, Kind::Directory)?, &job.options)
+    fs_group::apply(&mount, job)?;
+    mount.attach(run, MountPoint::create(run, target, Kind::Directory)?, &job.options)
 }
 
 #[cfg(test)]
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_done_is_refused_with_the_way_out_and_no_keys() {
+    fn unsupported_option_is_rejected_with_an_alternative_and_without_its_value() {
         for (option, part) in [
             ("encryption_key=ephemeral", "plain block volume"),
             ("create_filesystem", "mkfs"),
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn only_file_systems_of_disks() {
+    fn file_system_that_is_not_for_block_devices_is_rejected() {
         for kind in ["proc", "tmpfs", "", "overlay"] {
             let options = Options::of(&[]).unwrap();
             let error = filesystem(kind, Path::new("/dev/null"), &options).unwrap_err().to_string();

@@ -1,45 +1,44 @@
-//! The device of a storage, as shims name it.
+//! Resolves the device of a storage.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::{Source, place};
+use super::{Source, safe_path};
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 
-/// A node that is there: `/dev/...`, a block device, and no link.
+/// Checks that a path is a block device node below `/dev` and not a link.
 pub(super) fn node(path: &str) -> Result<PathBuf> {
     let path = Path::new(path);
     if !path.starts_with("/dev") {
         return Err(Error::invalid(format!("{} is not below /dev", path.display())));
     }
-    let found = place::existing(path)?;
-    if place::kind(&found)? != FileType::BlockDevice {
-        return Err(Error::invalid(format!("{} is no block device", path.display())));
+    let found = safe_path::existing(path)?;
+    if safe_path::kind(&found)? != FileType::BlockDevice {
+        return Err(Error::invalid(format!("{} is not a block device", path.display())));
     }
     Ok(path.to_owned())
 }
 
-/// Whether a source names a node rather than a place on a bus.
+/// Returns whether a source is a node and not a bus address.
 pub(super) fn is_node(source: &str) -> bool {
     source.starts_with('/')
 }
 
-/// The device that `source` means to a driver, also if it is still on its way;
-/// `None` where there is none.
+/// Waits for the device that `source` means to a driver; `None` if the driver has no device.
 ///
 /// # Errors
-/// It is no block device, or did not come in time.
+/// It is not a block device, or did not appear in time.
 pub(super) async fn find(hotplug: &Hotplug, kind: Source, source: &str) -> Result<Option<PathBuf>> {
     let found = match kind {
         Source::Given => return Ok(None),
         Source::Pci if !is_node(source) => hotplug.block_by_pci(source).await?,
         Source::Scsi if !is_node(source) => hotplug.block_by_scsi(source).await?,
-        _ if place::existing(Path::new(source)).is_ok() => return node(source).map(Some),
+        _ if safe_path::existing(Path::new(source)).is_ok() => return node(source).map(Some),
         _ => hotplug.block_by_node(source).await?,
     };
-    let path = found.to_str().ok_or_else(|| Error::internal("the device's path is no text"))?;
+    let path = found.to_str().ok_or_else(|| Error::internal("the device's path is not UTF-8"))?;
     node(path).map(Some)
 }
 
@@ -48,10 +47,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_block_devices_below_dev() {
+    fn path_that_is_not_a_block_device_below_dev_is_rejected() {
         for (path, part) in [
             ("/etc/passwd", "not below /dev"),
-            ("/dev/null", "no block device"),
+            ("/dev/null", "not a block device"),
             ("/dev/nothere", "nothere"),
             ("/dev/../etc/passwd", "'..'"),
         ] {

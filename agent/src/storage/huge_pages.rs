@@ -1,4 +1,4 @@
-//! Huge pages: set aside for as long as a storage of them is there.
+//! Huge pages, reserved for the lifetime of a storage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::sync::{Mutex, PoisonError};
 use super::options::Options;
 use crate::error::{Error, Result};
 
-/// One at a time changes how many there are.
+/// Serialises changes of `nr_hugepages`.
 static COUNT: Mutex<()> = Mutex::new(());
 
-/// Pages that were set aside. Dropped, the kernel gets them back.
+/// Reserved huge pages; returned to the kernel on drop.
 #[derive(Debug)]
 pub struct HugePages {
     file: PathBuf,
     pages: u64,
 }
 
-/// A size such as `67108864`, `2M` or `1G`, in bytes.
+/// Parses a size such as `67108864`, `2M` or `1G` to bytes.
 fn bytes(text: &str) -> Option<u64> {
     let (number, shift) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], 10),
@@ -30,7 +30,7 @@ fn bytes(text: &str) -> Option<u64> {
 
 fn read(file: &Path) -> Result<u64> {
     let text = fs::read_to_string(file).unwrap_or_default();
-    text.trim().parse().map_err(|_| Error::internal(format!("{}: no number", file.display())))
+    text.trim().parse().map_err(|_| Error::internal(format!("{}: not a number", file.display())))
 }
 
 fn write(file: &Path, pages: u64) -> Result<()> {
@@ -38,17 +38,19 @@ fn write(file: &Path, pages: u64) -> Result<()> {
 }
 
 impl HugePages {
-    /// Sets aside what the options `pagesize` and `size` ask for, beside what others have.
+    /// Reserves the pages that the options `pagesize` and `size` request, in addition to existing
+    /// ones.
     ///
     /// # Errors
-    /// An option is missing or no size, the guest has no pages of that size, or not as many.
+    /// An option is missing or invalid, the guest does not support the page size, or has too little
+    /// memory.
     pub fn add(sysfs: &Path, options: &Options) -> Result<Self> {
         let size = |name: &str| {
             let text =
                 options.value(name).ok_or_else(|| Error::invalid(format!("huge pages need the option {name}")))?;
             bytes(text)
                 .filter(|bytes| *bytes > 0)
-                .ok_or_else(|| Error::invalid(format!("{name}={text} is no size in bytes")))
+                .ok_or_else(|| Error::invalid(format!("{name}={text} is not a size in bytes")))
         };
         let (page, all) = (size("pagesize")?, size("size")?);
         let pages = all.div_ceil(page);
@@ -58,18 +60,19 @@ impl HugePages {
             let sizes = fs::read_dir(&dir).into_iter().flatten().flatten();
             let mut sizes: Vec<String> = sizes.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
             sizes.sort();
-            let message = format!("the guest has no huge pages of {page} bytes; it has [{}]", sizes.join(", "));
+            let message =
+                format!("the guest does not support huge pages of {page} bytes; supported: [{}]", sizes.join(", "));
             return Err(Error::invalid(message));
         }
         let _one = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
         let before = read(&file)?;
-        let wanted = before.checked_add(pages).ok_or_else(|| Error::invalid("too many huge pages"))?;
-        write(&file, wanted)?;
+        let target = before.checked_add(pages).ok_or_else(|| Error::invalid("too many huge pages"))?;
+        write(&file, target)?;
         let now = read(&file)?;
-        if now < wanted {
+        if now < target {
             let _ = write(&file, before);
             return Err(Error::internal(format!(
-                "the guest could set aside {} of {pages} huge pages of {page} bytes; give the VM more memory",
+                "only {} of {pages} huge pages of {page} bytes could be reserved; give the VM more memory",
                 now.saturating_sub(before)
             )));
         }
@@ -80,9 +83,9 @@ impl HugePages {
 impl Drop for HugePages {
     fn drop(&mut self) {
         let _one = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
-        let given_back = read(&self.file).and_then(|now| write(&self.file, now.saturating_sub(self.pages)));
-        if let Err(error) = given_back {
-            log::warn!("cannot give {} huge pages back: {error}", self.pages);
+        let released = read(&self.file).and_then(|now| write(&self.file, now.saturating_sub(self.pages)));
+        if let Err(error) = released {
+            log::warn!("failed to release {} huge pages: {error}", self.pages);
         }
     }
 }
@@ -96,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_added_to_what_is_there_and_given_back() {
+    fn pages_are_added_to_existing_ones_and_released() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("kernel/mm/hugepages/hugepages-2048kB");
         fs::create_dir_all(&dir).unwrap();
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         for (text, size) in [
             ("1", Some(1)),
             ("2M", Some(2 << 20)),

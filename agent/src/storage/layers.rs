@@ -1,6 +1,6 @@
-//! `erofs.multi-layer`: several storages that are the layers of one root. Those
-//! with a lower layer are read-only images, top first; one is the disk that is
-//! written to, and its mount point is the whole's.
+//! Driver `erofs.multi-layer`: several storages are the layers of one overlay root. Those with a
+//! lower layer are read-only images, topmost first; one is the writable disk, and its mount point
+//! is the overlay's.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use rustix::fs::Mode;
 use super::mount::Mounted;
 use super::options::Options;
 use super::overlay::Layers;
-use super::place::{Kind, Place, by_descriptor};
-use super::{Job, Made, Part, block, scratch};
+use super::safe_path::{Kind, MountPoint, by_descriptor};
+use super::{Job, Resource, Resources, block, scratch};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
@@ -21,24 +21,24 @@ pub(super) const NAME: &str = "erofs.multi-layer";
 const MEMBER: &str = "X-kata.multi-layer=true";
 const UPPER: &str = "X-kata.overlay-upper";
 const LOWER: &str = "X-kata.overlay-lower";
-/// Asks for a directory: `{{ mount 0 }}/path[:mode]`.
+/// Requests a directory: `{{ mount 0 }}/path[:mode]`.
 const MAKE_DIRECTORY: &str = "X-kata.mkdir.path=";
-/// What stands for the disk that is written to.
+/// Placeholder for the writable disk.
 const DISK: &str = "{{ mount 0 }}";
-/// What stands for the topmost image.
+/// Placeholder for the topmost image.
 const IMAGE: &str = "{{ mount 1 }}";
 
-fn says(storage: &Storage, mark: &str) -> bool {
-    storage.options.iter().flat_map(|entry| entry.split(',')).any(|option| option == mark)
+fn has_option(storage: &Storage, name: &str) -> bool {
+    storage.options.iter().flat_map(|entry| entry.split(',')).any(|option| option == name)
 }
 
-/// Whether a storage is a layer of something.
+/// Returns whether a storage is a layer of a multi-layer root.
 pub(super) fn is_layer(storage: &Storage) -> bool {
-    storage.driver == NAME || says(storage, MEMBER)
+    storage.driver == NAME || has_option(storage, MEMBER)
 }
 
 fn is_upper(storage: &Storage) -> bool {
-    says(storage, UPPER) || (!says(storage, LOWER) && storage.fstype != "erofs")
+    has_option(storage, UPPER) || (!has_option(storage, LOWER) && storage.fstype != "erofs")
 }
 
 /// The layers of one root.
@@ -49,30 +49,30 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Sorts layers.
+    /// Separates the writable layer from the read-only ones.
     ///
     /// # Errors
-    /// There is not exactly one that is written to, or no other.
+    /// There is not exactly one writable layer, or no read-only one.
     pub(super) fn of(layers: Vec<Storage>) -> Result<Self> {
         let (mut upper, lower): (Vec<_>, Vec<_>) = layers.into_iter().partition(is_upper);
         let (count, last) = (upper.len(), upper.pop());
         match last {
             Some(upper) if count == 1 && !lower.is_empty() => Ok(Self { upper, lower }),
             _ => Err(Error::invalid(format!(
-                "{NAME}: {count} layers to write to ({UPPER}) and {} to read ({LOWER}); one and at least one are needed",
+                "{NAME}: {count} writable layers ({UPPER}) and {} read-only layers ({LOWER}); needed are exactly one and at least one",
                 lower.len()
             ))),
         }
     }
 
-    /// All layers, the one that is written to first.
+    /// Returns all layers, the writable one first.
     pub(super) fn all(&self) -> impl Iterator<Item = &Storage> {
         std::iter::once(&self.upper).chain(&self.lower)
     }
 }
 
-/// A layer that came alone.
-pub(super) fn alone(_: &Job<'_>) -> Result<Made> {
+/// Rejects a layer without the others of its root.
+pub(super) fn alone(_: &Job<'_>) -> Result<Resources> {
     Err(Error::invalid(format!("{NAME}: a layer without the others of its root")))
 }
 
@@ -86,17 +86,17 @@ fn mount(layer: &Storage, device: &Path, paths: &Paths, readonly: bool) -> Resul
     let kind = if layer.fstype.is_empty() && readonly { "erofs" } else { &layer.fstype };
     let at = scratch::fresh(&paths.run, if readonly { "lower" } else { "upper" });
     let mount = block::filesystem(kind, device, &options)?;
-    let mount = mount.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
+    let mount = mount.attach(&paths.run, MountPoint::create(&paths.run, &at, Kind::Directory)?, &options)?;
     Ok((mount, at))
 }
 
-/// Makes the directories that an option asks for.
+/// Creates the directory that an option requests.
 fn dir(text: &str, disk: &Path, image: &Path) -> Result<()> {
-    let wrong = || Error::invalid(format!("option {MAKE_DIRECTORY}{text}: is no {DISK}/path[:mode]"));
+    let wrong = || Error::invalid(format!("option {MAKE_DIRECTORY}{text}: is not {DISK}/path[:mode]"));
     let (path, mode) = text.rsplit_once(':').map_or((text, None), |(path, mode)| (path, Some(mode)));
     let inside = |mount: &str| path.strip_prefix(mount).and_then(|rest| rest.strip_prefix('/'));
     if let Some(path) = inside(IMAGE) {
-        // Nothing can be made in an image.
+        // Images are read-only: only checks that it exists.
         return scratch::required(image, path);
     }
     let made = scratch::inside(disk, inside(DISK).ok_or_else(wrong)?)?;
@@ -108,23 +108,23 @@ fn dir(text: &str, disk: &Path, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mounts the layers, in the order of [`Group::all`], and the whole.
-pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<Made> {
+/// Mounts the layers, in the order of [`Group::all`], and the overlay.
+pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<Resources> {
     let (Some((disk, images)), true) = (devices.split_first(), devices.len() == group.lower.len() + 1) else {
-        return Err(Error::internal(format!("{NAME}: a layer's device was not looked for")));
+        return Err(Error::internal(format!("{NAME}: a layer's device was not resolved")));
     };
-    let mut made = Made::default();
+    let mut made = Resources::default();
     let mut layers = Layers::default();
     let (mounted, written) = mount(&group.upper, disk, paths, false)?;
-    made.add(Part::Mount(mounted));
+    made.add(Resource::Mount(mounted));
     for (layer, image) in group.lower.iter().zip(images) {
         let (mounted, at) = mount(layer, image, paths, true)?;
-        made.add(Part::Mount(mounted));
+        made.add(Resource::Mount(mounted));
         layers.lower.push(at);
     }
     let top = layers.lower.first().cloned().unwrap_or_default();
-    for mark in Options::of(&group.upper.options)?.marks {
-        if let Some(text) = mark.strip_prefix(MAKE_DIRECTORY) {
+    for option in Options::of(&group.upper.options)?.agent_options {
+        if let Some(text) = option.strip_prefix(MAKE_DIRECTORY) {
             dir(text, &written, &top)?;
         }
     }
@@ -133,7 +133,7 @@ pub(super) fn make(group: &Group, devices: &[PathBuf], paths: &Paths) -> Result<
     }
     layers.upper = Some((written.join("upper"), written.join("work")));
     let whole = layers.mount(paths, Path::new(&group.upper.mount_point), &Options::of(&[])?)?;
-    made.add(Part::Mount(whole));
+    made.add(Resource::Mount(whole));
     Ok(made)
 }
 
@@ -150,18 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_told_apart() {
+    fn layers_are_classified_by_their_options() {
         assert!(is_layer(&layer("erofs", &["ro", MEMBER])) && !is_layer(&layer("erofs", &["ro"])));
         let layers = [layer("ext4", &[MEMBER, UPPER]), layer("erofs", &[MEMBER, LOWER]), layer("erofs", &[MEMBER])];
         let group = Group::of(layers.to_vec()).unwrap();
         assert_eq!((group.lower.len(), group.upper.fstype.as_str()), (2, "ext4"));
         for wrong in [&layers[..1], &layers[1..], &[layers[0].clone(), layers[0].clone(), layers[1].clone()]] {
-            assert!(Group::of(wrong.to_vec()).unwrap_err().to_string().contains("to write to"));
+            assert!(Group::of(wrong.to_vec()).unwrap_err().to_string().contains("writable layers"));
         }
     }
 
     #[test]
-    fn directories_are_made_on_the_disk_alone() {
+    fn directories_are_created_on_the_disk_only() {
         let (disk, image) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         dir("{{ mount 0 }}/upper/x:0700", disk.path(), image.path()).unwrap();
         assert!(disk.path().join("upper/x").is_dir());

@@ -1,34 +1,34 @@
-//! Storages: what has to be mounted before a container can use it.
+//! Storages (Kata's `Storage` messages): mounts that containers use.
 //!
-//! A [`Driver`] makes one kind of storage; [`table::Table`] keeps count of who uses
-//! which. Mount points and sources are reached by descriptor ([`place`]), mounts
-//! are complete before anybody sees them ([`mount`]), and what a driver has
-//! [`Made`] goes away with the last user, last part first.
+//! A [`Driver`] creates one kind of storage; [`table::Table`] counts references. Mount points and
+//! sources are opened by descriptor ([`safe_path`]), mounts are fully configured before they are
+//! attached ([`mount`]), and the [`Resources`] of a driver are released with the last
+//! reference, in reverse order.
 
 mod bind;
 mod block;
 mod device;
-mod dir;
-mod group;
+mod ephemeral;
+mod fs_group;
 mod huge_pages;
 mod layers;
-mod made;
-mod memory;
+mod local;
 pub mod mount;
 pub mod mountinfo;
 mod nfs;
 pub mod options;
 mod overlay;
-pub mod place;
+mod resources;
+pub mod safe_path;
 mod scratch;
-mod share;
 mod shared_mounts;
 mod stale;
 mod table;
+mod tree_sync;
 mod update;
+mod virtio_fs;
 mod volume;
-mod watch;
-mod watched;
+mod watchable_bind;
 
 use std::path::PathBuf;
 
@@ -38,46 +38,46 @@ use ttrpc::Code;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-pub use made::{Made, Part};
 pub use options::Options;
-pub use shared_mounts::{Names, check as check_shared};
-pub use stale::look as look_for_stale;
+pub use resources::{Resource, Resources};
+pub use shared_mounts::{ContainerNames, check as check_shared};
+pub use stale::refresh as refresh_stale;
 pub use table::Table;
 pub use volume::stats;
 
-/// How a driver finds the device that it mounts.
+/// How a driver resolves the device that it mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// There is none, or it is no device.
+    /// No device.
     Given,
-    /// `/dev/...`, or a path of PCI slots from the root.
+    /// `/dev/...`, or a PCI path.
     Pci,
-    /// `/dev/...`, which may still be on its way.
+    /// `/dev/...`, which may be hot-plugged later.
     Node,
     /// `id:lun`.
     Scsi,
 }
 
-/// What a driver works on.
+/// The input of a driver.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) options: Options,
-    /// The device, where the driver wants one.
+    /// The device, if the driver has one.
     pub(crate) device: Option<PathBuf>,
     pub(crate) paths: &'a Paths,
 }
 
-/// How one kind of storage is made.
+/// A driver of one kind of storage.
 pub(crate) struct Driver {
     /// The name that shims send.
     pub(crate) name: &'static str,
     pub(crate) source: Source,
     /// May block.
-    pub(crate) make: fn(&Job<'_>) -> Result<Made>,
+    pub(crate) make: fn(&Job<'_>) -> Result<Resources>,
 }
 
-const fn driver(name: &'static str, source: Source, make: fn(&Job<'_>) -> Result<Made>) -> Driver {
+const fn driver(name: &'static str, source: Source, make: fn(&Job<'_>) -> Result<Resources>) -> Driver {
     Driver { name, source, make }
 }
 
@@ -87,47 +87,51 @@ const DRIVERS: &[Driver] = &[
     driver("mmioblk", Source::Node, block::make),
     driver("scsi", Source::Scsi, block::make),
     driver("nvdimm", Source::Node, block::make),
-    driver("virtio-fs", Source::Given, share::make),
+    driver("virtio-fs", Source::Given, virtio_fs::make),
     driver("overlayfs", Source::Given, overlay::make),
-    driver("ephemeral", Source::Given, memory::make),
-    driver("local", Source::Given, dir::make),
+    driver("ephemeral", Source::Given, ephemeral::make),
+    driver("local", Source::Given, local::make),
     driver("bind", Source::Given, bind::make),
-    driver("watchable-bind", Source::Given, watch::make),
-    // Several storages at once: see the table.
+    driver("watchable-bind", Source::Given, watchable_bind::make),
+    // Several storages form one mount: see the table.
     driver(layers::NAME, Source::Pci, layers::alone),
     driver("nfs", Source::Given, nfs::make),
 ];
 
-/// What other agents have and this one does not, with the way out.
-const ABSENT: &[(&str, &str)] = &[
+/// Drivers of Kata's agent that this one does not implement, with alternatives.
+const UNSUPPORTED: &[(&str, &str)] = &[
     (
         "image_guest_pull",
         "images are not pulled in the guest: let the host pull them (a snapshotter other than nydus in guest-pull mode, and no experimental_force_guest_pull)",
     ),
-    ("blk-ccw", "channel devices are of s390x, which this agent is not built for: use virtio-blk-pci"),
+    ("blk-ccw", "channel devices exist on s390x only: use virtio-blk-pci"),
     ("9p", "use virtio-fs"),
 ];
 
-/// The drivers' names, as the guest's details list them.
+/// Returns the drivers' names, as GetGuestDetails lists them.
 pub fn drivers() -> impl Iterator<Item = &'static str> {
     DRIVERS.iter().map(|driver| driver.name)
 }
 
-/// The driver of that name.
+/// Returns the driver with this name.
+/// : this agent has {}
 pub(crate) fn find(name: &str) -> Result<&'static Driver> {
     if let Some(driver) = DRIVERS.iter().find(|driver| driver.name == name) {
         return Ok(driver);
     }
-    if let Some((_, way)) = ABSENT.iter().find(|(absent, _)| *absent == name) {
-        return Err(Error::new(Code::UNIMPLEMENTED, format!("storage handler {name} is not implemented: {way}")));
+    if let Some((_, alternative)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
+        return Err(Error::new(
+            Code::UNIMPLEMENTED,
+            format!("storage handler {name} is not implemented: {alternative}"),
+        ));
     }
     let known: Vec<&str> = drivers().collect();
     let name: String = name.chars().take(80).collect();
     Err(Error::internal(format!("Failed to find the storage handler {name}: this agent has {}", known.join(", "))))
 }
 
-/// What messages call a storage.
-pub(crate) fn called(storage: &Storage) -> String {
+/// Returns the name of a storage for messages.
+pub(crate) fn describe(storage: &Storage) -> String {
     let Storage { mount_point, driver, source, .. } = storage;
     let short = |text: &str| text.chars().take(200).collect::<String>();
     format!("storage {} ({} {})", short(mount_point), short(driver), short(source))
@@ -138,14 +142,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_is_named() {
+    fn unknown_driver_is_reported_with_the_supported_ones() {
         let error = find("vfat-over-pigeon").map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("Failed to find the storage handler vfat-over-pigeon"), "{error}");
         assert!(error.contains("virtio-fs") && error.contains("nfs"), "{error}");
     }
 
     #[test]
-    fn what_is_not_there_yet_says_what_to_do() {
+    fn unimplemented_driver_is_reported_with_an_alternative() {
         let error = find("image_guest_pull").map(|_| ()).unwrap_err();
         assert_eq!(error.code, Code::UNIMPLEMENTED);
         assert!(error.message.contains("let the host pull"), "{error}");

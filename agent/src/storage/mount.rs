@@ -1,5 +1,5 @@
-//! Mounts: made where nobody sees them, complete with all their options, and
-//! then put in place by descriptor.
+//! Mounts by the kernel's fsopen API: created detached, fully configured, and then attached by
+//! descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use rustix::mount::{
     UnmountFlags,
 };
 
-use super::options::{LONGEST, Options};
-use super::place::{Kind, Place, by_descriptor};
+use super::options::{MAX_LEN, Options};
+use super::safe_path::{Kind, MountPoint, by_descriptor};
 use crate::error::{Error, Result};
 
-/// A mount that is attached nowhere. Dropped, it is gone.
+/// A detached mount; destroyed on drop.
 #[derive(Debug)]
 pub struct Detached(OwnedFd);
 
-/// A mount in its place. Dropped, it is unmounted, wherever its place is then.
+/// An attached mount; unmounted on drop, even if its mount point was moved.
 #[derive(Debug)]
 pub struct Mounted {
     fd: OwnedFd,
@@ -29,18 +29,19 @@ pub struct Mounted {
     made: bool,
 }
 
-/// A file system that is being set up.
+/// A file system context (fsopen, fspick).
 struct Setup<'a> {
     fd: OwnedFd,
     kind: &'a str,
 }
 
 impl Setup<'_> {
-    /// What the kernel says about the last step: lines such as `e tmpfs: Bad value for 'size'`.
-    fn said(&self) -> String {
+    /// Returns the kernel's messages about the last step: lines such as `e tmpfs: Bad value for
+    /// 'size'`.
+    fn kernel_messages(&self) -> String {
         let mut all: Vec<String> = Vec::new();
         let mut buffer = [0_u8; 512];
-        // Bounded: the kernel keeps eight lines.
+        // Bounded: the kernel stores eight messages.
         for _ in 0..16 {
             let Ok(len) = rustix::io::read(&self.fd, &mut buffer) else { break };
             let line = String::from_utf8_lossy(&buffer[..len]);
@@ -52,46 +53,46 @@ impl Setup<'_> {
 
     fn set(&self, name: &str, value: Option<&str>) -> Result<()> {
         let shown = value.map_or(name.to_owned(), |value| format!("{name}={value}"));
-        if name.len() > LONGEST || value.is_some_and(|value| value.len() > LONGEST) {
+        if name.len() > MAX_LEN || value.is_some_and(|value| value.len() > MAX_LEN) {
             let shown: String = shown.chars().take(80).collect();
-            return Err(Error::invalid(format!("option {shown}...: longer than {LONGEST} bytes")));
+            return Err(Error::invalid(format!("option {shown}...: longer than {MAX_LEN} bytes")));
         }
         let done = match value {
             Some(value) => rustix::mount::fsconfig_set_string(&self.fd, name, value),
             None => rustix::mount::fsconfig_set_flag(&self.fd, name),
         };
         done.map_err(|error| {
-            Error::invalid(format!("{} does not take the option {shown}: {error}{}", self.kind, self.said()))
+            Error::invalid(format!("{} rejects the option {shown}: {error}{}", self.kind, self.kernel_messages()))
         })
     }
 }
 
-/// Why a file system could not be made, and the next thing to try.
+/// Returns the likely cause of a failed mount, and the next step.
 fn advice(error: Errno, kind: &str) -> &'static str {
     match error {
-        Errno::ACCESS | Errno::ROFS => "; is the source read-only? then add the option ro",
-        Errno::BUSY => "; is it in use with other options?",
-        Errno::INVAL if kind == "virtiofs" => "; has the VM a share with this tag?",
-        Errno::NOTBLK | Errno::NXIO => "; is the source a block device?",
+        Errno::ACCESS | Errno::ROFS => "; if the source is read-only, add the option ro",
+        Errno::BUSY => "; it may be in use with other options",
+        Errno::INVAL if kind == "virtiofs" => "; check that the VM has a share with this tag",
+        Errno::NOTBLK | Errno::NXIO => "; check that the source is a block device",
         Errno::INVAL | Errno::BADMSG | Errno::UCLEAN => {
-            "; is there such a file system on the source? see the kernel log"
+            "; check that the source has this file system, and the kernel log"
         }
         _ => "",
     }
 }
 
 impl Detached {
-    /// A file system.
+    /// Creates a detached mount of a file system.
     ///
     /// # Errors
-    /// The kernel has no such file system, an option is wrong, or the file
-    /// system cannot be read; with the kernel's own words where it has any.
+    /// The kernel does not support the file system, an option is invalid, or the file system is not
+    /// readable; with the kernel's message if there is one.
     pub fn filesystem(kind: &str, source: Option<&str>, options: &Options) -> Result<Self> {
         let fd = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|error| match error {
             Errno::NODEV => Error::internal(format!(
-                "the guest's kernel has no file system {kind}: put its module into the image and load it at boot"
+                "the guest's kernel does not support {kind}: add its module to the image and load it at boot"
             )),
-            error => Error::internal(format!("cannot set up {kind}: {error}")),
+            error => Error::internal(format!("failed to set up {kind}: {error}")),
         })?;
         let setup = Setup { fd, kind };
         if let Some(source) = source {
@@ -101,62 +102,62 @@ impl Detached {
             setup.set(name, value.as_deref())?;
         }
         rustix::mount::fsconfig_create(&setup.fd).map_err(|error| {
-            let (said, advice) = (setup.said(), advice(error, kind));
-            Error::internal(format!("cannot mount {kind}: {error}{said}{advice}"))
+            let (messages, advice) = (setup.kernel_messages(), advice(error, kind));
+            Error::internal(format!("failed to mount {kind}: {error}{messages}{advice}"))
         })?;
         let mount = rustix::mount::fsmount(&setup.fd, FsMountFlags::FSMOUNT_CLOEXEC, options.set)
-            .map_err(|error| Error::internal(format!("cannot mount {kind}: {error}{}", setup.said())))?;
+            .map_err(|error| Error::internal(format!("failed to mount {kind}: {error}{}", setup.kernel_messages())))?;
         Ok(Self(mount))
     }
 
-    /// Something that is there, at a second place.
+    /// Creates a detached bind mount.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The system call fails.
     pub fn bind(source: impl AsFd, options: &Options) -> Result<Self> {
         let mut flags =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
         flags.set(OpenTreeFlags::AT_RECURSIVE, options.recursive);
         let mount = rustix::mount::open_tree(source, "", flags)
-            .map_err(|error| Error::internal(format!("cannot bind: {error}")))?;
+            .map_err(|error| Error::internal(format!("failed to bind: {error}")))?;
         let change = Change {
             set: options.set,
             clear: options.clear,
             propagation: MountPropagationFlags::empty(),
-            recursive: options.deep,
+            recursive: options.recursive_attributes,
         };
         if !(options.set.is_empty() && options.clear.is_empty()) {
             firstlight_sys::mount::change(&mount, &change)
-                .map_err(|error| Error::internal(format!("cannot set the options of a bind: {error}")))?;
+                .map_err(|error| Error::internal(format!("failed to set the options of a bind mount: {error}")))?;
         }
         Ok(Self(mount))
     }
 
-    /// Puts it in its place.
+    /// Attaches it to its mount point.
     ///
     /// # Errors
-    /// The kernel refuses.
-    pub fn attach(self, trusted: &Path, place: Place, options: &Options) -> Result<Mounted> {
+    /// The system call fails.
+    pub fn attach(self, trusted: &Path, place: MountPoint, options: &Options) -> Result<Mounted> {
         let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         let moved = rustix::mount::move_mount(&self.0, "", &place, "", both);
         let shown = place.path().display().to_string();
         let (path, kind, made) = place.into_parts();
         if let Err(error) = moved {
             if made {
-                Place::remove(trusted, &path, kind);
+                MountPoint::remove(trusted, &path, kind);
             }
-            return Err(Error::internal(format!("cannot mount on {shown}: {error}")));
+            return Err(Error::internal(format!("failed to mount on {shown}: {error}")));
         }
         let mounted = Mounted { fd: self.0, trusted: trusted.to_owned(), path, kind, made };
-        if let Some(spread) = options.spread {
+        if let Some(propagation) = options.propagation {
             let change = Change {
                 set: MountAttrFlags::empty(),
                 clear: MountAttrFlags::empty(),
-                propagation: spread - MountPropagationFlags::REC,
-                recursive: spread.contains(MountPropagationFlags::REC),
+                propagation: propagation - MountPropagationFlags::REC,
+                recursive: propagation.contains(MountPropagationFlags::REC),
             };
             firstlight_sys::mount::change(&mounted.fd, &change)
-                .map_err(|error| Error::internal(format!("cannot set how mounts spread: {error}")))?;
+                .map_err(|error| Error::internal(format!("failed to set the mount propagation: {error}")))?;
         }
         Ok(mounted)
     }
@@ -169,12 +170,12 @@ impl AsFd for Detached {
 }
 
 impl Mounted {
-    /// Lets it stay when this is dropped.
+    /// Leaves it mounted when this is dropped.
     pub fn leave(mut self) {
         self.path.clear();
     }
 
-    /// Where it was mounted.
+    /// Returns the mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -193,12 +194,12 @@ impl Drop for Mounted {
             return;
         }
         match rustix::mount::unmount(by_descriptor(&self.fd), UnmountFlags::DETACH) {
-            // Somebody else has unmounted it.
+            // Unmounted already.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-            Err(error) => log::warn!("storage {}: cannot unmount: {error}", self.path.display()),
+            Err(error) => log::warn!("storage {}: failed to unmount: {error}", self.path.display()),
         }
         if self.made {
-            Place::remove(&self.trusted, &self.path, self.kind);
+            MountPoint::remove(&self.trusted, &self.path, self.kind);
         }
     }
 }
@@ -206,14 +207,14 @@ impl Drop for Mounted {
 /// Changes options of a mounted file system.
 ///
 /// # Errors
-/// An option that the file system does not take or cannot change any more.
+/// The file system rejects an option or cannot change it on remount.
 pub fn reconfigure(mount: impl AsFd, kind: &str, options: &[(String, Option<String>)]) -> Result<()> {
     let fd = rustix::mount::fspick(mount, "", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH)
-        .map_err(|error| Error::internal(format!("cannot change {kind}: {error}")))?;
+        .map_err(|error| Error::internal(format!("failed to reconfigure {kind}: {error}")))?;
     let setup = Setup { fd, kind };
     for (name, value) in options {
         setup.set(name, value.as_deref())?;
     }
     rustix::mount::fsconfig_reconfigure(&setup.fd)
-        .map_err(|error| Error::internal(format!("cannot change {kind}: {error}{}", setup.said())))
+        .map_err(|error| Error::internal(format!("failed to reconfigure {kind}: {error}{}", setup.kernel_messages())))
 }

@@ -1,29 +1,29 @@
-//! The kernel's table of mounts, `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! Parser of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// A line of the table.
+/// One line of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// The mount's number.
+    /// Mount id.
     pub id: u32,
-    /// The number of the mount that it is on; its own for the first.
+    /// Id of the parent mount; its own for the root.
     pub parent: u32,
-    /// Where it is.
+    /// Mount point.
     pub point: PathBuf,
-    /// Options of the mount.
+    /// Per-mount options.
     pub options: String,
-    /// The kind of file system.
+    /// File system type.
     pub kind: String,
-    /// What is mounted, as it was called then.
+    /// Mount source.
     pub source: OsString,
-    /// Options of the file system.
+    /// Per-superblock options.
     pub data: String,
 }
 
-/// Reads the table. Lines that are none are left out.
+/// Parses the table. Invalid lines are skipped.
 #[must_use]
 pub fn parse(table: &[u8]) -> Vec<Mount> {
     table.split(|byte| *byte == b'\n').filter_map(line).collect()
@@ -44,14 +44,14 @@ fn line(line: &[u8]) -> Option<Mount> {
     let (_device, _root) = (fields.next()?, fields.next()?);
     let point = OsString::from_vec(unescape(fields.next()?)).into();
     let options = text(fields.next()?);
-    // Then words about propagation, as many as there are.
+    // Optional propagation fields, up to the separator.
     fields.find(|field| *field == b"-")?;
     let kind = text(fields.next()?);
     let source = OsString::from_vec(unescape(fields.next()?));
     Some(Mount { id, parent, point, options, kind, source, data: text(fields.next()?) })
 }
 
-/// Turns `\040` and its like into bytes.
+/// Decodes octal escapes such as `\040`.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -88,7 +88,7 @@ mod tests {
         41 36 0:30 / /run/a rw - tmpfs none rw,size=4k\n";
 
     #[test]
-    fn lines_are_read_and_nonsense_is_left_out() {
+    fn valid_lines_are_parsed_and_invalid_ones_skipped() {
         let mounts = parse(TABLE);
         assert_eq!(mounts.len(), 2);
         assert_eq!((mounts[0].id, mounts[0].parent, mounts[0].kind.as_str()), (36, 35, "ext3"));
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_table_is_read_whole() {
+    fn every_line_of_the_kernels_table_is_parsed() {
         let table = std::fs::read("/proc/self/mountinfo").unwrap();
         assert_eq!(parse(&table).len(), table.iter().filter(|byte| **byte == b'\n').count());
     }
 
-    /// As the kernel writes them.
+    /// Escapes as the kernel does.
     fn escape(bytes: &[u8]) -> Vec<u8> {
         let one = |byte: &u8| match byte {
             b' ' | b'\t' | b'\n' | b'\\' | b'#' => format!("\\{byte:03o}").into_bytes(),
@@ -113,18 +113,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_mount_point_comes_back(point in proptest::collection::vec(1_u8.., 1..40)) {
+        fn any_mount_point_is_decoded(point in proptest::collection::vec(1_u8.., 1..40)) {
             let mut table = b"1 2 0:1 / /".to_vec();
             table.extend(escape(&point));
             table.extend(b" rw shared:1 - tmpfs tmpfs rw\n");
             let mounts = parse(&table);
             prop_assert_eq!(mounts.len(), 1);
-            let wanted = [b"/".as_slice(), &point].concat();
-            prop_assert_eq!(mounts[0].point.as_os_str().as_encoded_bytes(), wanted.as_slice());
+            let expected = [b"/".as_slice(), &point].concat();
+            prop_assert_eq!(mounts[0].point.as_os_str().as_encoded_bytes(), expected.as_slice());
         }
 
         #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
     }

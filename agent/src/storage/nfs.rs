@@ -1,19 +1,19 @@
-//! `nfs`: a directory of a file server, mounted by the guest itself.
+//! Driver `nfs`: an NFS export, mounted by the guest.
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use super::mount::Detached;
-use super::place::{Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
-/// The server's address in a source such as `10.0.0.2:/export` or `[fd00::2]:/export`.
+/// Parses the server's address of a source such as `10.0.0.2:/export` or `[fd00::2]:/export`.
 fn address(source: &str) -> Result<IpAddr> {
     let wrong = || {
         let source: String = source.chars().take(200).collect();
         Error::invalid(format!(
-            "source {source:?} is no ADDRESS:/PATH; the guest does not resolve names, so give the server's address ([...] for IPv6)"
+            "source {source:?} is not ADDRESS:/PATH; the guest does not resolve names, so use the server's address ([...] for IPv6)"
         ))
     };
     let (host, _) = source.split_once(":/").ok_or_else(wrong)?;
@@ -21,20 +21,20 @@ fn address(source: &str) -> Result<IpAddr> {
     host.parse().map_err(|_| wrong())
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let kind = match job.storage.fstype.as_str() {
         kind @ ("nfs" | "nfs4") => kind,
-        other => return Err(Error::invalid(format!("file system {other:?} is none of nfs, nfs4"))),
+        other => return Err(Error::invalid(format!("file system {other:?} is not supported; use nfs or nfs4"))),
     };
     let address = address(&job.storage.source)?;
     let mut options = job.options.clone();
     if options.value("addr").is_none() {
-        // mount.nfs would do this; the kernel knows addresses alone.
+        // As mount.nfs does: the kernel does not resolve names.
         options.data.push(("addr".to_owned(), Some(address.to_string())));
     }
     let share = Detached::filesystem(kind, Some(&job.storage.source), &options)?;
-    group::give(&share, job)?;
-    let place = Place::make(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
+    fs_group::apply(&share, job)?;
+    let place = MountPoint::create(&job.paths.run, Path::new(&job.storage.mount_point), Kind::Directory)?;
     Ok(share.attach(&job.paths.run, place, &job.options)?.into())
 }
 
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_addresses() {
+    fn server_that_is_not_an_address_is_rejected() {
         assert_eq!(address("10.0.0.2:/a/b").unwrap().to_string(), "10.0.0.2");
         assert_eq!(address("[fd00::2]:/").unwrap().to_string(), "fd00::2");
         assert_eq!(address("fd00::2:/x").unwrap().to_string(), "fd00::2");

@@ -1,132 +1,132 @@
-//! Options of a storage: what they mean and to whom they go.
+//! Parses the mount options of a storage.
 
 use firstlight_agent_api::agent::Storage;
-use rustix::mount::{MountAttrFlags as Attribute, MountPropagationFlags as Spread};
+use rustix::mount::{MountAttrFlags as Attribute, MountPropagationFlags as Propagation};
 
 use crate::error::{Error, Result};
 
-/// More options than this are somebody's trick.
-const MOST: usize = 256;
+/// Upper bound on options per storage (untrusted input).
+const MAX_OPTIONS: usize = 256;
 
-/// What the kernel takes as a name or a value, in bytes.
-pub const LONGEST: usize = 255;
+/// The kernel's limit on the length of an option's name or value, in bytes.
+pub const MAX_LEN: usize = 255;
 
-/// What an option says.
+/// Effect of an option.
 #[derive(Debug, Clone, Copy)]
-enum Word {
-    /// Sets or clears an attribute of the mount.
+enum OptionEffect {
+    /// Sets or clears a mount attribute.
     Mount(Attribute, bool),
-    /// As before, for all mounts below it as well.
-    All(Attribute, bool),
-    /// Chooses when access times are written.
-    Times(Attribute),
-    /// A flag of the file system.
+    /// Sets or clears a mount attribute recursively.
+    MountRecursive(Attribute, bool),
+    /// Selects the access time mode.
+    AccessTime(Attribute),
+    /// A file system flag.
     FileSystem,
-    /// Both an attribute of the mount and a flag of the file system.
+    /// Both a mount attribute and a file system flag.
     Both(Attribute, bool),
-    /// How mounts spread.
-    Spread(Spread),
-    /// The source is something that is mounted already; with all below it.
+    /// Mount propagation.
+    Propagation(Propagation),
+    /// A bind mount; `true` is recursive.
     Bind(bool),
-    /// Tells programs, not the kernel, or is what we do anyway.
-    Nothing,
+    /// Ignored: meant for user space, or the default.
+    Ignored,
 }
 
-/// Options that are no data of a file system.
-const WORDS: &[(&str, Word)] = &[
-    ("ro", Word::Both(Attribute::MOUNT_ATTR_RDONLY, true)),
-    ("rw", Word::Both(Attribute::MOUNT_ATTR_RDONLY, false)),
-    ("nosuid", Word::Mount(Attribute::MOUNT_ATTR_NOSUID, true)),
-    ("suid", Word::Mount(Attribute::MOUNT_ATTR_NOSUID, false)),
-    ("nodev", Word::Mount(Attribute::MOUNT_ATTR_NODEV, true)),
-    ("dev", Word::Mount(Attribute::MOUNT_ATTR_NODEV, false)),
-    ("noexec", Word::Mount(Attribute::MOUNT_ATTR_NOEXEC, true)),
-    ("exec", Word::Mount(Attribute::MOUNT_ATTR_NOEXEC, false)),
-    ("nodiratime", Word::Mount(Attribute::MOUNT_ATTR_NODIRATIME, true)),
-    ("diratime", Word::Mount(Attribute::MOUNT_ATTR_NODIRATIME, false)),
-    ("nosymfollow", Word::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, true)),
-    ("symfollow", Word::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, false)),
-    ("rro", Word::All(Attribute::MOUNT_ATTR_RDONLY, true)),
-    ("rrw", Word::All(Attribute::MOUNT_ATTR_RDONLY, false)),
-    ("rnosuid", Word::All(Attribute::MOUNT_ATTR_NOSUID, true)),
-    ("rsuid", Word::All(Attribute::MOUNT_ATTR_NOSUID, false)),
-    ("rnodev", Word::All(Attribute::MOUNT_ATTR_NODEV, true)),
-    ("rdev", Word::All(Attribute::MOUNT_ATTR_NODEV, false)),
-    ("rnoexec", Word::All(Attribute::MOUNT_ATTR_NOEXEC, true)),
-    ("rexec", Word::All(Attribute::MOUNT_ATTR_NOEXEC, false)),
-    ("noatime", Word::Times(Attribute::MOUNT_ATTR_NOATIME)),
-    ("strictatime", Word::Times(Attribute::MOUNT_ATTR_STRICTATIME)),
-    ("relatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("atime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("norelatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("nostrictatime", Word::Times(Attribute::MOUNT_ATTR_RELATIME)),
-    ("sync", Word::FileSystem),
-    ("async", Word::FileSystem),
-    ("dirsync", Word::FileSystem),
-    ("lazytime", Word::FileSystem),
-    ("nolazytime", Word::FileSystem),
-    ("private", Word::Spread(Spread::PRIVATE)),
-    ("rprivate", Word::Spread(Spread::PRIVATE.union(Spread::REC))),
-    ("shared", Word::Spread(Spread::SHARED)),
-    ("rshared", Word::Spread(Spread::SHARED.union(Spread::REC))),
-    ("slave", Word::Spread(Spread::DOWNSTREAM)),
-    ("rslave", Word::Spread(Spread::DOWNSTREAM.union(Spread::REC))),
-    ("unbindable", Word::Spread(Spread::UNBINDABLE)),
-    ("runbindable", Word::Spread(Spread::UNBINDABLE.union(Spread::REC))),
-    ("bind", Word::Bind(false)),
-    ("rbind", Word::Bind(true)),
-    // A mount gets all its flags when it is made, so there is no second step.
-    ("remount", Word::Nothing),
-    ("defaults", Word::Nothing),
-    ("silent", Word::Nothing),
-    ("loud", Word::Nothing),
-    // Mandatory locks are no longer in the kernel.
-    ("mand", Word::Nothing),
-    ("nomand", Word::Nothing),
-    ("auto", Word::Nothing),
-    ("noauto", Word::Nothing),
-    ("nofail", Word::Nothing),
-    ("_netdev", Word::Nothing),
-    ("user", Word::Nothing),
-    ("nouser", Word::Nothing),
+/// Options that are not passed to the file system as data.
+const EFFECTS: &[(&str, OptionEffect)] = &[
+    ("ro", OptionEffect::Both(Attribute::MOUNT_ATTR_RDONLY, true)),
+    ("rw", OptionEffect::Both(Attribute::MOUNT_ATTR_RDONLY, false)),
+    ("nosuid", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSUID, true)),
+    ("suid", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSUID, false)),
+    ("nodev", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODEV, true)),
+    ("dev", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODEV, false)),
+    ("noexec", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOEXEC, true)),
+    ("exec", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOEXEC, false)),
+    ("nodiratime", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODIRATIME, true)),
+    ("diratime", OptionEffect::Mount(Attribute::MOUNT_ATTR_NODIRATIME, false)),
+    ("nosymfollow", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, true)),
+    ("symfollow", OptionEffect::Mount(Attribute::MOUNT_ATTR_NOSYMFOLLOW, false)),
+    ("rro", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_RDONLY, true)),
+    ("rrw", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_RDONLY, false)),
+    ("rnosuid", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOSUID, true)),
+    ("rsuid", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOSUID, false)),
+    ("rnodev", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NODEV, true)),
+    ("rdev", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NODEV, false)),
+    ("rnoexec", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOEXEC, true)),
+    ("rexec", OptionEffect::MountRecursive(Attribute::MOUNT_ATTR_NOEXEC, false)),
+    ("noatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_NOATIME)),
+    ("strictatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_STRICTATIME)),
+    ("relatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("atime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("norelatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("nostrictatime", OptionEffect::AccessTime(Attribute::MOUNT_ATTR_RELATIME)),
+    ("sync", OptionEffect::FileSystem),
+    ("async", OptionEffect::FileSystem),
+    ("dirsync", OptionEffect::FileSystem),
+    ("lazytime", OptionEffect::FileSystem),
+    ("nolazytime", OptionEffect::FileSystem),
+    ("private", OptionEffect::Propagation(Propagation::PRIVATE)),
+    ("rprivate", OptionEffect::Propagation(Propagation::PRIVATE.union(Propagation::REC))),
+    ("shared", OptionEffect::Propagation(Propagation::SHARED)),
+    ("rshared", OptionEffect::Propagation(Propagation::SHARED.union(Propagation::REC))),
+    ("slave", OptionEffect::Propagation(Propagation::DOWNSTREAM)),
+    ("rslave", OptionEffect::Propagation(Propagation::DOWNSTREAM.union(Propagation::REC))),
+    ("unbindable", OptionEffect::Propagation(Propagation::UNBINDABLE)),
+    ("runbindable", OptionEffect::Propagation(Propagation::UNBINDABLE.union(Propagation::REC))),
+    ("bind", OptionEffect::Bind(false)),
+    ("rbind", OptionEffect::Bind(true)),
+    // All flags are set when the mount is created, so no remount is needed.
+    ("remount", OptionEffect::Ignored),
+    ("defaults", OptionEffect::Ignored),
+    ("silent", OptionEffect::Ignored),
+    ("loud", OptionEffect::Ignored),
+    // The kernel has removed mandatory locks.
+    ("mand", OptionEffect::Ignored),
+    ("nomand", OptionEffect::Ignored),
+    ("auto", OptionEffect::Ignored),
+    ("noauto", OptionEffect::Ignored),
+    ("nofail", OptionEffect::Ignored),
+    ("_netdev", OptionEffect::Ignored),
+    ("user", OptionEffect::Ignored),
+    ("nouser", OptionEffect::Ignored),
 ];
 
-/// How words for shims and agents begin.
-const MARKS: &[&str] = &["io.katacontainers.", "X-kata.", "X-mount.", "X-containerd.", "x-systemd."];
+/// Prefixes of options for shims and agents.
+const AGENT_PREFIXES: &[&str] = &["io.katacontainers.", "X-kata.", "X-mount.", "X-containerd.", "x-systemd."];
 
 /// The options of a storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Attributes that the mount gets.
+    /// Mount attributes to set.
     pub set: Attribute,
-    /// Attributes that it loses; a bind inherits its source's.
+    /// Mount attributes to clear; a bind mount inherits those of its source.
     pub clear: Attribute,
-    /// Whether attributes are for the mounts below it as well.
-    pub deep: bool,
-    /// How mounts spread.
-    pub spread: Option<Spread>,
-    /// Whether a bind takes the mounts below its source along.
+    /// Whether attributes are applied recursively.
+    pub recursive_attributes: bool,
+    /// Mount propagation.
+    pub propagation: Option<Propagation>,
+    /// Whether a bind mount is recursive.
     pub recursive: bool,
-    /// For the file system itself, in order; words without a value are flags.
+    /// File system options, in order; those without a value are flags.
     pub data: Vec<(String, Option<String>)>,
-    /// `fsgid=N`: the group that shall own the root.
+    /// `fsgid=N`: owning group of the root.
     pub group: Option<u32>,
-    /// `mode=N`, for directories; a file system gets it as data as well.
+    /// `mode=N`, for directories; also passed to file systems as data.
     pub mode: Option<u32>,
-    /// What is said to the agent alone.
-    pub marks: Vec<String>,
+    /// Options for the agent only.
+    pub agent_options: Vec<String>,
 }
 
 impl Options {
-    /// Reads a storage's options. An entry may hold several.
+    /// Parses a storage's options. An entry may hold several.
     ///
     /// # Errors
-    /// A value that is no number where one is needed, or too many options.
+    /// A value is not a number, or there are too many options.
     pub fn parse(storage: &Storage) -> Result<Self> {
         Self::of(&storage.options).map_err(|error| error.during(&format!("storage {}", storage.mount_point)))
     }
 
-    /// Reads options.
+    /// Parses options.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -134,44 +134,44 @@ impl Options {
         let mut options = Self {
             set: Attribute::empty(),
             clear: Attribute::empty(),
-            deep: false,
-            spread: None,
+            recursive_attributes: false,
+            propagation: None,
             recursive: false,
             data: Vec::new(),
             group: None,
             mode: None,
-            marks: Vec::new(),
+            agent_options: Vec::new(),
         };
         let all: Vec<&str> = entries.iter().flat_map(|entry| split(entry)).collect();
-        if all.len() > MOST {
-            return Err(Error::invalid(format!("{} options; at most {MOST}", all.len())));
+        if all.len() > MAX_OPTIONS {
+            return Err(Error::invalid(format!("{} options; at most {MAX_OPTIONS}", all.len())));
         }
         all.into_iter().try_for_each(|option| options.add(option))?;
         Ok(options)
     }
 
     fn add(&mut self, option: &str) -> Result<()> {
-        if let Some((name, word)) = WORDS.iter().find(|(name, _)| *name == option) {
-            self.word(name, *word);
+        if let Some((name, effect)) = EFFECTS.iter().find(|(name, _)| *name == option) {
+            self.apply(name, *effect);
             return Ok(());
         }
-        if MARKS.iter().any(|mark| option.starts_with(mark)) {
-            self.marks.push(option.to_owned());
+        if AGENT_PREFIXES.iter().any(|mark| option.starts_with(mark)) {
+            self.agent_options.push(option.to_owned());
             return Ok(());
         }
         let wrong = |what: &str| Error::invalid(format!("option {option:?}: {what}"));
         if option.contains('\0') {
-            return Err(wrong("has a NUL in it"));
+            return Err(wrong("contains a NUL byte"));
         }
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         match (name, value) {
             ("fsgid", Some(id)) => {
-                self.group = Some(id.parse().map_err(|_| wrong("no group number"))?);
+                self.group = Some(id.parse().map_err(|_| wrong("not a group id"))?);
                 return Ok(());
             }
             ("mode", Some(mode)) => {
                 let mode = u32::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o7777);
-                self.mode = Some(mode.ok_or_else(|| wrong("no octal mode"))?);
+                self.mode = Some(mode.ok_or_else(|| wrong("not an octal mode"))?);
             }
             _ => {}
         }
@@ -180,26 +180,26 @@ impl Options {
         Ok(())
     }
 
-    fn word(&mut self, name: &str, word: Word) {
-        match word {
-            Word::Mount(bit, on) => self.attribute(bit, on),
-            Word::All(bit, on) => {
-                self.deep = true;
+    fn apply(&mut self, name: &str, effect: OptionEffect) {
+        match effect {
+            OptionEffect::Mount(bit, on) => self.attribute(bit, on),
+            OptionEffect::MountRecursive(bit, on) => {
+                self.recursive_attributes = true;
                 self.attribute(bit, on);
             }
-            Word::Times(times) => {
+            OptionEffect::AccessTime(times) => {
                 self.set.remove(Attribute::MOUNT_ATTR__ATIME);
                 self.clear |= Attribute::MOUNT_ATTR__ATIME;
                 self.set |= times;
             }
-            Word::FileSystem => self.data.push((name.to_owned(), None)),
-            Word::Both(bit, on) => {
+            OptionEffect::FileSystem => self.data.push((name.to_owned(), None)),
+            OptionEffect::Both(bit, on) => {
                 self.attribute(bit, on);
                 self.data.push((name.to_owned(), None));
             }
-            Word::Spread(spread) => self.spread = Some(spread),
-            Word::Bind(recursive) => self.recursive |= recursive,
-            Word::Nothing => {}
+            OptionEffect::Propagation(propagation) => self.propagation = Some(propagation),
+            OptionEffect::Bind(recursive) => self.recursive |= recursive,
+            OptionEffect::Ignored => {}
         }
     }
 
@@ -208,27 +208,27 @@ impl Options {
         self.clear.set(bit, !on);
     }
 
-    /// Takes an option of the file system out; the last one counts.
+    /// Removes a file system option and returns its value; the last one takes precedence.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let found = self.data.iter().rev().find(|(key, _)| key == name).and_then(|(_, value)| value.clone());
         self.data.retain(|(key, _)| key != name);
         found
     }
 
-    /// The value of an option of the file system; the last one counts.
+    /// Returns the value of a file system option; the last one takes precedence.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.data.iter().rev().find(|(key, _)| key == name).and_then(|(_, value)| value.as_deref())
     }
 
-    /// Whether nothing can be written through the mount.
+    /// Returns whether the mount is read-only.
     #[must_use]
     pub fn readonly(&self) -> bool {
         self.set.contains(Attribute::MOUNT_ATTR_RDONLY)
     }
 }
 
-/// Splits at commas, but not within quotes: security contexts hold commas.
+/// Splits at commas outside quotes: SELinux contexts contain commas.
 fn split(entry: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     entry
@@ -257,10 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn all_options_of_the_sandboxs_shared_memory_are_kept() {
+    fn all_options_of_dev_shm_are_retained() {
         let options = of(&["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"]);
-        let wanted = Attribute::MOUNT_ATTR_NOEXEC | Attribute::MOUNT_ATTR_NOSUID | Attribute::MOUNT_ATTR_NODEV;
-        assert_eq!((options.set, data(&options).as_str()), (wanted, "mode=1777,size=67108864"));
+        let expected = Attribute::MOUNT_ATTR_NOEXEC | Attribute::MOUNT_ATTR_NOSUID | Attribute::MOUNT_ATTR_NODEV;
+        assert_eq!((options.set, data(&options).as_str()), (expected, "mode=1777,size=67108864"));
         assert_eq!(options.mode, Some(0o1777));
         let options = of(&["pagesize=2M,size=8M", "fsgid=7", "ro,rw"]);
         assert_eq!((options.set, options.group), (Attribute::empty(), Some(7)));
@@ -268,18 +268,18 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_words() {
+    fn attributes_flags_and_agent_options_are_separated() {
         let options = of(&["noatime,lazytime,nosymfollow,rshared,rbind,X-kata.overlay-upper,nofail"]);
         assert_eq!(options.set, Attribute::MOUNT_ATTR_NOATIME | Attribute::MOUNT_ATTR_NOSYMFOLLOW);
         assert_eq!(options.clear, Attribute::MOUNT_ATTR__ATIME);
-        assert_eq!(options.spread, Some(Spread::SHARED | Spread::REC));
-        assert!(options.recursive && !options.deep);
+        assert_eq!(options.propagation, Some(Propagation::SHARED | Propagation::REC));
+        assert!(options.recursive && !options.recursive_attributes);
         assert_eq!(
-            (data(&options).as_str(), options.marks.as_slice()),
+            (data(&options).as_str(), options.agent_options.as_slice()),
             ("lazytime", &["X-kata.overlay-upper".into()][..])
         );
         let options = of(&["strictatime", "relatime", "rro"]);
-        assert!(options.readonly() && options.deep);
+        assert!(options.readonly() && options.recursive_attributes);
         assert!(!options.set.intersects(Attribute::MOUNT_ATTR__ATIME));
     }
 
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_option_is_reported() {
         for (option, part) in [("fsgid=x", "fsgid=x"), ("mode=9", "mode=9"), ("mode=77777", "mode"), ("a\0b", "NUL")] {
             let error = Options::of(&[option.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
@@ -300,13 +300,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_options_are_taken_or_refused(options in proptest::collection::vec("\\PC{0,20}", 0..4)) {
+        fn any_options_are_parsed_or_rejected(options in proptest::collection::vec("\\PC{0,20}", 0..4)) {
             let _ = Options::of(&options);
         }
 
         #[test]
-        fn no_data_is_lost(words in proptest::collection::vec("[a-z_]{3,9}=[0-9a-z/:]{1,9}", 0..9)) {
-            prop_assume!(!words.iter().any(|word| word.starts_with("fsgid=") || word.starts_with("mode=")));
+        fn file_system_options_are_retained_in_order(words in proptest::collection::vec("[a-z_]{3,9}=[0-9a-z/:]{1,9}", 0..9)) {
+            prop_assume!(!words.iter().any(|effect| effect.starts_with("fsgid=") || effect.starts_with("mode=")));
             let options = Options::of(&[words.join(",")]).unwrap();
             prop_assert_eq!(data(&options), words.join(","));
         }

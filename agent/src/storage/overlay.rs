@@ -1,34 +1,34 @@
-//! `overlayfs`: directories on top of each other.
+//! Driver `overlayfs`: overlay mounts.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place, by_descriptor};
+use super::safe_path::{self, Kind, MountPoint, by_descriptor};
 use super::scratch::{self, Scratch};
-use super::{Job, Made, Part};
+use super::{Job, Resource, Resources};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// Asks for a directory, of a driver's options.
+/// Driver option that requests a directory.
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
 
-/// Asks for a layer that can be written to, in memory.
+/// Option that requests a writable layer in memory.
 const WRITABLE: &str = "io.katacontainers.fs-opt.overlay-rw";
 
-/// The kernel takes no more layers.
-const MOST_LAYERS: usize = 500;
+/// The kernel's limit.
+const MAX_LAYERS: usize = 500;
 
-/// Where layers are, top first, and where changes go.
+/// Lower layers, topmost first, and the writable layer.
 #[derive(Debug, Default)]
 pub(super) struct Layers<T = PathBuf> {
     pub(super) lower: Vec<T>,
-    /// The layer that is written to, and the kernel's own directory beside it.
+    /// upperdir and workdir.
     pub(super) upper: Option<(T, T)>,
 }
 
-/// Splits layers at colons that no backslash is before.
+/// Splits layers at colons that are not escaped by a backslash.
 fn split(text: &str) -> Vec<PathBuf> {
     let mut all = vec![String::new()];
     let mut rest = text.chars();
@@ -44,26 +44,26 @@ fn split(text: &str) -> Vec<PathBuf> {
 }
 
 impl Layers {
-    /// Takes the layers out of a storage's options.
+    /// Removes the layers from a storage's options.
     fn take(options: &mut Options) -> Result<Self> {
         let lower = options.take("lowerdir").map(|text| split(&text)).unwrap_or_default();
         let upper = match (options.take("upperdir"), options.take("workdir")) {
             (Some(upper), Some(work)) => Some((upper.into(), work.into())),
             (None, None) => None,
-            _ => return Err(Error::invalid("upperdir and workdir need each other")),
+            _ => return Err(Error::invalid("upperdir and workdir require each other")),
         };
         if lower.is_empty() {
-            return Err(Error::invalid("an overlay needs the option lowerdir"));
+            return Err(Error::invalid("an overlay requires the option lowerdir"));
         }
-        if lower.len() > MOST_LAYERS {
-            return Err(Error::invalid(format!("{} layers; the kernel takes {MOST_LAYERS}", lower.len())));
+        if lower.len() > MAX_LAYERS {
+            return Err(Error::invalid(format!("{} layers; the kernel's limit is {MAX_LAYERS}", lower.len())));
         }
         Ok(Self { lower, upper })
     }
 
-    /// Opens every layer without following links: the kernel would follow them.
+    /// Opens every layer without following links, which the kernel would follow.
     fn open(&self) -> Result<Layers<OwnedFd>> {
-        let open = |path: &PathBuf| place::existing(path).map_err(|error| error.during("layer"));
+        let open = |path: &PathBuf| safe_path::existing(path).map_err(|error| error.during("layer"));
         let lower = self.lower.iter().map(open).collect::<Result<_>>()?;
         let upper = match &self.upper {
             Some((upper, work)) => Some((open(upper)?, open(work)?)),
@@ -78,7 +78,7 @@ impl Layers {
         let mut all = options.clone();
         let mut add = |name: &str, value: String| all.data.push((name.to_owned(), Some(value)));
         for layer in &lower {
-            // One by one: all in one option may be longer than the kernel takes.
+            // One option per layer: a single option could exceed the kernel's limit.
             add("lowerdir+", by_descriptor(layer));
         }
         if let Some((upper, work)) = &upper {
@@ -87,7 +87,7 @@ impl Layers {
         }
         let mount = match Detached::filesystem("overlay", Some("overlay"), &all) {
             Err(error) if error.message.contains("lowerdir+") => {
-                // Kernels before 6.8 want one option.
+                // Kernels before 6.8 support only the single option.
                 all.data.retain(|(name, _)| name != "lowerdir+");
                 let lower: Vec<String> = lower.iter().map(by_descriptor).collect();
                 all.data.push(("lowerdir".to_owned(), Some(lower.join(":"))));
@@ -95,41 +95,41 @@ impl Layers {
             }
             result => result?,
         };
-        mount.attach(&paths.run, Place::make(&paths.run, target, Kind::Directory)?, options)
+        mount.attach(&paths.run, MountPoint::create(&paths.run, target, Kind::Directory)?, options)
     }
 }
 
-/// A writable layer in memory: a mount of its own, so that it goes away with all that is in it.
+/// Creates a writable layer in a tmpfs of its own, which is released with its content.
 fn writable(paths: &Paths) -> Result<(Mounted, PathBuf, PathBuf)> {
     let options = Options::of(&["mode=0755".to_owned()])?;
     let at = scratch::fresh(&paths.run, "overlay");
     let memory = Detached::filesystem("tmpfs", Some("overlay-rw"), &options)?;
-    let memory = memory.attach(&paths.run, Place::make(&paths.run, &at, Kind::Directory)?, &options)?;
+    let memory = memory.attach(&paths.run, MountPoint::create(&paths.run, &at, Kind::Directory)?, &options)?;
     let (upper, work) = (at.join("upper"), at.join("work"));
     drop((scratch::inside(&at, "upper")?, scratch::inside(&at, "work")?));
     Ok((memory, upper, work))
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
-    let mut made = Made::default();
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
+    let mut made = Resources::default();
     let dirs = job.storage.driver_options.iter().filter_map(|option| option.strip_prefix(CREATE_DIRECTORY));
     for dir in dirs {
         if let Some(scratch) = Scratch::make(&job.paths.run, Path::new(dir))? {
-            made.add(Part::Scratch(scratch));
+            made.add(Resource::Scratch(scratch));
         }
     }
     let mut options = job.options.clone();
     let mut layers = Layers::take(&mut options)?;
-    if job.options.marks.iter().any(|mark| mark == WRITABLE) {
+    if job.options.agent_options.iter().any(|option| option == WRITABLE) {
         if layers.upper.is_some() {
-            return Err(Error::invalid(format!("{WRITABLE} and upperdir exclude each other")));
+            return Err(Error::invalid(format!("{WRITABLE} and upperdir are mutually exclusive")));
         }
         let (memory, upper, work) = writable(job.paths)?;
-        made.add(Part::Mount(memory));
+        made.add(Resource::Mount(memory));
         layers.upper = Some((upper, work));
     }
     let mount = layers.mount(job.paths, Path::new(&job.storage.mount_point), &options)?;
-    made.add(Part::Mount(mount));
+    made.add(Resource::Mount(mount));
     Ok(made)
 }
 
@@ -138,20 +138,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_taken_from_the_options() {
+    fn layers_are_parsed_from_the_options() {
         let mut options = Options::of(&["lowerdir=/a:/b\\:c,upperdir=/u,workdir=/w,ro,index=off".to_owned()]).unwrap();
         let layers = Layers::take(&mut options).unwrap();
         assert_eq!(layers.lower, [PathBuf::from("/a"), PathBuf::from("/b:c")]);
         assert_eq!(layers.upper, Some(("/u".into(), "/w".into())));
         assert_eq!(options.data.len(), 2, "{options:?}");
-        for (text, part) in [("ro", "lowerdir"), ("lowerdir=/a,upperdir=/u", "need each other")] {
+        for (text, part) in [("ro", "lowerdir"), ("lowerdir=/a,upperdir=/u", "require each other")] {
             let error = Layers::take(&mut Options::of(&[text.to_owned()]).unwrap()).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
     }
 
     #[test]
-    fn a_layer_behind_a_link_is_refused() {
+    fn layer_behind_a_symlink_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc", root.path().join("layer")).unwrap();
         let layers = Layers { lower: vec![root.path().join("layer")], upper: None };

@@ -1,24 +1,24 @@
-//! Directories for what a container writes, in the agent's own memory file system.
+//! Temporary directories for container data, in the agent's own tmpfs.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::place::{self, Kind, Place};
+use super::safe_path::{self, Kind, MountPoint};
 use crate::error::{Error, Result};
 
-/// A directory that was made. Dropped, it goes away with all that is in it.
+/// A created directory; removed with its content on drop.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes a directory below `run`. One that was there, or that is on another
-    /// file system, is not ours to take away: then there is none.
+    /// Creates a directory below `run`. One that existed, or that is on another file system, must
+    /// not be removed: then returns `None`.
     ///
     /// # Errors
-    /// The path is outside, or has a link in it.
+    /// The path is outside `run`, or contains a link.
     pub fn make(run: &Path, path: &Path) -> Result<Option<Self>> {
-        let place = Place::make(run, path, Kind::Directory)?;
+        let place = MountPoint::create(run, path, Kind::Directory)?;
         let failed = |error: std::io::Error| Error::internal(format!("{}: {error}", path.display()));
         let ours = std::fs::metadata(run).map_err(failed)?.dev();
         let device = rustix::fs::fstat(&place).map_err(|error| failed(error.into()))?.st_dev;
@@ -30,34 +30,35 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is in it is a container's work; the standard library does not follow its links.
+        // The content is written by a container; `remove_dir_all` does not follow links.
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            log::warn!("{}: cannot be removed: {error}", self.0.display());
+            log::warn!("failed to remove {}: {error}", self.0.display());
         }
     }
 }
 
-/// A path in the guest that nobody else uses, for a layer of something.
+/// Returns an unused path, for a layer.
 #[must_use]
 pub(super) fn fresh(run: &Path, what: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     run.join(format!("sandbox/layers/{}-{what}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A directory in a mount of ours, whose contents somebody else may have made; its descriptor.
+/// Opens or creates a directory in one of our mounts, whose content is untrusted.
 ///
 /// # Errors
-/// It is no directory, or a part of the path is a link.
-pub(super) fn inside(mount: &Path, name: &str) -> Result<Place> {
-    Place::make(mount, &mount.join(name), Kind::Directory)
+/// It is not a directory, or a component of the path is a link.
+pub(super) fn inside(mount: &Path, name: &str) -> Result<MountPoint> {
+    MountPoint::create(mount, &mount.join(name), Kind::Directory)
 }
 
-/// A directory that has to be there, in a mount of ours.
+/// Checks that a directory exists in one of our mounts.
 ///
 /// # Errors
-/// It is not there, or a part of the path is a link.
+/// It does not exist, or a component of the path is a link.
 pub(super) fn required(mount: &Path, name: &str) -> Result<()> {
-    place::open_below(mount, &mount.join(name), rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY).map(|_| ())
+    safe_path::open_below(mount, &mount.join(name), rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY)
+        .map(|_| ())
 }
 
 #[cfg(test)]
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_made_goes_away() {
+    fn only_created_directories_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/upper");
         let scratch = Scratch::make(root.path(), &path).unwrap().unwrap();

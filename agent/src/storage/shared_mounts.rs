@@ -1,4 +1,4 @@
-//! Shared mounts: a directory of one container at a place in another.
+//! Shared mounts: bind mounts of one container's directory in another container.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,46 +14,46 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::time::Instant;
 use ttrpc::Code;
 
-use super::place;
+use super::safe_path;
 use crate::agent::Agent;
+use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// How long a container may take to make what it shares.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for the source container to provide the shared path.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks for it.
-const PERIOD: Duration = Duration::from_millis(100);
+/// Poll interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// More of them are somebody's trick.
-const MOST: usize = 64;
+/// Upper bound on shared mounts per container (untrusted input).
+const MAX_MOUNTS: usize = 64;
 
-/// Annotations with the name that a container has in its pod.
+/// Annotations that hold a container's name in its pod.
 const NAMES: &[&str] =
     &["io.kubernetes.cri.container-name", "io.kubernetes.container.name", "io.kubernetes.cri-o.ContainerName"];
 
-/// Names that containers have in their pod, by the agent's.
+/// Container names in the pod, by container id.
 #[derive(Debug, Default)]
-pub struct Names(Mutex<BTreeMap<String, String>>);
+pub struct ContainerNames(Mutex<BTreeMap<String, String>>);
 
-impl Names {
+impl ContainerNames {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a container's name: its annotations', or the agent's own.
+    /// Adds a container's name: that of its annotations, or its id.
     pub fn add(&self, container: &str, annotations: &HashMap<String, String>) {
         let name = NAMES.iter().find_map(|name| annotations.get(*name));
         self.all().insert(container.to_owned(), name.map_or(container, String::as_str).to_owned());
     }
 
-    /// Forgets a container.
+    /// Removes a container.
     pub fn forget(&self, container: &str) {
         self.all().remove(container);
     }
 
-    /// The container of that name, or of that number.
+    /// Returns the id of the container with this name or id.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<String> {
         let all = self.all();
@@ -62,20 +62,20 @@ impl Names {
     }
 }
 
-/// Checks what a request asks for, before anything is made.
+/// Validates the shared mounts of a request before anything is created.
 ///
 /// # Errors
-/// A path is not absolute or has `..` in it, or there are too many.
+/// A path is not absolute or contains `..`, or there are too many.
 pub fn check(mounts: &[SharedMount]) -> Result<()> {
-    if mounts.len() > MOST {
-        return Err(Error::invalid(format!("{} shared mounts; at most {MOST}", mounts.len())));
+    if mounts.len() > MAX_MOUNTS {
+        return Err(Error::invalid(format!("{} shared mounts; at most {MAX_MOUNTS}", mounts.len())));
     }
     for mount in mounts {
         for path in [&mount.src_path, &mount.dst_path] {
             let parts = inside(path);
             if parts.is_none_or(|parts| parts.is_empty()) {
                 let path: String = path.chars().take(200).collect();
-                let message = format!("shared mount {:?}: {path:?} is no path in a container", mount.name);
+                let message = format!("shared mount {:?}: {path:?} is not a path in a container", mount.name);
                 return Err(Error::invalid(message));
             }
         }
@@ -83,18 +83,18 @@ pub fn check(mounts: &[SharedMount]) -> Result<()> {
     Ok(())
 }
 
-/// A container's path as parts of its root.
+/// Splits a path in a container into components.
 fn inside(path: &str) -> Option<Vec<&std::ffi::OsStr>> {
     let parts = Path::new(path).strip_prefix("/").ok()?.components();
     parts.map(|part| if let Component::Normal(name) = part { Some(name) } else { None }).collect()
 }
 
 impl Agent {
-    /// Makes the shared mounts of a container.
+    /// Creates the shared mounts of a container.
     ///
     /// # Errors
-    /// The other container or its directory is not there in time, or the kernel refuses.
-    pub(crate) async fn share_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
+    /// The source container or its directory does not appear in time, or the kernel refuses.
+    pub(crate) async fn create_shared_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
         for mount in mounts {
             let share = || {
                 let from = self.container(&self.names.find(&mount.src_ctr)?).ok()?;
@@ -106,40 +106,41 @@ impl Agent {
     }
 
     async fn share(&self, mount: &SharedMount, from: Arc<Container>, to: &Arc<Container>) -> Result<()> {
-        let (from, to) = (self.of_first(&from, Inside::of).await?, self.of_first(to, Inside::of).await?);
+        let (from, to) =
+            (self.open_by_first_pid(&from, Inside::of).await?, self.open_by_first_pid(to, Inside::of).await?);
         once(mount.clone(), from, to).await
     }
 }
 
-/// Makes a shared mount. `share` is asked to, until the other container is there.
+/// Creates a shared mount. `share` is retried until the source container exists.
 ///
 /// # Errors
-/// The other container or its directory is not there in time, or the kernel refuses.
+/// The source container or its directory does not appear in time, or the kernel refuses.
 async fn make<F: Future<Output = Result<()>>>(mount: &SharedMount, share: impl Fn() -> Option<F>) -> Result<()> {
     let begin = Instant::now();
-    let mut last = format!("there is no container {:?}", mount.src_ctr);
-    while begin.elapsed() < PATIENCE {
+    let mut last = format!("no container {:?}", mount.src_ctr);
+    while begin.elapsed() < TIMEOUT {
         if let Some(shared) = share() {
             match shared.await {
                 Err(error) if error.code == Code::NOT_FOUND => last = error.message,
-                done => return done.map_err(|error| error.during(&called(mount))),
+                done => return done.map_err(|error| error.during(&describe(mount))),
             }
         }
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let seconds = PATIENCE.as_secs();
+    let seconds = TIMEOUT.as_secs();
     Err(Error::internal(format!(
-        "{}: {last}, after {seconds} s; does that container start first, and share this path?",
-        called(mount)
+        "{}: {last}, after {seconds} s; check that the source container starts first and has this path",
+        describe(mount)
     )))
 }
 
-fn called(mount: &SharedMount) -> String {
+fn describe(mount: &SharedMount) -> String {
     let SharedMount { name, src_ctr, src_path, dst_ctr, dst_path, .. } = mount;
     format!("shared mount {name:?} ({src_ctr}:{src_path} at {dst_ctr}:{dst_path})")
 }
 
-/// A container as seen from outside: its root and its namespace of mounts.
+/// A container's root and mount namespace.
 struct Inside {
     root: OwnedFd,
     mounts: OwnedFd,
@@ -150,7 +151,7 @@ impl Inside {
         let open = |what: &str, flags: OFlags| {
             let path = PathBuf::from(format!("/proc/{pid}/{what}"));
             rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
-                Error::new(Code::NOT_FOUND, format!("the container has ended ({}: {error})", path.display()))
+                Error::new(Code::NOT_FOUND, format!("the container has exited ({}: {error})", path.display()))
             })
         };
         Ok(Self { root: open("root", OFlags::PATH | OFlags::DIRECTORY)?, mounts: open("ns/mnt", OFlags::RDONLY)? })
@@ -158,50 +159,51 @@ impl Inside {
 
     fn enter(&self) -> Result<()> {
         move_into_link_name_space(self.mounts.as_fd(), Some(LinkNameSpaceType::Mount))
-            .map_err(|error| Error::internal(format!("cannot enter the container: {error}")))
+            .map_err(|error| Error::internal(format!("failed to enter the container's mount namespace: {error}")))
     }
 }
 
 async fn once(mount: SharedMount, from: Inside, to: Inside) -> Result<()> {
-    work::blocking(move || {
-        // A thread of its own: one that has been in a container is no place for other work.
+    background::blocking(move || {
+        // A dedicated thread: after setns it cannot be reused for other work.
         let thread = std::thread::Builder::new().name("shared-mount".to_owned()).spawn(move || {
             firstlight_sys::mount::separate_thread().map_err(|error| Error::internal(error.to_string()))?;
             from.enter()?;
             let tree = tree(&from, &mount.src_path)?;
             to.enter()?;
-            put(&to, &tree, &mount.dst_path)
+            attach(&to, &tree, &mount.dst_path)
         });
-        let thread = thread.map_err(|error| Error::internal(format!("no thread: {error}")))?;
-        thread.join().unwrap_or_else(|_| Err(Error::internal("a thread of the agent ended")))
+        let thread = thread.map_err(|error| Error::internal(format!("failed to start a thread: {error}")))?;
+        thread.join().unwrap_or_else(|_| Err(Error::internal("a thread of the agent panicked")))
     })
     .await
 }
 
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 
-/// What the one container shares. Its links are its own business, but lead nowhere else.
+/// Clones the mount of the shared path. Links are followed within the container's root only.
 fn tree(from: &Inside, path: &str) -> Result<OwnedFd> {
     let found = rustix::fs::openat2(&from.root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), IN_ROOT);
     let found = found.map_err(|error| match error {
-        Errno::NOENT => Error::new(Code::NOT_FOUND, format!("there is no {path}")),
+        Errno::NOENT => Error::new(Code::NOT_FOUND, format!("{path} does not exist")),
         error => Error::internal(format!("{path}: {error}")),
     })?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH
         | OpenTreeFlags::AT_RECURSIVE;
-    rustix::mount::open_tree(&found, "", flags).map_err(|error| Error::internal(format!("cannot take {path}: {error}")))
+    rustix::mount::open_tree(&found, "", flags)
+        .map_err(|error| Error::internal(format!("failed to clone the mount of {path}: {error}")))
 }
 
-/// Puts it into the other container; missing directories are made, links are not followed.
-fn put(to: &Inside, tree: &OwnedFd, path: &str) -> Result<()> {
-    let failed = |error: Errno| Error::internal(format!("cannot put it at {path}: {error}"));
+/// Attaches it in the other container; missing directories are created, links are not followed.
+fn attach(to: &Inside, tree: &OwnedFd, path: &str) -> Result<()> {
+    let failed = |error: Errno| Error::internal(format!("failed to mount at {path}: {error}"));
     let step = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let open = |at: &OwnedFd, part: &std::ffi::OsStr| {
         rustix::fs::openat2(at, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), step)
     };
-    let dir = place::kind(tree)? == FileType::Directory;
+    let dir = safe_path::kind(tree)? == FileType::Directory;
     let parts = inside(path).unwrap_or_default();
     let mut at = to.root.try_clone().map_err(|error| Error::internal(error.to_string()))?;
     for (number, part) in parts.iter().enumerate() {
@@ -232,17 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_checked_before_anything_is_made() {
+    fn invalid_paths_are_rejected() {
         check(&[shared("/a", "/b/c")]).unwrap();
         for wrong in [shared("a", "/b"), shared("/a", "/b/../../c"), shared("/", "/b"), shared("/a", "")] {
-            assert!(check(&[wrong]).unwrap_err().message.contains("no path in a container"));
+            assert!(check(&[wrong]).unwrap_err().message.contains("not a path in a container"));
         }
         assert!(check(&vec![shared("/a", "/b"); 65]).unwrap_err().message.contains("65"));
     }
 
     #[test]
-    fn containers_are_found_by_their_names() {
-        let names = Names::default();
+    fn containers_are_found_by_name_and_id() {
+        let names = ContainerNames::default();
         names.add("c1", &HashMap::from([(NAMES[0].to_owned(), "web".to_owned())]));
         names.add("c2", &HashMap::new());
         assert_eq!((names.find("web"), names.find("c2")), (Some("c1".into()), Some("c2".into())));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_never_comes_is_named_after_the_time_is_up() {
+    fn missing_source_container_is_reported_after_the_timeout() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let mount = SharedMount { src_ctr: "web".into(), ..shared("/a", "/b") };
         let error = runtime.block_on(make(&mount, || None::<std::future::Ready<Result<()>>>)).unwrap_err();

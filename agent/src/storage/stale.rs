@@ -1,5 +1,5 @@
-//! RemoveStaleVirtiofsShareMounts: a look at every mount in the host's share
-//! makes the guest's kernel forget what the host has taken away.
+//! RemoveStaleVirtiofsShareMounts: a stat of every mount in the host's share makes the guest's
+//! kernel drop those that the host has removed.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD};
 
 use super::mountinfo;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// A host that answers does so at once.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A responsive host replies at once.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether a look has not come back. More of them would pile up threads.
+/// Whether a previous call is still blocked; further calls would accumulate threads.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
 fn in_share(table: &[u8], share: &Path) -> Vec<PathBuf> {
@@ -22,29 +22,28 @@ fn in_share(table: &[u8], share: &Path) -> Vec<PathBuf> {
     mountinfo::parse(table).into_iter().map(|mount| mount.point).filter(inside).collect()
 }
 
-/// Looks at every mount below the share in `run`. That the host does not answer
-/// is logged and no error: a container is stopped with this call, and would
-/// otherwise not stop.
+/// Calls stat on every mount below the share in `run`. A host that does not reply is logged and no
+/// error: a container is stopped with this call, and would otherwise not stop.
 ///
 /// # Errors
-/// The table of mounts cannot be read.
-pub async fn look(run: &Path) -> Result<()> {
+/// `/proc/self/mountinfo` cannot be read.
+pub async fn refresh(run: &Path) -> Result<()> {
     let table = std::fs::read("/proc/self/mountinfo")
-        .map_err(|error| Error::internal(format!("cannot read /proc/self/mountinfo: {error}")))?;
+        .map_err(|error| Error::internal(format!("failed to read /proc/self/mountinfo: {error}")))?;
     let points = in_share(&table, &run.join("shared/containers"));
     if points.is_empty() || STUCK.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    let all = work::blocking(move || {
+    let all = background::blocking(move || {
         for point in &points {
-            // Gone is what it may be.
+            // ENOENT is expected.
             let _ = rustix::fs::statat(CWD, point, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT);
         }
         STUCK.store(false, Ordering::Release);
         Ok(())
     });
-    if tokio::time::timeout(PATIENCE, all).await.is_err() {
-        log::warn!("the host's share does not answer for {} s: is virtiofsd alive?", PATIENCE.as_secs());
+    if tokio::time::timeout(TIMEOUT, all).await.is_err() {
+        log::warn!("the host's share has not replied for {} s; check that virtiofsd runs", TIMEOUT.as_secs());
     }
     Ok(())
 }
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_below_the_share_is_looked_at() {
+    fn only_mounts_below_the_share_are_checked() {
         let table = b"1 2 0:1 / /run/k/shared/containers rw - virtiofs kataShared rw\n\
             2 1 0:2 / /run/k/shared/containers/c1/rootfs rw - overlay overlay rw\n\
             3 1 0:3 / /run/k/shared/containers2 rw - tmpfs tmpfs rw\n";

@@ -1,5 +1,5 @@
-//! Who uses which storage. One storage is made once, whoever asks first; it
-//! goes away with its last user, and nobody sees it half made or half gone.
+//! Reference counts of storages. A storage is mounted for its first user and unmounted after its
+//! last, and is never visible half mounted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use ttrpc::Code;
 
 use super::layers::Group;
 use super::options::Options;
-use super::{Job, Made, called, device, find, layers};
+use super::{Job, Resources, describe, device, find, layers};
+use crate::background;
 use crate::error::{Error, Result};
 use crate::hotplug::Hotplug;
 use crate::paths::Paths;
-use crate::work;
 
-/// More storages than this in one request are somebody's trick.
-const MOST: usize = 1024;
+/// Upper bound on storages per request (untrusted input).
+const MAX_STORAGES: usize = 1024;
 
 /// All storages of the guest, by mount point.
 #[derive(Debug)]
@@ -30,65 +30,66 @@ pub struct Table {
     changed: Notify,
 }
 
-/// One storage.
+/// One storage and its reference count.
 #[derive(Debug)]
 struct Entry {
-    /// What it is: the same mount point cannot be something else for another user.
+    /// Driver, source and type: the same mount point cannot be another storage for another user.
     what: String,
     users: usize,
-    /// Kept until the guest ends, whoever uses it.
-    keep: bool,
-    /// `None` while it is being made or taken away.
-    made: Option<Made>,
+    /// Stays mounted until the guest ends.
+    persistent: bool,
+    /// `None` while it is being mounted or unmounted.
+    made: Option<Resources>,
 }
 
-/// What has to be made at once.
+/// A unit of mounting.
 #[derive(Debug)]
-enum Order {
-    One(Box<Storage>),
+enum PlannedStorage {
+    Single(Box<Storage>),
     Layers(Box<Group>),
 }
 
-/// What a user has to do.
+/// The next step of a new user.
 #[derive(Debug, PartialEq, Eq)]
-enum Next {
+enum NextStep {
     Make,
     Wait,
     Use,
 }
 
-/// The same name for the same place.
+/// Normalises a mount point.
 fn key(mount_point: &str) -> PathBuf {
     Path::new(mount_point).components().collect()
 }
 
-/// Puts a request's storages into the order in which they are made: layers of
-/// one root together, where the first of them stands.
+/// Orders a request's storages for mounting: the layers of one root together, at the position of
+/// the first.
 ///
 /// # Errors
-/// Layers that do not make one root.
-fn plan(storages: Vec<Storage>) -> Result<Vec<Order>> {
-    if storages.len() > MOST {
-        return Err(Error::invalid(format!("{} storages; at most {MOST}", storages.len())));
+/// The layers do not form one root.
+fn plan(storages: Vec<Storage>) -> Result<Vec<PlannedStorage>> {
+    if storages.len() > MAX_STORAGES {
+        return Err(Error::invalid(format!("{} storages; at most {MAX_STORAGES}", storages.len())));
     }
     let first = storages.iter().position(layers::is_layer);
     let (layered, alone): (Vec<_>, Vec<_>) = storages.into_iter().partition(layers::is_layer);
-    let mut orders: Vec<Order> = alone.into_iter().map(|storage| Order::One(Box::new(storage))).collect();
+    let mut planned: Vec<PlannedStorage> =
+        alone.into_iter().map(|storage| PlannedStorage::Single(Box::new(storage))).collect();
     if let Some(first) = first {
-        orders.insert(first, Order::Layers(Box::new(Group::of(layered)?)));
+        planned.insert(first, PlannedStorage::Layers(Box::new(Group::of(layered)?)));
     }
-    Ok(orders)
+    Ok(planned)
 }
 
-impl Order {
+impl PlannedStorage {
     fn storage(&self) -> &Storage {
         match self {
-            Order::One(storage) => storage,
-            Order::Layers(group) => &group.upper,
+            PlannedStorage::Single(storage) => storage,
+            PlannedStorage::Layers(group) => &group.upper,
         }
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     fn mount_point(&self) -> &str {
         &self.storage().mount_point
     }
@@ -99,14 +100,14 @@ impl Order {
     }
 }
 
-/// Takes an entry away again if nobody sees its making through.
-struct Making<'a> {
+/// Removes an entry if its setup is cancelled or fails.
+struct SetupGuard<'a> {
     table: &'a Table,
     key: &'a Path,
     done: bool,
 }
 
-impl Drop for Making<'_> {
+impl Drop for SetupGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
             self.table.entries().remove(self.key);
@@ -116,7 +117,7 @@ impl Drop for Making<'_> {
 }
 
 impl Table {
-    /// No storages.
+    /// Creates an empty table.
     #[must_use]
     pub fn new(paths: Paths, hotplug: Hotplug) -> Self {
         Self { paths, hotplug, entries: Mutex::default(), changed: Notify::new() }
@@ -126,46 +127,52 @@ impl Table {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a user to a storage, and makes it if it is the first. Returns when
-    /// the storage is there.
+    /// Adds a user to a storage, and mounts it for the first one. Returns when it is mounted.
     ///
     /// # Errors
-    /// It cannot be made, or the mount point is another storage's. Then there is no user more.
-    async fn add(&self, order: Order) -> Result<()> {
-        let (key, what, keep) = (key(order.mount_point()), order.what(), order.storage().shared);
-        let name = called(order.storage());
-        self.hold(&key, &what, keep, self.make(order)).await.map_err(|error| error.during(&name))
+    /// It cannot be mounted, or the mount point belongs to another storage. Then no user is added.
+    async fn add(&self, planned: PlannedStorage) -> Result<()> {
+        let (key, what, persistent) = (key(planned.mount_point()), planned.what(), planned.storage().shared);
+        let name = describe(planned.storage());
+        self.acquire(&key, &what, persistent, self.make(planned)).await.map_err(|error| error.during(&name))
     }
 
-    async fn hold(&self, key: &Path, what: &str, keep: bool, make: impl Future<Output = Result<Made>>) -> Result<()> {
+    async fn acquire(
+        &self,
+        key: &Path,
+        what: &str,
+        persistent: bool,
+        make: impl Future<Output = Result<Resources>>,
+    ) -> Result<()> {
         loop {
-            // Listening begins before looking, or a change in between would be missed.
+            // Subscribes before the check, so no change in between is missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            match self.next(key, what, keep)? {
-                Next::Use => return Ok(()),
-                Next::Wait => changed.await,
-                Next::Make => break,
+            match self.next(key, what, persistent)? {
+                NextStep::Use => return Ok(()),
+                NextStep::Wait => changed.await,
+                NextStep::Make => break,
             }
         }
-        let mut making = Making { table: self, key, done: false };
+        let mut guard = SetupGuard { table: self, key, done: false };
         let made = make.await?;
         if let Some(entry) = self.entries().get_mut(key) {
             entry.made = Some(made);
         }
-        making.done = true;
+        guard.done = true;
         Ok(())
     }
 
-    /// Adds a user to each of a request's storages; the mount points, for [`remove_all`](Self::remove_all).
+    /// Adds a user to each storage of a request; returns the mount points, for
+    /// [`remove_all`](Self::remove_all).
     ///
     /// # Errors
-    /// As [`add`](Self::add). Then none of them has a user more.
+    /// As [`add`](Self::add). Then no user is added to any of them.
     pub async fn add_all(&self, storages: Vec<Storage>) -> Result<Vec<String>> {
         let mut added = Vec::new();
-        for order in plan(storages)? {
-            let mount_point = order.mount_point().to_owned();
-            if let Err(error) = self.add(order).await {
+        for planned in plan(storages)? {
+            let mount_point = planned.mount_point().to_owned();
+            if let Err(error) = self.add(planned).await {
                 self.remove_all(added).await;
                 return Err(error);
             }
@@ -174,87 +181,96 @@ impl Table {
         Ok(added)
     }
 
-    /// Takes a user from each storage, last one first.
+    /// Removes a user from each storage, in reverse order.
     pub async fn remove_all(&self, mount_points: Vec<String>) {
         for mount_point in mount_points.into_iter().rev() {
             self.remove(&mount_point).await;
         }
     }
 
-    fn next(&self, key: &Path, what: &str, keep: bool) -> Result<Next> {
+    fn next(&self, key: &Path, what: &str, persistent: bool) -> Result<NextStep> {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(key) else {
-            let entry = Entry { what: what.to_owned(), users: 1, keep, made: None };
+            let entry = Entry { what: what.to_owned(), users: 1, persistent, made: None };
             entries.insert(key.to_owned(), entry);
-            return Ok(Next::Make);
+            return Ok(NextStep::Make);
         };
         if entry.made.is_none() {
-            return Ok(Next::Wait);
+            return Ok(NextStep::Wait);
         }
         if entry.what != what {
             let there: String = entry.what.chars().take(200).collect();
-            return Err(Error::new(Code::ALREADY_EXISTS, format!("the mount point has another storage ({there})")));
+            return Err(Error::new(
+                Code::ALREADY_EXISTS,
+                format!("the mount point is used by another storage ({there})"),
+            ));
         }
         entry.users += 1;
-        entry.keep |= keep;
-        Ok(Next::Use)
+        entry.persistent |= persistent;
+        Ok(NextStep::Use)
     }
 
-    async fn make(&self, order: Order) -> Result<Made> {
+    async fn make(&self, planned: PlannedStorage) -> Result<Resources> {
         let paths = self.paths.clone();
-        match order {
-            Order::One(storage) => {
+        match planned {
+            PlannedStorage::Single(storage) => {
                 let driver = find(&storage.driver)?;
                 let options = Options::of(&storage.options)?;
                 let device = device::find(&self.hotplug, driver.source, &storage.source).await?;
-                work::blocking(move || (driver.make)(&Job { storage: &storage, options, device, paths: &paths })).await
+                background::blocking(move || (driver.make)(&Job { storage: &storage, options, device, paths: &paths }))
+                    .await
             }
-            Order::Layers(group) => {
+            PlannedStorage::Layers(group) => {
                 let source = find(layers::NAME)?.source;
                 let devices =
                     try_join_all(group.all().map(|layer| device::find(&self.hotplug, source, &layer.source))).await?;
                 let devices: Vec<PathBuf> = devices.into_iter().flatten().collect();
-                work::blocking(move || layers::make(&group, &devices, &paths)).await
+                background::blocking(move || layers::make(&group, &devices, &paths)).await
             }
         }
     }
 
-    /// Takes a user from a storage; the last one unmounts it, unless it is kept.
+    /// Removes a user from a storage; the last one unmounts it, unless it is persistent.
     async fn remove(&self, mount_point: &str) {
         let key = key(mount_point);
         let made = {
             let mut entries = self.entries();
             let Some(entry) = entries.get_mut(&key) else { return };
             if entry.made.is_none() {
-                // Somebody else's is being made here: this one is gone already.
+                // A new storage is being mounted here: this one is released already.
                 return;
             }
             entry.users = entry.users.saturating_sub(1);
-            if entry.users > 0 || entry.keep {
+            if entry.users > 0 || entry.persistent {
                 return;
             }
             entry.made.take()
         };
-        let _gone = Making { table: self, key: &key, done: false };
-        let _ = work::blocking(move || {
+        let _gone = SetupGuard { table: self, key: &key, done: false };
+        let _ = background::blocking(move || {
             drop(made);
             Ok(())
         })
         .await;
     }
 
-    /// Looks at a storage that is there: its driver's name and what was made.
+    /// Inspects a mounted storage: its driver's name and resources.
     ///
     /// # Errors
-    /// There is none, or the function's own.
-    pub(crate) fn look<T>(&self, mount_point: &str, look: impl FnOnce(&str, &Made) -> Result<T>) -> Result<T> {
+    /// It does not exist, or errors of the function.
+    pub(crate) fn inspect<T>(
+        &self,
+        mount_point: &str,
+        inspect: impl FnOnce(&str, &Resources) -> Result<T>,
+    ) -> Result<T> {
         let entries = self.entries();
         let found = entries.get(&key(mount_point)).and_then(|entry| Some((entry, entry.made.as_ref()?)));
         let (entry, made) = found.ok_or_else(|| {
-            let message = format!("{mount_point} is no storage of this sandbox: it was never added, or it was removed");
+            let message =
+                format!("{mount_point} is not a storage of this sandbox: it was never added, or it was removed");
             Error::new(Code::NOT_FOUND, message)
         })?;
-        look(entry.what.split(' ').next().unwrap_or_default(), made)
+        inspect(entry.what.split(' ').next().unwrap_or_default(), made)
     }
 }
 
@@ -279,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_user_waits_until_the_first_ones_mount_is_there() {
+    fn second_user_waits_for_the_mount_of_the_first() {
         run(async {
             let (table, done) = (table(), Arc::new(AtomicUsize::new(0)));
             let slow = {
@@ -287,15 +303,15 @@ mod tests {
                 async move {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                     done.store(1, Ordering::SeqCst);
-                    Ok(Made::default())
+                    Ok(Resources::default())
                 }
             };
             let never = async { Err(Error::internal("made twice")) };
             let key = Path::new("/m");
-            let first = table.hold(key, "a", false, slow);
+            let first = table.acquire(key, "a", false, slow);
             let second = async {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                let result = table.hold(key, "a", false, never).await;
+                let result = table.acquire(key, "a", false, never).await;
                 (result, done.load(Ordering::SeqCst))
             };
             let (first, (second, seen)) = tokio::join!(first, second);
@@ -305,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_the_waiting_one_tries_itself() {
+    fn waiting_user_retries_after_a_failure() {
         run(async {
             let table = table();
             let failing = async {
@@ -313,10 +329,10 @@ mod tests {
                 Err(Error::internal("no disk"))
             };
             let key = Path::new("/m");
-            let first = table.hold(key, "a", false, failing);
+            let first = table.acquire(key, "a", false, failing);
             let second = async {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                table.hold(key, "a", false, async { Ok(Made::default()) }).await
+                table.acquire(key, "a", false, async { Ok(Resources::default()) }).await
             };
             let (first, second) = tokio::join!(first, second);
             assert_eq!(first.unwrap_err().message, "no disk");
@@ -326,41 +342,43 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_making_blocks_nobody() {
+    fn cancelled_setup_does_not_block_others() {
         run(async {
             let table = table();
             let key = Path::new("/m");
-            let stuck = table.hold(key, "a", false, std::future::pending());
+            let stuck = table.acquire(key, "a", false, std::future::pending());
             assert!(tokio::time::timeout(Duration::from_millis(50), stuck).await.is_err());
-            let next = table.hold(key, "a", false, async { Ok(Made::default()) });
+            let next = table.acquire(key, "a", false, async { Ok(Resources::default()) });
             tokio::time::timeout(Duration::from_secs(5), next).await.unwrap().unwrap();
         });
     }
 
     #[test]
-    fn the_last_user_takes_it_away_unless_it_is_kept() {
+    fn last_user_unmounts_unless_persistent() {
         run(async {
             let table = table();
-            let ok = || async { Ok(Made::default()) };
-            for keep in [false, true] {
-                let at = PathBuf::from(format!("/m/{keep}"));
-                table.hold(&at, "a", false, ok()).await.unwrap();
-                table.hold(&at, "a", keep, ok()).await.unwrap();
-                table.remove(&format!("/m/{keep}")).await;
+            let ok = || async { Ok(Resources::default()) };
+            for persistent in [false, true] {
+                let at = PathBuf::from(format!("/m/{persistent}"));
+                table.acquire(&at, "a", false, ok()).await.unwrap();
+                table.acquire(&at, "a", persistent, ok()).await.unwrap();
+                table.remove(&format!("/m/{persistent}")).await;
                 assert_eq!(users(&table), [1]);
-                table.remove(&format!("/m//{keep}/")).await;
-                assert_eq!(users(&table).len(), usize::from(keep));
+                table.remove(&format!("/m//{persistent}/")).await;
+                assert_eq!(users(&table).len(), usize::from(persistent));
             }
             table.remove("/m/true").await;
-            let error = table.hold(Path::new("/m/true"), "b", false, ok()).await.unwrap_err();
+            let error = table.acquire(Path::new("/m/true"), "b", false, ok()).await.unwrap_err();
             assert_eq!(error.code, Code::ALREADY_EXISTS);
-            assert!(table.look("/m/false", |_, _| Ok(())).unwrap_err().message.contains("no storage of this sandbox"));
-            assert_eq!(table.look("/m/true", |what, _| Ok(what.to_owned())).unwrap(), "a");
+            assert!(
+                table.inspect("/m/false", |_, _| Ok(())).unwrap_err().message.contains("not a storage of this sandbox")
+            );
+            assert_eq!(table.inspect("/m/true", |what, _| Ok(what.to_owned())).unwrap(), "a");
         });
     }
 
     #[test]
-    fn layers_stand_where_the_first_of_them_stands() {
+    fn layers_are_mounted_at_the_position_of_the_first() {
         let storage = |mount_point: &str, options: &[&str], fstype: &str| Storage {
             mount_point: mount_point.into(),
             fstype: fstype.into(),
@@ -374,8 +392,8 @@ mod tests {
             storage("/b", &[], "tmpfs"),
             storage("/r", &[layer], "erofs"),
         ];
-        let orders = plan(all.clone()).unwrap();
-        assert_eq!(orders.iter().map(Order::mount_point).collect::<Vec<_>>(), ["/a", "/r", "/b"]);
+        let planned = plan(all.clone()).unwrap();
+        assert_eq!(planned.iter().map(PlannedStorage::mount_point).collect::<Vec<_>>(), ["/a", "/r", "/b"]);
         assert!(plan(all[..2].to_vec()).is_err());
         assert!(plan(vec![all[0].clone(); 1025]).unwrap_err().message.contains("1025"));
     }

@@ -1,4 +1,4 @@
-//! UpdateEphemeralMounts: the size of memory that is mounted already.
+//! UpdateEphemeralMounts: changes the size of mounted tmpfs storages.
 
 use std::os::fd::OwnedFd;
 
@@ -6,40 +6,39 @@ use firstlight_agent_api::agent::Storage;
 
 use super::mount::reconfigure;
 use super::options::Options;
-use super::{Table, called, group, memory};
+use super::{Table, describe, ephemeral, fs_group};
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// Options that a tmpfs can change while it is used. Others were settled when it
-/// was mounted and stay as they are.
+/// Options that tmpfs can change on remount. Others retain their values from the mount.
 const CHANGEABLE: &[&str] = &["size", "nr_blocks", "nr_inodes"];
 
 impl Table {
-    /// Changes storages of memory that this agent has mounted.
+    /// Changes tmpfs storages that this agent has mounted.
     ///
     /// # Errors
-    /// `NOT_FOUND`: the agent has no such mount. Or a storage is of another
-    /// kind, or more is in it than the new size.
+    /// `NOT_FOUND`: the agent has no such mount. Or a storage has another type, or uses more than
+    /// the new size.
     pub async fn update(&self, storages: Vec<Storage>) -> Result<()> {
         for storage in storages {
-            let name = called(&storage);
+            let name = describe(&storage);
             self.update_one(storage).await.map_err(|error| error.during(&name))?;
         }
         Ok(())
     }
 
     async fn update_one(&self, storage: Storage) -> Result<()> {
-        if storage.driver != "ephemeral" || memory::kind(&storage.fstype)? != "tmpfs" {
-            return Err(Error::invalid("only ephemeral storages of tmpfs can change their size"));
+        if storage.driver != "ephemeral" || ephemeral::fs_type(&storage.fstype)? != "tmpfs" {
+            return Err(Error::invalid("only ephemeral tmpfs storages can be resized"));
         }
-        let mount = self.look(&storage.mount_point, |driver, made| {
+        let mount = self.inspect(&storage.mount_point, |driver, made| {
             if driver != "ephemeral" {
-                return Err(Error::invalid(format!("the mount point is of the driver {driver}")));
+                return Err(Error::invalid(format!("the mount point belongs to the driver {driver}")));
             }
             made.root()
         })?;
         let options = Options::of(&storage.options)?;
-        work::blocking(move || change(&mount, &options)).await
+        background::blocking(move || change(&mount, &options)).await
     }
 }
 
@@ -48,5 +47,5 @@ fn change(mount: &OwnedFd, options: &Options) -> Result<()> {
     if !data.is_empty() {
         reconfigure(mount, "tmpfs", &data)?;
     }
-    group::root(mount, options.group)
+    fs_group::apply_to_root(mount, options.group)
 }

@@ -1,4 +1,4 @@
-//! GetVolumeStats: how full a volume is.
+//! GetVolumeStats: usage of a volume.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,34 +8,31 @@ use firstlight_agent_api::csi::{VolumeCondition, VolumeStatsResponse, VolumeUsag
 use rustix::fs::{OFlags, StatFs};
 use ttrpc::Code;
 
-use super::place;
+use super::safe_path;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// A file server or a host that answers does so at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A responsive file server or host replies at once.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a volume's usage; it has to be below `run`.
+/// Returns a volume's usage; it must be below `run`.
 ///
 /// # Errors
-/// The path is outside, has a link in it or is not there, or nobody answers.
+/// The path is outside `run`, contains a link or does not exist, or the file system does not reply.
 pub async fn stats(run: PathBuf, path: &str) -> Result<VolumeStatsResponse> {
     let volume = PathBuf::from(path);
-    let look = work::blocking(move || statfs(&run, &volume).map(|found| reply(&found)));
-    match tokio::time::timeout(PATIENCE, look).await {
+    let read = background::blocking(move || statfs(&run, &volume).map(|found| reply(&found)));
+    match tokio::time::timeout(TIMEOUT, read).await {
         Ok(result) => result.map_err(|error| error.during("volume")),
         Err(_) => Err(Error::new(
             Code::DEADLINE_EXCEEDED,
-            format!(
-                "volume {path}: no answer for {} s; is the host's share or the file server alive?",
-                PATIENCE.as_secs()
-            ),
+            format!("volume {path}: no reply for {} s; check the host's share or the file server", TIMEOUT.as_secs()),
         )),
     }
 }
 
 fn statfs(run: &Path, volume: &Path) -> Result<StatFs> {
-    let found = place::open_below(run, volume, OFlags::PATH)?;
+    let found = safe_path::open_below(run, volume, OFlags::PATH)?;
     rustix::fs::fstatfs(&found).map_err(|error| Error::internal(format!("{}: {error}", volume.display())))
 }
 
@@ -61,7 +58,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn usage_adds_up_and_paths_are_checked() {
+    fn usage_is_consistent_and_invalid_paths_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("v")).unwrap();
         symlink("/", root.path().join("link")).unwrap();
@@ -70,7 +67,9 @@ mod tests {
         let bytes = &found.usage[0];
         assert!(bytes.total > 0 && bytes.used + bytes.available <= bytes.total && bytes.unit == Unit::BYTES.into());
         assert_eq!(found.volume_condition.message, "OK");
-        for (path, part) in [("link", "symbolic link"), ("link/etc", "symbolic link"), ("nothere", "no \"nothere\"")] {
+        for (path, part) in
+            [("link", "symbolic link"), ("link/etc", "symbolic link"), ("nothere", "\"nothere\" does not exist")]
+        {
             let error = statfs(root.path(), &root.path().join(path)).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }

@@ -72,7 +72,7 @@ fn a_paused_container_can_be_killed_and_removed() {
         // One that has ended has nothing to pause.
         agent.run("c3", "exit 0").await;
         assert_eq!(agent.wait("c3", "").await.unwrap(), 0);
-        assert!(code(agent.pause("c3").await).1.contains("ended"));
+        assert!(code(agent.pause("c3").await).1.contains("exited"));
         agent.remove("c3").await.unwrap();
     });
 }

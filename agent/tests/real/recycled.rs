@@ -59,7 +59,7 @@ fn a_strangers_root_and_namespaces_are_not_the_ended_containers() {
         request.sandbox_pidns = true;
         let (kind, text) = code(agent.calls.create_container(short(), &request).await);
         assert_eq!(kind, Code::FAILED_PRECONDITION, "{text}");
-        assert!(text.contains("c1 has ended"), "{text}");
+        assert!(text.contains("c1 has exited"), "{text}");
 
         let mut sharing = request.clone();
         sharing.sandbox_pidns = false;
@@ -72,7 +72,7 @@ fn a_strangers_root_and_namespaces_are_not_the_ended_containers() {
             ..Default::default()
         }];
         let (_, text) = code(agent.calls.create_container(short(), &sharing).await);
-        assert!(text.contains("c1 has ended"), "{text}");
+        assert!(text.contains("c1 has exited"), "{text}");
 
         // Without the ended one, this is the sandbox's first.
         agent.remove("c1").await.unwrap();

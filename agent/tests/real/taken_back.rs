@@ -60,7 +60,7 @@ fn a_container_whose_terminal_cannot_be_used() {
         let scarce = Scarce::of(&agent);
         let (_, text) = code(agent.create(terminal.clone(), "c1").await);
         drop(scarce);
-        assert!(text.contains("cannot use the terminal"), "{text}");
+        assert!(text.contains("failed to set up the terminal"), "{text}");
         assert!(!agent.group("c1", "").exists(), "its resource group is there");
         assert!(!agent.inside("/run/firstlight/containers/c1").exists());
         // The name is free, and what the other one had does not get in the way.
@@ -99,7 +99,7 @@ fn a_further_process_whose_terminal_cannot_be_used() {
         let (refused, ()) = tokio::join!(agent.calls.exec_process(short(), &request), meanwhile);
         drop(scarce);
         let (_, text) = code(refused);
-        assert!(text.contains("cannot use the terminal"), "{text}");
+        assert!(text.contains("failed to set up the terminal"), "{text}");
         assert_eq!(running("4242"), [0; 0], "it runs, and nobody can reach it");
         assert_eq!(code(agent.wait("c1", "e1").await).0, Code::NOT_FOUND);
         agent.calls.exec_process(short(), &request).await.unwrap();

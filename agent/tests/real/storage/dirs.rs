@@ -46,7 +46,7 @@ fn files_and_directories_are_bound_with_their_options() {
         let linked = storage("bind", agent.dir.path().join("link"), "bind", at, &[]);
         assert!(refused(&agent, vec![linked]).await.contains("\"link\" is a symbolic link"));
         let missing = storage("bind", source.join("nothere"), "bind", at, &[]);
-        assert!(refused(&agent, vec![missing]).await.contains("there is no \"nothere\""));
+        assert!(refused(&agent, vec![missing]).await.contains("\"nothere\" does not exist"));
     });
 }
 
@@ -119,7 +119,7 @@ fn a_file_server_is_an_address_and_the_kernel_has_to_know_nfs() {
         let message = refused(&agent, vec![storage("nfs", "server:/export", "nfs4", "sandbox/nfs", &[])]).await;
         assert!(message.contains("does not resolve names"), "{message}");
         let message = refused(&agent, vec![storage("nfs", "127.0.0.1:/export", "nfs4", "sandbox/nfs", &[])]).await;
-        assert!(message.contains("the guest's kernel has no file system nfs4"), "{message}");
+        assert!(message.contains("the guest's kernel does not support nfs4"), "{message}");
     });
 }
 

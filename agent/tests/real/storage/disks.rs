@@ -97,8 +97,8 @@ fn a_disk_that_cannot_be_mounted_is_named_with_the_cause() {
         let node = disk.0.as_str();
         let at = "sandbox/storage/v";
         for (driver, source, fstype, options, parts) in [
-            ("blk", node, "erofs", "", ["cannot mount erofs", node]),
-            ("blk", node, "ext4", "data=nonsense", ["ext4 does not take the option data=nonsense", node]),
+            ("blk", node, "erofs", "", ["failed to mount erofs", node]),
+            ("blk", node, "ext4", "data=nonsense", ["ext4 rejects the option data=nonsense", node]),
             ("blk", node, "proc", "", ["\"proc\"", "erofs"]),
             ("mmioblk", "/dev/null", "ext4", "", ["no block device", "/dev/null"]),
             ("nvdimm", "/dev/../etc/passwd", "ext4", "", ["passwd", "/dev/"]),

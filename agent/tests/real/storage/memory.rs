@@ -56,7 +56,7 @@ fn a_volume_of_memory_belongs_to_its_group() {
         agent.remove("c1").await.unwrap();
         let bad = storage("ephemeral", "tmpfs", "tmpfs", "sandbox/ephemeral/cache", &["size=many"]);
         let message = refused(&agent, vec![bad]).await;
-        assert!(message.contains("does not take the option size=many"), "{message}");
+        assert!(message.contains("rejects the option size=many"), "{message}");
         assert!(message.contains("Bad value for 'size'"), "the kernel's words: {message}");
     });
 }
@@ -75,7 +75,7 @@ fn huge_pages_are_set_aside_and_given_back() {
         agent.remove("c1").await.unwrap();
         assert_eq!(count(), "0");
         let message = refused(&agent, vec![volume("pagesize=3145728,size=4194304")]).await;
-        assert!(message.contains("no huge pages of 3145728 bytes"), "{message}");
+        assert!(message.contains("does not support huge pages of 3145728 bytes"), "{message}");
         let message = refused(&agent, vec![volume("pagesize=2M,size=900G")]).await;
         assert!(message.contains("more memory"), "{message}");
         assert_eq!(count(), "0");
@@ -112,7 +112,7 @@ fn the_size_of_memory_changes_and_nothing_else() {
         assert!(message.contains("sandbox/shm") && message.contains("tmpfs"), "{message}");
         // What the agent did not mount is not touched.
         let (kind, message) = code(update(vec![storage("ephemeral", "shm", "tmpfs", "..", &["size=1"])]).await);
-        assert_eq!((kind, message.contains("no storage of this sandbox")), (Code::NOT_FOUND, true), "{message}");
+        assert_eq!((kind, message.contains("not a storage of this sandbox")), (Code::NOT_FOUND, true), "{message}");
         for path in ["/etc", "/run/kata-containers/nothere"] {
             let request = VolumeStatsRequest { volume_guest_path: path.into(), ..Default::default() };
             assert!(code(agent.calls.get_volume_stats(short(), &request).await).1.contains(path));

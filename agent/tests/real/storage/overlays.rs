@@ -47,7 +47,7 @@ fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
         for (options, part) in [
             (format!("lowerdir={}/link", agent.dir.path().display()), "\"link\" is a symbolic link"),
             ("ro".to_owned(), "lowerdir"),
-            (format!("lowerdir={},colour=red", bottom.display()), "overlay does not take the option colour=red"),
+            (format!("lowerdir={},colour=red", bottom.display()), "overlay rejects the option colour=red"),
         ] {
             let message =
                 refused(&agent, vec![storage("overlayfs", "none", "overlay", "sandbox/o", &[&options])]).await;
@@ -95,7 +95,7 @@ fn a_root_is_put_together_from_images_and_a_disk() {
         agent.remove("c2").await.unwrap();
 
         let message = refused(&agent, layers(&disk.0)[1..].to_vec()).await;
-        assert!(message.contains("0 layers to write to"), "{message}");
+        assert!(message.contains("0 writable layers"), "{message}");
         let message = refused(&agent, layers("/dev/nothere")).await;
         assert!(message.contains("nothere"), "{message}");
     });

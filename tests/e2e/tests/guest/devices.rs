@@ -67,9 +67,9 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
             (("blk", paths[5].as_str()), "bridge 0000:00:10.5 is there"),
             (("blk", "05/00"), "no function 0000:00:05.0"),
             (("blk", "30/00/00"), "no root complex pci0000:30"),
-            (("scsi", "3:9"), "looked for it and found none"),
+            (("scsi", "3:9"), "scanned for it and found none"),
             (("nvdimm", "/dev/pmem7"), "no block device pmem7"),
-            (("disc", "x"), "no such type of device"),
+            (("disc", "x"), "unknown device type"),
         ];
         for (at, ((kind, name), part)) in missing.into_iter().enumerate() {
             let request = files.request(&format!("m{at}"), "true", &[(kind, name, "/dev/xda")]);
@@ -140,7 +140,7 @@ fn the_guest_swaps_to_disks_and_to_nothing_else() {
         for (path, part) in [
             ("/dev/vdc", "no swap area"),
             ("/etc/passwd", "neither a disk"),
-            ("/run/kata-containers/sandbox/../../../etc/passwd", "cannot open"),
+            ("/run/kata-containers/sandbox/../../../etc/passwd", "failed to open"),
         ] {
             let error = agent.calls().add_swap_path(with_duration(CALL), &by_path(path)).await.unwrap_err().to_string();
             assert!(error.contains(part), "{part} in {error}");

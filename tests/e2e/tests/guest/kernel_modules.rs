@@ -82,7 +82,7 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
             assert_eq!(bits, ((1 << all.len()) - 1) & !SYS_MODULE, "{said}");
         }
         let remarked = |record: &BootRecord| {
-            let event = record.events.iter().find(|event| event.what == "container-remark");
+            let event = record.events.iter().find(|event| event.what == "container-warning");
             event.is_some_and(|event| event.object == "privileged" && event.detail.contains("cannot have CAP_SYS_MODULE"))
         };
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(remarked)).await.unwrap());

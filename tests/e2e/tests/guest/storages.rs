@@ -252,8 +252,8 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         // What cannot be had is named, and what was mounted before it goes again.
         for (at, (driver, source, fstype, part)) in [
             ("blk", paths[6].as_str(), "ext4", "bridge 0000:00:10.6 is there"),
-            ("scsi", "3:9", "ext4", "looked for it and found none"),
-            ("blk", &paths[0], "xfs", "cannot mount xfs"),
+            ("scsi", "3:9", "ext4", "scanned for it and found none"),
+            ("blk", &paths[0], "xfs", "failed to mount xfs"),
             ("blk", &paths[2], "btrfs", "no file system btrfs"),
             ("mmioblk", "/dev/vdz", "ext4", "no block device vdz"),
         ]

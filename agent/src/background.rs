@@ -1,30 +1,32 @@
-//! Work that is finished even if nobody waits for it.
+//! Runs work to completion even if the caller disconnects.
 //!
-//! ttrpc drops a handler when its deadline passes or its connection ends.
-//! Whatever changes something therefore runs in a task of its own.
+//! ttrpc drops a handler when its deadline passes or its connection closes. Every change of state
+//! therefore runs in a task of its own.
 
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 
-/// Runs `job` to its end.
+/// Runs `job` to completion.
 ///
 /// # Errors
-/// The job's own.
-pub async fn whole<T, J>(job: J) -> Result<T>
+/// Errors of `job`.
+pub async fn to_completion<T, J>(job: J) -> Result<T>
 where
     T: Send + 'static,
     J: Future<Output = Result<T>> + Send + 'static,
 {
-    tokio::spawn(job).await.unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent ended: {error}"))))
+    tokio::spawn(job)
+        .await
+        .unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
 }
 
-/// Runs `job` to its end, and `undo` after it if it went well and nobody waits
-/// any more: what nobody knows of must not stay.
+/// Runs `job` to completion, and then `undo` if it succeeded and the caller has disconnected: a
+/// result that no caller learns of must not stay.
 ///
 /// # Errors
-/// The job's own.
-pub async fn whole_or_undone<T, J, U, V>(job: J, undo: U) -> Result<T>
+/// Errors of `job`.
+pub async fn to_completion_or_undo<T, J, U, V>(job: J, undo: U) -> Result<T>
 where
     T: Send + 'static,
     J: Future<Output = Result<T>> + Send + 'static,
@@ -37,20 +39,21 @@ where
             undo(made).await;
         }
     });
-    receiver.await.unwrap_or_else(|_| Err(Error::internal("a task of the agent ended")))
+    receiver.await.unwrap_or_else(|_| Err(Error::internal("a task of the agent panicked or was cancelled")))
 }
 
-/// Runs something that may block, such as a mount of the host's share, beside the server.
+/// Runs blocking work, such as a mount of the host's share, in the blocking thread pool.
 ///
 /// # Errors
-/// The function's own.
+/// Errors of `function`.
 pub async fn blocking<T, F>(function: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
     let joined = tokio::task::spawn_blocking(function).await;
-    joined.unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent ended: {error}"))))
+    joined
+        .unwrap_or_else(|error| Err(Error::internal(format!("a task of the agent panicked or was cancelled: {error}"))))
 }
 
 #[cfg(test)]
@@ -65,12 +68,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_waiter_has_the_work_undone_and_a_patient_one_has_not() {
+    fn work_is_undone_only_if_its_caller_was_dropped() {
         run(async {
             let undone = Arc::new(AtomicU32::new(0));
             let call = || {
                 let undone = Arc::clone(&undone);
-                whole_or_undone(
+                to_completion_or_undo(
                     async {
                         tokio::time::sleep(Duration::from_secs(2)).await;
                         Ok(7)

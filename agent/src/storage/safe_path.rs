@@ -1,5 +1,5 @@
-//! Places in the guest's tree that a container, the host or both may change
-//! while we look: reached step by step, and never through a symbolic link.
+//! Opens paths below directories that containers and the host may change concurrently: component by
+//! component, never through a symbolic link.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,36 +11,36 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// Deeper places are somebody's trick.
-const DEEPEST: usize = 64;
+/// Upper bound on path components (untrusted input).
+const MAX_DEPTH: usize = 64;
 
-/// Longer paths the kernel does not take, in bytes.
-const LONGEST: usize = 4096;
+/// The kernel's PATH_MAX, in bytes.
+const MAX_PATH: usize = 4096;
 
-const STEP: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// What something is mounted on.
+/// Type of a mount point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A directory.
     Directory,
-    /// A file: sockets, device nodes and files are bound on one.
+    /// A file: mount point of sockets, device nodes and files.
     File,
 }
 
-/// A mount point: a descriptor, which no later change of the tree redirects.
+/// A mount point, held by a descriptor: later changes of the tree do not redirect it.
 #[derive(Debug)]
-pub struct Place {
+pub struct MountPoint {
     fd: OwnedFd,
     path: PathBuf,
     kind: Kind,
     made: bool,
 }
 
-/// The path's parts below `trusted`.
+/// Splits the path below `trusted` into components.
 fn parts<'a>(trusted: &Path, path: &'a Path) -> Result<Vec<&'a OsStr>> {
-    if path.as_os_str().len() >= LONGEST {
-        return Err(Error::invalid(format!("a path is longer than {LONGEST} bytes")));
+    if path.as_os_str().len() >= MAX_PATH {
+        return Err(Error::invalid(format!("a path is longer than {MAX_PATH} bytes")));
     }
     let refuse = |why: String| Err(Error::invalid(format!("{}: {why}", path.display())));
     if !path.is_absolute() {
@@ -54,30 +54,30 @@ fn parts<'a>(trusted: &Path, path: &'a Path) -> Result<Vec<&'a OsStr>> {
         .map(|component| if let Component::Normal(name) = component { Some(name) } else { None })
         .collect();
     match parts {
-        None => refuse("has '..' in it".to_owned()),
+        None => refuse("contains '..'".to_owned()),
         Some(parts) if parts.is_empty() => refuse("is the agent's own directory".to_owned()),
-        Some(parts) if parts.len() > DEEPEST => refuse(format!("is deeper than {DEEPEST} directories")),
+        Some(parts) if parts.len() > MAX_DEPTH => refuse(format!("is deeper than {MAX_DEPTH} directories")),
         Some(parts) => Ok(parts),
     }
 }
 
-/// Says what stands in the way.
-fn blocked(path: &Path, part: &OsStr, error: Errno) -> Error {
+/// Describes why a component cannot be opened.
+fn component_error(path: &Path, part: &OsStr, error: Errno) -> Error {
     let part = part.display();
     let why = match error {
         Errno::LOOP => format!("{part:?} is a symbolic link, which the agent does not follow"),
-        Errno::NOTDIR => format!("{part:?} is no directory"),
-        Errno::NOENT => format!("there is no {part:?}"),
+        Errno::NOTDIR => format!("{part:?} is not a directory"),
+        Errno::NOENT => format!("{part:?} does not exist"),
         error => format!("at {part:?}: {error}"),
     };
     Error::internal(format!("{}: {why}", path.display()))
 }
 
 fn step(dir: BorrowedFd<'_>, part: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat2(dir, part, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), STEP)
+    rustix::fs::openat2(dir, part, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), RESOLVE)
 }
 
-/// Opens a directory, and makes it if it is missing; whether it did.
+/// Opens a directory, creating it if missing; returns whether it was created.
 fn dir(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bool)> {
     match step(parent, part, OFlags::DIRECTORY) {
         Err(Errno::NOENT) => {
@@ -92,12 +92,12 @@ fn dir(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, boo
     }
 }
 
-/// Opens a file of any kind, and makes it if it is missing; whether it did.
+/// Opens a file of any type, creating it if missing; returns whether it was created.
 fn file(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bool)> {
     match step(parent, part, OFlags::empty()) {
         Err(Errno::NOENT) => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            let made = match rustix::fs::openat2(parent, part, flags, Mode::from_raw_mode(0o644), STEP) {
+            let made = match rustix::fs::openat2(parent, part, flags, Mode::from_raw_mode(0o644), RESOLVE) {
                 Ok(_) => true,
                 Err(Errno::EXIST) => false,
                 Err(error) => return Err(error),
@@ -108,10 +108,12 @@ fn file(parent: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<(OwnedFd, bo
     }
 }
 
-/// The directory above `path` and the path's last part; missing directories are made if `make`.
+/// Opens the parent directory of `path`; returns it and the last component. Creates missing
+/// directories if `make`.
 fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'a OsStr)> {
     let all = parts(trusted, path)?;
-    let cannot = |error: &dyn std::fmt::Display| Error::internal(format!("cannot open {}: {error}", trusted.display()));
+    let cannot =
+        |error: &dyn std::fmt::Display| Error::internal(format!("failed to open {}: {error}", trusted.display()));
     if make {
         fs::create_dir_all(trusted).map_err(|error| cannot(&error))?;
     }
@@ -121,34 +123,34 @@ fn parent<'a>(trusted: &Path, path: &'a Path, make: bool) -> Result<(OwnedFd, &'
     for part in above {
         let next =
             if make { dir(at.as_fd(), part).map(|(fd, _)| fd) } else { step(at.as_fd(), part, OFlags::DIRECTORY) };
-        at = next.map_err(|error| blocked(path, part, error))?;
+        at = next.map_err(|error| component_error(path, part, error))?;
     }
     Ok((at, last))
 }
 
-impl Place {
-    /// A mount point below `trusted`, which only the guest itself may change.
-    /// What is missing on the way is made.
+impl MountPoint {
+    /// Opens a mount point below `trusted`, which only the guest itself may change. Missing
+    /// components are created.
     ///
     /// # Errors
-    /// The path is not below `trusted`, or a part of it is a link or of the wrong kind.
-    pub fn make(trusted: &Path, path: &Path, kind: Kind) -> Result<Self> {
+    /// The path is not below `trusted`, or a component is a link or has the wrong type.
+    pub fn create(trusted: &Path, path: &Path, kind: Kind) -> Result<Self> {
         let (above, last) = parent(trusted, path, true)?;
         let made = match kind {
             Kind::Directory => dir(above.as_fd(), last),
             Kind::File => file(above.as_fd(), last),
         };
-        let (fd, made) = made.map_err(|error| blocked(path, last, error))?;
+        let (fd, made) = made.map_err(|error| component_error(path, last, error))?;
         Ok(Self { fd, path: path.to_owned(), kind, made })
     }
 
-    /// Where it is, for messages.
+    /// Returns its path, for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes away what was made to mount on, if it is empty. Whatever was there before stays.
+    /// Removes the mount point that was created, if it is empty.
     pub fn remove(trusted: &Path, path: &Path, kind: Kind) {
         let flags = if kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         if let Ok((above, last)) = parent(trusted, path, false) {
@@ -156,29 +158,29 @@ impl Place {
         }
     }
 
-    /// The parts that outlive the descriptor: path, kind, and whether it was made.
+    /// Returns path, type, and whether it was created.
     #[must_use]
     pub fn into_parts(self) -> (PathBuf, Kind, bool) {
         (self.path, self.kind, self.made)
     }
 }
 
-impl AsFd for Place {
+impl AsFd for MountPoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Something that is there, reached without following a link.
+/// Opens an existing file without following links.
 ///
 /// # Errors
-/// It is not there, or a part of the path is a link.
+/// It does not exist, or a component of the path is a link.
 pub fn existing(path: &Path) -> Result<OwnedFd> {
     open_below(Path::new("/"), path, OFlags::PATH)
 }
 
-/// The directory above something below `trusted`, and its name there: what is done
-/// by these two no later change of the tree redirects.
+/// Returns the parent directory of a path below `trusted`, and the last component: operations by
+/// these two are not redirected by later changes of the tree.
 ///
 /// # Errors
 /// As [`existing`].
@@ -186,34 +188,34 @@ pub fn above<'a>(trusted: &Path, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)>
     parent(trusted, path, false)
 }
 
-/// Something in a directory, which is not followed if it is a link.
+/// Opens an entry of a directory without following it if it is a link.
 ///
 /// # Errors
-/// The kernel's.
+/// The system call fails.
 pub fn in_directory(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     step(dir.as_fd(), name, OFlags::empty())
 }
 
-/// Something below `trusted`, opened with `flags`, reached without following a link.
+/// Opens a path below `trusted` with `flags`, without following links.
 ///
 /// # Errors
 /// As [`existing`].
 pub fn open_below(trusted: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     let (above, last) = parent(trusted, path, false)?;
-    rustix::fs::openat2(&above, last, flags | OFlags::CLOEXEC, Mode::empty(), STEP)
-        .map_err(|error| blocked(path, last, error))
+    rustix::fs::openat2(&above, last, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE)
+        .map_err(|error| component_error(path, last, error))
 }
 
-/// What a descriptor is of.
+/// Returns the file type of a descriptor.
 ///
 /// # Errors
-/// The kernel's.
+/// The system call fails.
 pub fn kind(fd: impl AsFd) -> Result<FileType> {
-    let data = rustix::fs::fstat(fd).map_err(|error| Error::internal(format!("cannot look at it: {error}")))?;
+    let data = rustix::fs::fstat(fd).map_err(|error| Error::internal(format!("fstat failed: {error}")))?;
     Ok(FileType::from_raw_mode(data.st_mode))
 }
 
-/// A path by which the kernel finds exactly what the descriptor is of.
+/// Returns the /proc path of a descriptor.
 #[must_use]
 pub fn by_descriptor(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
@@ -226,23 +228,28 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn missing_parts_are_made_and_only_they_are_taken_away() {
+    fn only_created_components_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/c");
-        let place = Place::make(root.path(), &path, Kind::Directory).unwrap();
+        let place = MountPoint::create(root.path(), &path, Kind::Directory).unwrap();
         assert!(path.is_dir());
         let (at, kind, made) = place.into_parts();
         assert!(made);
-        Place::remove(root.path(), &at, kind);
+        MountPoint::remove(root.path(), &at, kind);
         assert!(!path.exists() && path.parent().unwrap().exists());
         let path = root.path().join("a/file");
-        assert!(Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
-        assert!(!Place::make(root.path(), &path, Kind::File).unwrap().into_parts().2);
-        assert!(Place::make(root.path(), &path, Kind::Directory).unwrap_err().to_string().contains("no directory"));
+        assert!(MountPoint::create(root.path(), &path, Kind::File).unwrap().into_parts().2);
+        assert!(!MountPoint::create(root.path(), &path, Kind::File).unwrap().into_parts().2);
+        assert!(
+            MountPoint::create(root.path(), &path, Kind::Directory)
+                .unwrap_err()
+                .to_string()
+                .contains("not a directory")
+        );
     }
 
     #[test]
-    fn a_link_at_any_part_is_named_and_nothing_is_made_behind_it() {
+    fn symlink_at_any_component_is_reported_and_not_followed() {
         for link in ["a", "a/b", "a/b/c", "a/b/c/d"] {
             let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let at = root.path().join(link);
@@ -250,10 +257,10 @@ mod tests {
             symlink(outside.path(), &at).unwrap();
             let path = root.path().join("a/b/c/d");
             for kind in [Kind::Directory, Kind::File] {
-                let error = Place::make(root.path(), &path, kind).unwrap_err().to_string();
+                let error = MountPoint::create(root.path(), &path, kind).unwrap_err().to_string();
                 let name = Path::new(link).file_name().unwrap().to_str().unwrap();
                 let named = error.contains(&format!("{name:?} is a symbolic link"))
-                    || error.contains(&format!("{name:?} is no directory"));
+                    || error.contains(&format!("{name:?} is not a directory"));
                 assert!(named, "{link}: {error}");
             }
             assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "{link}");
@@ -262,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn places_outside_are_refused() {
+    fn paths_outside_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         let inside = root.path().join("x/../../y");
         for (path, part) in [
@@ -271,23 +278,23 @@ mod tests {
             (&inside, "'..'"),
             (root.path(), "own directory"),
         ] {
-            let error = Place::make(root.path(), path, Kind::Directory).unwrap_err().to_string();
+            let error = MountPoint::create(root.path(), path, Kind::Directory).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
         let long = root.path().join("d".repeat(5000));
-        assert!(Place::make(root.path(), &long, Kind::Directory).unwrap_err().to_string().len() < 100);
+        assert!(MountPoint::create(root.path(), &long, Kind::Directory).unwrap_err().to_string().len() < 100);
         let deep = root.path().join("d/".repeat(65));
-        assert!(Place::make(root.path(), &deep, Kind::Directory).unwrap_err().to_string().contains("deeper"));
+        assert!(MountPoint::create(root.path(), &deep, Kind::Directory).unwrap_err().to_string().contains("deeper"));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn whatever_is_made_is_inside(path in "(/|\\.|\\.\\.|a|b|\\PC){0,12}") {
+        fn created_mount_points_are_below_the_trusted_directory(path in "(/|\\.|\\.\\.|a|b|\\PC){0,12}") {
             let root = tempfile::tempdir().unwrap();
             let trusted = root.path().join("t/u");
             let path = trusted.join(path.trim_start_matches('/'));
-            if let Ok(place) = Place::make(&trusted, &path, Kind::Directory) {
+            if let Ok(place) = MountPoint::create(&trusted, &path, Kind::Directory) {
                 let found = fs::read_link(by_descriptor(&place)).unwrap();
                 prop_assert!(found.starts_with(&trusted) && found != trusted);
             }

@@ -1,8 +1,8 @@
-//! Where a file of the host may go: below one directory, and through no link.
+//! Resolves the destination of CopyFile: below one directory, and through no link.
 //!
-//! Other people write below that directory while we walk it: containers have parts
-//! of it mounted. So every step starts from a descriptor and takes one name,
-//! and a name that is a link is an error, whenever it became one.
+//! Containers write below that directory concurrently, as parts of it are mounted into them. So
+//! every step starts from a descriptor and takes one name, and a name that is a link is an error,
+//! even if it became one in between.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,24 +11,24 @@ use std::path::Path;
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
-use super::Failed;
+use super::StepError;
 
-/// A name in a directory.
+/// A directory descriptor and a name in it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Destination {
     pub(super) dir: OwnedFd,
     pub(super) name: String,
 }
 
-/// What directories that are missing on the way get.
+/// Properties of missing directories that are created.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Missing {
+pub(super) struct NewDirectory {
     pub(super) mode: Mode,
-    /// Of the last one only, as the host's own program would have it.
+    /// Of the last directory only, as Kata's agent does.
     pub(super) owner: Owner,
 }
 
-/// A user and a group; `None` leaves what is there.
+/// A user and a group; `None` means unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) user: Option<Uid>,
@@ -36,7 +36,8 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// From the wire, where numbers above 2^31 arrive negative and -1 is nobody, as in chown(2).
+    /// Converts from the request: ids above 2^31 arrive negative, and -1 means unchanged, as in
+    /// chown(2).
     pub(super) fn of(user: i32, group: i32) -> Self {
         let id = |id: i32| Some(id.cast_unsigned()).filter(|id| *id != u32::MAX);
         Self { user: id(user).map(Uid::from_raw), group: id(group).map(Gid::from_raw) }
@@ -45,10 +46,10 @@ impl Owner {
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The names of `path` below `share`.
+/// Splits `path` below `share` into names.
 ///
 /// # Errors
-/// It is not below it, has a `..`, or a character that no name has.
+/// It is not below `share`, or contains `..` or NUL.
 pub fn names<'a>(share: &Path, path: &'a str) -> std::result::Result<Vec<&'a str>, String> {
     let share_text = share.to_string_lossy();
     let below = path.strip_prefix(share_text.as_ref()).and_then(|rest| rest.strip_prefix('/'));
@@ -58,27 +59,31 @@ pub fn names<'a>(share: &Path, path: &'a str) -> std::result::Result<Vec<&'a str
         return Err(format!("not below {share_text}"));
     }
     if names.contains(&"..") {
-        return Err("it has a \"..\"".to_owned());
+        return Err("contains \"..\"".to_owned());
     }
     if path.contains('\0') {
-        return Err("it has a NUL".to_owned());
+        return Err("contains a NUL byte".to_owned());
     }
     Ok(names)
 }
 
-/// Opens the directory of that name in a directory; never another one by a link.
+/// Opens a subdirectory without following a link.
 pub(super) fn dir(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     let strict = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), strict)
 }
 
-/// Goes to the last of `names`, and makes the directories that are missing on the way.
-pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result::Result<Place, Failed> {
-    let step = |what: String| move |error: Errno| Failed::new(what, error.into());
+/// Opens the parent directory of the last of `names`, creating missing directories.
+pub(super) fn open_parent(
+    share: &Path,
+    names: &[&str],
+    missing: NewDirectory,
+) -> std::result::Result<Destination, StepError> {
+    let step = |what: String| move |error: Errno| StepError::new(what, error.into());
     let [parents @ .., name] = names else {
-        return Err(Failed::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
+        return Err(StepError::new("path".to_owned(), io::ErrorKind::InvalidInput.into()));
     };
-    std::fs::create_dir_all(share).map_err(|error| Failed::new("make the shared directory".to_owned(), error))?;
+    std::fs::create_dir_all(share).map_err(|error| StepError::new("create the shared directory".to_owned(), error))?;
     let mut at = rustix::fs::open(share, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
         .map_err(step("open the shared directory".to_owned()))?;
     for (index, parent) in parents.iter().enumerate() {
@@ -86,23 +91,24 @@ pub(super) fn go(share: &Path, names: &[&str], missing: Missing) -> std::result:
             Err(Errno::NOENT) => {
                 let is_last = index + 1 == parents.len();
                 let owner = if is_last { missing.owner } else { Owner::default() };
-                make(&at, parent, missing.mode, owner).map_err(step(format!("make the directory {parent:?}")))?
+                create_dir(&at, parent, missing.mode, owner)
+                    .map_err(step(format!("create the directory {parent:?}")))?
             }
-            opened => opened.map_err(step(format!("directory {parent:?}")))?,
+            opened => opened.map_err(step(format!("open the directory {parent:?}")))?,
         };
     }
-    Ok(Place { dir: at, name: (*name).to_owned() })
+    Ok(Destination { dir: at, name: (*name).to_owned() })
 }
 
-/// Makes a directory, or takes the one that is there, and gives it mode and owner.
-pub(super) fn make(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
+/// Creates a directory or opens the existing one, and sets mode and owner.
+pub(super) fn create_dir(parent: &OwnedFd, name: &str, mode: Mode, owner: Owner) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error),
     }
     let made = dir(parent, name)?;
     rustix::fs::fchown(&made, owner.user, owner.group)?;
-    // After the owner, whose change takes bits away; and free of the umask.
+    // After chown, which clears mode bits; not by mkdir, because of the umask.
     rustix::fs::fchmod(&made, mode)?;
     Ok(made)
 }
@@ -113,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_below_the_share() {
+    fn paths_outside_the_share_are_rejected() {
         fn of(path: &str) -> Option<Vec<&str>> {
             names(Path::new("/run/kata-containers/shared/containers"), path).ok()
         }
@@ -139,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_as_in_chown() {
+    fn owners_are_parsed_as_in_chown() {
         let owner = Owner::of(-1, 7);
         assert_eq!((owner.user, owner.group.map(Gid::as_raw)), (None, Some(7)));
         assert_eq!(Owner::of(-2, -1).user.map(Uid::as_raw), Some(4_294_967_294));
@@ -147,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn accepted_names_lead_below(path in "(/s|/\\.\\.|/\\.|/|a|\\PC){0,8}") {
+        fn accepted_names_are_plain_components(path in "(/s|/\\.\\.|/\\.|/|a|\\PC){0,8}") {
             if let Ok(names) = names(Path::new("/s"), &path) {
                 for name in &names {
                     prop_assert!(!name.contains('/') && !["", ".", ".."].contains(name));

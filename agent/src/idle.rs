@@ -1,4 +1,4 @@
-//! What the server gives back when it has nothing to do.
+//! Returns unused memory to the kernel while the agent is idle.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,54 +7,54 @@ use firstlight_sys::memory;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How long nobody has called by then. What an ended process wrote, and idle
-/// threads of the pool, are kept for ten seconds.
-pub const QUIET: Duration = Duration::from_secs(11);
+/// Time without calls after which the agent is idle. Output of exited processes, and idle threads
+/// of the pool, are retained for ten seconds.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(11);
 
-/// Knows when somebody has called last.
+/// Tracks the time of the last call.
 #[derive(Debug)]
-pub struct Rest {
+pub struct Idle {
     begin: Instant,
     /// Milliseconds after `begin`.
     last: AtomicU64,
-    resting: AtomicBool,
+    idle: AtomicBool,
     woken: Notify,
 }
 
-impl Default for Rest {
+impl Default for Idle {
     fn default() -> Self {
-        Self { begin: Instant::now(), last: AtomicU64::new(0), resting: AtomicBool::new(false), woken: Notify::new() }
+        Self { begin: Instant::now(), last: AtomicU64::new(0), idle: AtomicBool::new(false), woken: Notify::new() }
     }
 }
 
-impl Rest {
-    /// Somebody calls.
+impl Idle {
+    /// Records a call.
     pub fn called(&self) {
         self.last.store(self.now(), Ordering::Relaxed);
-        if self.resting.swap(false, Ordering::Relaxed) {
+        if self.idle.swap(false, Ordering::Relaxed) {
             self.woken.notify_one();
         }
     }
 
-    /// Rests whenever nobody has called for [`QUIET`]. Never ends.
-    pub async fn keep(&self) {
-        self.each(|| {
+    /// Returns memory once per idle period, [`IDLE_TIMEOUT`] after the last call. Never returns.
+    pub async fn run(&self) {
+        self.on_idle(|| {
             if let Err(error) = memory::give_back() {
-                log::warn!("memory that is not needed cannot be given back: {error}");
+                log::warn!("failed to return free memory to the kernel: {error}");
             }
         })
         .await;
     }
 
-    async fn each(&self, mut rest: impl FnMut()) {
+    async fn on_idle(&self, mut release: impl FnMut()) {
         loop {
             let left = self.left();
             if !left.is_zero() {
                 tokio::time::sleep(left).await;
                 continue;
             }
-            self.resting.store(true, Ordering::Relaxed);
-            rest();
+            self.idle.store(true, Ordering::Relaxed);
+            release();
             self.woken.notified().await;
         }
     }
@@ -65,7 +65,7 @@ impl Rest {
 
     fn left(&self) -> Duration {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-        (last + QUIET).saturating_sub(self.begin.elapsed())
+        (last + IDLE_TIMEOUT).saturating_sub(self.begin.elapsed())
     }
 }
 
@@ -75,24 +75,24 @@ mod tests {
     use std::sync::Mutex;
 
     #[test]
-    fn it_rests_once_after_the_last_call_of_each_burst() {
+    fn memory_is_returned_once_after_the_last_call_of_each_burst() {
         let local = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         local.block_on(async {
-            let (rest, begin) = (Rest::default(), Instant::now());
-            let rested = Mutex::new(Vec::new());
+            let (idle, begin) = (Idle::default(), Instant::now());
+            let released = Mutex::new(Vec::new());
             let calls = async {
-                // Nobody calls, then two bursts.
+                // No call, then two bursts.
                 for pause in [0, 30, 5, 5, 100, 1, 1, 50] {
                     tokio::time::sleep(Duration::from_secs(pause)).await;
-                    rest.called();
+                    idle.called();
                 }
                 tokio::time::sleep(Duration::from_secs(1000)).await;
             };
             tokio::select! {
                 () = calls => {}
-                () = rest.each(|| rested.lock().unwrap().push(begin.elapsed().as_secs())) => unreachable!(),
+                () = idle.on_idle(|| released.lock().unwrap().push(begin.elapsed().as_secs())) => unreachable!(),
             }
-            assert_eq!(*rested.lock().unwrap(), [11, 51, 153, 203]);
+            assert_eq!(*released.lock().unwrap(), [11, 51, 153, 203]);
         });
     }
 }

@@ -1,25 +1,25 @@
-//! `local`: a directory on a file system that is there already. It stays when its
-//! last user is gone: what is in it is the pod's, and may be the host's.
+//! Driver `local`: a directory on an existing file system. It is not removed after its last user:
+//! its content belongs to the pod, and may be the host's.
 
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::place::{self, Kind, Place};
-use super::{Job, Made, group};
+use super::safe_path::{self, Kind, MountPoint};
+use super::{Job, Resources, fs_group};
 use crate::error::{Error, Result};
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let path = Path::new(&job.storage.mount_point);
-    drop(Place::make(&job.paths.run, path, Kind::Directory)?);
-    let dir = place::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    drop(MountPoint::create(&job.paths.run, path, Kind::Directory)?);
+    let dir = safe_path::open_below(&job.paths.run, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     if let Some(mode) = job.options.mode {
-        // Not the mode of mkdir, which the umask would narrow.
+        // Not by mkdir, whose mode is reduced by the umask.
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))
-            .map_err(|error| Error::internal(format!("cannot set the mode: {error}")))?;
+            .map_err(|error| Error::internal(format!("failed to set the mode: {error}")))?;
     }
-    group::give(&dir, job)?;
-    Ok(Made::default())
+    fs_group::apply(&dir, job)?;
+    Ok(Resources::default())
 }
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    fn make_at(root: &Path, path: &str, options: &[&str]) -> Result<Made> {
+    fn make_at(root: &Path, path: &str, options: &[&str]) -> Result<Resources> {
         let storage = Storage {
             driver: "local".into(),
             mount_point: root.join(path).display().to_string(),
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_gets_its_mode_whatever_the_umask_and_stays() {
+    fn directory_gets_its_mode_despite_the_umask_and_is_not_removed() {
         let root = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             drop(make_at(root.path(), "run/kata-containers/a/b", &["mode=0777"]).unwrap());
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_behind_a_link_is_not_touched() {
+    fn directory_behind_a_symlink_is_not_changed() {
         let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir_all(root.path().join("run/kata-containers")).unwrap();
         symlink(outside.path(), root.path().join("run/kata-containers/a")).unwrap();

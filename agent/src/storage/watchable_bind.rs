@@ -1,6 +1,6 @@
-//! `watchable-bind`: small files of the host that shall change in the guest when
-//! the host changes them, although the share does not tell. They are copied into
-//! memory and looked at every two seconds; what is too large is bound instead.
+//! Driver `watchable-bind`: small host files whose changes must appear in the guest, although
+//! virtio-fs delivers no inotify events. They are copied to a tmpfs and polled every two seconds;
+//! larger sources are bind-mounted instead.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use tokio::task::JoinHandle;
 
 use super::mount::{Detached, Mounted};
 use super::options::Options;
-use super::place::{self, Kind, Place};
-use super::watched::{self, MOST_BYTES, MOST_ENTRIES, Tree};
-use super::{Job, Made, Part};
+use super::safe_path::{self, Kind, MountPoint};
+use super::tree_sync::{self, MAX_BYTES, MAX_ENTRIES, Tree};
+use super::{Job, Resource, Resources};
+use crate::background;
 use crate::error::{Error, Result};
-use crate::work;
 
-/// Between two looks at the source.
-const PERIOD: Duration = Duration::from_secs(2);
+/// Poll interval of the source.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The directory that the copies are in, in which the agent has its memory.
+/// The directory of the copies, on which the agent mounts a tmpfs.
 const DIRECTORY: &str = "watchable";
 
-/// A copy that follows its source. Dropped, it is removed.
+/// A copy that is synchronised with its source; removed on drop.
 #[derive(Debug)]
 pub struct Watcher {
     task: JoinHandle<()>,
@@ -33,39 +33,39 @@ pub struct Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The copy goes with the last holder, which may be a look that waits for the host.
+        // The copy is removed with its last reference, which may be a poll that waits for the host.
         self.task.abort();
     }
 }
 
 /// A source and its copy.
 #[derive(Debug)]
-struct Copy {
+struct SyncedCopy {
     run: PathBuf,
     source: PathBuf,
     target: PathBuf,
     kind: Kind,
-    /// The copy's root.
+    /// Root of the copy.
     root: OwnedFd,
     tree: Tree,
-    /// In the copy's stead, once the source is too large.
+    /// Replaces the copy once the source is too large.
     bound: Option<Mounted>,
 }
 
-impl Copy {
-    /// Looks at the source and brings the copy up to date.
+impl SyncedCopy {
+    /// Polls the source and updates the copy.
     fn refresh(&mut self) -> Result<()> {
         if self.bound.is_some() {
             return Ok(());
         }
-        let source = place::existing(&self.source)?;
-        let dir = place::kind(&source)? == FileType::Directory;
+        let source = safe_path::existing(&self.source)?;
+        let dir = safe_path::kind(&source)? == FileType::Directory;
         if dir != (self.kind == Kind::Directory) {
-            return Err(Error::internal(format!("{} is no longer what it was", self.source.display())));
+            return Err(Error::internal(format!("{} changed its type", self.source.display())));
         }
-        let Some(new) = watched::look(&source)? else {
+        let Some(new) = tree_sync::snapshot(&source)? else {
             log::warn!(
-                "{}: more than {MOST_ENTRIES} entries or {MOST_BYTES} bytes; bound instead of copied",
+                "{}: more than {MAX_ENTRIES} entries or {MAX_BYTES} bytes; bind-mounted instead of copied",
                 self.source.display()
             );
             self.bound = Some(bind(&self.run, &source, &self.target, self.kind)?);
@@ -75,47 +75,47 @@ impl Copy {
             return Ok(());
         }
         match self.kind {
-            Kind::Directory => watched::refresh(&source, &self.root, &self.tree, &new)?,
-            Kind::File => watched::refresh_file(&source, &self.root, &new)?,
+            Kind::Directory => tree_sync::refresh(&source, &self.root, &self.tree, &new)?,
+            Kind::File => tree_sync::refresh_file(&source, &self.root, &new)?,
         }
         self.tree = new;
         Ok(())
     }
 }
 
-impl Drop for Copy {
+impl Drop for SyncedCopy {
     fn drop(&mut self) {
         self.bound = None;
-        // Not if somebody else's is there by now.
+        // Unless it has been replaced in the meantime.
         let same = |found: OwnedFd| {
             let (ours, there) = (rustix::fs::fstat(&self.root).ok()?, rustix::fs::fstat(&found).ok()?);
             Some((ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino))
         };
-        // The host may put a link in the place of any directory above at any time.
-        let Ok((above, name)) = place::above(&self.run, &self.target) else { return };
-        if !place::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
+        // By parent descriptor: the host may replace any directory above by a link at any time.
+        let Ok((above, name)) = safe_path::above(&self.run, &self.target) else { return };
+        if !safe_path::in_directory(&above, name).ok().and_then(same).unwrap_or(false) {
             return;
         }
-        if let Err(error) = watched::take_away(&above, name) {
-            log::warn!("{}: cannot be removed: {error}", self.target.display());
+        if let Err(error) = tree_sync::remove_tree(&above, name) {
+            log::warn!("failed to remove {}: {error}", self.target.display());
         }
     }
 }
 
 fn bind(run: &Path, source: &impl AsFd, target: &Path, kind: Kind) -> Result<Mounted> {
     let options = Options::of(&[])?;
-    Detached::bind(source, &options)?.attach(run, Place::make(run, target, kind)?, &options)
+    Detached::bind(source, &options)?.attach(run, MountPoint::create(run, target, kind)?, &options)
 }
 
-/// Mounts memory on the directory of the copies, once: nothing is written to the host's share.
+/// Mounts a tmpfs on the directory of the copies, once: nothing is written to the host's share.
 fn memory(run: &Path, target: &Path) -> Result<()> {
     static ONE: Mutex<()> = Mutex::new(());
     let dir = target.parent().filter(|dir| dir.file_name().is_some_and(|name| name == DIRECTORY));
     let dir = dir.ok_or_else(|| {
-        Error::invalid(format!("the mount point of a watchable-bind has to be directly below a directory {DIRECTORY}"))
+        Error::invalid(format!("the mount point of a watchable-bind must be directly below a directory {DIRECTORY}"))
     })?;
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::make(run, dir, Kind::Directory)?;
+    let place = MountPoint::create(run, dir, Kind::Directory)?;
     let data = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)
         .map_err(|error| Error::internal(format!("{}: {error}", dir.display())))?;
     if data.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
@@ -126,31 +126,31 @@ fn memory(run: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn make(job: &Job<'_>) -> Result<Made> {
+pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
     let (run, target) = (job.paths.run.clone(), PathBuf::from(&job.storage.mount_point));
     memory(&run, &target)?;
     let source = PathBuf::from(&job.storage.source);
-    let opened = place::existing(&source).map_err(|error| error.during("source"))?;
-    let kind = if place::kind(&opened)? == FileType::Directory { Kind::Directory } else { Kind::File };
-    drop(Place::make(&run, &target, kind)?);
+    let opened = safe_path::existing(&source).map_err(|error| error.during("source"))?;
+    let kind = if safe_path::kind(&opened)? == FileType::Directory { Kind::Directory } else { Kind::File };
+    drop(MountPoint::create(&run, &target, kind)?);
     let flags = if kind == Kind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::RDONLY };
-    let root = place::open_below(&run, &target, flags)?;
-    let mut copy = Copy { run, source, target, kind, root, tree: Tree::new(), bound: None };
+    let root = safe_path::open_below(&run, &target, flags)?;
+    let mut copy = SyncedCopy { run, source, target, kind, root, tree: Tree::new(), bound: None };
     copy.refresh()?;
     let runtime = Handle::try_current().map_err(|error| Error::internal(error.to_string()))?;
-    let mut made = Made::default();
-    made.add(Part::Watch(Watcher { task: runtime.spawn(follow(Arc::new(Mutex::new(copy)))) }));
+    let mut made = Resources::default();
+    made.add(Resource::Watch(Watcher { task: runtime.spawn(sync_loop(Arc::new(Mutex::new(copy)))) }));
     Ok(made)
 }
 
-/// Looks for changes until it is aborted. A host that does not answer holds this one up and nobody else.
-async fn follow(copy: Arc<Mutex<Copy>>) {
+/// Synchronises until aborted. A host that does not reply blocks only this copy.
+async fn sync_loop(copy: Arc<Mutex<SyncedCopy>>) {
     let mut last = String::new();
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let copy = Arc::clone(&copy);
-        let looked = work::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
-        let error = looked.err().map(|error| error.message).unwrap_or_default();
+        let polled = background::blocking(move || copy.lock().unwrap_or_else(PoisonError::into_inner).refresh()).await;
+        let error = polled.err().map(|error| error.message).unwrap_or_default();
         if !error.is_empty() && error != last {
             log::warn!("watchable-bind: {error}");
         }
@@ -167,14 +167,14 @@ mod tests {
 
     use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-    fn copy(run: &Path, target: &Path, kind: Kind) -> Copy {
+    fn copy(run: &Path, target: &Path, kind: Kind) -> SyncedCopy {
         let root = fs::File::open(target).unwrap().into();
         let (run, target, source) = (run.to_owned(), target.to_owned(), "/nonexistent".into());
-        Copy { run, source, target, kind, root, tree: Tree::new(), bound: None }
+        SyncedCopy { run, source, target, kind, root, tree: Tree::new(), bound: None }
     }
 
     #[test]
-    fn a_copy_takes_itself_away_and_nothing_else() {
+    fn copy_removes_only_itself() {
         let run = tempfile::tempdir().unwrap();
         let (dir, file) = (run.path().join("w/directory"), run.path().join("w/file"));
         fs::create_dir_all(dir.join("deep")).unwrap();
@@ -182,7 +182,7 @@ mod tests {
         let copies = [copy(run.path(), &dir, Kind::Directory), copy(run.path(), &file, Kind::File)];
         drop(copies);
         assert_eq!(fs::read_dir(run.path().join("w")).unwrap().count(), 0);
-        // Somebody else's by now.
+        // Replaced in the meantime.
         fs::write(&file, "x").unwrap();
         let old = copy(run.path(), &file, Kind::File);
         fs::rename(&file, run.path().join("w/moved")).unwrap();
@@ -191,9 +191,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "other");
     }
 
-    /// The host exchanges a directory of its share for a link, and back, without end.
+    /// The host swaps a directory of its share for a link, and back, in a loop.
     #[test]
-    fn a_link_that_comes_in_between_leads_nobody_to_the_guests_files() {
+    fn symlink_race_during_removal_does_not_reach_guest_files() {
         let (run, guest) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (real, link) = (run.path().join("w"), run.path().join("link"));
         let (precious, file) = (guest.path().join("directory/precious"), guest.path().join("file"));

@@ -1,4 +1,4 @@
-//! What a sandbox changes about a container's configuration.
+//! Adapts a container's OCI configuration to the sandbox: namespaces, cgroup path, HOME.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,30 +7,30 @@ use oci_spec::runtime::{Linux, LinuxNamespace, LinuxNamespaceBuilder, LinuxNames
 
 use crate::error::{Error, Result};
 
-/// The namespaces that containers share.
+/// Namespaces that containers of the sandbox share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedNamespaces {
     /// The sandbox's IPC namespace.
     pub ipc: Option<PathBuf>,
     /// The sandbox's UTS namespace, which carries its host name.
     pub uts: Option<PathBuf>,
-    /// The process namespace of the first container, for one that asked to share it.
+    /// The PID namespace of the first container, if sharing was requested.
     pub pid: Option<PathBuf>,
 }
 
-/// What becomes of each kind of namespace.
+/// How a namespace of a container is chosen.
 enum Rule {
     /// The guest's own: there is one network and one clock.
     Guest,
-    /// A new one, listed or not.
+    /// A new one, whether listed or not.
     New,
-    /// The sandbox's if it is listed and there is a sandbox, else a new one.
+    /// The sandbox's if it is listed and a sandbox exists, otherwise a new one.
     Sandbox(Option<PathBuf>),
     /// As listed.
     AsListed,
 }
 
-fn rule(kind: LinuxNamespaceType, shared: &Shared) -> Rule {
+fn rule(kind: LinuxNamespaceType, shared: &SharedNamespaces) -> Rule {
     match kind {
         LinuxNamespaceType::Network | LinuxNamespaceType::Time => Rule::Guest,
         LinuxNamespaceType::Mount | LinuxNamespaceType::Cgroup => Rule::New,
@@ -42,7 +42,7 @@ fn rule(kind: LinuxNamespaceType, shared: &Shared) -> Rule {
     }
 }
 
-/// Every kind, in the order in which they are written.
+/// All kinds, in the order in which they are written.
 const KINDS: &[LinuxNamespaceType] = &[
     LinuxNamespaceType::Mount,
     LinuxNamespaceType::Cgroup,
@@ -57,8 +57,8 @@ const KINDS: &[LinuxNamespaceType] = &[
 /// Sets the configuration's namespaces.
 ///
 /// # Errors
-/// Never for the values used here; oci-spec's builders are fallible by type.
-pub fn namespaces(spec: &mut Spec, shared: &Shared) -> Result<()> {
+/// Never for these values; oci-spec's builders are fallible by type.
+pub fn namespaces(spec: &mut Spec, shared: &SharedNamespaces) -> Result<()> {
     let linux = spec.linux_mut().get_or_insert_with(Linux::default);
     let listed = linux.namespaces().clone().unwrap_or_default();
     let mut all = Vec::new();
@@ -83,20 +83,20 @@ fn namespace(kind: LinuxNamespaceType, path: Option<PathBuf>) -> Result<LinuxNam
     builder.build().map_err(|error| Error::internal(error.to_string()))
 }
 
-/// The container's resource group: an absolute path, as libcontainer needs it.
-/// The systemd form `slice:prefix:name` becomes a path too; there is no systemd.
+/// Returns the container's cgroup as the absolute path that libcontainer requires. The systemd form
+/// `slice:prefix:name` becomes a path too, as the guest has no systemd.
 ///
 /// # Errors
-/// The path would leave the root.
-pub fn cgroup(asked: &Path, container: &str) -> Result<PathBuf> {
-    let text = asked.to_string_lossy().replace(':', "/");
+/// The path contains `..`.
+pub fn cgroup(requested: &Path, container: &str) -> Result<PathBuf> {
+    let text = requested.to_string_lossy().replace(':', "/");
     let mut path = PathBuf::from("/");
     for part in Path::new(&text).components() {
         match part {
             Component::Normal(part) => path.push(part),
             Component::RootDir | Component::CurDir => {}
             Component::ParentDir | Component::Prefix(_) => {
-                return Err(Error::invalid(format!("container {container}: CgroupsPath {text:?} has \"..\" in it")));
+                return Err(Error::invalid(format!("container {container}: CgroupsPath {text:?} contains \"..\"")));
             }
         }
     }
@@ -106,11 +106,11 @@ pub fn cgroup(asked: &Path, container: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Gives the environment a `HOME` unless it has one that says something. The
-/// container's own process looks it up: see [`HOME_OF_PASSWD`].
+/// Sets `HOME` if the environment has none or an empty one. The container's own process looks it
+/// up: see [`HOME_OF_PASSWD`].
 pub fn set_home(env: &mut Vec<String>) {
-    let says = |entry: &String| entry.strip_prefix("HOME=").is_some_and(|home| !home.is_empty());
-    if !env.iter().any(says) {
+    let has_home = |entry: &String| entry.strip_prefix("HOME=").is_some_and(|home| !home.is_empty());
+    if !env.iter().any(has_home) {
         env.retain(|entry| !entry.starts_with("HOME="));
         env.extend(["HOME=/".to_owned(), format!("{HOME_OF_PASSWD}=1")]);
     }
@@ -134,22 +134,22 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_shares_ipc_and_uts_and_the_guests_network() {
+    fn containers_of_a_pod_share_ipc_uts_and_the_guests_network() {
         use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network, Pid, Uts};
         let mut spec = list(&[(Ipc, None), (Uts, Some("/proc/7/ns/uts")), (Mount, None), (Network, Some("/x"))]);
-        let shared = Shared { ipc: Some("/i".into()), uts: Some("/u".into()), pid: None };
+        let shared = SharedNamespaces { ipc: Some("/i".into()), uts: Some("/u".into()), pid: None };
         namespaces(&mut spec, &shared).unwrap();
         let own = [(Mount, None), (Cgroup, None), (Pid, None)];
         let sandbox = [(Ipc, Some("/i".to_owned())), (Uts, Some("/u".to_owned()))];
         assert_eq!(result(&spec), [&own[..], &sandbox[..]].concat());
-        let shared = Shared { pid: Some("/p".into()), ..Shared::default() };
+        let shared = SharedNamespaces { pid: Some("/p".into()), ..SharedNamespaces::default() };
         namespaces(&mut spec, &shared).unwrap();
         assert_eq!(result(&spec)[2], (Pid, Some("/p".to_owned())));
         assert_eq!(result(&spec)[3], (Ipc, None), "no sandbox: a new one, never the host's path");
     }
 
     #[test]
-    fn cgroups_are_absolute_and_stay_inside() {
+    fn cgroup_paths_are_absolute_and_stay_below_the_root() {
         assert_eq!(cgroup(Path::new("/kubepods/x/c"), "c").unwrap(), Path::new("/kubepods/x/c"));
         assert_eq!(cgroup(Path::new("system.slice:docker:c"), "c").unwrap(), Path::new("/system.slice/docker/c"));
         assert_eq!(cgroup(Path::new(""), "c").unwrap(), Path::new("/c"));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_that_says_nothing_is_looked_up() {
+    fn missing_or_empty_home_is_looked_up() {
         let marked = format!("{HOME_OF_PASSWD}=1");
         for nothing in [vec!["A=1"], vec!["HOME=", "A=1"]] {
             let mut env: Vec<String> = nothing.iter().map(ToString::to_string).collect();
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_path_is_taken(text in "\\PC{0,80}") {
+        fn any_cgroup_path_stays_below_the_root(text in "\\PC{0,80}") {
             if let Ok(path) = cgroup(Path::new(&text), "c") {
                 prop_assert!(path.starts_with("/") && path != Path::new("/"));
                 prop_assert!(path.components().all(|part| part != Component::ParentDir));

@@ -1,4 +1,4 @@
-//! Groups: who may use a storage beside root.
+//! Sets the owning group of a storage (Kubernetes fsGroup).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,56 +7,57 @@ use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use super::Job;
-use super::place::by_descriptor;
+use super::safe_path::by_descriptor;
 use crate::error::{Error, Result};
 
-/// Each level of a tree costs a descriptor while it is walked.
-const DEEPEST: usize = 256;
+/// Depth limit: each level of a tree uses a descriptor during the walk.
+const MAX_DEPTH: usize = 256;
 
-/// Neither links nor other mounts are entered.
-const STEP: ResolveFlags = ResolveFlags::BENEATH
+/// MemoryWatcher neither links nor other mounts.
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// Gives what a storage offers to the group that it names, if it names one:
-/// `fsgid=N` the root alone, a group with a policy everything in it.
+/// Changes the group of a storage, if it has one: `fsgid=N` changes the root only, a group with a
+/// policy the whole tree.
 ///
 /// # Errors
-/// The file system refuses, or the tree is too deep.
-pub(super) fn give(root: &impl AsFd, job: &Job<'_>) -> Result<()> {
+/// The kernel refuses, or the tree is too deep.
+pub(super) fn apply(root: &impl AsFd, job: &Job<'_>) -> Result<()> {
     let readonly = job.options.readonly();
     if let Some(group) = job.storage.fs_group.as_ref() {
         if readonly {
-            log::debug!("{} is read-only: its files keep their groups", job.storage.mount_point);
+            log::debug!("{} is read-only: fsGroup is not applied", job.storage.mount_point);
             return Ok(());
         }
         let always = group.group_change_policy.enum_value_or_default() == FSGroupChangePolicy::Always;
-        return whole(root.as_fd(), group.group_id, always);
+        return change_tree(root.as_fd(), group.group_id, always);
     }
-    self::root(root, job.options.group.filter(|_| !readonly))
+    apply_to_root(root, job.options.group.filter(|_| !readonly))
 }
 
-/// Gives the root alone to a group.
+/// Changes the group of the root only.
 ///
 /// # Errors
-/// The file system refuses.
-pub(super) fn root(root: &impl AsFd, group: Option<u32>) -> Result<()> {
+/// The kernel refuses, or the tree is too deep.
+pub(super) fn apply_to_root(root: &impl AsFd, group: Option<u32>) -> Result<()> {
     let Some(group) = group else { return Ok(()) };
     let found = rustix::fs::fstat(root).map_err(failed(group))?;
     one(root.as_fd(), group, FileType::from_raw_mode(found.st_mode), found.st_mode).map_err(failed(group))
 }
 
 fn failed(group: u32) -> impl Fn(Errno) -> Error {
-    move |error| Error::internal(format!("cannot give it to group {group}: {error}"))
+    move |error| Error::internal(format!("failed to set group {group}: {error}"))
 }
 
-/// The permissions that a member of the group gets: what is in a directory belongs to the group as well.
+/// Returns the mode with group permissions added; directories get set-group-ID, so new files
+/// inherit the group.
 fn permissions(kind: FileType, mode: u32) -> Option<Mode> {
     let more = match kind {
         FileType::Directory => 0o2770,
         FileType::RegularFile => 0o660,
-        // A link has none, and other things are not opened to more people than before.
+        // Links have no mode, and the permissions of other types are not extended.
         _ => return None,
     };
     Some(Mode::from_raw_mode((mode & 0o7777) | more))
@@ -65,27 +66,27 @@ fn permissions(kind: FileType, mode: u32) -> Option<Mode> {
 fn one(fd: BorrowedFd<'_>, group: u32, kind: FileType, mode: u32) -> rustix::io::Result<()> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::chownat(fd, "", None::<Uid>, Some(Gid::from_raw(group)), flags)?;
-    // After the change of the owner, which takes the set-group bit away. The
-    // descriptor may be one that only names, on which fchmod does not work.
+    // After chown, which clears the set-group-ID bit. By path, as fchmod fails on an O_PATH
+    // descriptor.
     match permissions(kind, mode) {
         Some(mode) => rustix::fs::chmod(by_descriptor(fd), mode),
         None => Ok(()),
     }
 }
 
-/// Whether the root already is as we would make it.
+/// Returns whether the root already has the group and mode.
 fn matches(root: BorrowedFd<'_>, group: u32) -> rustix::io::Result<bool> {
     let found = rustix::fs::fstat(root)?;
-    let wanted = permissions(FileType::from_raw_mode(found.st_mode), found.st_mode);
-    Ok(found.st_gid == group && wanted.is_none_or(|mode| mode.as_raw_mode() == found.st_mode & 0o7777))
+    let expected = permissions(FileType::from_raw_mode(found.st_mode), found.st_mode);
+    Ok(found.st_gid == group && expected.is_none_or(|mode| mode.as_raw_mode() == found.st_mode & 0o7777))
 }
 
 fn open(dir: BorrowedFd<'_>, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC, Mode::empty(), STEP)
+    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE)
 }
 
-/// Changes a tree; the root last, so that a walk that was cut short is walked again.
-fn whole(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
+/// Changes a tree; the root last, so an interrupted walk is repeated.
+fn change_tree(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
     let failed = failed(group);
     if !always && matches(root, group).map_err(&failed)? {
         return Ok(());
@@ -105,10 +106,10 @@ fn whole(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            if let Some(inner) = entered(dir, name, group).map_err(&failed)? {
-                if open_directories.len() >= DEEPEST {
+            if let Some(inner) = change_entry(dir, name, group).map_err(&failed)? {
+                if open_directories.len() >= MAX_DEPTH {
                     return Err(Error::internal(format!(
-                        "cannot give it to group {group}: deeper than {DEEPEST} directories"
+                        "failed to set group {group}: deeper than {MAX_DEPTH} directories"
                     )));
                 }
                 open_directories.push(inner);
@@ -118,10 +119,10 @@ fn whole(root: BorrowedFd<'_>, group: u32, always: bool) -> Result<()> {
     one(root, group, kind, found.st_mode).map_err(&failed)
 }
 
-/// Changes an entry of a directory; opens it if it is a directory itself.
-fn entered(dir: &Dir, name: &std::ffi::CStr, group: u32) -> rustix::io::Result<Option<Dir>> {
+/// Changes a directory entry; returns it opened if it is a directory.
+fn change_entry(dir: &Dir, name: &std::ffi::CStr, group: u32) -> rustix::io::Result<Option<Dir>> {
     let at = dir.fd()?;
-    // Links are changed themselves; what vanishes meanwhile needs no group.
+    // Links are changed themselves; entries deleted in the meantime are skipped.
     let entry = match open(at, name, OFlags::PATH) {
         Ok(entry) => entry,
         Err(Errno::LOOP) => {
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_opened_to_the_group_and_links_are_not_followed() {
+    fn tree_gets_group_permissions_and_links_are_not_followed() {
         let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let group = rustix::process::getgid().as_raw();
         let before = mode(outside.path());
@@ -169,7 +170,7 @@ mod tests {
         symlink(&secret, root.path().join("a/link")).unwrap();
         symlink(outside.path(), root.path().join("a/b/directory")).unwrap();
 
-        whole(File::open(root.path()).unwrap().as_fd(), group, true).unwrap();
+        change_tree(File::open(root.path()).unwrap().as_fd(), group, true).unwrap();
         assert_eq!(mode(&root.path().join("a/b/file")), 0o664);
         assert_eq!(mode(&root.path().join("a/b")) & 0o2770, 0o2770);
         assert_eq!(mode(root.path()) & 0o2770, 0o2770);
@@ -178,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_matches_ends_the_walk_unless_it_shall_always_be_walked() {
+    fn matching_root_skips_the_walk_unless_the_policy_is_always() {
         let root = tempfile::tempdir().unwrap();
         let group = rustix::process::getgid().as_raw();
         let file = root.path().join("file");
         fs::write(&file, "x").unwrap();
         let walk = |always| {
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-            whole(File::open(root.path()).unwrap().as_fd(), group, always).unwrap();
+            change_tree(File::open(root.path()).unwrap().as_fd(), group, always).unwrap();
             mode(&file)
         };
         assert_eq!(walk(false), 0o660, "the root did not match");
@@ -194,11 +195,11 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_is_too_deep_is_an_error() {
+    fn too_deep_tree_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("d/".repeat(300))).unwrap();
         let group = rustix::process::getgid().as_raw();
-        let error = whole(File::open(root.path()).unwrap().as_fd(), group, true).unwrap_err();
+        let error = change_tree(File::open(root.path()).unwrap().as_fd(), group, true).unwrap_err();
         assert!(error.message.contains("deeper"), "{error}");
     }
 }

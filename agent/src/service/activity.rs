@@ -1,4 +1,4 @@
-//! Every call is noted, so that the agent knows when it has nothing to do.
+//! Records the time of every call, for the idle timer.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use ttrpc::proto::{Request, Response};
 
 use crate::agent::Agent;
 
-pub(super) struct Noted {
+pub(super) struct Tracked {
     pub(super) agent: Arc<Agent>,
     pub(super) serve: Box<dyn MethodHandler + Send + Sync>,
 }
 
 #[async_trait]
-impl MethodHandler for Noted {
+impl MethodHandler for Tracked {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        self.agent.rest.called();
+        self.agent.idle.called();
         self.serve.handler(context, request).await
     }
 }

@@ -1,5 +1,5 @@
-//! A copy of a small tree that is brought up to date step by step: files and
-//! directories first, then links, which may point at them, then what is no longer there.
+//! Incremental copy of a small tree: files and directories first, then links, which may point at
+//! them, then deletions.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,29 +11,29 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::place::by_descriptor;
+use super::safe_path::by_descriptor;
 use crate::error::{Error, Result};
 
-/// What is larger is bound instead of copied.
-pub(super) const MOST_ENTRIES: usize = 16;
+/// Limits; larger sources are bind-mounted instead of copied.
+pub(super) const MAX_ENTRIES: usize = 16;
 
 /// In bytes, all files together.
-pub(super) const MOST_BYTES: u64 = 1 << 20;
+pub(super) const MAX_BYTES: u64 = 1 << 20;
 
-/// The name under which a file is completed.
-const UNFINISHED: &str = ".firstlight-unfinished";
+/// Temporary name of a file until it is complete.
+const TEMPORARY: &str = ".firstlight-unfinished";
 
-const STEP: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// One thing in the tree; the empty path is its root.
+/// An entry of the tree; the empty path is its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     kind: Kind,
     mode: u32,
     owner: (u32, u32),
     size: u64,
-    /// When content and properties changed, and the file's number: what tells a change.
-    seen: (i64, u64, i64, u64, u64),
+    /// Modification and change times, and inode: detect a change.
+    version: (i64, u64, i64, u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ enum Kind {
     Link(PathBuf),
 }
 
-/// A tree as it was found.
+/// Snapshot of a tree.
 pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 
 fn io(path: &Path) -> impl Fn(Errno) -> Error {
@@ -51,8 +51,8 @@ fn io(path: &Path) -> impl Fn(Errno) -> Error {
 }
 
 fn open(dir: impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // Non-blocking, so that a FIFO does not stop us.
-    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), STEP)
+    // Non-blocking: open of a FIFO must not block.
+    rustix::fs::openat2(dir, name, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), RESOLVE)
 }
 
 fn entry(data: &Stat, kind: Kind) -> Entry {
@@ -62,17 +62,18 @@ fn entry(data: &Stat, kind: Kind) -> Entry {
         mode: data.st_mode & 0o7777,
         owner: (data.st_uid, data.st_gid),
         size,
-        seen: (data.st_mtime, data.st_mtime_nsec, data.st_ctime, data.st_ctime_nsec, data.st_ino),
+        version: (data.st_mtime, data.st_mtime_nsec, data.st_ctime, data.st_ctime_nsec, data.st_ino),
     }
 }
 
-/// Looks at a tree; `None` if it has too much in it. Sockets and the like are left out.
-pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
+/// Takes a snapshot of a tree; `None` if it exceeds a limit. Sockets and other special files are
+/// omitted.
+pub(super) fn snapshot(root: &OwnedFd) -> Result<Option<Tree>> {
     let mut tree = Tree::new();
     let data = rustix::fs::fstat(root).map_err(io(Path::new("source")))?;
     if FileType::from_raw_mode(data.st_mode) != FileType::Directory {
         tree.insert(PathBuf::new(), entry(&data, Kind::File));
-        return Ok((data.st_size <= i64::try_from(MOST_BYTES).unwrap_or(0)).then_some(tree));
+        return Ok((data.st_size <= i64::try_from(MAX_BYTES).unwrap_or(0)).then_some(tree));
     }
     tree.insert(PathBuf::new(), entry(&data, Kind::Directory));
     let mut dirs = vec![PathBuf::new()];
@@ -81,7 +82,7 @@ pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
         let name = if at.as_os_str().is_empty() { OsStr::new(".") } else { at.as_os_str() };
         let dir = match open(root, name, OFlags::RDONLY | OFlags::DIRECTORY) {
             Ok(dir) => dir,
-            // The host replaced it meanwhile: the next look finds what it is then.
+            // Replaced by the host in the meantime: the next poll handles it.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
             Err(error) => return Err(io(&at)(error)),
         };
@@ -108,8 +109,8 @@ pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
             let entry = entry(&data, kind);
             bytes += entry.size;
             tree.insert(path, entry);
-            // The root is none of them.
-            if tree.len() > MOST_ENTRIES + 1 || bytes > MOST_BYTES {
+            // The root is not counted.
+            if tree.len() > MAX_ENTRIES + 1 || bytes > MAX_BYTES {
                 return Ok(None);
             }
         }
@@ -117,20 +118,20 @@ pub(super) fn look(root: &OwnedFd) -> Result<Option<Tree>> {
     Ok(Some(tree))
 }
 
-/// The directory of a path below `root`, and its name there.
+/// Opens the parent directory of a path below `root`; returns it and the last component.
 fn parent<'a>(root: &OwnedFd, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
     let name = path.file_name().ok_or_else(|| Error::internal("no name"))?;
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((open(root, above.as_os_str(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(above))?, name))
 }
 
-/// Removes something, and all that is in it, without following a link.
-pub(super) fn take_away(dir: &OwnedFd, name: &OsStr) -> Result<()> {
+/// Removes an entry and its content without following links.
+pub(super) fn remove_tree(dir: &OwnedFd, name: &OsStr) -> Result<()> {
     let failed = |error: Errno| io(Path::new(name))(error);
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {
-            // By descriptor, and the standard library does not follow links on the way down.
+            // By descriptor; remove_dir_all does not follow links.
             let path = Path::new(&by_descriptor(dir)).join(name);
             std::fs::remove_dir_all(&path).map_err(|error| Error::internal(format!("{}: {error}", name.display())))
         }
@@ -138,47 +139,47 @@ pub(super) fn take_away(dir: &OwnedFd, name: &OsStr) -> Result<()> {
     }
 }
 
-fn properties(fd: &OwnedFd, entry: &Entry) -> rustix::io::Result<()> {
+fn set_attributes(fd: &OwnedFd, entry: &Entry) -> rustix::io::Result<()> {
     let (user, group) = entry.owner;
     rustix::fs::fchown(fd, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     rustix::fs::fchmod(fd, Mode::from_raw_mode(entry.mode))
 }
 
-/// Copies a file's content; no more than it may have.
-fn content(source: OwnedFd, target: &OwnedFd) -> Result<()> {
-    let failed = |error: std::io::Error| Error::internal(format!("cannot copy: {error}"));
+/// Copies a file's content, up to the limit.
+fn copy_content(source: OwnedFd, target: &OwnedFd) -> Result<()> {
+    let failed = |error: std::io::Error| Error::internal(format!("failed to copy: {error}"));
     let mut data = Vec::new();
-    std::fs::File::from(source).take(MOST_BYTES).read_to_end(&mut data).map_err(failed)?;
+    std::fs::File::from(source).take(MAX_BYTES).read_to_end(&mut data).map_err(failed)?;
     let target = target.try_clone().map_err(failed)?;
     let mut target = std::fs::File::from(target);
     target.write_all(&data).map_err(failed)?;
     target.set_len(data.len() as u64).map_err(failed)
 }
 
-/// A single file is written where it is: whoever has bound it sees the change.
+/// Updates a single file in place, so that bind mounts of it see the change.
 pub(super) fn refresh_file(source: &OwnedFd, target: &OwnedFd, tree: &Tree) -> Result<()> {
     let reopened = |fd: &OwnedFd, flags: OFlags| {
         rustix::fs::open(by_descriptor(fd), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
             .map_err(io(Path::new("file")))
     };
     let target = reopened(target, OFlags::WRONLY)?;
-    content(reopened(source, OFlags::RDONLY)?, &target)?;
-    tree.values().try_for_each(|entry| properties(&target, entry).map_err(io(Path::new("file"))))
+    copy_content(reopened(source, OFlags::RDONLY)?, &target)?;
+    tree.values().try_for_each(|entry| set_attributes(&target, entry).map_err(io(Path::new("file"))))
 }
 
-/// Makes `target` what `source` was when `new` was seen; `old` is what it was made of before.
+/// Updates `target` to the snapshot `new` of `source`; `old` is its previous snapshot.
 pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree) -> Result<()> {
     let changed = |path: &Path, entry: &Entry| old.get(path) != Some(entry);
     let is_link = |entry: &Entry| matches!(entry.kind, Kind::Link(_));
     for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && !is_link(entry)) {
         if path.as_os_str().is_empty() {
             let root = open(target, OsStr::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
-            properties(&root, entry).map_err(io(path))?;
+            set_attributes(&root, entry).map_err(io(path))?;
             continue;
         }
         let (dir, name) = parent(target, path)?;
         if old.get(path).is_some_and(|old| old.kind != entry.kind) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
         if entry.kind == Kind::Directory {
             match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)) {
@@ -186,44 +187,45 @@ pub(super) fn refresh(source: &OwnedFd, target: &OwnedFd, old: &Tree, new: &Tree
                 Err(error) => return Err(io(path)(error)),
             }
             let made = open(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(io(path))?;
-            properties(&made, entry).map_err(io(path))?;
+            set_attributes(&made, entry).map_err(io(path))?;
         } else {
-            file(source, &dir, path, name, entry)?;
+            copy_file(source, &dir, path, name, entry)?;
         }
     }
     for (path, entry) in new.iter().filter(|(path, entry)| changed(path, entry) && is_link(entry)) {
         let (dir, name) = parent(target, path)?;
         let Kind::Link(to) = &entry.kind else { continue };
         if old.get(path).is_some_and(|old| old.kind == Kind::Directory) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
-        take_away(&dir, OsStr::new(UNFINISHED))?;
-        rustix::fs::symlinkat(to, &dir, UNFINISHED).map_err(io(path))?;
-        rustix::fs::renameat(&dir, UNFINISHED, &dir, name).map_err(io(path))?;
+        remove_tree(&dir, OsStr::new(TEMPORARY))?;
+        rustix::fs::symlinkat(to, &dir, TEMPORARY).map_err(io(path))?;
+        rustix::fs::renameat(&dir, TEMPORARY, &dir, name).map_err(io(path))?;
     }
     for path in old.keys().filter(|path| !new.contains_key(*path)) {
-        // With its directory it may be gone already.
+        // It may have been removed with its directory.
         if let Ok((dir, name)) = parent(target, path) {
-            take_away(&dir, name)?;
+            remove_tree(&dir, name)?;
         }
     }
     Ok(())
 }
 
-/// A file is complete before it has its name.
-fn file(source: &OwnedFd, dir: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
+/// Copies a file to a temporary name and renames it when complete.
+fn copy_file(source: &OwnedFd, dir: &OwnedFd, path: &Path, name: &OsStr, entry: &Entry) -> Result<()> {
     let from = match open(source, path.as_os_str(), OFlags::RDONLY) {
         Ok(from) => from,
-        // The next look sees that it is gone.
+        // Removed in the meantime: the next poll handles it.
         Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
         Err(error) => return Err(io(path)(error)),
     };
-    take_away(dir, OsStr::new(UNFINISHED))?;
+    remove_tree(dir, OsStr::new(TEMPORARY))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let unfinished = rustix::fs::openat2(dir, UNFINISHED, flags, Mode::from_raw_mode(0o600), STEP).map_err(io(path))?;
-    content(from, &unfinished)?;
-    properties(&unfinished, entry).map_err(io(path))?;
-    rustix::fs::renameat(dir, UNFINISHED, dir, name).map_err(io(path))
+    let unfinished =
+        rustix::fs::openat2(dir, TEMPORARY, flags, Mode::from_raw_mode(0o600), RESOLVE).map_err(io(path))?;
+    copy_content(from, &unfinished)?;
+    set_attributes(&unfinished, entry).map_err(io(path))?;
+    rustix::fs::renameat(dir, TEMPORARY, dir, name).map_err(io(path))
 }
 
 #[cfg(test)]
@@ -236,7 +238,7 @@ mod tests {
         fs::File::open(path).unwrap().into()
     }
 
-    /// A volume as kubelet writes it.
+    /// Writes a volume as kubelet does.
     fn version(root: &Path, name: &str, text: &str) {
         fs::create_dir(root.join(name)).unwrap();
         fs::write(root.join(name).join("key"), text).unwrap();
@@ -246,18 +248,18 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_follows_its_source() {
+    fn copy_is_updated_from_its_source() {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (from, to) = (opened(source.path()), opened(target.path()));
         version(source.path(), "..1", "one");
-        let first = look(&from).unwrap().unwrap();
+        let first = snapshot(&from).unwrap().unwrap();
         refresh(&from, &to, &Tree::new(), &first).unwrap();
         assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "one");
-        assert_eq!(look(&from).unwrap().unwrap(), first, "nothing changed");
+        assert_eq!(snapshot(&from).unwrap().unwrap(), first, "nothing changed");
 
         version(source.path(), "..2", "two");
         fs::remove_dir_all(source.path().join("..1")).unwrap();
-        let second = look(&from).unwrap().unwrap();
+        let second = snapshot(&from).unwrap().unwrap();
         refresh(&from, &to, &first, &second).unwrap();
         assert_eq!(fs::read_to_string(target.path().join("key")).unwrap(), "two");
         let mut names: Vec<_> = fs::read_dir(target.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_may_change() {
+    fn changed_file_types_are_copied() {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (from, to) = (opened(source.path()), opened(target.path()));
         let mut old = Tree::new();
@@ -289,7 +291,7 @@ mod tests {
         ];
         for turn in turns {
             turn();
-            let new = look(&from).unwrap().unwrap();
+            let new = snapshot(&from).unwrap().unwrap();
             refresh(&from, &to, &old, &new).unwrap();
             old = new;
         }
@@ -297,31 +299,31 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_not_copied() {
+    fn source_above_the_limits_is_not_copied() {
         let source = tempfile::tempdir().unwrap();
         let from = opened(source.path());
-        for number in 0..MOST_ENTRIES {
+        for number in 0..MAX_ENTRIES {
             fs::write(source.path().join(number.to_string()), "").unwrap();
         }
-        assert!(look(&from).unwrap().is_some());
+        assert!(snapshot(&from).unwrap().is_some());
         fs::write(source.path().join("one more"), "").unwrap();
-        assert!(look(&from).unwrap().is_none());
+        assert!(snapshot(&from).unwrap().is_none());
         let large = tempfile::tempdir().unwrap();
-        fs::File::create(large.path().join("f")).unwrap().set_len(MOST_BYTES + 1).unwrap();
-        assert!(look(&opened(large.path())).unwrap().is_none());
-        assert!(look(&opened(&large.path().join("f"))).unwrap().is_none());
+        fs::File::create(large.path().join("f")).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(snapshot(&opened(large.path())).unwrap().is_none());
+        assert!(snapshot(&opened(&large.path().join("f"))).unwrap().is_none());
     }
 
     #[test]
-    fn a_link_in_the_copy_leads_nobody_outside() {
+    fn symlink_in_the_copy_is_not_followed() {
         let (source, target, outside) =
             (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (from, to) = (opened(source.path()), opened(target.path()));
         fs::create_dir(source.path().join("a")).unwrap();
         fs::write(source.path().join("a/f"), "x").unwrap();
-        // Whoever uses the copy has put a link into it.
+        // A user of the copy has put a link into it.
         symlink(outside.path(), target.path().join("a")).unwrap();
-        refresh(&from, &to, &Tree::new(), &look(&from).unwrap().unwrap()).unwrap_err();
+        refresh(&from, &to, &Tree::new(), &snapshot(&from).unwrap().unwrap()).unwrap_err();
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 }

@@ -1,7 +1,7 @@
-//! Every call of `grpc.AgentService` passes the policy's gate.
+//! Authorises every call of `grpc.AgentService` by the policy.
 //!
-//! In one place, before a request is even parsed, so that no call can be
-//! forgotten: one that has no row here is not served.
+//! Done in one place, before a request is parsed, so no call can bypass it: a call without a row in
+//! `CALLS` is not served.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::policy::Gate;
 
 type Handler = Box<dyn MethodHandler + Send + Sync>;
 
-/// Calls and the messages that policies know them by.
+/// Calls and the request names by which policies know them.
 const CALLS: &[(&str, &str)] = &[
     ("AddARPNeighbors", "AddARPNeighborsRequest"),
     ("AddSwap", "AddSwapRequest"),
@@ -61,10 +61,10 @@ const CALLS: &[(&str, &str)] = &[
     ("WriteStdin", "WriteStreamRequest"),
 ];
 
-/// Puts the gate before every call.
-pub(super) fn judged(methods: HashMap<String, Handler>, gate: &Arc<Gate>) -> HashMap<String, Handler> {
+/// Wraps every call in the policy check.
+pub(super) fn authorise_all(methods: HashMap<String, Handler>, gate: &Arc<Gate>) -> HashMap<String, Handler> {
     let row = |name: &str| CALLS.iter().find(|(call, _)| *call == name).copied();
-    let judged = |(name, serve): (String, Handler)| {
+    let wrap = |(name, serve): (String, Handler)| {
         let (_, request) = row(&name)?;
         let gate = Arc::clone(gate);
         let handler: Handler = match name.as_str() {
@@ -74,7 +74,7 @@ pub(super) fn judged(methods: HashMap<String, Handler>, gate: &Arc<Gate>) -> Has
         };
         Some((name, handler))
     };
-    methods.into_iter().filter_map(judged).collect()
+    methods.into_iter().filter_map(wrap).collect()
 }
 
 fn refused(error: Error) -> Response {
@@ -83,7 +83,7 @@ fn refused(error: Error) -> Response {
     response
 }
 
-/// Judged, then served.
+/// Authorised, then served.
 struct Call {
     gate: Arc<Gate>,
     request: &'static str,
@@ -100,8 +100,8 @@ impl MethodHandler for Call {
     }
 }
 
-/// Served, then judged: a shim that reads must see the end of a stream and be
-/// told of a process that is not there, but not what was written.
+/// Served, then authorised: a shim that reads must see the end of a stream and the error for a
+/// missing process, but not the output.
 struct Read {
     gate: Arc<Gate>,
     request: &'static str,
@@ -111,17 +111,17 @@ struct Read {
 #[async_trait]
 impl MethodHandler for Read {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let asked = request.payload.clone();
+        let payload = request.payload.clone();
         let mut response = self.serve.handler(context, request).await?;
-        if self.gate.pass(self.request, &asked).await.is_err() {
-            // A reply without its one field.
+        if self.gate.pass(self.request, &payload).await.is_err() {
+            // An empty reply: its only field is unset.
             response.payload.clear();
         }
         Ok(response)
     }
 }
 
-/// Judged, and then it changes the judge.
+/// Authorised, then replaces the policy.
 struct SetPolicy {
     gate: Arc<Gate>,
 }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_of_the_schema_has_a_row_that_names_its_request() {
+    fn every_call_of_the_schema_has_a_row_naming_its_request() {
         let schema = include_str!("../../../common/agent-api/proto/agent.proto");
         let service = schema.split("service AgentService").nth(1).and_then(|rest| rest.split('}').next()).unwrap();
         let rows = service.lines().filter_map(|line| {
@@ -153,9 +153,9 @@ mod tests {
             let request = rest.split(')').next()?.rsplit('.').next()?;
             Some((call.trim(), request.trim()))
         });
-        let mut wanted: Vec<_> = rows.collect();
-        wanted.sort_unstable();
-        assert_eq!(CALLS, wanted);
+        let mut expected: Vec<_> = rows.collect();
+        expected.sort_unstable();
+        assert_eq!(CALLS, expected);
         let known: Vec<_> = firstlight_policy::requests::names().collect();
         assert!(CALLS.iter().all(|(_, request)| known.contains(request)));
     }

@@ -1,19 +1,21 @@
-//! The last word on which devices a container gets.
+//! Reduces the granted GPUs to those that the environment selects.
 //!
-//! Names are many and one GPU has several, so what counts here is device nodes:
-//! a name that the container's environment uses stands only if every node
-//! behind it is a node of the grant.
+//! One GPU has several names, so the comparison is by device nodes: a name from the container's
+//! environment is accepted only if all its nodes are nodes of granted GPUs.
 
 use firstlight_cdi::{DeviceName, DeviceNode, Directory};
 
 use super::environment::VISIBLE;
 use super::{Visible, gpu_name};
 
-/// Those of the `granted` GPUs that the environment leaves, and a remark about
-/// each that it names and the container was not granted. Such a name is no
-/// error: images carry the variable from places where it meant something else,
-/// and a container that asks for too much is as safe as one that does not.
-pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, dir: &Directory) -> (Vec<DeviceName>, Vec<String>) {
+/// Returns the granted GPUs that the environment selects, and a warning for each name that was not
+/// granted. Such a name is no error: images set the variable for other environments, and it grants
+/// nothing.
+pub(super) fn select_visible(
+    granted: Vec<DeviceName>,
+    visible: &Visible,
+    dir: &Directory,
+) -> (Vec<DeviceName>, Vec<String>) {
     let only = match visible {
         Visible::All => return (granted, Vec::new()),
         Visible::None => return (Vec::new(), Vec::new()),
@@ -24,21 +26,21 @@ pub(super) fn narrow(granted: Vec<DeviceName>, visible: &Visible, dir: &Director
     };
     let open: Vec<&DeviceNode> = granted.iter().flat_map(nodes).collect();
     let mut left: Vec<DeviceName> = Vec::new();
-    let mut remarks = Vec::new();
+    let mut warnings = Vec::new();
     for which in only {
         let name = gpu_name(&which.to_string());
         let behind = nodes(&name);
-        // Something without a node would get the nodes that all GPUs share.
+        // A device without nodes would still get the nodes shared by all GPUs.
         if behind.is_empty() || !behind.iter().all(|node| open.contains(&node)) {
-            remarks.push(format!("{VISIBLE} names {which}, which the container was not granted; ignored"));
+            warnings.push(format!("{VISIBLE} names {which}, which the container was not granted; ignored"));
         } else if !left.iter().any(|known| nodes(known) == behind) {
             left.push(name);
         }
     }
     if left.is_empty() && !granted.is_empty() {
-        remarks.push(format!("{VISIBLE} leaves none of the GPUs that were granted"));
+        warnings.push(format!("{VISIBLE} leaves none of the GPUs that were granted"));
     }
-    (left, remarks)
+    (left, warnings)
 }
 
 #[cfg(test)]
@@ -47,7 +49,7 @@ mod tests {
     use proptest::prelude::*;
     use std::fs;
 
-    /// Four GPUs with three names each, `all`, a pair, and one without a node.
+    /// Four GPUs with three names each, `all`, a pair, and a device without nodes.
     fn dir() -> Directory {
         let root = tempfile::tempdir().unwrap();
         let node = |minor: u32| format!(r#"{{"path":"/dev/nvidia{minor}","type":"c","major":195,"minor":{minor}}}"#);
@@ -72,8 +74,8 @@ mod tests {
 
     fn left(granted: &[&str], text: &str) -> (Vec<String>, usize) {
         let granted = granted.iter().copied().map(gpu_name).collect();
-        let (names, remarks) = narrow(granted, &visible(text), &dir());
-        (names.into_iter().map(|name| name.device).collect(), remarks.len())
+        let (names, warnings) = select_visible(granted, &visible(text), &dir());
+        (names.into_iter().map(|name| name.device).collect(), warnings.len())
     }
 
     fn names(list: &[&str]) -> Vec<String> {
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_two_by_any_of_its_names() {
+    fn gpu_is_selected_by_any_of_its_names() {
         for name in ["1", "0000:02:00.0", "GPU-1"] {
             assert_eq!(left(&["0000:01:00.0", "0000:02:00.0"], name), (names(&[name]), 0));
         }
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_less_than_its_gpu() {
+    fn mig_instance_does_not_select_its_whole_gpu() {
         let root = tempfile::tempdir().unwrap();
         let device = |name: &str, capabilities: &[u32]| {
             let nodes: Vec<String> = std::iter::once("nvidia0".to_owned())
@@ -104,21 +106,21 @@ mod tests {
         let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
         fs::write(root.path().join("a.json"), text).unwrap();
         let dir = Directory::read(root.path()).unwrap();
-        for (granted, asked, gets) in [
+        for (granted, selected, gets) in [
             ("0", "0:1", &["0:1"][..]),
             ("0:0", "0:0", &["0:0"]),
             ("0:0", "0:1", &[]),
             ("0:0", "0", &[]),
             ("0", "0:2", &[]),
         ] {
-            let (left, _) = narrow(vec![gpu_name(granted)], &visible(asked), &dir);
+            let (left, _) = select_visible(vec![gpu_name(granted)], &visible(selected), &dir);
             let left: Vec<&str> = left.iter().map(|name| name.device.as_str()).collect();
-            assert_eq!(left, gets, "{asked} of {granted}");
+            assert_eq!(left, gets, "{selected} of {granted}");
         }
     }
 
     #[test]
-    fn what_was_not_granted_is_ignored_with_a_remark() {
+    fn name_that_was_not_granted_is_ignored_with_a_warning() {
         for name in ["2", "GPU-2", "0000:03:00.0", "pair", "9", "GPU-none", "../0", "empty"] {
             assert_eq!(left(&["1"], name), (vec![], 2), "{name}");
         }
@@ -127,7 +129,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_result_is_always_a_subset_of_the_grant(
+        fn result_is_always_a_subset_of_the_grant(
             granted in proptest::collection::vec(0usize..14, 0..4),
             words in "((0|1|2|3|all|pair|empty|none|void|GPU-[0-4]|0000:0[1-5]:00\\.0|[a-z]{1,3}),?){0,6}",
         ) {
@@ -138,7 +140,7 @@ mod tests {
                 let devices = names.iter().filter_map(|name| dir.find(name).ok());
                 devices.flat_map(|(_, device)| &device.container_edits.device_nodes).map(|node| node.path.clone()).collect()
             };
-            let (left, _) = narrow(granted.clone(), &visible(&words), &dir);
+            let (left, _) = select_visible(granted.clone(), &visible(&words), &dir);
             let open = nodes(&granted);
             prop_assert!(nodes(&left).iter().all(|node| open.contains(node)), "{:?} of {:?}", left, granted);
         }

@@ -1,4 +1,4 @@
-//! What belongs to a container's first process.
+//! Access to a container's first process by PID.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,46 +8,46 @@ use rustix::fs::{Mode, OFlags};
 use ttrpc::Code;
 
 use crate::agent::Agent;
+use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
-use crate::work;
 
 impl Agent {
-    /// Opens something by the number of a container's first process.
+    /// Opens a /proc file or similar by the PID of a container's first process.
     ///
-    /// Once that process has been reaped, its number may be another one's. So
-    /// the runtime, which alone reaps, is asked after the opening: if it has not
-    /// reaped the process by then, the number was that process's all the time.
+    /// Once that process is reaped, its PID may be reused. So the runtime, which alone reaps, is
+    /// asked after the open: if it has not reaped the process by then, the PID was valid
+    /// throughout.
     ///
     /// # Errors
-    /// `NOT_FOUND`: the process has ended. Or the function's own.
-    pub(crate) async fn of_first<T: Send + 'static>(
+    /// `NOT_FOUND`: the process has exited. Otherwise errors of `open`.
+    pub(crate) async fn open_by_first_pid<T: Send + 'static>(
         &self,
         container: &Arc<Container>,
         open: impl FnOnce(i32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let ended = || Error::new(Code::NOT_FOUND, format!("container {} has ended", container.id));
+        let ended = || Error::new(Code::NOT_FOUND, format!("container {} has exited", container.id));
         let pid = container.pid().ok_or_else(ended)?;
-        let opened = work::blocking(move || open(pid)).await;
-        // Number 0 is no signal: it asks whether somebody is there who could take one.
+        let opened = background::blocking(move || open(pid)).await;
+        // Signal 0 only checks that the process exists.
         let ask = Call::Signal { container: container.id.clone(), exec: String::new(), signal: 0 };
         match self.runtime.call(ask, &[]).await {
             Ok(_) => {}
             Err(error) if error.code == Code::NOT_FOUND => return Err(ended()),
             Err(error) => return Err(error),
         }
-        // The answer is about whoever has the name now.
+        // The reply concerns the current owner of the id, which may be a new container.
         match self.container(&container.id) {
             Ok(now) if Arc::ptr_eq(&now, container) => opened,
             _ => Err(ended()),
         }
     }
 
-    /// The process namespace that further containers of the sandbox may share:
-    /// its first container's. `None` if there is no container yet.
+    /// Returns the PID namespace that further containers of the sandbox may share: its first
+    /// container's. `None` before the first container exists.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION`: that container has ended, and its namespace with it.
+    /// `FAILED_PRECONDITION`: that container has exited, and its namespace with it.
     pub(crate) async fn process_namespace(&self) -> Result<Option<OwnedFd>> {
         let Some(first) = self.first().filter(|first| first.pid().is_some()) else { return Ok(None) };
         let open = |pid| {
@@ -55,9 +55,9 @@ impl Agent {
             rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|error| Error::internal(format!("{path}: {error}")))
         };
-        match self.of_first(&first, open).await {
+        match self.open_by_first_pid(&first, open).await {
             Err(error) if error.code == Code::NOT_FOUND => {
-                let message = format!("{}, whose process namespace is asked for; remove it first", error.message);
+                let message = format!("{}, and its PID namespace was requested; remove it first", error.message);
                 Err(Error::new(Code::FAILED_PRECONDITION, message))
             }
             opened => opened.map(Some),
@@ -72,7 +72,7 @@ mod tests {
     use firstlight_runtime::{Done, Failure, FailureKind};
 
     #[test]
-    fn what_was_opened_by_a_number_that_may_be_anothers_is_not_used() {
+    fn file_opened_by_a_reused_pid_is_rejected() {
         run(async {
             let dir = tempfile::tempdir().unwrap();
             let (reaped, reap) =
@@ -81,29 +81,30 @@ mod tests {
             let agent = agent(dir.path(), move |call| {
                 let about_first = Call::Signal { container: "c1".into(), exec: String::new(), signal: 0 };
                 assert_eq!(*call, about_first);
-                let ended = Failure { kind: FailureKind::NotFound, message: "has ended".into() };
+                let ended = Failure { kind: FailureKind::NotFound, message: "has exited".into() };
                 if flag.load(reap) { Err(ended) } else { Ok(Done::default()) }
             });
             let first = container("c1");
             agent.add(&first).unwrap();
-            assert!(agent.process_namespace().await.unwrap().is_none(), "it is being made");
-            // This process stands for the container's first, and later for whoever got its number.
+            assert!(agent.process_namespace().await.unwrap().is_none(), "it is being created");
+            // This process stands in for the container's first process, and later for the one that
+            // reuses its PID.
             first.set_pid(i32::try_from(std::process::id()).ok());
             assert!(agent.process_namespace().await.unwrap().is_some());
             let while_opening = Arc::clone(&reaped);
-            let late = agent.of_first(&first, move |_| {
+            let late = agent.open_by_first_pid(&first, move |_| {
                 while_opening.store(true, reap);
                 Ok(())
             });
             assert_eq!(late.await.unwrap_err().code, Code::NOT_FOUND);
             let error = agent.process_namespace().await.unwrap_err();
             assert_eq!(error.code, Code::FAILED_PRECONDITION);
-            assert!(error.message.contains("c1 has ended"), "{error}");
-            // Another container of that name: the answer is about that one.
+            assert!(error.message.contains("c1 has exited"), "{error}");
+            // A new container with the same id: the reply concerns that one.
             reaped.store(false, reap);
             agent.forget(&first);
             agent.add(&container("c1")).unwrap();
-            assert_eq!(agent.of_first(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
+            assert_eq!(agent.open_by_first_pid(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
         });
     }
 }

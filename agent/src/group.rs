@@ -21,7 +21,7 @@ impl Ahead {
     pub(crate) fn begin(path: &Path) -> Self {
         let path = path.to_owned();
         let group = path.clone();
-        Self { path, made: spawn_blocking(move || firstlight_runtime::make_group(&group).unwrap_or(false)) }
+        Self { path, made: spawn_blocking(move || firstlight_runtime::make_cgroup(&group).unwrap_or(false)) }
     }
 
     /// The container is made or not; in the latter case the group is removed

@@ -15,13 +15,13 @@ use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Proc
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::thread::CpuSet;
 
-use crate::entry::{Confine, Entry};
+use crate::executor::{DeferredConfinement, ProcessExecutor};
 use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
-use crate::processors;
+use crate::cpu_affinity;
 use crate::socket::receive;
-use crate::words::{LastWords, explain, first_error};
-use crate::{group, nested};
+use crate::helper_log::{HelperLog, explain, first_error};
+use crate::{cgroup, nested_cgroup};
 
 /// Where libcontainer looks for cgroup v2.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -30,7 +30,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 
 /// A process that was made, with its terminal's master if it has one.
-pub(crate) struct Made {
+pub(crate) struct NewProcess {
     pub(crate) pid: i32,
     pub(crate) master: Option<OwnedFd>,
 }
@@ -38,22 +38,22 @@ pub(crate) struct Made {
 /// One call's work, done in a process that is made for it and ends with it. So
 /// nothing that libcontainer changes in its process (working directory, OOM
 /// score, log) is ours, and nobody waits when it does.
-pub(crate) struct Work {
+pub(crate) struct CallContext {
     /// Where libcontainer keeps its state.
     pub(crate) state: PathBuf,
-    pub(crate) words: LastWords,
+    pub(crate) log: HelperLog,
     /// Where a container's program may run, if this process is held to one processor.
-    pub(crate) free: Option<CpuSet>,
+    pub(crate) allowed_cpus: Option<CpuSet>,
 }
 
-impl Work {
+impl CallContext {
     fn dir(&self, container: &str) -> PathBuf {
         self.state.join(container)
     }
 
     fn fail(&self, what: &str, container: &str, error: &LibcontainerError) -> Failure {
         let kind = if matches!(error, LibcontainerError::Exist) { FailureKind::Exists } else { FailureKind::Internal };
-        Failure::new(kind, format!("cannot {what} container {container}: {}", explain(error, &self.words.take())))
+        Failure::new(kind, format!("cannot {what} container {container}: {}", explain(error, &self.log.take())))
     }
 
     pub(crate) fn create(
@@ -63,11 +63,11 @@ impl Work {
         stdio: Stdio,
         no_pivot: bool,
         hooks: bool,
-    ) -> Result<Made, Failure> {
+    ) -> Result<NewProcess, Failure> {
         let (builder, console) = self.builder(container, stdio)?;
-        let overheard = if hooks { Overheard::begin() } else { None };
+        let hook_stderr = if hooks { HookStderr::capture() } else { None };
         let built = builder
-            .with_executor(Entry::first())
+            .with_executor(ProcessExecutor::for_init())
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
@@ -77,20 +77,20 @@ impl Work {
             .build();
         let mut made = built.map_err(|error| {
             let mut failure = self.fail("create", container, &error);
-            failure.message.push_str(&overheard.map(Overheard::said).unwrap_or_default());
+            failure.message.push_str(&hook_stderr.map(HookStderr::quote).unwrap_or_default());
             failure
         })?;
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
             return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
         };
-        if let Some(free) = &self.free {
+        if let Some(allowed_cpus) = &self.allowed_cpus {
             // It waits to be let go, so nothing has come of it yet. An error: it has died, which its end will tell.
-            let _ = processors::free_other(pid, free);
+            let _ = cpu_affinity::set_for_process(pid, allowed_cpus);
         }
         // Warnings of a call that went well explain nothing that comes later.
-        self.words.take();
+        self.log.take();
         match console.map(Console::master).transpose() {
-            Ok(master) => Ok(Made { pid, master }),
+            Ok(master) => Ok(NewProcess { pid, master }),
             Err(failure) => {
                 let _ = made.delete(true);
                 Err(failure)
@@ -100,10 +100,10 @@ impl Work {
 
     /// Lets the program run and waits until it does, then runs the hooks of that moment. `words` are those of the
     /// container's first process.
-    pub(crate) fn start(&self, container: &str, bundle: &Path, words: &LastWords) -> Result<(), Failure> {
+    pub(crate) fn start(&self, container: &str, bundle: &Path, init_log: &HelperLog) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
         loaded.start().map_err(|error| self.fail("start", container, &error))?;
-        let said = words.to_the_end();
+        let said = init_log.read_to_end();
         let said = first_error(&said);
         if !said.is_empty() {
             return Err(Failure::internal(format!("cannot start container {container}: {said}")));
@@ -111,37 +111,37 @@ impl Work {
         self.hooks(container, bundle, Point::Poststart)
     }
 
-    pub(crate) fn exec(&self, container: &str, bundle: &Path, process: &Path, stdio: Stdio) -> Result<Made, Failure> {
+    pub(crate) fn exec(&self, container: &str, bundle: &Path, process: &Path, stdio: Stdio) -> Result<NewProcess, Failure> {
         let spec = Spec::load(bundle.join("config.json"))
             .map_err(|error| Failure::internal(format!("container {container}: its configuration: {error}")))?;
         let seccomp = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
-        let confine = seccomp.map(|seccomp| widen(process, &seccomp)).transpose()?;
+        let confinement = seccomp.map(|seccomp| grant_setup_capabilities(process, &seccomp)).transpose()?;
         let (builder, console) = self.builder(container, stdio)?;
         let built = builder
-            .with_executor(Entry::further(confine, self.free))
+            .with_executor(ProcessExecutor::for_exec(confinement, self.allowed_cpus))
             .as_tenant()
             .with_detach(true)
             .as_sibling(true)
             .with_process(Some(process))
-            .with_sub_cgroup(self.joined(container, &spec))
+            .with_sub_cgroup(self.exec_cgroup(container, &spec))
             .build();
         let pid = built.map_err(|error| self.fail("run a process in", container, &error))?;
-        Ok(Made { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
+        Ok(NewProcess { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
     }
 
     /// The group below the container's that a further process joins, if it has groups of its own.
-    fn joined(&self, container: &str, spec: &Spec) -> Option<String> {
+    fn exec_cgroup(&self, container: &str, spec: &Spec) -> Option<String> {
         let named = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().as_deref())?;
         let first = || {
             let pid = Container::load(self.dir(container)).ok()?.pid()?;
             fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
         };
-        nested::below(&self::cgroup(named), named, first)
+        nested_cgroup::exec_target(&cgroup_directory(named), named, first)
     }
 
     pub(crate) fn delete(&self, container: &str, bundle: &Path) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
-        clear(&loaded);
+        remove_sub_cgroups(&loaded);
         loaded.delete(true).map_err(|error| self.fail("delete", container, &error))?;
         self.hooks(container, bundle, Point::Poststop)
     }
@@ -188,28 +188,28 @@ pub(crate) fn remove_sockets(state: &Path, container: &str) {
 }
 
 /// Takes away the groups that a container made, which libcontainer does not.
-fn clear(container: &Container) {
+fn remove_sub_cgroups(container: &Container) {
     if let Ok(config) = container.spec() {
-        group::clear(&cgroup(&config.cgroup_path));
+        cgroup::clear(&cgroup_directory(&config.cgroup_path));
     }
 }
 
 /// The group that a configuration names.
-fn cgroup(named: &Path) -> PathBuf {
+fn cgroup_directory(named: &Path) -> PathBuf {
     Path::new(CGROUPS).join(named.strip_prefix("/").unwrap_or(named))
 }
 
 /// Removes what is left of a container, running or not.
 pub(crate) fn discard(state: &Path, container: &str) {
     let dir = state.join(container);
-    let left = Container::load(dir.clone()).inspect(clear);
+    let left = Container::load(dir.clone()).inspect(remove_sub_cgroups);
     if left.and_then(|mut left| left.delete(true)).is_err() {
         let _ = fs::remove_dir_all(dir);
     }
 }
 
 /// Removes what a runtime that was killed has left.
-pub(crate) fn sweep(state: &Path) {
+pub(crate) fn remove_all(state: &Path) {
     let Ok(entries) = fs::read_dir(state) else { return };
     for entry in entries.flatten() {
         match entry.file_name().to_str() {
@@ -220,14 +220,14 @@ pub(crate) fn sweep(state: &Path) {
 }
 
 /// Lets a container's program run, and does not wait for it.
-pub(crate) fn let_go(state: &Path, container: &str) -> Result<(), Failure> {
+pub(crate) fn start_program(state: &Path, container: &str) -> Result<(), Failure> {
     NotifySocket::new(state.join(container).join(NOTIFY_FILE))
         .notify_container_start()
         .map_err(|error| Failure::internal(format!("cannot start container {container}: {}", explain(&error, ""))))
 }
 
 /// Notes that a container's program runs; libcontainer starts further processes only then.
-pub(crate) fn runs(state: &Path, container: &str) -> Result<(), Failure> {
+pub(crate) fn mark_running(state: &Path, container: &str) -> Result<(), Failure> {
     let noted = Container::load(state.join(container))
         .and_then(|mut loaded| loaded.set_status(ContainerStatus::Running).save());
     noted.map_err(|error| Failure::internal(format!("container {container}: its state: {}", explain(&error, ""))))
@@ -235,7 +235,7 @@ pub(crate) fn runs(state: &Path, container: &str) -> Result<(), Failure> {
 
 /// Takes away the resource group and the state of a container in which nothing
 /// runs. `None`: the group is in use, so this is work for libcontainer.
-pub(crate) fn take_away(state: &Path, container: &str, cgroup: &Path) -> Option<Result<(), Failure>> {
+pub(crate) fn remove_idle(state: &Path, container: &str, cgroup: &Path) -> Option<Result<(), Failure>> {
     match fs::remove_dir(cgroup) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
         _ => {}
@@ -266,11 +266,11 @@ pub(crate) fn unknown(container: &str) -> Failure {
 }
 
 /// Asks libcontainer for every capability, in the process's file, and returns
-/// what was asked for: see [`Confine`].
-fn widen(file: &Path, seccomp: &LinuxSeccomp) -> Result<Confine, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::internal(format!("{}: {error}", file.display()));
-    let reader = BufReader::new(File::open(file).map_err(|error| wrong(&error))?);
-    let mut process: Process = serde_json::from_reader(reader).map_err(|error| wrong(&error))?;
+/// what was asked for: see [`DeferredConfinement`].
+fn grant_setup_capabilities(file: &Path, seccomp: &LinuxSeccomp) -> Result<DeferredConfinement, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::internal(format!("{}: {error}", file.display()));
+    let reader = BufReader::new(File::open(file).map_err(|error| failed(&error))?);
+    let mut process: Process = serde_json::from_reader(reader).map_err(|error| failed(&error))?;
     let capabilities = process.capabilities().clone().unwrap_or_default();
     let all: std::collections::HashSet<Capability> =
         capabilities.bounding().iter().flatten().copied().chain([Capability::SysAdmin, Capability::Setpcap]).collect();
@@ -281,11 +281,11 @@ fn widen(file: &Path, seccomp: &LinuxSeccomp) -> Result<Confine, Failure> {
         .inheritable(all)
         .ambient(std::collections::HashSet::new())
         .build()
-        .map_err(|error| wrong(&error))?;
+        .map_err(|error| failed(&error))?;
     process.set_capabilities(Some(wide));
-    let text = serde_json::to_vec(&process).map_err(|error| wrong(&error))?;
-    fs::write(file, text).map_err(|error| wrong(&error))?;
-    Ok(Confine { seccomp: seccomp.clone(), capabilities })
+    let text = serde_json::to_vec(&process).map_err(|error| failed(&error))?;
+    fs::write(file, text).map_err(|error| failed(&error))?;
+    Ok(DeferredConfinement { seccomp: seccomp.clone(), capabilities })
 }
 
 /// The socket through which a container's own process hands over its terminal.
@@ -298,10 +298,10 @@ impl Console {
     fn listen(state: &Path) -> Result<Self, Failure> {
         // One for each process that makes a container's, several of which may be at it.
         let path = state.join(format!("console-{}.sock", std::process::id()));
-        let wrong = |error: std::io::Error| Failure::internal(format!("{}: {error}", path.display()));
-        fs::create_dir_all(state).map_err(wrong)?;
+        let failed = |error: std::io::Error| Failure::internal(format!("{}: {error}", path.display()));
+        fs::create_dir_all(state).map_err(failed)?;
         let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(wrong)?;
+        let listener = UnixListener::bind(&path).map_err(failed)?;
         Ok(Self { path, listener })
     }
 
@@ -324,23 +324,23 @@ impl Drop for Console {
 
 /// What hooks that libcontainer runs write to standard error: that is what the
 /// one that stands for our own says of them.
-struct Overheard(OwnedFd);
+struct HookStderr(OwnedFd);
 
-impl Overheard {
+impl HookStderr {
     /// Hooks that say more than this wait for their deadline, bytes.
-    const ROOM: usize = 1 << 20;
+    const PIPE_SIZE: usize = 1 << 20;
     /// What is quoted, bytes: more than our own quote of a hook.
     const QUOTED: usize = 4096;
 
-    fn begin() -> Option<Self> {
+    fn capture() -> Option<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
-        let _ = fcntl_setpipe_size(&writer, Self::ROOM);
+        let _ = fcntl_setpipe_size(&writer, Self::PIPE_SIZE);
         rustix::io::ioctl_fionbio(&reader, true).ok()?;
         rustix::stdio::dup2_stderr(&writer).ok()?;
         Some(Self(reader))
     }
 
-    fn said(self) -> String {
+    fn quote(self) -> String {
         let mut text = vec![0; Self::QUOTED];
         let len = rustix::io::read(&self.0, &mut text).unwrap_or(0);
         let text: String =
@@ -360,13 +360,13 @@ mod tests {
         fs::create_dir_all(dir.path().join("c1/sub")).unwrap();
         fs::create_dir(&cgroup).unwrap();
         for _ in 0..2 {
-            assert!(take_away(dir.path(), "c1", &cgroup).unwrap().is_ok());
+            assert!(remove_idle(dir.path(), "c1", &cgroup).unwrap().is_ok());
             assert!(!dir.path().join("c1").exists() && !cgroup.exists());
         }
         // A file in it stands for a process: the group cannot go.
         fs::create_dir(&cgroup).unwrap();
         fs::write(cgroup.join("busy"), "").unwrap();
-        assert!(take_away(dir.path(), "c1", &cgroup).is_none());
+        assert!(remove_idle(dir.path(), "c1", &cgroup).is_none());
     }
 
     #[test]
@@ -382,8 +382,8 @@ mod tests {
             .unwrap();
         process.set_capabilities(Some(wanted.clone()));
         fs::write(&file, serde_json::to_vec(&process).unwrap()).unwrap();
-        let confine = widen(&file, &LinuxSeccomp::default()).unwrap();
-        assert_eq!(confine.capabilities, wanted);
+        let confinement = grant_setup_capabilities(&file, &LinuxSeccomp::default()).unwrap();
+        assert_eq!(confinement.capabilities, wanted);
         let wide: Process = serde_json::from_reader(File::open(&file).unwrap()).unwrap();
         let effective = wide.capabilities().as_ref().unwrap().effective().clone().unwrap();
         assert!(effective.contains(&Capability::SysAdmin) && effective.contains(&Capability::Chown));

@@ -15,27 +15,27 @@ use std::path::{Path, PathBuf};
 use firstlight_device_filter::{Filter, Instruction, Rule};
 use firstlight_sys::bpf;
 
-use crate::group;
+use crate::cgroup;
 use crate::message::{Call, Failure, FailureKind};
 
 /// More are forgotten, and loaded again when they are asked for.
-const MOST_KEPT: usize = 32;
+const MAX_CACHED: usize = 32;
 
 /// Lists of more rules are not kept.
-const LONG: usize = 64;
+const MAX_CACHED_RULES: usize = 64;
 
 /// Programs that are loaded, the one that was used last in front.
 #[derive(Debug, Default)]
-pub(crate) struct Filters(VecDeque<(Filter, OwnedFd)>);
+pub(crate) struct FilterCache(VecDeque<(Filter, OwnedFd)>);
 
-impl Filters {
+impl FilterCache {
     /// The program that a call needs: one for a container that is to be made,
     /// unless its list is long.
     pub(crate) fn program(&mut self, call: &Call) -> Result<Option<OwnedFd>, Failure> {
         match call {
-            Call::Create { container, devices, .. } if is_kept(devices) => {
+            Call::Create { container, devices, .. } if is_cached(devices) => {
                 let program = self.find(filter(container, devices)?, bpf::load_device_program);
-                program.map(Some).map_err(|why| unloaded(container, why))
+                program.map(Some).map_err(|why| load_failure(container, why))
             }
             _ => Ok(None),
         }
@@ -46,7 +46,7 @@ impl Filters {
         filter: Filter,
         load: impl FnOnce(&[Instruction]) -> Result<OwnedFd, E>,
     ) -> Result<OwnedFd, String> {
-        let at = self.0.iter().position(|(kept, _)| *kept == filter);
+        let at = self.0.iter().position(|(cached, _)| *cached == filter);
         let entry = match at.and_then(|at| self.0.remove(at)) {
             Some(entry) => entry,
             None => {
@@ -56,67 +56,67 @@ impl Filters {
         };
         let copy = entry.1.try_clone().map_err(|error| error.to_string());
         self.0.push_front(entry);
-        self.0.truncate(MOST_KEPT);
+        self.0.truncate(MAX_CACHED);
         copy
     }
 }
 
 /// Whether the program of such a list is loaded once, and comes with the call.
-pub(crate) fn is_kept(devices: &[Rule]) -> bool {
-    devices.len() <= LONG
+pub(crate) fn is_cached(devices: &[Rule]) -> bool {
+    devices.len() <= MAX_CACHED_RULES
 }
 
 fn filter(container: &str, devices: &[Rule]) -> Result<Filter, Failure> {
-    let wrong = |error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}"));
-    Filter::new(devices).map_err(wrong)
+    let failed = |error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}"));
+    Filter::new(devices).map_err(failed)
 }
 
-fn unloaded(container: &str, why: impl std::fmt::Display) -> Failure {
+fn load_failure(container: &str, why: impl std::fmt::Display) -> Failure {
     Failure::internal(format!("container {container}: its device filter: {why}"))
 }
 
 /// A resource group that has its filter.
 #[derive(Debug)]
-pub(crate) struct Guarded {
+pub(crate) struct FilteredCgroup {
     path: PathBuf,
     made: bool,
 }
 
 /// Makes a container's resource group, unless it is there, and attaches the
 /// program, or one for these devices. What a group has already holds as well.
-pub(crate) fn guard(
+pub(crate) fn make_filtered_cgroup(
     container: &str,
     path: &Path,
     devices: &[Rule],
     program: Option<OwnedFd>,
-) -> Result<Guarded, Failure> {
-    let wrong = |what: &str, error: std::io::Error| {
+) -> Result<FilteredCgroup, Failure> {
+    let failed = |what: &str, error: std::io::Error| {
         Failure::internal(format!("container {container}: cannot {what} {}: {error}", path.display()))
     };
     let program = match program {
         Some(program) => program,
         None => {
-            bpf::load_device_program(&filter(container, devices)?.program()).map_err(|why| unloaded(container, why))?
+            bpf::load_device_program(&filter(container, devices)?.program()).map_err(|why| load_failure(container, why))?
         }
     };
-    let made = group::make(path).map_err(|error| wrong("make the resource group", error))?;
-    let guarded = Guarded { path: path.to_owned(), made };
+    let made = cgroup::make(path).map_err(|error| failed("make the resource group", error))?;
+    let filtered = FilteredCgroup { path: path.to_owned(), made };
     attach(program, path).map_err(|error| {
-        guarded.discard();
-        wrong("attach the device filter to", error)
+        filtered.discard();
+        failed("attach the device filter to", error)
     })?;
-    Ok(guarded)
+    Ok(filtered)
 }
 
 fn attach(program: impl AsFd, path: &Path) -> std::io::Result<()> {
-    let group = File::open(path)?;
-    let Err(error) = bpf::attach(&program, &group) else { return Ok(()) };
+    let cgroup = File::open(path)?;
+    let Err(error) = bpf::attach(&program, &cgroup) else { return Ok(()) };
     // A container may share another's group, and then often has the same rules.
     let id = bpf::id(&program)?;
-    if bpf::attached(&group).is_ok_and(|ids| ids.contains(&id)) { Ok(()) } else { Err(error) }
+    if bpf::attached(&cgroup).is_ok_and(|ids| ids.contains(&id)) { Ok(()) } else { Err(error) }
 }
 
-impl Guarded {
+impl FilteredCgroup {
     /// Removes the group again if it was made here and nobody is in it.
     pub(crate) fn discard(&self) {
         if self.made {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     /// Looks for the filter of a major; whether it had to be loaded.
-    fn loaded(filters: &mut Filters, major: u32) -> bool {
+    fn loaded(filters: &mut FilterCache, major: u32) -> bool {
         let mut loaded = false;
         let load = |_: &[Instruction]| {
             loaded = true;
@@ -147,17 +147,17 @@ mod tests {
 
     #[test]
     fn a_program_is_loaded_once_and_the_least_used_is_forgotten() {
-        let mut filters = Filters::default();
+        let mut filters = FilterCache::default();
         assert!((0..32).all(|major| loaded(&mut filters, major)));
         assert!(!loaded(&mut filters, 0), "kept");
         assert!(loaded(&mut filters, 32));
-        assert_eq!(filters.0.len(), MOST_KEPT);
+        assert_eq!(filters.0.len(), MAX_CACHED);
         assert!(!loaded(&mut filters, 0) && loaded(&mut filters, 1), "1 was the one not used for longest");
     }
 
     #[test]
     fn a_refused_program_is_not_kept() {
-        let mut filters = Filters::default();
+        let mut filters = FilterCache::default();
         let refuse = |_: &[Instruction]| Err::<OwnedFd, _>("no");
         assert_eq!(filters.find(Filter::default(), refuse).unwrap_err(), "no");
         assert!(filters.0.is_empty());
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn only_a_container_that_is_made_needs_one_and_too_many_rules_are_named() {
-        let mut filters = Filters::default();
+        let mut filters = FilterCache::default();
         assert!(filters.program(&Call::Kill { container: "c1".into() }).unwrap().is_none());
         assert!(filters.program(&create(devices(1).repeat(2000))).unwrap().is_none(), "the copy looks at it");
-        let failure = guard("c1", Path::new("/nowhere"), &devices(1).repeat(2000), None).unwrap_err();
+        let failure = make_filtered_cgroup("c1", Path::new("/nowhere"), &devices(1).repeat(2000), None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Invalid);
         assert!(failure.message.contains("container c1: 2000 device rules"), "{}", failure.message);
     }
@@ -201,7 +201,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c1");
         let program = OwnedFd::from(File::open("/dev/null").unwrap());
-        let failure = guard("c1", &path, &[], Some(program)).unwrap_err();
+        let failure = make_filtered_cgroup("c1", &path, &[], Some(program)).unwrap_err();
         assert!(
             failure.message.contains("attach the device filter to") && failure.message.contains("c1"),
             "{failure:?}"

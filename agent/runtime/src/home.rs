@@ -15,14 +15,14 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 /// The variable that asks for `HOME` to be looked up. No program gets it.
-pub const HOME_OF_PASSWD: &str = "FIRSTLIGHT_HOME_OF_PASSWD";
+pub const HOME_FROM_PASSWD: &str = "FIRSTLIGHT_HOME_FROM_PASSWD";
 
 /// Larger files are somebody's trick, bytes.
-const LONGEST_PASSWD: u64 = 1 << 20;
+const MAX_PASSWD: u64 = 1 << 20;
 
 /// Sets `HOME` if that was asked for.
-pub(crate) fn settle(environment: &mut HashMap<String, String>, passwd: &Path, uid: u32) {
-    if environment.remove(HOME_OF_PASSWD).is_some() {
+pub(crate) fn resolve(environment: &mut HashMap<String, String>, passwd: &Path, uid: u32) {
+    if environment.remove(HOME_FROM_PASSWD).is_some() {
         let text = read(passwd).unwrap_or_default();
         environment.insert("HOME".to_owned(), home(&text, uid).unwrap_or("/").to_owned());
     }
@@ -48,7 +48,7 @@ fn read(path: &Path) -> Option<String> {
         return None;
     }
     let mut text = Vec::new();
-    file.take(LONGEST_PASSWD).read_to_end(&mut text).ok()?;
+    file.take(MAX_PASSWD).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -71,24 +71,24 @@ mod tests {
     fn only_a_marked_environment_is_changed_and_the_mark_goes() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("passwd");
-        let settled = |environment: &[(&str, &str)]| {
+        let resolved = |environment: &[(&str, &str)]| {
             let mut all = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            settle(&mut all, &file, 33);
+            resolve(&mut all, &file, 33);
             let mut all: Vec<_> = all.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
             all.sort();
             all.join(" ")
         };
-        assert_eq!(settled(&[("HOME", "/"), (HOME_OF_PASSWD, "1")]), "HOME=/", "no such file");
+        assert_eq!(resolved(&[("HOME", "/"), (HOME_FROM_PASSWD, "1")]), "HOME=/", "no such file");
         std::fs::write(&file, PASSWD).unwrap();
-        assert_eq!(settled(&[("HOME", "/"), (HOME_OF_PASSWD, "1"), ("A", "b")]), "A=b HOME=/var/www");
-        assert_eq!(settled(&[("HOME", "/mine")]), "HOME=/mine");
+        assert_eq!(resolved(&[("HOME", "/"), (HOME_FROM_PASSWD, "1"), ("A", "b")]), "A=b HOME=/var/www");
+        assert_eq!(resolved(&[("HOME", "/mine")]), "HOME=/mine");
         let inner = File::open(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(format!("/proc/self/fd/{}", inner.as_raw_fd()), &file).unwrap();
-        assert_eq!(settled(&[(HOME_OF_PASSWD, "1")]), "HOME=/", "a link to a descriptor of this process");
+        assert_eq!(resolved(&[(HOME_FROM_PASSWD, "1")]), "HOME=/", "a link to a descriptor of this process");
         std::fs::remove_file(&file).unwrap();
         rustix::fs::mknodat(CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert_eq!(settled(&[(HOME_OF_PASSWD, "1")]), "HOME=/", "a FIFO does not stop anybody");
+        assert_eq!(resolved(&[(HOME_FROM_PASSWD, "1")]), "HOME=/", "a FIFO does not stop anybody");
     }
 
     proptest! {

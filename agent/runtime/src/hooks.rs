@@ -8,7 +8,7 @@
 //! for itself and everything it starts.
 //!
 //! The first of these moments is one in the middle of libcontainer's work, which
-//! only a hook hears of. So libcontainer is given one hook, [`stand_in`]: this
+//! only a hook hears of. So libcontainer is given one hook, [`create_runtime_hook`]: this
 //! program, which runs those in the file with the state that it is told.
 
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 /// The file in a bundle with the hooks that are not libcontainer's business.
 pub const FILE: &str = "hooks.json";
 
-/// The first argument that makes the program [`stand_in`]'s; the bundle is the second.
+/// The first argument that makes the program [`create_runtime_hook`]'s; the bundle is the second.
 pub const ARGUMENT: &str = "runtime-hooks";
 
 /// This program, also where its file has another name by now.
@@ -37,7 +37,7 @@ const PROGRAM: &str = "/proc/self/exe";
 const MAX_STATE: u64 = 1 << 20;
 
 /// How long a hook may take that says nothing about it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What is quoted of a failed hook's output, bytes.
 const QUOTED: usize = 2048;
@@ -74,15 +74,15 @@ impl Point {
 ///
 /// # Errors
 /// Never for the values used here; oci-spec's builders are fallible by type.
-pub fn stand_in(bundle: &Path) -> Result<Hook, oci_spec::OciSpecError> {
+pub fn create_runtime_hook(bundle: &Path) -> Result<Hook, oci_spec::OciSpecError> {
     let args = ["fl-hooks", ARGUMENT, &bundle.to_string_lossy()].map(str::to_owned).to_vec();
     HookBuilder::default().path(PROGRAM).args(args).env(Vec::<String>::new()).build()
 }
 
-/// Is [`stand_in`]'s program: `arguments` are those after [`ARGUMENT`]. What went
+/// Is [`create_runtime_hook`]'s program: `arguments` are those after [`ARGUMENT`]. What went
 /// wrong goes to standard error, where the one that makes the container hears it.
 #[must_use]
-pub fn stand_in_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn create_runtime_hook_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(bundle) = arguments.next() else { return ExitCode::FAILURE };
     let mut state = String::new();
     let read = std::io::stdin().take(MAX_STATE).read_to_string(&mut state);
@@ -144,8 +144,8 @@ pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> Strin
 }
 
 fn run(hook: &Hook, state: &str) -> Result<(), String> {
-    let patience = hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
-    let patience = patience.map_or(PATIENCE, Duration::from_secs);
+    let timeout = hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    let timeout = timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
     let mut command = Command::new(hook.path());
     if let Some((name, rest)) = hook.args().as_deref().and_then(<[String]>::split_first) {
         command.arg0(name).args(rest);
@@ -155,7 +155,7 @@ fn run(hook: &Hook, state: &str) -> Result<(), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| format!("cannot be run: {error}"))?;
-    let (status, said) = follow(&mut child, state, begin + patience).map_err(|error| format!("lost: {error}"))?;
+    let (status, said) = follow(&mut child, state, begin + timeout).map_err(|error| format!("lost: {error}"))?;
     let took = begin.elapsed().as_millis();
     match status {
         Some(status) if status.success() => Ok(()),
@@ -291,7 +291,7 @@ mod tests {
         let text = run_all(dir.path(), Point::CreateRuntime, || "the state".to_owned()).unwrap_err();
         assert!(text.contains("createRuntime hook /bin/sh") && text.contains("said: the state"), "{text}");
         assert!(!mark.exists());
-        let hook = stand_in(dir.path()).unwrap();
+        let hook = create_runtime_hook(dir.path()).unwrap();
         assert_eq!(hook.args().as_ref().unwrap()[1..], [ARGUMENT, dir.path().to_str().unwrap()]);
         assert_eq!((hook.timeout(), hook.env().as_ref().unwrap().len()), (None, 0));
     }

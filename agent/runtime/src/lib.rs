@@ -16,26 +16,26 @@
 
 mod children;
 mod containers;
-mod entry;
+mod executor;
 mod filter;
-mod flights;
-mod group;
+mod call_queue;
+mod cgroup;
 mod home;
 mod hooks;
 mod message;
 mod namespaces;
-mod nested;
-mod processors;
+mod nested_cgroup;
+mod cpu_affinity;
 mod signal;
 mod socket;
-mod spare;
+mod prefork;
 mod supervisor;
-mod words;
+mod helper_log;
 mod worker;
 
-pub use group::make as make_group;
-pub use home::HOME_OF_PASSWD;
-pub use hooks::{ARGUMENT as HOOKS_ARGUMENT, FILE as HOOKS_FILE, stand_in, stand_in_main};
+pub use cgroup::make as make_cgroup;
+pub use home::HOME_FROM_PASSWD;
+pub use hooks::{ARGUMENT as HOOKS_ARGUMENT, FILE as HOOKS_FILE, create_runtime_hook, create_runtime_hook_main};
 pub use message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 pub use socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
 pub use supervisor::{Options, run};

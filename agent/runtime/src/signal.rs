@@ -41,11 +41,11 @@ fn effective(first: bool, signal: i32, unhandled: impl FnOnce() -> bool) -> i32 
 }
 
 fn unhandled(pid: i32, signal: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| nobody_cares(&status, signal))
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| has_default_action(&status, signal))
 }
 
 /// Whether `/proc/PID/status` says that the signal is neither caught, blocked nor ignored.
-fn nobody_cares(status: &str, signal: i32) -> bool {
+fn has_default_action(status: &str, signal: i32) -> bool {
     let mask = |name: &str| {
         status
             .lines()
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn a_term_that_nobody_handles_kills() {
-        assert!(!nobody_cares(STATUS, SIGTERM), "bit 14 is in SigCgt");
-        assert!(nobody_cares(&STATUS.replace("4000", "0000"), SIGTERM));
-        assert!(!nobody_cares("Name:\tx\n", SIGTERM), "no masks, no guess");
+        assert!(!has_default_action(STATUS, SIGTERM), "bit 14 is in SigCgt");
+        assert!(has_default_action(&STATUS.replace("4000", "0000"), SIGTERM));
+        assert!(!has_default_action("Name:\tx\n", SIGTERM), "no masks, no guess");
         assert_eq!(effective(true, SIGTERM, || true), SIGKILL);
         assert_eq!(effective(true, SIGTERM, || false), SIGTERM);
         assert_eq!(effective(false, SIGTERM, || true), SIGTERM);

@@ -17,30 +17,30 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// The processors that the runtime may use.
 #[derive(Debug)]
-pub(crate) struct Processors {
+pub(crate) struct CpuAffinity {
     /// Nothing if there is no choice to be made.
-    home: Option<CpuSet>,
+    allowed: Option<CpuSet>,
 }
 
-impl Processors {
+impl CpuAffinity {
     /// Those of this process.
-    pub(crate) fn ours() -> Self {
+    pub(crate) fn current() -> Self {
         let online = fs::read_to_string(ONLINE).map(|list| count(&list)).unwrap_or_default();
-        let home = sched_getaffinity(None).ok().filter(|home| home.count() > 1);
-        Self { home: home.map(|home| if home.count() >= online { all() } else { home }) }
+        let allowed = sched_getaffinity(None).ok().filter(|allowed| allowed.count() > 1);
+        Self { allowed: allowed.map(|allowed| if allowed.count() >= online { all() } else { allowed }) }
     }
 
     /// Where this process may run, if there is a choice.
-    pub(crate) fn home(&self) -> Option<CpuSet> {
-        self.home
+    pub(crate) fn allowed(&self) -> Option<CpuSet> {
+        self.allowed
     }
 
     /// Keeps this process, those that it makes, and that other one on the
     /// processor where this one runs. Returns whether it was done.
-    pub(crate) fn hold(&self, other: Option<Pid>) -> bool {
+    pub(crate) fn pin(&self, other: Option<Pid>) -> bool {
         let cpu = sched_getcpu();
         // A processor beyond what fits is not in the set.
-        if self.home.is_none() || cpu >= CpuSet::MAX_CPU {
+        if self.allowed.is_none() || cpu >= CpuSet::MAX_CPU {
             return false;
         }
         let mut here = CpuSet::new();
@@ -52,26 +52,26 @@ impl Processors {
 
 /// Moves this process to another processor: what it leaves behind there is
 /// about to be woken, and would find the place taken.
-pub(crate) fn leave(home: &CpuSet) -> std::io::Result<()> {
-    let mut others = *home;
+pub(crate) fn move_away(allowed: &CpuSet) -> std::io::Result<()> {
+    let mut others = *allowed;
     let cpu = sched_getcpu();
     if cpu < CpuSet::MAX_CPU {
         others.unset(cpu);
     }
     // Without others to go to it stays.
     let _ = sched_setaffinity(None, &others);
-    free(home)
+    set(allowed)
 }
 
 /// Lets this process run where it may.
-pub(crate) fn free(home: &CpuSet) -> std::io::Result<()> {
-    Ok(sched_setaffinity(None, home)?)
+pub(crate) fn set(allowed: &CpuSet) -> std::io::Result<()> {
+    Ok(sched_setaffinity(None, allowed)?)
 }
 
 /// Lets another process run where this one may.
-pub(crate) fn free_other(pid: i32, home: &CpuSet) -> std::io::Result<()> {
+pub(crate) fn set_for_process(pid: i32, allowed: &CpuSet) -> std::io::Result<()> {
     let pid = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
-    Ok(sched_setaffinity(Some(pid), home)?)
+    Ok(sched_setaffinity(Some(pid), allowed)?)
 }
 
 /// Every processor, also those that are plugged in later.
@@ -111,14 +111,14 @@ mod tests {
         // A thread of its own: affinity is a thread's.
         std::thread::spawn(|| {
             let before = sched_getaffinity(None).unwrap();
-            let processors = Processors::ours();
-            let Some(home) = processors.home() else {
-                assert!(before.count() == 1 && !processors.hold(None), "only where there is no choice");
+            let processors = CpuAffinity::current();
+            let Some(allowed) = processors.allowed() else {
+                assert!(before.count() == 1 && !processors.pin(None), "only where there is no choice");
                 return;
             };
-            assert!(processors.hold(None));
+            assert!(processors.pin(None));
             assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
-            free(&home).unwrap();
+            set(&allowed).unwrap();
             assert_eq!(sched_getaffinity(None).unwrap(), before);
         })
         .join()

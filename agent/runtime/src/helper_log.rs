@@ -14,11 +14,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 /// How many events an error message quotes, and how much of each, in characters.
-const QUOTED: usize = 3;
-const LONGEST: usize = 300;
+const MAX_QUOTED_EVENTS: usize = 3;
+const MAX_EVENT_CHARS: usize = 300;
 
 /// What is kept of one helper's words, bytes.
-const MOST: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 
 struct Writer(OwnedFd);
 
@@ -32,7 +32,7 @@ impl Log for Writer {
             let mark = if record.level() == log::Level::Error { 'E' } else { 'W' };
             let text = format!("{mark}{}", record.args()).replace('\n', " ");
             // The length is well below what a pipe takes at once, so lines do not mix.
-            let text: String = text.chars().take(LONGEST).chain(['\n']).collect();
+            let text: String = text.chars().take(MAX_EVENT_CHARS).chain(['\n']).collect();
             let _ = rustix::io::write(&self.0, text.as_bytes());
         }
     }
@@ -48,13 +48,13 @@ pub(crate) fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
 
 /// The reading end.
 #[derive(Debug)]
-pub(crate) struct LastWords {
+pub(crate) struct HelperLog {
     pipe: OwnedFd,
 }
 
-impl LastWords {
+impl HelperLog {
     /// Listens at a pipe, into which this process's log records go from now on.
-    pub(crate) fn listen(pipe: OwnedFd, writer: OwnedFd) -> Self {
+    pub(crate) fn install(pipe: OwnedFd, writer: OwnedFd) -> Self {
         // There is no other logger: a helper is a copy of a process that has none.
         if log::set_boxed_logger(Box::new(Writer(writer))).is_ok() {
             log::set_max_level(LevelFilter::Warn);
@@ -63,24 +63,24 @@ impl LastWords {
     }
 
     /// Listens to another helper.
-    pub(crate) fn of(pipe: OwnedFd) -> Self {
+    pub(crate) fn new(pipe: OwnedFd) -> Self {
         Self { pipe }
     }
 
     /// Everything since the last time.
     pub(crate) fn take(&self) -> String {
         let mut all = Vec::new();
-        more(&self.pipe, &mut all);
+        read_available(&self.pipe, &mut all);
         String::from_utf8_lossy(&all).into_owned()
     }
 
     /// Everything until nobody can say anything any more: until the last helper
     /// has ended or become a program.
-    pub(crate) fn to_the_end(&self) -> String {
+    pub(crate) fn read_to_end(&self) -> String {
         let mut all = Vec::new();
-        while !more(&self.pipe, &mut all) {
-            let mut waited = [PollFd::new(&self.pipe, PollFlags::IN)];
-            if poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+        while !read_available(&self.pipe, &mut all) {
+            let mut poll_fds = [PollFd::new(&self.pipe, PollFlags::IN)];
+            if poll(&mut poll_fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
                 break;
             }
         }
@@ -89,12 +89,12 @@ impl LastWords {
 }
 
 /// Reads what is there; `true` at the end.
-pub(crate) fn more(pipe: &OwnedFd, all: &mut Vec<u8>) -> bool {
+pub(crate) fn read_available(pipe: &OwnedFd, all: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 4096];
     loop {
         match rustix::io::read(pipe, &mut buffer) {
             Ok(0) => return true,
-            Ok(len) if all.len() < MOST => all.extend_from_slice(&buffer[..len]),
+            Ok(len) if all.len() < MAX_BYTES => all.extend_from_slice(&buffer[..len]),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return error != rustix::io::Errno::AGAIN,
         }
@@ -107,7 +107,7 @@ pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
     let mut text = chain(error);
     let mut quoted = Vec::<&str>::new();
     for line in events.lines().filter_map(|line| line.strip_prefix('E')) {
-        if quoted.len() < QUOTED && !text.contains(line) && !quoted.iter().any(|known| known.contains(line)) {
+        if quoted.len() < MAX_QUOTED_EVENTS && !text.contains(line) && !quoted.iter().any(|known| known.contains(line)) {
             quoted.push(line);
         }
     }

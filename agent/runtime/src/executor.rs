@@ -13,7 +13,7 @@ use oci_spec::runtime::{LinuxCapabilities, LinuxSeccomp, Process, Spec};
 use rustix::termios::Winsize;
 use rustix::thread::CpuSet;
 
-use crate::{home, processors};
+use crate::{cpu_affinity, home};
 
 /// libcontainer's own executor with five things added: `HOME` is looked up where
 /// that was asked for; the processor to which a call was held, and the runtime's
@@ -21,57 +21,57 @@ use crate::{home, processors};
 /// has its size before the program looks; and it gets the container's seccomp
 /// filter, which libcontainer gives to the first process only.
 #[derive(Clone)]
-pub(crate) struct Entry {
+pub(crate) struct ProcessExecutor {
     inner: DefaultExecutor,
-    further: Option<Further>,
+    exec: Option<ExecSettings>,
 }
 
 /// What is done for a further process, which nobody can look after from
 /// outside: it runs before its number is known. All of it comes before the
 /// seccomp filter, which may forbid it.
 #[derive(Clone)]
-struct Further {
-    confine: Option<Confine>,
+struct ExecSettings {
+    confinement: Option<DeferredConfinement>,
     /// Where the program may run, if its maker was held to one processor.
-    free: Option<CpuSet>,
+    allowed_cpus: Option<CpuSet>,
 }
 
 /// What is left to do for a further process. Loading a filter needs
 /// `CAP_SYS_ADMIN` (or no_new_privileges), so libcontainer is told to keep all
 /// capabilities, and the wanted ones are set here, after the filter.
 #[derive(Clone)]
-pub(crate) struct Confine {
+pub(crate) struct DeferredConfinement {
     pub(crate) seccomp: LinuxSeccomp,
     pub(crate) capabilities: LinuxCapabilities,
 }
 
-impl Entry {
+impl ProcessExecutor {
     /// For the first process. Its filter is loaded by now; it waits to be let
     /// go, and whoever made it frees its processor and sets its terminal's size.
-    pub(crate) fn first() -> Self {
-        Self { inner: DefaultExecutor {}, further: None }
+    pub(crate) fn for_init() -> Self {
+        Self { inner: DefaultExecutor {}, exec: None }
     }
 
-    pub(crate) fn further(confine: Option<Confine>, free: Option<CpuSet>) -> Self {
-        Self { inner: DefaultExecutor {}, further: Some(Further { confine, free }) }
+    pub(crate) fn for_exec(confinement: Option<DeferredConfinement>, allowed_cpus: Option<CpuSet>) -> Self {
+        Self { inner: DefaultExecutor {}, exec: Some(ExecSettings { confinement, allowed_cpus }) }
     }
 }
 
-impl Further {
-    fn settle(&self, process: Option<&Process>) -> Result<(), ExecutorError> {
-        let wrong = |what: &str, error: &dyn std::fmt::Display| ExecutorError::Other(format!("{what}: {error}"));
+impl ExecSettings {
+    fn apply(&self, process: Option<&Process>) -> Result<(), ExecutorError> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| ExecutorError::Other(format!("{what}: {error}"));
         if let Some(size) = process.and_then(terminal_size) {
             // A program that is told nothing takes the size that it likes.
             let _ = rustix::termios::tcsetwinsize(rustix::stdio::stdin(), size);
         }
-        if let Some(free) = &self.free {
-            processors::free(free).map_err(|error| wrong("processors", &error))?;
+        if let Some(allowed_cpus) = &self.allowed_cpus {
+            cpu_affinity::set(allowed_cpus).map_err(|error| failed("processors", &error))?;
         }
-        default_signals().map_err(|error| wrong("signals", &error))?;
-        if let Some(confine) = &self.confine {
-            initialize_seccomp(&confine.seccomp).map_err(|error| wrong("seccomp", &error))?;
+        default_signals().map_err(|error| failed("signals", &error))?;
+        if let Some(confinement) = &self.confinement {
+            initialize_seccomp(&confinement.seccomp).map_err(|error| failed("seccomp", &error))?;
             let syscall = SyscallType::Linux.create_syscall();
-            drop_privileges(&confine.capabilities, syscall.as_ref()).map_err(|error| wrong("capabilities", &error))?;
+            drop_privileges(&confinement.capabilities, syscall.as_ref()).map_err(|error| failed("capabilities", &error))?;
         }
         Ok(())
     }
@@ -85,10 +85,10 @@ fn terminal_size(process: &Process) -> Option<Winsize> {
     Some(Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
-impl Executor for Entry {
+impl Executor for ProcessExecutor {
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
-        match &self.further {
-            Some(further) => further.settle(spec.process().as_ref())?,
+        match &self.exec {
+            Some(settings) => settings.apply(spec.process().as_ref())?,
             None => default_signals().map_err(|error| ExecutorError::Other(format!("signals: {error}")))?,
         }
         self.inner.exec(spec)
@@ -100,7 +100,7 @@ impl Executor for Entry {
 
     fn setup_envs(&self, mut envs: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
         // This process is the user by now, and the root is the container's.
-        home::settle(&mut envs, Path::new("/etc/passwd"), rustix::process::geteuid().as_raw());
+        home::resolve(&mut envs, Path::new("/etc/passwd"), rustix::process::geteuid().as_raw());
         self.inner.setup_envs(envs)
     }
 }

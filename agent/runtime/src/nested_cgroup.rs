@@ -14,7 +14,7 @@ const INIT: &str = "init";
 /// The group below `group` that further processes join, if it is not `group`
 /// itself. `cgroup` is the same group as the kernel names it, and `first` says
 /// in which the container's first process is (`/proc/PID/cgroup`).
-pub(crate) fn below(group: &Path, cgroup: &Path, first: impl FnOnce() -> Option<String>) -> Option<String> {
+pub(crate) fn exec_target(group: &Path, cgroup: &Path, first: impl FnOnce() -> Option<String>) -> Option<String> {
     if group.join(INIT).is_dir() {
         return Some(INIT.to_owned());
     }
@@ -37,7 +37,7 @@ mod tests {
     const CGROUP: &str = "/kubepods/c1";
 
     fn joined(group: &Path, first: &str) -> Option<String> {
-        below(group, Path::new(CGROUP), || Some(first.to_owned()))
+        exec_target(group, Path::new(CGROUP), || Some(first.to_owned()))
     }
 
     #[test]
@@ -45,7 +45,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "\n").unwrap();
-        let asked = below(group, Path::new(CGROUP), || unreachable!("nobody needs to know"));
+        let asked = exec_target(group, Path::new(CGROUP), || unreachable!("nobody needs to know"));
         assert_eq!(asked, None);
         // As many as the container likes, as long as it hands nothing on.
         fs::create_dir(group.join("job")).unwrap();

@@ -1,8 +1,7 @@
-//! Calls that are being carried out, each in a process of its own.
+//! Queued and in-flight calls; each in-flight call has its own process.
 //!
-//! libcontainer waits for what it starts: for file systems, for hooks, for a
-//! process that enters a frozen resource group. Whoever waits must not be the
-//! one that serves all containers.
+//! libcontainer blocks on what it starts: file systems, hooks, a process that enters a frozen cgroup. The process
+//! that serves all containers must not block.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -12,47 +11,47 @@ use rustix::process::Pid;
 
 use crate::message::Call;
 
-/// Calls that run at once, not counting those that take long. A guest has few
-/// processors, and more would only wait for each other.
+/// Concurrent calls, not counting long-running ones. A guest has few CPUs, and more calls would only compete for
+/// them.
 const MAX_CONCURRENT: usize = 8;
 
-/// From here on a call takes long: it waits for something else than a processor.
+/// A call that has run for this long is waiting for something other than a CPU.
 const LONG_RUNNING: Duration = Duration::from_secs(1);
 
-/// Calls at all that run at once. Above it something is wrong with the guest.
+/// Concurrent calls including long-running ones. More indicate a faulty guest.
 const MAX_IN_FLIGHT: usize = 256;
 
-/// Calls that wait for their turn.
+/// Queued calls.
 const MAX_QUEUED: usize = 4096;
 
-/// A call that waits for its turn.
+/// A call that has not started.
 #[derive(Debug)]
 pub(crate) struct QueuedCall {
-    /// The server's number, if it wants an answer.
+    /// The request's id, if the server expects a reply.
     pub(crate) request: Option<u64>,
     pub(crate) call: Call,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// A call that is being carried out.
+/// A call in progress.
 #[derive(Debug)]
 pub(crate) struct InFlightCall {
-    /// Counts calls in the order in which they started.
+    /// Sequence number, in the order in which calls started.
     pub(crate) number: u64,
-    /// The process that does it; none if it is the container's own that does.
+    /// The worker; `None` if the container's init process carries the call out itself.
     pub(crate) pid: Option<Pid>,
     pub(crate) request: Option<u64>,
     pub(crate) call: Call,
-    /// Where its answer comes from; without a process, the container's last words.
+    /// The worker's reply socket; without a worker, the init process's helper log.
     pub(crate) answer: OwnedFd,
-    /// What the container's first process says before it becomes its program.
+    /// The helper log of the worker and of the container's init process before it execs.
     pub(crate) log: Option<OwnedFd>,
-    /// What has come of an answer that comes in pieces.
+    /// The part of a streamed result received so far.
     pub(crate) received: Vec<u8>,
     started: Instant,
 }
 
-/// All of them.
+/// All queued and in-flight calls.
 #[derive(Debug, Default)]
 pub(crate) struct CallQueue {
     pub(crate) in_flight: Vec<InFlightCall>,
@@ -60,7 +59,7 @@ pub(crate) struct CallQueue {
     last: u64,
 }
 
-/// How long a call may take. Hooks and slow file systems are in it.
+/// Returns the timeout of a call, hooks and slow file systems included.
 pub(crate) fn timeout_of(call: &Call) -> Duration {
     Duration::from_secs(match call {
         Call::Create { .. } => 120,
@@ -70,7 +69,7 @@ pub(crate) fn timeout_of(call: &Call) -> Duration {
 }
 
 impl CallQueue {
-    /// Puts a call into the line; gives it back if the line is too long.
+    /// Queues a call; returns it if the queue is full.
     pub(crate) fn enqueue(&mut self, waiting: QueuedCall) -> Result<(), Box<QueuedCall>> {
         if self.waiting.len() >= MAX_QUEUED {
             return Err(Box::new(waiting));
@@ -79,7 +78,7 @@ impl CallQueue {
         Ok(())
     }
 
-    /// The next call whose turn it is.
+    /// Takes the next call to start, if the concurrency limits allow one.
     pub(crate) fn next(&mut self) -> Option<QueuedCall> {
         let concurrent = self.in_flight.iter().filter(|call| call.started.elapsed() < LONG_RUNNING).count();
         if concurrent >= MAX_CONCURRENT || self.in_flight.len() >= MAX_IN_FLIGHT {
@@ -88,17 +87,17 @@ impl CallQueue {
         self.waiting.pop_front()
     }
 
-    /// The number that the next call will have.
+    /// Returns the sequence number of the next call.
     pub(crate) fn next_number(&self) -> u64 {
         self.last + 1
     }
 
-    /// The number of the call that has been under way longest.
+    /// Returns the sequence number of the oldest call in flight.
     pub(crate) fn oldest(&self) -> Option<u64> {
         self.in_flight.iter().map(|call| call.number).min()
     }
 
-    /// Whether none is under way or waits.
+    /// Whether no call is in flight or queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight.is_empty() && self.waiting.is_empty()
     }
@@ -110,13 +109,13 @@ impl CallQueue {
         self.in_flight.push(InFlightCall { number, pid, request, call, answer, log, received: Vec::new(), started });
     }
 
-    /// Takes out the calls whose time is over.
+    /// Removes and returns the calls that exceeded their timeout.
     pub(crate) fn take_timed_out(&mut self) -> Vec<InFlightCall> {
         let is_late = |call: &mut InFlightCall| call.started.elapsed() >= timeout_of(&call.call);
         self.in_flight.extract_if(.., is_late).collect()
     }
 
-    /// When to look again although nothing has happened.
+    /// Returns the time until a call times out or becomes long-running while others are queued.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let ends = self.in_flight.iter().map(|call| timeout_of(&call.call).saturating_sub(call.started.elapsed()));
         let turns = self
@@ -127,7 +126,7 @@ impl CallQueue {
         ends.chain(turns).min()
     }
 
-    /// Whether another call of this kind is under way for the container.
+    /// Whether a call of this kind is in flight or queued for the container.
     pub(crate) fn any(&self, container: &str, kind: impl Fn(&Call) -> bool) -> bool {
         let calls = self.in_flight.iter().map(|call| &call.call).chain(self.waiting.iter().map(|one| &one.call));
         calls.into_iter().any(|call| call.container() == container && kind(call))
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_take_long_leave_room_for_others() {
+    fn long_running_calls_do_not_count_against_the_concurrency_limit() {
         let mut queue = CallQueue::default();
         for number in 0..=MAX_CONCURRENT {
             queue.enqueue(waiting(&number.to_string())).unwrap();
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn late_ones_are_taken_out() {
+    fn timed_out_calls_are_removed() {
         let mut queue = CallQueue::default();
         queue.insert(Pid::from_raw(1), waiting("a"), null(), None);
         queue.insert(Pid::from_raw(2), waiting("b"), null(), None);

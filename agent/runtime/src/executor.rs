@@ -1,4 +1,4 @@
-//! The last steps of a container process before its program runs.
+//! The last steps of a container process before it execs its program.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,30 +15,28 @@ use rustix::thread::CpuSet;
 
 use crate::{cpu_affinity, home};
 
-/// libcontainer's own executor with five things added: `HOME` is looked up where
-/// that was asked for; the processor to which a call was held, and the runtime's
-/// blocked and ignored signals, are not handed on; a further process's terminal
-/// has its size before the program looks; and it gets the container's seccomp
-/// filter, which libcontainer gives to the first process only.
+/// libcontainer's default executor with five additions: `HOME` is looked up in `/etc/passwd` if requested; the
+/// CPU pinning of the call and the runtime's blocked and ignored signals are reset; an exec process's terminal
+/// gets its size before the program reads it; and an exec process gets the container's seccomp filter, which
+/// libcontainer loads for the init process only.
 #[derive(Clone)]
 pub(crate) struct ProcessExecutor {
     inner: DefaultExecutor,
     exec: Option<ExecSettings>,
 }
 
-/// What is done for a further process, which nobody can look after from
-/// outside: it runs before its number is known. All of it comes before the
-/// seccomp filter, which may forbid it.
+/// Settings that an exec process applies to itself, because it runs before its maker knows its pid. They are
+/// applied before the seccomp filter, which may forbid the system calls.
 #[derive(Clone)]
 struct ExecSettings {
     confinement: Option<DeferredConfinement>,
-    /// Where the program may run, if its maker was held to one processor.
+    /// The program's CPU affinity, if its maker was pinned to one CPU.
     allowed_cpus: Option<CpuSet>,
 }
 
-/// What is left to do for a further process. Loading a filter needs
-/// `CAP_SYS_ADMIN` (or no_new_privileges), so libcontainer is told to keep all
-/// capabilities, and the wanted ones are set here, after the filter.
+/// Confinement that an exec process applies after libcontainer's setup. Loading a seccomp filter needs
+/// `CAP_SYS_ADMIN` (or no_new_privileges), so libcontainer keeps all capabilities, and the requested ones are set
+/// here, after the filter.
 #[derive(Clone)]
 pub(crate) struct DeferredConfinement {
     pub(crate) seccomp: LinuxSeccomp,
@@ -46,8 +44,8 @@ pub(crate) struct DeferredConfinement {
 }
 
 impl ProcessExecutor {
-    /// For the first process. Its filter is loaded by now; it waits to be let
-    /// go, and whoever made it frees its processor and sets its terminal's size.
+    /// Returns the executor of a container's init process. libcontainer has loaded its filter; it blocks until
+    /// start, and its maker resets its CPU affinity and sets its terminal's size.
     pub(crate) fn for_init() -> Self {
         Self { inner: DefaultExecutor {}, exec: None }
     }
@@ -61,11 +59,11 @@ impl ExecSettings {
     fn apply(&self, process: Option<&Process>) -> Result<(), ExecutorError> {
         let failed = |what: &str, error: &dyn std::fmt::Display| ExecutorError::Other(format!("{what}: {error}"));
         if let Some(size) = process.and_then(terminal_size) {
-            // A program that is told nothing takes the size that it likes.
+            // Not fatal: the program then uses its default size.
             let _ = rustix::termios::tcsetwinsize(rustix::stdio::stdin(), size);
         }
         if let Some(allowed_cpus) = &self.allowed_cpus {
-            cpu_affinity::set(allowed_cpus).map_err(|error| failed("processors", &error))?;
+            cpu_affinity::set(allowed_cpus).map_err(|error| failed("CPU affinity", &error))?;
         }
         default_signals().map_err(|error| failed("signals", &error))?;
         if let Some(confinement) = &self.confinement {
@@ -77,7 +75,7 @@ impl ExecSettings {
     }
 }
 
-/// The size that a process's terminal is to have, if it is one.
+/// Returns the requested size of a process's terminal.
 fn terminal_size(process: &Process) -> Option<Winsize> {
     let size = process.console_size().filter(|_| process.terminal() == Some(true))?;
     let number = |number: u64| u16::try_from(number).ok().filter(|number| *number > 0);
@@ -99,7 +97,7 @@ impl Executor for ProcessExecutor {
     }
 
     fn setup_envs(&self, mut envs: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
-        // This process is the user by now, and the root is the container's.
+        // This process already has the container's user and root.
         home::resolve(&mut envs, Path::new("/etc/passwd"), rustix::process::geteuid().as_raw());
         self.inner.setup_envs(envs)
     }
@@ -111,7 +109,7 @@ mod tests {
     use oci_spec::runtime::BoxBuilder;
 
     #[test]
-    fn only_a_terminal_has_a_size_and_only_one_that_makes_sense() {
+    fn terminal_size_is_set_only_for_terminals_and_valid_sizes() {
         let size = |terminal, height, width| {
             let mut process = Process::default();
             let size = BoxBuilder::default().height(height).width(width).build().unwrap();

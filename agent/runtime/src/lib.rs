@@ -1,17 +1,13 @@
 //! The single-threaded process that owns every container.
 //!
-//! libcontainer clones processes without telling the C library, changes the
-//! caller's working directory and OOM score, and waits for children of its own.
-//! None of that goes together with threads or with another reaper, so one
-//! process does nothing else: it is forked before any thread exists and takes
-//! [`Call`]s from a `SEQPACKET` socket. libcontainer also waits, for file
-//! systems, hooks and processes, so each call to it is made by a copy of that
-//! process: the processes of containers become the original's children all the
-//! same, and nothing that is slow or stuck is in anybody's way. Exits are sent
-//! as [`FromRuntime::Exited`].
+//! libcontainer clones processes without the C library's knowledge, changes the caller's working directory and
+//! OOM score, and waits for its own children. None of that works in a multi-threaded process or beside another
+//! reaper. Therefore one process does nothing else: it is forked before any thread exists and receives [`Call`]s
+//! on a `SEQPACKET` socket. libcontainer also blocks on file systems, hooks and processes, so a forked worker
+//! carries out each call; container processes become children of the runtime itself (`CLONE_PARENT`), and a slow
+//! or stuck call blocks no other. Exits are sent as [`FromRuntime::Exited`].
 //!
-//! The containers live as long as the socket: when its other end is gone, the
-//! runtime kills them and ends.
+//! The containers live as long as the socket: when the peer closes it, the runtime kills them and exits.
 #![forbid(unsafe_code)]
 
 mod children;

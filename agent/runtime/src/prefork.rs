@@ -1,10 +1,8 @@
-//! A copy of the runtime that waits for a call.
+//! A worker that is forked ahead of its call.
 //!
-//! Copying a process is quick; what takes long is that the copy then touches
-//! its pages for the first time, one fault each. Calls come in bursts (a pod's
-//! containers, a probe every few seconds), so while they come one copy is made
-//! ahead of time and has its pages when a call arrives. A runtime that nobody
-//! calls keeps none.
+//! `fork` is quick; the page faults of the child's first writes are slow. Calls come in bursts (a pod's
+//! containers, a probe every few seconds), so while they come one worker is forked ahead of time and has its
+//! pages when a call arrives. An idle runtime has none.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -19,50 +17,49 @@ use crate::message::Call;
 use crate::socket::{MAX_REQUEST, receive, send};
 use crate::helper_log;
 
-/// How long after a call the next one is expected.
+/// The preforked worker is discarded this long after the last call.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long nothing may have happened before one is made: whoever calls now
-/// must not wait for it.
+/// Quiet time before a worker is preforked, so that a caller does not wait for the fork.
 const PREFORK_DELAY: Duration = Duration::from_millis(5);
 
-/// What a copy is told to do; descriptors come with it.
+/// The job of a preforked worker; its descriptors come in the same packet.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) call: Call,
     /// The container's bundle.
     pub(crate) bundle: PathBuf,
-    /// Whether it is held to one processor.
+    /// Whether the worker is pinned to one CPU.
     pub(crate) pinned: bool,
 }
 
-/// The runtime's end of a copy.
+/// The runtime's handle of a forked worker.
 #[derive(Debug)]
 pub(crate) struct PreforkedWorker {
     pub(crate) pid: Pid,
-    /// Where it takes its call and gives its answer.
+    /// Carries the job to the worker and its result back.
     pub(crate) socket: OwnedFd,
-    /// The reading end of its pipe for last words.
+    /// The reading end of its helper log.
     pub(crate) log: OwnedFd,
 }
 
-/// The copy's end of itself.
+/// The worker's own ends.
 pub(crate) struct WorkerSide {
     pub(crate) socket: OwnedFd,
-    /// Both ends of the pipe for last words.
+    /// Both ends of the helper log pipe.
     pub(crate) log: (OwnedFd, OwnedFd),
 }
 
-/// In which of the two processes a copying ended.
+/// The process in which [`fork_worker`] returned.
 pub(crate) enum Forked {
     Parent(PreforkedWorker),
     Child(WorkerSide),
 }
 
-/// Copies this process.
+/// Forks a worker.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses the socket pair, the pipe or the fork.
 pub(crate) fn fork_worker() -> std::io::Result<Forked> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let log = helper_log::pipe()?;
@@ -76,7 +73,7 @@ pub(crate) fn fork_worker() -> std::io::Result<Forked> {
 }
 
 impl PreforkedWorker {
-    /// Gives it its call. An error means that it is of no use any more.
+    /// Sends the worker its job. After an error the worker is unusable.
     pub(crate) fn assign(&self, job: &Job, fds: &[OwnedFd]) -> std::io::Result<()> {
         let packet = serde_json::to_vec(job)?;
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -84,20 +81,20 @@ impl PreforkedWorker {
     }
 }
 
-/// Writes to the memory that a call will take first.
+/// Faults in the memory that a call uses first.
 fn prefault() {
-    /// About what making a container takes, bytes.
+    /// Roughly what creating a container uses, bytes.
     const SIZE: usize = 64 << 10;
     std::hint::black_box(&mut [0_u8; SIZE]);
     std::hint::black_box(&mut vec![1_u8; SIZE]);
 }
 
 impl WorkerSide {
-    /// Waits for a call. `None`: none will come.
+    /// Waits for a job. `None`: the runtime has closed the socket.
     pub(crate) fn wait_for_job(&self) -> Option<(Job, Vec<OwnedFd>)> {
-        // Only for people who look at the process table.
+        // Only for readers of the process table.
         let _ = rustix::thread::set_name(c"fl-prefork");
-        // What a call will touch is better touched now. That it cannot be is no reason to stop.
+        // Faults pages in ahead of the call; a failure costs only speed.
         let _ = firstlight_sys::memory::populate_program();
         prefault();
         let mut buffer = vec![0; MAX_REQUEST];
@@ -107,30 +104,30 @@ impl WorkerSide {
     }
 }
 
-/// When one is made, and when it is let go.
+/// Decides when a worker is preforked and when it is discarded.
 #[derive(Debug, Default)]
 pub(crate) struct PreforkPolicy {
     last: Option<Instant>,
 }
 
-/// What is to be done about a spare copy.
+/// The next action for the preforked worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PreforkAction {
-    /// Nothing, until something happens.
+    /// Nothing until the next call.
     Idle,
-    /// Nothing for so long.
+    /// Nothing for this long.
     Wait(Duration),
-    /// Make one, or let the one there is go.
+    /// Fork one, or discard the existing one.
     Act,
 }
 
 impl PreforkPolicy {
-    /// A call came or ended.
+    /// Records that a call came or completed.
     pub(crate) fn record_call(&mut self) {
         self.last = Some(Instant::now());
     }
 
-    /// What to do if there is one (`have`) or none.
+    /// Returns the next action, given whether a preforked worker exists.
     pub(crate) fn next_action(&self, exists: bool) -> PreforkAction {
         let since = self.last.map(|last| last.elapsed());
         let after = |span: Duration, since: Duration| match span.checked_sub(since) {
@@ -151,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_while_calls_come() {
+    fn worker_is_preforked_while_calls_come_and_discarded_when_idle() {
         let mut policy = PreforkPolicy::default();
-        assert_eq!(policy.next_action(false), PreforkAction::Idle, "nobody has called yet");
+        assert_eq!(policy.next_action(false), PreforkAction::Idle, "no call yet");
         assert_eq!(policy.next_action(true), PreforkAction::Act);
         policy.record_call();
         assert!(matches!(policy.next_action(false), PreforkAction::Wait(left) if left <= PREFORK_DELAY));
@@ -166,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_and_its_descriptors_arrive() {
+    fn job_arrives_with_its_descriptors() {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let worker = PreforkedWorker { pid: Pid::INIT, socket: ours, log: helper_log::pipe().unwrap().0 };
@@ -177,6 +174,6 @@ mod tests {
         let (job, fds) = copy.wait_for_job().unwrap();
         assert_eq!((job.call, job.bundle, job.pinned, fds.len()), (call, PathBuf::from("/b"), true, 1));
         drop(worker);
-        assert!(copy.wait_for_job().is_none(), "a runtime that is gone has no calls");
+        assert!(copy.wait_for_job().is_none(), "the runtime has closed the socket");
     }
 }

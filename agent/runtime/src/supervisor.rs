@@ -1,8 +1,7 @@
-//! The loop that serves all containers and waits for none.
+//! The event loop that serves all containers and blocks on none.
 //!
-//! A call that libcontainer has to do is carried out by a copy of this process,
-//! which has one thread and so may be copied at any time. The loop goes on: it
-//! takes further calls, kills, and reaps.
+//! A call that needs libcontainer is carried out by a forked worker; this process has one thread, so it may fork
+//! at any time. The loop itself takes calls, kills, and reaps.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,40 +23,41 @@ use crate::prefork::{self, PreforkAction, Forked, Job, PreforkPolicy, PreforkedW
 use crate::worker::{self, Outcome, WorkerInput};
 use crate::{helper_log, signal};
 
-/// `SIGCHLD` has this number on every architecture of ours.
+/// `SIGCHLD` has this number on every supported architecture.
 const SIGCHLD: i32 = 17;
 
-/// How the runtime is set up.
+/// Options of the runtime.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the state of containers is stored.
+    /// libcontainer's state directory.
     pub state: PathBuf,
 }
 
-/// What is remembered of a container.
+/// The runtime's entry of a container.
 #[derive(Debug)]
 struct ContainerEntry {
     bundle: PathBuf,
     cgroup: PathBuf,
-    /// Whether hooks run when it starts or ends.
+    /// Whether the container has `poststart` or `poststop` hooks.
     hooks: bool,
-    /// What its first process says until it becomes its program.
+    /// The helper log of its init process; `None` once started.
     init_log: Option<OwnedFd>,
-    /// Why libcontainer could not be told that it runs.
+    /// Why libcontainer's state could not be set to running.
     state_error: Option<Failure>,
 }
 
-/// Whether a call needed no copy of this process.
+/// The result of an attempt to carry a call out without a worker.
 enum Inline {
     NeedsWorker,
-    /// It is under way, and its end will be heard of.
+    /// Started; its completion is an event of the loop.
     InProgress,
     Done(Outcome),
 }
 
 struct Supervisor {
-    /// The server; a copy of this process has neither.
+    /// The server's socket; `None` in a worker.
     socket: Option<OwnedFd>,
+    /// `None` in a worker.
     signals: Option<SignalFd>,
     state: PathBuf,
     containers: BTreeMap<String, ContainerEntry>,
@@ -65,20 +65,20 @@ struct Supervisor {
     queue: CallQueue,
     filters: FilterCache,
     affinity: CpuAffinity,
-    /// Whether this process is pinned to one processor.
+    /// Whether this process is pinned to one CPU.
     pinned: bool,
     preforked: Option<PreforkedWorker>,
     prefork_policy: PreforkPolicy,
 }
 
-/// Serves calls until the other end of `socket` is gone, then kills every
-/// container and returns. The process must have a single thread.
+/// Serves calls until the peer closes `socket`, then kills every container and returns. The process must have a
+/// single thread.
 ///
 /// # Errors
-/// Signals could not be turned into something to wait for.
+/// The signalfd cannot be created, or the working directory cannot be changed.
 pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
     let signals = SignalFd::block(&[SIGCHLD])?;
-    // Hooks run there, and no directory is kept busy.
+    // Hooks run in `/`, and no other directory is kept busy.
     std::env::set_current_dir("/")?;
     containers::remove_all(&options.state);
     let mut supervisor = Supervisor {
@@ -101,7 +101,7 @@ pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
 }
 
 impl Supervisor {
-    /// Waits for something and does what has to be done; `false` at the end.
+    /// Waits for events and handles them; `false` when the peer has closed the socket.
     fn run_once(&mut self, buffer: &mut [u8]) -> std::io::Result<bool> {
         while let Some(waiting) = self.queue.next() {
             self.start_worker(waiting);
@@ -109,7 +109,7 @@ impl Supervisor {
         let (Some(socket), Some(signals)) = (&self.socket, &self.signals) else { return Ok(false) };
         let mut waited = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         waited.extend(self.queue.in_flight.iter().map(|running| PollFd::new(&running.answer, PollFlags::IN)));
-        // Last, because it may not be there. It says nothing; its end is heard.
+        // Last, because it is optional. An idle worker sends nothing; an event means that it has exited.
         waited.extend(self.preforked.iter().map(|worker| PollFd::new(&worker.socket, PollFlags::IN)));
         let timeout = [self.queue.next_deadline(), self.next_prefork_action()].into_iter().flatten().min();
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
@@ -165,7 +165,7 @@ impl Supervisor {
         }
     }
 
-    /// Does what can be done at once, and puts the rest into the line.
+    /// Carries out what needs no worker, and queues the rest.
     fn begin(&mut self, id: u64, call: Call, fds: Vec<OwnedFd>) -> Option<Outcome> {
         let nothing = |()| (Done::default(), None);
         match &call {
@@ -187,11 +187,11 @@ impl Supervisor {
             Inline::Done(outcome) => return Some(outcome),
         }
         let refused = self.queue.enqueue(QueuedCall { request: Some(id), call, fds }).err()?;
-        let message = format!("{}: thousands of calls wait already", worker::describe(&refused.call));
+        let message = format!("{}: the call queue is full; retry later", worker::describe(&refused.call));
         Some(Err(Failure::internal(message)))
     }
 
-    /// Whether a call makes sense now.
+    /// Checks a call against the current state.
     fn check(&self, call: &Call) -> Result<(), Failure> {
         let id = call.container();
         match call {
@@ -217,15 +217,14 @@ impl Supervisor {
             }
             _ => {}
         }
-        let of_a_container = !matches!(call, Call::Create { .. } | Call::Namespaces { .. });
-        if of_a_container && !self.containers.contains_key(id) {
+        let needs_container = !matches!(call, Call::Create { .. } | Call::Namespaces { .. });
+        if needs_container && !self.containers.contains_key(id) {
             return Err(unknown(id));
         }
         Ok(())
     }
 
-    /// Most containers have no hooks, and then their start and their end are
-    /// a few short system calls.
+    /// Starts or deletes a container without a worker: without hooks, these are a few short system calls.
     fn try_inline(&mut self, id: u64, call: &Call) -> Inline {
         let nothing = |()| (Done::default(), None);
         let container = call.container();
@@ -254,8 +253,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes what a container's first process says after it was let go: nothing
-    /// but an end if it has become its program.
+    /// Reads the helper log of an init process after start: end of file without an error event means that it has
+    /// exec'ed its program.
     fn finish_start(&mut self, mut running: InFlightCall) {
         if !helper_log::read_available(&running.answer, &mut running.received) {
             self.queue.in_flight.push(running);
@@ -266,7 +265,7 @@ impl Supervisor {
         let said = String::from_utf8_lossy(&running.received);
         let outcome = match helper_log::first_error(&said) {
             "" => Ok((Done::default(), None)),
-            said => Err(Failure::internal(format!("cannot start container {container}: {said}"))),
+            said => Err(Failure::internal(format!("failed to start container {container}: {said}"))),
         };
         let runs = outcome.is_ok();
         self.reply(running.request, outcome);
@@ -274,18 +273,18 @@ impl Supervisor {
             && let Err(failure) = containers::mark_running(&self.state, container)
             && let Some(entry) = self.containers.get_mut(container)
         {
-            // Those who want a further process are told.
+            // Reported to later exec calls.
             entry.state_error = Some(failure);
         }
     }
 
-    /// Has a copy of this process carry the call out.
+    /// Has a worker carry the call out.
     fn start_worker(&mut self, mut waiting: QueuedCall) {
         match self.filters.program(&waiting.call) {
             Ok(program) => waiting.fds.extend(program),
             Err(failure) => return self.reply(waiting.request, Err(failure)),
         }
-        // A hook may have work for every processor.
+        // A hook may use every CPU.
         let alone = self.queue.is_empty() && !matches!(waiting.call, Call::Create { hooks: true, .. });
         let Some(QueuedCall { request, call, fds }) = self.assign_to_preforked(waiting, alone) else { return };
         self.pin(alone, None);
@@ -301,15 +300,15 @@ impl Supervisor {
             Ok(Forked::Parent(copy)) => self.register(copy, request, call),
             Err(error) => {
                 let about = worker::describe(&call);
-                let failure = Failure::internal(format!("{about}: cannot start a helper process: {error}"));
+                let failure = Failure::internal(format!("{about}: failed to fork a worker: {error}"));
                 self.reply(request, Err(failure));
             }
         }
     }
 
-    /// Gives the call to the spare copy. Without one that can do it, the call comes back.
+    /// Assigns the call to the preforked worker; returns the call if there is none or it cannot do it.
     fn assign_to_preforked(&mut self, waiting: QueuedCall, alone: bool) -> Option<QueuedCall> {
-        // Others need what only a copy of the present state has.
+        // Other calls need state that only a fresh fork inherits.
         let able = matches!(waiting.call, Call::Create { .. } | Call::Exec { .. });
         let Some(worker) = self.preforked.take_if(|_| able) else { return Some(waiting) };
         self.pin(alone, Some(worker.pid));
@@ -317,7 +316,7 @@ impl Supervisor {
         let bundle = self.containers.get(call.container()).map(|entry| entry.bundle.clone()).unwrap_or_default();
         let job = Job { call, bundle, pinned: self.pinned };
         if worker.assign(&job, &fds).is_err() {
-            // It has been killed.
+            // The worker has been killed.
             return Some(QueuedCall { request, call: job.call, fds });
         }
         self.register(worker, request, job.call);
@@ -329,7 +328,7 @@ impl Supervisor {
         self.queue.insert(Some(copy.pid), waiting, copy.socket, Some(copy.log));
     }
 
-    /// A call that is alone keeps to one processor, and so does this process until it has ended.
+    /// Pins a call that is alone, and this process until the call completes, to one CPU.
     fn pin(&mut self, alone: bool, other: Option<Pid>) {
         if alone && self.affinity.pin(other) {
             self.pinned = true;
@@ -342,13 +341,13 @@ impl Supervisor {
         if std::mem::take(&mut self.pinned)
             && let Some(allowed) = self.affinity.allowed()
         {
-            // It was allowed a moment ago.
+            // A failure costs only speed.
             let _ = cpu_affinity::move_away(&allowed);
         }
     }
 
-    /// In a copy: lets go of everything that would stay open in what it becomes
-    /// the parent of, and returns the directory for states.
+    /// In a worker: drops the inherited state, whose descriptors would stay open in its children, and returns the
+    /// state directory.
     fn drop_inherited_state(&mut self) -> PathBuf {
         drop((self.socket.take(), self.signals.take(), self.preforked.take()));
         drop((std::mem::take(&mut self.containers), std::mem::take(&mut self.queue)));
@@ -356,7 +355,7 @@ impl Supervisor {
         std::mem::take(&mut self.state)
     }
 
-    /// When something has to be done about the spare copy.
+    /// Returns the time until the preforked worker needs an action.
     fn next_prefork_action(&self) -> Option<Duration> {
         if !self.queue.is_empty() {
             return None;
@@ -368,13 +367,13 @@ impl Supervisor {
         }
     }
 
-    /// Makes the spare copy, or lets it go.
+    /// Preforks a worker, or discards the idle one.
     fn maintain_preforked(&mut self) {
         if !self.queue.is_empty() || self.prefork_policy.next_action(self.preforked.is_some()) != PreforkAction::Act {
             return;
         }
         if self.preforked.take().is_some() {
-            // Nobody has called for a while: this process needs little now. Where that cannot be done, nothing is lost.
+            // Idle: return free memory to the kernel. A failure costs only memory.
             let _ = firstlight_sys::memory::give_back();
             return;
         }
@@ -390,7 +389,7 @@ impl Supervisor {
                 std::process::exit(0)
             }
             Ok(Forked::Parent(copy)) => self.preforked = Some(copy),
-            // A call will try again, and tell.
+            // The next call forks its own worker and reports the error.
             Err(_) => self.prefork_policy = PreforkPolicy::default(),
         }
     }
@@ -401,7 +400,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes a worker's answer.
+    /// Completes a call with its worker's result.
     fn complete(&mut self, mut running: InFlightCall) {
         self.prefork_policy.record_call();
         let outcome = worker::outcome(&running.answer, "", &worker::describe(&running.call)).map_err(|mut failure| {
@@ -442,7 +441,7 @@ impl Supervisor {
                 }
             }
             Call::Delete { container } => {
-                // A hook that failed does not keep it.
+                // A failed hook does not keep the container.
                 if !self.state.join(container).exists() {
                     self.containers.remove(container);
                 }
@@ -461,7 +460,7 @@ impl Supervisor {
         self.unpin();
     }
 
-    /// Ends a call that takes too long, and what it has made so far.
+    /// Aborts a call that exceeded its timeout, and kills what it has created so far.
     fn abort(&mut self, running: InFlightCall) {
         self.unpin();
         if let Some(pid) = running.pid {
@@ -473,7 +472,7 @@ impl Supervisor {
         }
         let seconds = timeout_of(&running.call).as_secs();
         let about = worker::describe(&running.call);
-        let message = format!("{about} has not ended after {seconds} s; is a file system or the container stuck?");
+        let message = format!("{about} timed out after {seconds} s; is a file system or the container stuck?");
         self.reply(running.request, Err(Failure::internal(message)));
     }
 
@@ -498,12 +497,12 @@ impl Supervisor {
 
     fn send(&self, message: &FromRuntime, fds: &[BorrowedFd<'_>]) {
         if let (Some(socket), Ok(packet)) = (&self.socket, serde_json::to_vec(message)) {
-            // An error means that the peer is gone, and the next poll says so.
+            // An error means that the peer has closed the socket, which the next poll reports.
             let _ = send(socket, &packet, fds);
         }
     }
 
-    /// The server is gone: nobody can reach these containers any more.
+    /// Kills all containers: the server is gone, so they cannot be managed any more.
     fn shut_down(&mut self) {
         self.preforked = None;
         for running in &self.queue.in_flight {
@@ -520,7 +519,7 @@ impl Supervisor {
         for pid in self.children.pids() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        // Blocks for each child, all of which have been killed.
+        // Reaps every child; all of them have been killed.
         while wait(WaitOptions::empty()).is_ok() {}
         containers::remove_all(&self.state);
     }

@@ -188,7 +188,7 @@ mod tests {
     fn longest_request_fits_into_a_packet() {
         let long =
             Rule { allow: false, kind: Kind::Char, major: Some(u32::MAX), minor: Some(u32::MAX), access: Access::ALL };
-        let request = crate::Request { id: u64::MAX, call: create(vec![long; firstlight_device_filter::MOST_RULES]) };
+        let request = crate::Request { id: u64::MAX, call: create(vec![long; firstlight_device_filter::MAX_RULES]) };
         let length = serde_json::to_vec(&request).unwrap().len();
         // Two paths of PATH_MAX and the rest must fit as well.
         assert!(length + 3 * 4096 < crate::socket::MAX_REQUEST, "{length}");

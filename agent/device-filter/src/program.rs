@@ -83,7 +83,11 @@ fn immediate(code: u8, to: Register, value: u32) -> Instruction {
 
 /// Skips `length` instructions, unconditionally or if `register` and `value` satisfy the condition of `code`.
 fn skip(length: usize, code: u8, register: Register, value: u32) -> Instruction {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a program is shorter; see OVERHEAD")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "a program is shorter; see OVERHEAD"
+    )]
     let length = length as i16;
     instruction(code, register, Register::Return, length, value)
 }

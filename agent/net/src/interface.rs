@@ -106,7 +106,9 @@ fn rename(links: &[Link], link: &Link, desired: &Name) -> Result<Vec<Step>> {
     let ours = Step::Rename { link: link.index, from: from.clone(), to: desired.clone() };
     let Some(other) = links.iter().find(|other| other.name == desired.as_str()) else { return Ok(vec![ours]) };
     if other.is_loopback() || link.is_loopback() {
-        return Err(Error::Invalid(format!("failed to rename {from} to {desired}: the loopback interface cannot be renamed")));
+        return Err(Error::Invalid(format!(
+            "failed to rename {from} to {desired}: the loopback interface cannot be renamed"
+        )));
     }
     let temporary = Name::temporary(other.index);
     let aside = Step::Rename { link: other.index, from: desired.clone(), to: temporary.clone() };
@@ -290,7 +292,10 @@ mod tests {
         assert_eq!(steps(&links, &desired(device(Some(mac(5))), "eth1")).unwrap()[0], Step::Mac(2, mac(5)));
         for same in [None, Some(mac(7))] {
             assert!(
-                !steps(&links, &desired(device(same), "eth1")).unwrap().iter().any(|step| matches!(step, Step::Mac(..)))
+                !steps(&links, &desired(device(same), "eth1"))
+                    .unwrap()
+                    .iter()
+                    .any(|step| matches!(step, Step::Mac(..)))
             );
         }
     }

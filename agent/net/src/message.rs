@@ -97,7 +97,8 @@ fn ext_ack(repeated: &[u8], flags: u16) -> String {
     if flags & ACK_TLVS == 0 || attributes.is_empty() {
         return String::new();
     }
-    let found = NlasIterator::new(attributes).filter_map(Result::ok).find(|attribute| attribute.kind() == ATTRIBUTE_MESSAGE);
+    let found =
+        NlasIterator::new(attributes).filter_map(Result::ok).find(|attribute| attribute.kind() == ATTRIBUTE_MESSAGE);
     let text = found.map(|attribute: NlaBuffer<&[u8]>| String::from_utf8_lossy(attribute.value()).into_owned());
     let text: String = text.unwrap_or_default().chars().filter(|letter| !letter.is_control()).take(200).collect();
     if text.is_empty() { text } else { format!(" ({text})") }

@@ -56,7 +56,11 @@ pub fn replace_neighbours(netlink: &mut Netlink, neighbours: &[Neighbour], proc:
             continue;
         }
         let message = RouteNetlinkMessage::NewNeighbour(message(link.unwrap_or(0), neighbour));
-        netlink.request(format_args!("neighbour {at} ({address} on {device})"), message, NLM_F_CREATE | NLM_F_REPLACE)?;
+        netlink.request(
+            format_args!("neighbour {at} ({address} on {device})"),
+            message,
+            NLM_F_CREATE | NLM_F_REPLACE,
+        )?;
     }
     Ok(())
 }

@@ -43,8 +43,7 @@ impl Network {
         let digits = !prefix.is_empty() && prefix.len() <= 3 && prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix: u8 = if digits { prefix.parse().map_err(|_| wrong(PREFIX))? } else { return Err(wrong(PREFIX)) };
         let address: IpAddr = address.parse().map_err(|_| wrong(PREFIX))?;
-        Self::new(address, prefix)
-            .ok_or_else(|| wrong(" with a valid prefix length: at most 32 (IPv4) or 128 bits"))
+        Self::new(address, prefix).ok_or_else(|| wrong(" with a valid prefix length: at most 32 (IPv4) or 128 bits"))
     }
 
     /// Returns the address.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::patch::{self, Step};
 use crate::wire::{Decision, Verdict};
-use crate::{PolicyError, MAX_LINE, MAX_LINES, MAX_POLICY};
+use crate::{MAX_LINE, MAX_LINES, MAX_POLICY, PolicyError};
 
 /// The file name in error positions.
 const NAME: &str = "policy.rego";
@@ -55,7 +55,8 @@ impl Engine {
         {
             rego.set_policy_length_config(PolicyLengthConfig { max_col, max_file_bytes, max_lines });
         }
-        rego.add_policy(NAME.to_owned(), policy).map_err(|error| PolicyError::InvalidPolicy(one_line(&format!("{error:#}"))))?;
+        rego.add_policy(NAME.to_owned(), policy)
+            .map_err(|error| PolicyError::InvalidPolicy(one_line(&format!("{error:#}"))))?;
         let mut engine = Self { rego, state, warn_only: false };
         engine.sync_state().map_err(PolicyError::InvalidPolicy)?;
         engine.warn_only = engine.query("AllowRequestsFailingPolicy", "{}") == Ok(Some(Value::Bool(true)));

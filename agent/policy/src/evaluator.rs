@@ -11,7 +11,7 @@ use rustix::process::{Gid, Resource, Rlimit, Signal, Uid};
 
 use crate::engine::Engine;
 use crate::requests;
-use crate::wire::{self, Response, Request, Decision, Verdict};
+use crate::wire::{self, Decision, Request, Response, Verdict};
 
 /// The stack for evaluations: large enough for nested function calls; a recursive policy overflows it and kills
 /// the process.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::wire::{self, Response, Request, Verdict};
-use crate::{PolicyError, EVALUATOR_ARGUMENT, MAX_POLICY};
+use crate::wire::{self, Request, Response, Verdict};
+use crate::{EVALUATOR_ARGUMENT, MAX_POLICY, PolicyError};
 
 /// How the evaluator is started.
 #[derive(Debug, Clone)]
@@ -131,7 +131,12 @@ impl Process {
         }
     }
 
-    fn evaluate(&mut self, request: &str, bytes: &[u8], limits: &Limits) -> Result<(Verdict, Option<Value>), PolicyError> {
+    fn evaluate(
+        &mut self,
+        request: &str,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<(Verdict, Option<Value>), PolicyError> {
         let request = Request::Evaluate { request: request.to_owned() };
         match self.exchange(&request, bytes, limits.evaluation + limits.grace, "evaluation")? {
             Response::Evaluated { verdict, state } => Ok((verdict, state)),
@@ -139,7 +144,13 @@ impl Process {
         }
     }
 
-    fn exchange(&mut self, request: &impl Serialize, body: &[u8], limit: Duration, what: &str) -> Result<Response, PolicyError> {
+    fn exchange(
+        &mut self,
+        request: &impl Serialize,
+        body: &[u8],
+        limit: Duration,
+        what: &str,
+    ) -> Result<Response, PolicyError> {
         let begin = Instant::now();
         let mut socket = Timed { socket: &self.socket, end: begin + limit };
         let response = wire::write(&mut socket, request, body).and_then(|()| wire::read(&mut socket));
@@ -158,7 +169,9 @@ impl Process {
         if timed_out {
             return format!("{what} took longer than {after:.1} s: simplify the policy");
         }
-        format!("{what} crashed the evaluator after {after:.1} s ({status}): the policy recurses or needs too much memory")
+        format!(
+            "{what} crashed the evaluator after {after:.1} s ({status}): the policy recurses or needs too much memory"
+        )
     }
 }
 

@@ -72,7 +72,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// The name is unknown, or the bytes are not such a message.
 pub fn json(name: &str, bytes: &[u8]) -> Result<String, String> {
-    let (_, write) = REQUESTS.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("unknown request {name}"))?;
+    let (_, write) =
+        REQUESTS.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("unknown request {name}"))?;
     write(bytes)
 }
 

@@ -100,7 +100,10 @@ fn length(stream: &mut impl Read) -> io::Result<usize> {
 
 fn bytes(stream: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     if length > MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("length {length} exceeds the limit of {MAX} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("length {length} exceeds the limit of {MAX} bytes"),
+        ));
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;

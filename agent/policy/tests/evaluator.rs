@@ -6,7 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use firstlight_agent_api::agent::{CreateContainerRequest, StartContainerRequest};
-use firstlight_policy::{Decision, PolicyError, Evaluator, LaunchOptions, Limits};
+use firstlight_policy::{Decision, Evaluator, LaunchOptions, Limits, PolicyError};
 use protobuf::Message;
 
 fn launch() -> LaunchOptions {

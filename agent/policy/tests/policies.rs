@@ -157,7 +157,9 @@ fn invalid_results_deny() {
 
 #[test]
 fn invalid_policy_is_reported_with_its_line() {
-    let Err(PolicyError::InvalidPolicy(why)) = engine("package agent_policy\ndefault A := true\nB if {\n  input.a ==\n}\n") else {
+    let Err(PolicyError::InvalidPolicy(why)) =
+        engine("package agent_policy\ndefault A := true\nB if {\n  input.a ==\n}\n")
+    else {
         panic!("no error")
     };
     assert_eq!(why, "policy.rego:5:1: expecting expression");

@@ -114,7 +114,11 @@ mod tests {
         assert!(!dir.path().join(ENABLED).exists(), "the directory above the root is not a cgroup");
         fs::write(root.join(ENABLED), "cpu memory\n").unwrap();
         assert!(make(&root.join("c2")).unwrap());
-        assert_eq!(fs::read_to_string(root.join(ENABLED)).unwrap(), "cpu memory\n", "enabled controllers are not written again");
+        assert_eq!(
+            fs::read_to_string(root.join(ENABLED)).unwrap(),
+            "cpu memory\n",
+            "enabled controllers are not written again"
+        );
         assert!(make(&dir.path().join("nowhere/c3")).is_ok_and(|made| made));
     }
 }

@@ -112,7 +112,11 @@ mod tests {
         let mut children = Children::default();
         let end = |children: &mut Children| children.unclaimed.push(Unclaimed { pid: 7, code: 3, before: 5 });
         end(&mut children);
-        assert_eq!(children.claim(7, 5, "later", ""), None, "the call began after that exit: another process with the same pid");
+        assert_eq!(
+            children.claim(7, 5, "later", ""),
+            None,
+            "the call began after that exit: another process with the same pid"
+        );
         assert_eq!(children.claim(7, 4, "c", ""), Some(3));
         end(&mut children);
         // No call that could claim it is left.

@@ -15,12 +15,12 @@ use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Proc
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::thread::CpuSet;
 
+use crate::cpu_affinity;
 use crate::executor::{DeferredConfinement, ProcessExecutor};
+use crate::helper_log::{HelperLog, explain, first_error};
 use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
-use crate::cpu_affinity;
 use crate::socket::receive;
-use crate::helper_log::{HelperLog, explain, first_error};
 use crate::{cgroup, nested_cgroup};
 
 /// The mount point where libcontainer expects cgroup v2.
@@ -112,9 +112,16 @@ impl CallContext {
         self.hooks(container, bundle, Point::Poststart)
     }
 
-    pub(crate) fn exec(&self, container: &str, bundle: &Path, process: &Path, stdio: Stdio) -> Result<NewProcess, Failure> {
-        let spec = Spec::load(bundle.join("config.json"))
-            .map_err(|error| Failure::internal(format!("container {container}: failed to load its configuration: {error}")))?;
+    pub(crate) fn exec(
+        &self,
+        container: &str,
+        bundle: &Path,
+        process: &Path,
+        stdio: Stdio,
+    ) -> Result<NewProcess, Failure> {
+        let spec = Spec::load(bundle.join("config.json")).map_err(|error| {
+            Failure::internal(format!("container {container}: failed to load its configuration: {error}"))
+        })?;
         let seccomp = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
         let confinement = seccomp.map(|seccomp| grant_setup_capabilities(process, &seccomp)).transpose()?;
         let (builder, console) = self.builder(container, stdio)?;
@@ -247,9 +254,10 @@ pub(crate) fn remove_idle(state: &Path, container: &str, cgroup: &Path) -> Optio
     let dir = state.join(container);
     Some(match fs::remove_dir_all(&dir) {
         // Not found: an earlier attempt removed it.
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::internal(format!("container {container}: failed to remove its state {}: {error}", dir.display())))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::internal(format!(
+            "container {container}: failed to remove its state {}: {error}",
+            dir.display()
+        ))),
         _ => Ok(()),
     })
 }
@@ -261,7 +269,9 @@ pub(crate) fn kill(container: &str, cgroup: &Path) -> Result<(), Failure> {
         Ok(()) => Ok(()),
         // No cgroup, so no processes.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Failure::internal(format!("container {container}: failed to write {}: {error}", file.display()))),
+        Err(error) => {
+            Err(Failure::internal(format!("container {container}: failed to write {}: {error}", file.display())))
+        }
     }
 }
 

@@ -69,7 +69,8 @@ impl ExecSettings {
         if let Some(confinement) = &self.confinement {
             initialize_seccomp(&confinement.seccomp).map_err(|error| failed("seccomp", &error))?;
             let syscall = SyscallType::Linux.create_syscall();
-            drop_privileges(&confinement.capabilities, syscall.as_ref()).map_err(|error| failed("capabilities", &error))?;
+            drop_privileges(&confinement.capabilities, syscall.as_ref())
+                .map_err(|error| failed("capabilities", &error))?;
         }
         Ok(())
     }

@@ -93,9 +93,8 @@ pub(crate) fn make_filtered_cgroup(
     };
     let program = match program {
         Some(program) => program,
-        None => {
-            bpf::load_device_program(&filter(container, devices)?.program()).map_err(|why| load_failure(container, why))?
-        }
+        None => bpf::load_device_program(&filter(container, devices)?.program())
+            .map_err(|why| load_failure(container, why))?,
     };
     let made = cgroup::make(path).map_err(|error| failed("create the cgroup", error))?;
     let filtered = FilteredCgroup { path: path.to_owned(), made };

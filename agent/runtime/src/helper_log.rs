@@ -103,7 +103,8 @@ pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
     let mut text = chain(error);
     let mut quoted = Vec::<&str>::new();
     for line in events.lines().filter_map(|line| line.strip_prefix('E')) {
-        if quoted.len() < MAX_QUOTED_EVENTS && !text.contains(line) && !quoted.iter().any(|known| known.contains(line)) {
+        if quoted.len() < MAX_QUOTED_EVENTS && !text.contains(line) && !quoted.iter().any(|known| known.contains(line))
+        {
             quoted.push(line);
         }
     }

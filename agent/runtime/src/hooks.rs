@@ -123,7 +123,8 @@ pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> Strin
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(format!("hooks: failed to read {}: {error}", file.display())),
     };
-    let hooks: Hooks = serde_json::from_slice(&text).map_err(|error| format!("hooks: invalid {}: {error}", file.display()))?;
+    let hooks: Hooks =
+        serde_json::from_slice(&text).map_err(|error| format!("hooks: invalid {}: {error}", file.display()))?;
     let list = point.of(&hooks);
     if list.is_empty() {
         return Ok(());
@@ -152,7 +153,8 @@ fn run(hook: &Hook, state: &str) -> Result<(), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| format!("failed to run: {error}"))?;
-    let (status, said) = follow(&mut child, state, begin + timeout).map_err(|error| format!("failed to wait for it: {error}"))?;
+    let (status, said) =
+        follow(&mut child, state, begin + timeout).map_err(|error| format!("failed to wait for it: {error}"))?;
     let took = begin.elapsed().as_millis();
     match status {
         Some(status) if status.success() => Ok(()),

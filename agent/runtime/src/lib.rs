@@ -10,23 +10,23 @@
 //! The containers live as long as the socket: when the peer closes it, the runtime kills them and exits.
 #![forbid(unsafe_code)]
 
-mod children;
-mod containers;
-mod executor;
-mod filter;
 mod call_queue;
 mod cgroup;
+mod children;
+mod containers;
+mod cpu_affinity;
+mod executor;
+mod filter;
+mod helper_log;
 mod home;
 mod hooks;
 mod message;
 mod namespaces;
 mod nested_cgroup;
-mod cpu_affinity;
+mod prefork;
 mod signal;
 mod socket;
-mod prefork;
 mod supervisor;
-mod helper_log;
 mod worker;
 
 pub use cgroup::make as make_cgroup;

@@ -13,9 +13,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::helper_log;
 use crate::message::Call;
 use crate::socket::{MAX_REQUEST, receive, send};
-use crate::helper_log;
 
 /// The preforked worker is discarded this long after the last call.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

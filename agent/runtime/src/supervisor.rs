@@ -12,14 +12,14 @@ use firstlight_sys::signals::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
+use crate::call_queue::{CallQueue, InFlightCall, QueuedCall, timeout_of};
 use crate::children::Children;
 use crate::containers::{self, unknown};
-use crate::filter::FilterCache;
-use crate::call_queue::{InFlightCall, CallQueue, QueuedCall, timeout_of};
-use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
 use crate::cpu_affinity::{self, CpuAffinity};
+use crate::filter::FilterCache;
+use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
+use crate::prefork::{self, Forked, Job, PreforkAction, PreforkPolicy, PreforkedWorker};
 use crate::socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
-use crate::prefork::{self, PreforkAction, Forked, Job, PreforkPolicy, PreforkedWorker};
 use crate::worker::{self, Outcome, WorkerInput};
 use crate::{helper_log, signal};
 
@@ -131,7 +131,8 @@ impl Supervisor {
         while signals.next()?.is_some() {}
         self.report_exits();
         let mut ready = ready.into_iter();
-        let over: Vec<InFlightCall> = self.queue.in_flight.extract_if(.., |_| ready.next().unwrap_or_default()).collect();
+        let over: Vec<InFlightCall> =
+            self.queue.in_flight.extract_if(.., |_| ready.next().unwrap_or_default()).collect();
         for running in over {
             match running.pid {
                 Some(_) => self.complete(running),
@@ -228,7 +229,9 @@ impl Supervisor {
     fn try_inline(&mut self, id: u64, call: &Call) -> Inline {
         let nothing = |()| (Done::default(), None);
         let container = call.container();
-        let Some(entry) = self.containers.get_mut(container).filter(|entry| !entry.hooks) else { return Inline::NeedsWorker };
+        let Some(entry) = self.containers.get_mut(container).filter(|entry| !entry.hooks) else {
+            return Inline::NeedsWorker;
+        };
         match call {
             Call::Start { .. } => {
                 let Some(log) = entry.init_log.take() else { return Inline::NeedsWorker };
@@ -294,7 +297,11 @@ impl Supervisor {
                 let (bundle, init_log) = entry.map(|entry| (entry.bundle, entry.init_log)).unwrap_or_default();
                 let allowed_cpus = if self.pinned { self.affinity.allowed() } else { None };
                 let state = self.drop_inherited_state();
-                worker::run(call, WorkerInput { state, bundle, fds, log: copy.log, init_log, allowed_cpus }, &copy.socket);
+                worker::run(
+                    call,
+                    WorkerInput { state, bundle, fds, log: copy.log, init_log, allowed_cpus },
+                    &copy.socket,
+                );
                 std::process::exit(0)
             }
             Ok(Forked::Parent(copy)) => self.register(copy, request, call),

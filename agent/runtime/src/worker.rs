@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::thread::CpuSet;
 
-use crate::containers::{Stdio, CallContext};
+use crate::containers::{CallContext, Stdio};
 use crate::filter;
+use crate::helper_log::HelperLog;
 use crate::message::{Call, Done, Failure, FailureKind};
 use crate::namespaces;
 use crate::socket::{MAX_MESSAGE, receive, send};
-use crate::helper_log::HelperLog;
 
 /// A worker's input besides the call.
 pub(crate) struct WorkerInput {
@@ -77,7 +77,9 @@ fn carry_out(call: Call, input: WorkerInput) -> Outcome {
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
         Call::Delete { container } => context.delete(&container, &bundle).map(done),
-        Call::Signal { .. } | Call::Kill { .. } => Err(Failure::internal("a worker got a call that the runtime carries out itself; this is a bug")),
+        Call::Signal { .. } | Call::Kill { .. } => {
+            Err(Failure::internal("a worker got a call that the runtime carries out itself; this is a bug"))
+        }
     }
 }
 
@@ -110,9 +112,8 @@ fn stdio(terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
         return Ok(None);
     }
     let got = fds.len();
-    let fds: [OwnedFd; 3] = fds
-        .try_into()
-        .map_err(|_| Failure::new(FailureKind::Invalid, format!("expected 3 descriptors, got {got}")))?;
+    let fds: [OwnedFd; 3] =
+        fds.try_into().map_err(|_| Failure::new(FailureKind::Invalid, format!("expected 3 descriptors, got {got}")))?;
     Ok(Some(fds))
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use firstlight_agent_api::agent::WriteStreamRequest;
 
-use crate::resources::{ResourceUsage, when_idle, assert_released};
+use crate::resources::{ResourceUsage, assert_released, when_idle};
 use crate::support::{Agent, amount, short, spec, with_agent};
 
 /// The number of containers without `MANY_CONTAINERS`; the goal is 100.

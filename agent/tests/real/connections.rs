@@ -88,9 +88,9 @@ fn connections_from_inside_the_guest_are_refused_with_rate_limited_logs() {
         let begin = Instant::now();
         let first = loop {
             match closed(VMADDR_CID_LOCAL, PORT).await {
-                Err(error) if begin.elapsed() > Duration::from_secs(10) => not_runnable(format_args!(
-                    "no vsock loopback on this machine (modprobe vsock_loopback): {error}"
-                )),
+                Err(error) if begin.elapsed() > Duration::from_secs(10) => {
+                    not_runnable(format_args!("no vsock loopback on this machine (modprobe vsock_loopback): {error}"))
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 Ok(first) => break first,
             }
@@ -106,7 +106,10 @@ fn connections_from_inside_the_guest_are_refused_with_rate_limited_logs() {
         let most = usize::try_from(begin.elapsed().as_secs()).unwrap() + 1;
         let log = agent.stop_and_read_log();
         let refusals: Vec<&str> = log.lines().filter(|line| line.contains("only the host may connect")).collect();
-        assert!(!refusals.is_empty() && refusals[0].contains("refused 1 connections") && refusals[0].contains("CID 1:"), "{log}");
+        assert!(
+            !refusals.is_empty() && refusals[0].contains("refused 1 connections") && refusals[0].contains("CID 1:"),
+            "{log}"
+        );
         assert!(refusals.len() <= most, "{} lines in {most} s:\n{log}", refusals.len());
     });
 }

@@ -48,7 +48,10 @@ fn pod_lifecycle() {
         agent.remove("c1").await.unwrap();
         assert_eq!(code(agent.remove("c1").await).0, Code::INVALID_ARGUMENT);
         assert!(!agent.inside("/run/kata-containers/c1").exists());
-        assert!(agent.dir.path().join("c1/rootfs/bin/sh").is_symlink(), "the image belongs to the host and is not removed");
+        assert!(
+            agent.dir.path().join("c1/rootfs/bin/sh").is_symlink(),
+            "the image belongs to the host and is not removed"
+        );
 
         // The second call is idempotent.
         for _ in 0..2 {
@@ -274,10 +277,9 @@ fn runtime_and_containers_end_when_the_server_dies() {
         kill(pids[0]);
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            if pids
-                .iter()
-                .all(|pid| !std::path::Path::new(&format!("/proc/{pid}/cgroup")).exists() || crate::support::has_exited(*pid))
-            {
+            if pids.iter().all(|pid| {
+                !std::path::Path::new(&format!("/proc/{pid}/cgroup")).exists() || crate::support::has_exited(*pid)
+            }) {
                 return;
             }
         }

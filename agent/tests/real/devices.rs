@@ -128,7 +128,8 @@ fn containers_in_one_cgroup_are_restricted_by_both_rule_lists() {
         same.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
         agent.create(same, "c2").await.unwrap();
         agent.begin("c2").await;
-        let mut wider = spec_with_rules(&agent, "c3", &format!("{PROBE} probe 10 200"), vec![rule(true, 10, 200, "rw")]);
+        let mut wider =
+            spec_with_rules(&agent, "c3", &format!("{PROBE} probe 10 200"), vec![rule(true, 10, 200, "rw")]);
         wider.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
         agent.create(wider, "c3").await.unwrap();
         agent.begin("c3").await;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::resources::{when_idle, assert_released};
+use crate::resources::{assert_released, when_idle};
 use crate::support::{Agent, amount, with_agent};
 
 /// The number of processes without `SHORT_PROCESSES`. The goal is 10 000, which takes many minutes in an emulated

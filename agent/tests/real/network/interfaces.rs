@@ -6,7 +6,7 @@ use firstlight_agent_api::agent::ListInterfacesRequest;
 use firstlight_agent_api::health::CheckRequest;
 use firstlight_agent_api::types::IPFamily;
 
-use super::fixture::{Fixture, refusal, route, run, interface_request};
+use super::fixture::{Fixture, interface_request, refusal, route, run};
 use crate::support::short;
 
 const A: &str = "02:00:00:00:00:0a";
@@ -78,7 +78,8 @@ fn nic_names_are_swapped_without_changing_hardware_addresses() {
         assert!(!fixture.inside("ls /sys/class/net").contains("swap"));
 
         // Concurrent requests are serialized: each completes its swap.
-        let swaps = (0..16).map(|n| fixture.update(interface_request(if n % 2 == 0 { "eth0" } else { "eth1" }, A, &[])));
+        let swaps =
+            (0..16).map(|n| fixture.update(interface_request(if n % 2 == 0 { "eth0" } else { "eth1" }, A, &[])));
         let check = CheckRequest::default();
         let (all, health) = tokio::join!(futures::future::join_all(swaps), fixture.agent.health.check(short(), &check));
         assert!(health.is_ok() && all.iter().all(Result::is_ok), "{all:?}");
@@ -147,7 +148,10 @@ fn ipv6_is_skipped_where_disabled() {
         fixture.nic("eth0", A);
         fixture.inside("echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6");
         fixture.update(interface_request("eth0", A, &[("fd01::5", "64"), ("10.1.0.5", "16")])).await.unwrap();
-        fixture.update_routes(vec![route("fd02::/64", "fd01::1", "eth0"), route("", "10.1.0.1", "eth0")]).await.unwrap();
+        fixture
+            .update_routes(vec![route("fd02::/64", "fd01::1", "eth0"), route("", "10.1.0.1", "eth0")])
+            .await
+            .unwrap();
         assert!(!fixture.proc("if_inet6").contains("fd01"), "{}", fixture.proc("if_inet6"));
         assert!(fixture.proc("route").contains("eth0\t00000000\t0100010A"), "{}", fixture.proc("route"));
     });

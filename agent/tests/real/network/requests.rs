@@ -7,7 +7,7 @@ use firstlight_agent_api::agent::{
 };
 use ttrpc::Code;
 
-use super::fixture::{Fixture, refusal, route, run, interface_request};
+use super::fixture::{Fixture, interface_request, refusal, route, run};
 use crate::support::{assert_containers_can_run, short};
 
 const MAC: &str = "02:00:00:00:00:0a";
@@ -16,7 +16,8 @@ const MAC: &str = "02:00:00:00:00:0a";
 fn invalid_requests_name_the_field_and_change_nothing() {
     run(async |fixture: Fixture| {
         fixture.nic("eth0", MAC);
-        let state = |fixture: &Fixture| [fixture.inside("ip link show eth0"), fixture.proc("route"), fixture.proc("fib_trie")];
+        let state =
+            |fixture: &Fixture| [fixture.inside("ip link show eth0"), fixture.proc("route"), fixture.proc("fib_trie")];
         let before = state(&fixture);
         let mut errors = Vec::new();
         for (field, request) in [
@@ -28,7 +29,10 @@ fn invalid_requests_name_the_field_and_change_nothing() {
         ] {
             errors.push((field, fixture.update(request).await.unwrap_err()));
         }
-        let bus = firstlight_agent_api::types::Interface { devicePath: "../../etc".into(), ..interface_request("eth1", MAC, &[]) };
+        let bus = firstlight_agent_api::types::Interface {
+            devicePath: "../../etc".into(),
+            ..interface_request("eth1", MAC, &[])
+        };
         errors.push(("interface.devicePath", fixture.update(bus).await.unwrap_err()));
         let none = UpdateInterfaceRequest::new();
         errors.push(("interface: ", fixture.agent.calls.update_interface(short(), &none).await.unwrap_err()));

@@ -3,14 +3,17 @@
 use firstlight_agent_api::agent::ListRoutesRequest;
 use firstlight_agent_api::types::{ARPNeighbor, IPAddress, Route};
 
-use super::fixture::{Fixture, refusal, route, run, interface_request};
+use super::fixture::{Fixture, interface_request, refusal, route, run};
 use crate::support::short;
 
 const MAC: &str = "02:00:00:00:00:0a";
 
 async fn with_eth0(fixture: &Fixture) {
     fixture.nic("eth0", MAC);
-    fixture.update(interface_request("eth0", MAC, &[("10.1.0.5", "24"), ("10.1.0.6", "24"), ("fd01::5", "64")])).await.unwrap();
+    fixture
+        .update(interface_request("eth0", MAC, &[("10.1.0.5", "24"), ("10.1.0.6", "24"), ("fd01::5", "64")]))
+        .await
+        .unwrap();
 }
 
 /// Returns the lines of `/proc/net/route` as destination, gateway, flags and mask.
@@ -54,8 +57,9 @@ fn routes_are_set_in_any_order_and_idempotently() {
             assert_eq!(fixture.largest_packet([10, 7, 0, 1]), 1300);
             assert_eq!(fixture.largest_packet([10, 1, 0, 9]), 1500);
             for requested in &request {
-                let same =
-                    |it: &&Route| (&it.dest, &it.gateway, &it.device) == (&requested.dest, &requested.gateway, &requested.device);
+                let same = |it: &&Route| {
+                    (&it.dest, &it.gateway, &it.device) == (&requested.dest, &requested.gateway, &requested.device)
+                };
                 let found: Vec<&Route> = listed.iter().filter(same).collect();
                 assert_eq!(found.len(), 1, "{requested:?} in {listed:?}");
                 assert_eq!((found[0].mtu, &found[0].source), (requested.mtu, &requested.source), "{requested:?}");

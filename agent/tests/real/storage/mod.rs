@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use firstlight_agent_api::agent::{CreateContainerRequest, Storage};
 use ttrpc::{Code, Error};
 
-use crate::support::{Agent, require_file_system, not_runnable, short, spec, with_containers};
+use crate::support::{Agent, not_runnable, require_file_system, short, spec, with_containers};
 
 /// The directory below which storages may be mounted.
 const RUN: &str = "/run/kata-containers";
@@ -105,7 +105,10 @@ impl Loop {
         let free = Command::new("/bin/busybox").args(["losetup", "-f"]).output().unwrap();
         let node = String::from_utf8_lossy(&free.stdout).trim().to_owned();
         if !Path::new(&node).exists() {
-            not_runnable(format_args!("no free loop device (modprobe loop): {}", String::from_utf8_lossy(&free.stderr)));
+            not_runnable(format_args!(
+                "no free loop device (modprobe loop): {}",
+                String::from_utf8_lossy(&free.stderr)
+            ));
         }
         busybox(&["losetup", &node, &image.display().to_string()]);
         Self(node)

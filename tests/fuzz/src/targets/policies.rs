@@ -53,7 +53,8 @@ pub(super) fn load(bytes: &[u8]) {
         return;
     }
     let load = || Engine::load(text, json!({}), Duration::from_millis(100)).map(drop);
-    if let Ok(Err(PolicyError::InvalidPolicy(why) | PolicyError::Evaluator(why))) = catch_unwind(AssertUnwindSafe(load)) {
+    if let Ok(Err(PolicyError::InvalidPolicy(why) | PolicyError::Evaluator(why))) = catch_unwind(AssertUnwindSafe(load))
+    {
         assert!(!why.is_empty() && !why.contains('\n') && why.len() < LONGEST, "{why:?}");
     }
 }

@@ -81,9 +81,9 @@ fn all_agree(rules: &[Rule], request: &AccessRequest) -> bool {
 
 /// Returns the access sets that the rules allow for the character device 195:0.
 fn allowed(rules: &[Rule]) -> Vec<&'static str> {
-    let words = ["", "r", "w", "m", "rw", "rm", "wm", "rwm"];
-    let request = |word| AccessRequest { kind: Kind::Char, major: 195, minor: 0, access: Access::parse(word).unwrap() };
-    words.into_iter().filter(|word| all_agree(rules, &request(word))).collect()
+    let sets = ["", "r", "w", "m", "rw", "rm", "wm", "rwm"];
+    let request = |set| AccessRequest { kind: Kind::Char, major: 195, minor: 0, access: Access::parse(set).unwrap() };
+    sets.into_iter().filter(|set| all_agree(rules, &request(set))).collect()
 }
 
 #[test]

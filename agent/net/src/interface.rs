@@ -246,7 +246,7 @@ mod tests {
     fn new_interface_is_configured_in_order() {
         let links = [link(1, "lo", 0), link(2, "ens1", 5)];
         let steps = steps(&links, &desired(Target::Mac(mac(5)), "eth0")).unwrap();
-        let said: Vec<String> = steps.iter().map(Step::to_string).collect();
+        let descriptions: Vec<String> = steps.iter().map(Step::to_string).collect();
         let expected = [
             "rename ens1 to eth0",
             "set MTU 1400",
@@ -255,7 +255,7 @@ mod tests {
             "add address fd00::5/64",
             "bring up",
         ];
-        assert_eq!(said, expected);
+        assert_eq!(descriptions, expected);
     }
 
     #[test]
@@ -312,17 +312,17 @@ mod tests {
             let mut links = vec![link(1, "lo", 0)];
             links.extend((0..count).map(|n| link(u32::try_from(n).unwrap() + 2, &format!("eth{n}"), u8::try_from(n).unwrap() + 1)));
             let at = 1 + at % count;
-            let wanted = if name == 5 { "net0".to_owned() } else { format!("eth{name}") };
+            let requested_name = if name == 5 { "net0".to_owned() } else { format!("eth{name}") };
             let (now, own) = (links[at].name.clone(), u8::try_from(at).unwrap());
             let target = if by_device { Target::Device { now: now.parse().unwrap(), mac: Some(mac(to)) } } else { Target::Mac(mac(own)) };
-            let desired = desired(target, &wanted);
+            let desired = desired(target, &requested_name);
             let after = simulate(&links, &steps(&links, &desired).unwrap());
-            prop_assert_eq!(&after[at].name, &wanted);
+            prop_assert_eq!(&after[at].name, &requested_name);
             let expected = mac(if by_device { to } else { own });
             prop_assert_eq!(&after[at].address, &expected.bytes());
             for (before, after) in links.iter().zip(&after).filter(|(before, _)| before.index != links[at].index) {
                 // Only a name may have changed, and only by the swap.
-                let expected = if before.name == wanted { &now } else { &before.name };
+                let expected = if before.name == requested_name { &now } else { &before.name };
                 prop_assert_eq!(after, &Link { name: expected.clone(), ..before.clone() });
             }
         }

@@ -146,14 +146,14 @@ mod tests {
 
     #[test]
     fn refusal_has_the_extended_ack_message() {
-        let asked = request(link("a"), 0, 7);
+        let echoed = request(link("a"), 0, 7);
         let mut ext_ack = vec![];
         ext_ack.extend(u16::try_from(4 + 6).unwrap().to_ne_bytes());
         ext_ack.extend(ATTRIBUTE_MESSAGE.to_ne_bytes());
         ext_ack.extend(b"no mtu");
         let code = (-22i32).to_ne_bytes();
-        let whole = message(2, ACK_TLVS, &[&code[..], &asked, &ext_ack].concat());
-        let capped = message(2, ACK_TLVS | CAPPED, &[&code[..], &asked[..HEADER], &ext_ack].concat());
+        let whole = message(2, ACK_TLVS, &[&code[..], &echoed, &ext_ack].concat());
+        let capped = message(2, ACK_TLVS | CAPPED, &[&code[..], &echoed[..HEADER], &ext_ack].concat());
         for bytes in [whole, capped] {
             let all = answers(&bytes, 7).unwrap();
             let [Answer::Refused(Errno::INVAL, ext_ack)] = &all[..] else { panic!("{all:?}") };

@@ -37,7 +37,7 @@ pub const MAX_LINES: usize = 200_000;
 pub enum PolicyError {
     /// The policy is invalid; the text has the line.
     #[error("invalid policy: {0}")]
-    Policy(String),
+    InvalidPolicy(String),
     /// The evaluator failed to start or to respond.
     #[error("policy evaluator: {0}")]
     Evaluator(String),

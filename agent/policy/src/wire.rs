@@ -21,7 +21,7 @@ pub(crate) enum Request {
         limit: Duration,
     },
     /// Evaluates a request; the body is its encoded message.
-    Evaluator {
+    Evaluate {
         /// The name of the message.
         request: String,
     },
@@ -33,9 +33,9 @@ pub(crate) enum Response {
     /// The policy is loaded.
     Loaded,
     /// The policy is invalid.
-    Unloadable(String),
+    InvalidPolicy(String),
     /// A request was evaluated.
-    Judged {
+    Evaluated {
         /// The verdict.
         verdict: Verdict,
         /// `data.pstate`, if it has changed.

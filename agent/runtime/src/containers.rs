@@ -104,10 +104,10 @@ impl CallContext {
     pub(crate) fn start(&self, container: &str, bundle: &Path, init_log: &HelperLog) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
         loaded.start().map_err(|error| self.fail("start", container, &error))?;
-        let said = init_log.read_to_end();
-        let said = first_error(&said);
-        if !said.is_empty() {
-            return Err(Failure::internal(format!("failed to start container {container}: {said}")));
+        let log_text = init_log.read_to_end();
+        let log_text = first_error(&log_text);
+        if !log_text.is_empty() {
+            return Err(Failure::internal(format!("failed to start container {container}: {log_text}")));
         }
         self.hooks(container, bundle, Point::Poststart)
     }

@@ -153,18 +153,18 @@ fn run(hook: &Hook, state: &str) -> Result<(), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| format!("failed to run: {error}"))?;
-    let (status, said) =
+    let (status, captured) =
         follow(&mut child, state, begin + timeout).map_err(|error| format!("failed to wait for it: {error}"))?;
     let took = begin.elapsed().as_millis();
     match status {
         Some(status) if status.success() => Ok(()),
-        Some(status) => Err(format!("{status} after {took} ms{}", quote(&said))),
-        None => Err(format!("timed out after {took} ms, killed{}", quote(&said))),
+        Some(status) => Err(format!("{status} after {took} ms{}", quote(&captured))),
+        None => Err(format!("timed out after {took} ms, killed{}", quote(&captured))),
     }
 }
 
-fn quote(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
+fn quote(captured: &[u8]) -> String {
+    let text = String::from_utf8_lossy(captured);
     let line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.is_empty() { "; no output".to_owned() } else { format!("; output: {line}") }
 }
@@ -180,13 +180,13 @@ fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<
     for fd in fds.into_iter().flatten() {
         rustix::io::ioctl_fionbio(fd, true)?;
     }
-    let mut said = Vec::new();
+    let mut captured = Vec::new();
     loop {
         let left_time = deadline.saturating_duration_since(Instant::now());
         if left_time.is_zero() {
             let _ = kill_process_group(pid, Signal::KILL);
             let _ = child.wait();
-            return Ok((None, said));
+            return Ok((None, captured));
         }
         let mut waited = vec![PollFd::new(&ended, PollFlags::IN)];
         waited.extend(input.as_ref().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)));
@@ -209,23 +209,23 @@ fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<
                 input = None;
             }
         }
-        drain(&mut output, &mut said);
-        drain(&mut errors, &mut said);
+        drain(&mut output, &mut captured);
+        drain(&mut errors, &mut captured);
         if over {
-            return child.wait().map(|status| (Some(status), said));
+            return child.wait().map(|status| (Some(status), captured));
         }
     }
 }
 
 /// Reads what is available in a pipe; closes it at end of file.
-fn drain(pipe: &mut Option<impl Read>, said: &mut Vec<u8>) {
+fn drain(pipe: &mut Option<impl Read>, captured: &mut Vec<u8>) {
     let mut buffer = [0; 4096];
     // Bounded, so that a hook that writes without end is still stopped at its deadline.
     for _ in 0..16 {
         let Some(open) = pipe else { return };
         match open.read(&mut buffer) {
             Ok(0) => *pipe = None,
-            Ok(len) => said.extend_from_slice(&buffer[..len.min(QUOTED.saturating_sub(said.len()))]),
+            Ok(len) => captured.extend_from_slice(&buffer[..len.min(QUOTED.saturating_sub(captured.len()))]),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             Err(_) => *pipe = None,
         }

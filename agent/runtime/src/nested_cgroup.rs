@@ -44,8 +44,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "\n").unwrap();
-        let asked = exec_target(group, Path::new(CGROUP), || unreachable!("not needed"));
-        assert_eq!(asked, None);
+        let target = exec_target(group, Path::new(CGROUP), || unreachable!("not needed"));
+        assert_eq!(target, None);
         // Sub-cgroups alone do not matter, only enabled controllers.
         fs::create_dir(group.join("job")).unwrap();
         assert_eq!(joined(group, "0::/kubepods/c1/job\n"), None);

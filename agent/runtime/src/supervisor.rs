@@ -265,10 +265,10 @@ impl Supervisor {
         }
         self.prefork_policy.record_call();
         let container = running.call.container();
-        let said = String::from_utf8_lossy(&running.received);
-        let outcome = match helper_log::first_error(&said) {
+        let log_text = String::from_utf8_lossy(&running.received);
+        let outcome = match helper_log::first_error(&log_text) {
             "" => Ok((Done::default(), None)),
-            said => Err(Failure::internal(format!("failed to start container {container}: {said}"))),
+            log_text => Err(Failure::internal(format!("failed to start container {container}: {log_text}"))),
         };
         let runs = outcome.is_ok();
         self.reply(running.request, outcome);
@@ -411,11 +411,11 @@ impl Supervisor {
     fn complete(&mut self, mut running: InFlightCall) {
         self.prefork_policy.record_call();
         let outcome = worker::outcome(&running.answer, "", &worker::describe(&running.call)).map_err(|mut failure| {
-            let mut said = Vec::new();
+            let mut log_text = Vec::new();
             if let Some(log) = &running.log {
-                helper_log::read_available(log, &mut said);
+                helper_log::read_available(log, &mut log_text);
             }
-            let more = helper_log::errors(&String::from_utf8_lossy(&said));
+            let more = helper_log::errors(&String::from_utf8_lossy(&log_text));
             if !more.is_empty() {
                 failure.message = format!("{}; {more}", failure.message);
             }

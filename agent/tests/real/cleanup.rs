@@ -14,7 +14,7 @@ const DEFAULT: usize = 20;
 const EXECS: usize = 4;
 
 /// Starts a container with exec processes, which wait for input or forever.
-async fn begin(agent: &Agent, container: &str) {
+async fn start_with_execs(agent: &Agent, container: &str) {
     let root = agent.root(container);
     agent.create(spec(&root, "sleep 100000"), container).await.unwrap();
     agent.begin(container).await;
@@ -27,7 +27,7 @@ async fn begin(agent: &Agent, container: &str) {
 
 /// Sends input to the exec processes. The output of two is read, of one it is not, and one runs until its
 /// container is removed.
-async fn end(agent: &Agent, container: &str) {
+async fn finish_execs(agent: &Agent, container: &str) {
     let exec = async |number: usize| {
         let name = format!("e{number}");
         let (container_id, exec_id) = (container.into(), name.clone());
@@ -44,8 +44,8 @@ async fn end(agent: &Agent, container: &str) {
 }
 
 async fn run_lifecycle(agent: &Agent, container: &str) {
-    begin(agent, container).await;
-    end(agent, container).await;
+    start_with_execs(agent, container).await;
+    finish_execs(agent, container).await;
 }
 
 /// Runs `what` for all containers, four at a time.
@@ -68,11 +68,11 @@ fn many_containers_with_exec_processes_leave_nothing() {
         let before = when_idle(&agent).await;
 
         let clock = Instant::now();
-        each(all, async |container| begin(&agent, container).await).await;
+        each(all, async |container| start_with_execs(&agent, container).await).await;
         let (most, began) = (ResourceUsage::of(&agent), clock.elapsed());
         // The init and exec processes of all containers run at the same time.
         assert!(most.processes >= (1 + EXECS) * all && most.groups >= all, "{most:?}");
-        each(all, async |container| end(&agent, container).await).await;
+        each(all, async |container| finish_execs(&agent, container).await).await;
         let clock = Instant::now();
         each(all, async |container| agent.remove(container).await.unwrap()).await;
         println!(

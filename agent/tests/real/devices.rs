@@ -11,11 +11,11 @@ const PROBE: &str = r#"probe() {
   mknod /dev/probe c $1 $2
   for way in r w rw; do
     case $way in
-      r) said=$( { : < /dev/probe; } 2>&1 ) ;;
-      w) said=$( { : > /dev/probe; } 2>&1 ) ;;
-      rw) said=$( { : <> /dev/probe; } 2>&1 ) ;;
+      r) error=$( { : < /dev/probe; } 2>&1 ) ;;
+      w) error=$( { : > /dev/probe; } 2>&1 ) ;;
+      rw) error=$( { : <> /dev/probe; } 2>&1 ) ;;
     esac
-    case "$said" in *"Operation not permitted"*) ;; *) printf "%s " $way ;; esac
+    case "$error" in *"Operation not permitted"*) ;; *) printf "%s " $way ;; esac
   done
   echo
 }
@@ -72,9 +72,9 @@ fn guest_console_is_denied_and_terminals_work() {
     with_agent(async |agent| {
         agent.sandbox().await;
         assert_eq!(open_modes(&agent, "c1", vec![], "5 1").await, "");
-        let asked = vec![rule(true, 5, 1, "rwm"), rule(true, 5, -1, "rwm")];
-        assert_eq!(open_modes(&agent, "c2", asked.clone(), "5 1").await, "");
-        assert_eq!(open_modes(&agent, "c3", asked, "5 2").await, "r w rw");
+        let requested = vec![rule(true, 5, 1, "rwm"), rule(true, 5, -1, "rwm")];
+        assert_eq!(open_modes(&agent, "c2", requested.clone(), "5 1").await, "");
+        assert_eq!(open_modes(&agent, "c3", requested, "5 2").await, "r w rw");
 
         let script = "echo from the terminal > /dev/console; ls -l /dev/console | grep -c '136, '";
         let mut terminal = spec(&agent.root("c4"), script);

@@ -222,21 +222,21 @@ fn termination_log_is_returned() {
         agent.create(spec, "c1").await.unwrap();
         agent.begin("c1").await;
         assert_eq!(agent.wait("c1", "").await.unwrap(), 0);
-        let ask = async |kind: &str, container: &str| {
+        let get = async |kind: &str, container: &str| {
             let (log_type, container_id) = (kind.into(), container.into());
             let request = GetDiagnosticDataRequest { log_type, container_id, ..Default::default() };
             agent.calls.get_diagnostic_data(short(), &request).await.map(|reply| reply.data)
         };
-        let text = ask("termination_log", "c1").await.unwrap();
+        let text = get("termination_log", "c1").await.unwrap();
         assert_eq!((text.len(), text.trim_start_matches('a')), (4096, "bye\n"));
-        let (why, message) = code(&ask("dmesg", "c1").await.unwrap_err());
+        let (why, message) = code(&get("dmesg", "c1").await.unwrap_err());
         assert!(why == Code::INVALID_ARGUMENT && message.starts_with("unsupported diagnostic log_type: dmesg"));
-        assert_eq!(code(&ask("termination_log", "c2").await.unwrap_err()).0, Code::INVALID_ARGUMENT);
+        assert_eq!(code(&get("termination_log", "c2").await.unwrap_err()).0, Code::INVALID_ARGUMENT);
         // A symbolic link in its place is not followed.
         let inside = agent.inside(&log);
         fs::remove_file(&inside).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &inside).unwrap();
-        let (why, message) = code(&ask("termination_log", "c1").await.unwrap_err());
+        let (why, message) = code(&get("termination_log", "c1").await.unwrap_err());
         assert!(why == Code::INTERNAL && message.contains("termination log of container c1"), "{message}");
         agent.remove("c1").await.unwrap();
     });

@@ -26,8 +26,8 @@ fn every_oom_kill_is_reported() {
         agent.create(limited, "c1").await.unwrap();
         agent.begin("c1").await;
         let next = || async {
-            let asked = agent.calls.get_oom_event(short(), &GetOOMEventRequest::new()).await;
-            asked.map(|event| event.container_id)
+            let event = agent.calls.get_oom_event(short(), &GetOOMEventRequest::new()).await;
+            event.map(|event| event.container_id)
         };
         for round in 0..2 {
             // An exec process is killed; the container's init process survives.

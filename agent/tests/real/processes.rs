@@ -178,8 +178,8 @@ fn container_with_nested_cgroups_takes_exec_processes() {
             });
             agent.create(nesting, id).await.unwrap();
             agent.begin(id).await;
-            let ask = ReadStreamRequest { container_id: id.into(), len: 100, ..Default::default() };
-            let output = agent.calls.read_stdout(short(), &ask).await.unwrap().data;
+            let read = ReadStreamRequest { container_id: id.into(), len: 100, ..Default::default() };
+            let output = agent.calls.read_stdout(short(), &read).await.unwrap().data;
             assert_eq!(String::from_utf8(output).unwrap(), "nested\n");
             let enabled = fs::read_to_string(agent.group(id, "cgroup.subtree_control")).unwrap();
             assert_eq!(enabled, "memory\n");

@@ -178,8 +178,8 @@ mod tests {
         ];
         for (name, value) in expected {
             let found = header.lines().find_map(|line| {
-                let mut words = line.split_whitespace();
-                (words.next() == Some("#define") && words.next() == Some(name)).then(|| words.next())?
+                let mut fields = line.split_whitespace();
+                (fields.next() == Some("#define") && fields.next() == Some(name)).then(|| fields.next())?
             });
             let digits = found.unwrap_or_else(|| panic!("standin.h lacks {name}")).trim_start_matches("0x");
             assert_eq!(u64::from_str_radix(digits, 16).unwrap(), value, "{name}");

@@ -153,8 +153,8 @@ fn disk_io_of_a_container_is_counted() {
         agent.calls.write_stdin(short(), &line).await.unwrap();
         let mut output = String::new();
         while !output.contains("done") {
-            let ask = ReadStreamRequest { container_id: "c1".into(), len: 4096, ..Default::default() };
-            output += &String::from_utf8(agent.calls.read_stdout(short(), &ask).await.unwrap().data).unwrap();
+            let read = ReadStreamRequest { container_id: "c1".into(), len: 4096, ..Default::default() };
+            output += &String::from_utf8(agent.calls.read_stdout(short(), &read).await.unwrap().data).unwrap();
         }
         let counted = done(&agent, "c1", minor).await;
         let at_least = |operation: &str, least: u64| counted.get(operation).is_some_and(|value| *value >= least);

@@ -90,18 +90,18 @@ fn container_sees_a_shared_mount_of_another() {
 #[test]
 fn shared_storage_survives_its_container_and_stale_mounts_are_checked() {
     with_agent(async |agent| {
-        let mut volume = storage("ephemeral", "tmpfs", "tmpfs", "shared/containers/kept", &[]);
+        let mut volume = storage("ephemeral", "tmpfs", "tmpfs", "shared/containers/volume", &[]);
         volume.shared = true;
         create(&agent, "c1", vec![volume.clone()]).await.unwrap();
-        fs::write(super::inside(&agent, "shared/containers/kept/x"), "y").unwrap();
+        fs::write(super::inside(&agent, "shared/containers/volume/x"), "y").unwrap();
         agent.remove("c1").await.unwrap();
-        assert!(mounted(&agent, "shared/containers/kept").is_some());
+        assert!(mounted(&agent, "shared/containers/volume").is_some());
         create(&agent, "c2", vec![volume]).await.unwrap();
-        assert_eq!(super::read(&agent, "shared/containers/kept/x"), "y");
+        assert_eq!(super::read(&agent, "shared/containers/volume/x"), "y");
         let request = RemoveStaleVirtiofsShareMountsRequest::new();
         agent.calls.remove_stale_virtiofs_share_mounts(short(), &request).await.unwrap();
         // Another storage at the same mount point is refused.
-        let other = storage("bind", "/bin", "bind", "shared/containers/kept", &[]);
+        let other = storage("bind", "/bin", "bind", "shared/containers/volume", &[]);
         let (kind, message) = code(create(&agent, "c3", vec![other]).await);
         assert_eq!(kind, ttrpc::Code::ALREADY_EXISTS);
         assert!(message.contains("ephemeral"), "{message}");

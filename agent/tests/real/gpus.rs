@@ -58,7 +58,7 @@ pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let (reader, writer) = connected.unwrap().0.into_split();
     let mut init = Init { lines: BufReader::new(reader).lines(), writer };
     assert_eq!(init.receive().await, ToInit::Subscribe);
-    assert!(matches!(init.receive().await, ToInit::VsockAgent { at_us: 1.. }));
+    assert!(matches!(init.receive().await, ToInit::Listening { at_us: 1.. }));
     let dir = agent.inside("/run/cdi");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("nvidia.json"), cdi).unwrap();

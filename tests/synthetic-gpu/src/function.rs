@@ -124,8 +124,7 @@ impl Function {
             .collect()
     }
 
-    /// Performs a function level reset. The memory keeps its content, as a GPU's does, so that tests can detect
-    /// missing scrubbing.
+    /// Performs a function level reset. The memory keeps its content, as a GPU's does: scrubbing it is up to its users.
     pub(crate) fn function_reset(&mut self) {
         self.config.reset();
         self.registers.reset();

@@ -21,7 +21,7 @@ impl EarlyCgroup {
     pub(crate) fn start(path: &Path) -> Self {
         let path = path.to_owned();
         let group = path.clone();
-        Self { path, made: spawn_blocking(move || firstlight_runtime::make_group(&group).unwrap_or(false)) }
+        Self { path, made: spawn_blocking(move || firstlight_runtime::make_cgroup(&group).unwrap_or(false)) }
     }
 
     /// Waits for the creation. If the container was not created, removes the cgroup, provided that

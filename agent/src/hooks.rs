@@ -83,7 +83,7 @@ pub(crate) fn split_runtime_hooks(hooks: &mut Hooks, bundle: &Path) -> Result<Op
     let mut own = HooksBuilder::default().build().map_err(internal)?;
     own.set_create_runtime(some(hooks.create_runtime()));
     own.set_poststart(some(hooks.poststart())).set_poststop(some(hooks.poststop()));
-    let stand_in = own.create_runtime().is_some().then(|| firstlight_runtime::stand_in(bundle)).transpose();
+    let stand_in = own.create_runtime().is_some().then(|| firstlight_runtime::create_runtime_hook(bundle)).transpose();
     hooks.set_create_runtime(stand_in.map_err(internal)?.map(|hook| vec![hook]));
     hooks.set_poststart(None).set_poststop(None);
     let any = [own.create_runtime(), own.poststart(), own.poststop()].iter().any(|list| list.is_some());
@@ -148,6 +148,6 @@ mod tests {
         let own = split_runtime_hooks(&mut all, Path::new("/run/b1")).unwrap().unwrap();
         assert_eq!(own.create_runtime().as_ref().unwrap().len(), 2);
         let left = all.create_runtime().clone().unwrap();
-        assert_eq!(left, [firstlight_runtime::stand_in(Path::new("/run/b1")).unwrap()]);
+        assert_eq!(left, [firstlight_runtime::create_runtime_hook(Path::new("/run/b1")).unwrap()]);
     }
 }

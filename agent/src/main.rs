@@ -13,11 +13,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 fn main() -> ExitCode {
     #[cfg(feature = "agent-policy")]
-    if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::JUDGE_ARGUMENT) {
-        return firstlight_policy::judge::run();
+    if std::env::args().nth(1).is_some_and(|argument| argument == firstlight_policy::EVALUATOR_ARGUMENT) {
+        return firstlight_policy::evaluator::run();
     }
     if std::env::args_os().nth(1).is_some_and(|argument| argument == firstlight_runtime::HOOKS_ARGUMENT) {
-        return firstlight_runtime::stand_in_main(std::env::args_os().skip(2));
+        return firstlight_runtime::create_runtime_hook_main(std::env::args_os().skip(2));
     }
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "--print-params") {
         print!("{}", firstlight_agent::config::print());

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use firstlight_runtime::HOME_OF_PASSWD;
+use firstlight_runtime::HOME_FROM_PASSWD;
 use oci_spec::runtime::{Linux, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Spec};
 
 use crate::error::{Error, Result};
@@ -107,12 +107,12 @@ pub fn cgroup(requested: &Path, container: &str) -> Result<PathBuf> {
 }
 
 /// Sets `HOME` if the environment has none or an empty one. The container's own process looks it
-/// up: see [`HOME_OF_PASSWD`].
+/// up: see [`HOME_FROM_PASSWD`].
 pub fn set_home(env: &mut Vec<String>) {
     let has_home = |entry: &String| entry.strip_prefix("HOME=").is_some_and(|home| !home.is_empty());
     if !env.iter().any(has_home) {
         env.retain(|entry| !entry.starts_with("HOME="));
-        env.extend(["HOME=/".to_owned(), format!("{HOME_OF_PASSWD}=1")]);
+        env.extend(["HOME=/".to_owned(), format!("{HOME_FROM_PASSWD}=1")]);
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn missing_or_empty_home_is_looked_up() {
-        let marked = format!("{HOME_OF_PASSWD}=1");
+        let marked = format!("{HOME_FROM_PASSWD}=1");
         for nothing in [vec!["A=1"], vec!["HOME=", "A=1"]] {
             let mut env: Vec<String> = nothing.iter().map(ToString::to_string).collect();
             set_home(&mut env);

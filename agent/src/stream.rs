@@ -3,7 +3,7 @@
 //! EOF of a stream is reported once, and then its descriptor is closed:
 //! * when every writer has closed it, or the terminal has hung up;
 //! * or when the process has exited and [`GRACE`] has passed. Data in the pipe at that time is
-//! * or when the process has exited and [`GRACE`] has passed. Data in the pipe at that time is
+//!   still delivered, so no output is lost; later data of a surviving grandchild is not.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs one CUDA kernel on the only GPU it may see, and checks every number.
+ * Runs one CUDA kernel on the only visible GPU, and verifies every result.
  *
- * No CUDA toolkit: libcuda is opened by its name, as a container's program
+ * No CUDA toolkit: libcuda is loaded with dlopen, as a container's program
  * does, and the kernel is PTX text that the driver compiles. Prints lines
- * "cuda KEY VALUE"; times are in microseconds. Ends with 0, or with a line
+ * "cuda KEY VALUE"; times are in microseconds. Exits with 0, or with a line
  * "cuda error ..." and 1.
  */
 #include <dlfcn.h>
@@ -76,7 +76,7 @@ static struct {
 	result (*error)(result, const char **);
 } cuda;
 
-/* The names are those of the driver's interface; "_v2" is the one with 64-bit sizes. */
+/* Symbols of the CUDA driver API; "_v2" are the variants with 64-bit sizes. */
 static const struct {
 	const char *name;
 	void *place;
@@ -134,7 +134,7 @@ static double now_us(void)
 
 static double last;
 
-/* The time since the last call. */
+/* Prints the time since the last call. */
 static void say_time(const char *step)
 {
 	double now = now_us();
@@ -149,7 +149,7 @@ static void load(void)
 	size_t at;
 
 	if (!library)
-		fail("libcuda.so.1 cannot be loaded: %s", dlerror());
+		fail("failed to load libcuda.so.1: %s", dlerror());
 	for (at = 0; at < sizeof(SYMBOLS) / sizeof(SYMBOLS[0]); at++) {
 		void *symbol = dlsym(library, SYMBOLS[at].name);
 

@@ -1,78 +1,78 @@
-//! A list of rules, brought into one form.
+//! A normalised list of device rules.
 
 use crate::program::{self, Instruction};
-use crate::rule::{Access, Asked, Kind, Rule};
+use crate::rule::{Access, AccessRequest, Kind, Rule};
 
-/// Rules of one container. A container with every device of a large host has
-/// some hundred; the kernel reads each of them when the program is loaded.
-pub const MOST_RULES: usize = 1024;
+/// The most rules of one container. A container with every device of a large host has some hundred; the kernel
+/// verifies each when the program is loaded.
+pub const MAX_RULES: usize = 1024;
 
-/// Why rules are no filter.
+/// Why a list of rules is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Somebody wants to keep the kernel busy.
+    /// Untrusted input: more rules would keep the kernel's verifier busy.
     #[error(
-        "{count} device rules are more than {MOST_RULES}: name fewer devices, or a driver's number without the device's"
+        "{count} device rules exceed the limit of {MAX_RULES}: name fewer devices, or a major number without minor numbers"
     )]
     TooMany {
-        /// How many there are.
+        /// The number of rules.
         count: usize,
     },
 }
 
-/// What decides about devices. Two filters are equal if the same rules are left of theirs.
+/// A device filter. Two filters are equal if their normalised rules are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// What holds where no rule matches.
-    pub(crate) otherwise: bool,
-    /// In their order, without rules about everything and without rules about nothing.
+    /// Whether access is allowed if no rule matches.
+    pub(crate) default_allow: bool,
+    /// In their order, without [`Kind::All`] rules and rules without access bits.
     pub(crate) rules: Vec<Rule>,
 }
 
 impl Filter {
-    /// The filter of a list of rules; everything is denied at first.
+    /// Creates the filter of a list of rules; the default is to deny.
     ///
     /// # Errors
-    /// There are more than [`MOST_RULES`].
+    /// The list has more than [`MAX_RULES`].
     pub fn new(rules: &[Rule]) -> Result<Self, Error> {
-        if rules.len() > MOST_RULES {
+        if rules.len() > MAX_RULES {
             return Err(Error::TooMany { count: rules.len() });
         }
         let last = rules.iter().rposition(|rule| rule.kind == Kind::All);
-        let otherwise = last.is_some_and(|at| rules[at].allow);
+        let default_allow = last.is_some_and(|at| rules[at].allow);
         let rules = rules[last.map_or(0, |at| at + 1)..].iter().filter(|rule| !rule.access.is_none());
-        Ok(Self { otherwise, rules: rules.copied().collect() })
+        Ok(Self { default_allow, rules: rules.copied().collect() })
     }
 
-    /// Whether something may be done, by the rules and not by the program.
+    /// Whether the rules allow an access, without running the program.
     #[must_use]
-    pub fn allows(&self, asked: &Asked) -> bool {
-        let mut left = asked.access;
-        for rule in self.rules.iter().rev().filter(|rule| rule.is_about(asked)) {
+    pub fn allows(&self, request: &AccessRequest) -> bool {
+        let mut left = request.access;
+        for rule in self.rules.iter().rev().filter(|rule| rule.matches_device(request)) {
             if rule.allow {
                 left = left.without(rule.access);
-            } else if rule.access.meets(left) {
+            } else if rule.access.intersects(left) {
                 return false;
             }
         }
-        left.is_none() || self.otherwise
+        left.is_none() || self.default_allow
     }
 
-    /// The program that decides the same.
+    /// Returns the equivalent BPF program.
     #[must_use]
     pub fn program(&self) -> Vec<Instruction> {
-        program::of(self)
+        program::compile(self)
     }
 }
 
 impl Default for Filter {
     /// Denies everything.
     fn default() -> Self {
-        Self { otherwise: false, rules: Vec::new() }
+        Self { default_allow: false, rules: Vec::new() }
     }
 }
 
-/// `rwm` needs no look at what is asked.
-pub(crate) fn is_whole(rule: &Rule) -> bool {
+/// Whether a rule has all bits (`rwm`), so that the requested bits need not be checked.
+pub(crate) fn is_unrestricted(rule: &Rule) -> bool {
     rule.access == Access::ALL
 }

@@ -1,11 +1,11 @@
-//! Rules and what is asked of them.
+//! Device rules and access requests.
 
 use serde::{Deserialize, Serialize};
 
-/// Which devices a rule is about.
+/// The type of devices that a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// All there are; the rule's numbers and bits are ignored.
+    /// All devices; the rule's numbers and bits are ignored.
     #[serde(rename = "a")]
     All,
     /// Character devices.
@@ -16,13 +16,13 @@ pub enum Kind {
     Block,
 }
 
-/// Some of read, write and mknod, in the kernel's bits.
+/// A set of read, write and mknod, as the kernel's bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Access(u8);
 
 impl Access {
-    /// None of them.
+    /// No bits.
     pub const NONE: Self = Self(0);
     /// `BPF_DEVCG_ACC_MKNOD`
     pub const MKNOD: Self = Self(1);
@@ -30,12 +30,12 @@ impl Access {
     pub const READ: Self = Self(2);
     /// `BPF_DEVCG_ACC_WRITE`
     pub const WRITE: Self = Self(4);
-    /// All of them.
+    /// All bits.
     pub const ALL: Self = Self(7);
 
-    /// Letters of `rwm`; `None` if there are others.
+    /// Parses letters of `rwm`; `None` if there are others.
     #[must_use]
-    pub fn of(letters: &str) -> Option<Self> {
+    pub fn parse(letters: &str) -> Option<Self> {
         letters.chars().try_fold(Self::NONE, |all, letter| match letter {
             'r' => Some(all.and(Self::READ)),
             'w' => Some(all.and(Self::WRITE)),
@@ -44,31 +44,31 @@ impl Access {
         })
     }
 
-    /// Both.
+    /// Returns the union.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What is left without `other`.
+    /// Returns the bits that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether they have something in common.
+    /// Whether the sets intersect.
     #[must_use]
-    pub const fn meets(self, other: Self) -> bool {
+    pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether it is nothing at all.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// In the kernel's bits.
+    /// Returns the kernel's bits.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
@@ -89,19 +89,19 @@ impl From<Access> for u8 {
     }
 }
 
-/// One rule. In messages it is a short list, `[true,"c",195,0,7]`.
+/// One device rule. Serialized as a short list, `[true,"c",195,0,7]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Wire", into = "Wire")]
 pub struct Rule {
     /// Whether it allows or denies.
     pub allow: bool,
-    /// The kind of device.
+    /// The device type.
     pub kind: Kind,
-    /// The driver's number; any if absent.
+    /// The major number; `None` matches any.
     pub major: Option<u32>,
-    /// The device's number; any if absent.
+    /// The minor number; `None` matches any.
     pub minor: Option<u32>,
-    /// What may be done with it, or may not.
+    /// The access that is allowed or denied.
     pub access: Access,
 }
 
@@ -119,25 +119,25 @@ impl From<Rule> for Wire {
     }
 }
 
-/// What the kernel wants to know.
+/// An access that the kernel checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
-    /// The kind of the device. None is [`Kind::All`].
+pub struct AccessRequest {
+    /// The device type, never [`Kind::All`].
     pub kind: Kind,
-    /// Its driver's number.
+    /// The major number.
     pub major: u32,
-    /// Its number.
+    /// The minor number.
     pub minor: u32,
-    /// What somebody wants to do with it.
+    /// The requested access.
     pub access: Access,
 }
 
 impl Rule {
-    /// Whether it is about that device, whatever is wanted of it.
+    /// Whether the rule matches the device, regardless of the access bits.
     #[must_use]
-    pub fn is_about(&self, asked: &Asked) -> bool {
-        let number = |wanted: Option<u32>, is: u32| wanted.is_none_or(|wanted| wanted == is);
+    pub fn matches_device(&self, request: &AccessRequest) -> bool {
+        let number = |of_rule: Option<u32>, is: u32| of_rule.is_none_or(|of_rule| of_rule == is);
         (self.kind == Kind::All)
-            || self.kind == asked.kind && number(self.major, asked.major) && number(self.minor, asked.minor)
+            || self.kind == request.kind && number(self.major, request.major) && number(self.minor, request.minor)
     }
 }

@@ -1,19 +1,19 @@
-//! Three ways to the same answer: the rules from the end, the program in a
-//! machine of its own, and the list of rules as it is written.
+//! Compares three implementations: the normalised rules, the program in a BPF interpreter, and a naive evaluation
+//! of the list.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What the rules say, in their order, bit by bit, with nothing brought into a form.
-fn naive(rules: &[Rule], asked: &Asked) -> bool {
-    [Access::READ, Access::WRITE, Access::MKNOD].into_iter().filter(|bit| asked.access.meets(*bit)).all(|bit| {
+/// Evaluates the rules in order, bit by bit, without normalisation.
+fn naive(rules: &[Rule], request: &AccessRequest) -> bool {
+    [Access::READ, Access::WRITE, Access::MKNOD].into_iter().filter(|bit| request.access.intersects(*bit)).all(|bit| {
         let mut allowed = false;
         for rule in rules {
-            let same = rule.kind == asked.kind
-                && [None, Some(asked.major)].contains(&rule.major)
-                && [None, Some(asked.minor)].contains(&rule.minor);
-            if rule.kind == Kind::All || same && rule.access.meets(bit) {
+            let same = rule.kind == request.kind
+                && [None, Some(request.major)].contains(&rule.major)
+                && [None, Some(request.minor)].contains(&rule.minor);
+            if rule.kind == Kind::All || same && rule.access.intersects(bit) {
                 allowed = rule.allow;
             }
         }
@@ -22,9 +22,9 @@ fn naive(rules: &[Rule], asked: &Asked) -> bool {
 }
 
 /// Runs a program as the kernel would, and refuses what its verifier refuses.
-fn run(program: &[Instruction], asked: &Asked) -> bool {
-    let kind = if asked.kind == Kind::Block { 1 } else { 2 };
-    let question = [u32::from(asked.access.bits()) << 16 | kind, asked.major, asked.minor];
+fn run(program: &[Instruction], request: &AccessRequest) -> bool {
+    let kind = if request.kind == Kind::Block { 1 } else { 2 };
+    let question = [u32::from(request.access.bits()) << 16 | kind, request.major, request.minor];
     let mut registers = [None::<u32>; 11];
     let mut stack = None;
     let mut at = 0;
@@ -33,8 +33,8 @@ fn run(program: &[Instruction], asked: &Asked) -> bool {
         let (to, from) = (usize::from(places & 15), usize::from(places >> 4));
         let offset = i16::from_ne_bytes([low, high]);
         let value = u32::from_ne_bytes(value);
-        let jump = || usize::try_from(offset).expect("a way back");
-        let held = |register: usize| registers[register].expect("a register that holds nothing");
+        let jump = || usize::try_from(offset).expect("a backward jump");
+        let held = |register: usize| registers[register].expect("an uninitialised register");
         at += 1;
         match code {
             0x61 => {
@@ -43,7 +43,7 @@ fn run(program: &[Instruction], asked: &Asked) -> bool {
             }
             0x71 => {
                 assert_eq!((from, offset), (10, -1), "a load from elsewhere");
-                registers[to] = Some(u32::from(stack.expect("a byte that holds nothing")));
+                registers[to] = Some(u32::from(stack.expect("an uninitialised byte")));
             }
             0x73 => {
                 assert_eq!((to, offset), (10, -1), "a store to elsewhere");
@@ -59,35 +59,35 @@ fn run(program: &[Instruction], asked: &Asked) -> bool {
             0x56 | 0x46 => {}
             0x95 => {
                 let answer = held(0);
-                assert!(answer < 2, "neither yes nor no");
+                assert!(answer < 2, "neither 0 nor 1");
                 return answer == 1;
             }
-            other => panic!("{other:#x} is no code that we write"),
+            other => panic!("unexpected opcode {other:#x}"),
         }
     }
 }
 
 fn rule(allow: bool, kind: Kind, major: Option<u32>, minor: Option<u32>, access: &str) -> Rule {
-    Rule { allow, kind, major, minor, access: Access::of(access).unwrap() }
+    Rule { allow, kind, major, minor, access: Access::parse(access).unwrap() }
 }
 
-fn all_agree(rules: &[Rule], asked: &Asked) -> bool {
+fn all_agree(rules: &[Rule], request: &AccessRequest) -> bool {
     let filter = Filter::new(rules).unwrap();
-    let answer = naive(rules, asked);
-    assert_eq!(filter.allows(asked), answer, "the rules: {rules:?} {asked:?}");
-    assert_eq!(run(&filter.program(), asked), answer, "the program: {rules:?} {asked:?}");
+    let answer = naive(rules, request);
+    assert_eq!(filter.allows(request), answer, "the rules: {rules:?} {request:?}");
+    assert_eq!(run(&filter.program(), request), answer, "the program: {rules:?} {request:?}");
     answer
 }
 
-/// Which of these words the rules allow for the character device 195:0.
+/// Returns the access sets that the rules allow for the character device 195:0.
 fn allowed(rules: &[Rule]) -> Vec<&'static str> {
-    let words = ["", "r", "w", "m", "rw", "rm", "wm", "rwm"];
-    let asked = |word| Asked { kind: Kind::Char, major: 195, minor: 0, access: Access::of(word).unwrap() };
-    words.into_iter().filter(|word| all_agree(rules, &asked(word))).collect()
+    let sets = ["", "r", "w", "m", "rw", "rm", "wm", "rwm"];
+    let request = |set| AccessRequest { kind: Kind::Char, major: 195, minor: 0, access: Access::parse(set).unwrap() };
+    sets.into_iter().filter(|set| all_agree(rules, &request(set))).collect()
 }
 
 #[test]
-fn every_bit_is_decided_by_itself() {
+fn every_access_bit_is_decided_separately() {
     let gpu = |allow, access| rule(allow, Kind::Char, Some(195), Some(0), access);
     assert_eq!(allowed(&[]), [""]);
     assert_eq!(allowed(&[gpu(true, "r")]), ["", "r"]);
@@ -98,7 +98,7 @@ fn every_bit_is_decided_by_itself() {
 }
 
 #[test]
-fn a_rule_about_everything_throws_the_others_away() {
+fn all_rule_discards_the_rules_before_it() {
     let all = |allow| rule(allow, Kind::All, None, None, "");
     let gpu = |allow, access| rule(allow, Kind::Char, Some(195), None, access);
     assert_eq!(allowed(&[gpu(true, "rwm"), all(false)]), [""]);
@@ -109,20 +109,20 @@ fn a_rule_about_everything_throws_the_others_away() {
 }
 
 #[test]
-fn numbers_are_compared_whole() {
+fn device_numbers_are_compared_in_all_32_bits() {
     let large = rule(true, Kind::Char, Some(u32::MAX), Some(1 << 31), "rwm");
-    let asked = |major, minor| Asked { kind: Kind::Char, major, minor, access: Access::READ };
-    assert!(all_agree(&[large], &asked(u32::MAX, 1 << 31)));
-    assert!(!all_agree(&[large], &asked(u32::MAX, 0)) && !all_agree(&[large], &asked(0, 1 << 31)));
+    let request = |major, minor| AccessRequest { kind: Kind::Char, major, minor, access: Access::READ };
+    assert!(all_agree(&[large], &request(u32::MAX, 1 << 31)));
+    assert!(!all_agree(&[large], &request(u32::MAX, 0)) && !all_agree(&[large], &request(0, 1 << 31)));
 }
 
 #[test]
-fn the_longest_list_is_a_program_and_a_longer_one_an_error() {
+fn longest_list_compiles_and_a_longer_one_is_an_error() {
     let some = |number| rule(number % 3 > 0, Kind::Block, Some(number), Some(number), "rw");
     let mut rules: Vec<Rule> = (0..1024).map(some).collect();
     for (major, answer) in [(0, false), (1, true), (512, true), (1023, false), (1024, false)] {
-        let asked = Asked { kind: Kind::Block, major, minor: major, access: Access::READ };
-        assert_eq!(all_agree(&rules, &asked), answer, "{major}");
+        let request = AccessRequest { kind: Kind::Block, major, minor: major, access: Access::READ };
+        assert_eq!(all_agree(&rules, &request), answer, "{major}");
     }
     assert!(Filter::new(&rules).unwrap().program().len() < 1 << 14);
     rules.push(some(1024));
@@ -132,13 +132,13 @@ fn the_longest_list_is_a_program_and_a_longer_one_an_error() {
 }
 
 #[test]
-fn a_rule_is_short_in_messages_and_nothing_else_is_one() {
+fn rule_serializes_to_a_short_list_and_invalid_lists_are_refused() {
     let text = serde_json::to_string(&rule(true, Kind::Char, Some(195), None, "rwm")).unwrap();
     assert_eq!(text, r#"[true,"c",195,null,7]"#);
     for wrong in [r#"[true,"c",195,null,8]"#, r#"[true,"p",195,null,7]"#, r#"[true,"c",-1,null,7]"#, "[]"] {
         assert!(serde_json::from_str::<Rule>(wrong).is_err(), "{wrong}");
     }
-    assert_eq!(Access::of("rx"), None);
+    assert_eq!(Access::parse("rx"), None);
 }
 
 fn numbers() -> impl Strategy<Value = u32> {
@@ -160,11 +160,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn program_and_rules_and_the_naive_list_agree(rules in rules(), block: bool, major in numbers(), minor in numbers()) {
+    fn program_rules_and_naive_evaluation_agree(rules in rules(), block: bool, major in numbers(), minor in numbers()) {
         let kind = if block { Kind::Block } else { Kind::Char };
         for bits in 0..8 {
             let access = Access::try_from(bits).unwrap();
-            all_agree(&rules, &Asked { kind, major, minor, access });
+            all_agree(&rules, &AccessRequest { kind, major, minor, access });
         }
     }
 
@@ -175,10 +175,10 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_of_a_list_says_the_same_again(rules in rules()) {
+    fn normalising_is_idempotent(rules in rules()) {
         let filter = Filter::new(&rules).unwrap();
         let mut again = filter.rules.clone();
-        again.insert(0, rule(filter.otherwise, Kind::All, None, None, "rwm"));
+        again.insert(0, rule(filter.default_allow, Kind::All, None, None, "rwm"));
         prop_assert_eq!(Filter::new(&again).unwrap(), filter);
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses of interfaces.
+//! Interface addresses.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::network::Network;
 
-/// An address that an interface has.
+/// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The interface's number.
+    /// The interface's index.
     pub link: u32,
-    /// Its own address there.
+    /// The local address.
     pub network: Network,
 }
 
@@ -25,7 +25,7 @@ impl LinkAddress {
         let mut found = None;
         for attribute in &message.attributes {
             match attribute {
-                // Between two hosts ADDRESS is the other one.
+                // On point-to-point links IFA_ADDRESS is the peer.
                 AddressAttribute::Local(own) => found = Some(*own),
                 AddressAttribute::Address(address) => found = found.or(Some(*address)),
                 _ => {}
@@ -48,9 +48,8 @@ fn message(link: u32, network: Network) -> AddressMessage {
         }
         message.attributes.push(AddressAttribute::Local(address));
     } else {
-        // Whoever gave the pod its address has looked for duplicates. To look
-        // again takes a second or two, in which no program can bind the address
-        // and no route can begin at it.
+        // The pod's IPAM has already checked for duplicates. Duplicate address detection takes a second or two,
+        // during which no program can bind the address and no route can use it as source.
         message.header.flags = AddressHeaderFlags::Nodad;
     }
     message.attributes.push(AddressAttribute::Address(address));
@@ -59,10 +58,10 @@ fn message(link: u32, network: Network) -> AddressMessage {
 }
 
 impl Netlink {
-    /// Every address of every interface.
+    /// Lists the addresses of all interfaces.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn addresses(&mut self) -> Result<Vec<LinkAddress>> {
         let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         self.list("list addresses", &all, |entry| match entry {
@@ -71,10 +70,10 @@ impl Netlink {
         })
     }
 
-    /// Adds an address; that it is there already is as good.
+    /// Adds an address; an existing one is not an error.
     pub(crate) fn add_address(&mut self, link: u32, network: Network) -> Result<()> {
         let message = RouteNetlinkMessage::NewAddress(message(link, network));
-        match self.act("add address", message, NLM_F_CREATE | NLM_F_EXCL) {
+        match self.request("add address", message, NLM_F_CREATE | NLM_F_EXCL) {
             Err(Error::Refused { source: Errno::EXIST, .. }) => Ok(()),
             done => done,
         }
@@ -89,7 +88,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_reads_as_what_was_meant(bits: u128, v6: bool, prefix in 0u8..=128, link: u32) {
+        fn address_messages_round_trip(bits: u128, v6: bool, prefix in 0u8..=128, link: u32) {
             let address = if v6 { IpAddr::V6(Ipv6Addr::from_bits(bits)) } else { IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(bits >> 96).unwrap())) };
             if let Some(network) = Network::new(address, prefix) {
                 prop_assert_eq!(LinkAddress::of(&message(link, network)), Some(LinkAddress { link, network }));

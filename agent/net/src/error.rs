@@ -1,70 +1,70 @@
-//! What can go wrong, in one line each.
+//! Errors of network configuration.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// What a request results in.
+/// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A request that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such interface, or not yet. Shims look for these three words and then try again.
+    /// The interface does not exist, or not yet. Shims search for this text and then retry.
     #[error("Link not found: {0}")]
-    NoLink(String),
-    /// The kernel said no.
-    #[error("{what}: {source}{words}")]
+    LinkNotFound(String),
+    /// The kernel refused the request.
+    #[error("{what}: {source}{ext_ack}")]
     Refused {
-        /// What was asked of it.
+        /// The request.
         what: String,
-        /// Its error number.
+        /// The kernel's error number.
         source: Errno,
-        /// Its own words in parentheses, if it had any.
-        words: String,
+        /// The kernel's extended-ack message in parentheses, if any.
+        ext_ack: String,
     },
-    /// One step of several; those before it were done.
+    /// One of several steps failed; those before it were applied.
     #[error("interface {interface}: step \"{step}\": {source}")]
     Step {
-        /// Its name, and how it was found.
+        /// The interface's name, and how it was identified.
         interface: String,
-        /// What was being done.
+        /// The failed step.
         step: String,
-        /// What went wrong.
+        /// The cause.
         source: Box<Error>,
     },
-    /// The request contradicts itself or what is there.
+    /// The request contradicts itself or the existing configuration.
     #[error("{0}")]
-    Impossible(String),
+    Invalid(String),
     /// The socket failed.
     #[error("{what}: netlink socket: {source}")]
     Socket {
-        /// What was asked of the kernel.
+        /// The request.
         what: String,
-        /// Its error.
+        /// The socket's error.
         source: io::Error,
     },
-    /// No answer.
-    #[error("{what}: the kernel has not answered in {limit:?}")]
-    Late {
-        /// What was asked of the kernel.
+    /// The kernel did not respond in time.
+    #[error("{what}: timed out: no response of the kernel in {limit:?}")]
+    Timeout {
+        /// The request.
         what: String,
-        /// How long it was waited for.
+        /// The timeout.
         limit: Duration,
     },
-    /// An answer that cannot be understood.
-    #[error("{what}: the kernel's answer cannot be read: {detail}")]
-    Unreadable {
-        /// What was asked of the kernel.
+    /// The kernel's response is malformed.
+    #[error("{what}: malformed response of the kernel: {detail}")]
+    Malformed {
+        /// The request.
         what: String,
-        /// What is wrong with it.
+        /// The cause.
         detail: String,
     },
 }
 
 impl Error {
-    /// The kernel's error number, if it was the kernel that refused.
+    /// Returns the kernel's error number, if the kernel refused the request.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {

@@ -1,11 +1,10 @@
-//! A guest's interfaces, addresses, routes and neighbours, by rtnetlink.
+//! Configures a guest's interfaces, addresses, routes and neighbours through rtnetlink.
 //!
-//! Synchronous on purpose: the kernel does the work of a request inside the
-//! `send` of it and takes its one lock for all interfaces meanwhile, so callers
-//! that serve others run this beside them, on a thread that may wait.
+//! Synchronous on purpose: the kernel carries out a request inside its `send` and holds the RTNL lock meanwhile,
+//! so callers run this on a thread that may block.
 //!
-//! Nothing here trusts its caller's texts ([`Name`], [`Mac`] and [`Network`] are
-//! checked when they are made) or the shape of what the kernel answers.
+//! Untrusted input: the caller's texts ([`Name`], [`Mac`] and [`Network`] are validated on construction) and the
+//! format of the kernel's responses.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -24,9 +23,9 @@ pub use address::LinkAddress;
 pub use error::{Error, Result};
 pub use interface::{Interface, Target, configure};
 pub use link::{Link, NOARP, UP};
-pub use message::readable;
-pub use names::{Mac, Name, NotAMac, NotAName};
+pub use message::count_readable;
+pub use names::{InvalidMac, InvalidName, Mac, Name};
 pub use neighbour::{Neighbour, replace_neighbours};
 pub use netlink::Netlink;
-pub use network::{Network, NotANetwork, has_ipv6};
+pub use network::{InvalidNetwork, Network, has_ipv6};
 pub use route::{Family, ListedRoute, ONLINK, Route, replace_routes};

@@ -1,4 +1,4 @@
-//! Interfaces.
+//! Links (network interfaces).
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
@@ -7,29 +7,29 @@ use crate::error::{Error, Result};
 use crate::names::{Mac, Name};
 use crate::netlink::Netlink;
 
-/// `IFF_UP`: the interface may carry packets.
+/// `IFF_UP`: the interface is up.
 pub const UP: u32 = 1;
 
 /// `IFF_LOOPBACK`.
 const LOOPBACK: u32 = 8;
 
-/// `IFF_NOARP`: nobody is asked for hardware addresses.
+/// `IFF_NOARP`: no ARP or neighbour discovery.
 pub const NOARP: u32 = 0x80;
 
-/// An interface as the kernel has it.
+/// An existing interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Link {
-    /// Its number, which is never given twice.
+    /// The index, which the kernel does not reuse.
     pub index: u32,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its hardware address.
+    /// The hardware address.
     pub address: Vec<u8>,
-    /// The largest packet, in bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
     /// `IFF_*`.
     pub flags: u32,
-    /// What the kernel calls its kind, such as `veth`; empty for a device.
+    /// The kernel's link kind, such as `veth`; empty for a hardware device.
     pub kind: String,
 }
 
@@ -71,10 +71,10 @@ fn change(index: u32) -> LinkMessage {
 }
 
 impl Netlink {
-    /// Every interface, in the order of their numbers.
+    /// Lists all interfaces in the order of their indexes.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn links(&mut self) -> Result<Vec<Link>> {
         let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let mut links = self.list("list interfaces", &all, |entry| match entry {
@@ -89,15 +89,15 @@ impl Netlink {
     fn set(&mut self, what: &str, index: u32, attribute: LinkAttribute) -> Result<()> {
         let mut message = change(index);
         message.attributes.push(attribute);
-        self.act(what, RouteNetlinkMessage::SetLink(message), 0)
+        self.request(what, RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// Sets the flags of `mask` to what they are in `flags`.
+    /// Sets the flags in `mask` to their values in `flags`.
     pub(crate) fn set_flags(&mut self, index: u32, flags: u32, mask: u32) -> Result<()> {
         let mut message = change(index);
         message.header.flags = LinkFlags::from_bits_retain(flags);
         message.header.change_mask = LinkFlags::from_bits_retain(mask);
-        self.act("set flags", RouteNetlinkMessage::SetLink(message), 0)
+        self.request("set flags", RouteNetlinkMessage::SetLink(message), 0)
     }
 
     pub(crate) fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<()> {
@@ -106,20 +106,19 @@ impl Netlink {
 
     pub(crate) fn set_name(&mut self, index: u32, name: &Name) -> Result<()> {
         let change = |netlink: &mut Self| netlink.set("rename", index, LinkAttribute::IfName(name.as_str().to_owned()));
-        self.even_if_up(index, change)
+        self.change_even_if_up(index, change)
     }
 
     pub(crate) fn set_mac(&mut self, index: u32, mac: &Mac) -> Result<()> {
         let change = |netlink: &mut Self| {
             netlink.set("set hardware address", index, LinkAttribute::Address(mac.bytes().to_vec()))
         };
-        self.even_if_up(index, change)
+        self.change_even_if_up(index, change)
     }
 
-    /// Does something that some drivers and kernels do only to an interface
-    /// that is down. Taken down only when that is so: its routes and IPv6
-    /// addresses do not survive it.
-    fn even_if_up(&mut self, index: u32, change: impl Fn(&mut Self) -> Result<()>) -> Result<()> {
+    /// Applies a change that some drivers and kernels allow only while the interface is down. It is taken down
+    /// only after `EBUSY`, because that removes its routes and IPv6 addresses.
+    fn change_even_if_up(&mut self, index: u32, change: impl Fn(&mut Self) -> Result<()>) -> Result<()> {
         match change(self) {
             Err(Error::Refused { source: rustix::io::Errno::BUSY, .. }) => {}
             done => return done,

@@ -1,4 +1,4 @@
-//! Messages as bytes: what is sent, and what is made of an answer.
+//! Encodes requests and decodes responses.
 
 use netlink_packet_core::{
     NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator, Parseable,
@@ -6,38 +6,38 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::Errno;
 
-/// An answer's header, `struct nlmsghdr`.
+/// The length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
-/// The list changed while it was told.
+/// `NLM_F_DUMP_INTR`: the list changed while it was dumped.
 const INTERRUPTED: u16 = 0x10;
 
-/// Of an error: only the request's header is repeated in it; its words follow.
+/// `NLM_F_CAPPED` and `NLM_F_ACK_TLVS` of an error: only the request's header is echoed; extended-ack attributes
+/// follow.
 const CAPPED: u16 = 0x100;
-const WORDS_FOLLOW: u16 = 0x200;
+const ACK_TLVS: u16 = 0x200;
 
 /// `NLMSGERR_ATTR_MSG`.
-const WORDS: u16 = 1;
+const ATTRIBUTE_MESSAGE: u16 = 1;
 
-/// What answers consist of (`linux/netlink.h`, `linux/rtnetlink.h`): error and
-/// done, links, addresses, routes, neighbours. Nothing else is read: the crate
-/// that would read it panics at some that are cut short.
+/// The message types that are parsed (`linux/netlink.h`, `linux/rtnetlink.h`): error and done, links, addresses,
+/// routes, neighbours. No others, because the parsing crate panics on some truncated ones.
 const KINDS: &[u16] = &[2, 3, 16, 20, 24, 28];
 
-/// One message of an answer.
+/// One message of a response.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// An entry of a list.
+    /// A list entry.
     Entry(RouteNetlinkMessage),
-    /// Something whose shape is not known. Of a list, the other entries are good.
-    Unreadable(String),
-    /// The end, and whether the list changed meanwhile.
+    /// A malformed message. The other entries of a list are still valid.
+    Malformed(String),
+    /// The end, and whether the list changed during the dump.
     Done { interrupted: bool },
-    /// No, with the kernel's words.
+    /// An error, with the kernel's extended-ack message.
     Refused(Errno, String),
 }
 
-/// A request's bytes.
+/// Encodes a request.
 pub(crate) fn request(message: RouteNetlinkMessage, flags: u16, sequence: u32) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;
@@ -49,16 +49,15 @@ pub(crate) fn request(message: RouteNetlinkMessage, flags: u16, sequence: u32) -
     bytes
 }
 
-/// What a datagram says about the request of that number; an error is why no
-/// more of it can be read.
+/// Decodes a datagram's messages with this sequence number; the error says why the rest cannot be decoded.
 pub(crate) fn answers(datagram: &[u8], sequence: u32) -> Result<Vec<Answer>, String> {
     let mut answers = Vec::new();
     let mut rest = datagram;
     while !rest.is_empty() {
         let buffer = NetlinkBuffer::new_checked(rest).map_err(|error| error.to_string())?;
         let length = usize::try_from(buffer.length()).unwrap_or(usize::MAX);
-        let (message, after) = rest.split_at_checked(length).ok_or("a message ends early")?;
-        // What lies between messages only aligns them.
+        let (message, after) = rest.split_at_checked(length).ok_or("truncated message")?;
+        // Skip the alignment padding between messages.
         rest = after.get(length.next_multiple_of(4) - length..).unwrap_or_default();
         if buffer.sequence_number() == sequence {
             answers.push(answer(message, buffer.flags()));
@@ -70,7 +69,7 @@ pub(crate) fn answers(datagram: &[u8], sequence: u32) -> Result<Vec<Answer>, Str
 fn answer(bytes: &[u8], flags: u16) -> Answer {
     let kind = NetlinkBuffer::new_checked(&bytes).map_or(0, |buffer| buffer.message_type());
     if !KINDS.contains(&kind) {
-        return Answer::Unreadable(format!("a message of kind {kind}"));
+        return Answer::Malformed(format!("unexpected message type {kind}"));
     }
     let parsed = NetlinkBuffer::new_checked(&bytes).and_then(|buffer| NetlinkMessage::parse(&buffer));
     let interrupted = flags & INTERRUPTED != 0;
@@ -79,37 +78,38 @@ fn answer(bytes: &[u8], flags: u16) -> Answer {
         Ok(NetlinkPayload::Done(done)) if done.code < 0 => Answer::Refused(errno(done.code), String::new()),
         Ok(NetlinkPayload::Done(_)) => Answer::Done { interrupted },
         Ok(NetlinkPayload::Error(error)) if error.raw_code() == 0 => Answer::Done { interrupted },
-        Ok(NetlinkPayload::Error(error)) => Answer::Refused(errno(error.raw_code()), words(&error.header, flags)),
-        Ok(_) => Answer::Unreadable("a message of another kind".to_owned()),
-        Err(error) => Answer::Unreadable(error.to_string()),
+        Ok(NetlinkPayload::Error(error)) => Answer::Refused(errno(error.raw_code()), ext_ack(&error.header, flags)),
+        Ok(_) => Answer::Malformed("unexpected payload".to_owned()),
+        Err(error) => Answer::Malformed(error.to_string()),
     }
 }
 
-/// Errors are small negative numbers; rustix takes no others.
+/// Converts an error code; rustix accepts only -4095..0.
 fn errno(code: i32) -> Errno {
     if (-4095..0).contains(&code) { Errno::from_raw_os_error(-code) } else { Errno::PROTO }
 }
 
-/// The kernel's own words in a refusal, in parentheses; they come after the request that it repeats.
-fn words(repeated: &[u8], flags: u16) -> String {
+/// Returns the extended-ack message of an error in parentheses; it follows the echoed request.
+fn ext_ack(repeated: &[u8], flags: u16) -> String {
     let length = repeated.first_chunk::<4>().map_or(0, |length| u32::from_ne_bytes(*length));
     let length = if flags & CAPPED == 0 { usize::try_from(length).unwrap_or(usize::MAX) } else { HEADER };
     let attributes = length.checked_next_multiple_of(4).and_then(|at| repeated.get(at..)).unwrap_or_default();
-    if flags & WORDS_FOLLOW == 0 || attributes.is_empty() {
+    if flags & ACK_TLVS == 0 || attributes.is_empty() {
         return String::new();
     }
-    let found = NlasIterator::new(attributes).filter_map(Result::ok).find(|attribute| attribute.kind() == WORDS);
+    let found =
+        NlasIterator::new(attributes).filter_map(Result::ok).find(|attribute| attribute.kind() == ATTRIBUTE_MESSAGE);
     let text = found.map(|attribute: NlaBuffer<&[u8]>| String::from_utf8_lossy(attribute.value()).into_owned());
     let text: String = text.unwrap_or_default().chars().filter(|letter| !letter.is_control()).take(200).collect();
     if text.is_empty() { text } else { format!(" ({text})") }
 }
 
-/// How many messages of a datagram can be read; for tests with bytes of any kind.
+/// Returns how many messages of a datagram can be decoded; for fuzz tests.
 #[must_use]
-pub fn readable(datagram: &[u8]) -> usize {
+pub fn count_readable(datagram: &[u8]) -> usize {
     let sequence = datagram.get(8..12).and_then(<[u8]>::first_chunk).map_or(0, |number| u32::from_ne_bytes(*number));
     let all = answers(datagram, sequence).unwrap_or_default();
-    all.iter().filter(|answer| !matches!(answer, Answer::Unreadable(_))).count()
+    all.iter().filter(|answer| !matches!(answer, Answer::Malformed(_))).count()
 }
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_others_are_passed_over() {
+    fn responses_with_another_sequence_number_are_skipped() {
         let mut bytes = request(link("a"), 0, 6);
         bytes.extend(request(link("bcde"), 0, 7));
         bytes.extend(message(3, INTERRUPTED, &0i32.to_ne_bytes()));
@@ -145,44 +145,44 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_the_kernels_words() {
-        let asked = request(link("a"), 0, 7);
-        let mut words = vec![];
-        words.extend(u16::try_from(4 + 6).unwrap().to_ne_bytes());
-        words.extend(WORDS.to_ne_bytes());
-        words.extend(b"no mtu");
+    fn refusal_has_the_extended_ack_message() {
+        let echoed = request(link("a"), 0, 7);
+        let mut ext_ack = vec![];
+        ext_ack.extend(u16::try_from(4 + 6).unwrap().to_ne_bytes());
+        ext_ack.extend(ATTRIBUTE_MESSAGE.to_ne_bytes());
+        ext_ack.extend(b"no mtu");
         let code = (-22i32).to_ne_bytes();
-        let whole = message(2, WORDS_FOLLOW, &[&code[..], &asked, &words].concat());
-        let capped = message(2, WORDS_FOLLOW | CAPPED, &[&code[..], &asked[..HEADER], &words].concat());
+        let whole = message(2, ACK_TLVS, &[&code[..], &echoed, &ext_ack].concat());
+        let capped = message(2, ACK_TLVS | CAPPED, &[&code[..], &echoed[..HEADER], &ext_ack].concat());
         for bytes in [whole, capped] {
             let all = answers(&bytes, 7).unwrap();
-            let [Answer::Refused(Errno::INVAL, words)] = &all[..] else { panic!("{all:?}") };
-            assert_eq!(words, " (no mtu)");
+            let [Answer::Refused(Errno::INVAL, ext_ack)] = &all[..] else { panic!("{all:?}") };
+            assert_eq!(ext_ack, " (no mtu)");
         }
         assert!(matches!(answers(&message(2, 0, &[0; 20]), 7).unwrap()[..], [Answer::Done { interrupted: false }]));
         assert!(matches!(answers(&message(3, 0, &code), 7).unwrap()[..], [Answer::Refused(Errno::INVAL, _)]));
     }
 
     #[test]
-    fn one_odd_entry_does_not_hide_the_others() {
+    fn malformed_entry_does_not_hide_the_others() {
         let mut bytes = message(16, 0, &[1, 2, 3]);
         bytes.extend(request(link("a"), 0, 7));
-        assert!(matches!(answers(&bytes, 7).unwrap()[..], [Answer::Unreadable(_), Answer::Entry(_)]));
+        assert!(matches!(answers(&bytes, 7).unwrap()[..], [Answer::Malformed(_), Answer::Entry(_)]));
         assert!(answers(&bytes[..bytes.len() - 3], 7).is_err());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_answers_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u16..60, flags: u16) {
-            prop_assert!(readable(&bytes) <= bytes.len());
-            let _ = readable(&message(kind, flags, &bytes));
+        fn arbitrary_bytes_decode_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u16..60, flags: u16) {
+            prop_assert!(count_readable(&bytes) <= bytes.len());
+            let _ = count_readable(&message(kind, flags, &bytes));
         }
     }
 
     #[test]
-    fn what_nobody_asked_for_is_not_read() {
+    fn unexpected_message_types_are_not_parsed() {
         // RTM_NEWPREFIX with a cache entry of one byte.
         let prefix = message(52, 0, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 2, 0, 0, 0, 0, 0]);
-        assert_eq!(readable(&prefix), 0);
+        assert_eq!(count_readable(&prefix), 0);
     }
 }

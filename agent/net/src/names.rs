@@ -1,38 +1,38 @@
-//! Names of interfaces and hardware addresses.
+//! Interface names and hardware addresses.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The kernel's limit with its end mark, `IFNAMSIZ`.
+/// The kernel's limit including the NUL, `IFNAMSIZ`.
 const NAME_SIZE: usize = 16;
 
-/// An interface's name that the kernel accepts as it is.
+/// An interface name that the kernel accepts unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Name(String);
 
-/// A text that no interface can be called.
+/// An invalid interface name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no name of an interface: {reason}")]
-pub struct NotAName {
+#[error("invalid interface name {text:?}: {reason}")]
+pub struct InvalidName {
     text: String,
     reason: &'static str,
 }
 
 impl Name {
-    /// As text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A name for the moment between two others, for the interface of this number.
-    pub(crate) fn passing(index: u32) -> Self {
+    /// Returns the temporary name of an interface during a swap of names.
+    pub(crate) fn temporary(index: u32) -> Self {
         Self(format!("fl-swap{index:x}"))
     }
 }
 
 impl FromStr for Name {
-    type Err = NotAName;
+    type Err = InvalidName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let reason = if text.is_empty() {
@@ -40,16 +40,16 @@ impl FromStr for Name {
         } else if text.len() >= NAME_SIZE {
             "it is longer than 15 bytes"
         } else if matches!(text, "." | "..") {
-            "it is a directory's"
+            "it is a directory entry"
         } else if text.contains(['/', ':', '%']) {
-            // To the kernel `%d` in a new name is a request to number it.
-            "it has a '/', ':' or '%'"
+            // The kernel replaces `%d` in a new name by a number.
+            "it contains '/', ':' or '%'"
         } else if text.contains(|letter: char| letter.is_whitespace() || letter.is_control()) {
-            "it has white space or control characters"
+            "it contains white space or control characters"
         } else {
             return Ok(Self(text.to_owned()));
         };
-        Err(NotAName { text: text.chars().take(40).collect(), reason })
+        Err(InvalidName { text: text.chars().take(40).collect(), reason })
     }
 }
 
@@ -59,15 +59,15 @@ impl fmt::Display for Name {
     }
 }
 
-/// A hardware address of Ethernet (6 bytes) or `InfiniBand` (20). Read from a
-/// text by `parse`, it is one that a single interface can have.
+/// A hardware address of Ethernet (6 bytes) or `InfiniBand` (20). `parse` accepts only addresses that a single
+/// interface can have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mac(Vec<u8>);
 
-/// A text that is not the hardware address of one interface.
+/// An invalid hardware address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not the hardware address of an interface: {reason}")]
-pub struct NotAMac {
+#[error("invalid hardware address {text:?}: {reason}")]
+pub struct InvalidMac {
     text: String,
     reason: &'static str,
 }
@@ -75,26 +75,25 @@ pub struct NotAMac {
 const LENGTHS: [usize; 2] = [6, 20];
 
 impl Mac {
-    /// Its bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Reads any address, also one that stands for many or for none: a
-    /// neighbour may be a whole cluster.
+    /// Parses any address, including multicast and all-zero ones: a neighbour may be a cluster.
     ///
     /// # Errors
-    /// It is none.
-    pub fn any(text: &str) -> Result<Self, NotAMac> {
-        // 20 pairs and what is between them, so that a long text is not collected first.
+    /// It is not a hardware address.
+    pub fn any(text: &str) -> Result<Self, InvalidMac> {
+        // 20 pairs with separators; checked first, so that a long text is not collected.
         let bytes: Option<Vec<u8>> = if text.len() < 60 { text.split(':').map(pair).collect() } else { None };
         let reason = "expected 6 (or 20) pairs of hexadecimal digits with ':' between them";
         let bytes = bytes.filter(|bytes| LENGTHS.contains(&bytes.len()));
-        bytes.map(Self).ok_or_else(|| NotAMac { text: text.chars().take(60).collect(), reason })
+        bytes.map(Self).ok_or_else(|| InvalidMac { text: text.chars().take(60).collect(), reason })
     }
 
-    /// Any bytes as hardware addresses are written, `02:00:00:00:00:01`.
+    /// Formats bytes as a hardware address, `02:00:00:00:00:01`.
     #[must_use]
     pub fn text(bytes: &[u8]) -> String {
         let pairs: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -108,13 +107,13 @@ fn pair(text: &str) -> Option<u8> {
 }
 
 impl FromStr for Mac {
-    type Err = NotAMac;
+    type Err = InvalidMac;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mac = Self::any(text)?;
-        let wrong = |reason| Err(NotAMac { text: text.to_owned(), reason });
+        let wrong = |reason| Err(InvalidMac { text: text.to_owned(), reason });
         if mac.0.iter().all(|byte| *byte == 0) {
-            return wrong("it is all zero, which is what interfaces without one have");
+            return wrong("it is all zero, as on interfaces without a hardware address");
         }
         if mac.0.len() == 6 && mac.0.first().is_some_and(|first| first & 1 == 1) {
             return wrong("it is a multicast address");
@@ -135,7 +134,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_that_the_kernel_would_refuse_or_change() {
+    fn names_that_the_kernel_would_refuse_or_change_are_invalid() {
         for (text, part) in [
             ("", "empty"),
             ("sixteen-letters-", "15"),
@@ -152,11 +151,11 @@ mod tests {
         for text in ["lo", "eth0", "enp1s0f0.100", "fifteen-letters"] {
             assert_eq!(text.parse::<Name>().unwrap().as_str(), text);
         }
-        assert!(Name::passing(u32::MAX).as_str().parse::<Name>().is_ok());
+        assert!(Name::temporary(u32::MAX).as_str().parse::<Name>().is_ok());
     }
 
     #[test]
-    fn hardware_addresses_of_one_interface() {
+    fn only_unicast_hardware_addresses_are_parsed() {
         assert_eq!("02:AB:00:00:00:01".parse::<Mac>().unwrap().bytes(), [2, 0xab, 0, 0, 0, 1]);
         for text in
             ["", "02", "02:00:00:00:00", "0x:00:00:00:00:01", "+2:00:00:00:00:01", "2:0:0:0:0:1", "0200.0000.0001"]
@@ -173,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_name_or_an_error(text in ".{0,20}") {
+        fn arbitrary_text_is_a_valid_name_or_an_error(text in ".{0,20}") {
             if let Ok(name) = text.parse::<Name>() {
                 prop_assert!(name.as_str() == text && text.len() < 16 && !text.contains(['/', '\0', ' ']));
             }
@@ -189,7 +188,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_hardware_address_or_an_error(text in "[0-9a-fx:+]{0,70}") {
+        fn arbitrary_text_is_a_hardware_address_or_an_error(text in "[0-9a-fx:+]{0,70}") {
             if let Ok(mac) = text.parse::<Mac>() {
                 prop_assert_eq!(mac.to_string(), text);
             }

@@ -1,4 +1,4 @@
-//! Neighbours: which hardware address belongs to which IP address.
+//! Neighbour entries: the hardware address of an IP address.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -15,14 +15,14 @@ use crate::netlink::Netlink;
 use crate::network::has_ipv6;
 use crate::route::devices;
 
-/// A neighbour to be known.
+/// A requested neighbour entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its IP address.
+    /// The IP address.
     pub address: IpAddr,
-    /// The interface it is behind.
+    /// The interface.
     pub device: Name,
-    /// Its hardware address, where there are such things.
+    /// The hardware address, if the link has them.
     pub mac: Option<Mac>,
     /// `NUD_*`.
     pub state: u16,
@@ -43,12 +43,11 @@ fn message(link: u32, neighbour: &Neighbour) -> NeighbourMessage {
     message
 }
 
-/// Makes these neighbours known; what is known of the same address is
-/// replaced. Those of IPv6 are passed over where there is none.
+/// Adds neighbour entries, replacing those of the same address. IPv6 entries are skipped on interfaces without IPv6.
 ///
 /// # Errors
-/// An interface is missing, and then nothing is changed; or the kernel refuses
-/// one, which the error names, and those before it are known.
+/// An interface is missing, and nothing was changed; or the kernel refuses one, which the error names, and those
+/// before it were added.
 pub fn replace_neighbours(netlink: &mut Netlink, neighbours: &[Neighbour], proc: &Path) -> Result<()> {
     let links = devices(&netlink.links()?, "neighbour", neighbours.iter().map(|neighbour| Some(&neighbour.device)))?;
     for (at, (neighbour, link)) in neighbours.iter().zip(links).enumerate() {
@@ -57,7 +56,11 @@ pub fn replace_neighbours(netlink: &mut Netlink, neighbours: &[Neighbour], proc:
             continue;
         }
         let message = RouteNetlinkMessage::NewNeighbour(message(link.unwrap_or(0), neighbour));
-        netlink.act(format_args!("neighbour {at} ({address} on {device})"), message, NLM_F_CREATE | NLM_F_REPLACE)?;
+        netlink.request(
+            format_args!("neighbour {at} ({address} on {device})"),
+            message,
+            NLM_F_CREATE | NLM_F_REPLACE,
+        )?;
     }
     Ok(())
 }

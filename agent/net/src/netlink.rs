@@ -1,4 +1,4 @@
-//! The socket: one request, its answers, and how long they may take.
+//! The rtnetlink socket: one request at a time, its responses, and their timeout.
 
 use std::fmt::Display;
 use std::io;
@@ -15,17 +15,17 @@ use rustix::net::RecvFlags;
 use crate::error::{Error, Result};
 use crate::message::{Answer, answers, request};
 
-/// The kernel answers within the `send`; it is never this late.
-const LIMIT: Duration = Duration::from_secs(5);
+/// A safety limit: the kernel responds within the `send`.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Twice what the kernel puts into one datagram.
+/// Twice the kernel's largest datagram.
 const DATAGRAM: usize = 64 << 10;
 
-/// More entries than any guest has; a list that goes on is not collected.
-const MOST: usize = 1 << 16;
+/// The most entries of a list; more than any guest has.
+const MAX_ENTRIES: usize = 1 << 16;
 
-/// How often a list that changes while it is told is asked for again.
-const TRIES: usize = 8;
+/// How often a list is requested that changes during the dump.
+const MAX_ATTEMPTS: usize = 8;
 
 /// A connection to the kernel's network configuration, in the namespace of the
 /// thread that opened it. Closed when dropped.
@@ -37,38 +37,38 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Opens one.
+    /// Opens the socket.
     ///
     /// # Errors
-    /// The kernel refuses a socket.
+    /// The kernel refuses the socket.
     pub fn open() -> Result<Self> {
         let failed = |source| Error::Socket { what: "open".to_owned(), source };
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
         socket.bind_auto().map_err(failed)?;
-        // Old kernels have no words for a refusal; then there are none.
+        // Old kernels have no extended ack; then errors have no message.
         let _ = socket.set_ext_ack(true);
         Ok(Self { socket, sequence: 0, datagram: vec![0; DATAGRAM] })
     }
 
-    /// Has something done.
-    pub(crate) fn act(&mut self, what: impl Display, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
+    /// Sends a request and waits for its acknowledgement.
+    pub(crate) fn request(&mut self, what: impl Display, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
         let what = what.to_string();
         self.exchange(&what, message, NLM_F_ACK | flags, |_| Ok(())).map(drop)
     }
 
-    /// Asks for a list. Entries that cannot be read are left out, with a word in the log.
+    /// Requests a list. Malformed entries are logged and skipped.
     pub(crate) fn list<T>(
         &mut self,
         what: &str,
         message: &RouteNetlinkMessage,
         read: impl Fn(RouteNetlinkMessage) -> Vec<T>,
     ) -> Result<Vec<T>> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let mut all = Vec::new();
             let interrupted = self.exchange(what, message.clone(), NLM_F_DUMP, |entry| {
                 all.extend(read(entry));
-                if all.len() > MOST {
-                    return Err(unreadable(what, format!("there are more than {MOST} entries")));
+                if all.len() > MAX_ENTRIES {
+                    return Err(malformed(what, format!("more than {MAX_ENTRIES} entries")));
                 }
                 Ok(())
             })?;
@@ -76,10 +76,10 @@ impl Netlink {
                 return Ok(all);
             }
         }
-        Err(unreadable(what, format!("the list changed each of the {TRIES} times it was read")))
+        Err(malformed(what, format!("the list changed each of the {MAX_ATTEMPTS} times it was read")))
     }
 
-    /// Sends a request and takes its answers to their end; whether a list was interrupted.
+    /// Sends a request and reads its responses to the end; returns whether a dump was interrupted.
     fn exchange(
         &mut self,
         what: &str,
@@ -99,10 +99,10 @@ impl Netlink {
             for answer in self.receive(what, begin)? {
                 match answer {
                     Answer::Entry(message) => entry(message)?,
-                    Answer::Unreadable(why) => log::warn!("{what}: an entry cannot be read and is left out: {why}"),
+                    Answer::Malformed(why) => log::warn!("{what}: skipped a malformed entry: {why}"),
                     Answer::Done { interrupted } => return Ok(interrupted),
-                    Answer::Refused(source, words) => {
-                        return Err(Error::Refused { what: what.to_owned(), source, words });
+                    Answer::Refused(source, ext_ack) => {
+                        return Err(Error::Refused { what: what.to_owned(), source, ext_ack });
                     }
                 }
             }
@@ -112,10 +112,10 @@ impl Netlink {
     fn receive(&mut self, what: &str, begin: Instant) -> Result<Vec<Answer>> {
         let failed = |errno: Errno| Error::Socket { what: what.to_owned(), source: errno.into() };
         loop {
-            let left = LIMIT.saturating_sub(begin.elapsed());
+            let left = TIMEOUT.saturating_sub(begin.elapsed());
             let time = Timespec::try_from(left).ok();
             match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], time.as_ref()) {
-                Ok(0) => return Err(Error::Late { what: what.to_owned(), limit: LIMIT }),
+                Ok(0) => return Err(Error::Timeout { what: what.to_owned(), limit: TIMEOUT }),
                 Err(Errno::INTR) => continue,
                 other => other.map(drop).map_err(failed)?,
             }
@@ -123,17 +123,17 @@ impl Netlink {
             match rustix::net::recv(&self.socket, &mut self.datagram[..], flags) {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(failed(error)),
-                // With TRUNC the second figure is the datagram's own length.
+                // With TRUNC the second value is the datagram's full length.
                 Ok((_, whole)) => {
                     let datagram = self.datagram.get(..whole);
-                    let datagram = datagram.ok_or_else(|| unreadable(what, format!("{whole} bytes in one piece")))?;
-                    return answers(datagram, self.sequence).map_err(|detail| unreadable(what, detail));
+                    let datagram = datagram.ok_or_else(|| malformed(what, format!("a datagram of {whole} bytes")))?;
+                    return answers(datagram, self.sequence).map_err(|detail| malformed(what, detail));
                 }
             }
         }
     }
 }
 
-fn unreadable(what: &str, detail: String) -> Error {
-    Error::Unreadable { what: what.to_owned(), detail }
+fn malformed(what: &str, detail: String) -> Error {
+    Error::Malformed { what: what.to_owned(), detail }
 }

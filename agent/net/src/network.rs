@@ -1,4 +1,4 @@
-//! Addresses with a prefix.
+//! IP addresses with a prefix length.
 
 use std::fmt;
 use std::fs;
@@ -6,17 +6,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
-/// An address and how many of its first bits name the network.
+/// An IP address with its prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Network {
     address: IpAddr,
     prefix: u8,
 }
 
-/// A text that is no address with a prefix.
+/// An invalid address with a prefix length.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not an IP address{reason}")]
-pub struct NotANetwork {
+pub struct InvalidNetwork {
     text: String,
     reason: &'static str,
 }
@@ -28,44 +28,43 @@ fn longest(address: IpAddr) -> u8 {
 }
 
 impl Network {
-    /// None when the prefix is longer than the address.
+    /// Creates a network; `None` if the prefix is longer than the address.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Option<Self> {
         (prefix <= longest(address)).then_some(Self { address, prefix })
     }
 
-    /// An address and its prefix in two texts.
+    /// Parses an address and its prefix length from two texts.
     ///
     /// # Errors
-    /// One of them is not what it should be.
-    pub fn parse(address: &str, prefix: &str) -> Result<Self, NotANetwork> {
-        let wrong = |reason| NotANetwork { text: format!("{}/{}", cut(address), cut(prefix)), reason };
+    /// One of them is invalid.
+    pub fn parse(address: &str, prefix: &str) -> Result<Self, InvalidNetwork> {
+        let wrong = |reason| InvalidNetwork { text: format!("{}/{}", cut(address), cut(prefix)), reason };
         let digits = !prefix.is_empty() && prefix.len() <= 3 && prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix: u8 = if digits { prefix.parse().map_err(|_| wrong(PREFIX))? } else { return Err(wrong(PREFIX)) };
         let address: IpAddr = address.parse().map_err(|_| wrong(PREFIX))?;
-        Self::new(address, prefix)
-            .ok_or_else(|| wrong(" with a prefix that fits: it has at most 32 (IPv4) or 128 bits"))
+        Self::new(address, prefix).ok_or_else(|| wrong(" with a valid prefix length: at most 32 (IPv4) or 128 bits"))
     }
 
-    /// The address.
+    /// Returns the address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The prefix's length in bits.
+    /// Returns the prefix length in bits.
     #[must_use]
     pub fn prefix(&self) -> u8 {
         self.prefix
     }
 
-    /// Whether it is of IPv6.
+    /// Whether the address is IPv6.
     #[must_use]
     pub fn is_ipv6(&self) -> bool {
         self.address.is_ipv6()
     }
 
-    /// The same without the bits behind the prefix.
+    /// Returns the network with the host bits cleared.
     #[must_use]
     pub fn masked(self) -> Self {
         let address = match self.address {
@@ -78,7 +77,7 @@ impl Network {
         Self { address, ..self }
     }
 
-    /// The address of everybody in the network, if it is large enough to have one.
+    /// Returns the IPv4 broadcast address, if the network is large enough to have one.
     pub(crate) fn broadcast(&self) -> Option<Ipv4Addr> {
         match self.address {
             IpAddr::V4(address) if self.prefix < 31 => {
@@ -89,7 +88,7 @@ impl Network {
     }
 }
 
-/// The bits behind the prefix.
+/// Returns the mask of the host bits.
 fn host4(prefix: u8) -> u32 {
     u32::MAX.checked_shr(prefix.into()).unwrap_or(0)
 }
@@ -99,14 +98,14 @@ fn cut(text: &str) -> String {
 }
 
 impl FromStr for Network {
-    type Err = NotANetwork;
+    type Err = InvalidNetwork;
 
-    /// `ADDRESS/PREFIX`, or an address alone, which is then all of the prefix.
+    /// Parses `ADDRESS/PREFIX`, or an address alone with a full-length prefix.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some((address, prefix)) = text.split_once('/') {
             return Self::parse(address, prefix);
         }
-        let address: IpAddr = text.parse().map_err(|_| NotANetwork { text: cut(text), reason: PREFIX })?;
+        let address: IpAddr = text.parse().map_err(|_| InvalidNetwork { text: cut(text), reason: PREFIX })?;
         Ok(Self { address, prefix: longest(address) })
     }
 }
@@ -117,14 +116,13 @@ impl fmt::Display for Network {
     }
 }
 
-/// Whether the kernel takes IPv6 addresses and routes for an interface (`None`:
-/// in general); `proc` is where procfs is.
+/// Whether IPv6 is enabled on an interface (`None`: in general); `proc` is the procfs mount.
 #[must_use]
 pub fn has_ipv6(proc: &Path, interface: Option<&str>) -> bool {
     let dir = proc.join("sys/net/ipv6/conf");
     let read = |name: &str| fs::read_to_string(dir.join(name).join("disable_ipv6")).ok();
-    // A new interface is told by "all" how to begin, and has a word of its own from then on.
-    interface.and_then(read).or_else(|| read("all")).is_some_and(|word| word.trim() == "0")
+    // A new interface inherits from "all" and has its own setting from then on.
+    interface.and_then(read).or_else(|| read("all")).is_some_and(|value| value.trim() == "0")
 }
 
 #[cfg(test)]
@@ -133,7 +131,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn texts_and_their_networks() {
+    fn networks_are_parsed_and_masked() {
         for (text, masked, broadcast) in [
             ("10.1.2.3/8", "10.0.0.0/8", Some([10, 255, 255, 255])),
             ("10.1.2.3", "10.1.2.3/32", None),
@@ -167,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_is_asked_of_the_interface_first() {
+    fn ipv6_setting_of_the_interface_precedes_the_general_one() {
         let proc = tempfile::tempdir().unwrap();
         assert!(!has_ipv6(proc.path(), None));
-        for (name, word) in [("all", "1\n"), ("eth0", "0\n"), ("eth1", "1\n")] {
+        for (name, value) in [("all", "1\n"), ("eth0", "0\n"), ("eth1", "1\n")] {
             let dir = proc.path().join("sys/net/ipv6/conf").join(name);
             fs::create_dir_all(&dir).unwrap();
-            fs::write(dir.join("disable_ipv6"), word).unwrap();
+            fs::write(dir.join("disable_ipv6"), value).unwrap();
         }
         let has = |name| has_ipv6(proc.path(), name);
         assert_eq!([has(None), has(Some("eth0")), has(Some("eth1")), has(Some("eth2"))], [false, true, false, false]);
@@ -193,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_network_or_an_error(text in "[0-9a-f.:/]{0,50}") {
+        fn arbitrary_text_is_a_network_or_an_error(text in "[0-9a-f.:/]{0,50}") {
             if let Ok(network) = text.parse::<Network>() {
                 prop_assert!(network.prefix() <= longest(network.address()));
             }

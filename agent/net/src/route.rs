@@ -1,4 +1,4 @@
-//! Routes of the main table.
+//! Routes of the main routing table.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use crate::names::Name;
 use crate::netlink::Netlink;
 use crate::network::{Network, has_ipv6};
 
-/// `RTNH_F_ONLINK`: the gateway is behind the interface whatever its address.
+/// `RTNH_F_ONLINK`: the gateway is directly reachable on the interface, even if no prefix matches.
 pub const ONLINK: u32 = 4;
 
-/// Which Internet protocol.
+/// The address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -31,7 +31,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// That of an address.
+    /// Returns the family of an address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
@@ -47,56 +47,56 @@ impl From<Family> for AddressFamily {
     }
 }
 
-/// A route to be there.
+/// A requested route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The protocol of what is routed.
+    /// The address family.
     pub family: Family,
-    /// Where to; `None` is everywhere.
+    /// The destination; `None` is the default route.
     pub destination: Option<Network>,
-    /// By whom.
+    /// The gateway.
     pub gateway: Option<IpAddr>,
-    /// Through which interface; `None` leaves it to the kernel, which needs a gateway for that.
+    /// The output interface; `None`: the kernel derives it from the gateway.
     pub device: Option<Name>,
-    /// From which own address.
+    /// The preferred source address.
     pub source: Option<IpAddr>,
     /// `RT_SCOPE_*`.
     pub scope: u8,
-    /// Whether the gateway is on the link though no route says so.
+    /// Whether to set [`ONLINK`].
     pub onlink: bool,
-    /// The largest packet in bytes; 0 leaves it to the interface.
+    /// The MTU in bytes; 0 uses the interface's.
     pub mtu: u32,
 }
 
-/// A route as the kernel has it.
+/// An existing route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedRoute {
-    /// The protocol of what is routed.
+    /// The address family.
     pub family: Family,
-    /// Where to; `None` is everywhere.
+    /// The destination; `None` is the default route.
     pub destination: Option<Network>,
-    /// By whom.
+    /// The gateway.
     pub gateway: Option<IpAddr>,
-    /// The interface's number; 0 for none.
+    /// The interface's index; 0 for none.
     pub link: u32,
-    /// From which own address.
+    /// The preferred source address.
     pub source: Option<IpAddr>,
     /// `RT_SCOPE_*`.
     pub scope: u8,
     /// `RTNH_F_*`.
     pub flags: u32,
-    /// The largest packet in bytes; 0 leaves it to the interface.
+    /// The MTU in bytes; 0 uses the interface's.
     pub mtu: u32,
 }
 
 fn describe(route: &Route) -> String {
     let mut text = route.destination.map_or_else(|| "default".to_owned(), |network| network.to_string());
-    for (word, value) in [
+    for (keyword, value) in [
         (" via ", route.gateway.map(|gateway| gateway.to_string())),
         (" dev ", route.device.as_ref().map(Name::to_string)),
         (" src ", route.source.map(|source| source.to_string())),
     ] {
-        text.extend(value.into_iter().flat_map(|value| [word.to_owned(), value]));
+        text.extend(value.into_iter().flat_map(|value| [keyword.to_owned(), value]));
     }
     text
 }
@@ -147,7 +147,7 @@ fn via(via: &RouteVia) -> Option<IpAddr> {
 }
 
 impl ListedRoute {
-    /// One for each way that a route has; none for what is not a route of the main table.
+    /// Converts a message to one route per next hop; empty if it is not a unicast route of the main table.
     fn of(message: &RouteMessage) -> Vec<Self> {
         let header = &message.header;
         let family = match header.address_family {
@@ -166,7 +166,7 @@ impl ListedRoute {
             mtu: 0,
         };
         let mut table = u32::from(header.table);
-        let mut ways = Vec::new();
+        let mut next_hops = Vec::new();
         for attribute in &message.attributes {
             match attribute {
                 RouteAttribute::Table(number) => table = *number,
@@ -183,16 +183,16 @@ impl ListedRoute {
                         .find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None });
                     route.mtu = mtu.unwrap_or(0);
                 }
-                RouteAttribute::MultiPath(hops) => ways = hops.clone(),
+                RouteAttribute::MultiPath(hops) => next_hops = hops.clone(),
                 _ => {}
             }
         }
-        // Copies of routes that the kernel keeps for itself are no routes of the table.
-        let wanted = header.kind == RouteType::Unicast && !header.flags.contains(RouteFlags::Cloned);
-        if table != u32::from(RouteHeader::RT_TABLE_MAIN) || !wanted {
+        // Cloned routes are cache entries of the kernel.
+        let listed = header.kind == RouteType::Unicast && !header.flags.contains(RouteFlags::Cloned);
+        if table != u32::from(RouteHeader::RT_TABLE_MAIN) || !listed {
             return vec![];
         }
-        if ways.is_empty() {
+        if next_hops.is_empty() {
             return vec![route];
         }
         let each = |hop: netlink_packet_route::route::RouteNextHop| {
@@ -203,14 +203,14 @@ impl ListedRoute {
             });
             Self { gateway, link: hop.interface_index, flags: hop.flags.bits().into(), ..route.clone() }
         };
-        ways.into_iter().map(each).collect()
+        next_hops.into_iter().map(each).collect()
     }
 }
 
-/// The numbers of interfaces by their names.
+/// Resolves interface names to indexes.
 ///
 /// # Errors
-/// One is missing: the error names it, its place in the request, and what there is.
+/// One is missing: the error names it, its index in the request, and the existing interfaces.
 pub(crate) fn devices<'a>(
     links: &[Link],
     what: &str,
@@ -221,17 +221,17 @@ pub(crate) fn devices<'a>(
         None => Ok(None),
         Some(name) => numbers.get(name.as_str()).map(|number| Some(*number)).ok_or_else(|| {
             let there: Vec<&str> = links.iter().map(|link| link.name.as_str()).take(32).collect();
-            Error::NoLink(format!("{what} {at} names interface {name}; there are {}", there.join(", ")))
+            Error::LinkNotFound(format!("{what} {at} names interface {name}; there are {}", there.join(", ")))
         }),
     };
     names.enumerate().map(find).collect()
 }
 
 impl Netlink {
-    /// The main table's routes of both protocols, the kernel's own included.
+    /// Lists the main table's IPv4 and IPv6 routes, including those that the kernel added.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn routes(&mut self) -> Result<Vec<ListedRoute>> {
         let mut all = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -255,24 +255,22 @@ impl Netlink {
         let what = format!("route {at} ({})", describe(route));
         let message = RouteNetlinkMessage::NewRoute(message(link, route));
         if route.family == Family::V6 && route.gateway.is_none() {
-            // Two interfaces can have the same IPv6 network, and REPLACE would
-            // take the other's route away.
-            return match self.act(what, message, NLM_F_CREATE) {
+            // Two interfaces can have the same IPv6 network, and NLM_F_REPLACE would remove the other's route.
+            return match self.request(what, message, NLM_F_CREATE) {
                 Err(Error::Refused { source: Errno::EXIST, .. }) => Ok(()),
                 done => done,
             };
         }
-        self.act(what, message, NLM_F_CREATE | NLM_F_REPLACE)
+        self.request(what, message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 }
 
-/// Puts these routes into the main table: those without a gateway first,
-/// because the others need them. One to the same destination is replaced, none
-/// is deleted. Those of IPv6 are passed over where there is none.
+/// Adds routes to the main table: those without a gateway first, because the others need them. A route to the
+/// same destination is replaced; none is deleted. IPv6 routes are skipped on interfaces without IPv6.
 ///
 /// # Errors
-/// An interface is missing, and then nothing is changed; or the kernel refuses
-/// one, which the error names by its place in `routes`, and those before it are there.
+/// An interface is missing, and nothing was changed; or the kernel refuses one, which the error names by its
+/// index in `routes`, and those before it were added.
 pub fn replace_routes(netlink: &mut Netlink, routes: &[Route], proc: &Path) -> Result<()> {
     let links = devices(&netlink.links()?, "route", routes.iter().map(|route| route.device.as_ref()))?;
     let mut ordered: Vec<(usize, &Route, Option<u32>)> =
@@ -315,7 +313,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_reads_as_what_was_meant(route in route(), link in 1u32..) {
+        fn route_messages_round_trip(route in route(), link in 1u32..) {
             let read = ListedRoute::of(&message(Some(link), &route));
             let flags = if route.onlink { ONLINK } else { 0 };
             let Route { family, destination, gateway, source, scope, mtu, .. } = route;
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_interface_is_named_with_its_place() {
+    fn missing_interface_is_reported_with_its_index_in_the_request() {
         let links = [Link { index: 1, name: "lo".into(), ..Link::default() }];
         let names: Vec<Name> = ["lo", "eth9"].map(|name| name.parse().unwrap()).into();
         let error = devices(&links, "route", names.iter().map(Some)).unwrap_err().to_string();

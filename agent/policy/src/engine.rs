@@ -1,4 +1,4 @@
-//! One policy, its memory, and the evaluation of requests.
+//! One policy, its state (`data.pstate`), and the evaluation of requests.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
@@ -10,28 +10,28 @@ use serde_json::{Value, json};
 
 use crate::patch::{self, Step};
 use crate::wire::{Decision, Verdict};
-use crate::{Fault, MAX_LINE, MAX_LINES, MAX_POLICY};
+use crate::{MAX_LINE, MAX_LINES, MAX_POLICY, PolicyError};
 
-/// What faults of a policy's text are told against.
+/// The file name in error positions.
 const NAME: &str = "policy.rego";
 
-/// Steps of an evaluation between two looks at the clock.
+/// Evaluation steps between two checks of the time limit.
 const TICKS: u32 = 256;
 
-/// The most that a verdict says, bytes.
+/// The longest text of a verdict, bytes.
 const MAX_TEXT: usize = 4096;
 
-/// The engine with a policy in it.
+/// The Rego engine with a loaded policy.
 #[derive(Debug)]
 pub struct Engine {
     rego: regorus::Engine,
     /// `data.pstate`.
     state: Value,
-    /// Denials are only warnings.
-    lenient: bool,
+    /// The policy sets `AllowRequestsFailingPolicy`: denials are only warnings.
+    warn_only: bool,
 }
 
-/// A result that also changes the policy's memory.
+/// A rule's result that also changes the policy's state.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     allowed: bool,
@@ -39,11 +39,11 @@ struct Metadata {
 }
 
 impl Engine {
-    /// Takes a policy into use.
+    /// Loads a policy.
     ///
     /// # Errors
-    /// It is not Rego, or beyond a limit; the text says in which line.
-    pub fn load(policy: String, state: Value, limit: Duration) -> Result<Self, Fault> {
+    /// It is not valid Rego, or exceeds a limit; the text has the line.
+    pub fn load(policy: String, state: Value, limit: Duration) -> Result<Self, PolicyError> {
         let mut rego = regorus::Engine::new();
         rego.set_strict_builtin_errors(false);
         rego.set_gather_prints(true);
@@ -55,73 +55,74 @@ impl Engine {
         {
             rego.set_policy_length_config(PolicyLengthConfig { max_col, max_file_bytes, max_lines });
         }
-        rego.add_policy(NAME.to_owned(), policy).map_err(|error| Fault::Policy(one_line(&format!("{error:#}"))))?;
-        let mut engine = Self { rego, state, lenient: false };
-        engine.remember().map_err(Fault::Policy)?;
-        engine.lenient = engine.evaluate("AllowRequestsFailingPolicy", "{}") == Ok(Some(Value::Bool(true)));
+        rego.add_policy(NAME.to_owned(), policy)
+            .map_err(|error| PolicyError::InvalidPolicy(one_line(&format!("{error:#}"))))?;
+        let mut engine = Self { rego, state, warn_only: false };
+        engine.sync_state().map_err(PolicyError::InvalidPolicy)?;
+        engine.warn_only = engine.query("AllowRequestsFailingPolicy", "{}") == Ok(Some(Value::Bool(true)));
         let _ = engine.rego.take_prints();
         Ok(engine)
     }
 
-    /// The policy's memory.
+    /// Returns the policy's state.
     #[must_use]
     pub fn state(&self) -> &Value {
         &self.state
     }
 
-    /// Judges a request by the name of its message and its JSON; the memory
-    /// changes if it is allowed and the policy says so.
-    pub fn judge(&mut self, request: &str, input: &str) -> Verdict {
+    /// Evaluates a request, given the name of its message and its JSON; applies the rule's patch to the state if
+    /// it is allowed.
+    pub fn evaluate(&mut self, request: &str, input: &str) -> Verdict {
         let decided = self.decide(request, input);
         let prints = self.rego.take_prints().unwrap_or_default().join(" ");
-        // The input may be megabytes, and the next request may be long in coming.
+        // Free the input, which may be megabytes, until the next request.
         self.rego.set_input(regorus::Value::Undefined);
         match decided {
             Ok(true) => Verdict::new(Decision::Allowed, ""),
-            Ok(false) => self.against(bounded(&prints)),
-            Err(why) if prints.is_empty() => self.against(bounded(&why)),
-            Err(why) => self.against(bounded(&format!("{prints} ({why})"))),
+            Ok(false) => self.denied(bounded(&prints)),
+            Err(why) if prints.is_empty() => self.denied(bounded(&why)),
+            Err(why) => self.denied(bounded(&format!("{prints} ({why})"))),
         }
     }
 
-    fn against(&self, text: String) -> Verdict {
-        Verdict::new(if self.lenient { Decision::Tolerated } else { Decision::Denied }, text)
+    fn denied(&self, text: String) -> Verdict {
+        Verdict::new(if self.warn_only { Decision::Tolerated } else { Decision::Denied }, text)
     }
 
     fn decide(&mut self, request: &str, input: &str) -> Result<bool, String> {
-        match self.evaluate(request, input)? {
-            None => Err(format!("the policy has no rule {request} that holds")),
+        match self.query(request, input)? {
+            None => Err(format!("the policy has no rule {request}, or its conditions are not met")),
             Some(Value::Bool(allowed)) => Ok(allowed),
             Some(Value::Object(object)) => {
                 let metadata: Metadata = serde_json::from_value(Value::Object(object))
                     .map_err(|error| format!("the policy's rule {request} is not {{allowed, ops}}: {error}"))?;
                 if let Some(steps) = metadata.ops.filter(|_| metadata.allowed) {
                     self.state = patch::patched(&self.state, &steps)?;
-                    self.remember()?;
+                    self.sync_state()?;
                 }
                 Ok(metadata.allowed)
             }
-            Some(_) => Err(format!("the policy's rule {request} is neither a truth value nor an object")),
+            Some(_) => Err(format!("the policy's rule {request} is neither a boolean nor an object")),
         }
     }
 
-    fn evaluate(&mut self, rule: &str, input: &str) -> Result<Option<Value>, String> {
-        let failed = |error| format!("the policy cannot be evaluated: {}", one_line(&format!("{error:#}")));
+    fn query(&mut self, rule: &str, input: &str) -> Result<Option<Value>, String> {
+        let failed = |error| format!("failed to evaluate the policy: {}", one_line(&format!("{error:#}")));
         self.rego.set_input_json(input).map_err(failed)?;
         let results = self.rego.eval_query(format!("data.agent_policy.{rule}"), false).map_err(failed)?;
         single(results)
     }
 
-    /// Gives the engine the memory as it is now.
-    fn remember(&mut self) -> Result<(), String> {
-        let failed = |error| format!("the policy's memory: {}", one_line(&format!("{error:#}")));
+    /// Passes the current state to the engine.
+    fn sync_state(&mut self) -> Result<(), String> {
+        let failed = |error| format!("the policy's state: {}", one_line(&format!("{error:#}")));
         self.rego.clear_data();
         let data = json!({ "pstate": self.state }).to_string();
         self.rego.add_data_json(&data).map_err(failed)
     }
 }
 
-/// The one value of a query, none if it is undefined.
+/// Returns the single value of a query; `None` if it is undefined.
 fn single(results: QueryResults) -> Result<Option<Value>, String> {
     let mut expressions = results.result.into_iter().flat_map(|result| result.expressions);
     let (first, second) = (expressions.next(), expressions.next());
@@ -132,8 +133,8 @@ fn single(results: QueryResults) -> Result<Option<Value>, String> {
     }
 }
 
-/// The engine draws its faults over several lines: ` --> policy.rego:5:1`, the
-/// line, a mark below it, `error: what`. Here as `policy.rego:5:1: what`.
+/// Formats an engine error as one line, `policy.rego:5:1: what`. The engine prints ` --> policy.rego:5:1`, the
+/// source line, a marker, and `error: what`.
 fn one_line(text: &str) -> String {
     let place = text.lines().find_map(|line| line.trim().strip_prefix("--> "));
     let what = text.lines().find_map(|line| line.trim().strip_prefix("error: "));
@@ -143,7 +144,7 @@ fn one_line(text: &str) -> String {
     }
 }
 
-/// Cut to what fits into an answer.
+/// Truncates a text to what fits into a response.
 fn bounded(text: &str) -> String {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {

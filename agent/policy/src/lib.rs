@@ -1,30 +1,27 @@
-//! Judges the agent's requests by a policy in Rego, as Kata's agent does.
+//! Evaluates the agent's requests against a policy in Rego, as kata-agent does.
 //!
-//! A request is written as JSON ([`requests`]) and `data.agent_policy.<name of
-//! its message>` is evaluated with that as `input`. The result is a truth
-//! value, or `{"allowed": .., "ops": [..]}` whose JSON patch changes
-//! `data.pstate`, the policy's memory. A rule that is not defined denies.
+//! A request is serialized to JSON ([`requests`]), and `data.agent_policy.<message name>` is evaluated with it as
+//! `input`. The result is a boolean, or `{"allowed": .., "ops": [..]}` whose JSON patch changes `data.pstate`,
+//! the policy's state. An undefined rule denies.
 //!
-//! Policies can be hostile: they may recurse, loop, or eat memory, and an
-//! engine that ends for that must not take the agent along. So the engine
-//! lives in a process of its own, the judge ([`judge`]), which has no rights,
-//! little memory and is killed at a deadline. The agent holds [`Judge`], the
-//! policy's text and its memory, and starts another judge when one has died.
-//! Where nobody sets a policy there is no judge, and nothing is paid.
+//! Policies are untrusted input: they may recurse, loop, or exhaust memory, and a crash of the engine must not
+//! affect the agent. So the engine runs in a separate process ([`evaluator`]) without privileges and with little
+//! memory, which is killed at a deadline. The agent holds an [`Evaluator`] with the policy's text and state, and
+//! restarts the process when it has died. Without a policy there is no process and no cost.
 #![forbid(unsafe_code)]
 
 pub mod engine;
-pub mod judge;
+pub mod evaluator;
 mod patch;
 mod process;
 pub mod requests;
 mod wire;
 
-pub use process::{Judge, Launch, Limits};
+pub use process::{Evaluator, LaunchOptions, Limits};
 pub use wire::{Decision, Verdict};
 
-/// The first argument that makes a program the judge.
-pub const JUDGE_ARGUMENT: &str = "policy-judge";
+/// The first argument that makes the agent's program the evaluator.
+pub const EVALUATOR_ARGUMENT: &str = "policy-evaluator";
 
 /// The longest line of a policy, bytes.
 pub const MAX_LINE: u32 = 64 * 1024;
@@ -35,13 +32,13 @@ pub const MAX_POLICY: usize = 16 * 1024 * 1024;
 /// The most lines of a policy.
 pub const MAX_LINES: usize = 200_000;
 
-/// Why there is no judge.
+/// An error of a policy or of its evaluator.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The policy is not one; the text says where.
-    #[error("the policy cannot be used: {0}")]
-    Policy(String),
-    /// The judge could not be started or asked.
-    #[error("the policy's judge: {0}")]
-    Judge(String),
+pub enum PolicyError {
+    /// The policy is invalid; the text has the line.
+    #[error("invalid policy: {0}")]
+    InvalidPolicy(String),
+    /// The evaluator failed to start or to respond.
+    #[error("policy evaluator: {0}")]
+    Evaluator(String),
 }

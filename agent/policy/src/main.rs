@@ -1,8 +1,8 @@
-//! The judge as a program of its own, for the tests of this package; in a guest the agent's program plays it.
+//! The evaluator as a separate program, for this package's tests; in a guest the agent's program is used.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    firstlight_policy::judge::run()
+    firstlight_policy::evaluator::run()
 }

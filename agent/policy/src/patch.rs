@@ -1,45 +1,44 @@
-//! The JSON patch (RFC 6902) by which a policy changes its memory.
+//! The JSON patch (RFC 6902) by which a policy changes its state.
 //!
-//! `add`, `remove`, `replace` and `test`, which is what policies use; nothing
-//! outside `/pstate` can be named.
+//! Supports `add`, `remove`, `replace` and `test`, the operations that policies use, on paths below `/pstate`.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The root of everything that may be changed.
+/// The root of the state.
 const ROOT: &str = "/pstate";
 
-/// The largest memory of a policy, bytes of JSON.
+/// The largest state of a policy, bytes of JSON.
 const MAX_STATE: usize = 4 * 1024 * 1024;
 
-/// One step.
+/// One patch operation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum Step {
-    /// Sets a member of an object, or puts an element into an array.
+    /// Sets an object member, or inserts an array element.
     Add { path: String, value: Value },
-    /// Takes out what is there.
+    /// Removes an existing value.
     Remove { path: String },
-    /// Changes what is there.
+    /// Replaces an existing value.
     Replace { path: String, value: Value },
-    /// Fails unless that is what is there.
+    /// Fails unless the existing value equals this one.
     Test { path: String, value: Value },
 }
 
-/// The memory after all steps.
+/// Returns the state after all operations.
 ///
 /// # Errors
-/// A step cannot be done; nothing has changed then.
+/// An operation fails; then nothing has changed.
 pub(crate) fn patched(state: &Value, steps: &[Step]) -> Result<Value, String> {
-    // One document, so that the memory as a whole can be replaced too.
+    // Wrapped, so that the whole state can be replaced too.
     let mut document = serde_json::json!({ "pstate": state });
     for step in steps {
         apply(&mut document, step).map_err(|why| format!("the policy's {step:?}: {why}"))?;
     }
-    let state = document.get_mut("pstate").map(Value::take).ok_or("the policy's patch removes its memory")?;
+    let state = document.get_mut("pstate").map(Value::take).ok_or("the policy's patch removes its state")?;
     let length = state.to_string().len();
     if length > MAX_STATE {
-        return Err(format!("the policy's memory would be {length} bytes, {MAX_STATE} is the most"));
+        return Err(format!("the policy's state would be {length} bytes; the limit is {MAX_STATE}"));
     }
     Ok(state)
 }
@@ -47,15 +46,15 @@ pub(crate) fn patched(state: &Value, steps: &[Step]) -> Result<Value, String> {
 fn apply(document: &mut Value, step: &Step) -> Result<(), String> {
     let (Step::Add { path, .. } | Step::Remove { path } | Step::Replace { path, .. } | Step::Test { path, .. }) = step;
     if path != ROOT && !path.starts_with("/pstate/") {
-        return Err(format!("not below {ROOT}"));
+        return Err(format!("the path is not below {ROOT}"));
     }
     match step {
         Step::Test { path, value } => match document.pointer(path) {
             Some(found) if found == value => Ok(()),
-            _ => Err("something else is there".into()),
+            _ => Err("the value differs".into()),
         },
         Step::Replace { path, value } => {
-            let place = document.pointer_mut(path).ok_or("nothing is there")?;
+            let place = document.pointer_mut(path).ok_or("no such value")?;
             *place = value.clone();
             Ok(())
         }
@@ -70,10 +69,10 @@ fn apply(document: &mut Value, step: &Step) -> Result<(), String> {
     }
 }
 
-/// The container of what a path names, and its name there.
+/// Returns the object or array that contains a path's value, and its key there.
 fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
-    let (parent, key) = path.rsplit_once('/').ok_or("not a path")?;
-    let container = document.pointer_mut(parent).ok_or("what it would be in is not there")?;
+    let (parent, key) = path.rsplit_once('/').ok_or("invalid path")?;
+    let container = document.pointer_mut(parent).ok_or("no such parent")?;
     Ok((container, key.replace("~1", "/").replace("~0", "~")))
 }
 
@@ -92,7 +91,7 @@ fn add(container: &mut Value, key: String, value: Value) -> Result<(), String> {
 
 fn remove(container: &mut Value, key: String) -> Result<(), String> {
     match container {
-        Value::Object(members) => members.remove(&key).map(drop).ok_or_else(|| "nothing is there".into()),
+        Value::Object(members) => members.remove(&key).map(drop).ok_or_else(|| "no such value".into()),
         Value::Array(elements) => {
             let at = index(&key, elements.len())?;
             elements.remove(at);
@@ -102,7 +101,7 @@ fn remove(container: &mut Value, key: String) -> Result<(), String> {
     }
 }
 
-/// An array's index, without leading zeros, below `end`.
+/// Parses an array index without leading zeros, below `end`.
 fn index(key: &str, end: usize) -> Result<usize, String> {
     let plain = key == "0" || !key.starts_with(['0', '+']);
     key.parse().ok().filter(|index| plain && *index < end).ok_or_else(|| "no such element".into())
@@ -119,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn members_and_elements_come_go_and_change() {
-        for (state, steps, wanted) in [
+    fn members_and_elements_are_added_removed_and_replaced() {
+        for (state, steps, expected) in [
             (json!({}), json!([{"op": "add", "path": "/pstate/a", "value": 1}]), json!({"a": 1})),
             (json!({"a": 1}), json!([{"op": "add", "path": "/pstate/a", "value": 2}]), json!({"a": 2})),
             (json!({"a": 1}), json!([{"op": "replace", "path": "/pstate/a", "value": [3]}]), json!({"a": [3]})),
@@ -132,12 +131,12 @@ mod tests {
             (json!({"a": 1}), json!([{"op": "add", "path": "/pstate", "value": {"b": 2}}]), json!({"b": 2})),
             (json!({"a": 1}), json!([{"op": "test", "path": "/pstate/a", "value": 1}]), json!({"a": 1})),
         ] {
-            assert_eq!(after(state, steps.clone()), Ok(wanted), "{steps}");
+            assert_eq!(after(state, steps.clone()), Ok(expected), "{steps}");
         }
     }
 
     #[test]
-    fn steps_that_make_no_sense_fail_as_a_whole() {
+    fn invalid_operations_fail_the_whole_patch() {
         for steps in [
             json!([{"op": "add", "path": "/pstate/ok", "value": 1}, {"op": "remove", "path": "/pstate/none"}]),
             json!([{"op": "add", "path": "/agent_policy/x", "value": 1}]),
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_cannot_fill_the_guest_with_its_memory() {
+    fn state_beyond_the_limit_is_refused() {
         let much = "x".repeat(MAX_STATE);
         assert!(after(json!({}), json!([{"op": "add", "path": "/pstate/a", "value": much}])).is_err());
     }

@@ -1,4 +1,4 @@
-//! The judge as the agent sees it: started when needed, killed when late, replaced when dead.
+//! The agent's handle of the evaluator process: started when needed, killed at its deadline, restarted when dead.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,33 +10,33 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::wire::{self, Answer, Ask, Verdict};
-use crate::{Fault, JUDGE_ARGUMENT, MAX_POLICY};
+use crate::wire::{self, Request, Response, Verdict};
+use crate::{EVALUATOR_ARGUMENT, MAX_POLICY, PolicyError};
 
-/// How a judge is started.
+/// How the evaluator is started.
 #[derive(Debug, Clone)]
-pub struct Launch {
-    /// The program, which calls [`crate::judge::run`].
+pub struct LaunchOptions {
+    /// The program, which calls [`crate::evaluator::run`].
     pub program: PathBuf,
-    /// What it is bounded by.
+    /// Its time limits.
     pub limits: Limits,
 }
 
-impl Default for Launch {
-    /// The running program again.
+impl Default for LaunchOptions {
+    /// The current program with default limits.
     fn default() -> Self {
         Self { program: "/proc/self/exe".into(), limits: Limits::default() }
     }
 }
 
-/// How long things may take.
+/// Time limits of the evaluator.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// To read and check a policy.
+    /// To parse and check a policy.
     pub load: Duration,
     /// To evaluate a request; well below the shortest timeout of a shim, 30 s.
     pub evaluation: Duration,
-    /// What the judge gets on top of an evaluation before it is killed.
+    /// Time on top of `evaluation` before the process is killed.
     pub grace: Duration,
 }
 
@@ -46,41 +46,40 @@ impl Default for Limits {
     }
 }
 
-/// A policy in force.
+/// A policy in force, with its evaluator process.
 #[derive(Debug)]
-pub struct Judge {
-    launch: Launch,
+pub struct Evaluator {
+    launch: LaunchOptions,
     policy: String,
     state: Value,
     process: Option<Process>,
 }
 
-impl Judge {
-    /// Puts a policy in force; its memory is empty.
+impl Evaluator {
+    /// Loads a policy with an empty state into a new evaluator process.
     ///
     /// # Errors
-    /// The policy is not one, or no judge can be started.
-    pub fn start(launch: Launch, policy: String) -> Result<Self, Fault> {
+    /// The policy is invalid, or the process cannot be started.
+    pub fn start(launch: LaunchOptions, policy: String) -> Result<Self, PolicyError> {
         if policy.len() > MAX_POLICY {
-            return Err(Fault::Policy(format!("{} bytes, {MAX_POLICY} is the most", policy.len())));
+            return Err(PolicyError::InvalidPolicy(format!("{} bytes; the limit is {MAX_POLICY}", policy.len())));
         }
         let state = json!({});
         let process = Process::start(&launch, &policy, &state)?;
         Ok(Self { launch, policy, state, process: Some(process) })
     }
 
-    /// Judges a request, given the name of its message and its bytes on the
-    /// wire. Whatever goes wrong is a denial.
-    pub fn judge(&mut self, request: &str, bytes: &[u8]) -> Verdict {
+    /// Evaluates a request, given the name of its message and its encoded bytes. Every error is a denial.
+    pub fn evaluate(&mut self, request: &str, bytes: &[u8]) -> Verdict {
         let process = match self.process.take() {
             Some(process) => Ok(process),
             None => Process::start(&self.launch, &self.policy, &self.state),
         };
         let mut process = match process {
             Ok(process) => process,
-            Err(fault) => return Verdict::denied(fault.to_string()),
+            Err(error) => return Verdict::denied(error.to_string()),
         };
-        match process.judge(request, bytes, &self.launch.limits) {
+        match process.evaluate(request, bytes, &self.launch.limits) {
             Ok((verdict, state)) => {
                 self.process = Some(process);
                 if let Some(state) = state {
@@ -88,16 +87,16 @@ impl Judge {
                 }
                 verdict
             }
-            Err(fault) => Verdict::denied(fault.to_string()),
+            Err(error) => Verdict::denied(error.to_string()),
         }
     }
 
-    /// Changes how long requests may take from now on; the judge that runs keeps its own limit.
-    pub fn limit(&mut self, limits: Limits) {
+    /// Sets the limits of further requests; a running process keeps its own evaluation limit.
+    pub fn set_limits(&mut self, limits: Limits) {
         self.launch.limits = limits;
     }
 
-    /// The judge's process, if it lives.
+    /// Returns the evaluator's pid, if it is alive.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.child.id())
@@ -111,55 +110,68 @@ struct Process {
 }
 
 impl Process {
-    fn start(launch: &Launch, policy: &str, state: &Value) -> Result<Self, Fault> {
-        let cannot = |error: io::Error| Fault::Judge(format!("cannot be started: {error}"));
-        let (socket, theirs) = UnixStream::pair().map_err(cannot)?;
+    fn start(launch: &LaunchOptions, policy: &str, state: &Value) -> Result<Self, PolicyError> {
+        let failed = |error: io::Error| PolicyError::Evaluator(format!("failed to start: {error}"));
+        let (socket, theirs) = UnixStream::pair().map_err(failed)?;
         let child = Command::new(&launch.program)
-            .arg(JUDGE_ARGUMENT)
+            .arg(EVALUATOR_ARGUMENT)
             .env_clear()
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| cannot(io::Error::other(format!("{}: {error}", launch.program.display()))))?;
+            .map_err(|error| failed(io::Error::other(format!("{}: {error}", launch.program.display()))))?;
         let mut process = Self { child, socket };
-        let ask = Ask::Load { state: state.clone(), limit: launch.limits.evaluation };
-        match process.ask(&ask, policy.as_bytes(), launch.limits.load, "reading the policy")? {
-            Answer::Loaded => Ok(process),
-            Answer::Unloadable(why) => Err(Fault::Policy(why)),
-            Answer::Judged { .. } => Err(Fault::Judge("answered what nobody asked".into())),
+        let request = Request::Load { state: state.clone(), limit: launch.limits.evaluation };
+        match process.exchange(&request, policy.as_bytes(), launch.limits.load, "loading the policy")? {
+            Response::Loaded => Ok(process),
+            Response::InvalidPolicy(why) => Err(PolicyError::InvalidPolicy(why)),
+            Response::Evaluated { .. } => Err(PolicyError::Evaluator("unexpected response".into())),
         }
     }
 
-    fn judge(&mut self, request: &str, bytes: &[u8], limits: &Limits) -> Result<(Verdict, Option<Value>), Fault> {
-        let ask = Ask::Judge { request: request.to_owned() };
-        match self.ask(&ask, bytes, limits.evaluation + limits.grace, "evaluating it")? {
-            Answer::Judged { verdict, state } => Ok((verdict, state)),
-            Answer::Loaded | Answer::Unloadable(_) => Err(Fault::Judge("answered what nobody asked".into())),
+    fn evaluate(
+        &mut self,
+        request: &str,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<(Verdict, Option<Value>), PolicyError> {
+        let request = Request::Evaluate { request: request.to_owned() };
+        match self.exchange(&request, bytes, limits.evaluation + limits.grace, "evaluation")? {
+            Response::Evaluated { verdict, state } => Ok((verdict, state)),
+            Response::Loaded | Response::InvalidPolicy(_) => Err(PolicyError::Evaluator("unexpected response".into())),
         }
     }
 
-    fn ask(&mut self, ask: &impl Serialize, body: &[u8], limit: Duration, what: &str) -> Result<Answer, Fault> {
+    fn exchange(
+        &mut self,
+        request: &impl Serialize,
+        body: &[u8],
+        limit: Duration,
+        what: &str,
+    ) -> Result<Response, PolicyError> {
         let begin = Instant::now();
         let mut socket = Timed { socket: &self.socket, end: begin + limit };
-        let answered = wire::write(&mut socket, ask, body).and_then(|()| wire::read(&mut socket));
-        match answered {
-            Ok((answer, _)) => Ok(answer),
-            Err(error) => Err(Fault::Judge(self.ended(what, begin.elapsed(), &error))),
+        let response = wire::write(&mut socket, request, body).and_then(|()| wire::read(&mut socket));
+        match response {
+            Ok((response, _)) => Ok(response),
+            Err(error) => Err(PolicyError::Evaluator(self.kill_and_explain(what, begin.elapsed(), &error))),
         }
     }
 
-    /// Why there was no answer. Ends the process, whatever it does.
-    fn ended(&mut self, what: &str, after: Duration, error: &io::Error) -> String {
-        let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+    /// Kills the process and returns why there was no response.
+    fn kill_and_explain(&mut self, what: &str, after: Duration, error: &io::Error) -> String {
+        let timed_out = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         let _ = self.child.kill();
         let status = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         let after = after.as_secs_f32();
-        if late {
+        if timed_out {
             return format!("{what} took longer than {after:.1} s: simplify the policy");
         }
-        format!("{what} ended the judge after {after:.1} s ({status}): the policy recurses or needs too much memory")
+        format!(
+            "{what} crashed the evaluator after {after:.1} s ({status}): the policy recurses or needs too much memory"
+        )
     }
 }
 
@@ -170,7 +182,7 @@ impl Drop for Process {
     }
 }
 
-/// A socket with a deadline for all that is read and written.
+/// A socket with one deadline for all reads and writes.
 struct Timed<'a> {
     socket: &'a UnixStream,
     end: Instant,

@@ -1,16 +1,15 @@
-//! Requests as policies see them.
+//! Requests as the JSON input of policies.
 //!
-//! The shape is that of Kata's agent: what serde makes of the messages that
-//! rust-protobuf generates. Fields have the generated names (`OCI`, `Args`,
-//! `type_`, `hwAddr`), bytes are arrays of numbers, enums are numbers, a
-//! message that is not set is null, a one-of is `{"Errnoret": 1}`. `CopyFile`
-//! alone is different: no data, but what kind of file it makes.
+//! The format is kata-agent's: serde's serialization of the messages that rust-protobuf generates. Fields have
+//! the generated names (`OCI`, `Args`, `type_`, `hwAddr`), bytes are arrays of numbers, enums are numbers, an
+//! unset message is null, a oneof is `{"Errnoret": 1}`. The exception is `CopyFile`: its type of file instead of
+//! its data.
 
 use firstlight_agent_api::agent;
 use protobuf::Message;
 use serde::Serialize;
 
-/// Writes a message as JSON.
+/// Converts an encoded message to JSON.
 type Write = fn(&[u8]) -> Result<String, String>;
 
 macro_rules! requests {
@@ -19,7 +18,7 @@ macro_rules! requests {
     };
 }
 
-/// Every request of the agent's service.
+/// All request messages of the agent's service.
 const REQUESTS: &[(&str, Write)] = requests![
     AddARPNeighborsRequest,
     AddSwapPathRequest,
@@ -63,22 +62,23 @@ const REQUESTS: &[(&str, Write)] = requests![
     WriteStreamRequest,
 ];
 
-/// The names of all requests.
+/// Returns the names of all request messages.
 pub fn names() -> impl Iterator<Item = &'static str> {
     REQUESTS.iter().map(|(name, _)| *name)
 }
 
-/// A request as JSON, from its bytes on the wire.
+/// Converts an encoded request to JSON.
 ///
 /// # Errors
-/// There is no request of that name, or the bytes are not one.
+/// The name is unknown, or the bytes are not such a message.
 pub fn json(name: &str, bytes: &[u8]) -> Result<String, String> {
-    let (_, write) = REQUESTS.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no request {name}"))?;
+    let (_, write) =
+        REQUESTS.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("unknown request {name}"))?;
     write(bytes)
 }
 
 fn parsed<M: Message>(bytes: &[u8]) -> Result<M, String> {
-    M::parse_from_bytes(bytes).map_err(|error| format!("not a {}: {error}", M::NAME))
+    M::parse_from_bytes(bytes).map_err(|error| format!("invalid {}: {error}", M::NAME))
 }
 
 fn written(message: &impl Serialize) -> Result<String, String> {
@@ -89,7 +89,7 @@ fn plain<M: Message + Serialize>(bytes: &[u8]) -> Result<String, String> {
     written(&parsed::<M>(bytes)?)
 }
 
-/// What kind of file a request makes.
+/// The type of file that a request creates.
 #[derive(Debug, Serialize)]
 enum FileType {
     Unknown,
@@ -98,13 +98,13 @@ enum FileType {
     Symlink,
 }
 
-/// A copied file without its data, which may be large and says little.
+/// A `CopyFile` request without its data, which may be large and does not help a decision.
 #[derive(Debug, Serialize)]
 struct CopyFile<'a> {
     path: &'a str,
     file_type: FileType,
     symlink_target: Option<&'a str>,
-    /// What Kata's agent called the target before version 4; empty if none.
+    /// kata-agent's name of `symlink_target` before version 4; empty if none.
     symlink_src: &'a str,
     file_size: i64,
     file_mode: u32,
@@ -114,7 +114,7 @@ struct CopyFile<'a> {
     offset: i64,
 }
 
-/// The part of a mode that is the file's type, and types (POSIX `sys/stat.h`).
+/// `S_IFMT` and file types (POSIX `sys/stat.h`).
 const TYPE: u32 = 0o170_000;
 const REGULAR: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
@@ -151,26 +151,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_request_of_the_schema_is_known() {
+    fn every_request_of_the_proto_is_listed() {
         let schema = include_str!("../../../common/agent-api/proto/agent.proto");
         let service = schema.split("service AgentService").nth(1).and_then(|rest| rest.split('}').next()).unwrap();
-        let mut wanted: Vec<_> = service
+        let mut expected: Vec<_> = service
             .lines()
             .filter_map(|line| line.trim().strip_prefix("rpc ")?.split(['(', ')']).nth(1))
             .map(|name| name.rsplit('.').next().unwrap_or(name).trim())
             .collect();
-        assert_eq!(wanted.len(), 42);
+        assert_eq!(expected.len(), 42);
         let mut known: Vec<_> = names().collect();
-        wanted.sort_unstable();
-        wanted.dedup();
+        expected.sort_unstable();
+        expected.dedup();
         known.sort_unstable();
-        assert_eq!(known, wanted);
+        assert_eq!(known, expected);
     }
 
     #[test]
-    fn what_is_no_request_is_named() {
-        assert_eq!(json("Nonsense", b"").unwrap_err(), "no request Nonsense");
-        assert!(json("SetPolicyRequest", b"\xff").unwrap_err().starts_with("not a SetPolicyRequest: "));
+    fn invalid_requests_are_reported_by_name() {
+        assert_eq!(json("Nonsense", b"").unwrap_err(), "unknown request Nonsense");
+        assert!(json("SetPolicyRequest", b"\xff").unwrap_err().starts_with("invalid SetPolicyRequest: "));
         let link = agent::CopyFileRequest { file_mode: SYMLINK, data: vec![0xff], ..Default::default() };
         assert!(json("CopyFileRequest", &link.write_to_bytes().unwrap()).unwrap_err().contains("UTF-8"));
     }

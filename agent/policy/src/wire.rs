@@ -1,4 +1,4 @@
-//! What agent and judge say to each other: two lengths, a header in JSON, a body.
+//! The protocol between agent and evaluator: two lengths, a JSON header, a body.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -7,35 +7,35 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The longest header or body, bytes: a policy, and a request of ttrpc, are far below.
+/// The longest header or body, bytes: far above a policy or a ttrpc request.
 const MAX: usize = 32 * 1024 * 1024;
 
-/// From the agent.
+/// A request of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// The body is the policy's text.
+pub(crate) enum Request {
+    /// Loads a policy; the body is its text.
     Load {
-        /// What `data.pstate` begins as.
+        /// The initial `data.pstate`.
         state: Value,
-        /// The longest evaluation.
+        /// The time limit of an evaluation.
         limit: Duration,
     },
-    /// The body is a request's message as it came from the wire.
-    Judge {
+    /// Evaluates a request; the body is its encoded message.
+    Evaluate {
         /// The name of the message.
         request: String,
     },
 }
 
-/// From the judge.
+/// A response of the evaluator.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    /// The policy is in force.
+pub(crate) enum Response {
+    /// The policy is loaded.
     Loaded,
-    /// It is not one.
-    Unloadable(String),
-    /// A request was judged.
-    Judged {
+    /// The policy is invalid.
+    InvalidPolicy(String),
+    /// A request was evaluated.
+    Evaluated {
         /// The verdict.
         verdict: Verdict,
         /// `data.pstate`, if it has changed.
@@ -43,25 +43,25 @@ pub(crate) enum Answer {
     },
 }
 
-/// Whether a request may be served.
+/// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
-    /// It may.
+    /// The policy allows it.
     Allowed,
-    /// It would be denied, but the policy has `AllowRequestsFailingPolicy`.
+    /// The policy denies it, but sets `AllowRequestsFailingPolicy`.
     Tolerated,
-    /// It may not.
+    /// The policy denies it.
     Denied,
-    /// It is no request.
+    /// It is not a valid request.
     Malformed,
 }
 
-/// A decision and what there is to say about it.
+/// A decision with its explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The decision.
     pub decision: Decision,
-    /// What the policy printed, and why it could not decide if it could not.
+    /// The policy's prints, and the error if the evaluation failed.
     pub text: String,
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn write(stream: &mut impl Write, header: &impl Serialize, body: &[u8
     stream.write_all(body)
 }
 
-/// Reads a header and a body; the end of the stream before the first byte is an error too.
+/// Reads a header and a body; end of file before the first byte is an error too.
 pub(crate) fn read<H: DeserializeOwned>(stream: &mut impl Read) -> io::Result<(H, Vec<u8>)> {
     let (header, body) = (length(stream)?, length(stream)?);
     let header = bytes(stream, header)?;
@@ -100,7 +100,10 @@ fn length(stream: &mut impl Read) -> io::Result<usize> {
 
 fn bytes(stream: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     if length > MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{length} bytes announced, {MAX} is the most")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("length {length} exceeds the limit of {MAX} bytes"),
+        ));
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
@@ -112,19 +115,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn messages_round_trip_and_truncated_ones_fail() {
         let mut bytes = Vec::new();
-        write(&mut bytes, &Ask::Judge { request: "X".into() }, b"body").unwrap();
-        let (ask, body) = read::<Ask>(&mut bytes.as_slice()).unwrap();
-        assert!(matches!(ask, Ask::Judge { request } if request == "X"));
+        write(&mut bytes, &Request::Evaluate { request: "X".into() }, b"body").unwrap();
+        let (request, body) = read::<Request>(&mut bytes.as_slice()).unwrap();
+        assert!(matches!(request, Request::Evaluate { request } if request == "X"));
         assert_eq!(body, b"body");
         for cut in 0..bytes.len() {
-            assert!(read::<Ask>(&mut &bytes[..cut]).is_err(), "{cut}");
+            assert!(read::<Request>(&mut &bytes[..cut]).is_err(), "{cut}");
         }
     }
 
     #[test]
-    fn an_absurd_length_is_refused_before_anything_is_allocated() {
-        assert!(read::<Ask>(&mut [0xff; 64].as_slice()).is_err());
+    fn excessive_length_is_refused_before_allocation() {
+        assert!(read::<Request>(&mut [0xff; 64].as_slice()).is_err());
     }
 }

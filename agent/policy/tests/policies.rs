@@ -1,4 +1,4 @@
-//! Policies of the kind that Kata's users write, against requests of a shim.
+//! Typical Kata policies against requests of a shim.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
@@ -9,17 +9,17 @@ use firstlight_agent_api::agent::{
 };
 use firstlight_agent_api::oci::Mount;
 use firstlight_policy::engine::Engine;
-use firstlight_policy::{Decision, Fault, requests};
+use firstlight_policy::{Decision, PolicyError, requests};
 use protobuf::Message;
 use serde_json::json;
 
-fn engine(policy: &str) -> Result<Engine, Fault> {
+fn engine(policy: &str) -> Result<Engine, PolicyError> {
     Engine::load(policy.to_owned(), json!({}), Duration::from_secs(10))
 }
 
-fn judge<M: Message>(engine: &mut Engine, request: &M) -> (Decision, String) {
+fn evaluate<M: Message>(engine: &mut Engine, request: &M) -> (Decision, String) {
     let input = requests::json(M::NAME, &request.write_to_bytes().unwrap()).unwrap();
-    let verdict = engine.judge(M::NAME, &input);
+    let verdict = engine.evaluate(M::NAME, &input);
     (verdict.decision, verdict.text)
 }
 
@@ -45,31 +45,31 @@ fn web() -> CreateContainerRequest {
 }
 
 #[test]
-fn allow_all_allows_and_says_nothing() {
+fn allow_all_policy_allows_without_text() {
     let mut engine = engine(include_str!("policies/allow-all.rego")).unwrap();
-    assert_eq!(judge(&mut engine, &web()), (Decision::Allowed, String::new()));
-    assert_eq!(judge(&mut engine, &ExecProcessRequest::new()).0, Decision::Allowed);
+    assert_eq!(evaluate(&mut engine, &web()), (Decision::Allowed, String::new()));
+    assert_eq!(evaluate(&mut engine, &ExecProcessRequest::new()).0, Decision::Allowed);
 }
 
 #[test]
-fn one_rule_may_be_false_and_one_may_be_missing() {
+fn false_and_missing_rules_deny() {
     let mut engine = engine(include_str!("policies/no-exec.rego")).unwrap();
-    assert_eq!(judge(&mut engine, &web()).0, Decision::Allowed);
-    assert_eq!(judge(&mut engine, &ExecProcessRequest::new()), (Decision::Denied, String::new()));
-    let verdict = engine.judge("AddSwapRequest", "{}");
+    assert_eq!(evaluate(&mut engine, &web()).0, Decision::Allowed);
+    assert_eq!(evaluate(&mut engine, &ExecProcessRequest::new()), (Decision::Denied, String::new()));
+    let verdict = engine.evaluate("AddSwapRequest", "{}");
     assert_eq!(verdict.decision, Decision::Denied);
-    assert_eq!(verdict.text, "the policy has no rule AddSwapRequest that holds");
+    assert_eq!(verdict.text, "the policy has no rule AddSwapRequest, or its conditions are not met");
 }
 
 #[test]
-fn a_workload_is_known_by_image_arguments_environment_and_mounts() {
+fn workload_is_identified_by_image_arguments_environment_and_mounts() {
     let mut engine = engine(include_str!("policies/one-workload.rego")).unwrap();
-    assert_eq!(judge(&mut engine, &web()).0, Decision::Allowed);
+    assert_eq!(evaluate(&mut engine, &web()).0, Decision::Allowed);
 
     let mut denied = |change: fn(&mut CreateContainerRequest), last_print: &str| {
         let mut request = web();
         change(&mut request);
-        let (decision, text) = judge(&mut engine, &request);
+        let (decision, text) = evaluate(&mut engine, &request);
         assert_eq!(decision, Decision::Denied);
         assert!(text.ends_with(last_print), "{last_print:?} in {text:?}");
     };
@@ -101,21 +101,21 @@ fn a_workload_is_known_by_image_arguments_environment_and_mounts() {
         request.process.mut_or_insert_default().Args = args.iter().map(ToString::to_string).collect();
         request
     };
-    assert_eq!(judge(&mut engine, &exec(&["/bin/ready", "--now"])).0, Decision::Allowed);
-    assert_eq!(judge(&mut engine, &exec(&["/bin/sh"])).0, Decision::Denied);
+    assert_eq!(evaluate(&mut engine, &exec(&["/bin/ready", "--now"])).0, Decision::Allowed);
+    assert_eq!(evaluate(&mut engine, &exec(&["/bin/sh"])).0, Decision::Denied);
 }
 
 #[test]
-fn a_policy_remembers_what_it_allowed() {
+fn policy_keeps_state_across_requests() {
     let mut engine = engine(include_str!("policies/two-containers.rego")).unwrap();
     let create = |engine: &mut Engine, id: &str| {
-        judge(engine, &CreateContainerRequest { container_id: id.into(), ..Default::default() }).0
+        evaluate(engine, &CreateContainerRequest { container_id: id.into(), ..Default::default() }).0
     };
     let start = |engine: &mut Engine, id: &str| {
-        judge(engine, &StartContainerRequest { container_id: id.into(), ..Default::default() }).0
+        evaluate(engine, &StartContainerRequest { container_id: id.into(), ..Default::default() }).0
     };
     let remove = |engine: &mut Engine, id: &str| {
-        judge(engine, &RemoveContainerRequest { container_id: id.into(), ..Default::default() })
+        evaluate(engine, &RemoveContainerRequest { container_id: id.into(), ..Default::default() })
     };
     assert_eq!(start(&mut engine, "a"), Decision::Denied);
     assert_eq!(create(&mut engine, "a"), Decision::Allowed);
@@ -126,45 +126,47 @@ fn a_policy_remembers_what_it_allowed() {
     assert_eq!(remove(&mut engine, "a").0, Decision::Allowed);
     assert_eq!(create(&mut engine, "c"), Decision::Allowed);
     assert_eq!(start(&mut engine, "a"), Decision::Denied);
-    // What the policy wants cannot be done, so neither can the request.
-    let (decision, text) = remove(&mut engine, "nobody");
+    // The policy's patch fails, so the request is denied.
+    let (decision, text) = remove(&mut engine, "unknown");
     assert_eq!(decision, Decision::Denied);
-    assert!(text.contains("nothing is there"), "{text}");
+    assert!(text.contains("no such value"), "{text}");
 }
 
 #[test]
-fn denials_can_be_made_warnings() {
-    let lenient = "package agent_policy\ndefault AllowRequestsFailingPolicy := true\nX := false\n";
-    let mut engine = engine(lenient).unwrap();
-    assert_eq!(engine.judge("X", "{}").decision, Decision::Tolerated);
-    assert_eq!(engine.judge("Missing", "{}").decision, Decision::Tolerated);
+fn allow_requests_failing_policy_turns_denials_into_warnings() {
+    let warn_only = "package agent_policy\ndefault AllowRequestsFailingPolicy := true\nX := false\n";
+    let mut engine = engine(warn_only).unwrap();
+    assert_eq!(engine.evaluate("X", "{}").decision, Decision::Tolerated);
+    assert_eq!(engine.evaluate("Missing", "{}").decision, Decision::Tolerated);
     let mut engine = self::engine("package agent_policy\ndefault AllowRequestsFailingPolicy := false\n").unwrap();
-    assert_eq!(engine.judge("Missing", "{}").decision, Decision::Denied);
+    assert_eq!(engine.evaluate("Missing", "{}").decision, Decision::Denied);
 }
 
 #[test]
-fn results_that_mean_nothing_deny() {
+fn invalid_results_deny() {
     let policy = "package agent_policy\nimport rego.v1\nA := 1\nB := {\"ops\": []}\nC := null\nD contains true\n\
                   E := {\"allowed\": true, \"ops\": [{\"op\": \"move\", \"from\": \"/pstate\", \"path\": \"/pstate/x\"}]}\n\
                   F := true if input.x\nF := false if input.x\n";
     let mut engine = engine(policy).unwrap();
     for rule in ["A", "B", "C", "D", "E", "F"] {
-        let verdict = engine.judge(rule, "{\"x\": 1}");
+        let verdict = engine.evaluate(rule, "{\"x\": 1}");
         assert_eq!(verdict.decision, Decision::Denied, "{rule}");
         assert!(!verdict.text.is_empty() && !verdict.text.contains('\n'), "{rule}: {:?}", verdict.text);
     }
 }
 
 #[test]
-fn what_is_no_policy_is_told_with_its_line() {
-    let Err(Fault::Policy(why)) = engine("package agent_policy\ndefault A := true\nB if {\n  input.a ==\n}\n") else {
-        panic!("no fault")
+fn invalid_policy_is_reported_with_its_line() {
+    let Err(PolicyError::InvalidPolicy(why)) =
+        engine("package agent_policy\ndefault A := true\nB if {\n  input.a ==\n}\n")
+    else {
+        panic!("no error")
     };
     assert_eq!(why, "policy.rego:5:1: expecting expression");
 }
 
 #[test]
-fn limits_are_those_of_katas_agent() {
+fn length_limits_are_those_of_kata_agent() {
     let with = |filler: &str| engine(&format!("package agent_policy\n{filler}\nA := true\n"));
     assert!(with(&format!("x := \"{}\"", "y".repeat(60 * 1024))).is_ok());
     assert!(with(&format!("x := \"{}\"", "y".repeat(65 * 1024))).is_err());
@@ -174,12 +176,12 @@ fn limits_are_those_of_katas_agent() {
 }
 
 #[test]
-fn an_evaluation_ends() {
+fn evaluation_stops_at_the_time_limit() {
     let policy = "package agent_policy\nimport rego.v1\n\
                   A if count([1 | some i in numbers.range(1, 9000); some j in numbers.range(1, 9000); i * j == 0]) > 1\n";
     let mut engine = Engine::load(policy.into(), json!({}), Duration::from_millis(200)).unwrap();
     let begin = std::time::Instant::now();
-    let verdict = engine.judge("A", "{}");
+    let verdict = engine.evaluate("A", "{}");
     assert_eq!(verdict.decision, Decision::Denied);
     assert!(verdict.text.contains("time limit") && begin.elapsed() < Duration::from_secs(5), "{}", verdict.text);
 }

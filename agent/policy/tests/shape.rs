@@ -1,5 +1,4 @@
-//! Requests as JSON, byte for byte in meaning: this is what policies that were
-//! written for Kata's agent look at.
+//! The JSON of requests, exactly as kata-agent produces it: policies written for kata-agent depend on it.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
@@ -86,7 +85,7 @@ fn create_container() {
     request.OCI = Some(spec).into();
     request.sandbox_pidns = true;
     request.stderr_port = 3;
-    let wanted = json!({
+    let expected = json!({
         "container_id": "c1",
         "exec_id": "c1",
         "string_user": {"uid": "", "gid": "", "additionalGids": ["7"]},
@@ -149,7 +148,7 @@ fn create_container() {
         "stdout_port": 0,
         "stderr_port": 3,
     });
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
 }
 
 #[test]
@@ -162,11 +161,11 @@ fn create_sandbox() {
         kernel_modules: vec![KernelModule { name: "m".into(), parameters: vec!["a=1".into()], ..Default::default() }],
         ..Default::default()
     };
-    let wanted = json!({
+    let expected = json!({
         "hostname": "h", "dns": ["nameserver 10.0.0.10"], "storages": [storage_json()], "sandbox_pidns": false,
         "sandbox_id": "s", "guest_hook_path": "", "kernel_modules": [{"name": "m", "parameters": ["a=1"]}],
     });
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
 }
 
 #[test]
@@ -178,7 +177,7 @@ fn exec_process() {
     process.Terminal = true;
     process.ConsoleSize.mut_or_insert_default().Height = 24;
     process.Args = vec!["sh".into()];
-    let wanted = json!({
+    let expected = json!({
         "container_id": "c",
         "exec_id": "e",
         "string_user": null,
@@ -191,11 +190,11 @@ fn exec_process() {
         "stdout_port": 0,
         "stderr_port": 0,
     });
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
 }
 
 #[test]
-fn copy_file_says_what_is_made_and_not_what_is_in_it() {
+fn copy_file_has_the_file_type_and_no_data() {
     let mut request = CopyFileRequest {
         path: "/run/kata-containers/shared/containers/x".into(),
         file_size: 4,
@@ -207,19 +206,19 @@ fn copy_file_says_what_is_made_and_not_what_is_in_it() {
         data: b"data".to_vec(),
         ..Default::default()
     };
-    let mut wanted = json!({
+    let mut expected = json!({
         "path": "/run/kata-containers/shared/containers/x", "file_type": "Regular", "symlink_target": null,
         "symlink_src": "", "file_size": 4, "file_mode": 0o100_644, "dir_mode": 0o755, "uid": 1000, "gid": -1,
         "offset": 2,
     });
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
     request.file_mode = 0o120_777;
     request.data = b"..data/x".to_vec();
-    wanted["file_type"] = "Symlink".into();
-    wanted["file_mode"] = request.file_mode.into();
-    wanted["symlink_target"] = "..data/x".into();
-    wanted["symlink_src"] = "..data/x".into();
-    assert_eq!(shape(&request), wanted);
+    expected["file_type"] = "Symlink".into();
+    expected["file_mode"] = request.file_mode.into();
+    expected["symlink_target"] = "..data/x".into();
+    expected["symlink_src"] = "..data/x".into();
+    assert_eq!(shape(&request), expected);
     for (mode, kind) in [(0o040_755, "Directory"), (0o140_000, "Unknown"), (0, "Unknown")] {
         request.file_mode = mode;
         assert_eq!(shape(&request)["file_type"], kind);
@@ -246,24 +245,24 @@ fn update_interface() {
         ..Default::default()
     })
     .into();
-    let wanted = json!({"interface": {
+    let expected = json!({"interface": {
         "device": "eth0", "name": "eth0", "IPAddresses": [{"family": 1, "address": "fd00::1", "mask": "64"}],
         "mtu": 1500, "hwAddr": "02:00:00:00:00:01", "devicePath": "02/00", "type_": "veth", "raw_flags": 128,
     }});
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
     assert_eq!(shape(&UpdateInterfaceRequest::new()), json!({"interface": null}));
 }
 
 #[test]
-fn small_ones() {
+fn small_requests() {
     let request = SignalProcessRequest { container_id: "c".into(), signal: 15, ..Default::default() };
     assert_eq!(shape(&request), json!({"container_id": "c", "exec_id": "", "signal": 15}));
     let request = WriteStreamRequest { container_id: "c".into(), data: vec![0, 255], ..Default::default() };
     assert_eq!(shape(&request), json!({"container_id": "c", "exec_id": "", "data": [0, 255]}));
     let request = MemAgentMemcgConfig { swap: Some(false), ..Default::default() };
-    let wanted = json!({
+    let expected = json!({
         "disabled": null, "swap": false, "swappiness_max": null, "period_secs": null,
         "period_psi_percent_limit": null, "eviction_psi_percent_limit": null, "eviction_run_aging_count_min": null,
     });
-    assert_eq!(shape(&request), wanted);
+    assert_eq!(shape(&request), expected);
 }

@@ -1,38 +1,37 @@
-//! Who the runtime's children are, and how they ended.
+//! The runtime's child processes and their exit codes.
 
 use std::collections::BTreeMap;
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
-/// A process that the agent knows.
+/// The name of a process that the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) container: String,
-    /// Empty for a container's first process.
+    /// Empty for a container's init process.
     pub(crate) exec: String,
 }
 
-/// Processes that run, by process id. A process is in here from the moment its
-/// maker has told of it until it is reaped, so an id in here is never another
-/// process's. One that ended before its maker could tell waits among the
-/// unclaimed.
+/// Running processes by pid. An entry exists from the report of the worker that created the process until the
+/// process is reaped, so its pid is never a reused one. The exit of a process that ended before the report is
+/// kept in `unclaimed`.
 #[derive(Debug, Default)]
 pub(crate) struct Children {
     by_pid: BTreeMap<i32, Name>,
     unclaimed: Vec<Unclaimed>,
 }
 
-/// The end of a process that has no name, perhaps not yet.
+/// The exit of a process that has no name, or not yet.
 #[derive(Debug)]
 struct Unclaimed {
     pid: i32,
     code: i32,
-    /// Calls from this number on began after the end, so it is not of their making.
+    /// Calls from this number on began after the exit, so they did not create the process.
     before: u64,
 }
 
 impl Children {
-    /// Names a process that call number `call` has made; returns its code if it has ended already.
+    /// Registers a process that call number `call` created; returns its exit code if it has already exited.
     pub(crate) fn claim(&mut self, pid: i32, call: u64, container: &str, exec: &str) -> Option<i32> {
         if let Some(at) = self.unclaimed.iter().position(|end| end.pid == pid && call < end.before) {
             return Some(self.unclaimed.swap_remove(at).code);
@@ -41,7 +40,7 @@ impl Children {
         None
     }
 
-    /// The process id of a process that has not been reaped.
+    /// Returns the pid of a process that has not been reaped.
     pub(crate) fn pid(&self, container: &str, exec: &str) -> Option<i32> {
         self.by_pid.iter().find(|(_, name)| name.container == container && name.exec == exec).map(|(pid, _)| *pid)
     }
@@ -51,11 +50,9 @@ impl Children {
         self.by_pid.values().any(|name| name.container == container)
     }
 
-    /// Reaps every child that has ended. `oldest` is the oldest call that has
-    /// not told yet what it made, `next` the one that will begin next. Those
-    /// without a name are mostly helpers; they only must not stay zombies,
-    /// because a zombie in a container's process namespace keeps the container
-    /// from ending.
+    /// Reaps every child that has exited. `oldest` is the oldest call in flight, which has not reported its
+    /// process yet; `next` is the next call to start. Children without a name are mostly helpers; they must not
+    /// stay zombies, because a zombie in a container's pid namespace keeps the namespace from terminating.
     pub(crate) fn reap(&mut self, oldest: Option<u64>, next: u64) -> Vec<(Name, i32)> {
         let mut ended = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -70,13 +67,13 @@ impl Children {
         ended
     }
 
-    /// Every process id, for the end.
+    /// Returns every pid, for the shutdown.
     pub(crate) fn pids(&self) -> impl Iterator<Item = Pid> {
         self.by_pid.keys().filter_map(|pid| Pid::from_raw(*pid))
     }
 }
 
-/// The code that shells and shims use; `None` while the process only stopped.
+/// Returns the exit code by the convention of shells and shims; `None` if the process was only stopped.
 fn code(status: WaitStatus) -> Option<i32> {
     status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
 }
@@ -94,13 +91,13 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_the_shells() {
+    fn exit_codes_follow_the_shell_convention() {
         assert_eq!(ended("exit 3"), Some(3));
         assert_eq!(ended("kill -9 $$"), Some(137));
     }
 
     #[test]
-    fn a_process_is_found_by_both_names() {
+    fn process_is_found_by_container_and_exec_id() {
         let mut children = Children::default();
         children.claim(10, 1, "a", "");
         children.claim(11, 1, "a", "e");
@@ -111,11 +108,15 @@ mod tests {
     }
 
     #[test]
-    fn an_end_before_the_name_is_not_lost_and_a_reused_id_is_no_end() {
+    fn exit_before_registration_is_kept_and_a_reused_pid_is_not_mistaken_for_it() {
         let mut children = Children::default();
         let end = |children: &mut Children| children.unclaimed.push(Unclaimed { pid: 7, code: 3, before: 5 });
         end(&mut children);
-        assert_eq!(children.claim(7, 5, "later", ""), None, "it began after that end: another process of that id");
+        assert_eq!(
+            children.claim(7, 5, "later", ""),
+            None,
+            "the call began after that exit: another process with the same pid"
+        );
         assert_eq!(children.claim(7, 4, "c", ""), Some(3));
         end(&mut children);
         // No call that could claim it is left.

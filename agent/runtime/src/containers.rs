@@ -1,4 +1,4 @@
-//! libcontainer's calls, each with what has to be put right before or after it.
+//! Calls to libcontainer, each with the corrections it needs before or after it.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -15,45 +15,45 @@ use oci_spec::runtime::{Capability, LinuxCapabilitiesBuilder, LinuxSeccomp, Proc
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::thread::CpuSet;
 
-use crate::entry::{Confine, Entry};
+use crate::cpu_affinity;
+use crate::executor::{DeferredConfinement, ProcessExecutor};
+use crate::helper_log::{HelperLog, explain, first_error};
 use crate::hooks::{self, Point};
 use crate::message::{Failure, FailureKind};
-use crate::processors;
 use crate::socket::receive;
-use crate::words::{LastWords, explain, first_error};
-use crate::{group, nested};
+use crate::{cgroup, nested_cgroup};
 
-/// Where libcontainer looks for cgroup v2.
+/// The mount point where libcontainer expects cgroup v2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The standard descriptors of a process: three pipe ends, or none for a terminal.
+/// The standard descriptors of a process: three pipe ends, or `None` for a terminal.
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 
-/// A process that was made, with its terminal's master if it has one.
-pub(crate) struct Made {
+/// A created process, with its terminal's master if it has one.
+pub(crate) struct NewProcess {
     pub(crate) pid: i32,
     pub(crate) master: Option<OwnedFd>,
 }
 
-/// One call's work, done in a process that is made for it and ends with it. So
-/// nothing that libcontainer changes in its process (working directory, OOM
-/// score, log) is ours, and nobody waits when it does.
-pub(crate) struct Work {
-    /// Where libcontainer keeps its state.
+/// The context of one call in its worker. The worker exits with the call, so libcontainer's changes to its
+/// process (working directory, OOM score, logger) do not affect the runtime, and the runtime does not block when
+/// libcontainer does.
+pub(crate) struct CallContext {
+    /// libcontainer's state directory.
     pub(crate) state: PathBuf,
-    pub(crate) words: LastWords,
-    /// Where a container's program may run, if this process is held to one processor.
-    pub(crate) free: Option<CpuSet>,
+    pub(crate) log: HelperLog,
+    /// The CPU affinity of the container's program, if this process is pinned to one CPU.
+    pub(crate) allowed_cpus: Option<CpuSet>,
 }
 
-impl Work {
+impl CallContext {
     fn dir(&self, container: &str) -> PathBuf {
         self.state.join(container)
     }
 
     fn fail(&self, what: &str, container: &str, error: &LibcontainerError) -> Failure {
         let kind = if matches!(error, LibcontainerError::Exist) { FailureKind::Exists } else { FailureKind::Internal };
-        Failure::new(kind, format!("cannot {what} container {container}: {}", explain(error, &self.words.take())))
+        Failure::new(kind, format!("failed to {what} container {container}: {}", explain(error, &self.log.take())))
     }
 
     pub(crate) fn create(
@@ -63,34 +63,35 @@ impl Work {
         stdio: Stdio,
         no_pivot: bool,
         hooks: bool,
-    ) -> Result<Made, Failure> {
+    ) -> Result<NewProcess, Failure> {
         let (builder, console) = self.builder(container, stdio)?;
-        let overheard = if hooks { Overheard::begin() } else { None };
+        let hook_stderr = if hooks { HookStderr::capture() } else { None };
         let built = builder
-            .with_executor(Entry::first())
+            .with_executor(ProcessExecutor::for_init())
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
             .with_no_pivot(no_pivot)
-            // The runtime's child, not this process's, which ends.
+            // A child of the runtime, not of this worker, which exits.
             .as_sibling(true)
             .build();
         let mut made = built.map_err(|error| {
             let mut failure = self.fail("create", container, &error);
-            failure.message.push_str(&overheard.map(Overheard::said).unwrap_or_default());
+            failure.message.push_str(&hook_stderr.map(HookStderr::quote).unwrap_or_default());
             failure
         })?;
         let Some(pid) = made.pid().map(|pid| pid.as_raw()) else {
-            return Err(Failure::internal(format!("container {container}: libcontainer made no process")));
+            return Err(Failure::internal(format!("container {container}: libcontainer created no process")));
         };
-        if let Some(free) = &self.free {
-            // It waits to be let go, so nothing has come of it yet. An error: it has died, which its end will tell.
-            let _ = processors::free_other(pid, free);
+        if let Some(allowed_cpus) = &self.allowed_cpus {
+            // The init process blocks until start, so it has not forked. An error means that it has died, which
+            // its exit reports.
+            let _ = cpu_affinity::set_for_process(pid, allowed_cpus);
         }
-        // Warnings of a call that went well explain nothing that comes later.
-        self.words.take();
+        // Discard warnings of the successful call: they do not explain later errors.
+        self.log.take();
         match console.map(Console::master).transpose() {
-            Ok(master) => Ok(Made { pid, master }),
+            Ok(master) => Ok(NewProcess { pid, master }),
             Err(failure) => {
                 let _ = made.delete(true);
                 Err(failure)
@@ -98,50 +99,58 @@ impl Work {
         }
     }
 
-    /// Lets the program run and waits until it does, then runs the hooks of that moment. `words` are those of the
-    /// container's first process.
-    pub(crate) fn start(&self, container: &str, bundle: &Path, words: &LastWords) -> Result<(), Failure> {
+    /// Starts the program, waits for its exec, then runs the `poststart` hooks. `init_log` is the helper log of
+    /// the container's init process.
+    pub(crate) fn start(&self, container: &str, bundle: &Path, init_log: &HelperLog) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
         loaded.start().map_err(|error| self.fail("start", container, &error))?;
-        let said = words.to_the_end();
-        let said = first_error(&said);
-        if !said.is_empty() {
-            return Err(Failure::internal(format!("cannot start container {container}: {said}")));
+        let log_text = init_log.read_to_end();
+        let log_text = first_error(&log_text);
+        if !log_text.is_empty() {
+            return Err(Failure::internal(format!("failed to start container {container}: {log_text}")));
         }
         self.hooks(container, bundle, Point::Poststart)
     }
 
-    pub(crate) fn exec(&self, container: &str, bundle: &Path, process: &Path, stdio: Stdio) -> Result<Made, Failure> {
-        let spec = Spec::load(bundle.join("config.json"))
-            .map_err(|error| Failure::internal(format!("container {container}: its configuration: {error}")))?;
+    pub(crate) fn exec(
+        &self,
+        container: &str,
+        bundle: &Path,
+        process: &Path,
+        stdio: Stdio,
+    ) -> Result<NewProcess, Failure> {
+        let spec = Spec::load(bundle.join("config.json")).map_err(|error| {
+            Failure::internal(format!("container {container}: failed to load its configuration: {error}"))
+        })?;
         let seccomp = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
-        let confine = seccomp.map(|seccomp| widen(process, &seccomp)).transpose()?;
+        let confinement = seccomp.map(|seccomp| grant_setup_capabilities(process, &seccomp)).transpose()?;
         let (builder, console) = self.builder(container, stdio)?;
         let built = builder
-            .with_executor(Entry::further(confine, self.free))
+            .with_executor(ProcessExecutor::for_exec(confinement, self.allowed_cpus))
             .as_tenant()
             .with_detach(true)
             .as_sibling(true)
             .with_process(Some(process))
-            .with_sub_cgroup(self.joined(container, &spec))
+            .with_sub_cgroup(self.exec_cgroup(container, &spec))
             .build();
         let pid = built.map_err(|error| self.fail("run a process in", container, &error))?;
-        Ok(Made { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
+        Ok(NewProcess { pid: pid.as_raw(), master: console.map(Console::master).transpose()? })
     }
 
-    /// The group below the container's that a further process joins, if it has groups of its own.
-    fn joined(&self, container: &str, spec: &Spec) -> Option<String> {
+    /// Returns the sub-cgroup of the container's cgroup that an exec process joins, if the container has
+    /// delegated controllers.
+    fn exec_cgroup(&self, container: &str, spec: &Spec) -> Option<String> {
         let named = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().as_deref())?;
         let first = || {
             let pid = Container::load(self.dir(container)).ok()?.pid()?;
             fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
         };
-        nested::below(&self::cgroup(named), named, first)
+        nested_cgroup::exec_target(&cgroup_directory(named), named, first)
     }
 
     pub(crate) fn delete(&self, container: &str, bundle: &Path) -> Result<(), Failure> {
         let mut loaded = self.load(container)?;
-        clear(&loaded);
+        remove_sub_cgroups(&loaded);
         loaded.delete(true).map_err(|error| self.fail("delete", container, &error))?;
         self.hooks(container, bundle, Point::Poststop)
     }
@@ -176,8 +185,8 @@ impl Work {
     }
 }
 
-/// Every further process leaves a socket behind: one inode per probe for the
-/// life of the container. To be called when none is being made.
+/// Removes the sockets that libcontainer leaves for every exec process: one inode per probe for the life of the
+/// container. Call it only while no exec is in flight.
 pub(crate) fn remove_sockets(state: &Path, container: &str) {
     let Ok(entries) = fs::read_dir(state.join(container)) else { return };
     for entry in entries.flatten() {
@@ -187,29 +196,29 @@ pub(crate) fn remove_sockets(state: &Path, container: &str) {
     }
 }
 
-/// Takes away the groups that a container made, which libcontainer does not.
-fn clear(container: &Container) {
+/// Removes the sub-cgroups that a container created, which libcontainer does not.
+fn remove_sub_cgroups(container: &Container) {
     if let Ok(config) = container.spec() {
-        group::clear(&cgroup(&config.cgroup_path));
+        cgroup::clear(&cgroup_directory(&config.cgroup_path));
     }
 }
 
-/// The group that a configuration names.
-fn cgroup(named: &Path) -> PathBuf {
+/// Returns the directory of the cgroup that a configuration names.
+fn cgroup_directory(named: &Path) -> PathBuf {
     Path::new(CGROUPS).join(named.strip_prefix("/").unwrap_or(named))
 }
 
-/// Removes what is left of a container, running or not.
+/// Removes the remains of a container, running or not.
 pub(crate) fn discard(state: &Path, container: &str) {
     let dir = state.join(container);
-    let left = Container::load(dir.clone()).inspect(clear);
+    let left = Container::load(dir.clone()).inspect(remove_sub_cgroups);
     if left.and_then(|mut left| left.delete(true)).is_err() {
         let _ = fs::remove_dir_all(dir);
     }
 }
 
-/// Removes what a runtime that was killed has left.
-pub(crate) fn sweep(state: &Path) {
+/// Removes all containers, e.g. of a runtime that was killed.
+pub(crate) fn remove_all(state: &Path) {
     let Ok(entries) = fs::read_dir(state) else { return };
     for entry in entries.flatten() {
         match entry.file_name().to_str() {
@@ -219,45 +228,50 @@ pub(crate) fn sweep(state: &Path) {
     }
 }
 
-/// Lets a container's program run, and does not wait for it.
-pub(crate) fn let_go(state: &Path, container: &str) -> Result<(), Failure> {
+/// Starts a container's program without waiting for its exec.
+pub(crate) fn start_program(state: &Path, container: &str) -> Result<(), Failure> {
     NotifySocket::new(state.join(container).join(NOTIFY_FILE))
         .notify_container_start()
-        .map_err(|error| Failure::internal(format!("cannot start container {container}: {}", explain(&error, ""))))
+        .map_err(|error| Failure::internal(format!("failed to start container {container}: {}", explain(&error, ""))))
 }
 
-/// Notes that a container's program runs; libcontainer starts further processes only then.
-pub(crate) fn runs(state: &Path, container: &str) -> Result<(), Failure> {
+/// Sets libcontainer's state of a container to running; it refuses exec otherwise.
+pub(crate) fn mark_running(state: &Path, container: &str) -> Result<(), Failure> {
     let noted = Container::load(state.join(container))
         .and_then(|mut loaded| loaded.set_status(ContainerStatus::Running).save());
-    noted.map_err(|error| Failure::internal(format!("container {container}: its state: {}", explain(&error, ""))))
+    noted.map_err(|error| {
+        Failure::internal(format!("container {container}: failed to save its state: {}", explain(&error, "")))
+    })
 }
 
-/// Takes away the resource group and the state of a container in which nothing
-/// runs. `None`: the group is in use, so this is work for libcontainer.
-pub(crate) fn take_away(state: &Path, container: &str, cgroup: &Path) -> Option<Result<(), Failure>> {
+/// Removes the cgroup and the state of a container without processes. `None`: the cgroup is in use, so
+/// libcontainer has to delete it.
+pub(crate) fn remove_idle(state: &Path, container: &str, cgroup: &Path) -> Option<Result<(), Failure>> {
     match fs::remove_dir(cgroup) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
         _ => {}
     }
     let dir = state.join(container);
     Some(match fs::remove_dir_all(&dir) {
-        // An earlier removal got so far.
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::internal(format!("container {container}: cannot remove its state {}: {error}", dir.display())))
-        }
+        // Not found: an earlier attempt removed it.
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::internal(format!(
+            "container {container}: failed to remove its state {}: {error}",
+            dir.display()
+        ))),
         _ => Ok(()),
     })
 }
 
-/// Kills everything in a resource group and in the groups below it.
+/// Kills all processes in a cgroup and its descendants.
 pub(crate) fn kill(container: &str, cgroup: &Path) -> Result<(), Failure> {
     let file = cgroup.join("cgroup.kill");
     match fs::write(&file, "1") {
         Ok(()) => Ok(()),
-        // Nothing has run in it, or everything is gone.
+        // No cgroup, so no processes.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Failure::internal(format!("container {container}: {}: {error}", file.display()))),
+        Err(error) => {
+            Err(Failure::internal(format!("container {container}: failed to write {}: {error}", file.display())))
+        }
     }
 }
 
@@ -265,12 +279,12 @@ pub(crate) fn unknown(container: &str) -> Failure {
     Failure::new(FailureKind::NotFound, format!("no container {container}"))
 }
 
-/// Asks libcontainer for every capability, in the process's file, and returns
-/// what was asked for: see [`Confine`].
-fn widen(file: &Path, seccomp: &LinuxSeccomp) -> Result<Confine, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::internal(format!("{}: {error}", file.display()));
-    let reader = BufReader::new(File::open(file).map_err(|error| wrong(&error))?);
-    let mut process: Process = serde_json::from_reader(reader).map_err(|error| wrong(&error))?;
+/// Adds the capabilities that loading a seccomp filter needs to the process's file, and returns the requested
+/// ones: see [`DeferredConfinement`].
+fn grant_setup_capabilities(file: &Path, seccomp: &LinuxSeccomp) -> Result<DeferredConfinement, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::internal(format!("{}: {error}", file.display()));
+    let reader = BufReader::new(File::open(file).map_err(|error| failed(&error))?);
+    let mut process: Process = serde_json::from_reader(reader).map_err(|error| failed(&error))?;
     let capabilities = process.capabilities().clone().unwrap_or_default();
     let all: std::collections::HashSet<Capability> =
         capabilities.bounding().iter().flatten().copied().chain([Capability::SysAdmin, Capability::Setpcap]).collect();
@@ -281,14 +295,14 @@ fn widen(file: &Path, seccomp: &LinuxSeccomp) -> Result<Confine, Failure> {
         .inheritable(all)
         .ambient(std::collections::HashSet::new())
         .build()
-        .map_err(|error| wrong(&error))?;
+        .map_err(|error| failed(&error))?;
     process.set_capabilities(Some(wide));
-    let text = serde_json::to_vec(&process).map_err(|error| wrong(&error))?;
-    fs::write(file, text).map_err(|error| wrong(&error))?;
-    Ok(Confine { seccomp: seccomp.clone(), capabilities })
+    let text = serde_json::to_vec(&process).map_err(|error| failed(&error))?;
+    fs::write(file, text).map_err(|error| failed(&error))?;
+    Ok(DeferredConfinement { seccomp: seccomp.clone(), capabilities })
 }
 
-/// The socket through which a container's own process hands over its terminal.
+/// The console socket, through which a container's process sends its terminal's master.
 struct Console {
     path: PathBuf,
     listener: UnixListener,
@@ -296,16 +310,16 @@ struct Console {
 
 impl Console {
     fn listen(state: &Path) -> Result<Self, Failure> {
-        // One for each process that makes a container's, several of which may be at it.
+        // The worker's pid makes the name unique among concurrent calls.
         let path = state.join(format!("console-{}.sock", std::process::id()));
-        let wrong = |error: std::io::Error| Failure::internal(format!("{}: {error}", path.display()));
-        fs::create_dir_all(state).map_err(wrong)?;
+        let failed = |error: std::io::Error| Failure::internal(format!("{}: {error}", path.display()));
+        fs::create_dir_all(state).map_err(failed)?;
         let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(wrong)?;
+        let listener = UnixListener::bind(&path).map_err(failed)?;
         Ok(Self { path, listener })
     }
 
-    /// libcontainer has returned, so the descriptor is in the queue or will never come.
+    /// Receives the terminal's master. libcontainer has returned, so the descriptor is queued or will never come.
     fn master(self) -> Result<OwnedFd, Failure> {
         let none = |why: String| Failure::internal(format!("the container sent no terminal: {why}"));
         self.listener.set_nonblocking(true).map_err(|error| none(error.to_string()))?;
@@ -322,30 +336,30 @@ impl Drop for Console {
     }
 }
 
-/// What hooks that libcontainer runs write to standard error: that is what the
-/// one that stands for our own says of them.
-struct Overheard(OwnedFd);
+/// Captures the standard error of hooks that libcontainer runs: the `createRuntime` hook of this program reports
+/// failed hooks there.
+struct HookStderr(OwnedFd);
 
-impl Overheard {
-    /// Hooks that say more than this wait for their deadline, bytes.
-    const ROOM: usize = 1 << 20;
-    /// What is quoted, bytes: more than our own quote of a hook.
+impl HookStderr {
+    /// Hooks that write more than this block until their deadline, bytes.
+    const PIPE_SIZE: usize = 1 << 20;
+    /// The most that is quoted, bytes: more than the `createRuntime` hook itself quotes of a hook.
     const QUOTED: usize = 4096;
 
-    fn begin() -> Option<Self> {
+    fn capture() -> Option<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
-        let _ = fcntl_setpipe_size(&writer, Self::ROOM);
+        let _ = fcntl_setpipe_size(&writer, Self::PIPE_SIZE);
         rustix::io::ioctl_fionbio(&reader, true).ok()?;
         rustix::stdio::dup2_stderr(&writer).ok()?;
         Some(Self(reader))
     }
 
-    fn said(self) -> String {
+    fn quote(self) -> String {
         let mut text = vec![0; Self::QUOTED];
         let len = rustix::io::read(&self.0, &mut text).unwrap_or(0);
         let text: String =
             String::from_utf8_lossy(&text[..len]).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        if text.trim().is_empty() { String::new() } else { format!("; it said: {}", text.trim()) }
+        if text.trim().is_empty() { String::new() } else { format!("; output: {}", text.trim()) }
     }
 }
 
@@ -354,36 +368,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_earlier_removal_took_is_not_missed() {
+    fn removal_after_a_partial_removal_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let cgroup = dir.path().join("group");
         fs::create_dir_all(dir.path().join("c1/sub")).unwrap();
         fs::create_dir(&cgroup).unwrap();
         for _ in 0..2 {
-            assert!(take_away(dir.path(), "c1", &cgroup).unwrap().is_ok());
+            assert!(remove_idle(dir.path(), "c1", &cgroup).unwrap().is_ok());
             assert!(!dir.path().join("c1").exists() && !cgroup.exists());
         }
-        // A file in it stands for a process: the group cannot go.
+        // A file stands in for a process: rmdir of the cgroup fails.
         fs::create_dir(&cgroup).unwrap();
         fs::write(cgroup.join("busy"), "").unwrap();
-        assert!(take_away(dir.path(), "c1", &cgroup).is_none());
+        assert!(remove_idle(dir.path(), "c1", &cgroup).is_none());
     }
 
     #[test]
-    fn a_process_under_a_filter_is_widened_and_remembers_what_it_wanted() {
+    fn process_under_a_seccomp_filter_gets_setup_capabilities_and_the_requested_ones_are_returned() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("p.json");
         let mut process = Process::default();
-        let wanted = LinuxCapabilitiesBuilder::default()
+        let requested = LinuxCapabilitiesBuilder::default()
             .bounding([Capability::Chown])
             .effective([Capability::Chown])
             .permitted([Capability::Chown])
             .build()
             .unwrap();
-        process.set_capabilities(Some(wanted.clone()));
+        process.set_capabilities(Some(requested.clone()));
         fs::write(&file, serde_json::to_vec(&process).unwrap()).unwrap();
-        let confine = widen(&file, &LinuxSeccomp::default()).unwrap();
-        assert_eq!(confine.capabilities, wanted);
+        let confinement = grant_setup_capabilities(&file, &LinuxSeccomp::default()).unwrap();
+        assert_eq!(confinement.capabilities, requested);
         let wide: Process = serde_json::from_reader(File::open(&file).unwrap()).unwrap();
         let effective = wide.capabilities().as_ref().unwrap().effective().clone().unwrap();
         assert!(effective.contains(&Capability::SysAdmin) && effective.contains(&Capability::Chown));

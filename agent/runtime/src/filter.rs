@@ -1,11 +1,10 @@
-//! Device filters: which program a container's resource group gets.
+//! Device filters: the BPF program of a container's cgroup.
 //!
-//! Loading a program costs more than the rest of making a resource group, and
-//! most containers have the same rules. So the runtime keeps the programs that
-//! it has loaded, and the copy of it that makes a container only attaches one,
-//! before any process is in the group. Long lists are rare, and the kernel takes
-//! milliseconds for one: those the copy loads itself, in nobody's way, and
-//! nobody keeps them. A program ends when neither the runtime nor a group has it.
+//! Loading a program costs more than the rest of creating a cgroup, and most containers have the same rules. So
+//! the runtime caches loaded programs, and the worker that creates a container only attaches one, before any
+//! process is in the cgroup. Long lists are rare, and the kernel takes milliseconds to verify one: the worker
+//! loads those itself, uncached, so that the runtime does not block. The kernel frees a program when neither the
+//! runtime nor a cgroup refers to it.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -15,27 +14,26 @@ use std::path::{Path, PathBuf};
 use firstlight_device_filter::{Filter, Instruction, Rule};
 use firstlight_sys::bpf;
 
-use crate::group;
+use crate::cgroup;
 use crate::message::{Call, Failure, FailureKind};
 
-/// More are forgotten, and loaded again when they are asked for.
-const MOST_KEPT: usize = 32;
+/// Cached programs; the least recently used one is evicted.
+const MAX_CACHED: usize = 32;
 
-/// Lists of more rules are not kept.
-const LONG: usize = 64;
+/// Lists of more rules are not cached.
+const MAX_CACHED_RULES: usize = 64;
 
-/// Programs that are loaded, the one that was used last in front.
+/// Loaded programs, the most recently used first.
 #[derive(Debug, Default)]
-pub(crate) struct Filters(VecDeque<(Filter, OwnedFd)>);
+pub(crate) struct FilterCache(VecDeque<(Filter, OwnedFd)>);
 
-impl Filters {
-    /// The program that a call needs: one for a container that is to be made,
-    /// unless its list is long.
+impl FilterCache {
+    /// Returns the program that a call needs: one for [`Call::Create`], unless its list is long.
     pub(crate) fn program(&mut self, call: &Call) -> Result<Option<OwnedFd>, Failure> {
         match call {
-            Call::Create { container, devices, .. } if is_kept(devices) => {
+            Call::Create { container, devices, .. } if is_cached(devices) => {
                 let program = self.find(filter(container, devices)?, bpf::load_device_program);
-                program.map(Some).map_err(|why| unloaded(container, why))
+                program.map(Some).map_err(|why| load_failure(container, why))
             }
             _ => Ok(None),
         }
@@ -46,7 +44,7 @@ impl Filters {
         filter: Filter,
         load: impl FnOnce(&[Instruction]) -> Result<OwnedFd, E>,
     ) -> Result<OwnedFd, String> {
-        let at = self.0.iter().position(|(kept, _)| *kept == filter);
+        let at = self.0.iter().position(|(cached, _)| *cached == filter);
         let entry = match at.and_then(|at| self.0.remove(at)) {
             Some(entry) => entry,
             None => {
@@ -56,68 +54,67 @@ impl Filters {
         };
         let copy = entry.1.try_clone().map_err(|error| error.to_string());
         self.0.push_front(entry);
-        self.0.truncate(MOST_KEPT);
+        self.0.truncate(MAX_CACHED);
         copy
     }
 }
 
-/// Whether the program of such a list is loaded once, and comes with the call.
-pub(crate) fn is_kept(devices: &[Rule]) -> bool {
-    devices.len() <= LONG
+/// Whether the program of this list is cached and passed with the call.
+pub(crate) fn is_cached(devices: &[Rule]) -> bool {
+    devices.len() <= MAX_CACHED_RULES
 }
 
 fn filter(container: &str, devices: &[Rule]) -> Result<Filter, Failure> {
-    let wrong = |error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}"));
-    Filter::new(devices).map_err(wrong)
+    let failed = |error| Failure::new(FailureKind::Invalid, format!("container {container}: {error}"));
+    Filter::new(devices).map_err(failed)
 }
 
-fn unloaded(container: &str, why: impl std::fmt::Display) -> Failure {
-    Failure::internal(format!("container {container}: its device filter: {why}"))
+fn load_failure(container: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::internal(format!("container {container}: failed to load its device filter: {why}"))
 }
 
-/// A resource group that has its filter.
+/// A cgroup with its device filter attached.
 #[derive(Debug)]
-pub(crate) struct Guarded {
+pub(crate) struct FilteredCgroup {
     path: PathBuf,
     made: bool,
 }
 
-/// Makes a container's resource group, unless it is there, and attaches the
-/// program, or one for these devices. What a group has already holds as well.
-pub(crate) fn guard(
+/// Creates a container's cgroup, unless it exists, and attaches the program, or one for these devices. Programs
+/// that are already attached stay in force.
+pub(crate) fn make_filtered_cgroup(
     container: &str,
     path: &Path,
     devices: &[Rule],
     program: Option<OwnedFd>,
-) -> Result<Guarded, Failure> {
-    let wrong = |what: &str, error: std::io::Error| {
-        Failure::internal(format!("container {container}: cannot {what} {}: {error}", path.display()))
+) -> Result<FilteredCgroup, Failure> {
+    let failed = |what: &str, error: std::io::Error| {
+        Failure::internal(format!("container {container}: failed to {what} {}: {error}", path.display()))
     };
     let program = match program {
         Some(program) => program,
-        None => {
-            bpf::load_device_program(&filter(container, devices)?.program()).map_err(|why| unloaded(container, why))?
-        }
+        None => bpf::load_device_program(&filter(container, devices)?.program())
+            .map_err(|why| load_failure(container, why))?,
     };
-    let made = group::make(path).map_err(|error| wrong("make the resource group", error))?;
-    let guarded = Guarded { path: path.to_owned(), made };
+    let made = cgroup::make(path).map_err(|error| failed("create the cgroup", error))?;
+    let filtered = FilteredCgroup { path: path.to_owned(), made };
     attach(program, path).map_err(|error| {
-        guarded.discard();
-        wrong("attach the device filter to", error)
+        filtered.discard();
+        failed("attach the device filter to", error)
     })?;
-    Ok(guarded)
+    Ok(filtered)
 }
 
 fn attach(program: impl AsFd, path: &Path) -> std::io::Result<()> {
-    let group = File::open(path)?;
-    let Err(error) = bpf::attach(&program, &group) else { return Ok(()) };
-    // A container may share another's group, and then often has the same rules.
+    let cgroup = File::open(path)?;
+    let Err(error) = bpf::attach(&program, &cgroup) else { return Ok(()) };
+    // A container may share another's cgroup, and then often has the same rules.
     let id = bpf::id(&program)?;
-    if bpf::attached(&group).is_ok_and(|ids| ids.contains(&id)) { Ok(()) } else { Err(error) }
+    if bpf::attached(&cgroup).is_ok_and(|ids| ids.contains(&id)) { Ok(()) } else { Err(error) }
 }
 
-impl Guarded {
-    /// Removes the group again if it was made here and nobody is in it.
+impl FilteredCgroup {
+    /// Removes the cgroup if it was created here and is empty.
     pub(crate) fn discard(&self) {
         if self.made {
             let _ = fs::remove_dir(&self.path);
@@ -134,8 +131,8 @@ mod tests {
         vec![Rule { allow: true, kind: Kind::Char, major: Some(major), minor: None, access: Access::READ }]
     }
 
-    /// Looks for the filter of a major; whether it had to be loaded.
-    fn loaded(filters: &mut Filters, major: u32) -> bool {
+    /// Gets the filter of a major number; returns whether it had to be loaded.
+    fn loaded(filters: &mut FilterCache, major: u32) -> bool {
         let mut loaded = false;
         let load = |_: &[Instruction]| {
             loaded = true;
@@ -146,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_loaded_once_and_the_least_used_is_forgotten() {
-        let mut filters = Filters::default();
+    fn programs_are_loaded_once_and_the_least_recently_used_is_evicted() {
+        let mut filters = FilterCache::default();
         assert!((0..32).all(|major| loaded(&mut filters, major)));
-        assert!(!loaded(&mut filters, 0), "kept");
+        assert!(!loaded(&mut filters, 0), "cached");
         assert!(loaded(&mut filters, 32));
-        assert_eq!(filters.0.len(), MOST_KEPT);
-        assert!(!loaded(&mut filters, 0) && loaded(&mut filters, 1), "1 was the one not used for longest");
+        assert_eq!(filters.0.len(), MAX_CACHED);
+        assert!(!loaded(&mut filters, 0) && loaded(&mut filters, 1), "1 was the least recently used");
     }
 
     #[test]
-    fn a_refused_program_is_not_kept() {
-        let mut filters = Filters::default();
+    fn refused_program_is_not_cached() {
+        let mut filters = FilterCache::default();
         let refuse = |_: &[Instruction]| Err::<OwnedFd, _>("no");
         assert_eq!(filters.find(Filter::default(), refuse).unwrap_err(), "no");
         assert!(filters.0.is_empty());
@@ -177,31 +174,31 @@ mod tests {
     }
 
     #[test]
-    fn only_a_container_that_is_made_needs_one_and_too_many_rules_are_named() {
-        let mut filters = Filters::default();
+    fn only_create_needs_a_program_and_too_many_rules_are_reported() {
+        let mut filters = FilterCache::default();
         assert!(filters.program(&Call::Kill { container: "c1".into() }).unwrap().is_none());
-        assert!(filters.program(&create(devices(1).repeat(2000))).unwrap().is_none(), "the copy looks at it");
-        let failure = guard("c1", Path::new("/nowhere"), &devices(1).repeat(2000), None).unwrap_err();
+        assert!(filters.program(&create(devices(1).repeat(2000))).unwrap().is_none(), "the worker loads it");
+        let failure = make_filtered_cgroup("c1", Path::new("/nowhere"), &devices(1).repeat(2000), None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Invalid);
         assert!(failure.message.contains("container c1: 2000 device rules"), "{}", failure.message);
     }
 
     #[test]
-    fn the_longest_request_fits_into_a_packet() {
+    fn longest_request_fits_into_a_packet() {
         let long =
             Rule { allow: false, kind: Kind::Char, major: Some(u32::MAX), minor: Some(u32::MAX), access: Access::ALL };
-        let request = crate::Request { id: u64::MAX, call: create(vec![long; firstlight_device_filter::MOST_RULES]) };
+        let request = crate::Request { id: u64::MAX, call: create(vec![long; firstlight_device_filter::MAX_RULES]) };
         let length = serde_json::to_vec(&request).unwrap().len();
-        // Two paths of the kernel's longest, and the rest, have to fit as well.
+        // Two paths of PATH_MAX and the rest must fit as well.
         assert!(length + 3 * 4096 < crate::socket::MAX_REQUEST, "{length}");
     }
 
     #[test]
-    fn what_is_no_group_is_refused_and_removed_again() {
+    fn directory_that_is_not_a_cgroup_is_refused_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c1");
         let program = OwnedFd::from(File::open("/dev/null").unwrap());
-        let failure = guard("c1", &path, &[], Some(program)).unwrap_err();
+        let failure = make_filtered_cgroup("c1", &path, &[], Some(program)).unwrap_err();
         assert!(
             failure.message.contains("attach the device filter to") && failure.message.contains("c1"),
             "{failure:?}"

@@ -1,15 +1,12 @@
-//! Hooks that run outside a container: before its root is changed, after its
-//! start and after its end.
+//! Hooks that run outside a container: `createRuntime` (before its root is changed), `poststart` and `poststop`.
 //!
-//! libcontainer would throw away what they say, and at a deadline kill nothing
-//! but the hook itself, so the server takes them out of the configuration and
-//! leaves them in the bundle as [`FILE`]. A hook has no environment but its own,
-//! `/` as its directory, the container's state on standard input, and a time limit
-//! for itself and everything it starts.
+//! libcontainer discards their output, and at a timeout kills only the hook process itself, so the server takes
+//! them out of the configuration and stores them in the bundle as [`FILE`]. A hook gets only its own environment,
+//! `/` as working directory, the container's state on standard input, and a timeout for itself and all its
+//! descendants.
 //!
-//! The first of these moments is one in the middle of libcontainer's work, which
-//! only a hook hears of. So libcontainer is given one hook, [`stand_in`]: this
-//! program, which runs those in the file with the state that it is told.
+//! `createRuntime` hooks run in the middle of libcontainer's work. So libcontainer gets a single hook,
+//! [`create_runtime_hook`]: this program, which runs those in the file with the state from its standard input.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,22 +21,22 @@ use oci_spec::runtime::{ContainerState, Hook, HookBuilder, Hooks, StateBuilder};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// The file in a bundle with the hooks that are not libcontainer's business.
+/// The file in a bundle with the hooks that the runtime runs instead of libcontainer.
 pub const FILE: &str = "hooks.json";
 
-/// The first argument that makes the program [`stand_in`]'s; the bundle is the second.
+/// The first argument of the program as [`create_runtime_hook`]; the second is the bundle.
 pub const ARGUMENT: &str = "runtime-hooks";
 
-/// This program, also where its file has another name by now.
+/// This program, even if its file has been renamed.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// A state is far shorter, bytes.
+/// The largest state that is read, bytes; real ones are far shorter.
 const MAX_STATE: u64 = 1 << 20;
 
-/// How long a hook may take that says nothing about it.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of a hook that sets none.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is quoted of a failed hook's output, bytes.
+/// The most that is quoted of a failed hook's output, bytes.
 const QUOTED: usize = 2048;
 
 /// When a hook runs.
@@ -69,26 +66,26 @@ impl Point {
     }
 }
 
-/// The hook that stands for those of a bundle that run while libcontainer makes
-/// the container. They have deadlines, so it needs none.
+/// Returns the single `createRuntime` hook that libcontainer runs; it runs those of the bundle's [`FILE`]. They
+/// have timeouts, so it needs none.
 ///
 /// # Errors
 /// Never for the values used here; oci-spec's builders are fallible by type.
-pub fn stand_in(bundle: &Path) -> Result<Hook, oci_spec::OciSpecError> {
+pub fn create_runtime_hook(bundle: &Path) -> Result<Hook, oci_spec::OciSpecError> {
     let args = ["fl-hooks", ARGUMENT, &bundle.to_string_lossy()].map(str::to_owned).to_vec();
     HookBuilder::default().path(PROGRAM).args(args).env(Vec::<String>::new()).build()
 }
 
-/// Is [`stand_in`]'s program: `arguments` are those after [`ARGUMENT`]. What went
-/// wrong goes to standard error, where the one that makes the container hears it.
+/// Runs the program of [`create_runtime_hook`]: `arguments` are those after [`ARGUMENT`]. Errors go to standard
+/// error, which the worker that creates the container captures.
 #[must_use]
-pub fn stand_in_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn create_runtime_hook_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(bundle) = arguments.next() else { return ExitCode::FAILURE };
     let mut state = String::new();
     let read = std::io::stdin().take(MAX_STATE).read_to_string(&mut state);
     let ran = match read {
         Ok(_) => run_all(Path::new(&bundle), Point::CreateRuntime, || state),
-        Err(error) => Err(format!("hooks: the container's state: {error}")),
+        Err(error) => Err(format!("hooks: failed to read the container's state: {error}")),
     };
     match ran {
         Ok(()) => ExitCode::SUCCESS,
@@ -99,7 +96,7 @@ pub fn stand_in_main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode 
     }
 }
 
-/// The state of a container as hooks are told it.
+/// Returns the container's state as hooks get it on standard input.
 pub(crate) fn state(container: &str, bundle: &Path, point: Point, pid: Option<i32>) -> String {
     let status = match point {
         Point::CreateRuntime => ContainerState::Creating,
@@ -114,8 +111,8 @@ pub(crate) fn state(container: &str, bundle: &Path, point: Point, pid: Option<i3
     state.build().ok().and_then(|state| serde_json::to_string(&state).ok()).unwrap_or_default()
 }
 
-/// Runs every hook of a point. Those after one that fails run as well, but for
-/// those of a container that will not be made then.
+/// Runs every hook of a point. A failure does not skip the following hooks, except for `createRuntime`, where it
+/// aborts the creation.
 ///
 /// # Errors
 /// The first failure, with the hook's name and output.
@@ -124,9 +121,10 @@ pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> Strin
     let text = match fs::read(&file) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(format!("hooks: {}: {error}", file.display())),
+        Err(error) => return Err(format!("hooks: failed to read {}: {error}", file.display())),
     };
-    let hooks: Hooks = serde_json::from_slice(&text).map_err(|error| format!("hooks: {}: {error}", file.display()))?;
+    let hooks: Hooks =
+        serde_json::from_slice(&text).map_err(|error| format!("hooks: invalid {}: {error}", file.display()))?;
     let list = point.of(&hooks);
     if list.is_empty() {
         return Ok(());
@@ -144,8 +142,8 @@ pub(crate) fn run_all(bundle: &Path, point: Point, state: impl FnOnce() -> Strin
 }
 
 fn run(hook: &Hook, state: &str) -> Result<(), String> {
-    let patience = hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
-    let patience = patience.map_or(PATIENCE, Duration::from_secs);
+    let timeout = hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    let timeout = timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
     let mut command = Command::new(hook.path());
     if let Some((name, rest)) = hook.args().as_deref().and_then(<[String]>::split_first) {
         command.arg0(name).args(rest);
@@ -154,24 +152,25 @@ fn run(hook: &Hook, state: &str) -> Result<(), String> {
     command.env_clear().envs(own).current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let begin = Instant::now();
-    let mut child = command.spawn().map_err(|error| format!("cannot be run: {error}"))?;
-    let (status, said) = follow(&mut child, state, begin + patience).map_err(|error| format!("lost: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("failed to run: {error}"))?;
+    let (status, captured) =
+        follow(&mut child, state, begin + timeout).map_err(|error| format!("failed to wait for it: {error}"))?;
     let took = begin.elapsed().as_millis();
     match status {
         Some(status) if status.success() => Ok(()),
-        Some(status) => Err(format!("{status} after {took} ms{}", quote(&said))),
-        None => Err(format!("killed, because it had not ended after {took} ms{}", quote(&said))),
+        Some(status) => Err(format!("{status} after {took} ms{}", quote(&captured))),
+        None => Err(format!("timed out after {took} ms, killed{}", quote(&captured))),
     }
 }
 
-fn quote(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
+fn quote(captured: &[u8]) -> String {
+    let text = String::from_utf8_lossy(captured);
     let line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if line.is_empty() { "; it said nothing".to_owned() } else { format!("; it said: {line}") }
+    if line.is_empty() { "; no output".to_owned() } else { format!("; output: {line}") }
 }
 
-/// Gives the hook its input and takes its output until it has ended; what it
-/// leaves behind may go on, but nobody waits for that. `None`: it was killed.
+/// Feeds the hook its input and reads its output until it exits. Background processes that it leaves running are
+/// not waited for. `None`: it was killed.
 fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<(Option<ExitStatus>, Vec<u8>)> {
     let pid = Pid::from_child(child);
     let ended = pidfd_open(pid, PidfdFlags::empty())?;
@@ -181,13 +180,13 @@ fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<
     for fd in fds.into_iter().flatten() {
         rustix::io::ioctl_fionbio(fd, true)?;
     }
-    let mut said = Vec::new();
+    let mut captured = Vec::new();
     loop {
         let left_time = deadline.saturating_duration_since(Instant::now());
         if left_time.is_zero() {
             let _ = kill_process_group(pid, Signal::KILL);
             let _ = child.wait();
-            return Ok((None, said));
+            return Ok((None, captured));
         }
         let mut waited = vec![PollFd::new(&ended, PollFlags::IN)];
         waited.extend(input.as_ref().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)));
@@ -203,30 +202,30 @@ fn follow(child: &mut Child, state: &str, deadline: Instant) -> std::io::Result<
             match pipe.write(left) {
                 Ok(len) => left = &left[len..],
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                // It does not want to know.
+                // The hook closed its standard input.
                 Err(_) => left = &[],
             }
             if left.is_empty() {
                 input = None;
             }
         }
-        drain(&mut output, &mut said);
-        drain(&mut errors, &mut said);
+        drain(&mut output, &mut captured);
+        drain(&mut errors, &mut captured);
         if over {
-            return child.wait().map(|status| (Some(status), said));
+            return child.wait().map(|status| (Some(status), captured));
         }
     }
 }
 
-/// Takes what is in a pipe; at its end it is closed.
-fn drain(pipe: &mut Option<impl Read>, said: &mut Vec<u8>) {
+/// Reads what is available in a pipe; closes it at end of file.
+fn drain(pipe: &mut Option<impl Read>, captured: &mut Vec<u8>) {
     let mut buffer = [0; 4096];
-    // A hook that never stops talking ends at its deadline, not here.
+    // Bounded, so that a hook that writes without end is still stopped at its deadline.
     for _ in 0..16 {
         let Some(open) = pipe else { return };
         match open.read(&mut buffer) {
             Ok(0) => *pipe = None,
-            Ok(len) => said.extend_from_slice(&buffer[..len.min(QUOTED.saturating_sub(said.len()))]),
+            Ok(len) => captured.extend_from_slice(&buffer[..len.min(QUOTED.saturating_sub(captured.len()))]),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             Err(_) => *pipe = None,
         }
@@ -250,15 +249,15 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_sees_its_own_environment_the_root_and_the_state() {
+    fn hook_gets_its_own_environment_the_root_directory_and_the_state() {
         let script = r#"[ "$PWD" = / ] && [ -z "$HOME" ] && [ "$OWN" = 1 ] && [ "$(cat)" = state ]"#;
         run(&hook(script, 5), "state").unwrap();
-        // More than a pipe holds, to one that does not read.
+        // More than a pipe holds, to a hook that does not read.
         run(&hook("exit 0", 5), &"x".repeat(1 << 20)).unwrap();
     }
 
     #[test]
-    fn a_failure_is_told_with_the_output() {
+    fn failure_is_reported_with_the_output() {
         let text = run(&hook("echo out; echo err >&2; exit 3", 5), "").unwrap_err();
         for part in ["exit status: 3", "out", "err", "ms"] {
             assert!(text.contains(part), "{text}");
@@ -266,47 +265,47 @@ mod tests {
         let text = run(&hook("yes | head -c 100000; exit 1", 5), "").unwrap_err();
         assert!(text.len() < QUOTED + 200, "{}", text.len());
         let missing = HookBuilder::default().path("/nonexistent/hook").build().unwrap();
-        assert!(run(&missing, "").unwrap_err().contains("cannot be run"));
+        assert!(run(&missing, "").unwrap_err().contains("failed to run"));
     }
 
     #[test]
-    fn a_hook_and_what_it_starts_have_a_deadline() {
+    fn hook_and_its_descendants_have_a_deadline() {
         let begin = Instant::now();
         let text = run(&hook("echo before; sleep 60; true", 1), "").unwrap_err();
         assert!(text.contains("killed") && text.contains("before"), "{text}");
         assert!(begin.elapsed() < Duration::from_secs(20));
-        // What stays in the background holds nobody up.
+        // Background processes do not delay the result.
         let begin = Instant::now();
         run(&hook("sleep 30 & exit 0", 20), "").unwrap();
         assert!(begin.elapsed() < Duration::from_secs(15));
     }
 
     #[test]
-    fn a_container_whose_hook_fails_gets_no_further_ones() {
+    fn failed_create_runtime_hook_skips_the_following_ones() {
         let dir = tempfile::tempdir().unwrap();
         let mark = dir.path().join("mark");
         let list = vec![hook("cat; exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
         let hooks = HooksBuilder::default().create_runtime(list).build().unwrap();
         fs::write(dir.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
         let text = run_all(dir.path(), Point::CreateRuntime, || "the state".to_owned()).unwrap_err();
-        assert!(text.contains("createRuntime hook /bin/sh") && text.contains("said: the state"), "{text}");
+        assert!(text.contains("createRuntime hook /bin/sh") && text.contains("output: the state"), "{text}");
         assert!(!mark.exists());
-        let hook = stand_in(dir.path()).unwrap();
+        let hook = create_runtime_hook(dir.path()).unwrap();
         assert_eq!(hook.args().as_ref().unwrap()[1..], [ARGUMENT, dir.path().to_str().unwrap()]);
         assert_eq!((hook.timeout(), hook.env().as_ref().unwrap().len()), (None, 0));
     }
 
     #[test]
-    fn all_hooks_of_a_point_run_and_the_first_failure_is_told() {
+    fn all_poststop_hooks_run_and_the_first_failure_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         run_all(dir.path(), Point::Poststop, String::new).unwrap();
         let mark = dir.path().join("mark");
         let list = vec![hook("exit 4", 5), hook(&format!("cat > {}", mark.display()), 5)];
         let hooks = HooksBuilder::default().poststop(list).build().unwrap();
         fs::write(dir.path().join(FILE), serde_json::to_vec(&hooks).unwrap()).unwrap();
-        run_all(dir.path(), Point::Poststart, || unreachable!("there is none of that point")).unwrap();
-        let told = || state("c1", Path::new("/b"), Point::Poststop, Some(7));
-        let text = run_all(dir.path(), Point::Poststop, told).unwrap_err();
+        run_all(dir.path(), Point::Poststart, || unreachable!("there is no poststart hook")).unwrap();
+        let stopped = || state("c1", Path::new("/b"), Point::Poststop, Some(7));
+        let text = run_all(dir.path(), Point::Poststop, stopped).unwrap_err();
         assert!(text.contains("poststop hook /bin/sh") && text.contains('4'), "{text}");
         let state: serde_json::Value = serde_json::from_slice(&fs::read(mark).unwrap()).unwrap();
         assert_eq!((state["id"].as_str(), state["status"].as_str()), (Some("c1"), Some("stopped")));

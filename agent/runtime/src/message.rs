@@ -1,146 +1,144 @@
-//! What the agent and the runtime say to each other, as JSON, one message per packet.
+//! Messages between the agent and the runtime: JSON, one message per packet.
 
 use std::path::PathBuf;
 
 use firstlight_device_filter::Rule;
 use serde::{Deserialize, Serialize};
 
-/// A call with the number that its reply will carry.
+/// A call with the id that its reply will carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// Chosen by the caller.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub call: Call,
 }
 
-/// What the runtime can do.
+/// An operation of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Call {
-    /// Make the sandbox's IPC and UTS namespaces and keep them as `directory/ipc` and `directory/uts`.
+    /// Creates the sandbox's IPC and UTS namespaces and bind-mounts them at `dir/ipc` and `dir/uts`.
     Namespaces {
-        /// Where.
+        /// The directory of the bind mounts.
         dir: PathBuf,
-        /// The host name of the UTS namespace; empty leaves it as it is.
+        /// The host name of the UTS namespace; empty leaves it unchanged.
         hostname: String,
     },
-    /// Make a container whose configuration is `bundle/config.json`. With the
-    /// packet come its standard input, output and error, unless it has a
-    /// terminal: then the reply brings the terminal's master.
+    /// Creates a container from `bundle/config.json`. The packet carries its standard input, output and error,
+    /// unless it has a terminal: then the reply carries the terminal's master.
     Create {
-        /// The container.
+        /// The container's id.
         container: String,
-        /// The directory.
+        /// The bundle directory.
         bundle: PathBuf,
-        /// Its resource group, as an absolute path.
+        /// The container's cgroup, as an absolute path.
         cgroup: PathBuf,
-        /// The directory that its configuration names as its root.
+        /// The container's root directory from its configuration.
         root: PathBuf,
-        /// Which devices it may open, as its configuration says.
+        /// The device rules from its configuration.
         devices: Vec<Rule>,
-        /// Whether the configuration asks for a terminal.
+        /// Whether the configuration requests a terminal.
         terminal: bool,
-        /// Whether the root is one that `pivot_root` cannot leave (an initramfs).
+        /// Whether `pivot_root` cannot replace the current root (an initramfs).
         no_pivot: bool,
-        /// Whether any hook, of any moment, is to be run.
+        /// Whether the container has hooks at any point.
         hooks: bool,
     },
-    /// Let the container's program run. Answered when it does, or with the
-    /// reason why it cannot; the hooks of that moment have then run as well.
+    /// Starts the container's program. Replied to after `exec` succeeded or failed, and after the `poststart` hooks.
     Start {
-        /// The container.
+        /// The container's id.
         container: String,
     },
-    /// Run a further process; descriptors as for [`Call::Create`]. Answered when it runs.
+    /// Runs an exec process; descriptors as for [`Call::Create`]. Replied to when it runs.
     Exec {
-        /// The container.
+        /// The container's id.
         container: String,
-        /// The process.
+        /// The exec id.
         exec: String,
-        /// A file with an OCI process.
+        /// The file with the OCI process.
         process: PathBuf,
-        /// Whether that asks for a terminal.
+        /// Whether the process requests a terminal.
         terminal: bool,
     },
-    /// Send a signal to one process.
+    /// Sends a signal to one process.
     Signal {
-        /// The container.
+        /// The container's id.
         container: String,
-        /// The process; empty for the container's first.
+        /// The exec id; empty for the container's init process.
         exec: String,
         /// The signal's number.
         signal: i32,
     },
-    /// Kill everything in the container's cgroup.
+    /// Kills all processes in the container's cgroup.
     Kill {
-        /// The container.
+        /// The container's id.
         container: String,
     },
-    /// Forget the container, remove its cgroup and run the hooks of its end. If
-    /// only a hook fails, the container is gone all the same.
+    /// Removes the container's state and cgroup and runs the `poststop` hooks. The container is removed even if a
+    /// hook fails.
     Delete {
-        /// The container.
+        /// The container's id.
         container: String,
     },
 }
 
-/// What the runtime sends.
+/// A message from the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum FromRuntime {
-    /// The answer to the request of that number.
+    /// The reply to the request with this id.
     Reply {
-        /// The request's number.
+        /// The request's id.
         id: u64,
-        /// How it went.
+        /// The call's result.
         result: Result<Done, Failure>,
     },
-    /// A process ended.
+    /// A process exited.
     Exited {
-        /// Its container.
+        /// The container's id.
         container: String,
-        /// Its name; empty for the container's first process.
+        /// The exec id; empty for the container's init process.
         exec: String,
-        /// Exit status, or 128 and the signal's number.
+        /// The exit status, or 128 + signal number.
         code: i32,
     },
 }
 
-/// A call that went well.
+/// The result of a successful call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// The process that was made.
+    /// The process that was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
 }
 
-/// A call that failed.
+/// The error of a failed call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind of failure.
+    /// The kind of failure.
     pub kind: FailureKind,
     /// One line with the cause.
     pub message: String,
 }
 
-/// Kinds of failure that callers tell apart.
+/// The kinds of failure that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
-    /// No such container or process, or it has ended.
+    /// The container or process does not exist or has exited.
     NotFound,
-    /// The name is taken.
+    /// The id is in use.
     Exists,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
-    /// Everything else.
+    /// Any other failure.
     Internal,
 }
 
 impl Call {
-    /// The container that it is about; empty if it is about the sandbox.
+    /// Returns the id of the container concerned; empty for calls of the sandbox.
     pub(crate) fn container(&self) -> &str {
         match self {
             Self::Namespaces { .. } => "",
@@ -184,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_parse_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = serde_json::from_slice::<Request>(&bytes);
             let _ = serde_json::from_slice::<FromRuntime>(&bytes);
         }

@@ -1,4 +1,4 @@
-//! Signals to processes of containers.
+//! Signals to container processes.
 
 use std::{fs, io};
 
@@ -15,17 +15,17 @@ const ESRCH: i32 = 3;
 pub(crate) fn send(children: &Children, container: &str, exec: &str, signal: i32) -> Result<(), Failure> {
     let pid = children
         .pid(container, exec)
-        .ok_or_else(|| Failure::new(FailureKind::NotFound, format!("{}: has ended", name(container, exec))))?;
+        .ok_or_else(|| Failure::new(FailureKind::NotFound, format!("{} has exited", name(container, exec))))?;
     let number = effective(exec.is_empty(), signal, || unhandled(pid, SIGTERM));
     match kill(pid, number) {
         Ok(()) => Ok(()),
-        // Ended and not reaped yet, which is what a killer wants.
+        // Exited but not reaped yet, which is the desired state.
         Err(error) if error.raw_os_error() == Some(ESRCH) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            Err(Failure::new(FailureKind::Invalid, format!("{signal} is not the number of a signal")))
+            Err(Failure::new(FailureKind::Invalid, format!("invalid signal number {signal}")))
         }
         Err(error) => {
-            Err(Failure::internal(format!("{}: cannot send signal {signal}: {error}", name(container, exec))))
+            Err(Failure::internal(format!("failed to send signal {signal} to {}: {error}", name(container, exec))))
         }
     }
 }
@@ -34,18 +34,18 @@ fn name(container: &str, exec: &str) -> String {
     if exec.is_empty() { format!("container {container}") } else { format!("process {exec} of container {container}") }
 }
 
-/// The kernel drops a `SIGTERM` that the first process of a namespace has no
-/// handler for; users expect it to end the container, so it becomes `SIGKILL`.
+/// Returns the signal to send. The kernel drops a `SIGTERM` that the init process of a pid namespace does not
+/// handle; users expect it to stop the container, so it becomes `SIGKILL`.
 fn effective(first: bool, signal: i32, unhandled: impl FnOnce() -> bool) -> i32 {
     if first && signal == SIGTERM && unhandled() { SIGKILL } else { signal }
 }
 
 fn unhandled(pid: i32, signal: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| nobody_cares(&status, signal))
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| has_default_action(&status, signal))
 }
 
-/// Whether `/proc/PID/status` says that the signal is neither caught, blocked nor ignored.
-fn nobody_cares(status: &str, signal: i32) -> bool {
+/// Whether, by `/proc/PID/status`, the signal is neither caught, blocked nor ignored.
+fn has_default_action(status: &str, signal: i32) -> bool {
     let mask = |name: &str| {
         status
             .lines()
@@ -64,10 +64,10 @@ mod tests {
         "Name:\tsleep\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000006\nSigCgt:\t0000000000004000\n";
 
     #[test]
-    fn a_term_that_nobody_handles_kills() {
-        assert!(!nobody_cares(STATUS, SIGTERM), "bit 14 is in SigCgt");
-        assert!(nobody_cares(&STATUS.replace("4000", "0000"), SIGTERM));
-        assert!(!nobody_cares("Name:\tx\n", SIGTERM), "no masks, no guess");
+    fn unhandled_sigterm_to_init_becomes_sigkill() {
+        assert!(!has_default_action(STATUS, SIGTERM), "bit 14 is in SigCgt");
+        assert!(has_default_action(&STATUS.replace("4000", "0000"), SIGTERM));
+        assert!(!has_default_action("Name:\tx\n", SIGTERM), "no masks: not assumed");
         assert_eq!(effective(true, SIGTERM, || true), SIGKILL);
         assert_eq!(effective(true, SIGTERM, || false), SIGTERM);
         assert_eq!(effective(false, SIGTERM, || true), SIGTERM);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_processes_and_odd_numbers_are_told_apart() {
+    fn exited_process_and_invalid_signal_number_are_distinct_errors() {
         let mut children = Children::default();
         assert_eq!(send(&children, "c", "", 9).unwrap_err().kind, FailureKind::NotFound);
         children.claim(i32::MAX, 1, "c", "e");

@@ -1,4 +1,4 @@
-//! Packets with descriptors.
+//! Packets that carry file descriptors (`SCM_RIGHTS`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,20 +10,20 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// The largest answer, bytes. Long texts are cut.
+/// The largest reply, bytes. Long error texts are truncated.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 
-/// The largest request, bytes: the longest list of device rules is in it, and
-/// all else of a configuration travels as a file.
+/// The largest request, bytes: it must hold the longest list of device rules; the rest of a configuration is
+/// passed as a file.
 pub const MAX_REQUEST: usize = 64 * 1024;
 
 /// Standard input, output and error, and a device filter.
 const MAX_FDS: usize = 4;
 
-/// Sends one packet. The descriptors stay the caller's; the receiver gets copies.
+/// Sends one packet. The caller keeps its descriptors; the receiver gets duplicates.
 ///
 /// # Errors
-/// `EAGAIN` on a non-blocking socket that is full, `EPIPE` when the peer is gone.
+/// `EAGAIN`: a non-blocking socket is full. `EPIPE`: the peer has closed the socket.
 pub fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -41,13 +41,12 @@ pub fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// Receives one packet into `buffer`; a length of 0 means that the peer is
-/// gone. Descriptors come all or, if this process has no room for them, not at
-/// all: whoever needs them says so.
+/// Receives one packet into `buffer`; length 0 means that the peer has closed the socket. If the descriptor limit
+/// does not allow all descriptors, none are returned (`MSG_CTRUNC`); the consumer of the packet reports the
+/// missing ones.
 ///
 /// # Errors
-/// `EAGAIN` on a non-blocking socket with nothing to read; `EMSGSIZE` for a
-/// packet longer than the buffer.
+/// `EAGAIN`: a non-blocking socket is empty. `EMSGSIZE`: the packet is longer than the buffer.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -77,16 +76,16 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    /// Set in the process that has no descriptor left.
-    const POOR: &str = "FIRSTLIGHT_TEST_WITHOUT_DESCRIPTORS";
+    /// Set in the subprocess with a lowered `RLIMIT_NOFILE`.
+    const LIMITED: &str = "FIRSTLIGHT_TEST_WITHOUT_DESCRIPTORS";
 
     #[test]
-    fn a_packet_arrives_where_its_descriptors_find_no_room() {
-        if std::env::var_os(POOR).is_none() {
-            // The limit is the whole process's, so it is another one's.
-            let name = "socket::tests::a_packet_arrives_where_its_descriptors_find_no_room";
+    fn packet_whose_descriptors_exceed_the_limit_arrives_without_them() {
+        if std::env::var_os(LIMITED).is_none() {
+            // RLIMIT_NOFILE is per process, so the test runs in a subprocess.
+            let name = "socket::tests::packet_whose_descriptors_exceed_the_limit_arrives_without_them";
             let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-            let output = again.args(["--exact", name]).env(POOR, "1").output().unwrap();
+            let output = again.args(["--exact", name]).env(LIMITED, "1").output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             assert!(output.status.success() && text.contains("1 passed"), "{text}");
             return;
@@ -100,7 +99,7 @@ mod tests {
         send(&a, b"one", &[a.as_fd()]).unwrap();
         drop(free);
         let mut buffer = [0; 8];
-        // There is room for one of the two.
+        // The limit allows one of the two.
         let (len, fds) = receive(&b, &mut buffer).unwrap();
         assert_eq!((&buffer[..len], fds.len()), (&b"two"[..], 0));
         let (len, fds) = receive(&b, &mut buffer).unwrap();
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_bounds_and_bring_descriptors() {
+    fn packets_keep_boundaries_and_carry_descriptors() {
         let (a, b) = pair();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         send(&a, b"one", &[writer.as_fd()]).unwrap();
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn long_packets_are_refused_on_both_sides() {
+    fn oversized_packets_are_refused_by_sender_and_receiver() {
         let (a, b) = pair();
         assert_eq!(send(&a, &vec![0; MAX_REQUEST + 1], &[]).unwrap_err(), Errno::MSGSIZE);
         send(&a, &[0; 32], &[]).unwrap();

@@ -1,8 +1,7 @@
-//! The loop that serves all containers and waits for none.
+//! The event loop that serves all containers and blocks on none.
 //!
-//! A call that libcontainer has to do is carried out by a copy of this process,
-//! which has one thread and so may be copied at any time. The loop goes on: it
-//! takes further calls, kills, and reaps.
+//! A call that needs libcontainer is carried out by a forked worker; this process has one thread, so it may fork
+//! at any time. The loop itself takes calls, kills, and reaps.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,136 +12,138 @@ use firstlight_sys::signals::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
+use crate::call_queue::{CallQueue, InFlightCall, QueuedCall, timeout_of};
 use crate::children::Children;
 use crate::containers::{self, unknown};
-use crate::filter::Filters;
-use crate::flights::{Flight, Flights, Waiting, patience};
+use crate::cpu_affinity::{self, CpuAffinity};
+use crate::filter::FilterCache;
 use crate::message::{Call, Done, Failure, FailureKind, FromRuntime, Request};
-use crate::processors::{self, Processors};
+use crate::prefork::{self, Forked, Job, PreforkAction, PreforkPolicy, PreforkedWorker};
 use crate::socket::{MAX_MESSAGE, MAX_REQUEST, receive, send};
-use crate::spare::{self, Advice, Copied, Job, Season, Spare};
-use crate::worker::{self, Outcome, Tools};
-use crate::{signal, words};
+use crate::worker::{self, Outcome, WorkerInput};
+use crate::{helper_log, signal};
 
-/// `SIGCHLD` has this number on every architecture of ours.
+/// `SIGCHLD` has this number on every supported architecture.
 const SIGCHLD: i32 = 17;
 
-/// How the runtime is set up.
+/// Options of the runtime.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the state of containers is kept.
+    /// libcontainer's state directory.
     pub state: PathBuf,
 }
 
-/// What is remembered of a container.
+/// The runtime's entry of a container.
 #[derive(Debug)]
-struct Kept {
+struct ContainerEntry {
     bundle: PathBuf,
     cgroup: PathBuf,
-    /// Whether hooks run when it starts or ends.
+    /// Whether the container has `poststart` or `poststop` hooks.
     hooks: bool,
-    /// What its first process says until it becomes its program.
-    words: Option<OwnedFd>,
-    /// Why libcontainer could not be told that it runs.
-    unnoted: Option<Failure>,
+    /// The helper log of its init process; `None` once started.
+    init_log: Option<OwnedFd>,
+    /// Why libcontainer's state could not be set to running.
+    state_error: Option<Failure>,
 }
 
-/// Whether a call needed no copy of this process.
-enum AtOnce {
-    No,
-    /// It is under way, and its end will be heard of.
-    Under,
+/// The result of an attempt to carry a call out without a worker.
+enum Inline {
+    NeedsWorker,
+    /// Started; its completion is an event of the loop.
+    InProgress,
     Done(Outcome),
 }
 
 struct Supervisor {
-    /// The server; a copy of this process has neither.
+    /// The server's socket; `None` in a worker.
     socket: Option<OwnedFd>,
+    /// `None` in a worker.
     signals: Option<SignalFd>,
     state: PathBuf,
-    kept: BTreeMap<String, Kept>,
+    containers: BTreeMap<String, ContainerEntry>,
     children: Children,
-    flights: Flights,
-    filters: Filters,
-    processors: Processors,
-    /// Whether this process is held to one processor.
-    held: bool,
-    spare: Option<Spare>,
-    season: Season,
+    queue: CallQueue,
+    filters: FilterCache,
+    affinity: CpuAffinity,
+    /// Whether this process is pinned to one CPU.
+    pinned: bool,
+    preforked: Option<PreforkedWorker>,
+    prefork_policy: PreforkPolicy,
 }
 
-/// Serves calls until the other end of `socket` is gone, then kills every
-/// container and returns. The process must have a single thread.
+/// Serves calls until the peer closes `socket`, then kills every container and returns. The process must have a
+/// single thread.
 ///
 /// # Errors
-/// Signals could not be turned into something to wait for.
+/// The signalfd cannot be created, or the working directory cannot be changed.
 pub fn run(socket: OwnedFd, options: Options) -> std::io::Result<()> {
     let signals = SignalFd::block(&[SIGCHLD])?;
-    // Hooks run there, and no directory is kept busy.
+    // Hooks run in `/`, and no other directory is kept busy.
     std::env::set_current_dir("/")?;
-    containers::sweep(&options.state);
+    containers::remove_all(&options.state);
     let mut supervisor = Supervisor {
         socket: Some(socket),
         signals: Some(signals),
         state: options.state,
-        kept: BTreeMap::new(),
+        containers: BTreeMap::new(),
         children: Children::default(),
-        flights: Flights::default(),
-        filters: Filters::default(),
-        processors: Processors::ours(),
-        held: false,
-        spare: None,
-        season: Season::default(),
+        queue: CallQueue::default(),
+        filters: FilterCache::default(),
+        affinity: CpuAffinity::current(),
+        pinned: false,
+        preforked: None,
+        prefork_policy: PreforkPolicy::default(),
     };
     let mut buffer = vec![0; MAX_REQUEST];
-    while supervisor.turn(&mut buffer)? {}
-    supervisor.end();
+    while supervisor.run_once(&mut buffer)? {}
+    supervisor.shut_down();
     Ok(())
 }
 
 impl Supervisor {
-    /// Waits for something and does what has to be done; `false` at the end.
-    fn turn(&mut self, buffer: &mut [u8]) -> std::io::Result<bool> {
-        while let Some(waiting) = self.flights.next() {
-            self.launch(waiting);
+    /// Waits for events and handles them; `false` when the peer has closed the socket.
+    fn run_once(&mut self, buffer: &mut [u8]) -> std::io::Result<bool> {
+        while let Some(waiting) = self.queue.next() {
+            self.start_worker(waiting);
         }
         let (Some(socket), Some(signals)) = (&self.socket, &self.signals) else { return Ok(false) };
         let mut waited = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
-        waited.extend(self.flights.flying.iter().map(|flight| PollFd::new(&flight.answer, PollFlags::IN)));
-        // Last, because it may not be there. It says nothing; its end is heard.
-        waited.extend(self.spare.iter().map(|spare| PollFd::new(&spare.socket, PollFlags::IN)));
-        let timeout = [self.flights.next_look(), self.next_spare()].into_iter().flatten().min();
+        waited.extend(self.queue.in_flight.iter().map(|running| PollFd::new(&running.answer, PollFlags::IN)));
+        // Last, because it is optional. An idle worker sends nothing; an event means that it has exited.
+        waited.extend(self.preforked.iter().map(|worker| PollFd::new(&worker.socket, PollFlags::IN)));
+        let timeout = [self.queue.next_deadline(), self.next_prefork_action()].into_iter().flatten().min();
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut waited, timeout.as_ref()) {
             Ok(0) => {
                 drop(waited);
-                self.give_up_late();
-                self.tend_spare();
+                self.abort_timed_out();
+                self.maintain_preforked();
                 return Ok(true);
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let called = !waited[0].revents().is_empty();
-        let mut landed: Vec<bool> = waited[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
-        if self.spare.is_some() && landed.pop() == Some(true) {
-            self.spare = None;
+        let request_ready = !waited[0].revents().is_empty();
+        let mut ready: Vec<bool> = waited[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        if self.preforked.is_some() && ready.pop() == Some(true) {
+            self.preforked = None;
         }
         while signals.next()?.is_some() {}
-        self.report();
-        let mut landed = landed.into_iter();
-        let over: Vec<Flight> = self.flights.flying.extract_if(.., |_| landed.next().unwrap_or_default()).collect();
-        for flight in over {
-            match flight.pid {
-                Some(_) => self.land(flight),
-                None => self.listen(flight),
+        self.report_exits();
+        let mut ready = ready.into_iter();
+        let over: Vec<InFlightCall> =
+            self.queue.in_flight.extract_if(.., |_| ready.next().unwrap_or_default()).collect();
+        for running in over {
+            match running.pid {
+                Some(_) => self.complete(running),
+                None => self.finish_start(running),
             }
         }
-        self.give_up_late();
-        if called {
+        self.abort_timed_out();
+        if request_ready {
             let received = self.socket.as_ref().map(|socket| receive(socket, buffer));
             match received {
-                Some(Ok((len @ 1.., fds))) => self.serve(&buffer[..len], fds),
+                Some(Ok((len @ 1.., fds))) => self.handle_packet(&buffer[..len], fds),
                 Some(Err(rustix::io::Errno::AGAIN)) => {}
                 _ => return Ok(false),
             }
@@ -150,8 +151,8 @@ impl Supervisor {
         Ok(true)
     }
 
-    fn serve(&mut self, packet: &[u8], fds: Vec<OwnedFd>) {
-        self.season.called();
+    fn handle_packet(&mut self, packet: &[u8], fds: Vec<OwnedFd>) {
+        self.prefork_policy.record_call();
         match serde_json::from_slice::<Request>(packet) {
             Ok(Request { id, call }) => {
                 if let Some(outcome) = self.begin(id, call, fds) {
@@ -165,7 +166,7 @@ impl Supervisor {
         }
     }
 
-    /// Does what can be done at once, and puts the rest into the line.
+    /// Carries out what needs no worker, and queues the rest.
     fn begin(&mut self, id: u64, call: Call, fds: Vec<OwnedFd>) -> Option<Outcome> {
         let nothing = |()| (Done::default(), None);
         match &call {
@@ -173,243 +174,248 @@ impl Supervisor {
                 return Some(signal::send(&self.children, container, exec, *signal).map(nothing));
             }
             Call::Kill { container } => {
-                let kept = self.kept.get(container).ok_or_else(|| unknown(container));
-                return Some(kept.and_then(|kept| containers::kill(container, &kept.cgroup)).map(nothing));
+                let entry = self.containers.get(container).ok_or_else(|| unknown(container));
+                return Some(entry.and_then(|entry| containers::kill(container, &entry.cgroup)).map(nothing));
             }
             _ => {}
         }
         if let Err(failure) = self.check(&call) {
             return Some(Err(failure));
         }
-        match self.at_once(id, &call) {
-            AtOnce::No => {}
-            AtOnce::Under => return None,
-            AtOnce::Done(outcome) => return Some(outcome),
+        match self.try_inline(id, &call) {
+            Inline::NeedsWorker => {}
+            Inline::InProgress => return None,
+            Inline::Done(outcome) => return Some(outcome),
         }
-        let refused = self.flights.queue(Waiting { request: Some(id), call, fds }).err()?;
-        let message = format!("{}: thousands of calls wait already", worker::about(&refused.call));
+        let refused = self.queue.enqueue(QueuedCall { request: Some(id), call, fds }).err()?;
+        let message = format!("{}: the call queue is full; retry later", worker::describe(&refused.call));
         Some(Err(Failure::internal(message)))
     }
 
-    /// Whether a call makes sense now.
+    /// Checks a call against the current state.
     fn check(&self, call: &Call) -> Result<(), Failure> {
         let id = call.container();
         match call {
             Call::Create { .. } => {
                 let made = |call: &Call| matches!(call, Call::Create { .. });
-                if self.kept.contains_key(id) || self.flights.any(id, made) {
+                if self.containers.contains_key(id) || self.queue.any(id, made) {
                     return Err(Failure::new(FailureKind::Exists, format!("container {id} exists")));
                 }
             }
             Call::Exec { exec, .. } => {
                 let same = |call: &Call| matches!(call, Call::Exec { exec: other, .. } if other == exec);
-                if let Some(failure) = self.kept.get(id).and_then(|kept| kept.unnoted.clone()) {
+                if let Some(failure) = self.containers.get(id).and_then(|entry| entry.state_error.clone()) {
                     return Err(failure);
                 }
-                if self.children.pid(id, exec).is_some() || self.flights.any(id, same) {
+                if self.children.pid(id, exec).is_some() || self.queue.any(id, same) {
                     let message = format!("process {exec} of container {id} exists");
                     return Err(Failure::new(FailureKind::Exists, message));
                 }
             }
-            Call::Delete { .. } if self.children.any(id) || self.flights.any(id, |_| true) => {
+            Call::Delete { .. } if self.children.any(id) || self.queue.any(id, |_| true) => {
                 let message = format!("processes of container {id} still run: kill them first");
                 return Err(Failure::new(FailureKind::Invalid, message));
             }
             _ => {}
         }
-        let of_a_container = !matches!(call, Call::Create { .. } | Call::Namespaces { .. });
-        if of_a_container && !self.kept.contains_key(id) {
+        let needs_container = !matches!(call, Call::Create { .. } | Call::Namespaces { .. });
+        if needs_container && !self.containers.contains_key(id) {
             return Err(unknown(id));
         }
         Ok(())
     }
 
-    /// Most containers have no hooks, and then their start and their end are
-    /// a few short system calls.
-    fn at_once(&mut self, id: u64, call: &Call) -> AtOnce {
+    /// Starts or deletes a container without a worker: without hooks, these are a few short system calls.
+    fn try_inline(&mut self, id: u64, call: &Call) -> Inline {
         let nothing = |()| (Done::default(), None);
         let container = call.container();
-        let Some(kept) = self.kept.get_mut(container).filter(|kept| !kept.hooks) else { return AtOnce::No };
+        let Some(entry) = self.containers.get_mut(container).filter(|entry| !entry.hooks) else {
+            return Inline::NeedsWorker;
+        };
         match call {
             Call::Start { .. } => {
-                let Some(words) = kept.words.take() else { return AtOnce::No };
-                if let Err(failure) = containers::let_go(&self.state, container) {
-                    kept.words = Some(words);
-                    return AtOnce::Done(Err(failure));
+                let Some(log) = entry.init_log.take() else { return Inline::NeedsWorker };
+                if let Err(failure) = containers::start_program(&self.state, container) {
+                    entry.init_log = Some(log);
+                    return Inline::Done(Err(failure));
                 }
-                let waiting = Waiting { request: Some(id), call: call.clone(), fds: Vec::new() };
-                self.flights.begun(None, waiting, words, None);
-                AtOnce::Under
+                let waiting = QueuedCall { request: Some(id), call: call.clone(), fds: Vec::new() };
+                self.queue.insert(None, waiting, log, None);
+                Inline::InProgress
             }
-            Call::Delete { .. } => match containers::take_away(&self.state, container, &kept.cgroup) {
+            Call::Delete { .. } => match containers::remove_idle(&self.state, container, &entry.cgroup) {
                 Some(result) => {
                     if result.is_ok() {
-                        self.kept.remove(container);
+                        self.containers.remove(container);
                     }
-                    AtOnce::Done(result.map(nothing))
+                    Inline::Done(result.map(nothing))
                 }
-                None => AtOnce::No,
+                None => Inline::NeedsWorker,
             },
-            _ => AtOnce::No,
+            _ => Inline::NeedsWorker,
         }
     }
 
-    /// Takes what a container's first process says after it was let go: nothing
-    /// but an end if it has become its program.
-    fn listen(&mut self, mut flight: Flight) {
-        if !words::more(&flight.answer, &mut flight.said) {
-            self.flights.flying.push(flight);
+    /// Reads the helper log of an init process after start: end of file without an error event means that it has
+    /// exec'ed its program.
+    fn finish_start(&mut self, mut running: InFlightCall) {
+        if !helper_log::read_available(&running.answer, &mut running.received) {
+            self.queue.in_flight.push(running);
             return;
         }
-        self.season.called();
-        let container = flight.call.container();
-        let said = String::from_utf8_lossy(&flight.said);
-        let outcome = match words::first_error(&said) {
+        self.prefork_policy.record_call();
+        let container = running.call.container();
+        let log_text = String::from_utf8_lossy(&running.received);
+        let outcome = match helper_log::first_error(&log_text) {
             "" => Ok((Done::default(), None)),
-            said => Err(Failure::internal(format!("cannot start container {container}: {said}"))),
+            log_text => Err(Failure::internal(format!("failed to start container {container}: {log_text}"))),
         };
         let runs = outcome.is_ok();
-        self.reply(flight.request, outcome);
+        self.reply(running.request, outcome);
         if runs
-            && let Err(failure) = containers::runs(&self.state, container)
-            && let Some(kept) = self.kept.get_mut(container)
+            && let Err(failure) = containers::mark_running(&self.state, container)
+            && let Some(entry) = self.containers.get_mut(container)
         {
-            // Those who want a further process are told.
-            kept.unnoted = Some(failure);
+            // Reported to later exec calls.
+            entry.state_error = Some(failure);
         }
     }
 
-    /// Has a copy of this process carry the call out.
-    fn launch(&mut self, mut waiting: Waiting) {
+    /// Has a worker carry the call out.
+    fn start_worker(&mut self, mut waiting: QueuedCall) {
         match self.filters.program(&waiting.call) {
             Ok(program) => waiting.fds.extend(program),
             Err(failure) => return self.reply(waiting.request, Err(failure)),
         }
-        // A hook may have work for every processor.
-        let alone = self.flights.none() && !matches!(waiting.call, Call::Create { hooks: true, .. });
-        let Some(Waiting { request, call, fds }) = self.launch_spare(waiting, alone) else { return };
-        self.hold(alone, None);
-        match spare::copy() {
-            Ok(Copied::There(copy)) => {
-                let kept = self.kept.remove(call.container());
-                let (bundle, first) = kept.map(|kept| (kept.bundle, kept.words)).unwrap_or_default();
-                let free = if self.held { self.processors.home() } else { None };
-                let state = self.shed();
-                worker::run(call, Tools { state, bundle, fds, words: copy.words, first, free }, &copy.socket);
+        // A hook may use every CPU.
+        let alone = self.queue.is_empty() && !matches!(waiting.call, Call::Create { hooks: true, .. });
+        let Some(QueuedCall { request, call, fds }) = self.assign_to_preforked(waiting, alone) else { return };
+        self.pin(alone, None);
+        match prefork::fork_worker() {
+            Ok(Forked::Child(copy)) => {
+                let entry = self.containers.remove(call.container());
+                let (bundle, init_log) = entry.map(|entry| (entry.bundle, entry.init_log)).unwrap_or_default();
+                let allowed_cpus = if self.pinned { self.affinity.allowed() } else { None };
+                let state = self.drop_inherited_state();
+                worker::run(
+                    call,
+                    WorkerInput { state, bundle, fds, log: copy.log, init_log, allowed_cpus },
+                    &copy.socket,
+                );
                 std::process::exit(0)
             }
-            Ok(Copied::Here(copy)) => self.begun(copy, request, call),
+            Ok(Forked::Parent(copy)) => self.register(copy, request, call),
             Err(error) => {
-                let about = worker::about(&call);
-                let failure = Failure::internal(format!("{about}: cannot start a helper process: {error}"));
+                let about = worker::describe(&call);
+                let failure = Failure::internal(format!("{about}: failed to fork a worker: {error}"));
                 self.reply(request, Err(failure));
             }
         }
     }
 
-    /// Gives the call to the spare copy. Without one that can do it, the call comes back.
-    fn launch_spare(&mut self, waiting: Waiting, alone: bool) -> Option<Waiting> {
-        // Others need what only a copy of the present state has.
+    /// Assigns the call to the preforked worker; returns the call if there is none or it cannot do it.
+    fn assign_to_preforked(&mut self, waiting: QueuedCall, alone: bool) -> Option<QueuedCall> {
+        // Other calls need state that only a fresh fork inherits.
         let able = matches!(waiting.call, Call::Create { .. } | Call::Exec { .. });
-        let Some(spare) = self.spare.take_if(|_| able) else { return Some(waiting) };
-        self.hold(alone, Some(spare.pid));
-        let Waiting { request, call, fds } = waiting;
-        let bundle = self.kept.get(call.container()).map(|kept| kept.bundle.clone()).unwrap_or_default();
-        let job = Job { call, bundle, held: self.held };
-        if spare.take(&job, &fds).is_err() {
-            // It has been killed.
-            return Some(Waiting { request, call: job.call, fds });
+        let Some(worker) = self.preforked.take_if(|_| able) else { return Some(waiting) };
+        self.pin(alone, Some(worker.pid));
+        let QueuedCall { request, call, fds } = waiting;
+        let bundle = self.containers.get(call.container()).map(|entry| entry.bundle.clone()).unwrap_or_default();
+        let job = Job { call, bundle, pinned: self.pinned };
+        if worker.assign(&job, &fds).is_err() {
+            // The worker has been killed.
+            return Some(QueuedCall { request, call: job.call, fds });
         }
-        self.begun(spare, request, job.call);
+        self.register(worker, request, job.call);
         None
     }
 
-    fn begun(&mut self, copy: Spare, request: Option<u64>, call: Call) {
-        let waiting = Waiting { request, call, fds: Vec::new() };
-        self.flights.begun(Some(copy.pid), waiting, copy.socket, Some(copy.words));
+    fn register(&mut self, copy: PreforkedWorker, request: Option<u64>, call: Call) {
+        let waiting = QueuedCall { request, call, fds: Vec::new() };
+        self.queue.insert(Some(copy.pid), waiting, copy.socket, Some(copy.log));
     }
 
-    /// A call that is alone keeps to one processor, and so does this process until it has ended.
-    fn hold(&mut self, alone: bool, other: Option<Pid>) {
-        if alone && self.processors.hold(other) {
-            self.held = true;
+    /// Pins a call that is alone, and this process until the call completes, to one CPU.
+    fn pin(&mut self, alone: bool, other: Option<Pid>) {
+        if alone && self.affinity.pin(other) {
+            self.pinned = true;
         } else {
-            self.let_loose();
+            self.unpin();
         }
     }
 
-    fn let_loose(&mut self) {
-        if std::mem::take(&mut self.held)
-            && let Some(home) = self.processors.home()
+    fn unpin(&mut self) {
+        if std::mem::take(&mut self.pinned)
+            && let Some(allowed) = self.affinity.allowed()
         {
-            // It was allowed a moment ago.
-            let _ = processors::leave(&home);
+            // A failure costs only speed.
+            let _ = cpu_affinity::move_away(&allowed);
         }
     }
 
-    /// In a copy: lets go of everything that would stay open in what it becomes
-    /// the parent of, and returns the directory for states.
-    fn shed(&mut self) -> PathBuf {
-        drop((self.socket.take(), self.signals.take(), self.spare.take()));
-        drop((std::mem::take(&mut self.kept), std::mem::take(&mut self.flights)));
+    /// In a worker: drops the inherited state, whose descriptors would stay open in its children, and returns the
+    /// state directory.
+    fn drop_inherited_state(&mut self) -> PathBuf {
+        drop((self.socket.take(), self.signals.take(), self.preforked.take()));
+        drop((std::mem::take(&mut self.containers), std::mem::take(&mut self.queue)));
         drop(std::mem::take(&mut self.filters));
         std::mem::take(&mut self.state)
     }
 
-    /// When something has to be done about the spare copy.
-    fn next_spare(&self) -> Option<Duration> {
-        if !self.flights.none() {
+    /// Returns the time until the preforked worker needs an action.
+    fn next_prefork_action(&self) -> Option<Duration> {
+        if !self.queue.is_empty() {
             return None;
         }
-        match self.season.advice(self.spare.is_some()) {
-            Advice::Rest => None,
-            Advice::Wait(left) => Some(left),
-            Advice::Now => Some(Duration::ZERO),
+        match self.prefork_policy.next_action(self.preforked.is_some()) {
+            PreforkAction::Idle => None,
+            PreforkAction::Wait(left) => Some(left),
+            PreforkAction::Act => Some(Duration::ZERO),
         }
     }
 
-    /// Makes the spare copy, or lets it go.
-    fn tend_spare(&mut self) {
-        if !self.flights.none() || self.season.advice(self.spare.is_some()) != Advice::Now {
+    /// Preforks a worker, or discards the idle one.
+    fn maintain_preforked(&mut self) {
+        if !self.queue.is_empty() || self.prefork_policy.next_action(self.preforked.is_some()) != PreforkAction::Act {
             return;
         }
-        if self.spare.take().is_some() {
-            // Nobody has called for a while: this process needs little now. Where that cannot be done, nothing is lost.
+        if self.preforked.take().is_some() {
+            // Idle: return free memory to the kernel. A failure costs only memory.
             let _ = firstlight_sys::memory::give_back();
             return;
         }
-        match spare::copy() {
-            Ok(Copied::There(copy)) => {
-                let home = self.processors.home();
-                let state = self.shed();
-                if let Some((Job { call, bundle, held }, fds)) = copy.job() {
-                    let free = home.filter(|_| held);
-                    let tools = Tools { state, bundle, fds, words: copy.words, first: None, free };
-                    worker::run(call, tools, &copy.socket);
+        match prefork::fork_worker() {
+            Ok(Forked::Child(copy)) => {
+                let allowed = self.affinity.allowed();
+                let state = self.drop_inherited_state();
+                if let Some((Job { call, bundle, pinned }, fds)) = copy.wait_for_job() {
+                    let allowed_cpus = allowed.filter(|_| pinned);
+                    let input = WorkerInput { state, bundle, fds, log: copy.log, init_log: None, allowed_cpus };
+                    worker::run(call, input, &copy.socket);
                 }
                 std::process::exit(0)
             }
-            Ok(Copied::Here(copy)) => self.spare = Some(copy),
-            // A call will try again, and tell.
-            Err(_) => self.season = Season::default(),
+            Ok(Forked::Parent(copy)) => self.preforked = Some(copy),
+            // The next call forks its own worker and reports the error.
+            Err(_) => self.prefork_policy = PreforkPolicy::default(),
         }
     }
 
-    fn give_up_late(&mut self) {
-        for flight in self.flights.late() {
-            self.give_up(flight);
+    fn abort_timed_out(&mut self) {
+        for running in self.queue.take_timed_out() {
+            self.abort(running);
         }
     }
 
-    /// Takes a worker's answer.
-    fn land(&mut self, mut flight: Flight) {
-        self.season.called();
-        let outcome = worker::outcome(&flight.answer, "", &worker::about(&flight.call)).map_err(|mut failure| {
-            let mut said = Vec::new();
-            if let Some(words) = &flight.words {
-                words::more(words, &mut said);
+    /// Completes a call with its worker's result.
+    fn complete(&mut self, mut running: InFlightCall) {
+        self.prefork_policy.record_call();
+        let outcome = worker::outcome(&running.answer, "", &worker::describe(&running.call)).map_err(|mut failure| {
+            let mut log_text = Vec::new();
+            if let Some(log) = &running.log {
+                helper_log::read_available(log, &mut log_text);
             }
-            let more = words::errors(&String::from_utf8_lossy(&said));
+            let more = helper_log::errors(&String::from_utf8_lossy(&log_text));
             if !more.is_empty() {
                 failure.message = format!("{}; {more}", failure.message);
             }
@@ -417,69 +423,69 @@ impl Supervisor {
         });
         let made = outcome.as_ref().ok().and_then(|(done, _)| done.pid);
         let mut ended = None;
-        match &flight.call {
+        match &running.call {
             Call::Create { container, bundle, cgroup, hooks, .. } => {
                 if let Some(pid) = made {
                     let (bundle, cgroup, hooks) = (bundle.clone(), cgroup.clone(), *hooks);
-                    self.kept.insert(
+                    self.containers.insert(
                         container.clone(),
-                        Kept { bundle, cgroup, hooks, words: flight.words.take(), unnoted: None },
+                        ContainerEntry { bundle, cgroup, hooks, init_log: running.log.take(), state_error: None },
                     );
-                    ended = self.children.claim(pid, flight.number, container, "").map(|code| ("", code));
+                    ended = self.children.claim(pid, running.number, container, "").map(|code| ("", code));
                 }
             }
             Call::Exec { container, exec, .. } => {
                 if let Some(pid) = made {
-                    ended = self.children.claim(pid, flight.number, container, exec).map(|code| (exec.as_str(), code));
+                    ended = self.children.claim(pid, running.number, container, exec).map(|code| (exec.as_str(), code));
                 }
-                if !self.flights.any(container, |call| matches!(call, Call::Exec { .. })) {
+                if !self.queue.any(container, |call| matches!(call, Call::Exec { .. })) {
                     containers::remove_sockets(&self.state, container);
                 }
             }
             Call::Start { container } => {
-                if let Some(kept) = self.kept.get_mut(container) {
-                    kept.words = None;
+                if let Some(entry) = self.containers.get_mut(container) {
+                    entry.init_log = None;
                 }
             }
             Call::Delete { container } => {
-                // A hook that failed does not keep it.
+                // A failed hook does not keep the container.
                 if !self.state.join(container).exists() {
-                    self.kept.remove(container);
+                    self.containers.remove(container);
                 }
             }
             Call::Namespaces { .. } | Call::Signal { .. } | Call::Kill { .. } => {}
         }
         let exited = ended.map(|(exec, code)| FromRuntime::Exited {
-            container: flight.call.container().to_owned(),
+            container: running.call.container().to_owned(),
             exec: exec.to_owned(),
             code,
         });
-        self.reply(flight.request, outcome);
+        self.reply(running.request, outcome);
         if let Some(exited) = exited {
-            self.tell(&exited, &[]);
+            self.send(&exited, &[]);
         }
-        self.let_loose();
+        self.unpin();
     }
 
-    /// Ends a call that takes too long, and what it has made so far.
-    fn give_up(&mut self, flight: Flight) {
-        self.let_loose();
-        if let Some(pid) = flight.pid {
+    /// Aborts a call that exceeded its timeout, and kills what it has created so far.
+    fn abort(&mut self, running: InFlightCall) {
+        self.unpin();
+        if let Some(pid) = running.pid {
             let _ = kill_process(pid, Signal::KILL);
         }
-        if let Call::Create { container, cgroup, .. } = &flight.call {
+        if let Call::Create { container, cgroup, .. } = &running.call {
             let _ = containers::kill(container, cgroup);
             containers::discard(&self.state, container);
         }
-        let seconds = patience(&flight.call).as_secs();
-        let about = worker::about(&flight.call);
-        let message = format!("{about} has not ended after {seconds} s; is a file system or the container stuck?");
-        self.reply(flight.request, Err(Failure::internal(message)));
+        let seconds = timeout_of(&running.call).as_secs();
+        let about = worker::describe(&running.call);
+        let message = format!("{about} timed out after {seconds} s; is a file system or the container stuck?");
+        self.reply(running.request, Err(Failure::internal(message)));
     }
 
-    fn report(&mut self) {
-        for (name, code) in self.children.reap(self.flights.oldest(), self.flights.next_number()) {
-            self.tell(&FromRuntime::Exited { container: name.container, exec: name.exec, code }, &[]);
+    fn report_exits(&mut self) {
+        for (name, code) in self.children.reap(self.queue.oldest(), self.queue.next_number()) {
+            self.send(&FromRuntime::Exited { container: name.container, exec: name.exec, code }, &[]);
         }
     }
 
@@ -493,35 +499,35 @@ impl Supervisor {
             }
         };
         let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
-        self.tell(&FromRuntime::Reply { id, result }, &fds);
+        self.send(&FromRuntime::Reply { id, result }, &fds);
     }
 
-    fn tell(&self, message: &FromRuntime, fds: &[BorrowedFd<'_>]) {
+    fn send(&self, message: &FromRuntime, fds: &[BorrowedFd<'_>]) {
         if let (Some(socket), Ok(packet)) = (&self.socket, serde_json::to_vec(message)) {
-            // An error means that the peer is gone, and the next poll says so.
+            // An error means that the peer has closed the socket, which the next poll reports.
             let _ = send(socket, &packet, fds);
         }
     }
 
-    /// The server is gone: nobody can reach these containers any more.
-    fn end(&mut self) {
-        self.spare = None;
-        for flight in &self.flights.flying {
-            if let Call::Create { container, cgroup, .. } = &flight.call {
+    /// Kills all containers: the server is gone, so they cannot be managed any more.
+    fn shut_down(&mut self) {
+        self.preforked = None;
+        for running in &self.queue.in_flight {
+            if let Call::Create { container, cgroup, .. } = &running.call {
                 let _ = containers::kill(container, cgroup);
             }
-            if let Some(pid) = flight.pid {
+            if let Some(pid) = running.pid {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        for (container, kept) in &self.kept {
-            let _ = containers::kill(container, &kept.cgroup);
+        for (container, entry) in &self.containers {
+            let _ = containers::kill(container, &entry.cgroup);
         }
         for pid in self.children.pids() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        // Blocks for each child, all of which have been killed.
+        // Reaps every child; all of them have been killed.
         while wait(WaitOptions::empty()).is_ok() {}
-        containers::sweep(&self.state);
+        containers::remove_all(&self.state);
     }
 }

@@ -6,38 +6,37 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::thread::CpuSet;
 
-use crate::containers::{Stdio, Work};
+use crate::containers::{CallContext, Stdio};
 use crate::filter;
+use crate::helper_log::HelperLog;
 use crate::message::{Call, Done, Failure, FailureKind};
 use crate::namespaces;
 use crate::socket::{MAX_MESSAGE, receive, send};
-use crate::words::LastWords;
 
-/// What a worker needs besides the call.
-pub(crate) struct Tools {
+/// A worker's input besides the call.
+pub(crate) struct WorkerInput {
     pub(crate) state: PathBuf,
     /// The container's bundle.
     pub(crate) bundle: PathBuf,
-    /// The process's standard descriptors; for a container that is to be made its device filter comes last,
-    /// if it is kept.
+    /// The process's standard descriptors; for [`Call::Create`] the device filter comes last, if it is cached.
     pub(crate) fds: Vec<OwnedFd>,
-    /// Both ends of the pipe for last words.
-    pub(crate) words: (OwnedFd, OwnedFd),
-    /// What the container's first process says.
-    pub(crate) first: Option<OwnedFd>,
-    /// Where the container's program may run, if this process is held to one processor.
-    pub(crate) free: Option<CpuSet>,
+    /// Both ends of the helper log pipe.
+    pub(crate) log: (OwnedFd, OwnedFd),
+    /// The helper log of the container's init process.
+    pub(crate) init_log: Option<OwnedFd>,
+    /// The CPU affinity of the container's program, if this process is pinned to one CPU.
+    pub(crate) allowed_cpus: Option<CpuSet>,
 }
 
-/// How a call ended.
+/// The result of a call, with a terminal's master.
 pub(crate) type Outcome = Result<(Done, Option<OwnedFd>), Failure>;
 
-/// Carries out a call and tells how it went. For a process that ends then.
-pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
-    // Only for people who look at the process table.
+/// Carries out a call and sends the result. The calling process exits afterwards.
+pub(crate) fn run(call: Call, input: WorkerInput, answer: &OwnedFd) {
+    // Only for readers of the process table.
     let _ = rustix::thread::set_name(c"fl-call");
     let _ = firstlight_sys::fork::unblock_signals();
-    let (result, master) = match work(call, tools) {
+    let (result, master) = match carry_out(call, input) {
         Ok((done, master)) => (Ok(done), master),
         Err(mut failure) => {
             failure.message = failure.message.chars().take(MAX_MESSAGE / 8).collect();
@@ -46,64 +45,65 @@ pub(crate) fn run(call: Call, tools: Tools, answer: &OwnedFd) {
     };
     let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
     if let Ok(packet) = serde_json::to_vec::<Result<Done, Failure>>(&result) {
-        // Without an answer the runtime tells what is left of the last words.
+        // If this fails, the runtime reports what is in the helper log.
         let _ = send(answer, &packet, &fds);
-        // Who waits for it may be held to this processor; ending takes a while.
+        // The receiver may be pinned to this CPU, and exiting takes a while.
         rustix::thread::sched_yield();
     }
 }
 
-fn work(call: Call, tools: Tools) -> Outcome {
-    let Tools { state, bundle, mut fds, words: (reader, writer), first, free } = tools;
-    let work = Work { state, words: LastWords::listen(reader, writer), free };
-    let nothing = |()| (Done::default(), None);
+fn carry_out(call: Call, input: WorkerInput) -> Outcome {
+    let WorkerInput { state, bundle, mut fds, log: (reader, writer), init_log, allowed_cpus } = input;
+    let context = CallContext { state, log: HelperLog::install(reader, writer), allowed_cpus };
+    let done = |()| (Done::default(), None);
     match call {
-        Call::Namespaces { dir, hostname } => namespaces::keep(&dir, &hostname, &work.words).map(nothing),
+        Call::Namespaces { dir, hostname } => namespaces::create(&dir, &hostname, &context.log).map(done),
         Call::Create { container, bundle, cgroup, devices, root, terminal, no_pivot, hooks, .. } => {
-            let program = if filter::is_kept(&devices) { fds.pop() } else { None };
+            let program = if filter::is_cached(&devices) { fds.pop() } else { None };
             let stdio = stdio(terminal, fds)?;
-            look_at(&root)?;
-            let group = filter::guard(&container, &cgroup, &devices, program)?;
-            let made = work.create(&container, &bundle, stdio, no_pivot, hooks).inspect_err(|_| group.discard())?;
+            check_root(&root)?;
+            let group = filter::make_filtered_cgroup(&container, &cgroup, &devices, program)?;
+            let made = context.create(&container, &bundle, stdio, no_pivot, hooks).inspect_err(|_| group.discard())?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
         Call::Start { container } => {
-            let first = first.ok_or_else(|| {
+            let init_log = init_log.ok_or_else(|| {
                 Failure::new(FailureKind::Invalid, format!("container {container} has been started already"))
             })?;
-            work.start(&container, &bundle, &LastWords::of(first)).map(nothing)
+            context.start(&container, &bundle, &HelperLog::new(init_log)).map(done)
         }
         Call::Exec { container, process, terminal, .. } => {
-            let made = work.exec(&container, &bundle, &process, stdio(terminal, fds)?)?;
+            let made = context.exec(&container, &bundle, &process, stdio(terminal, fds)?)?;
             Ok((Done { pid: Some(made.pid) }, made.master))
         }
-        Call::Delete { container } => work.delete(&container, &bundle).map(nothing),
-        Call::Signal { .. } | Call::Kill { .. } => Err(Failure::internal("a call without work; this is a bug")),
+        Call::Delete { container } => context.delete(&container, &bundle).map(done),
+        Call::Signal { .. } | Call::Kill { .. } => {
+            Err(Failure::internal("a worker got a call that the runtime carries out itself; this is a bug"))
+        }
     }
 }
 
-/// Whether a container's root is there. Looking may take as long as the file
-/// system likes, which is why it is done here.
-fn look_at(root: &Path) -> Result<(), Failure> {
+/// Checks that a container's root exists. Done in the worker, because the file system may block.
+fn check_root(root: &Path) -> Result<(), Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat2(CWD, root, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS);
     opened.map(drop).map_err(|error| {
         let root = root.display();
         Failure::internal(format!(
-            "cannot open the root {root}: {error}; is the host's share mounted (CreateSandbox) and the image in it?"
+            "failed to open the root {root}: {error}; is the host's share mounted (CreateSandbox) and the image in it?"
         ))
     })
 }
 
-/// Reads a worker's answer; without one it has died.
-pub(crate) fn outcome(answer: &OwnedFd, words: &str, what: &str) -> Outcome {
+/// Reads a worker's result; end of file means that it has died.
+pub(crate) fn outcome(answer: &OwnedFd, log: &str, what: &str) -> Outcome {
     let mut buffer = vec![0; MAX_MESSAGE];
     match receive(answer, &mut buffer) {
         Ok((len @ 1.., mut fds)) => match serde_json::from_slice::<Result<Done, Failure>>(&buffer[..len]) {
             Ok(result) => result.map(|done| (done, fds.pop())),
-            Err(error) => Err(Failure::internal(format!("{what}: not an answer: {error}"))),
+            Err(error) => Err(Failure::internal(format!("{what}: invalid reply of the worker: {error}"))),
         },
-        _ => Err(Failure::internal(format!("{what}: the helper process ended without an answer {words}"))),
+        _ => Err(Failure::internal(format!("{what}: the worker exited without a reply {log}"))),
     }
 }
 
@@ -112,14 +112,13 @@ fn stdio(terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
         return Ok(None);
     }
     let got = fds.len();
-    let fds: [OwnedFd; 3] = fds
-        .try_into()
-        .map_err(|_| Failure::new(FailureKind::Invalid, format!("{got} descriptors came, 3 are needed")))?;
+    let fds: [OwnedFd; 3] =
+        fds.try_into().map_err(|_| Failure::new(FailureKind::Invalid, format!("expected 3 descriptors, got {got}")))?;
     Ok(Some(fds))
 }
 
-/// What a call is about, for errors.
-pub(crate) fn about(call: &Call) -> String {
+/// Describes a call for error messages.
+pub(crate) fn describe(call: &Call) -> String {
     match call {
         Call::Namespaces { dir, .. } => format!("namespaces in {}", Path::display(dir)),
         Call::Create { container, .. } => format!("creating container {container}"),

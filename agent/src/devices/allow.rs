@@ -110,7 +110,7 @@ fn rule(given: &LinuxDeviceCgroup) -> Result<Rule> {
         kind,
         major: number(given.major())?,
         minor: number(given.minor())?,
-        access: Access::of(access).ok_or_else(|| wrong("access must consist of r, w and m"))?,
+        access: Access::parse(access).ok_or_else(|| wrong("access must consist of r, w and m"))?,
     })
 }
 
@@ -137,7 +137,7 @@ fn is_console(rule: &LinuxDeviceCgroup) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_device_filter::Asked;
+    use firstlight_device_filter::AccessRequest;
     use oci_spec::runtime::LinuxDeviceBuilder;
     use proptest::prelude::*;
 
@@ -176,8 +176,8 @@ mod tests {
     /// Returns the filter's decision.
     fn may(spec: &Spec, kind: LinuxDeviceType, major: u32, minor: u32, access: char) -> bool {
         let kind = if kind == LinuxDeviceType::B { Kind::Block } else { Kind::Char };
-        let access = Access::of(&access.to_string()).unwrap();
-        Filter::new(&rules(spec).unwrap()).unwrap().allows(&Asked { kind, major, minor, access })
+        let access = Access::parse(&access.to_string()).unwrap();
+        Filter::new(&rules(spec).unwrap()).unwrap().allows(&AccessRequest { kind, major, minor, access })
     }
 
     const C: LinuxDeviceType = LinuxDeviceType::C;

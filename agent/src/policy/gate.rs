@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use firstlight_agent_api::agent::SetPolicyRequest;
-use firstlight_policy::{Decision, Fault, Judge, Launch, Verdict};
+use firstlight_policy::{Decision, Evaluator, LaunchOptions, PolicyError, Verdict};
 use protobuf::Message as _;
 use tokio::sync::oneshot;
 
@@ -96,24 +96,24 @@ fn work(jobs: &Receiver<Job>) {
     }
 }
 
-fn replace(judge: &mut Option<Judge>, bytes: &[u8]) -> Result<()> {
+fn replace(judge: &mut Option<Evaluator>, bytes: &[u8]) -> Result<()> {
     authorise(judge.as_mut(), SetPolicyRequest::NAME, bytes)?;
     let request = SetPolicyRequest::parse_from_bytes(bytes).map_err(|error| Error::invalid(error.to_string()))?;
     load(judge, request.policy).map_err(|error| error.during("SetPolicy"))
 }
 
-fn load(judge: &mut Option<Judge>, policy: String) -> Result<()> {
-    let started = Judge::start(Launch::default(), policy).map_err(|fault| match fault {
-        Fault::Policy(_) => Error::invalid(fault.to_string()),
-        Fault::Judge(_) => Error::internal(fault.to_string()),
+fn load(judge: &mut Option<Evaluator>, policy: String) -> Result<()> {
+    let started = Evaluator::start(LaunchOptions::default(), policy).map_err(|fault| match fault {
+        PolicyError::InvalidPolicy(_) => Error::invalid(fault.to_string()),
+        PolicyError::Evaluator(_) => Error::internal(fault.to_string()),
     });
     *judge = Some(started?);
     Ok(())
 }
 
-fn authorise(judge: Option<&mut Judge>, request: &str, bytes: &[u8]) -> Result<()> {
+fn authorise(judge: Option<&mut Evaluator>, request: &str, bytes: &[u8]) -> Result<()> {
     let Some(judge) = judge else { return Ok(()) };
-    let Verdict { decision, text } = judge.judge(request, bytes);
+    let Verdict { decision, text } = judge.evaluate(request, bytes);
     match decision {
         Decision::Allowed => Ok(()),
         Decision::Tolerated => {

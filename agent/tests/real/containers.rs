@@ -1,9 +1,9 @@
-//! Containers from their making to their end.
+//! The lifecycle of containers.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::held::Held;
+use crate::resources::ResourceUsage;
 use crate::support::{code, process, short, spec, with_agent};
 use firstlight_agent_api::agent::{
     CloseStdinRequest, CreateSandboxRequest, DestroySandboxRequest, GuestDetailsRequest, StatsContainerRequest,
@@ -13,7 +13,7 @@ use firstlight_agent_api::health::CheckRequest;
 use ttrpc::Code;
 
 #[test]
-fn a_pods_life() {
+fn pod_lifecycle() {
     with_agent(async |agent| {
         agent.health.check(short(), &CheckRequest::new()).await.unwrap();
         let version = agent.health.version(short(), &CheckRequest::new()).await.unwrap();
@@ -22,7 +22,7 @@ fn a_pods_life() {
         let details = agent.calls.get_guest_details(short(), &GuestDetailsRequest::new()).await.unwrap();
         assert!(details.agent_details.supports_seccomp);
 
-        // A second sandbox is refused and nothing is lost.
+        // A second sandbox is refused, and the first is unchanged.
         let marker = agent.inside("/run/kata-containers/marker");
         fs::create_dir_all(marker.parent().unwrap()).unwrap();
         fs::write(&marker, "x").unwrap();
@@ -43,30 +43,33 @@ fn a_pods_life() {
         assert_eq!(agent.output("c1", "").await, "out\ngot hello\n/root\nguest-1\n");
         assert_eq!(agent.wait("c1", "c1").await.unwrap(), 3);
         assert_eq!(code(agent.wait("c1", "c1").await).0, Code::NOT_FOUND);
-        // What a shim does at the end.
+        // As a shim does at the end.
         agent.signal("c1", "", 9).await.unwrap();
         agent.remove("c1").await.unwrap();
         assert_eq!(code(agent.remove("c1").await).0, Code::INVALID_ARGUMENT);
         assert!(!agent.inside("/run/kata-containers/c1").exists());
-        assert!(agent.dir.path().join("c1/rootfs/bin/sh").is_symlink(), "the image is the host's and stays");
+        assert!(
+            agent.dir.path().join("c1/rootfs/bin/sh").is_symlink(),
+            "the image belongs to the host and is not removed"
+        );
 
-        // The second finds nothing to do.
+        // The second call is idempotent.
         for _ in 0..2 {
             agent.calls.destroy_sandbox(short(), &DestroySandboxRequest::new()).await.unwrap();
         }
-        agent.ends("alone, the agent ends with its sandbox").await;
+        agent.wait_for_exit("without PID 1, the agent exits with its sandbox").await;
     });
 }
 
 #[test]
-fn further_processes() {
+fn exec_processes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
         assert_eq!(agent.shell("c1", "e1", "echo hi; exit 4").await, ("hi\n".to_owned(), 4));
         assert_eq!(code(agent.wait("c1", "e1").await).0, Code::NOT_FOUND);
 
-        // A name can be used again, but not while it is in use.
+        // An exec id can be reused after the process, but not while in use.
         agent.exec("c1", "e1", "sleep 1000").await.unwrap();
         let (kind, text) = code(agent.exec("c1", "e1", "true").await);
         assert_eq!(kind, Code::ALREADY_EXISTS);
@@ -74,12 +77,12 @@ fn further_processes() {
         agent.signal("c1", "e1", 15).await.unwrap();
         assert_eq!(agent.wait("c1", "e1").await.unwrap(), 143);
 
-        // The end comes although a grandchild keeps the pipe.
+        // Output ends although a grandchild holds the pipe.
         let start = Instant::now();
         assert_eq!(agent.shell("c1", "e2", "echo tail; sleep 100 & exit 0").await, ("tail\n".to_owned(), 0));
         assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
 
-        // A program that is not there: an error with its name, and nothing stays of it.
+        // A missing program: an error with its name, and no leftover files.
         let mut missing = process("");
         missing.Args = vec!["/bin/nothere".into()];
         let mut request = firstlight_agent_api::agent::ExecProcessRequest::new();
@@ -92,7 +95,7 @@ fn further_processes() {
         let names: Vec<_> = fs::read_dir(state).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert!(names.iter().all(|name| !name.to_string_lossy().starts_with("tenant-")), "{names:?}");
 
-        // SIGPIPE is as programs expect it, and nothing of ours is open or in the environment.
+        // SIGPIPE has its default action, and none of the agent's descriptors or variables are inherited.
         assert_eq!(
             agent.shell("c1", "e4", "yes | head -n 1; ls /proc/self/fd | grep -v '^[012]$' | grep -c .").await.0,
             "y\n1\n"
@@ -100,7 +103,7 @@ fn further_processes() {
         let (environment, _) = agent.shell("c1", "e5", "env").await;
         assert!(environment.contains("HOME=/root") && !environment.contains("AGENT_ADDR"), "{environment}");
 
-        // SIGTERM ends a first process that has no handler; nobody else is hit by an unknown container.
+        // SIGTERM kills an init process without a handler; a signal to an unknown container reaches no process.
         assert_eq!(code(agent.signal("nope", "", 15).await).0, Code::INVALID_ARGUMENT);
         assert_eq!(code(agent.signal("c1", "", 99).await).0, Code::INVALID_ARGUMENT);
         agent.signal("c1", "c1", 15).await.unwrap();
@@ -111,28 +114,28 @@ fn further_processes() {
 }
 
 #[test]
-fn no_descriptor_and_no_zombie_is_left() {
+fn exec_processes_leave_no_descriptors_and_no_zombies() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
-        let before = Held::at_rest(&agent).await;
+        let before = ResourceUsage::when_idle(&agent).await;
         for round in 0..20 {
-            // Nobody reads what these write.
+            // The output is never read.
             let name = format!("e{round}");
             agent.exec("c1", &name, "echo unread; echo unread >&2").await.unwrap();
             assert_eq!(agent.wait("c1", &name).await.unwrap(), 0);
         }
-        before.settles(&agent).await;
-        assert_eq!(before.processes, 1, "only the container's first process: {before:?}");
+        before.wait_until_equal(&agent).await;
+        assert_eq!(before.processes, 1, "only the container's init process: {before:?}");
         agent.remove("c1").await.unwrap();
     });
 }
 
 #[test]
-fn devices_are_denied_unless_they_are_listed() {
+fn unlisted_devices_are_denied() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        // In the container's own /dev: elsewhere a mount without devices may refuse them, which proves nothing.
+        // In the container's own /dev: elsewhere a nodev mount may deny the open, which proves nothing.
         let script = "mknod /dev/gpu c 195 0 && (cat /dev/gpu; echo code $?) 2>&1; \
              mknod /dev/log c 1 11 && (: > /dev/log; echo code $?) 2>&1; \
              echo x > /dev/null && head -c 2 /dev/zero | grep -c . ; \
@@ -142,7 +145,7 @@ fn devices_are_denied_unless_they_are_listed() {
         let denied = output.matches("Operation not permitted").count();
         assert_eq!(denied, 3, "{output}");
 
-        // Listed, the same device is let through, also for a further process.
+        // If listed, the same device can be opened, also by an exec process.
         let root = agent.root("c2");
         let mut listed = spec(&root, "sleep 1000");
         listed.Linux.mut_or_insert_default().Devices = vec![firstlight_agent_api::oci::LinuxDevice {
@@ -165,7 +168,7 @@ fn devices_are_denied_unless_they_are_listed() {
 }
 
 #[test]
-fn terminals() {
+fn terminal_input_output_and_resize() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -194,12 +197,12 @@ fn terminals() {
 }
 
 #[test]
-fn errors_name_their_cause_and_harm_nobody() {
+fn failed_creates_report_the_cause_and_leave_other_containers_running() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
         let root = agent.root("c2");
-        // The name of a running container.
+        // The id of a running container.
         let (kind, _) = code(agent.create(spec(&root, "true"), "c1").await);
         assert_eq!(kind, Code::ALREADY_EXISTS);
         assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
@@ -225,7 +228,7 @@ fn errors_name_their_cause_and_harm_nobody() {
         let (_, text) = code(agent.create(bad, "c2").await);
         assert!(text.contains("missing-source") && !text.contains('\n'), "{text}");
 
-        // Each left nothing behind, so the name is free.
+        // Every failed create was rolled back, so the id is free.
         agent.create(spec(&root, "exit 7"), "c2").await.unwrap();
         agent.begin("c2").await;
         assert_eq!(agent.wait("c2", "").await.unwrap(), 7);
@@ -240,7 +243,7 @@ fn errors_name_their_cause_and_harm_nobody() {
 }
 
 #[test]
-fn everything_of_a_container_dies_with_it() {
+fn container_removal_kills_all_its_processes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000 & sleep 1000").await;
@@ -252,7 +255,7 @@ fn everything_of_a_container_dies_with_it() {
         assert_eq!(agent.wait("c1", "").await.unwrap(), 137);
         agent.remove("c1").await.unwrap();
 
-        // An input that ends lets its reader end.
+        // Closing stdin is end of file for its reader.
         agent.run("c2", "cat; echo end").await;
         let close = CloseStdinRequest { container_id: "c2".into(), exec_id: "c2".into(), ..Default::default() };
         agent.calls.close_stdin(short(), &close).await.unwrap();
@@ -262,7 +265,7 @@ fn everything_of_a_container_dies_with_it() {
 }
 
 #[test]
-fn a_dead_runtime_ends_the_server_and_the_other_way_round() {
+fn runtime_and_containers_end_when_the_server_dies() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -274,10 +277,9 @@ fn a_dead_runtime_ends_the_server_and_the_other_way_round() {
         kill(pids[0]);
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            if pids
-                .iter()
-                .all(|pid| !std::path::Path::new(&format!("/proc/{pid}/cgroup")).exists() || crate::support::gone(*pid))
-            {
+            if pids.iter().all(|pid| {
+                !std::path::Path::new(&format!("/proc/{pid}/cgroup")).exists() || crate::support::has_exited(*pid)
+            }) {
                 return;
             }
         }
@@ -286,7 +288,7 @@ fn a_dead_runtime_ends_the_server_and_the_other_way_round() {
 }
 
 #[test]
-fn filters_reach_further_processes_and_pods_share_processes() {
+fn exec_processes_get_the_seccomp_filter_and_pods_share_pid_namespaces() {
     with_agent(async |agent| {
         agent.sandbox().await;
         for (container, no_new_privileges) in [("c1", false), ("c2", true)] {
@@ -306,9 +308,9 @@ fn filters_reach_further_processes_and_pods_share_processes() {
             let (output, _) =
                 agent.shell(container, "e1", "mkdir /tmp/b 2>&1; grep -E 'Seccomp:|CapEff:' /proc/self/status").await;
             assert!(output.contains("Operation not permitted") && output.contains("Seccomp:\t2"), "{output}");
-            // The capabilities are those that were asked for, not those that loading the filter took.
+            // The capabilities are the requested ones, not those needed for loading the filter.
             assert!(output.contains("CapEff:\t00000000080000e3"), "{output}");
-            // What the agent does about processors needs nothing that the filter forbids.
+            // Resetting the CPU affinity uses no system call that the filter forbids.
             let cpus = "Cpus_allowed_list:";
             let here = fs::read_to_string("/proc/self/status").unwrap();
             let here = here.lines().find(|line| line.starts_with(cpus)).unwrap();
@@ -325,7 +327,7 @@ fn filters_reach_further_processes_and_pods_share_processes() {
         agent.calls.create_container(short(), &request).await.unwrap();
         agent.begin("c3").await;
         let (output, _) = agent.shell("c3", "e1", "cat /proc/1/cmdline").await;
-        assert!(output.contains("1001"), "the first container's: {output}");
+        assert!(output.contains("1001"), "the first container's init process: {output}");
         for container in ["c3", "c2", "c1"] {
             agent.remove(container).await.unwrap();
         }
@@ -333,7 +335,7 @@ fn filters_reach_further_processes_and_pods_share_processes() {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_fails_with_its_reason() {
+fn program_that_cannot_be_executed_fails_with_the_cause() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -349,7 +351,7 @@ fn a_program_that_cannot_be_run_fails_with_its_reason() {
         assert_eq!(agent.wait("c1", "").await.unwrap(), 255);
         agent.remove("c1").await.unwrap();
 
-        // A further one: what the kernel refuses at the last moment is the call's error, not a code of a process.
+        // Exec: a failed execve is the call's error, not an exit code.
         agent.run("c2", "sleep 1000").await;
         fs::write(root.parent().unwrap().parent().unwrap().join("c2/rootfs/bin/garbage"), "#!/bin/nowhere\n").unwrap();
         let garbage = agent.dir.path().join("c2/rootfs/bin/garbage");
@@ -372,7 +374,7 @@ fn a_program_that_cannot_be_run_fails_with_its_reason() {
 }
 
 #[test]
-fn a_caller_that_goes_away_leaves_no_container() {
+fn cancelled_create_leaves_no_container() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -380,7 +382,7 @@ fn a_caller_that_goes_away_leaves_no_container() {
             let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
             request.container_id = "c1".into();
             request.OCI = Some(spec(&root, "sleep 1000")).into();
-            // Nobody makes a container that fast.
+            // Shorter than any creation of a container.
             let deadline = ttrpc::context::with_duration(Duration::from_micros(400));
             assert!(agent.calls.create_container(deadline, &request).await.is_err());
             let mut free = false;

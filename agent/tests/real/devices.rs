@@ -1,4 +1,4 @@
-//! Which devices a container may open, asked of the kernel.
+//! Device access of containers, checked with real opens.
 
 use std::fs;
 
@@ -6,16 +6,16 @@ use crate::support::{Agent, code, spec, with_agent};
 use firstlight_agent_api::oci;
 use ttrpc::Code;
 
-/// Makes a node of `$1:$2` and says which ways of opening it the filter lets through.
+/// Creates a node `$1:$2` and prints the open modes that the device filter allows.
 const PROBE: &str = r#"probe() {
   mknod /dev/probe c $1 $2
   for way in r w rw; do
     case $way in
-      r) said=$( { : < /dev/probe; } 2>&1 ) ;;
-      w) said=$( { : > /dev/probe; } 2>&1 ) ;;
-      rw) said=$( { : <> /dev/probe; } 2>&1 ) ;;
+      r) error=$( { : < /dev/probe; } 2>&1 ) ;;
+      w) error=$( { : > /dev/probe; } 2>&1 ) ;;
+      rw) error=$( { : <> /dev/probe; } 2>&1 ) ;;
     esac
-    case "$said" in *"Operation not permitted"*) ;; *) printf "%s " $way ;; esac
+    case "$error" in *"Operation not permitted"*) ;; *) printf "%s " $way ;; esac
   done
   echo
 }
@@ -33,16 +33,16 @@ fn rule(allow: bool, major: i64, minor: i64, access: &str) -> oci::LinuxDeviceCg
     }
 }
 
-fn ruled(agent: &Agent, id: &str, script: &str, rules: Vec<oci::LinuxDeviceCgroup>) -> oci::Spec {
+fn spec_with_rules(agent: &Agent, id: &str, script: &str, rules: Vec<oci::LinuxDeviceCgroup>) -> oci::Spec {
     let mut spec = spec(&agent.root(id), script);
     spec.Linux.mut_or_insert_default().Resources.mut_or_insert_default().Devices = rules;
     spec
 }
 
-/// The ways in which a container with these rules opens a device.
-async fn opens(agent: &Agent, id: &str, rules: Vec<oci::LinuxDeviceCgroup>, device: &str) -> String {
+/// Returns the open modes that a container with these rules has for a device.
+async fn open_modes(agent: &Agent, id: &str, rules: Vec<oci::LinuxDeviceCgroup>, device: &str) -> String {
     let script = format!("{PROBE} probe {device}");
-    agent.create(ruled(agent, id, &script, rules), id).await.unwrap();
+    agent.create(spec_with_rules(agent, id, &script, rules), id).await.unwrap();
     agent.begin(id).await;
     let output = agent.output(id, "").await;
     assert_eq!(agent.wait(id, "").await.unwrap(), 0, "{output}");
@@ -50,31 +50,31 @@ async fn opens(agent: &Agent, id: &str, rules: Vec<oci::LinuxDeviceCgroup>, devi
     output.trim().to_owned()
 }
 
-/// How many programs a process holds.
+/// Returns the number of BPF programs that a process has open.
 fn programs(pid: u32) -> usize {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().contains("bpf-prog"))).count()
 }
 
 #[test]
-fn tun_opens_only_where_it_is_listed() {
+fn tun_opens_only_if_listed() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        assert_eq!(opens(&agent, "c1", vec![], "10 200").await, "");
-        // Whether the kernel has it is another question.
-        assert_eq!(opens(&agent, "c2", vec![rule(true, 10, 200, "rw")], "10 200").await, "r w rw");
-        assert_eq!(opens(&agent, "c3", vec![], "1 3").await, "r w rw");
+        assert_eq!(open_modes(&agent, "c1", vec![], "10 200").await, "");
+        // The kernel need not have the driver: only EPERM counts.
+        assert_eq!(open_modes(&agent, "c2", vec![rule(true, 10, 200, "rw")], "10 200").await, "r w rw");
+        assert_eq!(open_modes(&agent, "c3", vec![], "1 3").await, "r w rw");
     });
 }
 
 #[test]
-fn the_guests_console_opens_for_nobody_and_a_terminal_works() {
+fn guest_console_is_denied_and_terminals_work() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        assert_eq!(opens(&agent, "c1", vec![], "5 1").await, "");
-        let asked = vec![rule(true, 5, 1, "rwm"), rule(true, 5, -1, "rwm")];
-        assert_eq!(opens(&agent, "c2", asked.clone(), "5 1").await, "");
-        assert_eq!(opens(&agent, "c3", asked, "5 2").await, "r w rw");
+        assert_eq!(open_modes(&agent, "c1", vec![], "5 1").await, "");
+        let requested = vec![rule(true, 5, 1, "rwm"), rule(true, 5, -1, "rwm")];
+        assert_eq!(open_modes(&agent, "c2", requested.clone(), "5 1").await, "");
+        assert_eq!(open_modes(&agent, "c3", requested, "5 2").await, "r w rw");
 
         let script = "echo from the terminal > /dev/console; ls -l /dev/console | grep -c '136, '";
         let mut terminal = spec(&agent.root("c4"), script);
@@ -87,19 +87,19 @@ fn the_guests_console_opens_for_nobody_and_a_terminal_works() {
 }
 
 #[test]
-fn an_open_for_both_needs_both() {
+fn read_write_open_needs_both_bits() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let zero = |allow, access| rule(allow, 1, 5, access);
-        assert_eq!(opens(&agent, "c1", vec![zero(false, "w")], "1 5").await, "r");
-        assert_eq!(opens(&agent, "c2", vec![zero(false, "rw"), zero(true, "r")], "1 5").await, "r");
+        assert_eq!(open_modes(&agent, "c1", vec![zero(false, "w")], "1 5").await, "r");
+        assert_eq!(open_modes(&agent, "c2", vec![zero(false, "rw"), zero(true, "r")], "1 5").await, "r");
         let both = vec![zero(false, "rw"), zero(true, "r"), zero(true, "w")];
-        assert_eq!(opens(&agent, "c3", both, "1 5").await, "r w rw");
+        assert_eq!(open_modes(&agent, "c3", both, "1 5").await, "r w rw");
     });
 }
 
 #[test]
-fn one_program_serves_every_container_with_the_same_rules() {
+fn containers_with_equal_rules_share_one_program() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let runtime = agent.pids()[1];
@@ -112,14 +112,14 @@ fn one_program_serves_every_container_with_the_same_rules() {
         assert_eq!(agent.shell("c2", "e1", open).await.0, "Operation not permitted\n");
         let first = fs::read_to_string(agent.group("c2", "cgroup.procs")).unwrap();
         let first: u32 = first.split_whitespace().next().unwrap().parse().unwrap();
-        assert_eq!(programs(first), 0, "no container has it in its hands");
-        assert_eq!(opens(&agent, "c4", vec![rule(true, 10, 229, "rw")], "10 229").await, "r w rw");
+        assert_eq!(programs(first), 0, "no container inherits the program's descriptor");
+        assert_eq!(open_modes(&agent, "c4", vec![rule(true, 10, 229, "rw")], "10 229").await, "r w rw");
         assert_eq!(programs(runtime), 2);
     });
 }
 
 #[test]
-fn containers_of_one_group_are_held_by_the_rules_of_both() {
+fn containers_in_one_cgroup_are_restricted_by_both_rule_lists() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let wait = "while :; do sleep 1; done";
@@ -128,7 +128,8 @@ fn containers_of_one_group_are_held_by_the_rules_of_both() {
         same.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
         agent.create(same, "c2").await.unwrap();
         agent.begin("c2").await;
-        let mut wider = ruled(&agent, "c3", &format!("{PROBE} probe 10 200"), vec![rule(true, 10, 200, "rw")]);
+        let mut wider =
+            spec_with_rules(&agent, "c3", &format!("{PROBE} probe 10 200"), vec![rule(true, 10, 200, "rw")]);
         wider.Linux.mut_or_insert_default().CgroupsPath = "/firstlight-test/c1".into();
         agent.create(wider, "c3").await.unwrap();
         agent.begin("c3").await;
@@ -138,14 +139,14 @@ fn containers_of_one_group_are_held_by_the_rules_of_both() {
 }
 
 #[test]
-fn long_lists_hold_and_longer_ones_are_refused() {
+fn long_rule_lists_are_enforced_and_too_long_ones_refused() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let many = |count: i64| (0..count).map(|minor| rule(minor % 2 == 0, 300 + minor % 7, minor, "rw")).collect();
-        assert_eq!(opens(&agent, "c1", many(1000), "306 6").await, "r w rw");
-        assert_eq!(opens(&agent, "c2", many(1000), "300 7").await, "");
-        let (kind, text) = code(agent.create(ruled(&agent, "c3", "true", many(100_000)), "c3").await);
-        assert!(kind == Code::INVALID_ARGUMENT && text.contains("more than 1024"), "{text}");
+        assert_eq!(open_modes(&agent, "c1", many(1000), "306 6").await, "r w rw");
+        assert_eq!(open_modes(&agent, "c2", many(1000), "300 7").await, "");
+        let (kind, text) = code(agent.create(spec_with_rules(&agent, "c3", "true", many(100_000)), "c3").await);
+        assert!(kind == Code::INVALID_ARGUMENT && text.contains("the limit of 1024"), "{text}");
         assert!(!agent.group("c3", "").exists());
 
         let mut negative = spec(&agent.root("c4"), "true");
@@ -157,7 +158,7 @@ fn long_lists_hold_and_longer_ones_are_refused() {
 }
 
 #[test]
-fn a_container_that_fails_leaves_no_group() {
+fn failed_create_leaves_no_cgroup() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let mut broken = spec(&agent.root("c1"), "true");

@@ -1,4 +1,4 @@
-//! Containers that ask for GPUs, with a PID 1 that is played by the test.
+//! Containers that request GPUs; the test stands in for PID 1.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,7 @@ use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use ttrpc::{Code, Error};
 
-/// The kernel's log stands in for a GPU: a character device that is there and
-/// that no container gets by itself.
+/// The kernel's log stands in for a GPU: an existing character device that containers cannot open by default.
 const CDI: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[
  {"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","type":"c","major":1,"minor":11,"permissions":"rw"}]}},
  {"name":"9","containerEdits":{"hooks":[{"hookName":"createContainer","path":"/usr/bin/nvidia-ctk"}]}}],
@@ -27,12 +26,12 @@ pub(crate) struct Init {
 }
 
 impl Init {
-    async fn hear(&mut self) -> ToInit {
+    async fn receive(&mut self) -> ToInit {
         let line = tokio::time::timeout(Duration::from_secs(10), self.lines.next_line()).await.unwrap();
         decode(line.unwrap().unwrap().as_bytes()).unwrap()
     }
 
-    pub(crate) async fn tell(&mut self, scanned: bool, gpus: Vec<Gpu>) {
+    pub(crate) async fn publish(&mut self, scanned: bool, gpus: Vec<Gpu>) {
         self.writer.write_all(&encode(&FromInit::Gpus { scanned, gpus }).unwrap()).await.unwrap();
     }
 }
@@ -41,8 +40,8 @@ async fn boot() -> (Agent, Init) {
     boot_with(CDI, "").await
 }
 
-/// An agent with a PID 1 that has published this, and a kernel command line of its own if one is given.
-/// It sees no PCI bus but an empty one: GPUs that the machine has are none that this PID 1 told of.
+/// Starts an agent with a stand-in PID 1 that has published these CDI devices, and with this kernel command line
+/// unless it is empty. Its PCI bus is empty, so the machine's own GPUs are not visible.
 pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("control.sock");
@@ -58,8 +57,8 @@ pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     let (agent, connected) = tokio::join!(Agent::start_in(dir, &environment), listener.accept());
     let (reader, writer) = connected.unwrap().0.into_split();
     let mut init = Init { lines: BufReader::new(reader).lines(), writer };
-    assert_eq!(init.hear().await, ToInit::Subscribe);
-    assert!(matches!(init.hear().await, ToInit::Listening { at_us: 1.. }));
+    assert_eq!(init.receive().await, ToInit::Subscribe);
+    assert!(matches!(init.receive().await, ToInit::Listening { at_us: 1.. }));
     let dir = agent.inside("/run/cdi");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("nvidia.json"), cdi).unwrap();
@@ -97,12 +96,12 @@ fn status(error: Error) -> (Code, String) {
 }
 
 #[test]
-fn a_container_waits_for_its_gpu_and_gets_it_alone() {
+fn create_waits_for_its_gpu_and_gets_no_other() {
     with_containers(async || {
         let (agent, mut init) = boot().await;
         agent.sandbox().await;
-        // Without a GPU nothing waits, although the bus is not even scanned.
-        // The node is in the container's own /dev, so only the device filter can refuse it.
+        // A container without GPUs does not wait, although the bus is not scanned yet.
+        // The node is in the container's own /dev, so only the device filter can deny the open.
         agent.run("c1", "mknod /dev/g c 1 11; (: > /dev/g) 2>&1 | grep -o 'Operation not permitted'; exit 5").await;
         assert_eq!(agent.output("c1", "").await, "Operation not permitted\n");
         assert_eq!(agent.wait("c1", "").await.unwrap(), 5);
@@ -113,9 +112,9 @@ fn a_container_waits_for_its_gpu_and_gets_it_alone() {
         let create = agent.create(asking(&root, script, "nvidia.com/gpu=0"), "c2");
         let attach = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            init.tell(true, vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)]).await;
+            init.publish(true, vec![gpu(0, GpuPhase::Attaching), gpu(1, GpuPhase::Attaching)]).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
-            init.tell(true, vec![gpu(0, GpuPhase::Ready), gpu(1, GpuPhase::Attaching)]).await;
+            init.publish(true, vec![gpu(0, GpuPhase::Ready), gpu(1, GpuPhase::Attaching)]).await;
         };
         let (created, ()) = tokio::join!(create, attach);
         created.unwrap();
@@ -124,11 +123,11 @@ fn a_container_waits_for_its_gpu_and_gets_it_alone() {
         assert_eq!(agent.output("c2", "").await, "open\nNVIDIA_VISIBLE_DEVICES=void\n");
         assert_eq!(agent.wait("c2", "").await.unwrap(), 0);
 
-        // PID 1 has heard of all of it.
-        let mut heard = Vec::new();
-        while heard.len() < 6 {
-            if let ToInit::Event { what, object, detail, .. } = init.hear().await {
-                heard.push(format!("{what} {object} {detail}").trim_end().to_owned());
+        // PID 1 has received all events.
+        let mut events = Vec::new();
+        while events.len() < 6 {
+            if let ToInit::Event { what, object, detail, .. } = init.receive().await {
+                events.push(format!("{what} {object} {detail}").trim_end().to_owned());
             }
         }
         let life = |id: &str, code: u32| {
@@ -138,19 +137,19 @@ fn a_container_waits_for_its_gpu_and_gets_it_alone() {
                 format!("container-exited {id} code {code}"),
             ]
         };
-        assert_eq!(heard, [life("c1", 5), life("c2", 0)].concat());
+        assert_eq!(events, [life("c1", 5), life("c2", 0)].concat());
     });
 }
 
 #[test]
-fn errors_say_which_gpu_and_why() {
+fn errors_name_the_gpu_and_the_cause() {
     with_containers(async || {
         let (agent, mut init) = boot().await;
         let mut broken = gpu(0, GpuPhase::Failed);
         broken.end_us = Some(3_500_001);
         broken.driver = Some(DriverCode { rc: -5, adapter_status: 0x62 });
         broken.detail = "RmInitAdapter failed!".into();
-        init.tell(true, vec![broken, gpu(1, GpuPhase::Attaching), gpu(9, GpuPhase::Ready)]).await;
+        init.publish(true, vec![broken, gpu(1, GpuPhase::Attaching), gpu(9, GpuPhase::Ready)]).await;
         let root = agent.root("c1");
 
         let failed = agent.create(asking(&root, "true", "nvidia.com/gpu=0"), "c1").await.unwrap_err();
@@ -160,7 +159,7 @@ fn errors_say_which_gpu_and_why() {
             assert!(text.contains(part), "{text}");
         }
 
-        // The caller's deadline brings the GPU's name and not only "timeout".
+        // An expired deadline reports the GPU's name, not only a timeout.
         let mut request = firstlight_agent_api::agent::CreateContainerRequest::new();
         request.container_id = "c1".into();
         request.OCI = Some(asking(&root, "true", "nvidia.com/gpu=0000:02:00.0")).into();
@@ -172,7 +171,7 @@ fn errors_say_which_gpu_and_why() {
         assert_eq!(status(unknown).0, Code::INVALID_ARGUMENT);
         let hook = agent.create(asking(&root, "true", "nvidia.com/gpu=9"), "c1").await.unwrap_err();
         assert!(status(hook).1.contains("nvidia-ctk"));
-        // The pod's own container carries the annotations too, and gets nothing.
+        // The pause container has the annotations too, and gets no GPU.
         let mut pause = asking(&root, "exit 0", "nvidia.com/gpu=0");
         pause.Annotations.insert("io.katacontainers.pkg.oci.container_type".into(), "pod_sandbox".into());
         agent.create(pause, "c1").await.unwrap();
@@ -180,7 +179,7 @@ fn errors_say_which_gpu_and_why() {
 }
 
 #[test]
-fn the_boot_record_and_the_end() {
+fn boot_record_is_served_and_destroy_sandbox_powers_off() {
     with_containers(async || {
         let (agent, mut init) = boot().await;
         let address = format!("unix://{}", agent.dir.path().join("agent.sock").display());
@@ -188,7 +187,7 @@ fn the_boot_record_and_the_end() {
         let request = GetBootRecordRequest::new();
         let ask = records.get(short(), &request);
         let answer = async {
-            assert_eq!(init.hear().await, ToInit::Record);
+            assert_eq!(init.receive().await, ToInit::Record);
             let mut record = BootRecord::new("test", 1);
             record.kernel.command_line = "x".repeat(100_000);
             init.writer.write_all(&encode(&FromInit::Record(Box::new(record))).unwrap()).await.unwrap();
@@ -197,7 +196,7 @@ fn the_boot_record_and_the_end() {
         assert_eq!(BootRecord::from_json(&record.unwrap().json).unwrap().kernel.command_line.len(), 100_000);
 
         agent.calls.destroy_sandbox(short(), &Default::default()).await.unwrap();
-        assert!(matches!(init.hear().await, ToInit::PowerOff { reason } if reason.contains("DestroySandbox")));
-        assert!(!agent.pids().is_empty(), "PID 1 ends the guest, not the agent");
+        assert!(matches!(init.receive().await, ToInit::PowerOff { reason } if reason.contains("DestroySandbox")));
+        assert!(!agent.pids().is_empty(), "PID 1 powers off the guest; the agent does not exit");
     });
 }

@@ -1,4 +1,4 @@
-//! Calls about the guest, and files that the host puts into it.
+//! Calls about the guest, and `CopyFile`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,14 +12,14 @@ use firstlight_agent_api::health::CheckRequest;
 use firstlight_agent_api::oci;
 use ttrpc::Code;
 
-use crate::support::{Agent, only_in_a_guest, short, spec, with_containers};
+use crate::support::{Agent, require_guest, short, spec, with_containers};
 
 const SHARE: &str = "/run/kata-containers/shared/containers";
 
 fn code(error: &ttrpc::Error) -> (Code, String) {
     match error {
         ttrpc::Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
-        other => panic!("no status: {other}"),
+        other => panic!("not an RPC status: {other}"),
     }
 }
 
@@ -37,7 +37,7 @@ fn file(path: &str, mode: u32, data: &[u8]) -> CopyFileRequest {
 }
 
 #[test]
-fn the_guest_is_described() {
+fn guest_details_and_version_are_reported() {
     with_containers(async || {
         let agent = Agent::start().await;
         let version = agent.health.version(short(), &CheckRequest::new()).await.unwrap();
@@ -52,7 +52,7 @@ fn the_guest_is_described() {
 }
 
 #[test]
-fn metrics_have_upstreams_names_and_one_head_each() {
+fn metrics_have_kata_names_and_one_type_line_each() {
     with_containers(async || {
         let agent = Agent::start().await;
         let metrics = async || agent.calls.get_metrics(short(), &GetMetricsRequest::new()).await.unwrap().metrics;
@@ -81,7 +81,7 @@ fn metrics_have_upstreams_names_and_one_head_each() {
 }
 
 #[test]
-fn random_numbers_are_reseeded() {
+fn random_device_is_reseeded() {
     with_containers(async || {
         let agent = Agent::start().await;
         let reseed = async |data: &[u8]| {
@@ -95,9 +95,9 @@ fn random_numbers_are_reseeded() {
 }
 
 #[test]
-fn the_clock_is_set() {
+fn guest_clock_is_set() {
     with_containers(async || {
-        only_in_a_guest("it sets the machine's clock");
+        require_guest("it sets the machine's clock");
         let agent = Agent::start().await;
         let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let set = async |sec: i64, usec: i64| {
@@ -111,16 +111,16 @@ fn the_clock_is_set() {
         let back = before + begin.elapsed();
         set(i64::try_from(back.as_secs()).unwrap(), i64::from(back.subsec_micros())).await.unwrap();
         assert!(seen >= later - Duration::from_secs(1) && seen < later + Duration::from_secs(10), "{seen:?} {later:?}");
-        assert!(now() < later - Duration::from_secs(3600), "it is today again");
+        assert!(now() < later - Duration::from_secs(3600), "the clock is restored");
         assert_eq!(code(&set(1, 1_000_000).await.unwrap_err()).0, Code::INVALID_ARGUMENT);
         assert_eq!(code(&set(-1, 0).await.unwrap_err()).0, Code::INVALID_ARGUMENT);
     });
 }
 
 #[test]
-fn a_cpu_comes_online_and_one_that_never_does_delays_nobody() {
+fn cpu_is_brought_online_and_a_missing_one_delays_no_other_call() {
     with_containers(async || {
-        only_in_a_guest("it switches one of the machine's processors off");
+        require_guest("it switches one of the machine's CPUs off");
         let agent = Agent::start().await;
         let online = async |count: u32| {
             let request = OnlineCPUMemRequest { nb_cpus: count, ..Default::default() };
@@ -134,9 +134,9 @@ fn a_cpu_comes_online_and_one_that_never_does_delays_nobody() {
         let begin = Instant::now();
         let check = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let asked = Instant::now();
+            let begin = Instant::now();
             agent.health.check(short(), &CheckRequest::new()).await.unwrap();
-            asked.elapsed()
+            begin.elapsed()
         };
         let (failed, check) = tokio::join!(online(64), check);
         let (why, message) = code(&failed.unwrap_err());
@@ -150,7 +150,7 @@ fn a_cpu_comes_online_and_one_that_never_does_delays_nobody() {
 }
 
 #[test]
-fn files_arrive_whole_and_stay_in_their_place() {
+fn copied_files_are_complete_and_confined_to_the_share() {
     with_containers(async || {
         let agent = Agent::start().await;
         let copy = async |request: CopyFileRequest| agent.calls.copy_file(short(), &request).await.map(|_| ());
@@ -170,7 +170,7 @@ fn files_arrive_whole_and_stay_in_their_place() {
         let parent = fs::metadata(inside.parent().unwrap()).unwrap();
         assert_eq!((parent.permissions().mode() & 0o7777, parent.uid()), (0o755, 1000));
 
-        // A container that has the volume puts links in the way.
+        // A container with the volume plants symbolic links.
         agent.sandbox().await;
         let root = agent.root("c1");
         let mut spec = spec(&root, "ln -s / /vol/root; ln -s ../.. /vol/up; mkdir /vol/here; ln -s /etc /vol/here/etc");
@@ -202,7 +202,7 @@ fn files_arrive_whole_and_stay_in_their_place() {
 }
 
 #[test]
-fn last_words_of_a_container_are_told() {
+fn termination_log_is_returned() {
     with_containers(async || {
         let agent = Agent::start().await;
         agent.sandbox().await;
@@ -222,21 +222,21 @@ fn last_words_of_a_container_are_told() {
         agent.create(spec, "c1").await.unwrap();
         agent.begin("c1").await;
         assert_eq!(agent.wait("c1", "").await.unwrap(), 0);
-        let ask = async |kind: &str, container: &str| {
+        let get = async |kind: &str, container: &str| {
             let (log_type, container_id) = (kind.into(), container.into());
             let request = GetDiagnosticDataRequest { log_type, container_id, ..Default::default() };
             agent.calls.get_diagnostic_data(short(), &request).await.map(|reply| reply.data)
         };
-        let words = ask("termination_log", "c1").await.unwrap();
-        assert_eq!((words.len(), words.trim_start_matches('a')), (4096, "bye\n"));
-        let (why, message) = code(&ask("dmesg", "c1").await.unwrap_err());
+        let text = get("termination_log", "c1").await.unwrap();
+        assert_eq!((text.len(), text.trim_start_matches('a')), (4096, "bye\n"));
+        let (why, message) = code(&get("dmesg", "c1").await.unwrap_err());
         assert!(why == Code::INVALID_ARGUMENT && message.starts_with("unsupported diagnostic log_type: dmesg"));
-        assert_eq!(code(&ask("termination_log", "c2").await.unwrap_err()).0, Code::INVALID_ARGUMENT);
-        // Something else in its place is not opened.
+        assert_eq!(code(&get("termination_log", "c2").await.unwrap_err()).0, Code::INVALID_ARGUMENT);
+        // A symbolic link in its place is not followed.
         let inside = agent.inside(&log);
         fs::remove_file(&inside).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &inside).unwrap();
-        let (why, message) = code(&ask("termination_log", "c1").await.unwrap_err());
+        let (why, message) = code(&get("termination_log", "c1").await.unwrap_err());
         assert!(why == Code::INTERNAL && message.contains("termination log of container c1"), "{message}");
         agent.remove("c1").await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! The guest's own hooks and those of a configuration.
+//! Guest hooks (`guest_hook_path`) and hooks of a configuration.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use ttrpc::Code;
 
 use crate::support::{Agent, code, short, spec, with_agent};
 
-/// Writes down what it sees, or does what the name of its container says.
+/// Records its environment and state, or fails, sleeps or hangs if its container's id says so.
 const HOOK: &str = r#"#!/bin/busybox sh
 state=$(/bin/busybox cat)
 { echo "args=$0 $*"; echo "pwd=$(pwd)"; /bin/busybox env; echo "state=$state"; } > DIR/seen-$1
@@ -39,14 +39,14 @@ async fn sandbox(agent: &Agent) {
 }
 
 #[test]
-fn guest_hooks_run_outside_and_see_nothing_of_the_container() {
+fn guest_hooks_run_outside_the_container_without_its_environment() {
     with_agent(async |agent| {
         sandbox(&agent).await;
         let root = agent.root("c1");
         let mut evil = spec(&root, "sleep 1000");
         let process = evil.Process.mut_or_insert_default();
         process.Env = vec!["LD_PRELOAD=/proc/self/cwd/evil.so".into(), "EVIL=1".into()];
-        // One of the configuration's own, which runs in the container, besides the guest's.
+        // A hook of the configuration, which runs in the container, besides the guest hooks.
         let own = ["sh", "-c", "pwd > /tmp/own; env >> /tmp/own"].map(str::to_owned).to_vec();
         evil.Hooks.mut_or_insert_default().StartContainer =
             vec![oci::Hook { Path: "/bin/sh".into(), Args: own, ..Default::default() }];
@@ -69,7 +69,7 @@ fn guest_hooks_run_outside_and_see_nothing_of_the_container() {
 }
 
 #[test]
-fn a_failed_hook_is_an_error_with_its_output() {
+fn failed_hook_is_reported_with_its_output() {
     with_agent(async |agent| {
         sandbox(&agent).await;
         let annotated = |container: &str| {
@@ -83,7 +83,7 @@ fn a_failed_hook_is_an_error_with_its_output() {
         let (_, text) = code(agent.start_container("fail-poststart").await);
         assert!(text.contains("poststart hook") && text.contains("no luck") && !text.contains('\n'), "{text}");
         agent.remove("fail-poststart").await.unwrap();
-        // One after the end is told, and holds nothing back.
+        // A failed poststop hook is reported, and does not prevent the removal.
         agent.create(annotated("fail-poststop"), "fail-poststop").await.unwrap();
         agent.begin("fail-poststop").await;
         let (_, text) = code(agent.remove("fail-poststop").await);
@@ -95,7 +95,7 @@ fn a_failed_hook_is_an_error_with_its_output() {
 }
 
 #[test]
-fn a_slow_hook_holds_up_its_own_container_only() {
+fn slow_hook_delays_only_its_own_container() {
     with_agent(async |agent| {
         sandbox(&agent).await;
         agent.run("c1", "sleep 1000").await;
@@ -113,7 +113,7 @@ fn a_slow_hook_holds_up_its_own_container_only() {
         };
         let (slow, other) = tokio::join!(slow, other);
         assert!(slow >= Duration::from_secs(3), "{slow:?}");
-        // It was over before the hook was.
+        // It completed before the hook did.
         assert!(other + Duration::from_millis(500) < slow, "{slow:?} {other:?}");
         for container in ["c1", "slow-prestart"] {
             agent.remove(container).await.unwrap();
@@ -121,7 +121,7 @@ fn a_slow_hook_holds_up_its_own_container_only() {
     });
 }
 
-/// Whether a process of the machine's runs this.
+/// Whether any process of the machine runs this command.
 fn runs(command: &str) -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let mut lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -129,7 +129,7 @@ fn runs(command: &str) -> bool {
 }
 
 #[test]
-fn a_hook_before_the_start_has_a_deadline_with_all_that_it_started() {
+fn prestart_hook_and_its_descendants_have_a_deadline() {
     with_agent(async |agent| {
         plant(agent.dir.path(), "none");
         let root = agent.root("stuck-prestart");
@@ -149,9 +149,9 @@ fn a_hook_before_the_start_has_a_deadline_with_all_that_it_started() {
         };
         let (created, there) = tokio::join!(create, look);
         let (_, text) = code(created);
-        assert!(there && text.contains("10-hook: killed, because") && text.contains("said: waiting"), "{text}");
+        assert!(there && text.contains("10-hook: timed out after") && text.contains("output: waiting"), "{text}");
         assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
-        assert!(!runs("sleep 7777"), "what the hook started is killed with it");
+        assert!(!runs("sleep 7777"), "the hook's descendants are killed with it");
         let seen = fs::read_to_string(agent.dir.path().join("seen-prestart")).unwrap();
         assert!(!agent.group("stuck-prestart", "").exists());
         assert!(seen.contains("\"status\":\"creating\"") && seen.contains("\"pid\":"), "{seen}");
@@ -159,7 +159,7 @@ fn a_hook_before_the_start_has_a_deadline_with_all_that_it_started() {
 }
 
 #[test]
-fn kernel_modules_that_are_there_are_taken_and_others_explained() {
+fn loaded_kernel_modules_are_accepted_and_missing_ones_reported() {
     with_agent(async |agent| {
         let there = fs::read_dir("/sys/module").unwrap().flatten().next().unwrap();
         let module = |name: &str| KernelModule { name: name.into(), ..Default::default() };

@@ -1,37 +1,35 @@
-//! The agent's program with real containers.
+//! Tests of the agent's program with real containers.
 //!
-//! Needs root, cgroup v2 and a static busybox; without them every test fails
-//! and says what is missing. The scenario `agent_in_guest` of tests/e2e runs
-//! these tests in a guest, and the directory that `cargo xtask agent-tests --bundle`
-//! makes on another machine. There, what a test needs beyond that may be
-//! missing: it then ends with the words of [`support::not_here`], never as one
-//! that passed.
+//! They need root, cgroup v2 and a static busybox; without these every test fails and names what is missing. The
+//! scenario `agent_in_guest` of tests/e2e runs them in a guest, and the bundle of `cargo xtask agent-tests
+//! --bundle` runs them on another machine. There, further requirements of a test may be missing: it then panics
+//! with the message of [`support::not_runnable`] and never counts as passed.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
-mod bad_input;
+mod cleanup;
 mod connections;
 mod containers;
-mod destroyed;
+mod destroy_sandbox;
 mod devices;
+mod error_codes;
 mod gpus;
 mod guest;
-mod held;
 mod hooks;
-mod limits;
-mod narrow;
+mod invalid_requests;
+mod isolation;
+mod libcontainer_regressions;
 mod network;
-mod nothing_left;
+mod nvidia_variables;
+mod oom_events;
 mod pause;
+mod pid_reuse;
 mod policy;
 mod processes;
-mod recycled;
+mod resources;
+mod rollback;
 mod short_processes;
-mod statuses;
 mod storage;
 mod streams;
-mod stuck;
 mod support;
-mod taken_back;
-mod traps;
 mod update;

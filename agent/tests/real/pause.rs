@@ -9,7 +9,7 @@ use ttrpc::Code;
 use crate::support::{code, short, spec, with_agent};
 
 #[test]
-fn a_paused_container_stands_still_and_goes_on() {
+fn paused_container_is_frozen_and_resumes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "while :; do echo x >> /tmp/log; usleep 20000; done").await;
@@ -31,8 +31,8 @@ fn a_paused_container_stands_still_and_goes_on() {
         assert!(fs::read_to_string(agent.group("c1", "cgroup.events")).unwrap().contains("frozen 1"));
         let still = len();
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(len(), still, "it answered before everything stood still");
-        // Neither again, nor a process in it; others and the agent itself are free.
+        assert_eq!(len(), still, "the reply came before the cgroup was frozen");
+        // A second pause and an exec are refused; other containers and the agent are not affected.
         assert_eq!(code(agent.pause("c1").await).0, Code::FAILED_PRECONDITION);
         let (kind, text) = code(agent.exec("c1", "e1", "true").await);
         assert!(kind == Code::FAILED_PRECONDITION && text.contains("resume"), "{text}");
@@ -49,11 +49,11 @@ fn a_paused_container_stands_still_and_goes_on() {
 }
 
 #[test]
-fn a_paused_container_can_be_killed_and_removed() {
+fn paused_container_can_be_killed_and_removed() {
     with_agent(async |agent| {
         agent.sandbox().await;
         assert_eq!(code(agent.pause("none").await).0, Code::INVALID_ARGUMENT);
-        // Also before its program runs.
+        // Also before start.
         let root = agent.root("c1");
         agent.create(spec(&root, "sleep 1000"), "c1").await.unwrap();
         agent.pause("c1").await.unwrap();
@@ -69,7 +69,7 @@ fn a_paused_container_can_be_killed_and_removed() {
         agent.run("c2", "sleep 1000").await;
         agent.pause("c2").await.unwrap();
         agent.remove("c2").await.unwrap();
-        // One that has ended has nothing to pause.
+        // An exited container cannot be paused.
         agent.run("c3", "exit 0").await;
         assert_eq!(agent.wait("c3", "").await.unwrap(), 0);
         assert!(code(agent.pause("c3").await).1.contains("exited"));

@@ -1,4 +1,4 @@
-//! Policies, over a real connection.
+//! Policies, enforced over a real connection.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use ttrpc::{Code, Error};
 
 use crate::support::{Agent, program, short, spec, with_containers};
 
-/// No exec and no output; signals have no rule.
+/// Denies exec and output; signals have no rule.
 const NO_EXEC: &str = include_str!("../../policy/tests/policies/no-exec.rego");
 const TWO_CONTAINERS: &str = include_str!("../../policy/tests/policies/two-containers.rego");
 
@@ -37,15 +37,15 @@ async fn set(agent: &Agent, policy: &str) -> ttrpc::Result<()> {
     agent.calls.set_policy(short(), &request).await.map(|_| ())
 }
 
-/// The processes that judge, of all agents in this guest.
-fn judges() -> usize {
+/// Returns the number of policy evaluators of all agents in this guest.
+fn evaluators() -> usize {
     let dirs = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let names = dirs.filter_map(|dir| fs::read_to_string(dir.path().join("comm")).ok());
     names.filter(|name| name == "fl-policy\n").count()
 }
 
 #[test]
-fn the_images_policy_denies_exec_and_hides_output() {
+fn image_policy_denies_exec_and_hides_output() {
     with_containers(async || {
         let agent = with_policy(NO_EXEC).await;
         agent.sandbox().await;
@@ -64,9 +64,9 @@ fn the_images_policy_denies_exec_and_hides_output() {
 }
 
 #[test]
-fn a_policy_that_is_set_decides_from_then_on() {
+fn set_policy_takes_effect_immediately() {
     with_containers(async || {
-        let before = judges();
+        let before = evaluators();
         let agent = Agent::start().await;
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -74,31 +74,31 @@ fn a_policy_that_is_set_decides_from_then_on() {
         let (code, message) = status(set(&agent, "package agent_policy\nX := \n").await);
         assert_eq!(code, Code::INVALID_ARGUMENT);
         assert!(message.contains("policy.rego:3:1: "), "{message}");
-        assert_eq!(judges(), before, "nobody is to judge where there is no policy");
+        assert_eq!(evaluators(), before, "no evaluator without a policy");
         assert_eq!(agent.shell("c1", "e2", "echo two").await, ("two\n".into(), 0));
 
         let rules = ["ExecProcessRequest := false", "SetPolicyRequest := true", "ReadStreamRequest := true"];
         let strict = format!("package agent_policy\ndefault {}\n", rules.join("\ndefault "));
         set(&agent, &strict).await.unwrap();
-        assert_eq!(judges(), before + 1);
+        assert_eq!(evaluators(), before + 1);
         assert_eq!(status(agent.exec("c1", "e3", "true").await).0, Code::PERMISSION_DENIED);
-        // One that is no policy changes nothing.
+        // An invalid policy changes nothing.
         assert_eq!(status(set(&agent, "not rego").await).0, Code::INVALID_ARGUMENT);
         assert_eq!(status(agent.exec("c1", "e3", "true").await).0, Code::PERMISSION_DENIED);
         set(&agent, &format!("{strict}AllowRequestsFailingPolicy := true\n")).await.unwrap();
         assert_eq!(agent.shell("c1", "e3", "echo three").await, ("three\n".into(), 0));
-        assert_eq!(judges(), before + 1);
+        assert_eq!(evaluators(), before + 1);
         drop(agent);
         let end = Instant::now() + Duration::from_secs(5);
-        while judges() > before {
-            assert!(Instant::now() < end, "the judge outlives its agent");
+        while evaluators() > before {
+            assert!(Instant::now() < end, "the evaluator outlives its agent");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
 }
 
 #[test]
-fn a_policy_counts_containers() {
+fn policy_state_limits_containers() {
     with_containers(async || {
         let agent = with_policy(TWO_CONTAINERS).await;
         for id in ["c1", "c2", "c3"] {
@@ -110,7 +110,7 @@ fn a_policy_counts_containers() {
         assert_eq!(
             status(agent.calls.start_container(short(), &start("c3")).await).0,
             Code::PERMISSION_DENIED,
-            "one that the policy does not remember"
+            "a container that is not in the policy's state"
         );
         agent.remove("c1").await.unwrap();
         agent.create(spec(&agent.root("c4"), "sleep 1000"), "c4").await.unwrap();
@@ -119,14 +119,14 @@ fn a_policy_counts_containers() {
 }
 
 #[test]
-fn check_is_answered_while_a_policy_evaluates() {
+fn health_check_responds_during_a_policy_evaluation() {
     with_containers(async || {
         let slow = "package agent_policy\nimport rego.v1\ndefault GuestDetailsRequest := true\n\
             StatsContainerRequest if count([1 | some i in numbers.range(1, 9000); some j in numbers.range(1, 9000); i * j == 0]) > 1\n";
         let agent = with_policy(slow).await;
         let stats = StatsContainerRequest { container_id: "c1".into(), ..Default::default() };
         let mut evaluation = std::pin::pin!(agent.calls.stats_container(short(), &stats));
-        let mut answered = 0;
+        let mut responses = 0;
         let verdict = loop {
             tokio::select! {
                 verdict = &mut evaluation => break verdict,
@@ -134,11 +134,11 @@ fn check_is_answered_while_a_policy_evaluates() {
                     let begin = Instant::now();
                     agent.health.check(short(), &CheckRequest::new()).await.unwrap();
                     assert!(begin.elapsed() < Duration::from_secs(3), "Check took {:?}", begin.elapsed());
-                    answered += 1;
+                    responses += 1;
                 }
             }
         };
-        assert!(answered > 10, "{answered} checks during the evaluation");
+        assert!(responses > 10, "{responses} checks during the evaluation");
         let (code, message) = status(verdict);
         assert_eq!(code, Code::PERMISSION_DENIED);
         assert!(message.contains("time limit"), "{message}");
@@ -147,7 +147,7 @@ fn check_is_answered_while_a_policy_evaluates() {
 }
 
 #[test]
-fn an_agent_whose_policy_cannot_be_used_does_not_serve() {
+fn agent_with_an_invalid_policy_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let (policy, socket) = (dir.path().join("policy.rego"), dir.path().join("agent.sock"));
     for (text, why) in [(Some("package agent_policy\nX := \n"), "policy.rego:3:1"), (None, "No such file")] {
@@ -162,8 +162,8 @@ fn an_agent_whose_policy_cannot_be_used_does_not_serve() {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(why) && said.contains("policy.rego: "), "{said}");
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && log.contains(why) && log.contains("policy.rego: "), "{log}");
         assert!(!socket.exists(), "it listened");
     }
 }

@@ -1,4 +1,4 @@
-//! What a process is given: user, capabilities, limits, directory, terminal, namespaces.
+//! Attributes of processes: user, capabilities, limits, directory, terminal, namespaces, cgroups.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ async fn run(agent: &Agent, exec: &str, process: oci::Process) -> String {
 }
 
 #[test]
-fn a_further_process_gets_what_it_asks_for_and_inherits_the_rest() {
+fn exec_process_gets_its_settings_and_inherits_the_rest() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -44,14 +44,14 @@ fn a_further_process_gets_what_it_asks_for_and_inherits_the_rest() {
         for part in ["1000\n1001\n", "1002 1003", "/tmp\n", "123\n", "NoNewPrivs:\t1", "\n77\n", "mark\n"] {
             assert!(output.contains(part), "{part:?} in {output}");
         }
-        // Another user than root has none in effect; the container's are the bound.
+        // A non-root user has no effective capabilities; the bounding set is the container's.
         assert!(output.contains("CapBnd:\t00000000080000e3"), "{output}");
-        // Root has the container's in effect, and a score of 0 is 0, not the agent's.
+        // Root has the container's capabilities, and an OOM score of 0 is 0, not the agent's.
         asking.User = None.into();
         asking.OOMScoreAdj = 0;
         let output = run(&agent, "e2", asking.clone()).await;
         assert!(output.contains("CapEff:\t00000000080000e3") && output.contains("\n0\n"), "{output}");
-        // Its own, fewer.
+        // The process's own, smaller set.
         let fewer = asking.Capabilities.mut_or_insert_default();
         fewer.Bounding = vec!["CAP_KILL".into()];
         fewer.Effective = vec!["CAP_KILL".into()];
@@ -63,7 +63,7 @@ fn a_further_process_gets_what_it_asks_for_and_inherits_the_rest() {
 }
 
 #[test]
-fn a_further_process_has_a_terminal_of_its_size() {
+fn exec_terminal_has_the_requested_size() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -88,7 +88,7 @@ fn a_further_process_has_a_terminal_of_its_size() {
 }
 
 #[test]
-fn a_container_with_a_pid_namespace_in_its_request_takes_further_processes() {
+fn container_with_a_pid_namespace_path_takes_exec_processes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -100,10 +100,10 @@ fn a_container_with_a_pid_namespace_in_its_request_takes_further_processes() {
         });
         agent.create(listed, "c1").await.unwrap();
         agent.begin("c1").await;
-        // Its own namespace, not that of the path, which is the host's.
+        // A new namespace, not that of the path, which is the host's.
         let (output, _) = agent.shell("c1", "e1", "cat /proc/1/cmdline | tr '\\0' ' '").await;
         assert!(output.contains("sleep 1000"), "{output}");
-        // IPC and host name are the sandbox's, for all alike.
+        // All containers share the sandbox's IPC and UTS namespaces.
         agent.run("c2", "sleep 1000").await;
         let namespaces = "for n in ipc uts pid mnt; do ls -l /proc/self/ns/$n; done";
         let lines = async |container: &str| {
@@ -123,7 +123,7 @@ fn a_container_with_a_pid_namespace_in_its_request_takes_further_processes() {
 }
 
 #[test]
-fn everybody_who_waits_for_a_process_gets_its_code() {
+fn all_waiters_get_the_exit_code() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "read line; exit 3").await;
@@ -140,7 +140,7 @@ fn everybody_who_waits_for_a_process_gets_its_code() {
             };
             let begin = Instant::now();
             let end = async {
-                // All of them wait by now, one has gone away, and others are answered meanwhile.
+                // All calls are pending, one client has given up, and other calls are served meanwhile.
                 let gone = tokio::time::timeout(Duration::from_millis(200), wait(&other)).await;
                 assert!(gone.is_err(), "the process lives");
                 tokio::time::sleep(Duration::from_millis(300)).await;
@@ -152,19 +152,19 @@ fn everybody_who_waits_for_a_process_gets_its_code() {
             let (first, second, third, ()) = tokio::join!(wait(&agent.calls), wait(&agent.calls), wait(&other), end);
             assert_eq!([first.unwrap(), second.unwrap(), third.unwrap()], [expected; 3]);
             assert!(begin.elapsed() >= Duration::from_millis(500), "before it ended");
-            // Who comes now is too late.
+            // A later call gets NOT_FOUND.
             assert_eq!(code(wait(&other).await).0, Code::NOT_FOUND);
         }
         agent.remove("c1").await.unwrap();
     });
 }
 
-/// What systemd and Docker do in a container that may write to its cgroups.
+/// As systemd and Docker do in a container with writable cgroups.
 const NEST: &str = "cd /sys/fs/cgroup && mkdir GROUP && echo $$ > GROUP/cgroup.procs && \
                     echo +memory > cgroup.subtree_control && echo nested && sleep 1000";
 
 #[test]
-fn a_container_with_groups_of_its_own_takes_further_processes() {
+fn container_with_nested_cgroups_takes_exec_processes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         for (id, group) in [("c1", "init"), ("c2", "init.scope")] {
@@ -178,18 +178,18 @@ fn a_container_with_groups_of_its_own_takes_further_processes() {
             });
             agent.create(nesting, id).await.unwrap();
             agent.begin(id).await;
-            let ask = ReadStreamRequest { container_id: id.into(), len: 100, ..Default::default() };
-            let said = agent.calls.read_stdout(short(), &ask).await.unwrap().data;
-            assert_eq!(String::from_utf8(said).unwrap(), "nested\n");
-            let handed_on = fs::read_to_string(agent.group(id, "cgroup.subtree_control")).unwrap();
-            assert_eq!(handed_on, "memory\n");
+            let read = ReadStreamRequest { container_id: id.into(), len: 100, ..Default::default() };
+            let output = agent.calls.read_stdout(short(), &read).await.unwrap().data;
+            assert_eq!(String::from_utf8(output).unwrap(), "nested\n");
+            let enabled = fs::read_to_string(agent.group(id, "cgroup.subtree_control")).unwrap();
+            assert_eq!(enabled, "memory\n");
 
-            let (said, code) = agent.shell(id, "e1", "cat /proc/self/cgroup").await;
-            assert_eq!((said, code), (format!("0::/{group}\n"), 0));
+            let (output, code) = agent.shell(id, "e1", "cat /proc/self/cgroup").await;
+            assert_eq!((output, code), (format!("0::/{group}\n"), 0));
             agent.exec(id, "e2", "sleep 1000").await.unwrap();
             let inside = fs::read_to_string(agent.group(id, &format!("{group}/cgroup.procs"))).unwrap();
             assert!(inside.lines().count() >= 2, "{inside}");
-            // All of it ends, and nothing stays.
+            // Removal kills all processes and removes the sub-cgroups.
             agent.remove(id).await.unwrap();
             assert!(!agent.group(id, "").exists());
         }

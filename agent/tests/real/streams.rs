@@ -1,4 +1,4 @@
-//! Where output ends, and what a process without input reads.
+//! Standard streams: end of output, closing of input.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ fn write(container: &str, exec: &str, data: &[u8]) -> WriteStreamRequest {
 }
 
 #[test]
-fn output_ends_with_its_process_whoever_holds_the_pipe() {
+fn output_ends_with_its_process_even_if_a_child_holds_the_pipe() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
-        // Read begun before the end, after the end, and after the code was fetched.
+        // Reads that begin before the exit, after it, and after the wait.
         for (name, sleep, fetch) in [("e1", 0, false), ("e2", 1500, false), ("e3", 1500, true)] {
             let script = "echo first; sleep 200 & seq 1 5000; echo last; exit 6";
             agent.exec("c1", name, script).await.unwrap();
@@ -45,7 +45,7 @@ fn output_ends_with_its_process_whoever_holds_the_pipe() {
 }
 
 #[test]
-fn both_outputs_arrive_whole_and_apart() {
+fn stdout_and_stderr_are_complete_and_separate() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -78,7 +78,7 @@ fn both_outputs_arrive_whole_and_apart() {
 }
 
 #[test]
-fn input_ends_when_it_is_closed_in_either_way() {
+fn stdin_is_closed_by_either_call() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -91,7 +91,7 @@ fn input_ends_when_it_is_closed_in_either_way() {
             } else {
                 let close = CloseStdinRequest { container_id: "c1".into(), exec_id: name.into(), ..Default::default() };
                 agent.calls.close_stdin(short(), &close).await.unwrap();
-                // A second time is no mistake.
+                // Idempotent.
                 agent.calls.close_stdin(short(), &close).await.unwrap();
             }
             assert_eq!(agent.output("c1", name).await, "data\nend\n");
@@ -102,7 +102,7 @@ fn input_ends_when_it_is_closed_in_either_way() {
 }
 
 #[test]
-fn the_end_of_a_terminal_is_an_end_and_no_error() {
+fn end_of_a_terminal_is_end_of_file() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -116,7 +116,7 @@ fn the_end_of_a_terminal_is_an_end_and_no_error() {
         assert_eq!(agent.calls.read_stdout(short(), &request).await.unwrap().data, b"");
         assert_eq!(agent.calls.read_stderr(short(), &request).await.unwrap().data, b"");
         assert_eq!(agent.wait("c1", "").await.unwrap(), 4);
-        // Closing a terminal's input is no hang-up: it tells the program at the other end.
+        // Closing a terminal's input does not hang it up: it sends end of file to the program.
         closing_a_terminal(&agent).await;
         agent.remove("c1").await.unwrap();
     });

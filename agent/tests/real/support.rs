@@ -1,5 +1,5 @@
-//! An agent of its own for each test: in a mount namespace with its own `/run`
-//! and with cgroup v2, listening on a Unix socket.
+//! Starts a separate agent for each test, in a mount namespace with its own `/run` and cgroup v2, listening on a
+//! Unix socket.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,7 @@ use firstlight_agent_api::oci;
 use ttrpc::r#async::Client;
 use ttrpc::context::{Context, with_duration};
 
-/// Prepares the namespace and becomes the agent.
+/// Prepares the mount namespace and execs the agent.
 const SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -30,7 +30,7 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec "$AGENT"
 "#;
 
-/// Runs a test where containers can be run; fails it, with the reason, where they cannot.
+/// Runs a test; fails it with the reason on a machine that cannot run containers.
 pub(crate) fn with_containers(test: impl AsyncFnOnce()) {
     assert_containers_can_run();
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
@@ -41,39 +41,38 @@ pub(crate) fn assert_containers_can_run() {
     assert!(Path::new("/bin/busybox").exists(), "containers cannot be run here: no /bin/busybox (static)");
 }
 
-/// Ends a test that cannot be run on this machine, which is no fault of the
-/// agent's: whoever runs the tests elsewhere than in a guest knows it by these
-/// words, and by its name.
-pub(crate) fn not_here(why: impl std::fmt::Display) -> ! {
+/// Aborts a test that cannot be run on this machine. The bundle's script recognises the message and reports the
+/// test as not run.
+pub(crate) fn not_runnable(why: impl std::fmt::Display) -> ! {
     panic!("not runnable here: {why}");
 }
 
-/// For what belongs to the whole machine.
-pub(crate) fn only_in_a_guest(why: &str) {
+/// Aborts a test outside of a guest, because it changes state of the whole machine.
+pub(crate) fn require_guest(why: &str) {
     if !Path::new("/run/firstlight").exists() {
-        not_here(format_args!("{why}: only in a guest (cargo test -p firstlight-e2e agent_in_guest)"));
+        not_runnable(format_args!("{why}: only in a guest (cargo test -p firstlight-e2e agent_in_guest)"));
     }
 }
 
-/// For tests with a file system that not every kernel has.
-pub(crate) fn needs_file_system(name: &str) {
+/// Aborts a test if the kernel lacks a file system.
+pub(crate) fn require_file_system(name: &str) {
     let all = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if !all.lines().any(|line| line.split_whitespace().next_back() == Some(name)) {
-        not_here(format_args!("this kernel has no file system {name} (modprobe {name})"));
+        not_runnable(format_args!("this kernel has no file system {name} (modprobe {name})"));
     }
 }
 
-/// The agent's program: `FIRSTLIGHT_AGENT`, or the one that was built with this test.
+/// Returns the agent's program: `FIRSTLIGHT_AGENT`, or the one built with this test.
 pub(crate) fn program() -> PathBuf {
     std::env::var_os("FIRSTLIGHT_AGENT").unwrap_or_else(|| env!("CARGO_BIN_EXE_firstlight-agent").into()).into()
 }
 
-/// Runs a test with an agent of its own.
+/// Runs a test with a new agent.
 pub(crate) fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
     with_containers(async || test(Agent::start().await).await);
 }
 
-/// The code and the text of an error.
+/// Returns the code and the message of an error.
 pub(crate) fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (ttrpc::Code, String) {
     match result.unwrap_err() {
         ttrpc::Error::RpcStatus(status) => (status.code(), status.message().to_owned()),
@@ -81,20 +80,20 @@ pub(crate) fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (ttrpc::Code
     }
 }
 
-/// How much of something that takes long is done: from the environment as
-/// `NAME`, or from the guest's command line as `tests.NAME=`.
+/// Returns the size of a long test: the environment variable `NAME`, or `tests.NAME=` of the guest's kernel
+/// command line.
 pub(crate) fn amount(name: &str, default: usize) -> usize {
     let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let given =
+    let parameter =
         line.split_whitespace().find_map(|word| word.strip_prefix("tests.")?.strip_prefix(name)?.strip_prefix('='));
-    let text = std::env::var(name).ok().or(given.map(str::to_owned));
-    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    let text = std::env::var(name).ok().or(parameter.map(str::to_owned));
+    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: invalid number")))
 }
 
 /// A running agent, with clients.
 pub(crate) struct Agent {
     process: Child,
-    /// Where roots of containers are made; the same path inside.
+    /// The directory of the containers' roots; the same path inside the namespace.
     pub(crate) dir: tempfile::TempDir,
     pub(crate) calls: AgentServiceClient,
     pub(crate) health: HealthClient,
@@ -114,7 +113,7 @@ impl Agent {
         Self::start_as(&["--mount"], SCRIPT, dir, environment).await
     }
 
-    /// In namespaces and with a script of the test's own.
+    /// Starts an agent in these namespaces with this script.
     pub(crate) async fn start_as(
         namespaces: &[&str],
         script: &str,
@@ -142,7 +141,7 @@ impl Agent {
         Self { process, dir, calls, health, address }
     }
 
-    /// The agent's two processes, server first.
+    /// Returns the pids of the agent's two processes, server first.
     pub(crate) fn pids(&self) -> Vec<u32> {
         let mut all = vec![self.process.id()];
         let mut at = 0;
@@ -155,33 +154,33 @@ impl Agent {
         let is_ours = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("firstlight"))
         };
-        all.retain(|pid| is_ours(pid) && !gone(*pid));
+        all.retain(|pid| is_ours(pid) && !has_exited(*pid));
         all
     }
 
-    /// Waits until both processes have ended, which takes what a guest takes that is translated.
-    pub(crate) async fn ends(&self, why: &str) {
+    /// Waits until both processes have exited; long enough for an emulated guest.
+    pub(crate) async fn wait_for_exit(&self, why: &str) {
         for _ in 0..100 {
             if self.pids().is_empty() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        panic!("{why}: {:?} live on", self.pids());
+        panic!("{why}: {:?} are still alive", self.pids());
     }
 
-    /// Something as the agent's namespace sees it.
+    /// Returns the path of a file in the agent's mount namespace.
     pub(crate) fn inside(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pids()[0]))
     }
 
-    /// A root with busybox and its names.
+    /// Creates a container root with busybox and links to it.
     pub(crate) fn root(&self, container: &str) -> PathBuf {
         let root = self.dir.path().join(container).join("rootfs");
         for dir in ["bin", "dev", "etc", "proc", "sys", "tmp", "root"] {
             fs::create_dir_all(root.join(dir)).unwrap();
         }
-        // One copy for all.
+        // All roots share one copy.
         let copy = self.dir.path().join("busybox");
         if !copy.exists() {
             fs::copy("/bin/busybox", &copy).unwrap();
@@ -220,7 +219,7 @@ impl Agent {
         self.calls.start_container(short(), &request).await.map(|_| ())
     }
 
-    /// One more connection.
+    /// Opens another connection.
     pub(crate) async fn connect(&self) -> AgentServiceClient {
         AgentServiceClient::new(Client::connect(&self.address).await.unwrap())
     }
@@ -235,12 +234,12 @@ impl Agent {
         self.calls.resume_container(short(), &request).await.map(|_| ())
     }
 
-    /// A file of a container's resource group.
+    /// Returns the path of a file of a container's cgroup.
     pub(crate) fn group(&self, container: &str, file: &str) -> PathBuf {
         self.inside(&format!("/sys/fs/cgroup/firstlight-test/{container}/{file}"))
     }
 
-    /// Creates and starts a shell script.
+    /// Creates and starts a container that runs a shell script.
     pub(crate) async fn run(&self, container: &str, script: &str) {
         let root = self.root(container);
         self.create(spec(&root, script), container).await.unwrap();
@@ -255,7 +254,7 @@ impl Agent {
         self.calls.exec_process(short(), &request).await.map(|_| ())
     }
 
-    /// Everything a process writes.
+    /// Reads a process's standard output to its end.
     pub(crate) async fn output(&self, container: &str, exec: &str) -> String {
         let mut all = Vec::new();
         loop {
@@ -278,7 +277,7 @@ impl Agent {
         self.calls.wait_process(short(), &request).await.map(|reply| reply.status)
     }
 
-    /// Output and code of a script in a running container.
+    /// Runs a script in a running container; returns its output and exit code.
     pub(crate) async fn shell(&self, container: &str, exec: &str, script: &str) -> (String, i32) {
         self.exec(container, exec, script).await.unwrap();
         let output = self.output(container, exec).await;
@@ -299,7 +298,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // The server alone: its runtime then kills the containers and ends too.
+        // Only the server: its runtime then kills the containers and exits too.
         let server = self.pids().first().and_then(|pid| i32::try_from(*pid).ok());
         if let Some(server) = server.and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(server, rustix::process::Signal::KILL);
@@ -308,12 +307,12 @@ impl Drop for Agent {
     }
 }
 
-/// Whether a process has ended; its parent may not have looked yet.
-pub(crate) fn gone(pid: u32) -> bool {
+/// Whether a process has exited; it may still be a zombie.
+pub(crate) fn has_exited(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
-/// A process that runs a shell script.
+/// Returns a process that runs a shell script.
 pub(crate) fn process(script: &str) -> oci::Process {
     let mut process = oci::Process::new();
     process.Args = ["/bin/sh", "-c", script].map(str::to_owned).into();
@@ -326,7 +325,7 @@ pub(crate) fn process(script: &str) -> oci::Process {
     process
 }
 
-/// A configuration as a shim sends it.
+/// Returns a configuration as a shim sends it.
 pub(crate) fn spec(root: &Path, script: &str) -> oci::Spec {
     let mut spec = oci::Spec::new();
     spec.Version = "1.1.0".into();

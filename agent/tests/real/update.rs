@@ -6,7 +6,7 @@ use firstlight_agent_api::agent::{CreateContainerRequest, StatsContainerRequest,
 use firstlight_agent_api::oci;
 use ttrpc::Code;
 
-use crate::support::{Agent, code, only_in_a_guest, short, spec, with_agent};
+use crate::support::{Agent, code, require_guest, short, spec, with_agent};
 
 const MIB: i64 = 1 << 20;
 
@@ -21,7 +21,7 @@ fn read(agent: &Agent, container: &str, file: &str) -> String {
 }
 
 #[test]
-fn limits_are_set_and_lifted() {
+fn limits_are_set_and_removed() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -53,12 +53,12 @@ fn limits_are_set_and_lifted() {
         ] {
             assert_eq!(read(&agent, "c1", file), text, "{file}");
         }
-        // A further process feels it, and what is not given stays.
+        // A partial update keeps the other values.
         update(&agent, "c1", |resources| resources.CPU.mut_or_insert_default().Period = 100_000).await.unwrap();
         assert_eq!(read(&agent, "c1", "cpu.max"), "50000 100000");
         assert_eq!(read(&agent, "c1", "memory.max"), (96 * MIB).to_string());
 
-        // -1 is "no limit", and not "nothing to do".
+        // -1 removes a limit; it does not mean "unchanged".
         update(&agent, "c1", |resources| {
             resources.Memory.mut_or_insert_default().Limit = -1;
             resources.CPU.mut_or_insert_default().Quota = -1;
@@ -69,7 +69,7 @@ fn limits_are_set_and_lifted() {
         for (file, text) in [("memory.max", "max"), ("cpu.max", "max 100000"), ("pids.max", "max")] {
             assert_eq!(read(&agent, "c1", file), text, "{file}");
         }
-        // It is remembered, and processes can still be made from what is remembered.
+        // The stored configuration is updated and still usable for exec.
         let config = fs::read_to_string(agent.inside("/run/kata-containers/c1/config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
         assert_eq!(config["linux"]["resources"]["memory"]["limit"], -1);
@@ -79,9 +79,9 @@ fn limits_are_set_and_lifted() {
     });
 }
 
-/// As containerd makes every container with a memory limit: no swap on top of it.
+/// As containerd configures every container with a memory limit: the swap limit equals it, so no swap.
 #[test]
-fn a_memory_limit_is_raised_alone() {
+fn memory_limit_is_changed_without_allowing_swap() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -103,7 +103,7 @@ fn a_memory_limit_is_raised_alone() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_named() {
+fn refused_limits_are_reported() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -119,7 +119,7 @@ fn what_the_kernel_refuses_is_named() {
         let (kind, _) = code(update(&agent, "c1", |all| all.HugepageLimits.push(page("../../../x"))).await);
         assert_eq!(kind, Code::INVALID_ARGUMENT);
         assert_eq!(code(update(&agent, "none", |_| {}).await).0, Code::INVALID_ARGUMENT);
-        // Nothing asked for is nothing done.
+        // An empty update succeeds.
         update(&agent, "c1", |_| {}).await.unwrap();
         assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
         agent.remove("c1").await.unwrap();
@@ -127,7 +127,7 @@ fn what_the_kernel_refuses_is_named() {
 }
 
 #[test]
-fn statistics_are_those_of_the_group() {
+fn statistics_match_the_cgroup() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -138,7 +138,7 @@ fn statistics_are_those_of_the_group() {
         resources.Pids.mut_or_insert_default().Limit = 55;
         agent.create(limited, "c1").await.unwrap();
         agent.begin("c1").await;
-        // Ten milliseconds of every hundred are not enough for a second of this.
+        // Busy for over a second, throttled to ten milliseconds of every hundred.
         let busy =
             "read t x </proc/uptime; e=$((${t%.*}+2)); while [ ${t%.*} -lt $e ]; do read t x </proc/uptime; done";
         agent.shell("c1", "e1", busy).await;
@@ -158,9 +158,9 @@ fn statistics_are_those_of_the_group() {
 }
 
 #[test]
-fn statistics_count_huge_pages_and_those_that_were_refused() {
+fn statistics_count_huge_pages_and_failures() {
     with_agent(async |agent| {
-        only_in_a_guest("huge pages are taken from the machine's memory");
+        require_guest("huge pages are taken from the machine's memory");
         agent.sandbox().await;
         let root = agent.root("c1");
         let mut limited = spec(&root, "sleep 1000");
@@ -193,7 +193,7 @@ fn statistics_count_huge_pages_and_those_that_were_refused() {
             (pages.usage, pages.failcnt)
         };
         assert_eq!(stats().await, (0, 0));
-        // Two are there, and the container may have one.
+        // Two pages are available; the container's limit is one.
         let take = |file: &str| format!("/bin/busybox fallocate -l 2097152 /huge/{file}");
         let (output, code) = agent.shell("c1", "e1", &take("one")).await;
         assert_eq!(code, 0, "{output}");

@@ -1,4 +1,4 @@
-//! The agent, started alone, and its calls.
+//! The agent without PID 1, and its calls.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use ttrpc::context::{Context as Deadline, with_duration};
 
 use crate::bundle::Bundle;
 
-/// The container whose life is measured.
-const SHORT: &str = "bench-life";
-/// The container that further processes run in.
+/// The container whose lifecycle is measured.
+const SHORT: &str = "bench-short";
+/// The container of the exec processes.
 const LONG: &str = "bench-long";
-/// Where the agent keeps bundles.
+/// The agent's bundle directory.
 const BUNDLES: &str = "/run/kata-containers";
 
 pub(crate) struct Agent {
@@ -32,7 +32,7 @@ pub(crate) struct Agent {
     health: HealthClient,
 }
 
-fn soon() -> Deadline {
+fn deadline() -> Deadline {
     with_duration(Duration::from_mins(1))
 }
 
@@ -41,7 +41,7 @@ fn named(container: &str) -> String {
 }
 
 impl Agent {
-    /// Starts it, and returns when the first Check is answered.
+    /// Starts the agent, and returns when it has responded to a Check.
     pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Self> {
         let log = dir.join("agent.log");
         let address = format!("unix://{}", dir.join("agent.sock").display());
@@ -58,7 +58,7 @@ impl Agent {
             match Client::connect(&address).await {
                 Ok(client) => break client,
                 Err(error) if begin.elapsed() > Duration::from_secs(20) => {
-                    bail!("the agent does not listen after 20 s: {error}; see {}", log.display())
+                    bail!("timed out after 20 s waiting for the agent to listen: {error}; see {}", log.display())
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
             }
@@ -70,25 +70,25 @@ impl Agent {
     }
 
     pub(crate) async fn check(&self) -> Result<()> {
-        self.health.check(soon(), &CheckRequest::new()).await.context("Check")?;
+        self.health.check(deadline(), &CheckRequest::new()).await.context("Check")?;
         Ok(())
     }
 
-    /// The server, its runtime, and the runtime's spare copy if there is one.
+    /// Returns the pids of the server, its runtime, and the preforked worker if there is one.
     fn pids(&self) -> Result<Vec<(&'static str, u32)>> {
         let child = |parent: u32| -> Result<Option<u32>> {
             let path = format!("/proc/{parent}/task/{parent}/children");
             let children = fs::read_to_string(&path).context(path)?;
-            children.split_whitespace().next().map(|pid| pid.parse().context("a child's number")).transpose()
+            children.split_whitespace().next().map(|pid| pid.parse().context("a child's pid")).transpose()
         };
         let server = self.process.id();
         let runtime = child(server)?.context("the agent has no child")?;
         let mut all = vec![("agent", server), ("runtime", runtime)];
-        all.extend(child(runtime)?.map(|spare| ("spare", spare)));
+        all.extend(child(runtime)?.map(|worker| ("preforked worker", worker)));
         Ok(all)
     }
 
-    /// Processor time of both since their start, µs.
+    /// Returns the CPU time of the agent's processes since their start, µs.
     pub(crate) fn cpu_us(&self) -> Result<f64> {
         let mut total = 0.0;
         for (_, pid) in self.pids()? {
@@ -109,7 +109,7 @@ impl Agent {
         self.pids()?.into_iter().map(|(who, pid)| Ok((who, size(pid)?))).collect()
     }
 
-    /// Bytes that it has logged.
+    /// Returns the size of the log in bytes.
     #[expect(clippy::cast_precision_loss, reason = "a log of this bench fits")]
     pub(crate) fn logged(&self) -> Result<f64> {
         Ok(fs::metadata(&self.log)?.len() as f64)
@@ -118,7 +118,7 @@ impl Agent {
     pub(crate) async fn sandbox(&mut self) -> Result<()> {
         let request =
             CreateSandboxRequest { hostname: "bench".into(), sandbox_id: "bench".into(), ..Default::default() };
-        self.calls.create_sandbox(soon(), &request).await.context("CreateSandbox")?;
+        self.calls.create_sandbox(deadline(), &request).await.context("CreateSandbox")?;
         Ok(())
     }
 
@@ -127,33 +127,33 @@ impl Agent {
         request.container_id = named(container);
         request.exec_id = named(container);
         request.OCI = Some(bundle.spec(container, command)).into();
-        self.calls.create_container(soon(), &request).await.context("CreateContainer")?;
+        self.calls.create_container(deadline(), &request).await.context("CreateContainer")?;
         Ok(())
     }
 
     async fn begin(&self, container: &str) -> Result<()> {
         let request = StartContainerRequest { container_id: named(container), ..Default::default() };
-        self.calls.start_container(soon(), &request).await.context("StartContainer")?;
+        self.calls.start_container(deadline(), &request).await.context("StartContainer")?;
         Ok(())
     }
 
     async fn wait(&self, container: &str, exec: &str) -> Result<()> {
         let request = WaitProcessRequest { container_id: named(container), exec_id: exec.into(), ..Default::default() };
-        let reply = self.calls.wait_process(soon(), &request).await.context("WaitProcess")?;
+        let reply = self.calls.wait_process(deadline(), &request).await.context("WaitProcess")?;
         if reply.status != 0 {
-            bail!("process {exec:?} of {container} ended with {}", reply.status);
+            bail!("process {exec:?} of {container} exited with {}", reply.status);
         }
         Ok(())
     }
 
     async fn remove(&self, container: &str) -> Result<()> {
         let request = RemoveContainerRequest { container_id: named(container), ..Default::default() };
-        self.calls.remove_container(soon(), &request).await.context("RemoveContainer")?;
+        self.calls.remove_container(deadline(), &request).await.context("RemoveContainer")?;
         Ok(())
     }
 
-    /// A container's whole life, step by step.
-    pub(crate) async fn life(&self, bundle: &Bundle) -> Result<Vec<(&'static str, Duration)>> {
+    /// Measures a container's lifecycle, step by step.
+    pub(crate) async fn run_lifecycle(&self, bundle: &Bundle) -> Result<Vec<(&'static str, Duration)>> {
         let mut spans = Vec::new();
         let mut begin = Instant::now();
         let mut lap = |step| {
@@ -172,8 +172,7 @@ impl Agent {
         Ok(spans)
     }
 
-    /// The configuration that the agent hands to its runtime for the same
-    /// container, so that others can run the very same.
+    /// Returns the configuration that the agent passes to its runtime, so that crun and runc run the same container.
     pub(crate) async fn configuration(&self, bundle: &Bundle) -> Result<serde_json::Value> {
         self.create(bundle, SHORT, &["/bin/true"]).await?;
         let path = Path::new(BUNDLES).join(SHORT).join("config.json");
@@ -186,12 +185,12 @@ impl Agent {
         Ok(config)
     }
 
-    pub(crate) async fn begin_long(&self, bundle: &Bundle) -> Result<()> {
+    pub(crate) async fn start_long(&self, bundle: &Bundle) -> Result<()> {
         self.create(bundle, LONG, &["/bin/sleep", "100000"]).await?;
         self.begin(LONG).await
     }
 
-    /// A further process, from the call to its code.
+    /// Measures an exec process, from the call to its exit code.
     pub(crate) async fn exec(&self, round: u32) -> Result<Duration> {
         let exec = format!("exec-{round}");
         let mut request = ExecProcessRequest::new();
@@ -199,19 +198,19 @@ impl Agent {
         request.exec_id.clone_from(&exec);
         request.process = Some(Bundle::process(&["/bin/true"])).into();
         let begin = Instant::now();
-        self.calls.exec_process(soon(), &request).await.context("ExecProcess")?;
+        self.calls.exec_process(deadline(), &request).await.context("ExecProcess")?;
         self.wait(LONG, &exec).await?;
         Ok(begin.elapsed())
     }
 
-    pub(crate) async fn end_long(&self) -> Result<()> {
+    pub(crate) async fn remove_long(&self) -> Result<()> {
         let request = SignalProcessRequest { container_id: named(LONG), signal: 9, ..Default::default() };
-        self.calls.signal_process(soon(), &request).await.context("SignalProcess")?;
+        self.calls.signal_process(deadline(), &request).await.context("SignalProcess")?;
         self.remove(LONG).await
     }
 
-    /// Kills the server; its runtime sees that and ends too.
-    pub(crate) fn end(&mut self) {
+    /// Kills the server; its runtime then exits too.
+    pub(crate) fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

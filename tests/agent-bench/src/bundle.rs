@@ -1,4 +1,4 @@
-//! The container that all three run.
+//! The container that all three runtimes run.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use firstlight_agent_api::oci;
 
-/// A root file system, and how the agent is asked to run a program on it.
+/// A root file system, and requests that run a program on it.
 #[derive(Debug)]
 pub(crate) struct Bundle {
-    /// The root.
+    /// The root directory.
     pub(crate) root: PathBuf,
 }
 
@@ -19,12 +19,12 @@ const DIRECTORIES: &[&str] = &["bin", "dev", "etc", "proc", "sys", "tmp", "root"
 const CAPABILITIES: &[&str] = &["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_MKNOD", "CAP_SETGID", "CAP_SETUID"];
 
 impl Bundle {
-    /// Makes the root below `directory`.
+    /// Creates the root below `dir`.
     pub(crate) fn make(dir: &Path, busybox: &Path) -> Result<Self> {
         let root = dir.join("rootfs");
         for name in DIRECTORIES {
             let dir = root.join(name);
-            fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
         let program = root.join("bin/busybox");
         fs::copy(busybox, &program).with_context(|| format!("copy {}", busybox.display()))?;
@@ -32,13 +32,13 @@ impl Bundle {
         for name in ["true", "sleep"] {
             let link = root.join("bin").join(name);
             let _ = fs::remove_file(&link);
-            symlink("busybox", &link).with_context(|| format!("make {}", link.display()))?;
+            symlink("busybox", &link).with_context(|| format!("create {}", link.display()))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/true\n")?;
         Ok(Self { root })
     }
 
-    /// The process with this command.
+    /// Returns the process with this command.
     pub(crate) fn process(command: &[&str]) -> oci::Process {
         let mut process = oci::Process::new();
         process.Args = command.iter().map(ToString::to_string).collect();
@@ -52,7 +52,7 @@ impl Bundle {
         process
     }
 
-    /// The configuration as a shim sends it.
+    /// Returns the configuration as a shim sends it.
     pub(crate) fn spec(&self, container: &str, command: &[&str]) -> oci::Spec {
         let mut spec = oci::Spec::new();
         spec.Version = "1.1.0".into();

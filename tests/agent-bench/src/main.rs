@@ -1,8 +1,8 @@
-//! Measures the agent beside crun and runc: the same bundle, the same rounds,
-//! one after the other in turn, so that a busy machine is busy for all three.
+//! Benchmarks the agent against crun and runc: the same bundle and interleaved rounds, so that other load affects
+//! all three equally.
 //!
-//! Prints one line of JSON. `cargo xtask bench agent` runs it in a guest of the
-//! lab; on any Linux machine with cgroup v2 root can run it by hand.
+//! Prints one line of JSON. `cargo xtask bench agent` runs it in a guest of the lab; root can run it by hand on
+//! any Linux machine with cgroup v2.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -22,10 +22,10 @@ use crate::agent::Agent;
 use crate::bundle::Bundle;
 use crate::peer::Peer;
 
-/// After so long without a call the agent is at rest.
-const QUIET: Duration = Duration::from_secs(12);
+/// The agent is idle after this long without a call.
+const IDLE_TIME: Duration = Duration::from_secs(12);
 
-/// Measures the agent beside crun and runc.
+/// Benchmarks the agent against crun and runc.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The agent's program.
@@ -46,25 +46,25 @@ struct Arguments {
     /// Rounds of each measurement.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Round trips of Check.
+    /// Number of Check calls.
     #[arg(long, default_value_t = 2000)]
     checks: u32,
 }
 
-/// What was measured.
+/// The results of the benchmark.
 #[derive(Debug, Default, Serialize)]
 struct Results {
     #[serde(skip)]
     samples: BTreeMap<String, Vec<f64>>,
-    /// Of the samples, by name.
+    /// Summaries of the samples by name.
     spans: BTreeMap<String, Span>,
     /// Single values by name.
     values: BTreeMap<String, f64>,
-    /// Versions of the peers, as they say themselves.
+    /// Output of `--version` of crun and runc.
     versions: BTreeMap<String, String>,
 }
 
-/// What many samples of one thing come to, µs.
+/// The summary of a measurement's samples, µs.
 #[derive(Debug, Serialize)]
 struct Span {
     count: usize,
@@ -83,7 +83,7 @@ impl Span {
 }
 
 impl Results {
-    fn summed_up(mut self) -> Self {
+    fn summarize(mut self) -> Self {
         let samples = std::mem::take(&mut self.samples);
         self.spans = samples.into_iter().filter_map(|(name, samples)| Some((name, Span::of(samples)?))).collect();
         self
@@ -117,7 +117,7 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
     let mut agent = Agent::start(&arguments.agent, &arguments.dir).await?;
     results.values.insert("agent start cpu us".into(), agent.cpu_us()?);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    resident(&mut results, &agent, "when started")?;
+    resident(&mut results, &agent, "after start")?;
     agent.sandbox().await?;
     let config = agent.configuration(&bundle).await?;
     let mut peers = Vec::new();
@@ -129,25 +129,25 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
         }
     }
 
-    // The first round warms every cache and is thrown away.
+    // The first round warms the caches and is discarded.
     for round in 0..=arguments.rounds {
-        let lives = agent.life(&bundle).await?;
+        let steps = agent.run_lifecycle(&bundle).await?;
         if round > 0 {
-            results.sample("life agent", lives.iter().map(|(_, span)| *span).sum());
-            for (step, span) in lives {
+            results.sample("lifecycle agent", steps.iter().map(|(_, span)| *span).sum());
+            for (step, span) in steps {
                 results.sample(&format!("{step} agent"), span);
             }
         }
         for peer in &peers {
-            let span = peer.life()?;
+            let span = peer.run_lifecycle()?;
             if round > 0 {
-                results.sample(&format!("life {}", peer.name), span);
+                results.sample(&format!("lifecycle {}", peer.name), span);
             }
         }
     }
-    agent.begin_long(&bundle).await?;
+    agent.start_long(&bundle).await?;
     for peer in &peers {
-        peer.begin_long()?;
+        peer.start_long()?;
     }
     let logged = agent.logged()?;
     for round in 0..=arguments.rounds {
@@ -163,9 +163,9 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
         }
     }
     for peer in &peers {
-        peer.end_long()?;
+        peer.remove_long()?;
     }
-    agent.end_long().await?;
+    agent.remove_long().await?;
     for round in 0..arguments.checks {
         let begin = Instant::now();
         agent.check().await?;
@@ -174,14 +174,14 @@ async fn measure(arguments: &Arguments) -> Result<Results> {
         }
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    resident(&mut results, &agent, "after all")?;
-    tokio::time::sleep(QUIET).await;
-    resident(&mut results, &agent, "at rest")?;
+    resident(&mut results, &agent, "after calls")?;
+    tokio::time::sleep(IDLE_TIME).await;
+    resident(&mut results, &agent, "idle")?;
     results.values.insert("agent log bytes".into(), agent.logged()?.max(logged));
     results.values.insert("containers".into(), f64::from(arguments.rounds) + 3.0);
     results.values.insert("agent size bytes".into(), size(&arguments.agent)?);
-    agent.end();
-    Ok(results.summed_up())
+    agent.kill();
+    Ok(results.summarize())
 }
 
 fn resident(results: &mut Results, agent: &Agent, when: &str) -> Result<()> {
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_taken_from_the_sorted_samples() {
+    fn summary_is_computed_from_sorted_samples() {
         let span = Span::of(vec![5.0, 1.0, 3.0]).unwrap();
         assert_eq!((span.count, span.min_us, span.median_us, span.p99_us), (3, 1.0, 3.0, 3.0));
         assert!(Span::of(vec![]).is_none());

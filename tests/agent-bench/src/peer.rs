@@ -1,4 +1,4 @@
-//! crun or runc, by its command line.
+//! crun and runc, through their command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Writes its bundles: the same configuration with another cgroup.
+    /// Writes the runtime's bundles: the same configuration with another cgroup.
     pub(crate) fn new(name: &'static str, program: &Path, dir: &Path, bundle: &Bundle, config: &Value) -> Result<Self> {
         let write = |kind: &str, command: &[&str]| -> Result<PathBuf> {
             let dir = dir.join(format!("{name}-{kind}"));
@@ -35,7 +35,7 @@ impl Peer {
             name,
             program: program.to_owned(),
             state: dir.join(format!("{name}-state")),
-            short: write("life", &["/bin/true"])?,
+            short: write("short", &["/bin/true"])?,
             long: write("long", &["/bin/sleep", "100000"])?,
         })
     }
@@ -61,16 +61,16 @@ impl Peer {
         Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
     }
 
-    /// Create, start, wait and delete by one command, which is its fastest way.
-    pub(crate) fn life(&self) -> Result<Duration> {
+    /// Measures create, start, wait and delete as one command, which is the fastest variant.
+    pub(crate) fn run_lifecycle(&self) -> Result<Duration> {
         let mut command = self.command();
-        command.args(["run", "--bundle"]).arg(&self.short).arg("bench-life");
+        command.args(["run", "--bundle"]).arg(&self.short).arg("bench-short");
         self.run(command)
     }
 
-    pub(crate) fn begin_long(&self) -> Result<()> {
+    pub(crate) fn start_long(&self) -> Result<()> {
         let mut command = self.command();
-        // Its output would keep our pipe open as long as the container lives.
+        // The container would inherit the pipe and keep it open.
         command.stderr(Stdio::null()).args(["run", "--detach", "--bundle"]).arg(&self.long).arg("bench-long");
         let status = command.status().context(self.name)?;
         if status.success() { Ok(()) } else { bail!("{}: run --detach: {status}", self.name) }
@@ -82,7 +82,7 @@ impl Peer {
         self.run(command)
     }
 
-    pub(crate) fn end_long(&self) -> Result<()> {
+    pub(crate) fn remove_long(&self) -> Result<()> {
         let mut command = self.command();
         command.args(["delete", "--force", "bench-long"]);
         self.run(command).map(drop)

@@ -63,7 +63,7 @@ pub(crate) const TARGETS: &[Target] = &[
         read: |bytes| {
             // Only the kernel writes these. netlink-packet-route 0.31 panics at a `struct ifa_cacheinfo` that is too
             // short, which the kernel never sends. Panics are caught: this target searches for hangs and aborts.
-            let _ = catch_unwind(|| firstlight_net::readable(bytes));
+            let _ = catch_unwind(|| firstlight_net::count_readable(bytes));
         },
     },
     Target {

@@ -1,4 +1,4 @@
-//! Figures, in the form of `cargo xtask bench`.
+//! Figures, in the format of `cargo xtask bench`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 
-/// All of them.
+/// The figures of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
     pub(crate) bench: &'static str,
@@ -27,19 +27,19 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// A time without a goal: machines differ. A time that is not there does not hold.
+    /// Creates a time without a goal, because machines differ. A missing time fails.
     pub(crate) fn time(what: impl Into<String>, ms: Option<f64>) -> Self {
         let ours = ms.unwrap_or(f64::NAN);
         Self::new(what.into(), "ms", ours, "a time".to_owned(), ms.is_some_and(|ms| ms >= 0.0))
     }
 
-    /// A number that has to be exactly that.
-    pub(crate) fn exactly(what: impl Into<String>, ours: Option<f64>, wanted: f64) -> Self {
-        let holds = ours.is_some_and(|ours| (ours - wanted).abs() < 1e-9);
-        Self::new(what.into(), "", ours.unwrap_or(f64::NAN), format!("= {wanted}"), holds)
+    /// Creates a number that must equal `expected`.
+    pub(crate) fn equals(what: impl Into<String>, ours: Option<f64>, expected: f64) -> Self {
+        let holds = ours.is_some_and(|ours| (ours - expected).abs() < 1e-9);
+        Self::new(what.into(), "", ours.unwrap_or(f64::NAN), format!("= {expected}"), holds)
     }
 
-    /// Something that is so or not.
+    /// Creates a condition.
     pub(crate) fn holds(what: impl Into<String>, holds: bool) -> Self {
         Self::new(what.into(), "", f64::from(u8::from(holds)), "= 1".to_owned(), holds)
     }
@@ -55,7 +55,7 @@ impl Figures {
         !self.figures.is_empty() && self.figures.iter().all(|figure| figure.holds)
     }
 
-    /// As a table.
+    /// Formats the figures as a table.
     pub(crate) fn print(&self) -> String {
         let mut text = format!("gpu-test on {}\n{:72} {:>12} {:>10}  HOLDS\n", self.machine, "WHAT", "OURS", "GOAL");
         for figure in &self.figures {
@@ -69,13 +69,13 @@ impl Figures {
         text
     }
 
-    /// As JSON.
+    /// Writes the figures as JSON.
     ///
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+        std::fs::write(path, text).with_context(|| format!("failed to write {}", path.display()))
     }
 }
 
@@ -84,12 +84,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_does_not_hold() {
+    fn missing_and_wrong_figures_fail() {
         assert!(!Figure::time("x", None).holds && Figure::time("x", Some(1.0)).holds);
-        assert!(!Figure::exactly("x", None, 1.0).holds && !Figure::exactly("x", Some(2.0), 1.0).holds);
+        assert!(!Figure::equals("x", None, 1.0).holds && !Figure::equals("x", Some(2.0), 1.0).holds);
         let mut figures = Figures { bench: "gpu", machine: "m".into(), figures: vec![] };
         assert!(!figures.hold(), "a run without figures proves nothing");
-        figures.figures = vec![Figure::exactly("x", Some(1.0), 1.0)];
+        figures.figures = vec![Figure::equals("x", Some(1.0), 1.0)];
         assert!(figures.hold());
         figures.figures.push(Figure::holds("y", false));
         assert!(!figures.hold() && figures.print().contains("NO"));

@@ -1,17 +1,15 @@
-//! `gpu-test`: the agent beside a real NVIDIA driver.
+//! `gpu-test`: tests the agent with a real NVIDIA driver.
 //!
-//! Runs from a directory that `cargo xtask gpu-test --bundle DIR` makes, on a
-//! machine that needs nothing but the driver, cgroup v2 and root. The agent
-//! lives in a mount namespace of its own with a CDI file written by PID 1's
-//! code; a container gets one GPU and runs a CUDA kernel on it. Nothing about a
-//! GPU or the driver is changed.
+//! Runs from the bundle of `cargo xtask gpu-test --bundle DIR`, on a machine that needs only the driver, cgroup
+//! v2 and root. The agent runs in a separate mount namespace with a CDI file written by PID 1's code; a container
+//! gets one GPU and runs a CUDA kernel on it. Settings of GPUs and driver are not changed.
 #![forbid(unsafe_code)]
 
 mod drive;
 mod figures;
 mod machine;
+mod namespace;
 mod probe;
-mod stage;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,22 +17,22 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-/// One container with one GPU and a CUDA kernel, through the agent, beside the machine's driver.
+/// Runs a CUDA kernel in a container with one GPU, through the agent, with the machine's driver.
 #[derive(Debug, Parser)]
 #[command(name = "gpu-test")]
 struct Args {
-    /// Which GPU, by its position in PCI order among those that can be used here.
+    /// Index of the GPU in PCI order among the usable ones.
     #[arg(long, default_value_t = 0, value_name = "N")]
     gpu: usize,
-    /// Write the figures here, as `cargo xtask bench` does.
+    /// Write the figures to this file, as `cargo xtask bench` does.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Where the agent and the image are [default: beside this program].
+    /// Directory of the agent and the image [default: that of this program].
     #[arg(long, value_name = "DIR")]
     bundle: Option<PathBuf>,
-    /// Prepare a namespace and become the agent; how this program starts itself.
+    /// Internal: prepare a namespace and exec the agent.
     #[arg(long, value_name = "DIR", hide = true)]
-    stage: Option<PathBuf>,
+    exec_agent: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -49,13 +47,17 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let bundle = match &args.bundle {
-        Some(dir) => std::path::absolute(dir).context("find the bundle")?,
-        None => std::env::current_exe().context("find this program")?.parent().map(PathBuf::from).unwrap_or_default(),
+        Some(dir) => std::path::absolute(dir).context("failed to find the bundle")?,
+        None => std::env::current_exe()
+            .context("failed to find this program")?
+            .parent()
+            .map(PathBuf::from)
+            .unwrap_or_default(),
     };
-    if let Some(dir) = &args.stage {
-        return Err(stage::become_agent(&bundle, dir));
+    if let Some(dir) = &args.exec_agent {
+        return Err(namespace::exec_agent(&bundle, dir));
     }
-    let machine = machine::look(&firstlight_init::root::Root::real())?;
+    let machine = machine::inspect(&firstlight_init::root::Root::real())?;
     let figures = drive::run(&machine, args.gpu, &bundle)?;
     print!("{}", figures.print());
     if let Some(path) = &args.json {

@@ -1,12 +1,11 @@
-//! PCI configuration space: 4 KiB of bytes, a mask of what can be written,
-//! and the three registers that act when written.
+//! PCI configuration space: 4 KiB, a mask of writable bits, and the registers whose writes have side effects.
 
 use crate::profile::{Bar, Profile};
 
 /// Bytes of an extended configuration space.
 pub const CONFIG_SIZE: usize = 4096;
 
-/// Where the capabilities are put.
+/// Offsets of the capabilities.
 mod at {
     pub(super) const PM: u8 = 0x60;
     pub(super) const MSIX: u8 = 0x70;
@@ -26,13 +25,13 @@ const CAPABILITY_POINTER: usize = 0x34;
 const DEVICE_CONTROL: usize = at::PCIE as usize + 8;
 /// Bit 15 of Device Control: initiate a function level reset.
 const INITIATE_FLR: u16 = 1 << 15;
-/// Bit 15 of the VPD address: set by the device when the data are there.
+/// Bit 15 of the VPD address: set by the device when the data are valid.
 const VPD_DONE: u16 = 1 << 15;
 
-/// What a write asks of the device beyond storing the bytes.
+/// The side effect of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing.
+    /// No side effect.
     None,
     /// Reset the function; the configuration space has been reset already.
     FunctionReset,
@@ -42,15 +41,15 @@ pub enum Effect {
 #[derive(Debug, Clone)]
 pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
-    /// Ones where a write is stored.
+    /// Mask of the writable bits.
     writable: Box<[u8; CONFIG_SIZE]>,
     initial: Box<[u8; CONFIG_SIZE]>,
     vpd: Vec<u8>,
 }
 
 impl ConfigSpace {
-    /// The space of a function with that identity, these BARs (the profile's
-    /// or resized ones) and that device serial number.
+    /// Creates the space of a function with this identity, these BARs (the profile's or resized ones) and this
+    /// device serial number.
     pub fn new(profile: &Profile, bars: &[Bar], serial: u64) -> Self {
         let mut space = Self {
             bytes: Box::new([0; CONFIG_SIZE]),
@@ -62,7 +61,7 @@ impl ConfigSpace {
         space.put16(0x02, profile.device);
         // Memory space, bus master, SERR and interrupt disable.
         space.allow16(0x04, 0x0546);
-        // Status: there is a capability list.
+        // Status: capability list present.
         space.put16(0x06, 0x0010);
         space.put32(0x08, profile.class << 8 | u32::from(profile.revision));
         space.allow8(0x0c, 0xff);
@@ -79,7 +78,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Reads; beyond the end everything is ones.
+    /// Reads; bytes beyond the end are 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let Ok(start) = usize::try_from(offset) else { return };
@@ -88,7 +87,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes what can be written.
+    /// Writes the writable bits.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let Ok(start) = usize::try_from(offset) else { return Effect::None };
         for (at, value) in (start..CONFIG_SIZE).zip(data) {
@@ -96,9 +95,9 @@ impl ConfigSpace {
             self.bytes[at] = self.bytes[at] & !mask | value & mask;
         }
         let touches = |at: usize| start <= at && at < start.saturating_add(data.len());
-        // The high byte of each register carries the bit that acts.
+        // The bit with the side effect is in the high byte of each register.
         if touches(usize::from(at::VPD) + 3) && !self.vpd.is_empty() {
-            self.answer_vpd();
+            self.complete_vpd_access();
         }
         if touches(DEVICE_CONTROL + 1) && self.get16(DEVICE_CONTROL) & INITIATE_FLR != 0 {
             self.reset();
@@ -107,13 +106,12 @@ impl ConfigSpace {
         Effect::None
     }
 
-    /// Back to the state after power-on.
+    /// Restores the state after power-on.
     pub fn reset(&mut self) {
         self.bytes = self.initial.clone();
     }
 
-    /// The size bits of a BAR cannot be written: that is how software finds
-    /// the size, by writing ones and reading back.
+    /// Adds a BAR. Its size bits are read-only: software determines the size by writing ones and reading back.
     fn put_bar(&mut self, bar: &Bar) {
         let at = BASE_ADDRESS_0 + 4 * usize::from(bar.index);
         // Memory, 64-bit, prefetchable.
@@ -148,7 +146,7 @@ impl ConfigSpace {
         self.put32(pcie + 4, 1 << 28 | 1 << 15 | 1);
         self.put16(DEVICE_CONTROL, 0x2810);
         self.allow16(DEVICE_CONTROL, 0xffff);
-        // Sixteen lanes of 32 GT/s, as capability and as state.
+        // Sixteen lanes of 32 GT/s, in Link Capabilities and Link Status.
         self.put32(pcie + 0x0c, 16 << 4 | 5);
         self.allow16(pcie + 0x10, 0x01c3);
         self.put16(pcie + 0x12, 16 << 4 | 5);
@@ -164,20 +162,20 @@ impl ConfigSpace {
         }
     }
 
-    /// Software wrote an address; a clear top bit asks for the four bytes
-    /// there. The data are read-only, so a write of them just completes.
-    fn answer_vpd(&mut self) {
+    /// Completes a VPD access. A clear top bit of the address is a read of four bytes. The data are read-only, so
+    /// a write completes without effect.
+    fn complete_vpd_access(&mut self) {
         let register = usize::from(at::VPD) + 2;
-        let asked = self.get16(register);
-        if asked & VPD_DONE == 0 {
-            let start = usize::from(asked & !3);
+        let address = self.get16(register);
+        if address & VPD_DONE == 0 {
+            let start = usize::from(address & !3);
             let mut data = [0; 4];
             for (to, from) in data.iter_mut().zip(self.vpd.iter().skip(start)) {
                 *to = *from;
             }
             self.put(register + 2, &data);
         }
-        self.put16(register, asked ^ VPD_DONE);
+        self.put16(register, address ^ VPD_DONE);
     }
 
     fn get16(&self, at: usize) -> u16 {
@@ -205,8 +203,8 @@ impl ConfigSpace {
     }
 }
 
-/// Vital product data: a name, a part number and perhaps the `SMDL` keyword,
-/// which is how a management bridge is told from a network card.
+/// Builds the vital product data: a name, a part number and optionally the `SMDL` keyword, which distinguishes a
+/// management bridge from a network card.
 fn vpd(name: &str, model: &str) -> Vec<u8> {
     let mut data = Vec::new();
     let mut large = |tag: u8, body: &[u8]| {
@@ -225,7 +223,7 @@ fn vpd(name: &str, model: &str) -> Vec<u8> {
     if !model.is_empty() {
         keyword(b"VA", &format!("MLX:MN=MLNX:SMDL={model}"));
     }
-    // The checksum byte makes everything up to and including it add to 0.
+    // The checksum byte makes the sum of all bytes up to it 0.
     keyword(b"RV", "\0");
     large(0x90, &keywords);
     let sum = data.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));

@@ -1,4 +1,4 @@
-//! The grammar of a device on the command line.
+//! Parses a device of the command line.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -18,7 +18,7 @@ use crate::profile::{PROFILES, Profile, profile};
 /// * `attach-ms=N`: how long a driver's attach takes (GPUs only);
 /// * `fail=0xCODE`: the attach fails with this code, not 0 (GPUs only): the low half is
 ///   the resource manager's status, the high half the stage (0 means 0x22);
-/// * `hang`: the attach never ends (GPUs only; not together with `fail`).
+/// * `hang`: the attach never completes (GPUs only; not together with `fail`).
 ///
 /// ```
 /// use firstlight_synthetic_gpu::Device;
@@ -28,48 +28,48 @@ use crate::profile::{PROFILES, Profile, profile};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
-    /// The row of the table.
+    /// The device's profile.
     pub profile: &'static Profile,
     /// Size of the large BAR if not the profile's.
     pub bar: Option<u64>,
-    /// Milliseconds of an attach if not the profile's.
+    /// Duration of an attach in milliseconds if not the profile's.
     pub attach_ms: Option<u32>,
     /// The code with which the attach fails.
     pub fail: Option<NonZeroU32>,
-    /// Whether the attach never ends.
+    /// Whether the attach never completes.
     pub hang: bool,
 }
 
-/// Why a device on the command line cannot be served.
+/// An error of a device on the command line.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DeviceError {
-    /// The part before the first colon is no row of the table.
-    #[error("no device kind {kind:?}; known kinds: {}", known_kinds())]
+    /// The part before the first colon is not in the table.
+    #[error("unknown device kind {kind:?}; known kinds: {}", known_kinds())]
     Kind {
-        /// What was given.
+        /// The text.
         kind: String,
     },
-    /// An option that does not exist.
-    #[error("{device}: no option {option:?}; known options: bar=SIZE, attach-ms=N, fail=0xCODE, hang")]
+    /// An unknown option.
+    #[error("{device}: unknown option {option:?}; known options: bar=SIZE, attach-ms=N, fail=0xCODE, hang")]
     Option {
         /// The kind.
         device: &'static str,
-        /// What was given.
+        /// The text.
         option: String,
     },
-    /// An option with a value that makes no sense.
-    #[error("{device}: {option}={value:?}: want {want}")]
+    /// An option with an invalid value.
+    #[error("{device}: {option}={value:?}: expected {expected}")]
     Value {
         /// The kind.
         device: &'static str,
         /// The option's name.
         option: &'static str,
-        /// What was given.
+        /// The value.
         value: String,
-        /// What would be accepted.
-        want: &'static str,
+        /// The accepted values.
+        expected: &'static str,
     },
-    /// An option twice.
+    /// A repeated option.
     #[error("{device}: option {option} given twice; keep one")]
     Twice {
         /// The kind.
@@ -77,16 +77,16 @@ pub enum DeviceError {
         /// The option's name.
         option: &'static str,
     },
-    /// An option of GPUs for something else.
-    #[error("{device}: option {option} is for GPUs; leave it out")]
+    /// An option that applies only to GPUs.
+    #[error("{device}: option {option} is for GPUs; remove it")]
     NotForKind {
         /// The kind.
         device: &'static str,
         /// The option's name.
         option: &'static str,
     },
-    /// An attach cannot both fail and not end.
-    #[error("{device}: fail and hang exclude each other; keep one")]
+    /// `fail` together with `hang`.
+    #[error("{device}: fail and hang are mutually exclusive; keep one")]
     FailAndHang {
         /// The kind.
         device: &'static str,
@@ -99,12 +99,11 @@ fn known_kinds() -> String {
 
 /// Units of `bar=`, largest first.
 const UNITS: &[(char, u32)] = &[('T', 40), ('G', 30), ('M', 20), ('K', 10)];
-/// A BAR below this is no frame buffer; one above has no room in 46 bits of
-/// address space next to seven others.
+/// A smaller BAR cannot be a frame buffer; eight larger ones exceed 46 bits of address space.
 const BAR_RANGE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 40;
 
 impl Device {
-    /// A device of that kind without options.
+    /// Creates a device of this kind without options.
     pub fn new(profile: &'static Profile) -> Self {
         Self { profile, bar: None, attach_ms: None, fail: None, hang: false }
     }
@@ -130,7 +129,7 @@ impl Device {
             return Err(DeviceError::Twice { device, option });
         }
         let value = value.unwrap_or_default();
-        let wrong = |want| DeviceError::Value { device, option, value: value.to_owned(), want };
+        let wrong = |expected| DeviceError::Value { device, option, value: value.to_owned(), expected };
         match option {
             "bar" => {
                 let size = parse_size(value).filter(|size| size.is_power_of_two() && BAR_RANGE.contains(size));
@@ -150,7 +149,7 @@ impl Device {
     }
 }
 
-/// Digits only: the standard parser would also take a sign.
+/// Parses digits only: the standard parser would also accept a sign.
 fn parse_digits(text: &str, radix: u32) -> Option<u32> {
     text.chars().all(|c| c.is_digit(radix)).then(|| u32::from_str_radix(text, radix).ok())?
 }
@@ -203,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn all_options() {
+    fn all_options_are_parsed() {
         let device: Device = "h100:bar=64G:attach-ms=2000:fail=0x56".parse().unwrap();
         assert_eq!(device.profile.device, 0x2330);
         assert_eq!(device.bar, Some(64 << 30));
@@ -242,12 +241,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_parses_or_is_refused(text in "\\PC*") {
+        fn arbitrary_text_parses_or_fails_without_panic(text in "\\PC*") {
             let _ = text.parse::<Device>();
         }
 
         #[test]
-        fn near_misses_are_refused_with_the_part(option in "(bar|attach-ms|fail|hang)=?[0-9a-zA-Z+-]{0,12}") {
+        fn invalid_options_are_named_in_the_error(option in "(bar|attach-ms|fail|hang)=?[0-9a-zA-Z+-]{0,12}") {
             if let Err(error) = format!("h200:{option}").parse::<Device>() {
                 let (name, value) = option.split_once('=').unwrap_or((&option, ""));
                 let text = error.to_string();

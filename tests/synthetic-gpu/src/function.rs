@@ -1,4 +1,4 @@
-//! One PCI function as the VMM sees it: regions, interrupts, reset.
+//! One PCI function as a vfio-user device: regions, interrupts, reset.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::profile::{Backing, Bar};
 use crate::registers::{self, Registers};
 
-/// Serial numbers begin with the vendor's IEEE prefix, as real ones do.
+/// Serial numbers begin with the vendor's OUI, as real ones do.
 const SERIAL_PREFIX: u64 = 0x0004_4b00_0000_0000;
 
 /// A served function.
@@ -27,17 +27,17 @@ pub struct Function {
     config: ConfigSpace,
     registers: Registers,
     bars: Vec<Bar>,
-    /// The memory behind each BAR of that kind, by BAR index.
+    /// The memfd of each memory BAR, by BAR index.
     memory: Vec<(u8, OwnedFd)>,
-    /// The eventfd of each MSI-X vector that the guest has switched on.
+    /// The eventfd of each MSI-X vector that the guest has enabled.
     vectors: Vec<Option<File>>,
 }
 
 impl Function {
-    /// The function for the device at that position of the command line.
+    /// Creates the function of the device at this position of the command line.
     ///
     /// # Errors
-    /// If the memory behind a BAR cannot be made.
+    /// The memfd of a BAR cannot be created.
     pub fn new(device: &Device, index: u16) -> io::Result<Self> {
         let profile = device.profile;
         let mut bars = profile.bars.to_vec();
@@ -75,7 +75,7 @@ impl Function {
         })
     }
 
-    /// The regions in the order of VFIO's PCI indexes.
+    /// Returns the regions in the order of VFIO's PCI indexes.
     pub(crate) fn regions(&self) -> Vec<ServerRegion> {
         (0..VFIO_PCI_NUM_REGIONS).map(|index| self.region(index)).collect()
     }
@@ -99,7 +99,7 @@ impl Function {
             region.region_info.size = bar.size;
             if let Some((_, fd)) = self.memory.iter().find(|(index, _)| *index == bar.index) {
                 region.region_info.flags |= VFIO_REGION_INFO_FLAG_MMAP;
-                // Without an area the library does not send the descriptor.
+                // Without a sparse area the library does not send the descriptor.
                 region.sparse_areas =
                     vec![SparseArea { area: vfio_region_sparse_mmap_area { offset: 0, size: bar.size } }];
                 region.mmap_fd = Some(fd.as_raw_fd());
@@ -108,8 +108,8 @@ impl Function {
         region
     }
 
-    /// The interrupts in the order of VFIO's PCI indexes: MSI-X, and the one
-    /// for errors, which is never raised but which QEMU warns about if absent.
+    /// Returns the interrupts in the order of VFIO's PCI indexes: MSI-X, and the error interrupt, which is never
+    /// raised but whose absence makes QEMU warn.
     pub(crate) fn irqs(&self) -> Vec<IrqInfo> {
         let vectors = u32::try_from(self.vectors.len()).unwrap_or_default();
         (0..VFIO_PCI_NUM_IRQS)
@@ -124,14 +124,13 @@ impl Function {
             .collect()
     }
 
-    /// What a function level reset does. The memory keeps its content: a
-    /// GPU's does too, and somebody has to notice.
+    /// Performs a function level reset. The memory keeps its content, as a GPU's does: scrubbing it is up to its users.
     pub(crate) fn function_reset(&mut self) {
         self.config.reset();
         self.registers.reset();
     }
 
-    /// The VMM is gone: also forget its interrupts.
+    /// Resets the function after the VMM has disconnected, and drops its interrupts.
     pub(crate) fn disconnected(&mut self) {
         self.function_reset();
         self.vectors.fill_with(|| None);
@@ -152,8 +151,8 @@ impl Function {
     }
 }
 
-/// QEMU maps the memory BARs, so these messages are for registers,
-/// configuration space, and memory that a VMM was told not to map.
+/// QEMU maps the memory BARs, so these messages are for registers, configuration space, and memory that a VMM
+/// does not map.
 impl ServerBackend for Function {
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
@@ -210,7 +209,7 @@ impl ServerBackend for Function {
         } else if flags & VFIO_IRQ_SET_DATA_EVENTFD != 0 {
             let range = self.vectors.iter_mut().skip(usize::try_from(start).unwrap_or(usize::MAX));
             let mut fds = fds.into_iter();
-            // No descriptor for a vector switches it off.
+            // A vector without a descriptor is disabled.
             for vector in range.take(usize::try_from(count).unwrap_or(usize::MAX)) {
                 *vector = fds.next();
             }
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn both_registers_of_the_chips_identity_say_the_same() {
+    fn both_chip_identity_registers_agree() {
         let identity = |name: &str| {
             let mut function = function(name);
             [registers::PMC_BOOT_0, registers::PMC_BOOT_42].map(|offset| {
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbell_raises_a_vector_that_is_on() {
+    fn doorbell_raises_an_enabled_vector() {
         let mut function = function("h100");
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let sent = File::from(event.try_clone().unwrap());

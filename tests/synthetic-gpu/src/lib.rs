@@ -3,10 +3,9 @@
 //! QEMU 10.1 and later attaches each of them with `-device vfio-user-pci`, so
 //! a guest without any hardware sees eight H100s with 128 GiB BARs, the four
 //! NVSwitches of a baseboard and its management endpoint. Only the PCI side is
-//! modelled: identity, BARs, capabilities, MSI-X, function level reset. What a
-//! driver would do with a GPU is not; the stand-in `nvidia.ko` in
-//! `tests/stand-in-nvidia` reads from the [`registers`] how long its attach
-//! shall take and whether it shall fail.
+//! modelled: identity, BARs, capabilities, MSI-X, function level reset. GPU
+//! functions are not; the stand-in `nvidia.ko` in `tests/stand-in-nvidia` reads
+//! the duration and result of its attach from the [`registers`].
 //!
 //! The program is `synthetic-gpu DIR DEVICE...`; see [`Device`] for the
 //! grammar of DEVICE and [`profile`] for the table of what can be served.

@@ -1,9 +1,7 @@
-//! `synthetic-gpu DIR DEVICE...`: serve PCI devices to QEMU until the parent
-//! goes away.
+//! `synthetic-gpu DIR DEVICE...`: serves PCI devices to QEMU until the parent exits.
 //!
-//! Prints `ready` when all sockets listen. Ends, and removes the sockets, at
-//! the end of its standard input, at SIGTERM, SIGINT or SIGHUP, and when the
-//! thread that started it ends.
+//! Prints `ready` when all sockets listen. Removes the sockets and exits at end of file of standard input, on
+//! SIGTERM, SIGINT or SIGHUP, and when the thread that started it exits.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
@@ -21,7 +19,7 @@ const USAGE: &str = "usage: synthetic-gpu DIR DEVICE...
   DIR     directory for the sockets 0.sock, 1.sock, ... in the order of the devices
   DEVICE  KIND[:bar=SIZE][:attach-ms=N][:fail=0xCODE][:hang]
   KIND    h100 h200 b200 nvswitch cx7 cx7-nic pmc
-Runs until its standard input ends, so give it a pipe and keep the other end.";
+Runs until end of file of its standard input: use a pipe and keep the other end open.";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -36,23 +34,23 @@ fn main() -> Result<()> {
         bail!("no device to serve\n{USAGE}");
     }
 
-    // SIGTERM and not SIGKILL: the sockets are to be removed.
-    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot ask to be told of the parent's death")?;
-    let end = ends()?;
+    // SIGTERM, not SIGKILL, so that the sockets are removed.
+    set_parent_process_death_signal(Some(Signal::TERM)).context("failed to set the parent death signal")?;
+    let end = shutdown_channel()?;
     let sockets = Sockets::serve(Path::new(&dir), &devices)?;
     let mut stdout = io::stdout();
-    writeln!(stdout, "ready").and_then(|()| stdout.flush()).context("cannot say that the devices are ready")?;
-    // Both senders live as long as the process, so this waits for an end.
+    writeln!(stdout, "ready").and_then(|()| stdout.flush()).context("failed to report readiness on standard output")?;
+    // Both senders live as long as the process, so this blocks until shutdown.
     let _ = end.recv();
     drop(sockets);
     Ok(())
 }
 
-/// A channel that receives when the process shall end.
-fn ends() -> Result<mpsc::Receiver<()>> {
+/// Returns a channel that receives a message when the process shall shut down.
+fn shutdown_channel() -> Result<mpsc::Receiver<()>> {
     let (by_signal, end) = mpsc::channel();
     let by_input = by_signal.clone();
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("failed to install signal handlers")?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if signals.forever().next().is_some() {
             let _ = by_signal.send(());
@@ -61,7 +59,7 @@ fn ends() -> Result<mpsc::Receiver<()>> {
     thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         let mut stdin = io::stdin();
         let mut sink = [0; 256];
-        // An error is an end too: there is nobody at the other side.
+        // An error is treated as end of file.
         while matches!(stdin.read(&mut sink), Ok(1..)) {}
         let _ = by_input.send(());
     })?;

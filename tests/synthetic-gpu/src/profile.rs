@@ -5,7 +5,7 @@ const MIB: u64 = 1 << 20;
 /// Bytes in a gibibyte.
 const GIB: u64 = 1 << 30;
 
-/// What stands behind a BAR.
+/// The implementation of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// Every access is a message to the server: registers.
@@ -23,11 +23,11 @@ pub struct Bar {
     pub index: u8,
     /// Size in bytes, a power of two.
     pub size: u64,
-    /// What answers.
+    /// The implementation.
     pub backing: Backing,
 }
 
-/// The MSI-X capability. Table and pending bits lie in BAR0.
+/// The MSI-X capability. Table and pending bit array are in BAR0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsiX {
     /// Number of vectors, at least 1.
@@ -59,11 +59,10 @@ pub struct Profile {
     pub bars: &'static [Bar],
     /// Interrupts.
     pub msix: MsiX,
-    /// What a read of BAR0 offset 0 gives: on GPUs the chip identity.
+    /// The value of BAR0 offset 0: on GPUs the chip identity.
     pub boot_0: u32,
-    /// Milliseconds that a driver's attach takes if the command line does not
-    /// say; `None` if the device has no attach (then `attach-ms`, `fail` and
-    /// `hang` do not apply either).
+    /// Default duration of a driver's attach in milliseconds; `None` if the device has no attach (then
+    /// `attach-ms`, `fail` and `hang` do not apply either).
     pub attach_ms: Option<u32>,
     /// Value of the `SMDL` keyword in the vital product data; `Some("")` is a
     /// device whose data lack the keyword, `None` one without the capability.
@@ -71,7 +70,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The BAR that `bar=SIZE` changes: the first one made of memory.
+    /// Returns the BAR that `bar=SIZE` changes: the first memory BAR.
     pub fn large_bar(&self) -> Option<&Bar> {
         self.bars.iter().find(|bar| bar.backing == Backing::Memory)
     }
@@ -88,9 +87,9 @@ const fn memory(index: u8, size: u64) -> Bar {
     Bar { index, size, backing: Backing::Memory }
 }
 
-/// Everything that can be served.
+/// All profiles.
 ///
-/// Seen on hardware: the H200's ids and BARs, vendor, device and class of all
+/// Verified on hardware: the H200's ids and BARs, vendor, device and class of all
 /// the others, the subsystems of NVSwitch and PMC. Placeholders: the other
 /// subsystems, the B200's BAR0 and chip identity, vectors outside GPUs.
 pub const PROFILES: &[Profile] = &[
@@ -136,7 +135,7 @@ pub const PROFILES: &[Profile] = &[
         attach_ms: Some(200),
         vpd_model: None,
     },
-    // Older than the system processor that the driver's open modules need.
+    // Has no GSP, which the driver's open modules need.
     Profile {
         name: "p100",
         vendor: 0x10de,
@@ -165,8 +164,8 @@ pub const PROFILES: &[Profile] = &[
         attach_ms: None,
         vpd_model: None,
     },
-    // The management bridge of an NVLink 5 baseboard: told from a network
-    // card of the same chip by its vital product data alone.
+    // The management bridge of an NVLink 5 baseboard: only its vital product data distinguish it from a network
+    // card with the same chip.
     Profile {
         name: "cx7",
         vendor: 0x15b3,
@@ -212,7 +211,7 @@ pub const PROFILES: &[Profile] = &[
     },
 ];
 
-/// The row with that name.
+/// Returns the profile with this name.
 pub fn profile(name: &str) -> Option<&'static Profile> {
     PROFILES.iter().find(|profile| profile.name == name)
 }
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_can_exist() {
+    fn bars_are_valid() {
         for row in PROFILES {
             let mut last = None;
             for bar in row.bars {

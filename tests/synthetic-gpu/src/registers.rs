@@ -1,7 +1,6 @@
-//! The lab's registers: how a test tells the stand-in driver, through the
-//! device itself, what its attach shall be like.
+//! The lab's registers: a test controls the stand-in driver's attach through the device.
 //!
-//! They lie in BAR0 from [`LAB_BASE`]; every one is 32 bits, little endian.
+//! They are in BAR0 from [`LAB_BASE`]; each has 32 bits, little endian.
 //! `tests/stand-in-nvidia/standin.h` has the same names and numbers, and a
 //! test here compares the two files.
 //!
@@ -10,20 +9,19 @@
 //! | `LAB_MAGIC` | 0x00 | read | [`LAB_MAGIC_VALUE`]: this is a synthetic device |
 //! | `LAB_ATTACH_MS` | 0x04 | read, write | duration of an attach in milliseconds |
 //! | `LAB_FAIL_CODE` | 0x08 | read, write | 0, or the code that the attach fails with |
-//! | `LAB_HANG` | 0x0c | read, write | 1: the attach never ends |
-//! | `LAB_ATTACH_COUNT` | 0x10 | read, write | attaches begun; the driver adds one |
+//! | `LAB_HANG` | 0x0c | read, write | 1: the attach never completes |
+//! | `LAB_ATTACH_COUNT` | 0x10 | read, write | attaches started; incremented by the driver |
 //! | `LAB_INDEX` | 0x14 | read | position on the server's command line |
 //! | `LAB_DOORBELL` | 0x18 | write | raises the MSI-X vector of that number |
 //!
-//! A reset (function level or by the VMM) puts the registers back to what the
-//! command line said, except `LAB_ATTACH_COUNT`, which counts for as long as
-//! the server runs, whatever number of guests that is.
+//! A reset (function level or by the VMM) restores the values of the command line, except `LAB_ATTACH_COUNT`,
+//! which counts over the server's lifetime, across guests.
 
 /// BAR0 offset of the lab's registers: the last page of the smallest BAR0.
 pub const LAB_BASE: u64 = 0x3f_f000;
 /// Length of the lab's registers in bytes.
 pub const LAB_SIZE: u64 = 0x20;
-/// What `LAB_MAGIC` reads: `FLAB`.
+/// The value of `LAB_MAGIC`: `FLAB`.
 pub const LAB_MAGIC_VALUE: u32 = u32::from_be_bytes(*b"FLAB");
 
 /// Offset from [`LAB_BASE`].
@@ -43,17 +41,17 @@ pub const LAB_DOORBELL: u64 = 0x18;
 
 /// BAR0 offset of the chip identity, the first register a driver reads.
 pub const PMC_BOOT_0: u64 = 0x00;
-/// BAR0 offset of the same in the form that newer drivers read: NVIDIA's open
-/// modules take a GPU for one with a system processor by it.
+/// BAR0 offset of the chip identity in the format that newer drivers read: NVIDIA's open modules determine by it
+/// whether a GPU has a GSP.
 pub const PMC_BOOT_42: u64 = 0xa00;
 
-/// [`PMC_BOOT_42`] of a chip with that [`PMC_BOOT_0`]: architecture and
-/// implementation stay where they are, the revision's two digits are further up.
+/// Returns [`PMC_BOOT_42`] of a chip with this [`PMC_BOOT_0`]: architecture and implementation have the same
+/// bits, the revision is shifted up.
 pub(crate) fn boot_42(boot_0: u32) -> u32 {
     boot_0 & 0x3ff0_0000 | (boot_0 & 0xff) << 12
 }
 
-/// BAR0: storage with a few words that mean something.
+/// BAR0: storage with a few registers.
 #[derive(Debug)]
 pub(crate) struct Registers {
     bytes: Vec<u8>,
@@ -62,14 +60,14 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// `initial` is what a reset restores, `read_only` what no write changes.
+    /// Creates the registers; a reset restores `initial`, and writes do not change `read_only`.
     pub(crate) fn new(size: usize, initial: Vec<(u64, u32)>, read_only: Vec<(u64, u32)>) -> Self {
         let mut registers = Self { bytes: vec![0; size], initial, read_only };
         registers.reset();
         registers
     }
 
-    /// Reads; beyond the end everything is ones, as on a bus.
+    /// Reads; bytes beyond the end are 0xff, as on a PCI bus.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let Ok(start) = usize::try_from(offset) else { return };
@@ -78,7 +76,7 @@ impl Registers {
         }
     }
 
-    /// Writes, and says which vector a doorbell write asks for.
+    /// Writes; returns the vector of a doorbell write.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Option<u32> {
         self.store(offset, data);
         self.hold_read_only();
@@ -86,7 +84,7 @@ impl Registers {
         (offset == LAB_BASE + LAB_DOORBELL).then_some(u32::from_le_bytes(word))
     }
 
-    /// Back to the state of the command line; the attach count stays.
+    /// Restores the values of the command line; keeps the attach count.
     pub(crate) fn reset(&mut self) {
         for (offset, value) in self.initial.clone() {
             self.store(offset, &value.to_le_bytes());
@@ -145,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbell_names_its_vector_and_nothing_else_does() {
+    fn only_a_doorbell_write_returns_a_vector() {
         let mut registers = sample();
         assert_eq!(registers.write(LAB_BASE + LAB_DOORBELL, &3u32.to_le_bytes()), Some(3));
         assert_eq!(registers.write(LAB_BASE + LAB_DOORBELL, &[3]), None);
@@ -164,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_has_the_same_table() {
+    fn stand_in_driver_has_the_same_constants() {
         let header = include_str!("../../stand-in-nvidia/standin.h");
         let expected = [
             ("LAB_BASE", LAB_BASE),
@@ -180,8 +178,8 @@ mod tests {
         ];
         for (name, value) in expected {
             let found = header.lines().find_map(|line| {
-                let mut words = line.split_whitespace();
-                (words.next() == Some("#define") && words.next() == Some(name)).then(|| words.next())?
+                let mut fields = line.split_whitespace();
+                (fields.next() == Some("#define") && fields.next() == Some(name)).then(|| fields.next())?
             });
             let digits = found.unwrap_or_else(|| panic!("standin.h lacks {name}")).trim_start_matches("0x");
             assert_eq!(u64::from_str_radix(digits, 16).unwrap(), value, "{name}");

@@ -1,4 +1,4 @@
-//! The sockets: one per function, each served by a thread.
+//! The vfio-user sockets: one per function, each served by a thread.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -11,68 +11,66 @@ use vfio_user::Server;
 use crate::device::Device;
 use crate::function::Function;
 
-/// Why devices cannot be served.
+/// An error while starting to serve devices.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// More devices than the serial numbers tell apart.
+    /// More devices than distinct serial numbers.
     #[error("{count} devices are too many; the limit is 65535")]
     TooMany {
-        /// How many were asked for.
+        /// The number of devices.
         count: usize,
     },
-    /// The memory behind a BAR could not be made.
-    #[error("cannot make the memory behind device {index} ({device}); is there room for memory files?")]
+    /// The memfd of a BAR could not be created.
+    #[error("failed to create the memory of device {index} ({device}); is there enough memory for memfds?")]
     Memory {
         /// Position on the command line.
         index: usize,
         /// The device.
         device: Device,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// A socket of an earlier run could not be removed.
-    #[error("cannot clear the way for socket {path}; remove it or choose another directory")]
+    #[error("failed to remove the stale socket {path}; remove it or choose another directory")]
     Stale {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A socket could not be made.
-    #[error("cannot listen on {path}: {reason}; does the directory exist, and is the path below 108 bytes?")]
+    /// A socket could not be created.
+    #[error("failed to listen on {path}: {reason}; does the directory exist, and is the path below 108 bytes?")]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// What the library said.
+        /// The library's error.
         reason: String,
     },
     /// A thread could not be started.
-    #[error("cannot start the thread that serves {path}")]
+    #[error("failed to start the thread that serves {path}")]
     Thread {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// The sockets being served. Dropping it removes them; the threads end with
-/// the process.
+/// The sockets being served. Dropping it removes them; the threads end with the process.
 #[derive(Debug)]
 pub struct Sockets {
     paths: Vec<PathBuf>,
 }
 
 impl Sockets {
-    /// Serves the devices on `directory/0.sock`, `directory/1.sock` and so on. When
-    /// it returns, all of them listen. Sockets left by an earlier run are
-    /// replaced; anything else of that name is an error.
+    /// Serves the devices on `dir/0.sock`, `dir/1.sock` and so on. All sockets listen when it returns. Stale
+    /// sockets are replaced; another file of that name is an error.
     ///
     /// # Errors
-    /// See [`ServeError`]; sockets made before the error are removed.
+    /// See [`ServeError`]; sockets created before the error are removed.
     pub fn serve(dir: &Path, devices: &[Device]) -> Result<Self, ServeError> {
         let mut sockets = Self { paths: Vec::new() };
         for (index, device) in devices.iter().enumerate() {
@@ -90,13 +88,13 @@ impl Sockets {
             let name = path.display().to_string();
             thread::Builder::new()
                 .name(format!("device-{index}"))
-                .spawn(move || serve_for_ever(&name, &server, &mut function))
+                .spawn(move || serve_forever(&name, &server, &mut function))
                 .map_err(|source| ServeError::Thread { path, source })?;
         }
         Ok(sockets)
     }
 
-    /// The sockets in the order of the devices.
+    /// Returns the sockets in the order of the devices.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -105,14 +103,14 @@ impl Sockets {
 impl Drop for Sockets {
     fn drop(&mut self) {
         for path in &self.paths {
-            // Nothing to be done if it is gone already.
+            // It may have been removed already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// One VMM after the other; a device outlives its guests as hardware does.
-fn serve_for_ever(name: &str, server: &Server, function: &mut Function) {
+/// Serves one VMM after another; a device outlives its guests as hardware does.
+fn serve_forever(name: &str, server: &Server, function: &mut Function) {
     loop {
         let outcome = server.run(function);
         function.disconnected();
@@ -122,7 +120,7 @@ fn serve_for_ever(name: &str, server: &Server, function: &mut Function) {
                 eprintln!("synthetic-gpu: {name}: {error}; the device is no longer served");
                 return;
             }
-            // A VMM that was killed in the middle of a message.
+            // The VMM was killed in the middle of a message.
             Err(error) => eprintln!("synthetic-gpu: {name}: {error}; waiting for the next guest"),
         }
     }
@@ -131,7 +129,7 @@ fn serve_for_ever(name: &str, server: &Server, function: &mut Function) {
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is not a socket has this name")),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket has this name")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -148,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn a_client_sees_the_device_and_the_next_one_too() {
+    fn successive_clients_see_the_device_in_its_initial_state() {
         let dir = tempfile::tempdir().unwrap();
         let sockets = Sockets::serve(dir.path(), &devices()).unwrap();
         assert_eq!(sockets.paths().len(), 2);
         for _ in 0..2 {
             let mut client = Client::new(&sockets.paths()[0]).unwrap();
-            // Not `resettable()`: in this version of the client it says the opposite.
+            // Not `resettable()`: this version of the client returns the opposite.
             client.reset().unwrap();
             assert_eq!(client.region(2).unwrap().size, 1 << 30);
             assert!(client.region(2).unwrap().file_offset.is_some(), "the memory must come with its descriptor");
@@ -173,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_sockets_are_replaced_and_files_are_not() {
+    fn stale_sockets_are_replaced_and_other_files_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

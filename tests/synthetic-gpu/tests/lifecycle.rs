@@ -1,4 +1,4 @@
-//! The program as the lab uses it: when it is ready, and that it never stays.
+//! The program's lifecycle as the lab uses it: readiness and reliable exit.
 #![expect(clippy::unwrap_used, reason = "a test: what fails here is the finding")]
 
 use std::io::{BufRead, BufReader};
@@ -44,30 +44,30 @@ fn sockets(dir: &Path) -> usize {
 }
 
 #[test]
-fn serves_until_its_input_ends() {
+fn serves_until_stdin_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = start(dir.path(), &["h100", "h200:bar=1G", "nvswitch", "cx7", "pmc"]);
     wait_ready(&mut child);
     assert_eq!(sockets(dir.path()), 5);
     drop(child.stdin.take());
-    assert!(exits(&mut child), "still there after its input ended");
+    assert!(exits(&mut child), "still running after stdin was closed");
     assert_eq!(sockets(dir.path()), 0);
 }
 
 #[test]
-fn terminates_cleanly() {
+fn sigterm_removes_the_sockets() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = start(dir.path(), &["b200"]);
     wait_ready(&mut child);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert!(exits(&mut child), "still there after SIGTERM");
+    assert!(exits(&mut child), "still running after SIGTERM");
     assert_eq!(sockets(dir.path()), 0);
 }
 
-/// The death signal follows the thread that started the program, not the
-/// process: whoever starts it must do so from a thread that stays.
+/// The parent death signal is sent when the starting thread exits, not its process: start the program from a
+/// long-lived thread.
 #[test]
-fn ends_with_the_thread_that_started_it() {
+fn exits_with_the_thread_that_started_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
     let mut child = thread::spawn(move || {
@@ -77,12 +77,12 @@ fn ends_with_the_thread_that_started_it() {
     })
     .join()
     .unwrap();
-    assert!(exits(&mut child), "still there after its parent ended");
+    assert!(exits(&mut child), "still running after its parent exited");
     assert_eq!(sockets(dir.path()), 0);
 }
 
 #[test]
-fn refuses_what_it_does_not_know() {
+fn invalid_device_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let output = start(dir.path(), &["h100", "h100:bar=3G"]).wait_with_output().unwrap();
     assert!(!output.status.success());

@@ -108,7 +108,7 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     let ms = |us: f64| us / 1000.0;
     let mut figures = Vec::new();
     for (peer, factor) in [("crun", 1.3), ("runc", 3.0)] {
-        let (ours, theirs) = (span("life agent")?, span(&format!("life {peer}"))?);
+        let (ours, theirs) = (span("lifecycle agent")?, span(&format!("lifecycle {peer}"))?);
         for (which, ours, theirs) in
             [("median", ours.median_us, theirs.median_us), ("minimum", ours.min_us, theirs.min_us)]
         {
@@ -137,16 +137,16 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
         absolute("processor time of both processes, exec to Check", "ms", ms(value("agent start cpu us")?), 2.0)
             .beside("kata-agent", 3.3),
     );
-    let (server, runtime) = (value("agent resident at rest KiB")?, value("runtime resident at rest KiB")?);
+    let (server, runtime) = (value("agent resident idle KiB")?, value("runtime resident idle KiB")?);
     let mib = |kib: f64| kib / 1024.0;
-    figures.push(Figure::at_most("resident at rest, server", "MiB", mib(server), 4.0).beside("kata-agent", 11.7));
-    figures.push(Figure::at_most("resident at rest, server and runtime", "MiB", mib(server + runtime), 7.0));
-    for when in ["when started", "after all"] {
+    figures.push(Figure::at_most("resident idle, server", "MiB", mib(server), 4.0).beside("kata-agent", 11.7));
+    figures.push(Figure::at_most("resident idle, server and runtime", "MiB", mib(server + runtime), 7.0));
+    for when in ["after start", "after calls"] {
         let both = value(&format!("agent resident {when} KiB"))? + value(&format!("runtime resident {when} KiB"))?;
         figures.push(Figure::shown(format!("resident {when}, server and runtime"), "MiB", mib(both)));
     }
-    if let Ok(spare) = value("spare resident after all KiB") {
-        figures.push(Figure::shown("resident after all, the runtime's spare copy", "MiB", mib(spare)));
+    if let Ok(worker) = value("preforked worker resident after calls KiB") {
+        figures.push(Figure::shown("resident after calls, preforked worker", "MiB", mib(worker)));
     }
     let size = value("agent size bytes")? / 1e6;
     figures.push(Figure::at_most("program, stripped", "MB", size, 8.0).beside("kata-agent", 26.0));
@@ -230,18 +230,18 @@ fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"[1.2] bench: {"spans":{"life agent":{"count":1,"min_us":1000.0,"median_us":2000.0,"p99_us":1.0},"life crun":{"count":1,"min_us":2000.0,"median_us":2100.0,"p99_us":1.0}},"values":{},"versions":{}}"#;
+    const LINE: &str = r#"[1.2] bench: {"spans":{"lifecycle agent":{"count":1,"min_us":1000.0,"median_us":2000.0,"p99_us":1.0},"lifecycle crun":{"count":1,"min_us":2000.0,"median_us":2100.0,"p99_us":1.0}},"values":{},"versions":{}}"#;
 
     #[test]
     fn the_line_of_results_is_found_among_others() {
         let results = find(["noise", LINE].into_iter()).unwrap();
-        assert!((results.spans["life crun"].min_us - 2000.0).abs() < 1e-9);
+        assert!((results.spans["lifecycle crun"].min_us - 2000.0).abs() < 1e-9);
         assert!(find(["noise"].into_iter()).unwrap_err().to_string().contains("no line"));
     }
 
     #[test]
     fn results_that_lack_something_are_not_judged() {
         let results = find([LINE].into_iter()).unwrap();
-        assert!(judge(&results, true).unwrap_err().to_string().contains("life runc"));
+        assert!(judge(&results, true).unwrap_err().to_string().contains("lifecycle runc"));
     }
 }

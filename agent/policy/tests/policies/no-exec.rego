@@ -1,4 +1,4 @@
-# Everything but kubectl exec and kubectl logs; the policy stays.
+# Everything but kubectl exec, kubectl logs and a change of the policy.
 package agent_policy
 
 default CreateContainerRequest := true

@@ -1,4 +1,4 @@
-# Two containers, no more, and only they may be started: the policy remembers.
+# At most two containers, and only they may be started: the policy keeps state.
 package agent_policy
 
 import future.keywords.if

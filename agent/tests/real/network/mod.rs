@@ -1,7 +1,6 @@
-//! The guest's network, changed over the wire and looked at without our code.
-//! NICs are halves of veth pairs in a network namespace of the test's own.
+//! Network calls, verified without the agent's code. NICs are veth devices in a separate network namespace.
 
+mod fixture;
 mod interfaces;
 mod requests;
 mod routes;
-mod stand;

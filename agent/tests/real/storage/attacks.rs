@@ -1,4 +1,4 @@
-//! Mount points that somebody prepared.
+//! Mount points prepared by an attacker.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{create, inside, mounts, refused, storage, with_agent};
 
 #[test]
-fn a_link_at_any_part_of_a_mount_point_redirects_no_mount() {
+fn symlink_in_a_mount_point_is_refused() {
     with_agent(async |agent| {
         let victim = agent.dir.path().join("victim");
         fs::create_dir(&victim).unwrap();
@@ -22,7 +22,7 @@ fn a_link_at_any_part_of_a_mount_point_redirects_no_mount() {
             fs::create_dir_all(link.parent().unwrap()).unwrap();
             symlink(&victim, &link).unwrap();
             for (driver, fstype) in [("ephemeral", "tmpfs"), ("local", "local"), ("bind", "bind")] {
-                // A good one first: it has to go away again.
+                // A valid storage first: it must be rolled back.
                 let good = storage("ephemeral", "tmpfs", "tmpfs", "sandbox/good", &[]);
                 let source = if driver == "bind" { Path::new("/bin") } else { Path::new("tmpfs") };
                 let bad = storage(driver, source, fstype, path, &["mode=0777"]);
@@ -40,9 +40,9 @@ fn a_link_at_any_part_of_a_mount_point_redirects_no_mount() {
     });
 }
 
-/// Whoever swaps a directory and a link all the time wins nothing.
+/// An attacker continuously swaps a directory and a symbolic link.
 #[test]
-fn a_race_for_a_mount_point_is_not_won() {
+fn mount_point_swapped_during_mount_escapes_nothing() {
     with_agent(async |agent| {
         let victim = agent.dir.path().join("victim");
         fs::create_dir(&victim).unwrap();
@@ -70,7 +70,7 @@ fn a_race_for_a_mount_point_is_not_won() {
             if made {
                 agent.remove("c1").await.unwrap();
             }
-            assert_eq!(mounts(&agent), Vec::<String>::new(), "wherever it was then, it is unmounted");
+            assert_eq!(mounts(&agent), Vec::<String>::new(), "unmounted, wherever it was");
         }
         ended.store(true, Ordering::Relaxed);
         racer.join().unwrap();

@@ -9,10 +9,10 @@ use firstlight_agent_api::oci;
 
 use super::{Loop, code, create, erofs, mounted, mounts, read, refused, storage, with_agent};
 use crate::storage::inside;
-use crate::support::{Agent, not_here, short, spec};
+use crate::support::{Agent, not_runnable, short, spec};
 
 #[test]
-fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
+fn disk_is_mounted_with_options_and_unmounted_after_its_last_container() {
     with_agent(async |agent| {
         let disk = Loop::ext4(agent.dir.path(), "data", "from the disk");
         let mut volume =
@@ -34,8 +34,8 @@ fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
         assert!(mounted(&agent, "sandbox/storage/v").is_some(), "c2 uses it");
         agent.remove("c2").await.unwrap();
         assert_eq!(mounted(&agent, "sandbox/storage/v"), None);
-        assert!(!inside(&agent, "sandbox/storage/v").exists(), "the mount point was ours");
-        // Nothing holds the disk any more: it can be had with other options.
+        assert!(!inside(&agent, "sandbox/storage/v").exists(), "the agent's mount point is removed");
+        // The disk is no longer in use: it can be mounted with other options.
         let again = storage("mmioblk", &disk.0, "ext4", "sandbox/storage/w", &["ro"]);
         create(&agent, "c3", vec![again]).await.unwrap();
         assert!(mounted(&agent, "sandbox/storage/w").unwrap().contains(" ro"));
@@ -44,7 +44,7 @@ fn a_disk_is_mounted_with_its_options_and_goes_with_its_last_user() {
 }
 
 #[test]
-fn users_at_the_same_time_share_one_mount() {
+fn concurrent_containers_share_one_mount() {
     with_agent(async |agent| {
         let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let volume = storage("nvdimm", &disk.0, "ext4", "sandbox/storage/v", &[]);
@@ -65,7 +65,7 @@ fn users_at_the_same_time_share_one_mount() {
 }
 
 #[test]
-fn a_raw_volume_is_the_device_itself() {
+fn raw_block_volume_is_the_device() {
     with_agent(async |agent| {
         let disk = Loop::ext4(agent.dir.path(), "data", "x");
         create(&agent, "c1", vec![storage("blk", &disk.0, "bind", "sandbox/storage/raw", &[])]).await.unwrap();
@@ -78,7 +78,7 @@ fn a_raw_volume_is_the_device_itself() {
 }
 
 #[test]
-fn an_erofs_image_is_read() {
+fn erofs_image_is_mounted() {
     with_agent(async |agent| {
         let path = agent.dir.path().join("image.erofs");
         fs::write(&path, erofs::image("hello", "from the image")).unwrap();
@@ -91,7 +91,7 @@ fn an_erofs_image_is_read() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_mounted_is_named_with_the_cause() {
+fn failed_disk_mount_is_reported_with_the_cause() {
     with_agent(async |agent| {
         let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let node = disk.0.as_str();
@@ -116,7 +116,7 @@ fn a_disk_that_cannot_be_mounted_is_named_with_the_cause() {
     });
 }
 
-/// What a container has done to a disk: `(operation, value)`, as a shim reads it.
+/// Returns a container's I/O on a disk by operation, as a shim reads it.
 async fn done(agent: &Agent, container: &str, minor: u64) -> BTreeMap<String, u64> {
     let request = StatsContainerRequest { container_id: container.into(), ..Default::default() };
     let stats = agent.calls.stats_container(short(), &request).await.unwrap().cgroup_stats.unwrap();
@@ -126,7 +126,7 @@ async fn done(agent: &Agent, container: &str, minor: u64) -> BTreeMap<String, u6
 }
 
 #[test]
-fn what_a_container_does_to_a_disk_is_counted() {
+fn disk_io_of_a_container_is_counted() {
     with_agent(async |agent| {
         let image = agent.dir.path().join("disk.img");
         fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
@@ -145,22 +145,22 @@ fn what_a_container_does_to_a_disk_is_counted() {
         user.Linux.mut_or_insert_default().Devices.push(node);
         agent.create(user, "c1").await.unwrap();
         if !agent.group("c1", "io.stat").exists() {
-            not_here("cgroup v2 gives containers no controller io here");
+            not_runnable("the io controller of cgroup v2 is not available here");
         }
         agent.begin("c1").await;
         assert_eq!(done(&agent, "c1", minor).await, BTreeMap::new(), "nothing yet");
         let line = WriteStreamRequest { container_id: "c1".into(), data: b"go\n".to_vec(), ..Default::default() };
         agent.calls.write_stdin(short(), &line).await.unwrap();
-        let mut said = String::new();
-        while !said.contains("done") {
-            let ask = ReadStreamRequest { container_id: "c1".into(), len: 4096, ..Default::default() };
-            said += &String::from_utf8(agent.calls.read_stdout(short(), &ask).await.unwrap().data).unwrap();
+        let mut output = String::new();
+        while !output.contains("done") {
+            let read = ReadStreamRequest { container_id: "c1".into(), len: 4096, ..Default::default() };
+            output += &String::from_utf8(agent.calls.read_stdout(short(), &read).await.unwrap().data).unwrap();
         }
         let counted = done(&agent, "c1", minor).await;
         let at_least = |operation: &str, least: u64| counted.get(operation).is_some_and(|value| *value >= least);
-        assert!(at_least("read", 1 << 20) && at_least("rios", 1), "{counted:?}: {said}");
-        // Whom the kernel charges for a cached write depends on who wrote to this disk before.
-        assert!(at_least("write", 0) && at_least("wios", 0), "{counted:?}: {said}");
+        assert!(at_least("read", 1 << 20) && at_least("rios", 1), "{counted:?}: {output}");
+        // Which cgroup the kernel charges for writeback depends on earlier writers of this disk.
+        assert!(at_least("write", 0) && at_least("wios", 0), "{counted:?}: {output}");
         agent.remove("c1").await.unwrap();
     });
 }

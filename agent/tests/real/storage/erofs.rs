@@ -1,10 +1,9 @@
-//! The smallest EROFS images: one directory with one file, uncompressed. After the
-//! kernel's fs/erofs/erofs_fs.h.
+//! Builds minimal EROFS images: one directory with one file, uncompressed; see the kernel's fs/erofs/erofs_fs.h.
 
-use crate::support::needs_file_system;
+use crate::support::require_file_system;
 
 const BLOCK: usize = 4096;
-/// Block 1 has the inodes, 2 the directory, 3 the file.
+/// Block 1 contains the inodes, 2 the directory, 3 the file.
 const INODES: usize = BLOCK;
 const ROOT: u64 = 0;
 const FILE: u64 = 1;
@@ -13,7 +12,7 @@ fn put(image: &mut [u8], at: usize, bytes: &[u8]) {
     image[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// An inode of the compact form with its data in whole blocks.
+/// Writes a compact inode with a flat, uncompressed data layout.
 fn inode(image: &mut [u8], number: u64, mode: u16, links: u16, size: u32, block: u32) {
     let at = INODES + usize::try_from(number).unwrap() * 32;
     put(image, at + 4, &mode.to_le_bytes());
@@ -23,9 +22,9 @@ fn inode(image: &mut [u8], number: u64, mode: u16, links: u16, size: u32, block:
     put(image, at + 20, &(u32::try_from(number).unwrap() + 1).to_le_bytes());
 }
 
-/// An image with a file.
+/// Builds an image with one file.
 pub(super) fn image(name: &str, text: &str) -> Vec<u8> {
-    needs_file_system("erofs");
+    require_file_system("erofs");
     let mut image = vec![0; 4 * BLOCK];
     put(&mut image, 1024, &0xE0F5_E1E2_u32.to_le_bytes());
     image[1024 + 12] = 12; // blocks of 4096 bytes

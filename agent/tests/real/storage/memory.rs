@@ -1,4 +1,4 @@
-//! Memory: tmpfs and huge pages.
+//! tmpfs and huge pages.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -7,9 +7,9 @@ use firstlight_agent_api::agent::{CreateSandboxRequest, UpdateEphemeralMountsReq
 use ttrpc::Code;
 
 use super::{RUN, code, create, inside, mounted, refused, storage, with_agent};
-use crate::support::{Agent, needs_file_system, only_in_a_guest, short};
+use crate::support::{Agent, require_file_system, require_guest, short};
 
-/// As shims send it; upstream loses all of its options.
+/// As shims send it; kata-agent drops all of its options.
 const SHM: &[&str] = &["noexec", "nosuid", "nodev", "mode=1777", "size=67108864"];
 
 async fn sandbox(agent: &Agent) {
@@ -21,7 +21,7 @@ async fn sandbox(agent: &Agent) {
 }
 
 #[test]
-fn the_sandboxs_shared_memory_has_all_its_options() {
+fn sandbox_shm_has_all_its_options() {
     with_agent(async |agent| {
         sandbox(&agent).await;
         let line = mounted(&agent, "sandbox/shm").unwrap();
@@ -33,8 +33,8 @@ fn the_sandboxs_shared_memory_has_all_its_options() {
 }
 
 #[test]
-fn a_sandbox_that_cannot_be_made_leaves_no_storage() {
-    needs_file_system("virtiofs");
+fn failed_create_sandbox_leaves_no_storage() {
+    require_file_system("virtiofs");
     with_agent(async |agent| {
         let good = storage("ephemeral", "shm", "tmpfs", "sandbox/shm", SHM);
         let bad = storage("virtio-fs", "kataShared", "virtiofs", "shared/containers/", &[]);
@@ -47,7 +47,7 @@ fn a_sandbox_that_cannot_be_made_leaves_no_storage() {
 }
 
 #[test]
-fn a_volume_of_memory_belongs_to_its_group() {
+fn tmpfs_volume_has_its_fsgroup() {
     with_agent(async |agent| {
         let volume = storage("ephemeral", "tmpfs", "tmpfs", "sandbox/ephemeral/cache", &["fsgid=1234"]);
         create(&agent, "c1", vec![volume]).await.unwrap();
@@ -57,14 +57,14 @@ fn a_volume_of_memory_belongs_to_its_group() {
         let bad = storage("ephemeral", "tmpfs", "tmpfs", "sandbox/ephemeral/cache", &["size=many"]);
         let message = refused(&agent, vec![bad]).await;
         assert!(message.contains("rejects the option size=many"), "{message}");
-        assert!(message.contains("Bad value for 'size'"), "the kernel's words: {message}");
+        assert!(message.contains("Bad value for 'size'"), "the kernel's message: {message}");
     });
 }
 
 #[test]
-fn huge_pages_are_set_aside_and_given_back() {
+fn huge_pages_are_reserved_and_released() {
     with_agent(async |agent| {
-        only_in_a_guest("huge pages are taken from the machine's memory");
+        require_guest("huge pages are taken from the machine's memory");
         let count =
             || fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").unwrap().trim().to_owned();
         let volume = |options| storage("ephemeral", "nodev", "hugetlbfs", "sandbox/ephemeral/huge", &[options]);
@@ -83,7 +83,7 @@ fn huge_pages_are_set_aside_and_given_back() {
 }
 
 #[test]
-fn the_size_of_memory_changes_and_nothing_else() {
+fn remount_changes_only_the_size_of_tmpfs() {
     with_agent(async |agent| {
         sandbox(&agent).await;
         let update = async |storages| {
@@ -105,12 +105,12 @@ fn the_size_of_memory_changes_and_nothing_else() {
         assert_eq!((stats.usage[0].total, stats.usage[0].used), (8 << 20, 0));
         assert_eq!(stats.volume_condition.message, "OK");
 
-        // Less than is in it.
+        // Smaller than its contents.
         fs::write(inside(&agent, "sandbox/shm/data"), vec![1; 4 << 20]).unwrap();
         let (_, message) =
             code(update(vec![storage("ephemeral", "shm", "tmpfs", "sandbox/shm", &["size=1048576"])]).await);
         assert!(message.contains("sandbox/shm") && message.contains("tmpfs"), "{message}");
-        // What the agent did not mount is not touched.
+        // Mounts that are not the agent's are refused.
         let (kind, message) = code(update(vec![storage("ephemeral", "shm", "tmpfs", "..", &["size=1"])]).await);
         assert_eq!((kind, message.contains("not a storage of this sandbox")), (Code::NOT_FOUND, true), "{message}");
         for path in ["/etc", "/run/kata-containers/nothere"] {

@@ -1,12 +1,12 @@
-//! Storages with the kernel's own file systems.
+//! Storages with real file systems.
 
 mod attacks;
-mod dirs;
+mod directories;
 mod disks;
 mod erofs;
 mod memory;
 mod overlays;
-mod pods;
+mod sharing;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use firstlight_agent_api::agent::{CreateContainerRequest, Storage};
 use ttrpc::{Code, Error};
 
-use crate::support::{Agent, needs_file_system, not_here, short, spec, with_containers};
+use crate::support::{Agent, not_runnable, require_file_system, short, spec, with_containers};
 
-/// Where storages may be mounted.
+/// The directory below which storages may be mounted.
 const RUN: &str = "/run/kata-containers";
 
 fn with_agent<F: AsyncFnOnce(Agent)>(test: F) {
@@ -36,7 +36,7 @@ fn storage(driver: &str, source: impl AsRef<Path>, fstype: &str, at: &str, optio
     }
 }
 
-/// Creates a container that uses storages. It is not started: its program waits.
+/// Creates a container with storages, without starting it.
 async fn create(agent: &Agent, container: &str, storages: Vec<Storage>) -> ttrpc::Result<()> {
     let root = fresh_root(agent, container);
     let mut request = CreateContainerRequest::new();
@@ -47,17 +47,17 @@ async fn create(agent: &Agent, container: &str, storages: Vec<Storage>) -> ttrpc
     agent.calls.create_container(short(), &request).await.map(|_| ())
 }
 
-/// A root that no earlier container had.
+/// Creates a root that no earlier container used.
 fn fresh_root(agent: &Agent, container: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     agent.root(&format!("{container}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Why a container with these storages cannot be created; nothing may be left of them.
+/// Expects the creation with these storages to fail without leftover mounts; returns the error.
 async fn refused(agent: &Agent, storages: Vec<Storage>) -> String {
     let before = mounts(agent);
     let (_, message) = code(create(agent, "refused", storages).await);
-    assert_eq!(mounts(agent), before, "something was left after: {message}");
+    assert_eq!(mounts(agent), before, "mounts left after: {message}");
     message
 }
 
@@ -68,15 +68,15 @@ fn code<T: std::fmt::Debug>(result: ttrpc::Result<T>) -> (Code, String) {
     }
 }
 
-/// The mounts that the agent sees below its directory.
+/// Returns the agent's mounts below [`RUN`].
 fn mounts(agent: &Agent) -> Vec<String> {
     let table = fs::read_to_string(format!("/proc/{}/mountinfo", agent.pids()[0])).unwrap();
-    // Not the directory itself, where PID 1 mounts one.
+    // Without the directory itself, a mount of PID 1.
     let own = format!(" {RUN} ");
     table.lines().filter(|line| line.contains(RUN) && !line.contains(&own)).map(str::to_owned).collect()
 }
 
-/// The line of the mount at a place.
+/// Returns the mountinfo line of a mount point.
 fn mounted(agent: &Agent, at: &str) -> Option<String> {
     let place = format!(" {RUN}/{at} ");
     mounts(agent).into_iter().find(|line| line.contains(&place))
@@ -90,14 +90,14 @@ fn read(agent: &Agent, at: &str) -> String {
     fs::read_to_string(inside(agent, at)).unwrap()
 }
 
-/// Runs a program of busybox; its output.
+/// Runs a busybox applet and returns its output.
 fn busybox(arguments: &[&str]) -> String {
     let output = Command::new("/bin/busybox").args(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// An image as a block device, for as long as this is there.
+/// A loop device of an image, detached on drop.
 struct Loop(String);
 
 impl Loop {
@@ -105,15 +105,18 @@ impl Loop {
         let free = Command::new("/bin/busybox").args(["losetup", "-f"]).output().unwrap();
         let node = String::from_utf8_lossy(&free.stdout).trim().to_owned();
         if !Path::new(&node).exists() {
-            not_here(format_args!("no loop device is free (modprobe loop): {}", String::from_utf8_lossy(&free.stderr)));
+            not_runnable(format_args!(
+                "no free loop device (modprobe loop): {}",
+                String::from_utf8_lossy(&free.stderr)
+            ));
         }
         busybox(&["losetup", &node, &image.display().to_string()]);
         Self(node)
     }
 
-    /// A disk with an ext4 file system that has a file `name` in it.
+    /// Creates a disk with an ext4 file system that contains a file `name`.
     fn ext4(dir: &Path, name: &str, text: &str) -> Self {
-        needs_file_system("ext4");
+        require_file_system("ext4");
         let image = dir.join(format!("{name}.img"));
         fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let disk = Self::of(&image);

@@ -1,15 +1,15 @@
-//! Layers on top of each other.
+//! Overlay file systems.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::{Loop, create, erofs, inside, mounted, mounts, read, refused, storage, with_agent};
-use crate::support::needs_file_system;
+use crate::support::require_file_system;
 
 #[test]
-fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
+fn overlay_merges_layers_without_changing_them() {
     with_agent(async |agent| {
-        needs_file_system("overlay");
+        require_file_system("overlay");
         let [top, bottom] = ["top:layer", "bottom"].map(|name| agent.dir.path().join(name));
         for (layer, text) in [(&top, "top"), (&bottom, "bottom")] {
             fs::create_dir(layer).unwrap();
@@ -31,7 +31,7 @@ fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
         agent.remove("c1").await.unwrap();
         assert!(mounts(&agent).is_empty(), "{:?}", mounts(&agent));
 
-        // Directories of its own for what is written, as the shim names them.
+        // With upperdir and workdir, as the shim sends them.
         let run = "/run/kata-containers/layers/c2";
         let own = format!("lowerdir={},upperdir={run}/fs,workdir={run}/work", bottom.display());
         let mut volume = storage("overlayfs", "none", "overlay", "sandbox/o", &[&own]);
@@ -57,9 +57,9 @@ fn layers_are_seen_as_one_and_changes_stay_out_of_them() {
 }
 
 #[test]
-fn a_root_is_put_together_from_images_and_a_disk() {
+fn rootfs_is_an_overlay_of_erofs_images_and_a_disk() {
     with_agent(async |agent| {
-        needs_file_system("overlay");
+        require_file_system("overlay");
         let image = |name: &str, text: &str| {
             let path = agent.dir.path().join(format!("{name}.erofs"));
             fs::write(&path, erofs::image(name, text)).unwrap();
@@ -89,7 +89,7 @@ fn a_root_is_put_together_from_images_and_a_disk() {
         agent.remove("c1").await.unwrap();
         assert!(mounts(&agent).is_empty(), "{:?}", mounts(&agent));
 
-        // What was written is on the disk.
+        // The changes are on the disk.
         create(&agent, "c2", layers(&disk.0)).await.unwrap();
         assert_eq!(read(&agent, "c1-root/app"), "changed");
         agent.remove("c2").await.unwrap();

@@ -60,7 +60,7 @@ fn agents_tests_with_real_containers_pass() {
 #[test]
 fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
     let image = lab().agent_tests_bundle().unwrap();
-    let filters = "short_processes,many_containers,the_clock_is_set,iptables";
+    let filters = "short_processes,many_containers,guest_clock_is_set,iptables";
     let mut scenario = Scenario::gpus(0)
         .parameter("firstlight.on-failure=hold")
         .parameter(&format!("tests.run=--short-processes,60,--many-containers,3,{filters}"));
@@ -73,10 +73,10 @@ fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
     for start in [
         "ok       short_processes::output_of_short_processes_is_never_lost (",
         "         60 short processes, 4 at a time, in ",
-        "ok       nothing_left::many_containers_with_processes_leave_nothing (",
-        "         3 containers with 4 further processes each, there after ",
-        "ok       network::requests::iptables_are_the_images_own (",
-        "not run  guest::the_clock_is_set: it sets the machine's clock: only in a guest",
+        "ok       cleanup::many_containers_with_exec_processes_leave_nothing (",
+        "         3 containers with 4 exec processes each, started in ",
+        "ok       network::requests::iptables_programs_are_the_images (",
+        "not run  guest::guest_clock_is_set: it sets the machine's clock: only in a guest",
     ] {
         assert!(output.iter().any(|line| line.starts_with(start)), "no {start:?} in:\n{shown}");
     }

@@ -13,14 +13,14 @@ const PREFIX: &str = "tests: ";
 
 /// Lines of the table that have to be there and to hold.
 const PROMISES: &[&str] = &[
-    "CUDA: sums that were right",
+    "CUDA: correct sums",
     "CUDA: devices",
     "CUDA: the device is the one granted, 0000:01:00.0",
     "GPU nodes in the container's /dev",
     "of minors 0 to 7, after mknod as root, only 0 opens",
     "other GPUs of this machine that the container opened",
     "NVIDIA_VISIBLE_DEVICES=0000:02:00.0: only minor 1 opens",
-    "NVIDIA_DRIVER_CAPABILITIES=utility: libnvidia-ml is there, libcuda is not",
+    "NVIDIA_DRIVER_CAPABILITIES=utility: libnvidia-ml is present, libcuda is absent",
 ];
 
 #[test]

@@ -2,7 +2,7 @@
 
 use firstlight_agent::{convert, devices};
 use firstlight_agent_api::oci;
-use firstlight_device_filter::{Access, Asked, Filter, Kind};
+use firstlight_device_filter::{Access, AccessRequest, Filter, Kind};
 use protobuf::Message as _;
 
 /// Allow `c 195:0 rw`; deny everything, allow `b 8:* r`, deny `c *:* w`.
@@ -20,7 +20,7 @@ pub(super) fn read(bytes: &[u8]) {
     let Ok(_) = devices::allow(&mut spec) else { return };
     let Ok(rules) = devices::rules(&spec) else { return };
     let Ok(filter) = Filter::new(&rules) else { return };
-    let asked = Asked { kind: Kind::Char, major: 195, minor: 0, access: Access::READ };
+    let asked = AccessRequest { kind: Kind::Char, major: 195, minor: 0, access: Access::READ };
     let is_named = message.Devices.iter().any(|rule| rule.Allow && rule.Major == 195);
     assert!(is_named || !filter.allows(&asked), "{rules:?}");
     assert!(filter.program().len() < 1 << 14);

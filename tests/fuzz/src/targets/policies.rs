@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use firstlight_policy::engine::Engine;
-use firstlight_policy::{Fault, requests};
+use firstlight_policy::{PolicyError, requests};
 use serde_json::json;
 
 /// Longest message about a policy: it is one line of a reply.
@@ -53,7 +53,8 @@ pub(super) fn load(bytes: &[u8]) {
         return;
     }
     let load = || Engine::load(text, json!({}), Duration::from_millis(100)).map(drop);
-    if let Ok(Err(Fault::Policy(why) | Fault::Judge(why))) = catch_unwind(AssertUnwindSafe(load)) {
+    if let Ok(Err(PolicyError::InvalidPolicy(why) | PolicyError::Evaluator(why))) = catch_unwind(AssertUnwindSafe(load))
+    {
         assert!(!why.is_empty() && !why.contains('\n') && why.len() < MAX_MESSAGE_BYTES, "{why:?}");
     }
 }
@@ -73,7 +74,7 @@ pub(super) fn result(bytes: &[u8]) {
     let policy = "package agent_policy\nX := input\n".to_owned();
     let Ok(mut engine) = Engine::load(policy, memory, Duration::from_secs(1)) else { panic!("no engine") };
     for _ in 0..2 {
-        let verdict = engine.judge("X", &result.to_string());
+        let verdict = engine.evaluate("X", &result.to_string());
         assert!(verdict.text.len() < MAX_MESSAGE_BYTES && engine.state().to_string().len() <= 4 << 20);
     }
 }

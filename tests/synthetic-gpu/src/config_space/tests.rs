@@ -19,7 +19,7 @@ fn read32(space: &ConfigSpace, at: u64) -> u32 {
     u32::from_le_bytes(data)
 }
 
-/// The walk that the kernel's `pci_find_capability` does.
+/// Walks the capability list as the kernel's `pci_find_capability` does.
 fn capabilities(space: &ConfigSpace) -> Vec<(u8, u64)> {
     let mut found = Vec::new();
     let mut at = u64::from(read16(space, 0x34) & 0xff);
@@ -33,7 +33,7 @@ fn capabilities(space: &ConfigSpace) -> Vec<(u8, u64)> {
 }
 
 #[test]
-fn identity_is_the_profiles() {
+fn identity_matches_the_profile() {
     for row in PROFILES {
         let space = space(row.name);
         assert_eq!(read16(&space, 0x00), row.vendor);
@@ -95,7 +95,7 @@ fn serial_number_is_an_extended_capability() {
 }
 
 #[test]
-fn function_level_reset_clears_what_was_written() {
+fn function_level_reset_restores_the_initial_values() {
     let mut space = space("h100");
     assert_eq!(space.write(0x04, &0x0006u16.to_le_bytes()), Effect::None);
     space.write(0x10, &0xe000_0000u32.to_le_bytes());
@@ -107,7 +107,7 @@ fn function_level_reset_clears_what_was_written() {
     assert_eq!(read16(&space, pcie + 8) & INITIATE_FLR, 0);
 }
 
-/// Reads the vital product data the way a driver does: address, wait, data.
+/// Reads the vital product data as a driver does: address, wait, data.
 fn read_vpd(space: &mut ConfigSpace, length: u16) -> Vec<u8> {
     let (_, at) = capabilities(space).into_iter().find(|(id, _)| *id == CAP_VPD).unwrap();
     let mut data = Vec::new();
@@ -120,7 +120,7 @@ fn read_vpd(space: &mut ConfigSpace, length: u16) -> Vec<u8> {
 }
 
 #[test]
-fn only_the_bridge_carries_the_model() {
+fn only_the_bridge_has_the_smdl_keyword() {
     let has_model = |name| {
         let data = read_vpd(&mut space(name), 128);
         assert_eq!(data[0], 0x82);
@@ -131,7 +131,7 @@ fn only_the_bridge_carries_the_model() {
 }
 
 #[test]
-fn vpd_checksum_closes() {
+fn vpd_checksum_is_zero() {
     let data = vpd("cx7", "SW_MNG");
     let (end, checked) = data.split_last().unwrap();
     assert_eq!(*end, 0x78);
@@ -139,9 +139,8 @@ fn vpd_checksum_closes() {
 }
 
 proptest! {
-    /// Whatever a guest writes, the identity, the chain and the sizes stay.
     #[test]
-    fn writes_never_break_the_space(
+    fn arbitrary_writes_keep_identity_capabilities_and_sizes(
         row in 0..PROFILES.len(),
         writes in proptest::collection::vec((0u64..5000, proptest::collection::vec(any::<u8>(), 0..9)), 0..40),
     ) {

@@ -1,11 +1,9 @@
-//! The last words of libcontainer's helpers.
+//! The log of libcontainer's helper processes.
 //!
-//! A helper process that fails tells its parent only the name of the step,
-//! e.g. "failed to prepare rootfs". What went wrong is in its log events, so
-//! those go into a pipe that the helpers of one call inherit. It is open before
-//! a helper changes its root, and nobody waits to write into it: what does not
-//! fit is dropped. Its end tells that a helper has become its program, because
-//! the program does not get it.
+//! A helper process that fails reports only the name of the step to its parent, e.g. "failed to prepare rootfs".
+//! The cause is in its log events, so those go into a pipe that the helpers of one call inherit. It is opened
+//! before a helper changes its root, and writes never block: what does not fit is dropped. End of file shows that
+//! a helper has exec'ed its program, because the pipe is close-on-exec.
 
 use std::os::fd::OwnedFd;
 
@@ -13,12 +11,12 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// How many events an error message quotes, and how much of each, in characters.
-const QUOTED: usize = 3;
-const LONGEST: usize = 300;
+/// How many events an error message quotes, and the length of each in characters.
+const MAX_QUOTED_EVENTS: usize = 3;
+const MAX_EVENT_CHARS: usize = 300;
 
-/// What is kept of one helper's words, bytes.
-const MOST: usize = 64 << 10;
+/// The most that is read from one helper's log, bytes.
+const MAX_BYTES: usize = 64 << 10;
 
 struct Writer(OwnedFd);
 
@@ -31,8 +29,8 @@ impl Log for Writer {
         if self.enabled(record.metadata()) {
             let mark = if record.level() == log::Level::Error { 'E' } else { 'W' };
             let text = format!("{mark}{}", record.args()).replace('\n', " ");
-            // The length is well below what a pipe takes at once, so lines do not mix.
-            let text: String = text.chars().take(LONGEST).chain(['\n']).collect();
+            // Shorter than PIPE_BUF, so lines of several helpers do not interleave.
+            let text: String = text.chars().take(MAX_EVENT_CHARS).chain(['\n']).collect();
             let _ = rustix::io::write(&self.0, text.as_bytes());
         }
     }
@@ -40,47 +38,45 @@ impl Log for Writer {
     fn flush(&self) {}
 }
 
-/// The two ends of a pipe for last words, reading end first. A program that a
-/// helper becomes has neither.
+/// Returns the two ends of a helper log pipe, reading end first. Both are close-on-exec.
 pub(crate) fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
 }
 
-/// The reading end.
+/// The reading end of a helper log.
 #[derive(Debug)]
-pub(crate) struct LastWords {
+pub(crate) struct HelperLog {
     pipe: OwnedFd,
 }
 
-impl LastWords {
-    /// Listens at a pipe, into which this process's log records go from now on.
-    pub(crate) fn listen(pipe: OwnedFd, writer: OwnedFd) -> Self {
-        // There is no other logger: a helper is a copy of a process that has none.
+impl HelperLog {
+    /// Directs this process's log records into the pipe from now on.
+    pub(crate) fn install(pipe: OwnedFd, writer: OwnedFd) -> Self {
+        // There is no other logger: the process was forked from one that has none.
         if log::set_boxed_logger(Box::new(Writer(writer))).is_ok() {
             log::set_max_level(LevelFilter::Warn);
         }
         Self { pipe }
     }
 
-    /// Listens to another helper.
-    pub(crate) fn of(pipe: OwnedFd) -> Self {
+    /// Wraps the reading end of another helper's log.
+    pub(crate) fn new(pipe: OwnedFd) -> Self {
         Self { pipe }
     }
 
-    /// Everything since the last time.
+    /// Returns everything logged since the last call.
     pub(crate) fn take(&self) -> String {
         let mut all = Vec::new();
-        more(&self.pipe, &mut all);
+        read_available(&self.pipe, &mut all);
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    /// Everything until nobody can say anything any more: until the last helper
-    /// has ended or become a program.
-    pub(crate) fn to_the_end(&self) -> String {
+    /// Reads until end of file: until the last helper has exited or exec'ed its program.
+    pub(crate) fn read_to_end(&self) -> String {
         let mut all = Vec::new();
-        while !more(&self.pipe, &mut all) {
-            let mut waited = [PollFd::new(&self.pipe, PollFlags::IN)];
-            if poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+        while !read_available(&self.pipe, &mut all) {
+            let mut poll_fds = [PollFd::new(&self.pipe, PollFlags::IN)];
+            if poll(&mut poll_fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
                 break;
             }
         }
@@ -88,26 +84,27 @@ impl LastWords {
     }
 }
 
-/// Reads what is there; `true` at the end.
-pub(crate) fn more(pipe: &OwnedFd, all: &mut Vec<u8>) -> bool {
+/// Reads what is available; `true` at end of file.
+pub(crate) fn read_available(pipe: &OwnedFd, all: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 4096];
     loop {
         match rustix::io::read(pipe, &mut buffer) {
             Ok(0) => return true,
-            Ok(len) if all.len() < MOST => all.extend_from_slice(&buffer[..len]),
+            Ok(len) if all.len() < MAX_BYTES => all.extend_from_slice(&buffer[..len]),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return error != rustix::io::Errno::AGAIN,
         }
     }
 }
 
-/// An error as one line: what libcontainer said, then the events that explain it.
-/// The first event is the closest to the cause; later ones repeat it in wider words.
+/// Formats an error as one line: libcontainer's error, then the log events that explain it. The first event is
+/// closest to the cause; later ones repeat it in more general terms.
 pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
     let mut text = chain(error);
     let mut quoted = Vec::<&str>::new();
     for line in events.lines().filter_map(|line| line.strip_prefix('E')) {
-        if quoted.len() < QUOTED && !text.contains(line) && !quoted.iter().any(|known| known.contains(line)) {
+        if quoted.len() < MAX_QUOTED_EVENTS && !text.contains(line) && !quoted.iter().any(|known| known.contains(line))
+        {
             quoted.push(line);
         }
     }
@@ -115,16 +112,16 @@ pub(crate) fn explain(error: &dyn std::error::Error, events: &str) -> String {
         text.push_str("; ");
         text.push_str(line);
     }
-    // Some of libcontainer's texts come through buffers with NULs at the end.
+    // Some of libcontainer's texts come from buffers with trailing NULs.
     text.replace('\0', "").replace('\n', " ")
 }
 
-/// The error event closest to the cause; nothing if there is none.
+/// Returns the error event closest to the cause; empty if there is none.
 pub(crate) fn first_error(events: &str) -> &str {
     events.lines().find_map(|line| line.strip_prefix('E')).unwrap_or_default()
 }
 
-/// The error events alone, as one line.
+/// Returns the error events as one line.
 pub(crate) fn errors(events: &str) -> String {
     events.lines().filter_map(|line| line.strip_prefix('E')).collect::<Vec<_>>().join("; ")
 }
@@ -134,7 +131,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let more = cause.to_string();
-        // Transparent errors repeat their cause word for word.
+        // Transparent errors repeat their cause verbatim.
         if !text.ends_with(&more) {
             text.push_str(": ");
             text.push_str(&more);
@@ -153,7 +150,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn an_error_is_one_line_with_its_cause_first() {
+    fn error_is_one_line_with_the_cause_first() {
         let error = Outer(std::io::Error::other("inner\nline"));
         let events = "Wunrelated\nEmount failed errno=EINVAL\nEmount failed errno=EINVAL\nEfailed to prepare rootfs\n";
         assert_eq!(explain(&error, events), "outer: inner line; mount failed errno=EINVAL; failed to prepare rootfs");

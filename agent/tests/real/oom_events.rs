@@ -1,4 +1,4 @@
-//! Limits, and what happens at them. Needs the memory controller.
+//! Memory limits and OOM events. Needs the memory controller.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::support::{Agent, short, spec, with_containers};
 
 const MIB: i64 = 1 << 20;
 
-/// Keeps more than the limit of what it reads.
+/// Allocates more memory than the limit.
 const HUNGRY: &str = "head -c 99999999 /dev/zero | tail -c 99999999";
 
 #[test]
-fn every_kill_for_want_of_memory_is_told() {
+fn every_oom_kill_is_reported() {
     with_containers(async || {
         let agent = Agent::start().await;
         let controllers = std::fs::read_to_string(agent.inside("/sys/fs/cgroup/cgroup.controllers")).unwrap();
@@ -26,16 +26,16 @@ fn every_kill_for_want_of_memory_is_told() {
         agent.create(limited, "c1").await.unwrap();
         agent.begin("c1").await;
         let next = || async {
-            let asked = agent.calls.get_oom_event(short(), &GetOOMEventRequest::new()).await;
-            asked.map(|event| event.container_id)
+            let event = agent.calls.get_oom_event(short(), &GetOOMEventRequest::new()).await;
+            event.map(|event| event.container_id)
         };
         for round in 0..2 {
-            // A further process that keeps what it reads; the container itself lives on.
+            // An exec process is killed; the container's init process survives.
             let (_, code) = agent.shell("c1", &format!("e{round}"), HUNGRY).await;
             assert_ne!(code, 0);
             assert_eq!(next().await.unwrap(), "c1");
         }
-        // One that waits already is told as well.
+        // A pending call gets the event too.
         let hungry = async {
             tokio::time::sleep(Duration::from_millis(200)).await;
             agent.shell("c1", "e9", HUNGRY).await

@@ -1,6 +1,5 @@
-//! NVIDIA's variables in a container's environment: they choose among what was
-//! granted. The numbers are those of real GPUs and no driver answers to them, so
-//! an open that the device filter lets through fails, but in another way.
+//! NVIDIA's environment variables of a container: they select among granted devices. The device numbers are those
+//! of real GPUs without a driver, so an open that the device filter allows fails with another error than EPERM.
 
 use std::fs;
 
@@ -8,7 +7,7 @@ use crate::gpus::{Init, boot_with, gpu};
 use crate::support::{Agent, spec, with_containers};
 use firstlight_boot_record::GpuPhase;
 
-/// Three GPUs by index; two of them also by address and by a name that only the file knows.
+/// Three GPUs by index; two of them also by PCI address and by UUID-like names.
 const CDI: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[
  {"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0,"permissions":"rw"}]}},
  {"name":"1","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia1","type":"c","major":195,"minor":1,"permissions":"rw"}]}},
@@ -18,13 +17,13 @@ const CDI: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[
  {"name":"0000:03:00.0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia2","type":"c","major":195,"minor":2,"permissions":"rw"}]}},
  {"name":"GPU-2","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia2","type":"c","major":195,"minor":2,"permissions":"rw"}]}}]}"#;
 
-/// The driver's files by what they are for.
+/// The driver's files by capability.
 const FILES: &str = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/driver","devices":[
  {"name":"compute","containerEdits":{"mounts":[{"hostPath":"/run/cdi/libcuda","containerPath":"/usr/lib64/libcuda.so.1"}]}},
  {"name":"utility","containerEdits":{"mounts":[{"hostPath":"/run/cdi/libml","containerPath":"/usr/lib64/libnvidia-ml.so.1"}]}},
  {"name":"video","containerEdits":{"mounts":[{"hostPath":"/run/cdi/libcuvid","containerPath":"/usr/lib64/libnvcuvid.so.1"}]}}]}"#;
 
-/// Which minors the device filter lets through, and what is in `/dev` and among the libraries.
+/// Prints the minors that the device filter allows, the nodes in `/dev` and the libraries.
 const SCRIPT: &str = r#"for minor in 0 1 2; do
   mknod /dev/probe$minor c 195 $minor
   case "$( { : < /dev/probe$minor; } 2>&1 )" in
@@ -43,12 +42,12 @@ async fn boot(command_line: &str) -> (Agent, Init) {
     for file in ["libcuda", "libml", "libcuvid"] {
         fs::write(dir.join(file), "").unwrap();
     }
-    init.tell(true, (0..3).map(|index| gpu(index, GpuPhase::Ready)).collect()).await;
+    init.publish(true, (0..3).map(|index| gpu(index, GpuPhase::Ready)).collect()).await;
     agent.sandbox().await;
     (agent, init)
 }
 
-/// What a container sees that was granted these GPUs and has these variables.
+/// Returns the devices and files of a container with these granted GPUs and these variables.
 async fn sees(agent: &Agent, id: &str, granted: &str, env: &[&str]) -> Vec<String> {
     let root = agent.root(id);
     let mut spec = spec(&root, SCRIPT);
@@ -65,25 +64,25 @@ async fn sees(agent: &Agent, id: &str, granted: &str, env: &[&str]) -> Vec<Strin
 }
 
 #[test]
-fn naming_another_gpu_than_granted_opens_nothing() {
+fn naming_a_gpu_that_is_not_granted_opens_nothing() {
     with_containers(async || {
         let (agent, _init) = boot("").await;
-        let usual = ["libcuda.so.1", "libnvidia-ml.so.1"];
+        let default = ["libcuda.so.1", "libnvidia-ml.so.1"];
         for (at, named) in ["2", "GPU-2", "0000:03:00.0", "none"].iter().enumerate() {
             let variable = format!("NVIDIA_VISIBLE_DEVICES={named}");
             let seen = sees(&agent, &format!("other{at}"), "nvidia.com/gpu=0", &[&variable]).await;
-            assert_eq!(seen, usual, "{named}: no node, and none opens after mknod");
+            assert_eq!(seen, default, "{named}: no node, and none opens after mknod");
         }
         let seen = sees(&agent, "all", "nvidia.com/gpu=0", &["NVIDIA_VISIBLE_DEVICES=all"]).await;
-        assert_eq!(seen, ["passed 0", "nvidia0", usual[0], usual[1]], "all is all that was granted");
+        assert_eq!(seen, ["passed 0", "nvidia0", default[0], default[1]], "all means all granted GPUs");
         let every = ["NVIDIA_VISIBLE_DEVICES=all", "VISIBLE_CDI_DEVICES=nvidia.com/gpu=all"];
         let seen = sees(&agent, "nothing", "", &every).await;
-        assert!(seen.is_empty(), "no variable grants anything by itself: {seen:?}");
+        assert!(seen.is_empty(), "variables grant nothing by default: {seen:?}");
     });
 }
 
 #[test]
-fn narrowing_to_one_of_two_granted_works() {
+fn variables_select_among_granted_gpus() {
     with_containers(async || {
         let (agent, _init) = boot("").await;
         let both = "nvidia.com/gpu=0,nvidia.com/gpu=1";
@@ -100,7 +99,7 @@ fn narrowing_to_one_of_two_granted_works() {
 }
 
 #[test]
-fn a_variable_grants_devices_where_the_command_line_allows_it() {
+fn variable_grants_devices_if_the_command_line_allows_it() {
     with_containers(async || {
         let (agent, _init) = boot("quiet agent.visible_cdi_devices=true").await;
         let both = "VISIBLE_CDI_DEVICES=nvidia.com/gpu=0,0000:02:00.0:nvidia.com/driver=video";
@@ -112,7 +111,7 @@ fn a_variable_grants_devices_where_the_command_line_allows_it() {
         let narrowed = ["VISIBLE_CDI_DEVICES=nvidia.com/gpu=0,1", "NVIDIA_VISIBLE_DEVICES=GPU-1"];
         let seen = sees(&agent, "narrowed", "", &narrowed).await;
         assert_eq!(seen[..2], ["passed 1", "nvidia1"]);
-        // The pod's own container gets nothing by any variable.
+        // The pause container gets nothing by any variable.
         let root = agent.root("pause");
         let mut spec = spec(&root, SCRIPT);
         spec.Annotations.insert("io.katacontainers.pkg.oci.container_type".into(), "pod_sandbox".into());

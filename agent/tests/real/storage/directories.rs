@@ -1,14 +1,14 @@
-//! Directories and files of the guest at other places, and what comes over a network.
+//! Local, bind-mounted and watchable directories, and network file systems.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
 use super::{code, create, inside, mounted, mounts, read, refused, storage, with_agent};
-use crate::support::needs_file_system;
+use crate::support::require_file_system;
 
 #[test]
-fn a_local_directory_has_its_mode_and_outlives_its_users() {
+fn local_directory_has_its_mode_and_survives_its_containers() {
     with_agent(async |agent| {
         let at = "shared/containers/s1/rootfs/local/x";
         create(&agent, "c1", vec![storage("local", "local", "local", at, &["mode=0777"])]).await.unwrap();
@@ -21,7 +21,7 @@ fn a_local_directory_has_its_mode_and_outlives_its_users() {
 }
 
 #[test]
-fn files_and_directories_are_bound_with_their_options() {
+fn files_and_directories_are_bind_mounted_with_options() {
     with_agent(async |agent| {
         let source = agent.dir.path().join("source");
         fs::create_dir(&source).unwrap();
@@ -50,17 +50,17 @@ fn files_and_directories_are_bound_with_their_options() {
     });
 }
 
-/// Waits for what a poll every two seconds has to bring.
-fn soon(what: &str, mut there: impl FnMut() -> bool) {
+/// Waits for an effect of the two-second poll.
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
-    while !there() {
-        assert!(begin.elapsed() < Duration::from_secs(15), "not in 15 s: {what}");
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(15), "timed out after 15 s: {what}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn a_watched_directory_follows_its_source_and_is_bound_when_too_large() {
+fn watchable_directory_follows_its_source_and_is_bind_mounted_when_too_large() {
     with_agent(async |agent| {
         let source = agent.dir.path().join("config");
         fs::create_dir_all(source.join("..1")).unwrap();
@@ -78,23 +78,23 @@ fn a_watched_directory_follows_its_source_and_is_bound_when_too_large() {
         assert_eq!(read(&agent, &format!("{at}/key")), "one");
         assert!(mounted(&agent, at).is_none(), "a copy, not a mount");
 
-        // As kubelet does it.
+        // As kubelet updates a volume.
         fs::create_dir(source.join("..2")).unwrap();
         fs::write(source.join("..2/key"), "two").unwrap();
         symlink("..2", source.join("..tmp")).unwrap();
         fs::rename(source.join("..tmp"), source.join("..data")).unwrap();
         fs::write(&single, "second").unwrap();
-        soon("the new version", || read(&agent, &format!("{at}/key")) == "two");
-        soon("the new file", || read(&agent, "shared/containers/watchable/single") == "second");
+        eventually("the new version", || read(&agent, &format!("{at}/key")) == "two");
+        eventually("the new file", || read(&agent, "shared/containers/watchable/single") == "second");
 
         for number in 0..20 {
             fs::write(source.join(format!("more{number}")), "").unwrap();
         }
-        soon("the bind", || mounted(&agent, at).is_some());
+        eventually("the bind mount", || mounted(&agent, at).is_some());
         agent.remove("c1").await.unwrap();
         assert!(mounted(&agent, at).is_none());
-        assert!(source.join("..2/key").exists(), "the source is not ours");
-        soon("the copies' end", || !inside(&agent, at).exists());
+        assert!(source.join("..2/key").exists(), "the source is not removed");
+        eventually("the removal of the copies", || !inside(&agent, at).exists());
 
         let message =
             refused(&agent, vec![storage("watchable-bind", &single, "bind", "shared/containers/x", &[])]).await;
@@ -103,8 +103,8 @@ fn a_watched_directory_follows_its_source_and_is_bound_when_too_large() {
 }
 
 #[test]
-fn a_share_that_is_not_there_is_named() {
-    needs_file_system("virtiofs");
+fn missing_share_is_reported_by_tag() {
+    require_file_system("virtiofs");
     with_agent(async |agent| {
         let message =
             refused(&agent, vec![storage("virtio-fs", "kataShared", "virtiofs", "shared/containers", &["nodev"])])
@@ -114,7 +114,7 @@ fn a_share_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_file_server_is_an_address_and_the_kernel_has_to_know_nfs() {
+fn nfs_needs_an_address_and_a_kernel_with_nfs() {
     with_agent(async |agent| {
         let message = refused(&agent, vec![storage("nfs", "server:/export", "nfs4", "sandbox/nfs", &[])]).await;
         assert!(message.contains("does not resolve names"), "{message}");
@@ -124,7 +124,7 @@ fn a_file_server_is_an_address_and_the_kernel_has_to_know_nfs() {
 }
 
 #[test]
-fn drivers_that_are_not_there_are_named() {
+fn unknown_storage_drivers_are_reported() {
     with_agent(async |agent| {
         let (kind, message) = code(create(&agent, "c1", vec![storage("nonsense", "", "", "x", &[])]).await);
         assert_eq!(kind, ttrpc::Code::INTERNAL);

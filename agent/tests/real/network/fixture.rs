@@ -1,4 +1,4 @@
-//! An agent in a network namespace of its own, and eyes in there.
+//! An agent in a separate network namespace, and means to inspect it.
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::support::{Agent, not_here, short};
+use crate::support::{Agent, not_runnable, short};
 
-/// As the usual script; the new sysfs shows the new network namespace.
+/// As the default script; the new sysfs shows the new network namespace.
 const SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -27,20 +27,20 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup || true
 exec "$AGENT"
 "#;
 
-pub(super) fn run(test: impl AsyncFnOnce(Stand)) {
-    assert!(rustix::process::geteuid().is_root(), "no network namespace can be made here: not root");
+pub(super) fn run(test: impl AsyncFnOnce(Fixture)) {
+    assert!(rustix::process::geteuid().is_root(), "network namespaces cannot be created here: not root");
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let dir = tempfile::tempdir().unwrap();
-        test(Stand { agent: Agent::start_as(&["--mount", "--net"], SCRIPT, dir, &[]).await }).await;
+        test(Fixture { agent: Agent::start_as(&["--mount", "--net"], SCRIPT, dir, &[]).await }).await;
     });
 }
 
-pub(super) struct Stand {
+pub(super) struct Fixture {
     pub(super) agent: Agent,
 }
 
-/// An interface as shims ask for it.
-pub(super) fn wanted(name: &str, mac: &str, addresses: &[(&str, &str)]) -> Interface {
+/// Returns an interface as shims request it.
+pub(super) fn interface_request(name: &str, mac: &str, addresses: &[(&str, &str)]) -> Interface {
     let addresses = addresses.iter().map(|(address, mask)| IPAddress {
         address: (*address).into(),
         mask: (*mask).into(),
@@ -60,17 +60,17 @@ pub(super) fn route(dest: &str, gateway: &str, device: &str) -> Route {
 }
 
 pub(super) fn refusal(error: ttrpc::Error) -> (ttrpc::Code, String) {
-    let ttrpc::Error::RpcStatus(status) = error else { panic!("not an answer: {error}") };
+    let ttrpc::Error::RpcStatus(status) = error else { panic!("not an RPC status: {error}") };
     (status.code(), status.message)
 }
 
-impl Stand {
-    /// Runs a program in the agent's network namespace; what it wrote.
+impl Fixture {
+    /// Runs a script in the agent's network namespace and returns its output.
     pub(super) fn inside(&self, script: &str) -> String {
         self.attempt(script).unwrap_or_else(|text| panic!("{script}: {text}"))
     }
 
-    /// What it wrote, as an error if it failed.
+    /// As [`Self::inside`]; the output is an error if the script failed.
     fn attempt(&self, script: &str) -> Result<String, String> {
         let pid = self.agent.pids()[0].to_string();
         let output = Command::new("nsenter").args(["-t", &pid, "-m", "-n", "/bin/sh", "-c", script]).output().unwrap();
@@ -78,7 +78,7 @@ impl Stand {
         if output.status.success() { Ok(text) } else { Err(text) }
     }
 
-    /// Makes a NIC that is plugged in.
+    /// Creates a NIC with a connected peer.
     pub(super) fn nic(&self, name: &str, mac: &str) {
         let others = || {
             let all = self.inside("ls /sys/class/net");
@@ -87,35 +87,35 @@ impl Stand {
         let before = others();
         let add = format!("ip link add {name} address {mac} type veth");
         if let Err(text) = self.attempt(&add) {
-            // How the kernel says that it does not know the kind.
+            // EOPNOTSUPP: the kernel does not know the link kind.
             if text.contains("not supported") {
-                not_here("this kernel has no pairs of NICs (modprobe veth)");
+                not_runnable("this kernel has no veth (modprobe veth)");
             }
             panic!("{add}: {text}");
         }
         let peer = others().into_iter().find(|it| it != name && !before.contains(it)).unwrap();
-        // Out of the way of the names that tests use.
+        // Avoids names that tests use.
         self.inside(&format!("ip link set {peer} name far-{name} && ip link set far-{name} up"));
     }
 
-    /// One of the kernel's files of an interface.
+    /// Reads a sysfs file of an interface.
     pub(super) fn sysfs(&self, name: &str, file: &str) -> Option<String> {
         let path = self.agent.inside(&format!("/sys/class/net/{name}/{file}"));
         fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
     }
 
-    /// One of the kernel's tables of the namespace.
+    /// Reads a table of `/proc/net` of the namespace.
     pub(super) fn proc(&self, file: &str) -> String {
         fs::read_to_string(format!("/proc/{}/net/{file}", self.agent.pids()[0])).unwrap()
     }
 
-    /// The largest packet that the namespace's kernel sends there in one piece.
+    /// Returns the largest packet that the kernel sends there unfragmented.
     pub(super) fn largest_packet(&self, to: [u8; 4]) -> usize {
         /// Of IPv4 and UDP.
         const HEADERS: usize = 28;
         let namespace = fs::File::open(format!("/proc/{}/ns/net", self.agent.pids()[0])).unwrap();
         let measure = move || {
-            // Only this thread, which ends with it.
+            // Changes only this thread, which then exits.
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO).unwrap();
@@ -128,7 +128,7 @@ impl Stand {
         std::thread::spawn(measure).join().unwrap()
     }
 
-    /// Sockets that the agent's server has open.
+    /// Returns the number of sockets that the agent's server has open.
     pub(super) fn sockets(&self) -> usize {
         let dir = fs::read_dir(format!("/proc/{}/fd", self.agent.pids()[0])).unwrap();
         let links = dir.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());

@@ -1,4 +1,4 @@
-//! What containers of a pod have in common.
+//! Mounts and storages shared by the containers of a pod.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use firstlight_agent_api::agent::{
 use firstlight_agent_api::oci;
 
 use super::{Loop, RUN, busybox, code, create, mounted, storage, with_agent};
-use crate::support::{Agent, gone, only_in_a_guest, short, spec};
+use crate::support::{Agent, has_exited, require_guest, short, spec};
 
 async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedMount>) -> ttrpc::Result<()> {
     let root = super::fresh_root(agent, container);
@@ -25,7 +25,7 @@ async fn named(agent: &Agent, container: &str, script: &str, shared: Vec<SharedM
     agent.calls.create_container(short(), &request).await.map(|_| ())
 }
 
-/// The resource group of a container that is being made, and its process.
+/// Returns the cgroup and the process of a container that is being created.
 async fn process_of(agent: &Agent, container: &str) -> (PathBuf, u32) {
     let start = format!("{container}-");
     loop {
@@ -53,11 +53,11 @@ fn shared(from: &str, to: &str) -> SharedMount {
 }
 
 #[test]
-fn a_container_sees_what_another_shares_also_later() {
+fn container_sees_a_shared_mount_of_another() {
     with_agent(async |agent| {
         named(&agent, "c1", "sleep 1; mkdir /tmp/out; echo one > /tmp/out/file; sleep 1000", vec![]).await.unwrap();
         agent.begin("c1").await;
-        // Waits until it is there.
+        // Waits until the source exists.
         named(&agent, "c2", "sleep 1000", vec![shared("/tmp/out", "/deep/in")]).await.unwrap();
         agent.begin("c2").await;
         assert_eq!(
@@ -66,12 +66,12 @@ fn a_container_sees_what_another_shares_also_later() {
         );
         assert_eq!(agent.shell("c1", "e1", "cat /tmp/out/back").await.0, "two\n");
 
-        // It has a process by then, of which nothing may be left.
+        // At that point it has a process, which must be rolled back.
         let never = named(&agent, "c3", "true", vec![shared("/tmp/never", "/x")]);
         let (refused, (group, process)) = tokio::join!(never, process_of(&agent, "c3"));
         let (_, message) = code(refused);
         assert!(message.contains("there is no /tmp/never, after 10 s"), "{message}");
-        assert!(gone(process), "the process {process} of a container that could not be made lives on");
+        assert!(has_exited(process), "the process {process} of the failed container is still alive");
         assert!(!group.exists(), "{}", group.display());
         for dir in ["/run/kata-containers/c3", "/run/firstlight/containers/c3"] {
             assert!(!agent.inside(dir).exists(), "{dir}");
@@ -88,31 +88,31 @@ fn a_container_sees_what_another_shares_also_later() {
 }
 
 #[test]
-fn a_shared_storage_stays_and_mounts_in_the_share_are_looked_at() {
+fn shared_storage_survives_its_container_and_stale_mounts_are_checked() {
     with_agent(async |agent| {
-        let mut volume = storage("ephemeral", "tmpfs", "tmpfs", "shared/containers/kept", &[]);
+        let mut volume = storage("ephemeral", "tmpfs", "tmpfs", "shared/containers/volume", &[]);
         volume.shared = true;
         create(&agent, "c1", vec![volume.clone()]).await.unwrap();
-        fs::write(super::inside(&agent, "shared/containers/kept/x"), "y").unwrap();
+        fs::write(super::inside(&agent, "shared/containers/volume/x"), "y").unwrap();
         agent.remove("c1").await.unwrap();
-        assert!(mounted(&agent, "shared/containers/kept").is_some());
+        assert!(mounted(&agent, "shared/containers/volume").is_some());
         create(&agent, "c2", vec![volume]).await.unwrap();
-        assert_eq!(super::read(&agent, "shared/containers/kept/x"), "y");
+        assert_eq!(super::read(&agent, "shared/containers/volume/x"), "y");
         let request = RemoveStaleVirtiofsShareMountsRequest::new();
         agent.calls.remove_stale_virtiofs_share_mounts(short(), &request).await.unwrap();
-        // The same place cannot be something else.
-        let other = storage("bind", "/bin", "bind", "shared/containers/kept", &[]);
+        // Another storage at the same mount point is refused.
+        let other = storage("bind", "/bin", "bind", "shared/containers/volume", &[]);
         let (kind, message) = code(create(&agent, "c3", vec![other]).await);
         assert_eq!(kind, ttrpc::Code::ALREADY_EXISTS);
         assert!(message.contains("ephemeral"), "{message}");
     });
 }
 
-/// As in kata-containers issue 13757: a container that does not end keeps no mount of the guest's.
+/// As in kata-containers issue 13757: a container that cannot be killed does not keep the guest's mounts.
 #[test]
-fn a_container_that_cannot_be_ended_keeps_no_storage() {
+fn unkillable_container_keeps_no_storage_mounted() {
     with_agent(async |agent| {
-        only_in_a_guest("a failure would leave a process that nobody can end");
+        require_guest("a failure would leave an unkillable process");
         let disk = Loop::ext4(agent.dir.path(), "data", "x");
         let root = agent.root("c1");
         let mut spec = spec(&root, "read go; echo more > /v/data");
@@ -129,11 +129,11 @@ fn a_container_that_cannot_be_ended_keeps_no_storage() {
         request.storages = vec![storage("blk", &disk.0, "ext4", "sandbox/storage/v", &[])];
         agent.calls.create_container(short(), &request).await.unwrap();
         agent.begin("c1").await;
-        // By descriptor, which is of the disk also when it is mounted nowhere any more.
+        // By descriptor, which stays valid after the unmount.
         let dir = fs::File::open(super::inside(&agent, "sandbox/storage/v")).unwrap();
         let frozen = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
         busybox(&["fsfreeze", "--freeze", &frozen]);
-        // It waits for the disk, and no signal ends that.
+        // The process is in uninterruptible sleep on the frozen disk.
         let write = WriteStreamRequest { container_id: "c1".into(), data: b"go\n".to_vec(), ..Default::default() };
         agent.calls.write_stdin(short(), &write).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! The number of a process that has ended may be another process's.
+//! The pid of an exited process may be reused.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -6,36 +6,36 @@ use std::process::{Child, Command};
 use firstlight_agent_api::agent::{CreateContainerRequest, SharedMount};
 use ttrpc::Code;
 
-use crate::support::{Agent, code, not_here, short, spec, with_agent};
+use crate::support::{Agent, code, not_runnable, short, spec, with_agent};
 
-/// A process that is none of any container's, with this number.
-struct Stranger(Child);
+/// A process outside of all containers, with a given pid.
+struct ForeignProcess(Child);
 
-impl Stranger {
+impl ForeignProcess {
     fn with(number: u32) -> Self {
         let last = "/proc/sys/kernel/ns_last_pid";
         for _ in 0..200 {
             if let Err(error) = fs::write(last, (number - 1).to_string()) {
-                not_here(format_args!("{last}: {error}"));
+                not_runnable(format_args!("{last}: {error}"));
             }
             let child = Self(Command::new("/bin/busybox").args(["sleep", "2222"]).spawn().unwrap());
-            // Somebody else may have been faster.
+            // Another process may have got the pid first.
             if child.0.id() == number {
                 return child;
             }
         }
-        panic!("no process got the number {number}");
+        panic!("no process got the pid {number}");
     }
 }
 
-impl Drop for Stranger {
+impl Drop for ForeignProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The first process's number.
+/// Returns the pid of a container's init process.
 fn number(agent: &Agent, container: &str) -> u32 {
     let state = fs::read(agent.inside(&format!("/run/firstlight/containers/{container}/state.json"))).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
@@ -43,14 +43,14 @@ fn number(agent: &Agent, container: &str) -> u32 {
 }
 
 #[test]
-fn a_strangers_root_and_namespaces_are_not_the_ended_containers() {
+fn reused_pid_is_not_mistaken_for_the_exited_container() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
         let number = number(&agent, "c1");
         agent.signal("c1", "", 9).await.unwrap();
         assert_eq!(agent.wait("c1", "").await.unwrap(), 137);
-        let _stranger = Stranger::with(number);
+        let _foreign = ForeignProcess::with(number);
 
         let root = agent.root("c2");
         let mut request = CreateContainerRequest::new();
@@ -74,12 +74,12 @@ fn a_strangers_root_and_namespaces_are_not_the_ended_containers() {
         let (_, text) = code(agent.calls.create_container(short(), &sharing).await);
         assert!(text.contains("c1 has exited"), "{text}");
 
-        // Without the ended one, this is the sandbox's first.
+        // After the removal of the exited one, c2 is the sandbox's first container.
         agent.remove("c1").await.unwrap();
         agent.calls.create_container(short(), &request).await.unwrap();
         agent.begin("c2").await;
         let (output, _) = agent.shell("c2", "e1", "cat /proc/1/cmdline").await;
-        assert!(output.contains("1000"), "its own: {output}");
+        assert!(output.contains("1000"), "its own init process: {output}");
         agent.remove("c2").await.unwrap();
     });
 }

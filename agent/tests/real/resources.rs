@@ -1,4 +1,4 @@
-//! What the agent's two processes hold, to be the same again later.
+//! Resource usage of the agent's two processes, to detect leaks.
 
 use std::fmt;
 use std::fs;
@@ -7,44 +7,44 @@ use std::time::{Duration, Instant};
 
 use crate::support::Agent;
 
-/// What an allocator and a pool of threads may keep of a burst, KiB.
-const KEPT: usize = 3 << 10;
+/// Memory that the allocator and the thread pool may retain after a burst, KiB.
+const ALLOWED_GROWTH: usize = 3 << 10;
 
-/// What may be resident at rest, KiB: the server, and both.
-const SERVER: usize = 4 << 10;
-const BOTH: usize = 7 << 10;
+/// Limits of resident memory when idle, KiB: of the server, and of both processes.
+const MAX_SERVER: usize = 4 << 10;
+const MAX_TOTAL: usize = 7 << 10;
 
-/// Unread output, idle threads and the spare copy of the runtime stay for ten seconds.
-const LINGERS: Duration = Duration::from_secs(12);
+/// Unread output, idle threads and the preforked worker are kept for ten seconds.
+const IDLE_TIME: Duration = Duration::from_secs(12);
 
-/// How long that may take on a machine that has much to do.
-const SETTLES: Duration = Duration::from_secs(90);
+/// The timeout of waiting for that on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Server and runtime together.
+/// Resource usage of server and runtime together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct ResourceUsage {
     fds: usize,
     threads: usize,
     mounts: usize,
     pub(crate) groups: usize,
-    /// The runtime's children: the containers' and those of their further processes.
+    /// The runtime's children: init and exec processes.
     pub(crate) processes: usize,
-    /// Of containers, in the agent's directories.
+    /// Container directories of the agent.
     files: Vec<String>,
 }
 
-/// Memory of both processes, KiB.
+/// Memory usage of both processes, KiB.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
-    /// What they have allocated.
+    /// `RssAnon`.
     anonymous: usize,
-    /// That and what they have read of their program.
+    /// `VmRSS`, which includes the program's file-backed pages.
     resident: usize,
-    /// The server's part of it.
+    /// `VmRSS` of the server.
     server: usize,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for ResourceUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fds, threads, mounts, groups, processes, files } = self;
         let files = files.len();
@@ -67,7 +67,7 @@ fn pids(agent: &Agent) -> Vec<u32> {
     pids
 }
 
-/// Directories below a directory whose name begins so.
+/// Counts the directories below `dir` whose name begins with `start`, with their descendants.
 fn groups(dir: &Path, start: &str) -> usize {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -81,8 +81,8 @@ fn count(path: String) -> usize {
     fs::read_dir(path).map_or(0, Iterator::count)
 }
 
-impl Held {
-    pub(crate) fn by(agent: &Agent) -> Self {
+impl ResourceUsage {
+    pub(crate) fn of(agent: &Agent) -> Self {
         let pids = pids(agent);
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pids[1])).unwrap();
         let mountinfo = fs::read_to_string(format!("/proc/{}/mountinfo", pids[0])).unwrap();
@@ -96,38 +96,38 @@ impl Held {
             fds: pids.iter().map(|pid| count(format!("/proc/{pid}/fd"))).sum(),
             threads: pids.iter().map(|pid| count(format!("/proc/{pid}/task"))).sum(),
             mounts: mountinfo.lines().count(),
-            // Others of the machine come and go.
+            // Other cgroups of the machine change.
             groups: groups(&agent.inside("/sys/fs/cgroup"), "firstlight"),
             processes: children.split_whitespace().count(),
             files,
         }
     }
 
-    /// Threads of the pool end after ten idle seconds, and unread output stays
-    /// for as long; everything else is gone at once.
-    pub(crate) async fn settles(&self, agent: &Agent) {
+    /// Waits until the usage equals `self`. Idle threads and unread output are kept for ten seconds; everything
+    /// else is released at once.
+    pub(crate) async fn wait_until_equal(&self, agent: &Agent) {
         let begin = Instant::now();
-        while Self::by(agent) != *self {
-            if begin.elapsed() > SETTLES {
-                assert_eq!(Self::by(agent), *self, "now and before, after {SETTLES:?}");
+        while Self::of(agent) != *self {
+            if begin.elapsed() > TIMEOUT {
+                assert_eq!(Self::of(agent), *self, "now and before, after {TIMEOUT:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// What is held when nothing has changed for longer than anything lingers.
-    pub(crate) async fn at_rest(agent: &Agent) -> Self {
+    /// Waits until the usage is constant for [`IDLE_TIME`] and returns it.
+    pub(crate) async fn when_idle(agent: &Agent) -> Self {
         let begin = Instant::now();
-        let (mut held, mut since) = (Self::by(agent), Instant::now());
-        while since.elapsed() < LINGERS {
-            assert!(begin.elapsed() < SETTLES, "no rest in {SETTLES:?}: {held:?}");
+        let (mut usage, mut since) = (Self::of(agent), Instant::now());
+        while since.elapsed() < IDLE_TIME {
+            assert!(begin.elapsed() < TIMEOUT, "not idle in {TIMEOUT:?}: {usage:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let now = Self::by(agent);
-            if now != held {
-                (held, since) = (now, Instant::now());
+            let now = Self::of(agent);
+            if now != usage {
+                (usage, since) = (now, Instant::now());
             }
         }
-        held
+        usage
     }
 }
 
@@ -146,29 +146,29 @@ impl Memory {
     }
 }
 
-/// At rest, after a first use has made what stays: pools, buffers, directories.
-pub(crate) async fn at_rest(agent: &Agent) -> (Held, Memory) {
-    let held = Held::at_rest(agent).await;
+/// Returns the usage when idle. Call it after a first use has created what is permanent: pools, buffers, directories.
+pub(crate) async fn when_idle(agent: &Agent) -> (ResourceUsage, Memory) {
+    let usage = ResourceUsage::when_idle(agent).await;
     let begin = Instant::now();
     let mut memory = Memory::of(agent);
-    while memory.server > SERVER || memory.resident > BOTH {
-        assert!(begin.elapsed() < SETTLES, "at rest: {memory:?} KiB");
+    while memory.server > MAX_SERVER || memory.resident > MAX_TOTAL {
+        assert!(begin.elapsed() < TIMEOUT, "idle: {memory:?} KiB");
         tokio::time::sleep(Duration::from_millis(100)).await;
         memory = Memory::of(agent);
     }
-    (held, memory)
+    (usage, memory)
 }
 
-/// Waits until the agent holds what it held, and prints both.
-pub(crate) async fn back_at(agent: &Agent, (before, memory_before): (Held, Memory)) {
+/// Waits until the usage is back at `before`, and prints both.
+pub(crate) async fn assert_released(agent: &Agent, (before, memory_before): (ResourceUsage, Memory)) {
     println!("figures: before: {before}; {memory_before}");
-    before.settles(agent).await;
+    before.wait_until_equal(agent).await;
     let begin = Instant::now();
     let mut memory = Memory::of(agent);
-    while memory.anonymous > memory_before.anonymous + KEPT && begin.elapsed() < SETTLES {
+    while memory.anonymous > memory_before.anonymous + ALLOWED_GROWTH && begin.elapsed() < TIMEOUT {
         tokio::time::sleep(Duration::from_millis(100)).await;
         memory = Memory::of(agent);
     }
-    println!("figures: after:  {}; {memory}", Held::by(agent));
-    assert!(memory.anonymous <= memory_before.anonymous + KEPT, "{memory_before} became {memory}");
+    println!("figures: after:  {}; {memory}", ResourceUsage::of(agent));
+    assert!(memory.anonymous <= memory_before.anonymous + ALLOWED_GROWTH, "{memory_before} became {memory}");
 }

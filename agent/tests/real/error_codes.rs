@@ -1,4 +1,4 @@
-//! Which name means whom, and which answer a shim gets.
+//! How ids are resolved, and which error codes a shim gets.
 
 use firstlight_agent_api::agent::{CloseStdinRequest, ReadStreamRequest, TtyWinResizeRequest, WriteStreamRequest};
 use ttrpc::Code;
@@ -6,7 +6,7 @@ use ttrpc::Code;
 use crate::support::{code, process, short, spec, with_agent};
 
 #[test]
-fn containers_need_no_sandbox_and_names_are_taken_once() {
+fn containers_need_no_sandbox_and_ids_are_unique() {
     with_agent(async |agent| {
         // Before CreateSandbox, and twice.
         agent.run("c1", "sleep 1000").await;
@@ -17,7 +17,7 @@ fn containers_need_no_sandbox_and_names_are_taken_once() {
         assert_eq!(code(agent.start_container("c1").await).0, Code::FAILED_PRECONDITION);
         assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
         assert_eq!(code(agent.start_container("none").await).0, Code::INVALID_ARGUMENT);
-        // Made, not started: no process can be added, and it can be removed.
+        // Created but not started: exec is refused, and it can be removed.
         agent.create(spec(&root, "true"), "c2").await.unwrap();
         assert_eq!(code(agent.exec("c2", "e1", "true").await).0, Code::FAILED_PRECONDITION);
         agent.remove("c2").await.unwrap();
@@ -26,17 +26,17 @@ fn containers_need_no_sandbox_and_names_are_taken_once() {
 }
 
 #[test]
-fn signals_reach_whom_they_name() {
+fn signals_reach_the_named_process() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        // Handled: it is the handler's business.
+        // A handled SIGTERM runs the handler.
         agent.run("c1", "trap 'echo term; exit 7' TERM; echo ready; while :; do usleep 10000; done").await;
         let request = ReadStreamRequest { container_id: "c1".into(), len: 6, ..Default::default() };
         assert_eq!(agent.calls.read_stdout(short(), &request).await.unwrap().data, b"ready\n");
         agent.signal("c1", "", 15).await.unwrap();
         assert_eq!(agent.output("c1", "").await, "term\n");
         assert_eq!(agent.wait("c1", "c1").await.unwrap(), 7);
-        // Ended and fetched: unknown, but killing the container is still no mistake.
+        // Exited and waited for: unknown, but SIGKILL to the container still succeeds.
         for name in ["", "c1"] {
             assert_eq!(code(agent.signal("c1", name, 15).await).0, Code::NOT_FOUND);
             assert_eq!(code(agent.wait("c1", name).await).0, Code::NOT_FOUND);
@@ -44,19 +44,19 @@ fn signals_reach_whom_they_name() {
         agent.signal("c1", "", 9).await.unwrap();
         agent.remove("c1").await.unwrap();
 
-        // Ignored: it stays. Not handled: it would be dropped by the kernel, so it kills.
+        // An ignored SIGTERM has no effect. (An unhandled one, which the kernel would drop, becomes SIGKILL.)
         agent.run("c2", "trap '' TERM; echo ready; while :; do usleep 10000; done").await;
         let request = ReadStreamRequest { container_id: "c2".into(), len: 6, ..Default::default() };
         assert_eq!(agent.calls.read_stdout(short(), &request).await.unwrap().data, b"ready\n");
         agent.signal("c2", "c2", 15).await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         assert_eq!(agent.shell("c2", "e1", "echo alive").await.0, "alive\n");
-        // SIGKILL by the container's name is for the first process, by none for all; both end all.
+        // SIGKILL with the container's id as exec id is for the init process, with none for all; both kill all.
         agent.exec("c2", "e2", "sleep 1000").await.unwrap();
         agent.signal("c2", "", 9).await.unwrap();
         assert_eq!(agent.wait("c2", "e2").await.unwrap(), 137);
         assert_eq!(agent.wait("c2", "").await.unwrap(), 137);
-        // A process that has ended and was not fetched takes every signal (ESRCH is success).
+        // A signal to an exited process that was not waited for succeeds (ESRCH is success).
         agent.remove("c2").await.unwrap();
         agent.run("c3", "sleep 1000").await;
         agent.exec("c3", "e1", "exit 0").await.unwrap();
@@ -69,7 +69,7 @@ fn signals_reach_whom_they_name() {
 }
 
 #[test]
-fn unknown_processes_are_not_found_in_every_call() {
+fn unknown_processes_are_not_found_by_any_call() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -100,7 +100,7 @@ fn unknown_processes_are_not_found_in_every_call() {
         request.container_id = "c1".into();
         request.exec_id = "e1".into();
         assert_eq!(code(agent.calls.exec_process(short(), &request).await).0, Code::INVALID_ARGUMENT);
-        // Words that mean nothing.
+        // Invalid values.
         for spoil in [
             (|process| process.Capabilities.mut_or_insert_default().Effective = vec!["CAP_FLY".into()])
                 as fn(&mut firstlight_agent_api::oci::Process),

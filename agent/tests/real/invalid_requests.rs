@@ -1,4 +1,4 @@
-//! Requests that make no sense, or too much of it. After each the agent answers.
+//! Invalid and oversized requests. After each the agent still responds.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn answers(agent: &Agent) {
 }
 
 #[test]
-fn names_that_are_none() {
+fn invalid_container_ids_are_refused() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");
@@ -29,7 +29,7 @@ fn names_that_are_none() {
         }
         agent.create(spec(&root, "sleep 1000"), "c1").await.unwrap();
         agent.begin("c1").await;
-        // A process's name is only ever a name: it is in no path.
+        // Exec ids are never part of a path, so any text is valid.
         for name in ["../../x", "a/b", "a b\u{7}", "\0"] {
             agent.exec("c1", name, "exit 4").await.unwrap();
             assert_eq!(agent.wait("c1", name).await.unwrap(), 4);
@@ -49,7 +49,7 @@ fn names_that_are_none() {
 }
 
 #[test]
-fn configurations_without_measure() {
+fn oversized_configurations_are_refused_and_long_ones_accepted() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("healthy", "sleep 1000").await;
@@ -68,7 +68,7 @@ fn configurations_without_measure() {
 
         let mut huge = spec(&root, "true");
         huge.Annotations.insert("x".repeat(1000), "y".repeat(3 << 20));
-        // Long, but no longer than a message may be.
+        // Long, but below the limit of a message.
         agent.create(huge, "c1").await.unwrap();
         agent.remove("c1").await.unwrap();
         answers(&agent).await;
@@ -78,7 +78,7 @@ fn configurations_without_measure() {
     });
 }
 
-/// Ten bytes: length, stream, kind, flags.
+/// Builds a ttrpc frame; the header has ten bytes: length, stream, type, flags.
 fn frame(length: u32, stream: u32, kind: u8, payload: &[u8]) -> Vec<u8> {
     let mut all = length.to_be_bytes().to_vec();
     all.extend(stream.to_be_bytes());
@@ -88,7 +88,7 @@ fn frame(length: u32, stream: u32, kind: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_message_that_is_too_long_is_refused_by_its_length_and_the_connection_goes_on() {
+fn oversized_message_is_refused_and_the_connection_survives() {
     with_agent(async |agent| {
         let mut request = CreateContainerRequest::new();
         request.container_id = "c1".into();
@@ -98,7 +98,7 @@ fn a_message_that_is_too_long_is_refused_by_its_length_and_the_connection_goes_o
             let (service, method) = (service.to_owned(), method.to_owned());
             Request { service, method, payload, ..Default::default() }.write_to_bytes().unwrap()
         };
-        // A client of ttrpc's own would refuse to send it.
+        // ttrpc's own client would refuse to send it.
         let long = call("grpc.AgentService", "CreateContainer", request.write_to_bytes().unwrap());
         let check = call("grpc.Health", "Check", Vec::new());
         let mut stream = UnixStream::connect(agent.address.strip_prefix("unix://").unwrap()).await.unwrap();
@@ -119,7 +119,7 @@ fn a_message_that_is_too_long_is_refused_by_its_length_and_the_connection_goes_o
 }
 
 #[test]
-fn frames_that_are_none() {
+fn invalid_frames_do_not_stop_the_agent() {
     with_agent(async |agent| {
         let path = agent.address.strip_prefix("unix://").unwrap().to_owned();
         let frames = [
@@ -134,7 +134,7 @@ fn frames_that_are_none() {
         ];
         for bytes in frames {
             let mut stream = UnixStream::connect(&path).await.unwrap();
-            // The other side may hang up in the middle.
+            // The server may close the connection before all is written.
             let _ = tokio::time::timeout(Duration::from_secs(5), stream.write_all(&bytes)).await;
             let mut reply = [0; 1024];
             let _ = tokio::time::timeout(Duration::from_millis(300), stream.read(&mut reply)).await;

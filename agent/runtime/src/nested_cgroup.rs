@@ -1,30 +1,29 @@
-//! Where a further process goes in a container that has resource groups of its own.
+//! The cgroup of an exec process in a container that manages its own sub-cgroups.
 //!
-//! cgroup v2 takes no process into a group that hands controllers on to groups
-//! with processes. systemd and Docker, in a container that may write to its
-//! cgroups, therefore move everything one step down and then hand on; a process
-//! that came into the container's own group in between would be in their way.
+//! cgroup v2 allows no process in a cgroup that enables controllers for its children ("no internal processes").
+//! systemd and Docker, in a container with writable cgroups, therefore move all processes one level down and then
+//! enable controllers; a process that joined the container's own cgroup in between would make that fail.
 
 use std::fs;
 use std::path::Path;
 
-/// Where Docker's and Kata's containers move to.
+/// The sub-cgroup that containers of Docker and Kata move to.
 const INIT: &str = "init";
 
-/// The group below `group` that further processes join, if it is not `group`
-/// itself. `cgroup` is the same group as the kernel names it, and `first` says
-/// in which the container's first process is (`/proc/PID/cgroup`).
-pub(crate) fn below(group: &Path, cgroup: &Path, first: impl FnOnce() -> Option<String>) -> Option<String> {
+/// Returns the sub-cgroup of `group` that exec processes join; `None` if they join `group` itself. `cgroup` is
+/// the same cgroup in the kernel's notation, and `first` returns `/proc/PID/cgroup` of the container's init
+/// process.
+pub(crate) fn exec_target(group: &Path, cgroup: &Path, first: impl FnOnce() -> Option<String>) -> Option<String> {
     if group.join(INIT).is_dir() {
         return Some(INIT.to_owned());
     }
-    let handed_on = fs::read_to_string(group.join("cgroup.subtree_control")).unwrap_or_default();
-    if handed_on.trim().is_empty() {
+    let enabled = fs::read_to_string(group.join("cgroup.subtree_control")).unwrap_or_default();
+    if enabled.trim().is_empty() {
         return None;
     }
     let table = first()?;
     let path = table.lines().find_map(|line| line.strip_prefix("0::"))?;
-    // Outside, if the first process has ended and its number is somebody else's.
+    // Outside `cgroup` if the init process has exited and its pid was reused.
     let below = Path::new(path).strip_prefix(cgroup).ok()?;
     let below = below.to_str().filter(|below| !below.is_empty())?;
     group.join(below).is_dir().then(|| below.to_owned())
@@ -37,23 +36,23 @@ mod tests {
     const CGROUP: &str = "/kubepods/c1";
 
     fn joined(group: &Path, first: &str) -> Option<String> {
-        below(group, Path::new(CGROUP), || Some(first.to_owned()))
+        exec_target(group, Path::new(CGROUP), || Some(first.to_owned()))
     }
 
     #[test]
-    fn a_container_without_groups_of_its_own_is_joined_itself() {
+    fn container_without_enabled_controllers_is_joined_itself() {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "\n").unwrap();
-        let asked = below(group, Path::new(CGROUP), || unreachable!("nobody needs to know"));
-        assert_eq!(asked, None);
-        // As many as the container likes, as long as it hands nothing on.
+        let target = exec_target(group, Path::new(CGROUP), || unreachable!("not needed"));
+        assert_eq!(target, None);
+        // Sub-cgroups alone do not matter, only enabled controllers.
         fs::create_dir(group.join("job")).unwrap();
         assert_eq!(joined(group, "0::/kubepods/c1/job\n"), None);
     }
 
     #[test]
-    fn the_group_called_init_or_the_first_process_is_followed() {
+    fn exec_joins_the_init_cgroup_or_follows_the_init_process() {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path();
         fs::write(group.join("cgroup.subtree_control"), "memory pids\n").unwrap();
@@ -72,6 +71,6 @@ mod tests {
         fs::create_dir(group.join("init")).unwrap();
         assert_eq!(joined(group, "0::/kubepods/c1/init.scope\n").as_deref(), Some("init"));
         fs::write(group.join("cgroup.subtree_control"), "\n").unwrap();
-        assert_eq!(joined(group, "").as_deref(), Some("init"), "it will hand on");
+        assert_eq!(joined(group, "").as_deref(), Some("init"), "it will enable controllers");
     }
 }

@@ -1,20 +1,19 @@
-//! Making a container's resource group (cgroup v2) before anything is in it,
-//! and taking away the groups that the container made below it.
+//! Creates a container's cgroup (v2) before any process is in it, and removes the sub-cgroups that the container
+//! created.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Every directory of cgroup v2 has this file, and none above it does.
+/// Every cgroup v2 directory has this file, and no directory above the mount does.
 const CONTROLLERS: &str = "cgroup.controllers";
 const ENABLED: &str = "cgroup.subtree_control";
 
-/// Makes a group and those above it that are missing, with every controller
-/// that there is. `false` if it was there; then it is left as it is.
+/// Creates a cgroup and its missing ancestors, with every available controller. `false`: it existed and is unchanged.
 ///
 /// # Errors
-/// The kernel makes no such group.
+/// The kernel refuses to create it.
 pub fn make(group: &Path) -> io::Result<bool> {
     if group.is_dir() {
         return Ok(false);
@@ -31,14 +30,14 @@ pub fn make(group: &Path) -> io::Result<bool> {
 fn create(path: &Path) -> io::Result<bool> {
     match fs::create_dir(path) {
         Ok(()) => Ok(true),
-        // By another call at the same time.
+        // Created by a concurrent call.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Lets the groups below have what this one has. One by one: a controller that
-/// is refused is missed only by who sets a limit of it, and that error names it.
+/// Enables all controllers for the children. One by one: a refused controller matters only if one of its limits
+/// is set, and that error names it.
 fn enable(path: &Path) {
     let read = |file| fs::read_to_string(path.join(file)).unwrap_or_default();
     let enabled = read(ENABLED);
@@ -48,8 +47,8 @@ fn enable(path: &Path) {
     }
 }
 
-/// Ends everything in a group that has groups below it, and takes those away,
-/// deepest first. What cannot be taken away is for the one who removes the group to tell.
+/// Kills all processes in a cgroup that has sub-cgroups, and removes those, deepest first. If one stays, removing
+/// the cgroup itself reports the error.
 pub(crate) fn clear(group: &Path) {
     const TRIES: u32 = 20;
     for _ in 0..TRIES {
@@ -61,13 +60,13 @@ pub(crate) fn clear(group: &Path) {
         all.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
         let stayed = all.iter().filter(|path| fs::remove_dir(path).is_err()).count();
         if stayed > 0 {
-            // What was killed has not ended yet.
+            // Killed processes have not exited yet.
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// Every group below one.
+/// Returns all descendants of a cgroup.
 fn below(group: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let mut left = vec![group.to_owned()];
@@ -86,36 +85,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_below_go_and_the_group_itself_stays() {
+    fn sub_cgroups_are_removed_and_the_cgroup_stays() {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path().join("c1");
         fs::create_dir_all(group.join("init/a/b")).unwrap();
         fs::create_dir_all(group.join("system.slice")).unwrap();
         fs::create_dir(dir.path().join("c2")).unwrap();
         clear(&group);
-        // The word that ends everything is a file here.
+        // Here `cgroup.kill` is a regular file.
         assert_eq!(fs::read_dir(&group).unwrap().count(), 1);
         assert_eq!(fs::read_to_string(group.join("cgroup.kill")).unwrap(), "1");
         assert!(dir.path().join("c2").exists());
         clear(&dir.path().join("c2"));
-        assert_eq!(fs::read_dir(dir.path().join("c2")).unwrap().count(), 0, "nothing is killed in vain");
+        assert_eq!(fs::read_dir(dir.path().join("c2")).unwrap().count(), 0, "without sub-cgroups nothing is killed");
     }
 
     #[test]
-    fn groups_below_the_root_get_the_controllers_that_are_not_on_yet() {
+    fn new_cgroups_get_the_controllers_that_are_not_enabled_yet() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("cgroup");
         fs::create_dir(&root).unwrap();
         fs::write(root.join(CONTROLLERS), "cpu memory\n").unwrap();
         fs::write(root.join(ENABLED), "cpu\n").unwrap();
         assert!(make(&root.join("pod/c1")).unwrap());
-        // A file remembers only the last word; the kernel would have both.
+        // A regular file keeps only the last write; the kernel would have both controllers.
         assert_eq!(fs::read_to_string(root.join(ENABLED)).unwrap(), "+memory");
-        assert!(!make(&root.join("pod/c1")).unwrap(), "it was there");
-        assert!(!dir.path().join(ENABLED).exists(), "what is above the root is nobody's group");
+        assert!(!make(&root.join("pod/c1")).unwrap(), "it existed");
+        assert!(!dir.path().join(ENABLED).exists(), "the directory above the root is not a cgroup");
         fs::write(root.join(ENABLED), "cpu memory\n").unwrap();
         assert!(make(&root.join("c2")).unwrap());
-        assert_eq!(fs::read_to_string(root.join(ENABLED)).unwrap(), "cpu memory\n", "nothing is written in vain");
+        assert_eq!(
+            fs::read_to_string(root.join(ENABLED)).unwrap(),
+            "cpu memory\n",
+            "enabled controllers are not written again"
+        );
         assert!(make(&dir.path().join("nowhere/c3")).is_ok_and(|made| made));
     }
 }

@@ -1,4 +1,4 @@
-//! The judge: a process that holds the engine and answers on its standard input.
+//! The evaluator: the process with the Rego engine; it serves requests on its standard input.
 
 use std::fs;
 use std::io;
@@ -11,26 +11,26 @@ use rustix::process::{Gid, Resource, Rlimit, Signal, Uid};
 
 use crate::engine::Engine;
 use crate::requests;
-use crate::wire::{self, Answer, Ask, Decision, Verdict};
+use crate::wire::{self, Decision, Request, Response, Verdict};
 
-/// The stack for evaluations. Policies call their functions in each other's
-/// arguments; one that recurses ends the judge here.
+/// The stack for evaluations: large enough for nested function calls; a recursive policy overflows it and kills
+/// the process.
 const STACK: usize = 64 << 20;
 
-/// What the judge may be: address space, data written, files open.
-const BOUNDS: &[(Resource, u64)] =
+/// Resource limits: address space, file size, core size, open files.
+const LIMITS: &[(Resource, u64)] =
     &[(Resource::As, 1 << 30), (Resource::Fsize, 0), (Resource::Core, 0), (Resource::Nofile, 16)];
 
-/// Nobody.
+/// The uid and gid of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Is the judge until the agent hangs up.
+/// Serves evaluations until the agent closes the socket.
 #[must_use]
 pub fn run() -> ExitCode {
     let served = confine().and_then(|()| {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let worker = thread::Builder::new().stack_size(STACK).spawn(move || serve(&socket))?;
-        worker.join().unwrap_or_else(|_| Err(io::Error::other("the judge panicked")))
+        worker.join().unwrap_or_else(|_| Err(io::Error::other("the evaluator panicked")))
     });
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -38,13 +38,13 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Gives away what a judge does not need: a policy is somebody else's program.
+/// Drops privileges and sets resource limits: a policy is untrusted code.
 fn confine() -> io::Result<()> {
-    // Only for people who look at the process table.
+    // Only for readers of the process table.
     let _ = rustix::thread::set_name(c"fl-policy");
-    // When memory runs out the judge goes first: without one requests are denied, and another is started.
+    // The OOM killer shall choose this process first: the request is denied, and the process is restarted.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
-    for (resource, most) in BOUNDS {
+    for (resource, most) in LIMITS {
         let bound = Rlimit { current: Some(*most), maximum: Some(*most) };
         rustix::process::setrlimit(*resource, bound)?;
     }
@@ -55,7 +55,7 @@ fn confine() -> io::Result<()> {
         rustix::thread::set_thread_groups(&[])?;
         rustix::thread::set_thread_res_gid(gid, gid, gid)?;
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-        // The change of user has forgotten it.
+        // The kernel clears it on a change of credentials.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     Ok(())
@@ -64,32 +64,32 @@ fn confine() -> io::Result<()> {
 fn serve(mut socket: &UnixStream) -> io::Result<()> {
     let mut engine = None;
     loop {
-        let (ask, body) = match wire::read(&mut socket) {
+        let (request, body) = match wire::read(&mut socket) {
             Ok(frame) => frame,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),
         };
-        let answer = answer(&mut engine, ask, body);
-        wire::write(&mut socket, &answer, &[])?;
+        let response = response(&mut engine, request, body);
+        wire::write(&mut socket, &response, &[])?;
     }
 }
 
-fn answer(engine: &mut Option<Engine>, ask: Ask, body: Vec<u8>) -> Answer {
-    match ask {
-        Ask::Load { state, limit } => {
-            let Ok(policy) = String::from_utf8(body) else { return Answer::Unloadable("not UTF-8".into()) };
+fn response(engine: &mut Option<Engine>, request: Request, body: Vec<u8>) -> Response {
+    match request {
+        Request::Load { state, limit } => {
+            let Ok(policy) = String::from_utf8(body) else { return Response::InvalidPolicy("not UTF-8".into()) };
             match Engine::load(policy, state, limit) {
                 Ok(loaded) => {
                     *engine = Some(loaded);
-                    Answer::Loaded
+                    Response::Loaded
                 }
-                Err(fault) => Answer::Unloadable(match fault {
-                    crate::Fault::Policy(why) | crate::Fault::Judge(why) => why,
+                Err(error) => Response::InvalidPolicy(match error {
+                    crate::PolicyError::InvalidPolicy(why) | crate::PolicyError::Evaluator(why) => why,
                 }),
             }
         }
-        Ask::Judge { request } => {
-            let verdict = |verdict| Answer::Judged { verdict, state: None };
+        Request::Evaluate { request } => {
+            let verdict = |verdict| Response::Evaluated { verdict, state: None };
             let Some(engine) = engine else { return verdict(Verdict::denied("no policy is loaded")) };
             let input = match requests::json(&request, &body) {
                 Ok(input) => input,
@@ -97,9 +97,9 @@ fn answer(engine: &mut Option<Engine>, ask: Ask, body: Vec<u8>) -> Answer {
             };
             drop(body);
             let before = engine.state().clone();
-            let verdict = engine.judge(&request, &input);
+            let verdict = engine.evaluate(&request, &input);
             let state = Some(engine.state()).filter(|state| **state != before).cloned();
-            Answer::Judged { verdict, state }
+            Response::Evaluated { verdict, state }
         }
     }
 }

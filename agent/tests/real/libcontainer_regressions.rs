@@ -1,7 +1,6 @@
-//! libcontainer's traps, each by its name. Two more have their tests elsewhere:
-//! a further process without the seccomp filter
-//! (`containers::filters_reach_further_processes_and_pods_share_processes`) and
-//! lost exits (`short_processes`).
+//! Known problems of libcontainer, one test each. Two more are tested elsewhere: exec processes without the seccomp
+//! filter (`containers::exec_processes_get_the_seccomp_filter_and_pods_share_pid_namespaces`) and lost exits
+//! (`short_processes`).
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,8 +13,7 @@ fn runtime(agent: &Agent) -> u32 {
     agent.pids()[1]
 }
 
-/// Children of a process that has threads may wait for a lock that no thread of
-/// theirs will ever release.
+/// The child of a multi-threaded process may block on a lock held by a thread that it did not inherit.
 #[test]
 fn malloc_deadlock_after_fork_with_threads() {
     with_agent(async |agent| {
@@ -24,7 +22,7 @@ fn malloc_deadlock_after_fork_with_threads() {
         let tasks = || fs::read_dir(format!("/proc/{}/task", runtime(&agent))).unwrap().count();
         let begin = Instant::now();
         for round in 0..5 {
-            // The server allocates and has threads meanwhile; the runtime never has a second one.
+            // The multi-threaded server allocates meanwhile; the runtime always has a single thread.
             let all = (0..8).map(|number| {
                 let (agent, name) = (&agent, format!("e{round}-{number}"));
                 async move { assert_eq!(agent.shell("c1", &name, "echo hi").await, ("hi\n".to_owned(), 0)) }
@@ -46,8 +44,7 @@ async fn futures_join(all: impl Iterator<Item = impl Future<Output = ()>>) {
     .await;
 }
 
-/// A reaper that takes every child takes those of hooks as well, and the hook
-/// then seems to have failed.
+/// A reaper of all children also reaps hook processes, and the hook then appears to have failed.
 #[test]
 fn reaper_races_with_hooks() {
     with_agent(async |agent| {
@@ -70,8 +67,8 @@ fn reaper_races_with_hooks() {
     });
 }
 
-/// Helpers of a process that could not be made stay zombies in the container's
-/// process namespace, whose first process then never finishes to exit.
+/// Helpers of a failed exec stay zombies in the container's pid namespace, whose init process then never finishes
+/// exiting.
 #[test]
 fn lost_exits_after_a_failed_exec() {
     with_agent(async |agent| {
@@ -92,9 +89,9 @@ fn lost_exits_after_a_failed_exec() {
     });
 }
 
-/// Every further process leaves a socket in the container's state directory.
+/// libcontainer leaves a socket per exec process in the container's state directory.
 #[test]
-fn leaked_sockets_of_further_processes() {
+fn leaked_sockets_of_exec_processes() {
     with_agent(async |agent| {
         agent.sandbox().await;
         agent.run("c1", "sleep 1000").await;
@@ -111,7 +108,7 @@ fn leaked_sockets_of_further_processes() {
         };
         let left = names("/run/firstlight/containers/c1");
         assert!(left.iter().all(|name| !name.starts_with("tenant-")), "{left:?}");
-        // Nor consoles, nor the processes' files.
+        // No console sockets and no process files either.
         assert_eq!(names("/run/firstlight/containers"), ["c1"]);
         let bundle = names("/run/kata-containers/c1");
         assert!(bundle.iter().all(|name| !name.starts_with("exec-")), "{bundle:?}");
@@ -119,7 +116,7 @@ fn leaked_sockets_of_further_processes() {
     });
 }
 
-/// Whoever makes a container gets its OOM score, and hands it to the next one.
+/// libcontainer sets the container's OOM score on the creating process, which the next container would inherit.
 #[test]
 fn changed_oom_score_of_the_runtime() {
     with_agent(async |agent| {
@@ -143,9 +140,9 @@ fn changed_oom_score_of_the_runtime() {
     });
 }
 
-/// A second container of a name must not end the first.
+/// A concurrent create with the same id must not remove the first container.
 #[test]
-fn a_duplicate_under_way_leaves_the_first_alone() {
+fn concurrent_duplicate_create_leaves_the_first_running() {
     with_agent(async |agent| {
         agent.sandbox().await;
         let root = agent.root("c1");

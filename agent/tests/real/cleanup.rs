@@ -1,53 +1,54 @@
-//! When containers are gone, everything of theirs is.
+//! Removed containers leave no resources.
 
 use std::time::{Duration, Instant};
 
 use firstlight_agent_api::agent::WriteStreamRequest;
 
-use crate::held::{Held, at_rest, back_at};
+use crate::resources::{ResourceUsage, assert_released, when_idle};
 use crate::support::{Agent, amount, short, spec, with_agent};
 
-/// How many containers unless `MANY_CONTAINERS` says otherwise; the goal is 100.
+/// The number of containers without `MANY_CONTAINERS`; the goal is 100.
 const DEFAULT: usize = 20;
 
-/// Further processes of each container, all at once.
-const FURTHER: usize = 4;
+/// Concurrent exec processes of each container.
+const EXECS: usize = 4;
 
-/// A container with further processes, which wait for a word or for ever.
-async fn begin(agent: &Agent, container: &str) {
+/// Starts a container with exec processes, which wait for input or forever.
+async fn start_with_execs(agent: &Agent, container: &str) {
     let root = agent.root(container);
     agent.create(spec(&root, "sleep 100000"), container).await.unwrap();
     agent.begin(container).await;
     let exec = async |number: usize| {
-        let script = if number == 3 { "sleep 100000" } else { "read word; echo $word" };
+        let script = if number == 3 { "sleep 100000" } else { "read line; echo $line" };
         agent.exec(container, &format!("e{number}"), script).await.unwrap();
     };
     tokio::join!(exec(0), exec(1), exec(2), exec(3));
 }
 
-/// Gives them the word. Two are read, one is not, and one outlives its container's end.
-async fn end(agent: &Agent, container: &str) {
+/// Sends input to the exec processes. The output of two is read, of one it is not, and one runs until its
+/// container is removed.
+async fn finish_execs(agent: &Agent, container: &str) {
     let exec = async |number: usize| {
         let name = format!("e{number}");
         let (container_id, exec_id) = (container.into(), name.clone());
-        let word = format!("{container}-{number}");
-        let data = format!("{word}\n").into_bytes();
+        let line = format!("{container}-{number}");
+        let data = format!("{line}\n").into_bytes();
         let write = WriteStreamRequest { container_id, exec_id, data, ..Default::default() };
         agent.calls.write_stdin(short(), &write).await.unwrap();
         if number < 2 {
-            assert_eq!(agent.output(container, &name).await, format!("{word}\n"));
+            assert_eq!(agent.output(container, &name).await, format!("{line}\n"));
         }
         assert_eq!(agent.wait(container, &name).await.unwrap(), 0);
     };
     tokio::join!(exec(0), exec(1), exec(2));
 }
 
-async fn life(agent: &Agent, container: &str) {
-    begin(agent, container).await;
-    end(agent, container).await;
+async fn run_lifecycle(agent: &Agent, container: &str) {
+    start_with_execs(agent, container).await;
+    finish_execs(agent, container).await;
 }
 
-/// Does something to all containers, four at a time.
+/// Runs `what` for all containers, four at a time.
 async fn each(all: usize, what: impl AsyncFn(&str)) {
     let lane = async |lane: usize| {
         for number in (lane..all).step_by(4) {
@@ -58,43 +59,43 @@ async fn each(all: usize, what: impl AsyncFn(&str)) {
 }
 
 #[test]
-fn many_containers_with_processes_leave_nothing() {
+fn many_containers_with_exec_processes_leave_nothing() {
     with_agent(async |agent| {
         let all = amount("MANY_CONTAINERS", DEFAULT);
         agent.sandbox().await;
-        life(&agent, "warm").await;
+        run_lifecycle(&agent, "warm").await;
         agent.remove("warm").await.unwrap();
-        let before = at_rest(&agent).await;
+        let before = when_idle(&agent).await;
 
         let clock = Instant::now();
-        each(all, async |container| begin(&agent, container).await).await;
-        let (most, began) = (Held::by(&agent), clock.elapsed());
-        // Each container's own process and the further ones, all at the same time.
-        assert!(most.processes >= (1 + FURTHER) * all && most.groups >= all, "{most:?}");
-        each(all, async |container| end(&agent, container).await).await;
+        each(all, async |container| start_with_execs(&agent, container).await).await;
+        let (most, began) = (ResourceUsage::of(&agent), clock.elapsed());
+        // The init and exec processes of all containers run at the same time.
+        assert!(most.processes >= (1 + EXECS) * all && most.groups >= all, "{most:?}");
+        each(all, async |container| finish_execs(&agent, container).await).await;
         let clock = Instant::now();
         each(all, async |container| agent.remove(container).await.unwrap()).await;
         println!(
-            "figures: {all} containers with {FURTHER} further processes each, there after {:.1} s, removed in {:.1} s",
+            "figures: {all} containers with {EXECS} exec processes each, started in {:.1} s, removed in {:.1} s",
             began.as_secs_f64(),
             clock.elapsed().as_secs_f64()
         );
         println!("figures: most:   {most}");
-        back_at(&agent, before).await;
+        assert_released(&agent, before).await;
     });
 }
 
 #[test]
-fn callers_that_go_away_at_once_leave_nothing() {
+fn disconnected_clients_leave_nothing() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        life(&agent, "warm").await;
+        run_lifecycle(&agent, "warm").await;
         agent.remove("warm").await.unwrap();
         agent.run("c1", "sleep 100000").await;
-        let (before, _) = at_rest(&agent).await;
+        let (before, _) = when_idle(&agent).await;
         for round in 0..12 {
             let root = agent.root(&format!("gone{round}"));
-            // The connection itself ends, two milliseconds after the request was sent, or later.
+            // The client disconnects two milliseconds or more after the request.
             let wait = Duration::from_millis(2 + 3 * round);
             let client = agent.connect().await;
             let mut create = firstlight_agent_api::agent::CreateContainerRequest::new();
@@ -111,8 +112,8 @@ fn callers_that_go_away_at_once_leave_nothing() {
             let _ = tokio::time::timeout(wait, client.exec_process(ttrpc::context::Context::default(), &exec)).await;
             drop(client);
         }
-        // A call that ended before its caller left has been answered, and what it made is known by name. What is
-        // not known by name must not be there.
+        // A call that completed before the disconnect created something with a known name, removed here. Nothing
+        // else may exist.
         tokio::time::sleep(Duration::from_secs(1)).await;
         for round in 0..12 {
             let name = format!("gone{round}");
@@ -121,7 +122,7 @@ fn callers_that_go_away_at_once_leave_nothing() {
             }
             let _ = agent.remove(&name).await;
         }
-        before.settles(&agent).await;
+        before.wait_until_equal(&agent).await;
         assert_eq!(agent.shell("c1", "e1", "echo alive").await.0, "alive\n");
         agent.remove("c1").await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! Containers that are stuck are nobody's trouble but their own.
+//! A stuck container does not delay other containers or the agent.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,14 +8,13 @@ use firstlight_agent_api::health::CheckRequest;
 
 use crate::support::{Agent, process, short, spec, with_agent};
 
-/// How much longer than usual a container's life may take while another one is
-/// stuck, and what is forgiven besides. The guest may be a translated one on a
-/// busy machine, so only a comparison within one run means something.
+/// The allowed slowdown of a container's lifecycle while another container is stuck, as a factor and an absolute
+/// slack. The guest may be emulated on a busy machine, so only a comparison within one run is meaningful.
 const FACTOR: u32 = 4;
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A whole life, and how long it took.
-async fn life(agent: &Agent, name: &str) -> Duration {
+/// Runs a container from create to remove; returns the duration.
+async fn run_lifecycle(agent: &Agent, name: &str) -> Duration {
     let begin = Instant::now();
     agent.health.check(short(), &CheckRequest::new()).await.unwrap();
     agent.run(name, "echo out; exit 3").await;
@@ -25,24 +24,24 @@ async fn life(agent: &Agent, name: &str) -> Duration {
     begin.elapsed()
 }
 
-/// Another container's life goes on as usual, and the agent answers.
-async fn others_go_on(agent: &Agent, name: &str, usual: Duration) {
-    let took = life(agent, name).await;
+/// Asserts that another container's lifecycle is not delayed and the agent responds.
+async fn assert_not_delayed(agent: &Agent, name: &str, usual: Duration) {
+    let took = run_lifecycle(agent, name).await;
     assert!(took < usual * FACTOR + SLACK, "{name}: {took:?}, usually {usual:?}");
 }
 
 #[test]
-fn a_full_pipe_that_nobody_reads() {
+fn full_pipe_delays_no_other_container() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        let usual = life(&agent, "usual").await;
+        let usual = run_lifecycle(&agent, "usual").await;
         agent.run("c1", "yes").await;
         agent.run("c2", "sleep 1000").await;
-        // One that does not read what it is given.
+        // A process that does not read its input.
         let write = WriteStreamRequest { container_id: "c2".into(), data: vec![1; 200_000], ..Default::default() };
         let full = agent.calls.write_stdin(ttrpc::context::with_duration(Duration::from_secs(1)), &write).await;
         assert!(full.is_err());
-        others_go_on(&agent, "c3", usual).await;
+        assert_not_delayed(&agent, "c3", usual).await;
         assert_eq!(agent.shell("c1", "e1", "echo hi").await.0, "hi\n");
         for container in ["c1", "c2"] {
             agent.signal(container, "", 9).await.unwrap();
@@ -52,13 +51,13 @@ fn a_full_pipe_that_nobody_reads() {
     });
 }
 
-/// A process cannot enter a frozen group: whoever makes it waits. Frozen behind
-/// the agent's back, as a process that hangs in a device would be.
+/// A process cannot enter a frozen cgroup: its worker blocks. The cgroup is frozen without the agent's knowledge,
+/// to imitate a process that hangs in a device.
 #[test]
-fn a_process_that_cannot_be_made() {
+fn blocked_exec_delays_no_other_container() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        let usual = life(&agent, "usual").await;
+        let usual = run_lifecycle(&agent, "usual").await;
         agent.run("c1", "sleep 1000").await;
         fs::write(agent.group("c1", "cgroup.freeze"), "1").unwrap();
         let client = agent.connect().await;
@@ -74,16 +73,16 @@ fn a_process_that_cannot_be_made() {
         let check = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
             for round in 0..3 {
-                others_go_on(&agent, &format!("other{round}"), usual).await;
+                assert_not_delayed(&agent, &format!("other{round}"), usual).await;
             }
-            // Let go, it is made after all.
+            // After the thaw, the exec completes.
             fs::write(agent.group("c1", "cgroup.freeze"), "0").unwrap();
         };
         let (made, ()) = tokio::join!(stuck, check);
         made.unwrap();
         agent.signal("c1", "e1", 9).await.unwrap();
         assert_eq!(agent.wait("c1", "e1").await.unwrap(), 137);
-        // And with the container removed instead, everything ends.
+        // If the container is removed instead, the exec fails.
         fs::write(agent.group("c1", "cgroup.freeze"), "1").unwrap();
         let stuck = client.exec_process(short(), &second);
         let remove = async {
@@ -94,19 +93,19 @@ fn a_process_that_cannot_be_made() {
         };
         let (stuck, took) = tokio::join!(stuck, remove);
         assert!(stuck.is_err());
-        assert!(took < usual * FACTOR + SLACK, "{took:?}, a whole life takes {usual:?}");
-        others_go_on(&agent, "last", usual).await;
+        assert!(took < usual * FACTOR + SLACK, "{took:?}, a whole lifecycle takes {usual:?}");
+        assert_not_delayed(&agent, "last", usual).await;
     });
 }
 
 #[test]
-fn a_paused_container_and_a_slow_create() {
+fn paused_container_and_slow_create_delay_no_other_container() {
     with_agent(async |agent| {
         agent.sandbox().await;
-        let usual = life(&agent, "usual").await;
+        let usual = run_lifecycle(&agent, "usual").await;
         agent.run("c1", "sleep 1000").await;
         agent.pause("c1").await.unwrap();
-        // As slow as a root on a file system that does not answer.
+        // As slow as a root on a file system that does not respond.
         let root = agent.root("c2");
         let mut slow = spec(&root, "true");
         let args = ["sh", "-c", "sleep 8"].map(str::to_owned).to_vec();
@@ -123,7 +122,7 @@ fn a_paused_container_and_a_slow_create() {
         };
         let others = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            others_go_on(&agent, "c3", usual).await;
+            assert_not_delayed(&agent, "c3", usual).await;
         };
         let (took, ()) = tokio::join!(create, others);
         assert!(took >= Duration::from_secs(8), "{took:?}");

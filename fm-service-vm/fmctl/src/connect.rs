@@ -1,4 +1,4 @@
-//! The way to the daemon.
+//! Connects to the daemon.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tonic::transport::Channel;
 use crate::exit::Failure;
 use crate::{Args, Command};
 
-/// The daemon, or why it is not to be had.
-pub(crate) async fn connected(args: &Args) -> Result<FabricClient<Channel>, Failure> {
+/// Connects to the daemon that the options name.
+pub(crate) async fn connect(args: &Args) -> Result<FabricClient<Channel>, Failure> {
     let patience = Duration::from_secs(args.timeout);
-    // What watches is not to end.
+    // A Watch stream has no timeout.
     let answer = Some(patience).filter(|_| !matches!(args.command, Command::Watch { .. }));
     let credentials = match &args.connect {
         Address::Https(_) => Some(credentials(args)?),

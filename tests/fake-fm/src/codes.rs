@@ -1,6 +1,6 @@
 //! What libnvfm's calls return: a C enumeration of negative numbers.
 
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use serde::{Deserialize, Serialize};
 
 /// Done.
@@ -45,7 +45,7 @@ pub enum Family {
 impl Family {
     /// The one that a baseboard's manager is of.
     #[must_use]
-    pub fn of(known: &Known) -> Self {
+    pub fn of(known: &KnownBaseboard) -> Self {
         if known.name == "b200" { Self::Nvl5 } else { Self::Nvl4 }
     }
 

@@ -37,7 +37,7 @@ pub enum ConfigError {
     #[error("line {0}: no key {1}")]
     Key(usize, String),
     /// Which one counts is not known.
-    #[error("line {0}: {1} is there twice")]
+    #[error("line {0}: {1} appears twice")]
     Twice(usize, String),
     /// The value makes no sense.
     #[error("{0}={1}: {2}")]
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_like_the_vendors() {
+    fn vendor_style_configuration_is_parsed() {
         let text = "# Fabric Manager\n\nFABRIC_MODE=1\nFABRIC_MODE_RESTART=0\nDAEMONIZE=0\nLOG_FILE_NAME=\n\
                     STATE_FILE_NAME=/var/lib/fm/state\nFM_CMD_UNIX_SOCKET_PATH=/run/fm/socket\nLOG_LEVEL=4\n\
                     UNIX_SOCKET_PATH=/run/fm/internal\nFM_STAY_RESIDENT_ON_FAILURES=1\n";
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn invalid_configuration_is_reported() {
         for (text, error) in [
             ("", "DAEMONIZE=1: the stand-in stays"),
             ("DAEMONIZE=1", "say DAEMONIZE=0"),
@@ -196,7 +196,7 @@ mod tests {
             ("FABRIC_MODE = 1", "line 1"),
             ("nonsense", "is not KEY=VALUE"),
             ("FABRIC_MOD=1", "no key FABRIC_MOD"),
-            ("DAEMONIZE=0\nDAEMONIZE=0", "line 2: DAEMONIZE is there twice"),
+            ("DAEMONIZE=0\nDAEMONIZE=0", "line 2: DAEMONIZE appears twice"),
         ] {
             let said = Config::parse(text).unwrap_err().to_string();
             assert!(said.contains(error), "{text:?}: {said}");

@@ -9,13 +9,13 @@ use std::time::Duration;
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Op;
-use crate::judge::Line;
+use crate::call::Op;
 use crate::machine::Phase;
 use crate::scenario::Scenario;
+use crate::tenant_monitor::LogLine;
 
 /// Nothing that is asked here takes long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a test asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ pub struct Snapshot {
     /// Whether a call hangs now.
     pub hanging: bool,
     /// All that happened.
-    pub log: Vec<Line>,
+    pub log: Vec<LogLine>,
     /// What must not have been.
     pub violations: Vec<String>,
 }
@@ -168,11 +168,11 @@ impl Control {
     /// Nobody is there.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    fn ask(&mut self, command: &Command) -> Result<Answer, Error> {
+    fn request(&mut self, command: &Command) -> Result<Answer, Error> {
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes())?;
@@ -186,7 +186,7 @@ impl Control {
     /// # Errors
     /// The process is gone or does not understand.
     pub fn tell(&mut self, command: &Command) -> Result<(), Error> {
-        match self.ask(command)? {
+        match self.request(command)? {
             Answer::Done => Ok(()),
             other => Err(Error::other(format!("{command:?}: {other:?}"))),
         }
@@ -197,7 +197,7 @@ impl Control {
     /// # Errors
     /// The process is gone.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
-        match self.ask(&Command::Snapshot)? {
+        match self.request(&Command::Snapshot)? {
             Answer::Snapshot(snapshot) => Ok(snapshot),
             other => Err(Error::other(format!("snapshot: {other:?}"))),
         }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_test_can_write_by_hand() {
+    fn control_commands_have_short_json() {
         for (line, command) in [
             (r#""release""#, Command::Release),
             (r#"{"hang": "activate"}"#, Command::Hang(Some(Op::Activate))),

@@ -12,7 +12,7 @@ use crate::machine::Phase;
 use crate::scenario::{Scenario, VARIABLE};
 
 /// Longer than anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A directory with everything that one manager needs. Lives in it follow each other.
@@ -110,7 +110,7 @@ impl Home {
             _ => {}
         }
         let mut child = self.command(program, arguments).spawn()?;
-        let control = patiently(|| {
+        let control = poll_until(|| {
             if let Some(status) = child.try_wait()? {
                 return Err(Error::other(format!("fake-fm ended: {status}")));
             }
@@ -120,9 +120,9 @@ impl Home {
     }
 }
 
-fn patiently<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
+fn poll_until<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIMEOUT {
         if let Some(found) = look()? {
             return Ok(found);
         }
@@ -150,8 +150,8 @@ impl Running {
     ///
     /// # Errors
     /// The process ends, or it never is.
-    pub fn wait_until(&mut self, wanted: impl Fn(&Snapshot) -> bool) -> Result<Snapshot, Error> {
-        patiently(|| self.control.snapshot().map(|snapshot| Some(snapshot).filter(&wanted)))
+    pub fn wait_until(&mut self, condition: impl Fn(&Snapshot) -> bool) -> Result<Snapshot, Error> {
+        poll_until(|| self.control.snapshot().map(|snapshot| Some(snapshot).filter(&condition)))
     }
 
     /// Waits for a phase.
@@ -185,7 +185,7 @@ impl Running {
     /// # Errors
     /// It stays.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
-        patiently(|| self.child.try_wait())
+        poll_until(|| self.child.try_wait())
     }
 }
 

@@ -10,16 +10,16 @@
 //! place of libnvfm ([`wire`]) is the seam.
 #![forbid(unsafe_code)]
 
-pub mod ask;
 pub mod board;
+pub mod call;
 pub mod codes;
 pub mod config;
 pub mod control;
 pub mod home;
-pub mod judge;
 pub mod machine;
 pub mod scenario;
 pub mod server;
+mod simulation;
 pub mod state_file;
+pub mod tenant_monitor;
 pub mod wire;
-mod world;

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Ask;
 use crate::board::Board;
+use crate::call::Call;
 use crate::codes::{self, Family};
 
 /// The most partitions that a list can have.
-pub const MOST_PARTITIONS: usize = 64;
+pub const MAX_PARTITIONS: usize = 64;
 
 /// Where the manager is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct Rules {
     /// `FM_STAY_RESIDENT_ON_FAILURES=1`.
     pub resident: bool,
     /// What a list of active partitions gets that nobody waits for: not known, -3 is a guess.
-    pub unwanted_list: i32,
+    pub unexpected_list_code: i32,
 }
 
 /// What changes.
@@ -72,7 +72,7 @@ pub enum Event {
     /// The time for the list after a restart is over.
     WindowOver,
     /// A call.
-    Asked(Ask),
+    Called(Call),
 }
 
 /// What becomes of the state, and the code that a call returns.
@@ -88,19 +88,19 @@ pub fn step(rules: &Rules, state: &State, event: &Event) -> (State, i32) {
         }
         Event::WindowOver if state.phase == Phase::RestartWait => (to(Phase::Ended), codes::SUCCESS),
         Event::Started | Event::StartFailed | Event::WindowOver => (state.clone(), codes::SUCCESS),
-        Event::Asked(ask) => match answer(rules, state, ask) {
+        Event::Called(request) => match answer(rules, state, request) {
             Ok(state) => (state, codes::SUCCESS),
             Err(code) => (state.clone(), code),
         },
     }
 }
 
-fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
-    if let Ask::SetActivated(ids) = ask {
+fn answer(rules: &Rules, state: &State, request: &Call) -> Result<State, i32> {
+    if let Call::SetActivated(ids) = request {
         return match state.phase {
             Phase::RestartWait if rules.shared => set_activated(rules, ids),
             Phase::Ended => Err(codes::CONNECTION_NOT_VALID),
-            _ => Err(rules.unwanted_list),
+            _ => Err(rules.unexpected_list_code),
         };
     }
     match state.phase {
@@ -109,16 +109,16 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
         Phase::Ready | Phase::ReadyRestarted => {}
     }
     let unknown = |id: PartitionId| !rules.board.supports(id);
-    match *ask {
-        Ask::FailedDevices if state.phase == Phase::Ready => Ok(state.clone()),
-        Ask::FailedDevices => Err(codes::NOT_SUPPORTED),
+    match *request {
+        Call::FailedDevices if state.phase == Phase::Ready => Ok(state.clone()),
+        Call::FailedDevices => Err(codes::NOT_SUPPORTED),
         _ if !rules.shared => Err(codes::NOT_SUPPORTED),
-        Ask::List | Ask::Unsupported => Ok(state.clone()),
+        Call::List | Call::Unsupported => Ok(state.clone()),
         // Of the mode for virtual GPUs.
-        Ask::ActivateWithVfs(_) => Err(codes::NOT_SUPPORTED),
-        Ask::SetActivated(_) => Err(rules.unwanted_list),
-        Ask::Activate(id) | Ask::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
-        Ask::Activate(id) => {
+        Call::ActivateWithVfs(_) => Err(codes::NOT_SUPPORTED),
+        Call::SetActivated(_) => Err(rules.unexpected_list_code),
+        Call::Activate(id) | Call::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
+        Call::Activate(id) => {
             if state.active.contains(&id) {
                 return Err(rules.family.already_active());
             }
@@ -129,7 +129,7 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
             next.active.insert(id);
             Ok(next)
         }
-        Ask::Deactivate(id) => {
+        Call::Deactivate(id) => {
             let mut next = state.clone();
             if next.active.remove(&id) { Ok(next) } else { Err(rules.family.not_active()) }
         }
@@ -141,7 +141,7 @@ fn set_activated(rules: &Rules, ids: &[PartitionId]) -> Result<State, i32> {
     let board = &rules.board;
     let clash = |at: usize, id: PartitionId| ids[..at].iter().any(|other| board.overlap(id, *other));
     let wrong = ids.iter().enumerate().any(|(at, id)| !board.supports(*id) || clash(at, *id));
-    if wrong || ids.len() > MOST_PARTITIONS {
+    if wrong || ids.len() > MAX_PARTITIONS {
         return Err(codes::BAD_PARAM);
     }
     Ok(State { phase: Phase::ReadyRestarted, active: ids.iter().copied().collect() })

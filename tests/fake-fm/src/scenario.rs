@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use firstlight_partitions::PartitionId;
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Failed;
@@ -49,7 +49,7 @@ pub struct Scenario {
     /// How long the list is waited for after a restart.
     pub restart_window_ms: u64,
     /// What a list of active partitions gets that nobody waits for.
-    pub unwanted_list: i32,
+    pub unexpected_list_code: i32,
     /// The manager's version.
     pub version: String,
     /// The driver's; none: the same.
@@ -77,7 +77,7 @@ impl Default for Scenario {
             activate_ms: 200,
             deactivate_ms: 200,
             restart_window_ms: 60_000,
-            unwanted_list: codes::NOT_SUPPORTED,
+            unexpected_list_code: codes::NOT_SUPPORTED,
             version: "610.43.02".to_owned(),
             driver_version: None,
             start_fails: None,
@@ -111,8 +111,8 @@ impl Scenario {
     ///
     /// # Errors
     /// There is none of that name.
-    pub fn known(&self) -> Result<&'static Known, ScenarioError> {
-        Known::named(&self.table).ok_or_else(|| ScenarioError::Table(self.table.clone()))
+    pub fn known(&self) -> Result<&'static KnownBaseboard, ScenarioError> {
+        KnownBaseboard::by_name(&self.table).ok_or_else(|| ScenarioError::Table(self.table.clone()))
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_has_a_default_and_nothing_else_is_taken() {
+    fn scenario_fields_have_defaults_and_unknown_ones_are_refused() {
         assert_eq!(serde_json::from_str::<Scenario>("{}").unwrap(), Scenario::default());
         let some = r#"{"table": "b200", "codes": "nvl4", "activate_ms": 0, "failed": {"links": [[1, 2]]}}"#;
         let some: Scenario = serde_json::from_str(some).unwrap();

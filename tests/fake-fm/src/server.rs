@@ -14,17 +14,17 @@ use std::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::ask::Ask;
 use crate::board::Board;
+use crate::call::Call;
 use crate::codes::{self, Family};
 use crate::config::{Address, Config};
 use crate::control::{Answer, Latency};
-use crate::judge::Judge;
 use crate::machine::{Event, Phase, Rules};
 use crate::scenario::{Scenario, ScenarioError};
+use crate::simulation::{Simulation, sxid, xid};
 use crate::state_file::StateFile;
+use crate::tenant_monitor::TenantMonitor;
 use crate::wire::{self, Reply, Request};
-use crate::world::{World, sxid, xid};
 
 /// The exit code after a violation.
 pub const VIOLATED: u8 = 70;
@@ -50,7 +50,7 @@ pub enum ServerError {
 }
 
 enum End {
-    Asked,
+    Called,
     Failed(String),
 }
 
@@ -58,7 +58,7 @@ struct Server {
     config: Config,
     scenario: Scenario,
     rules: Rules,
-    world: Mutex<World>,
+    simulation: Mutex<Simulation>,
     /// A call that hangs may go on.
     released: Condvar,
     /// Calls are served one after the other.
@@ -85,7 +85,7 @@ pub fn run(config: Config, scenario: Scenario) -> Result<u8, ServerError> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     spawn(&server, move |server| {
         if signals.forever().next().is_some() {
-            server.end(End::Asked);
+            server.end(End::Called);
         }
     })?;
     spawn(&server, |server| server.live())?;
@@ -120,12 +120,12 @@ impl Server {
         let family = scenario.codes.unwrap_or_else(|| Family::of(known));
         // Without the shared mode there is nothing that could be told after a restart.
         let restart = config.restart && shared;
-        let unwanted_list = scenario.unwanted_list;
-        let rules = Rules { board, family, shared, restart, resident: config.resident, unwanted_list };
-        let judge = Judge::new(scenario.tenants.clone());
+        let unexpected_list_code = scenario.unexpected_list_code;
+        let rules = Rules { board, family, shared, restart, resident: config.resident, unexpected_list_code };
+        let tenant_monitor = TenantMonitor::new(scenario.tenants.clone());
         let journal = append(scenario.log.as_ref())?;
         Ok(Self {
-            world: Mutex::new(World::new(rules.clone(), judge, Latency::of(&scenario), journal)),
+            simulation: Mutex::new(Simulation::new(rules.clone(), tenant_monitor, Latency::of(&scenario), journal)),
             log: Mutex::new(append(config.log.as_ref())?),
             released: Condvar::new(),
             turn: Mutex::new(()),
@@ -158,7 +158,7 @@ impl Server {
                 }
                 Err(ServerError::Ended(line))
             }
-            Ok(End::Asked) | Err(_) => Ok(if lock(&self.world).is_clean() { 0 } else { VIOLATED }),
+            Ok(End::Called) | Err(_) => Ok(if lock(&self.simulation).is_clean() { 0 } else { VIOLATED }),
         }
     }
 
@@ -176,7 +176,7 @@ impl Server {
         thread::sleep(Duration::from_millis(self.scenario.start_ms));
         let started = drivers.and_then(|()| self.start());
         let event = if started.is_ok() { Event::Started } else { Event::StartFailed };
-        let phase = lock(&self.world).happen(&event);
+        let phase = lock(&self.simulation).happen(&event);
         match (phase, started) {
             (Phase::Ended, Err(line)) => self.end(End::Failed(line)),
             (_, Err(line)) => self.say(&format!("{line}; staying, not initialised")),
@@ -205,7 +205,7 @@ impl Server {
         let path = &self.config.state_file;
         if self.rules.restart { state.check(path) } else { state.write(path) }.map_err(|error| error.to_string())?;
         self.say("Connected to 1 node.");
-        if !self.rules.board.tells_of_devices() {
+        if !self.rules.board.reports_devices() {
             // The lists show nothing of it.
             let failed = &self.scenario.failed;
             failed.switches.iter().for_each(|switch| self.say(&sxid(*switch, 22_013)));
@@ -218,7 +218,7 @@ impl Server {
     fn wait_for_list(&self) {
         self.say("restarted; waiting for the list of activated partitions");
         thread::sleep(Duration::from_millis(self.scenario.restart_window_ms));
-        if lock(&self.world).happen(&Event::WindowOver) == Phase::Ended {
+        if lock(&self.simulation).happen(&Event::WindowOver) == Phase::Ended {
             let window = self.scenario.restart_window_ms;
             self.end(End::Failed(format!("restart: no list of activated partitions within {window} ms")));
         }
@@ -246,22 +246,22 @@ impl Server {
     }
 
     fn serve<S: Read + Write>(&self, stream: S) {
-        serve(stream, |ask| self.call(ask));
+        serve(stream, |request| self.call(request));
     }
 
     /// One call, when it is its turn.
-    fn call(&self, ask: Ask) -> Reply {
+    fn call(&self, request: Call) -> Reply {
         let _turn = lock(&self.turn);
-        let mut world = lock(&self.world);
-        while world.hangs(ask.op()) {
-            world.hanging = true;
-            world = self.released.wait(world).unwrap_or_else(PoisonError::into_inner);
+        let mut simulation = lock(&self.simulation);
+        while simulation.hangs(request.op()) {
+            simulation.hanging = true;
+            simulation = self.released.wait(simulation).unwrap_or_else(PoisonError::into_inner);
         }
-        world.hanging = false;
-        let (fault, time) = world.begin(&ask);
-        drop(world);
+        simulation.hanging = false;
+        let (fault, time) = simulation.begin(&request);
+        drop(simulation);
         thread::sleep(time);
-        lock(&self.world).finish(ask, fault.as_ref())
+        lock(&self.simulation).finish(request, fault.as_ref())
     }
 
     fn accept_control(self: &Arc<Self>, listener: &UnixListener) {
@@ -273,7 +273,7 @@ impl Server {
         let mut line = String::new();
         while stream.read_line(&mut line).is_ok_and(|length| length > 0) {
             let (answer, said) = match serde_json::from_str(&line) {
-                Ok(command) => lock(&self.world).control(command),
+                Ok(command) => lock(&self.simulation).control(command),
                 Err(error) => (Answer::Error(error.to_string()), None),
             };
             self.released.notify_all();
@@ -305,11 +305,11 @@ fn accept<S: Send + 'static>(
 }
 
 /// Until the client goes or sends what is no request: that ends its connection only.
-fn serve<S: Read + Write>(mut stream: S, mut call: impl FnMut(Ask) -> Reply) {
+fn serve<S: Read + Write>(mut stream: S, mut call: impl FnMut(Call) -> Reply) {
     while let Ok(request) = wire::read(&mut stream) {
         let reply = match request {
             Request::Hello => Reply::code(codes::SUCCESS),
-            Request::Ask(ask) => call(ask),
+            Request::Call(request) => call(request),
         };
         if wire::write(&mut stream, &reply).is_err() {
             return;

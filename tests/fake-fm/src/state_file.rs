@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use serde::{Deserialize, Serialize};
 
 /// A file that a restart refuses, or that cannot be written.
@@ -44,7 +44,7 @@ pub struct StateFile {
 impl StateFile {
     /// As this manager would write it.
     #[must_use]
-    pub fn new(version: &str, known: &Known) -> Self {
+    pub fn new(version: &str, known: &KnownBaseboard) -> Self {
         let gpus = known.table().gpus().ids().collect();
         Self { version: version.to_owned(), table: known.name.to_owned(), gpus }
     }
@@ -88,7 +88,7 @@ mod tests {
     use firstlight_partitions::known;
 
     #[test]
-    fn a_restart_takes_only_its_own() {
+    fn restart_requires_a_matching_state_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         let ours = StateFile::new("610.43.02", &known::H100);

@@ -7,12 +7,12 @@ use std::io::{Error, ErrorKind, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::{Ask, Told};
+use crate::call::{Call, Payload};
 
 /// The version of the frames.
 pub const VERSION: u8 = 1;
 /// The largest list is a tenth of it.
-pub const MOST_BYTES: usize = 1 << 20;
+pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// What a client says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub enum Request {
     /// Is somebody there?
     Hello,
     /// A call.
-    Ask(Ask),
+    Call(Call),
 }
 
 /// What it gets.
@@ -30,14 +30,14 @@ pub struct Reply {
     /// A code of [`crate::codes`].
     pub rc: i32,
     /// Nothing unless the code is 0.
-    pub told: Told,
+    pub payload: Payload,
 }
 
 impl Reply {
     /// Only a code.
     #[must_use]
     pub fn code(rc: i32) -> Self {
-        Self { rc, told: Told::Nothing }
+        Self { rc, payload: Payload::Nothing }
     }
 }
 
@@ -63,7 +63,7 @@ pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     from.read_exact(&mut head)?;
     let [version, length @ ..] = head;
     let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    if version != VERSION || length > MOST_BYTES {
+    if version != VERSION || length > MAX_MESSAGE {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut json = vec![0; length];
@@ -86,9 +86,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn frames_round_trip() {
         let mut bytes = Vec::new();
-        let requests = [Request::Hello, Request::Ask(Ask::SetActivated(vec![1, 2])), Request::Ask(Ask::List)];
+        let requests = [Request::Hello, Request::Call(Call::SetActivated(vec![1, 2])), Request::Call(Call::List)];
         for request in &requests {
             write(&mut bytes, request).unwrap();
         }

@@ -11,13 +11,13 @@ pub const UUID_BYTES: usize = 80;
 /// Bytes of a PCI address.
 pub const PCI_BYTES: usize = 32;
 /// GPUs of a partition.
-pub const MOST_GPUS: usize = 16;
+pub const MAX_GPUS: usize = 16;
 /// Switches of a baseboard.
-pub const MOST_SWITCHES: usize = 12;
+pub const MAX_SWITCHES: usize = 12;
 /// Partitions of a baseboard.
-pub const MOST_PARTITIONS: usize = 64;
+pub const MAX_PARTITIONS: usize = 64;
 /// Links of a device.
-pub const MOST_PORTS: usize = 64;
+pub const MAX_PORTS: usize = 64;
 
 /// What a connection is known by: not a pointer, so that an old one harms nobody.
 pub type Handle = *mut c_void;
@@ -96,7 +96,7 @@ pub struct PartitionInfo {
     /// How many of `gpus` count.
     pub num_gpus: u32,
     /// Its GPUs.
-    pub gpus: [GpuInfo; MOST_GPUS],
+    pub gpus: [GpuInfo; MAX_GPUS],
 }
 
 /// All partitions.
@@ -110,7 +110,7 @@ pub struct PartitionList {
     /// How many there could be.
     pub max_num_partitions: u32,
     /// The partitions.
-    pub partitions: [PartitionInfo; MOST_PARTITIONS],
+    pub partitions: [PartitionInfo; MAX_PARTITIONS],
 }
 
 /// Partitions that are active.
@@ -122,7 +122,7 @@ pub struct ActivatedList {
     /// How many of `ids` count.
     pub num_partitions: u32,
     /// Their numbers.
-    pub ids: [u32; MOST_PARTITIONS],
+    pub ids: [u32; MAX_PARTITIONS],
 }
 
 /// A device with links that failed.
@@ -136,7 +136,7 @@ pub struct FailedDevice {
     /// How many of `ports` count.
     pub num_ports: u32,
     /// The links.
-    pub ports: [u32; MOST_PORTS],
+    pub ports: [u32; MAX_PORTS],
 }
 
 /// All devices with links that failed.
@@ -150,9 +150,9 @@ pub struct FailedDevices {
     /// How many of `switches` count.
     pub num_switches: u32,
     /// The GPUs.
-    pub gpus: [FailedDevice; MOST_GPUS],
+    pub gpus: [FailedDevice; MAX_GPUS],
     /// The switches.
-    pub switches: [FailedDevice; MOST_SWITCHES],
+    pub switches: [FailedDevice; MAX_SWITCHES],
 }
 
 /// A partition that failures took.
@@ -164,7 +164,7 @@ pub struct Unsupported {
     /// How many of `gpus` count.
     pub num_gpus: u32,
     /// Module ids.
-    pub gpus: [u32; MOST_GPUS],
+    pub gpus: [u32; MAX_GPUS],
 }
 
 /// All partitions that failures took.
@@ -176,7 +176,7 @@ pub struct UnsupportedList {
     /// How many of `partitions` count.
     pub num_partitions: u32,
     /// The partitions.
-    pub partitions: [Unsupported; MOST_PARTITIONS],
+    pub partitions: [Unsupported; MAX_PARTITIONS],
 }
 
 /// A structure's version: its size, and a number above.

@@ -3,12 +3,12 @@
 
 use std::ptr;
 
-use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::call::{Call, Payload};
 use firstlight_fake_fm::codes;
 
 use crate::abi::{
-    self, ActivatedList, ConnectParams1, ConnectParams2, FailedDevices, Handle, MOST_GPUS, MOST_PARTITIONS,
-    MOST_SWITCHES, PciDevice, UnsupportedList,
+    self, ActivatedList, ConnectParams1, ConnectParams2, FailedDevices, Handle, MAX_GPUS, MAX_PARTITIONS, MAX_SWITCHES,
+    PciDevice, UnsupportedList,
 };
 use crate::address::Address;
 use crate::fill::{self, TOO_MANY_GPUS, TOO_MANY_PARTITIONS};
@@ -48,8 +48,8 @@ unsafe fn put<T>(array: *mut T, most: usize, items: impl Iterator<Item = T>) {
     }
 }
 
-fn simple(handle: Handle, ask: Ask) -> Result<(), i32> {
-    library::ask(handle.addr(), ask).map(drop)
+fn simple(handle: Handle, call: Call) -> Result<(), i32> {
+    library::send(handle.addr(), call).map(drop)
 }
 
 /// Before anything else.
@@ -116,16 +116,16 @@ pub unsafe extern "C" fn fmGetSupportedFabricPartitions(handle: Handle, out: *mu
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::PARTITION_LIST) }?;
-        let Told::List { partitions, most } = library::ask(handle.addr(), Ask::List)? else {
+        let Payload::List { partitions, most } = library::send(handle.addr(), Call::List)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let number = fill::count(partitions.len().min(MOST_PARTITIONS));
+        let number = fill::count(partitions.len().min(MAX_PARTITIONS));
         let infos = partitions.iter().map(|it| fill::partition(variant, it));
         // SAFETY: a list of this version, by the caller's promise; `put` stays within its array.
         unsafe {
             (&raw mut (*out).num_partitions).write(variant.count(number, TOO_MANY_PARTITIONS));
             (&raw mut (*out).max_num_partitions).write(most);
-            put((&raw mut (*out).partitions).cast(), MOST_PARTITIONS, infos);
+            put((&raw mut (*out).partitions).cast(), MAX_PARTITIONS, infos);
         }
         Ok(())
     })
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn fmGetSupportedFabricPartitions(handle: Handle, out: *mu
 /// Connects the GPUs of a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmActivateFabricPartition(handle: Handle, id: u32) -> i32 {
-    call(|_| simple(handle, Ask::Activate(id)))
+    call(|_| simple(handle, Call::Activate(id)))
 }
 
 /// The same for virtual functions, in a mode that the manager is not in.
@@ -150,17 +150,17 @@ pub unsafe extern "C" fn fmActivateFabricPartitionWithVFs(
 ) -> i32 {
     call(|_| {
         library::ready()?;
-        if vfs.is_null() || num_vfs == 0 || num_vfs > fill::count(MOST_GPUS) {
+        if vfs.is_null() || num_vfs == 0 || num_vfs > fill::count(MAX_GPUS) {
             return Err(codes::BAD_PARAM);
         }
-        simple(handle, Ask::ActivateWithVfs(id))
+        simple(handle, Call::ActivateWithVfs(id))
     })
 }
 
 /// Parts the GPUs of a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmDeactivateFabricPartition(handle: Handle, id: u32) -> i32 {
-    call(|_| simple(handle, Ask::Deactivate(id)))
+    call(|_| simple(handle, Call::Deactivate(id)))
 }
 
 /// After a restart: these are active.
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn fmSetActivatedFabricPartitions(handle: Handle, list: *m
         let list = unsafe { list.read() };
         let number = usize::try_from(list.num_partitions).unwrap_or(usize::MAX);
         let ids = list.ids.get(..number).ok_or(codes::BAD_PARAM)?;
-        simple(handle, Ask::SetActivated(ids.to_vec()))
+        simple(handle, Call::SetActivated(ids.to_vec()))
     })
 }
 
@@ -189,18 +189,18 @@ pub unsafe extern "C" fn fmGetNvlinkFailedDevices(handle: Handle, out: *mut Fail
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::FAILED_DEVICES) }?;
-        let Told::FailedDevices { gpus, switches } = library::ask(handle.addr(), Ask::FailedDevices)? else {
+        let Payload::FailedDevices { gpus, switches } = library::send(handle.addr(), Call::FailedDevices)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let num_gpus = fill::count(gpus.len().min(MOST_GPUS));
-        let num_switches = fill::count(switches.len().min(MOST_SWITCHES));
+        let num_gpus = fill::count(gpus.len().min(MAX_GPUS));
+        let num_switches = fill::count(switches.len().min(MAX_SWITCHES));
         let of_variant = |it| fill::failed(variant, it);
         // SAFETY: a structure of this version, by the caller's promise; `put` stays within its arrays.
         unsafe {
             (&raw mut (*out).num_gpus).write(variant.count(num_gpus, TOO_MANY_GPUS));
             (&raw mut (*out).num_switches).write(num_switches);
-            put((&raw mut (*out).gpus).cast(), MOST_GPUS, gpus.iter().map(of_variant));
-            put((&raw mut (*out).switches).cast(), MOST_SWITCHES, switches.iter().map(of_variant));
+            put((&raw mut (*out).gpus).cast(), MAX_GPUS, gpus.iter().map(of_variant));
+            put((&raw mut (*out).switches).cast(), MAX_SWITCHES, switches.iter().map(of_variant));
         }
         Ok(())
     })
@@ -215,15 +215,15 @@ pub unsafe extern "C" fn fmGetUnsupportedFabricPartitions(handle: Handle, out: *
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::UNSUPPORTED_LIST) }?;
-        let Told::Unsupported(lost) = library::ask(handle.addr(), Ask::Unsupported)? else {
+        let Payload::Unsupported(lost) = library::send(handle.addr(), Call::Unsupported)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let number = fill::count(lost.len().min(MOST_PARTITIONS));
+        let number = fill::count(lost.len().min(MAX_PARTITIONS));
         let infos = lost.iter().map(|it| fill::unsupported(variant, it));
         // SAFETY: a list of this version, by the caller's promise; `put` stays within its array.
         unsafe {
             (&raw mut (*out).num_partitions).write(variant.count(number, TOO_MANY_PARTITIONS));
-            put((&raw mut (*out).partitions).cast(), MOST_PARTITIONS, infos);
+            put((&raw mut (*out).partitions).cast(), MAX_PARTITIONS, infos);
         }
         Ok(())
     })

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use firstlight_fake_fm::ask::Ask;
+use firstlight_fake_fm::call::Call;
 use firstlight_fake_fm::wire::{Reply, Request, request};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::address::Address;
 
 /// When the caller says 0.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Stream {
     Unix(UnixStream),
@@ -22,18 +22,18 @@ enum Stream {
 }
 
 impl Stream {
-    fn open(address: &Address, patience: Duration) -> Result<Self, Error> {
+    fn open(address: &Address, timeout: Duration) -> Result<Self, Error> {
         match address {
-            Address::Inet(address) => TcpStream::connect_timeout(address, patience).map(Self::Tcp),
+            Address::Inet(address) => TcpStream::connect_timeout(address, timeout).map(Self::Tcp),
             Address::Unix(path) => unix(path).map(Self::Unix),
             Address::Vsock => Err(ErrorKind::ConnectionRefused.into()),
         }
     }
 
-    fn set_patience(&self, patience: Option<Duration>) -> Result<(), Error> {
+    fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         match self {
-            Self::Unix(stream) => stream.set_read_timeout(patience),
-            Self::Tcp(stream) => stream.set_read_timeout(patience),
+            Self::Unix(stream) => stream.set_read_timeout(timeout),
+            Self::Tcp(stream) => stream.set_read_timeout(timeout),
         }
     }
 
@@ -93,20 +93,20 @@ pub(crate) struct Connection {
 impl Connection {
     /// Connects, and hears from the manager within that time.
     pub(crate) fn open(address: &Address, timeout_ms: u32) -> Result<Self, Error> {
-        let patience = if timeout_ms == 0 { PATIENCE } else { Duration::from_millis(timeout_ms.into()) };
+        let timeout = if timeout_ms == 0 { TIMEOUT } else { Duration::from_millis(timeout_ms.into()) };
         let begun = Instant::now();
-        let mut stream = Stream::open(address, patience)?;
-        let left = patience.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
-        stream.set_patience(Some(left))?;
+        let mut stream = Stream::open(address, timeout)?;
+        let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
+        stream.set_timeout(Some(left))?;
         request(&mut stream, &Request::Hello)?;
-        stream.set_patience(None)?;
+        stream.set_timeout(None)?;
         Ok(Self { closer: stream.try_clone()?, stream: Mutex::new(stream) })
     }
 
     /// One call; it takes as long as the manager takes.
-    pub(crate) fn ask(&self, ask: Ask) -> Result<Reply, Error> {
+    pub(crate) fn call(&self, call: Call) -> Result<Reply, Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        request(&mut *stream, &Request::Ask(ask))
+        request(&mut *stream, &Request::Call(call))
     }
 }
 

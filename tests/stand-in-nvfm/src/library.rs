@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::call::{Call, Payload};
 use firstlight_fake_fm::codes;
 
 use crate::address::Address;
@@ -77,14 +77,14 @@ pub(crate) fn disconnect(handle: usize) -> Result<(), i32> {
 }
 
 /// Asks the manager; other calls go on meanwhile.
-pub(crate) fn ask(handle: usize, ask: Ask) -> Result<Told, i32> {
+pub(crate) fn send(handle: usize, call: Call) -> Result<Payload, i32> {
     let connection = {
         let library = lock();
         let library = library.as_ref().ok_or(codes::UNINITIALIZED)?;
         Arc::clone(library.connections.get(&handle).ok_or(codes::BAD_PARAM)?)
     };
-    let reply = connection.ask(ask).map_err(|_| codes::CONNECTION_NOT_VALID)?;
-    if reply.rc == codes::SUCCESS { Ok(reply.told) } else { Err(reply.rc) }
+    let reply = connection.call(call).map_err(|_| codes::CONNECTION_NOT_VALID)?;
+    if reply.rc == codes::SUCCESS { Ok(reply.payload) } else { Err(reply.rc) }
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_a_code() {
+    fn panic_returns_an_error_code() {
         assert_eq!(call(|_| panic!("in a call")), -2);
         assert_eq!(call(|_| Err(-17)), -17);
         assert_eq!(call(|_| Ok(())), 0);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_library_does_not_know_new_codes() {
+    fn old_library_prints_unknown_codes_as_numbers() {
         assert_eq!(Variant::named("575"), Some(Variant::V575));
         assert_eq!(Variant::named("576"), None);
         assert_eq!([-10, -11, -24, 0].map(|rc| Variant::V575.code(rc)), [-10, -2, -2, 0]);

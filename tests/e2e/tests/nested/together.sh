@@ -53,7 +53,7 @@ service start
 until_fabric
 fabric health
 # A map of another board than the one that the host has named.
-(echo '[modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
+(echo '[baseboard_modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
 fabric inventory set /tmp/table.toml --serial 1650999999999
 virsh --quiet destroy tenant
 fabric reconcile --yes

@@ -5,35 +5,35 @@ use std::fs::File;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::ask::{Ask, Op, Told};
+use crate::call::{Call, Op, Payload};
 use crate::codes;
 use crate::control::{Answer, Command, Fault, Latency, Snapshot};
-use crate::judge::{Judge, Line, What};
 use crate::machine::{Event, Phase, Rules, State, step};
+use crate::tenant_monitor::{LogEvent, LogLine, TenantMonitor};
 use crate::wire::Reply;
 
 /// The state, what tests have asked for, and what happened.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct Simulation {
     rules: Rules,
     state: State,
-    judge: Judge,
+    tenant_monitor: TenantMonitor,
     latency: Latency,
     faults: VecDeque<Fault>,
     /// The next call of that kind, or any, hangs.
     hang: Option<Option<Op>>,
     pub(crate) hanging: bool,
-    lines: Vec<Line>,
+    lines: Vec<LogLine>,
     journal: Option<File>,
     since: Instant,
 }
 
-impl World {
-    pub(crate) fn new(rules: Rules, judge: Judge, latency: Latency, journal: Option<File>) -> Self {
-        let mut world = Self {
+impl Simulation {
+    pub(crate) fn new(rules: Rules, tenant_monitor: TenantMonitor, latency: Latency, journal: Option<File>) -> Self {
+        let mut simulation = Self {
             rules,
             state: State::default(),
-            judge,
+            tenant_monitor,
             latency,
             faults: VecDeque::new(),
             hang: None,
@@ -42,13 +42,13 @@ impl World {
             journal,
             since: Instant::now(),
         };
-        world.note(What::Phase { phase: Phase::Starting });
-        world
+        simulation.note(LogEvent::Phase { phase: Phase::Starting });
+        simulation
     }
 
-    fn note(&mut self, what: What) {
+    fn note(&mut self, what: LogEvent) {
         let time_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let line = Line { time_us, what };
+        let line = LogLine { time_us, what };
         if let Some(journal) = &mut self.journal
             && let Ok(mut text) = serde_json::to_vec(&line)
         {
@@ -60,7 +60,7 @@ impl World {
     }
 
     fn note_all(&mut self, violations: Vec<String>) {
-        violations.into_iter().for_each(|violation| self.note(What::Violation { violation }));
+        violations.into_iter().for_each(|violation| self.note(LogEvent::Violation { violation }));
     }
 
     fn become_state(&mut self, next: State) {
@@ -68,9 +68,9 @@ impl World {
         let turned = phase != self.state.phase;
         self.state = next;
         if turned {
-            self.note(What::Phase { phase });
+            self.note(LogEvent::Phase { phase });
         }
-        let wrong = self.judge.look(&self.rules.board, &self.state);
+        let wrong = self.tenant_monitor.look(&self.rules.board, &self.state);
         self.note_all(wrong);
     }
 
@@ -87,8 +87,8 @@ impl World {
     }
 
     /// The fault that this call gets, and how long it takes. A refusal takes no time.
-    pub(crate) fn begin(&mut self, ask: &Ask) -> (Option<Fault>, Duration) {
-        let op = ask.op();
+    pub(crate) fn begin(&mut self, request: &Call) -> (Option<Fault>, Duration) {
+        let op = request.op();
         let applies = |fault: &Fault| fault.op.is_none_or(|which| which == op);
         if let Some(at) = self.faults.iter().position(applies) {
             let fault = self.faults[at].clone();
@@ -99,37 +99,37 @@ impl World {
             let after = Duration::from_millis(fault.after_ms);
             return (Some(fault), after);
         }
-        let (_, rc) = step(&self.rules, &self.state, &Event::Asked(ask.clone()));
+        let (_, rc) = step(&self.rules, &self.state, &Event::Called(request.clone()));
         (None, if rc == codes::SUCCESS { self.latency.of_call(op) } else { Duration::ZERO })
     }
 
     /// The call is carried out and answered.
-    pub(crate) fn finish(&mut self, ask: Ask, fault: Option<&Fault>) -> Reply {
-        let harm = self.judge.asked(&ask, &self.rules.board, &self.state);
+    pub(crate) fn finish(&mut self, request: Call, fault: Option<&Fault>) -> Reply {
+        let harm = self.tenant_monitor.asked(&request, &self.rules.board, &self.state);
         self.note_all(harm);
-        let (op, ids) = (ask.op(), ask.ids().to_vec());
-        let (next, rc) = step(&self.rules, &self.state, &Event::Asked(ask));
+        let (op, ids) = (request.op(), request.ids().to_vec());
+        let (next, rc) = step(&self.rules, &self.state, &Event::Called(request));
         let effective = fault.is_none_or(|fault| fault.take_effect);
         let rc = fault.map_or(rc, |fault| fault.rc);
-        self.note(What::Call { op, ids, rc });
+        self.note(LogEvent::Call { op, ids, rc });
         let next = if effective { next } else { self.state.clone() };
         self.become_state(next);
-        Reply { rc, told: if rc == codes::SUCCESS { self.told(op) } else { Told::Nothing } }
+        Reply { rc, payload: if rc == codes::SUCCESS { self.payload(op) } else { Payload::Nothing } }
     }
 
-    fn told(&self, op: Op) -> Told {
+    fn payload(&self, op: Op) -> Payload {
         let board = &self.rules.board;
         match op {
             Op::List => {
                 let most = u32::try_from(board.known.rows.len()).unwrap_or(u32::MAX);
-                Told::List { partitions: board.list(&self.state.active), most }
+                Payload::List { partitions: board.list(&self.state.active), most }
             }
-            Op::Unsupported => Told::Unsupported(board.unsupported()),
+            Op::Unsupported => Payload::Unsupported(board.unsupported()),
             Op::FailedDevices => {
                 let (gpus, switches) = board.failed_devices();
-                Told::FailedDevices { gpus, switches }
+                Payload::FailedDevices { gpus, switches }
             }
-            Op::Activate | Op::ActivateWithVfs | Op::Deactivate | Op::SetActivated => Told::Nothing,
+            Op::Activate | Op::ActivateWithVfs | Op::Deactivate | Op::SetActivated => Payload::Nothing,
         }
     }
 
@@ -145,11 +145,11 @@ impl World {
                 if !self.rules.board.supports(partition) {
                     return (Answer::Error(format!("no partition {partition}")), None);
                 }
-                let wrong = self.judge.tenant(partition, running, &self.rules.board, &self.state);
+                let wrong = self.tenant_monitor.tenant(partition, running, &self.rules.board, &self.state);
                 self.note_all(wrong);
             }
             Command::Reset { gpu } => {
-                let wrong = self.judge.reset(gpu, &self.rules.board, &self.state);
+                let wrong = self.tenant_monitor.reset(gpu, &self.rules.board, &self.state);
                 self.note_all(wrong);
             }
             Command::Sxid { switch, code } => return (Answer::Done, Some(sxid(switch, code))),
@@ -161,13 +161,13 @@ impl World {
 
     fn snapshot(&self) -> Snapshot {
         let violations = self.lines.iter().filter_map(|line| match &line.what {
-            What::Violation { violation } => Some(violation.clone()),
-            What::Call { .. } | What::Phase { .. } => None,
+            LogEvent::Violation { violation } => Some(violation.clone()),
+            LogEvent::Call { .. } | LogEvent::Phase { .. } => None,
         });
         Snapshot {
             phase: self.state.phase,
             active: self.state.active.clone(),
-            tenants: self.judge.tenants().clone(),
+            tenants: self.tenant_monitor.tenants().clone(),
             hanging: self.hanging,
             violations: violations.collect(),
             log: self.lines.clone(),
@@ -176,7 +176,7 @@ impl World {
 
     /// Whether nothing was done that must not be.
     pub(crate) fn is_clean(&self) -> bool {
-        !self.lines.iter().any(|line| matches!(line.what, What::Violation { .. }))
+        !self.lines.iter().any(|line| matches!(line.what, LogEvent::Violation { .. }))
     }
 }
 
@@ -198,58 +198,64 @@ mod tests {
     use crate::scenario::Scenario;
     use firstlight_partitions::known;
 
-    fn ready() -> World {
+    fn ready() -> Simulation {
         let board = Board::new(&known::H100, Failed::default(), Policy::default());
-        let rules =
-            Rules { board, family: Family::Nvl4, shared: true, restart: false, resident: false, unwanted_list: -3 };
-        let mut world = World::new(rules, Judge::default(), Latency::of(&Scenario::default()), None);
-        assert_eq!(world.happen(&Event::Started), Phase::Ready);
-        world
+        let rules = Rules {
+            board,
+            family: Family::Nvl4,
+            shared: true,
+            restart: false,
+            resident: false,
+            unexpected_list_code: -3,
+        };
+        let mut simulation = Simulation::new(rules, TenantMonitor::default(), Latency::of(&Scenario::default()), None);
+        assert_eq!(simulation.happen(&Event::Started), Phase::Ready);
+        simulation
     }
 
-    fn call(world: &mut World, ask: &Ask) -> i32 {
-        let (fault, _) = world.begin(ask);
-        world.finish(ask.clone(), fault.as_ref()).rc
+    fn call(simulation: &mut Simulation, request: &Call) -> i32 {
+        let (fault, _) = simulation.begin(request);
+        simulation.finish(request.clone(), fault.as_ref()).rc
     }
 
     #[test]
-    fn faults_answer_one_thing_and_do_another() {
-        let mut world = ready();
+    fn faults_can_contradict_the_effect() {
+        let mut simulation = ready();
         let fault = |rc, take_effect, times| {
             Command::Fault(Fault { op: Some(Op::Activate), rc, after_ms: 0, take_effect, times })
         };
-        world.control(fault(-5, true, 1));
-        world.control(fault(0, false, 2));
-        assert_eq!(call(&mut world, &Ask::List), 0, "of another kind");
-        assert_eq!(call(&mut world, &Ask::Activate(3)), -5);
-        assert_eq!(world.snapshot().active, [3].into());
-        assert_eq!((call(&mut world, &Ask::Activate(4)), call(&mut world, &Ask::Activate(4))), (0, 0));
-        assert_eq!(world.snapshot().active, [3].into());
-        assert_eq!(call(&mut world, &Ask::Activate(4)), 0);
-        assert_eq!(world.snapshot().active, [3, 4].into());
-        assert!(world.is_clean());
-        assert!(matches!(world.control(fault(0, true, 0)).0, Answer::Error(_)));
+        simulation.control(fault(-5, true, 1));
+        simulation.control(fault(0, false, 2));
+        assert_eq!(call(&mut simulation, &Call::List), 0, "of another kind");
+        assert_eq!(call(&mut simulation, &Call::Activate(3)), -5);
+        assert_eq!(simulation.snapshot().active, [3].into());
+        assert_eq!((call(&mut simulation, &Call::Activate(4)), call(&mut simulation, &Call::Activate(4))), (0, 0));
+        assert_eq!(simulation.snapshot().active, [3].into());
+        assert_eq!(call(&mut simulation, &Call::Activate(4)), 0);
+        assert_eq!(simulation.snapshot().active, [3, 4].into());
+        assert!(simulation.is_clean());
+        assert!(matches!(simulation.control(fault(0, true, 0)).0, Answer::Error(_)));
     }
 
     #[test]
-    fn only_what_is_done_takes_time() {
-        let mut world = ready();
-        assert_eq!(world.begin(&Ask::Activate(3)).1, Duration::from_millis(200));
-        assert_eq!(world.begin(&Ask::Deactivate(3)).1, Duration::ZERO, "refused");
-        world.control(Command::Latency(Latency { activate_ms: Some(5000), ..Latency::default() }));
-        assert_eq!(world.begin(&Ask::Activate(3)).1, Duration::from_secs(5));
-        assert_eq!(world.begin(&Ask::List).1, Duration::from_millis(2));
+    fn refused_calls_take_no_time() {
+        let mut simulation = ready();
+        assert_eq!(simulation.begin(&Call::Activate(3)).1, Duration::from_millis(200));
+        assert_eq!(simulation.begin(&Call::Deactivate(3)).1, Duration::ZERO, "refused");
+        simulation.control(Command::Latency(Latency { activate_ms: Some(5000), ..Latency::default() }));
+        assert_eq!(simulation.begin(&Call::Activate(3)).1, Duration::from_secs(5));
+        assert_eq!(simulation.begin(&Call::List).1, Duration::from_millis(2));
     }
 
     #[test]
-    fn what_happened_is_told() {
-        let mut world = ready();
-        call(&mut world, &Ask::Activate(3));
-        assert!(matches!(world.control(Command::Tenant { partition: 99, running: true }).0, Answer::Error(_)));
-        world.control(Command::Tenant { partition: 3, running: true });
-        call(&mut world, &Ask::Deactivate(3));
-        let snapshot = world.snapshot();
-        assert_eq!((snapshot.violations.len(), world.is_clean()), (2, false), "asked for, and done");
+    fn snapshot_reports_calls_and_violations() {
+        let mut simulation = ready();
+        call(&mut simulation, &Call::Activate(3));
+        assert!(matches!(simulation.control(Command::Tenant { partition: 99, running: true }).0, Answer::Error(_)));
+        simulation.control(Command::Tenant { partition: 3, running: true });
+        call(&mut simulation, &Call::Deactivate(3));
+        let snapshot = simulation.snapshot();
+        assert_eq!((snapshot.violations.len(), simulation.is_clean()), (2, false), "asked for, and done");
         let text = serde_json::to_string(&snapshot).unwrap();
         assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
         assert!(text.contains(r#""op":"deactivate","ids":[3],"rc":0"#));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Ask {
+pub enum Call {
     /// All partitions that can be had.
     List,
     /// Those that failures took.
@@ -27,23 +27,23 @@ pub enum Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// [`Ask::List`].
+    /// [`Call::List`].
     List,
-    /// [`Ask::Unsupported`].
+    /// [`Call::Unsupported`].
     Unsupported,
-    /// [`Ask::FailedDevices`].
+    /// [`Call::FailedDevices`].
     FailedDevices,
-    /// [`Ask::Activate`].
+    /// [`Call::Activate`].
     Activate,
-    /// [`Ask::ActivateWithVfs`].
+    /// [`Call::ActivateWithVfs`].
     ActivateWithVfs,
-    /// [`Ask::Deactivate`].
+    /// [`Call::Deactivate`].
     Deactivate,
-    /// [`Ask::SetActivated`].
+    /// [`Call::SetActivated`].
     SetActivated,
 }
 
-impl Ask {
+impl Call {
     /// Which call it is.
     #[must_use]
     pub fn op(&self) -> Op {
@@ -99,7 +99,7 @@ pub struct PartitionInfo {
 
 /// A partition that failures took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct UnsupportedPartition {
     /// Its number.
     pub id: PartitionId,
     /// Its GPUs, by module id.
@@ -120,19 +120,19 @@ pub struct FailedDevice {
 /// What a call that succeeded tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told {
+pub enum Payload {
     /// Nothing but the code.
     Nothing,
-    /// To [`Ask::List`].
+    /// To [`Call::List`].
     List {
         /// Those that can be had.
         partitions: Vec<PartitionInfo>,
         /// How many there would be without failures.
         most: u32,
     },
-    /// To [`Ask::Unsupported`].
-    Unsupported(Vec<Lost>),
-    /// To [`Ask::FailedDevices`].
+    /// To [`Call::Unsupported`].
+    Unsupported(Vec<UnsupportedPartition>),
+    /// To [`Call::FailedDevices`].
     FailedDevices {
         /// The GPUs.
         gpus: Vec<FailedDevice>,

@@ -1,34 +1,33 @@
-//! What a code of libnvfm means for whoever asked. The same thing is said in
-//! different codes by different generations, and some codes say two things: none
-//! of them decides what is true. That is what FM lists afterwards.
+//! Classes of libnvfm's return codes. NVLink generations use different codes for the same error, and some codes have
+//! two meanings, so no code decides what happened: FM's list afterwards does.
 
 use firstlight_sys::nvfm::{Code, Error};
 
-/// What kind of answer it is.
+/// The class of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meaning {
-    /// The partition is active already, or one that shares a GPU with it is.
+pub enum ErrorClass {
+    /// The partition, or one that shares a GPU with it, is active already.
     ActiveOrInConflict,
-    /// It is not active.
+    /// The partition is not active.
     NotActive,
-    /// FM begins, or waits for the list of active partitions.
+    /// FM is starting, or waits for the list of active partitions.
     NotReady,
-    /// FM does not partition: it is not in the shared mode.
+    /// FM is not in the shared mode, so it has no partitions.
     WrongMode,
-    /// FM is not there.
+    /// FM is not running.
     Gone,
-    /// There is no such partition, or FM takes the request for nonsense.
+    /// There is no such partition, or a parameter is invalid.
     NoSuchThing,
-    /// Links or switches could not be set up.
+    /// Links or switches could not be configured.
     Hardware,
-    /// The library and FM do not understand each other.
+    /// The versions of library and FM do not match.
     OtherVersion,
-    /// Nobody knows what was done.
+    /// The outcome is unknown.
     Unknown,
 }
 
-impl Meaning {
-    /// Of a code.
+impl ErrorClass {
+    /// Returns the class of a code.
     #[must_use]
     pub fn of(code: Code) -> Self {
         match code.0 {
@@ -44,7 +43,7 @@ impl Meaning {
         }
     }
 
-    /// Of an error of the binding.
+    /// Returns the class of an error.
     #[must_use]
     pub fn of_error(error: &Error) -> Self {
         match error {
@@ -54,16 +53,16 @@ impl Meaning {
         }
     }
 
-    /// What to do about it.
+    /// Returns what to do about it.
     #[must_use]
-    pub fn advice(self) -> &'static str {
+    pub fn remedy(self) -> &'static str {
         match self {
             Self::ActiveOrInConflict => "list the partitions: another one has a GPU of it",
             Self::NotActive => "list the partitions: it is not active",
             Self::NotReady => {
-                "the fabric manager has just begun; ask again in some seconds, and look at its log if that lasts"
+                "the fabric manager is starting; retry in some seconds, and look at its log if that persists"
             }
-            Self::WrongMode => "fabricmanager.cfg has to say FABRIC_MODE=1, and the fabric manager to be started again",
+            Self::WrongMode => "fabricmanager.cfg has to say FABRIC_MODE=1, and the fabric manager to be restarted",
             Self::Gone => "the fabric manager does not run, or listens elsewhere: look at its unit and its log",
             Self::NoSuchThing => "list the partitions for their numbers",
             Self::Hardware => "look for SXid and Xid lines in the kernel's log; quarantine the GPU that they name",
@@ -78,23 +77,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_generations_say_the_same_in_their_codes() {
-        for (older, later, meaning) in [(-7, -17, Meaning::ActiveOrInConflict), (-4, -18, Meaning::NotActive)] {
-            assert_eq!((Meaning::of(Code(older)), Meaning::of(Code(later))), (meaning, meaning));
+    fn codes_of_both_generations_map_to_the_same_class() {
+        for (older, later, error_class) in [(-7, -17, ErrorClass::ActiveOrInConflict), (-4, -18, ErrorClass::NotActive)]
+        {
+            assert_eq!((ErrorClass::of(Code(older)), ErrorClass::of(Code(later))), (error_class, error_class));
         }
-        for (code, meaning) in [
-            (-5, Meaning::Unknown),
-            (-2, Meaning::Unknown),
-            (-99, Meaning::Unknown),
-            (7, Meaning::Unknown),
-            (-10, Meaning::Hardware),
-            (-29, Meaning::Hardware),
-            (-8, Meaning::NotReady),
+        for (code, error_class) in [
+            (-5, ErrorClass::Unknown),
+            (-2, ErrorClass::Unknown),
+            (-99, ErrorClass::Unknown),
+            (7, ErrorClass::Unknown),
+            (-10, ErrorClass::Hardware),
+            (-29, ErrorClass::Hardware),
+            (-8, ErrorClass::NotReady),
         ] {
-            assert_eq!(Meaning::of(Code(code)), meaning, "{code}");
+            assert_eq!(ErrorClass::of(Code(code)), error_class, "{code}");
         }
         for code in -30..=1 {
-            assert!(!Meaning::of(Code(code)).advice().is_empty());
+            assert!(!ErrorClass::of(Code(code)).remedy().is_empty());
         }
     }
 }

@@ -5,24 +5,24 @@ use std::collections::BTreeSet;
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::{Ask, Op};
 use crate::board::Board;
+use crate::call::{Call, Op};
 use crate::machine::{Phase, State};
 
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct LogLine {
     /// Microseconds since the start of the process.
     pub time_us: u64,
     /// What happened.
     #[serde(flatten)]
-    pub what: What,
+    pub what: LogEvent,
 }
 
 /// What a line tells of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum What {
+pub enum LogEvent {
     /// A call was answered.
     Call {
         /// Which call.
@@ -50,13 +50,13 @@ fn is_ready(phase: Phase) -> bool {
 
 /// Partitions in use by virtual machines, and what was done to them.
 #[derive(Debug, Clone, Default)]
-pub struct Judge {
+pub struct TenantMonitor {
     tenants: BTreeSet<PartitionId>,
     /// Those that have no partition and of whom that was said.
     cut: BTreeSet<PartitionId>,
 }
 
-impl Judge {
+impl TenantMonitor {
     /// With these running.
     #[must_use]
     pub fn new(tenants: BTreeSet<PartitionId>) -> Self {
@@ -86,19 +86,19 @@ impl Judge {
 
     /// Before a call is answered: what it would do to tenants, were it done.
     #[must_use]
-    pub fn asked(&self, ask: &Ask, board: &Board, state: &State) -> Vec<String> {
+    pub fn asked(&self, request: &Call, board: &Board, state: &State) -> Vec<String> {
         let ready = is_ready(state.phase);
-        match ask {
-            Ask::Deactivate(id) if ready && self.tenants.contains(id) => {
+        match request {
+            Call::Deactivate(id) if ready && self.tenants.contains(id) => {
                 vec![format!("partition {id} is to be deactivated while its tenant runs")]
             }
-            Ask::Activate(id) | Ask::ActivateWithVfs(id) if ready => {
+            Call::Activate(id) | Call::ActivateWithVfs(id) if ready => {
                 let others = self.tenants.iter().filter(|other| *other != id && board.overlap(*id, **other));
                 others
                     .map(|other| format!("partition {id} is to be activated, of GPUs that the tenant of {other} has"))
                     .collect()
             }
-            Ask::SetActivated(ids) if state.phase == Phase::RestartWait => {
+            Call::SetActivated(ids) if state.phase == Phase::RestartWait => {
                 let forgotten = self.tenants.iter().filter(|tenant| !ids.contains(tenant));
                 forgotten
                     .map(|tenant| format!("the list after the restart lacks {tenant}, whose tenant runs"))
@@ -151,46 +151,50 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_needs_its_partition() {
+    fn tenant_without_its_partition_is_a_violation() {
         let (board, with, without) = (board(), state(Phase::Ready, &[3]), state(Phase::Ready, &[]));
-        let mut judge = Judge::default();
-        assert!(judge.tenant(3, true, &board, &with).is_empty());
-        assert_eq!(judge.asked(&Ask::Deactivate(3), &board, &with).len(), 1);
-        assert_eq!(judge.look(&board, &without).len(), 1);
-        assert!(judge.look(&board, &without).is_empty(), "said once");
-        assert!(judge.look(&board, &with).is_empty());
-        assert_eq!(judge.look(&board, &without).len(), 1, "cut again");
-        assert!(judge.tenant(3, false, &board, &without).is_empty());
-        assert!(judge.asked(&Ask::Deactivate(3), &board, &with).is_empty());
-        assert_eq!(judge.tenant(7, true, &board, &without).len(), 1, "started before its partition was active");
+        let mut tenant_monitor = TenantMonitor::default();
+        assert!(tenant_monitor.tenant(3, true, &board, &with).is_empty());
+        assert_eq!(tenant_monitor.asked(&Call::Deactivate(3), &board, &with).len(), 1);
+        assert_eq!(tenant_monitor.look(&board, &without).len(), 1);
+        assert!(tenant_monitor.look(&board, &without).is_empty(), "said once");
+        assert!(tenant_monitor.look(&board, &with).is_empty());
+        assert_eq!(tenant_monitor.look(&board, &without).len(), 1, "cut again");
+        assert!(tenant_monitor.tenant(3, false, &board, &without).is_empty());
+        assert!(tenant_monitor.asked(&Call::Deactivate(3), &board, &with).is_empty());
+        assert_eq!(
+            tenant_monitor.tenant(7, true, &board, &without).len(),
+            1,
+            "started before its partition was active"
+        );
     }
 
     #[test]
-    fn resets_at_the_wrong_time() {
+    fn gpu_reset_under_a_tenant_is_a_violation() {
         let active = state(Phase::Ready, &[7, 19]);
         let old = Board::new(&known::A100_16, Failed::default(), Policy::default());
-        assert_eq!(Judge::default().reset(1, &old, &active).len(), 1, "of 7");
-        assert!(Judge::default().reset(5, &old, &active).is_empty());
-        assert!(Judge::default().reset(1, &old, &state(Phase::Ready, &[19])).is_empty(), "it has no links");
+        assert_eq!(TenantMonitor::default().reset(1, &old, &active).len(), 1, "of 7");
+        assert!(TenantMonitor::default().reset(5, &old, &active).is_empty());
+        assert!(TenantMonitor::default().reset(1, &old, &state(Phase::Ready, &[19])).is_empty(), "it has no links");
         let (board, active) = (board(), state(Phase::Ready, &[3]));
-        assert!(Judge::default().reset(1, &board, &active).is_empty());
-        assert_eq!(Judge::new([3].into()).reset(1, &board, &active).len(), 1);
-        assert!(Judge::new([3].into()).reset(2, &board, &active).is_empty());
+        assert!(TenantMonitor::default().reset(1, &board, &active).is_empty());
+        assert_eq!(TenantMonitor::new([3].into()).reset(1, &board, &active).len(), 1);
+        assert!(TenantMonitor::new([3].into()).reset(2, &board, &active).is_empty());
     }
 
     #[test]
-    fn what_would_harm_a_tenant_is_noted_when_it_is_asked_for() {
+    fn requests_against_tenants_are_violations() {
         let (board, active) = (board(), state(Phase::Ready, &[3]));
-        let mut judge = Judge::new([3].into());
-        assert_eq!(judge.asked(&Ask::Activate(7), &board, &active).len(), 1, "GPU 1");
-        assert!(judge.asked(&Ask::Activate(4), &board, &active).is_empty());
-        assert!(judge.asked(&Ask::Activate(3), &board, &active).is_empty(), "asked twice");
+        let mut tenant_monitor = TenantMonitor::new([3].into());
+        assert_eq!(tenant_monitor.asked(&Call::Activate(7), &board, &active).len(), 1, "GPU 1");
+        assert!(tenant_monitor.asked(&Call::Activate(4), &board, &active).is_empty());
+        assert!(tenant_monitor.asked(&Call::Activate(3), &board, &active).is_empty(), "asked twice");
         let waiting = state(Phase::RestartWait, &[]);
-        assert!(judge.look(&board, &waiting).is_empty(), "not known yet");
-        assert!(judge.asked(&Ask::Deactivate(3), &board, &waiting).is_empty(), "refused");
-        assert_eq!(judge.asked(&Ask::SetActivated(vec![4]), &board, &waiting).len(), 1);
-        assert!(judge.asked(&Ask::SetActivated(vec![4, 3]), &board, &waiting).is_empty());
-        assert_eq!(judge.look(&board, &state(Phase::Ready, &[])).len(), 1, "a full start under a tenant");
-        assert_eq!(Judge::default().look(&board, &state(Phase::Ready, &[3, 7])).len(), 1, "GPU 1 twice");
+        assert!(tenant_monitor.look(&board, &waiting).is_empty(), "not known yet");
+        assert!(tenant_monitor.asked(&Call::Deactivate(3), &board, &waiting).is_empty(), "refused");
+        assert_eq!(tenant_monitor.asked(&Call::SetActivated(vec![4]), &board, &waiting).len(), 1);
+        assert!(tenant_monitor.asked(&Call::SetActivated(vec![4, 3]), &board, &waiting).is_empty());
+        assert_eq!(tenant_monitor.look(&board, &state(Phase::Ready, &[])).len(), 1, "a full start under a tenant");
+        assert_eq!(TenantMonitor::default().look(&board, &state(Phase::Ready, &[3, 7])).len(), 1, "GPU 1 twice");
     }
 }

@@ -132,7 +132,7 @@ pub enum Error {
         address: Address,
     },
     /// A certificate or key cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("failed to read {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,

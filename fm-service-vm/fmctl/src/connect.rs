@@ -12,14 +12,14 @@ use crate::{Args, Command};
 
 /// Connects to the daemon that the options name.
 pub(crate) async fn connect(args: &Args) -> Result<FabricClient<Channel>, Failure> {
-    let patience = Duration::from_secs(args.timeout);
+    let timeout = Duration::from_secs(args.timeout);
     // A Watch stream has no timeout.
-    let answer = Some(patience).filter(|_| !matches!(args.command, Command::Watch { .. }));
+    let answer = Some(timeout).filter(|_| !matches!(args.command, Command::Watch { .. }));
     let credentials = match &args.connect {
         Address::Https(_) => Some(credentials(args)?),
         _ => None,
     };
-    Ok(args.connect.connect(credentials.as_ref(), patience, answer).await?)
+    Ok(args.connect.connect(credentials.as_ref(), timeout, answer).await?)
 }
 
 fn credentials(args: &Args) -> Result<Credentials, Failure> {

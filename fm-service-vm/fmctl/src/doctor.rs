@@ -59,13 +59,14 @@ pub(crate) async fn examine(args: &Args, out: &mut dyn Write) -> Result<ExitCode
     let checks = match query(args).await {
         Ok(responses) => checks(&responses),
         Err(failure) => {
-            let remedy = format!("is fm-partitiond running, and does it listen on {}? its unit, its log", args.connect);
+            let remedy =
+                format!("is fm-partitiond running, and does it listen on {}? check its unit and log", args.connect);
             vec![check(Level::Fail, "daemon", failure.to_string(), remedy)]
         }
     };
     let is_well = checks.iter().all(|check| check.level != Level::Fail);
     if args.json {
-        let one = |check: &Check| json!({ "level": check.level.word(), "check": check.name, "said": check.finding, "todo": check.remedy });
+        let one = |check: &Check| json!({ "level": check.level.word(), "check": check.name, "finding": check.finding, "remedy": check.remedy });
         let all: Vec<_> = checks.iter().map(one).collect();
         show::document(out, &json!({ "ok": is_well, "checks": all }))?;
     } else {
@@ -138,7 +139,7 @@ fn manager(responses: &Responses) -> Vec<Check> {
                 Level::Fail,
                 "fabric manager",
                 format!("no list received yet: {reason}"),
-                "its unit and its log",
+                "check its unit and log",
             )];
         }
     };
@@ -148,9 +149,9 @@ fn manager(responses: &Responses) -> Vec<Check> {
         error => check(Level::Fail, "fabric manager", error, ""),
     };
     let (age, partitions) = (list.age_ms / 1000, list.partitions.len());
-    let finding = format!("{partitions} partitions, seen {age} s ago");
+    let finding = format!("{partitions} partitions, received {age} s ago");
     let age = match list.age_ms {
-        OLD_MS.. => check(Level::Fail, "list", finding, "the fabric manager hangs or is gone: its unit and its log"),
+        OLD_MS.. => check(Level::Fail, "list", finding, "the fabric manager hangs or is gone: check its unit and log"),
         _ if partitions == 0 => check(
             Level::Fail,
             "list",
@@ -306,11 +307,11 @@ mod tests {
             (found(|responses| responses.health.version = "9.9".to_owned()), "warn daemon: version 9.9"),
             (
                 found(|responses| responses.list = Err("x".to_owned())),
-                "FAIL fabric manager: no list received yet: x -> its unit",
+                "FAIL fabric manager: no list received yet: x -> check its unit",
             ),
             (
                 found(|responses| list(responses, |list| list.age_ms = 61_000)),
-                "FAIL list: 1 partitions, seen 61 s ago -> the fabric",
+                "FAIL list: 1 partitions, received 61 s ago -> the fabric",
             ),
             (found(|responses| list(responses, |list| list.partitions.clear())), "FABRIC_MODE=1"),
             (found(|responses| list(responses, |list| list.baseboard.clear())), "warn baseboard: "),

@@ -52,7 +52,7 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Probe(String),
     /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("failed to read {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,

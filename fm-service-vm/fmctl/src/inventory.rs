@@ -35,7 +35,7 @@ pub(crate) enum InventoryCommand {
         files: Vec<PathBuf>,
         /// The host address of a guest address, for each GPU without one in the files.
         #[arg(long, value_name = "GUEST_PCI=HOST_PCI", value_parser = pair)]
-        at: Vec<(Address, Address)>,
+        pci_mapping: Vec<(Address, Address)>,
         #[command(flatten)]
         update: MapUpdateArgs,
     },
@@ -54,7 +54,7 @@ pub(crate) enum InventoryCommand {
 pub(crate) struct MapUpdateArgs {
     /// The baseboard's serial number.
     #[arg(long)]
-    pub(crate) serial: String,
+    pub(crate) baseboard_serial: String,
     /// Replace entries that contradict the update.
     #[arg(long)]
     pub(crate) replace: bool,
@@ -93,9 +93,7 @@ fn measured(files: &[PathBuf], at: &[(Address, Address)]) -> Result<Vec<Claim>, 
     let mut places = BTreeMap::new();
     for (guest, host) in at {
         if let Some(other) = places.insert(*guest, *host) {
-            return Err(Failure::Input(format!(
-                "--pci-mapping says that the guest's {guest} is {other}, and that it is {host}"
-            )));
+            return Err(Failure::Input(format!("--pci-mapping maps the guest's {guest} to both {other} and {host}")));
         }
     }
     placed(&all, &places).map_err(|error| Failure::Input(error.to_string()))
@@ -110,7 +108,7 @@ pub(crate) fn placement(claim: &Claim) -> api::Placement {
 fn request(claims: &[Claim], how: Source, update: &MapUpdateArgs) -> Result<api::SetModuleMapRequest, Failure> {
     Ok(api::SetModuleMapRequest {
         request_id: crate::request_id_or_new(update.request_id.as_ref())?,
-        baseboard_serial: update.serial.clone(),
+        baseboard_serial: update.baseboard_serial.clone(),
         entries: claims.iter().map(placement).collect(),
         evidence: Some(api::Evidence { source: Some(how) }),
         replace: update.replace,
@@ -146,9 +144,9 @@ pub(crate) async fn run(
         Some(InventoryCommand::Set { file, update }) => {
             request(&claims_of(file)?, Source::Operator(api::OperatorStatement {}), update)?
         }
-        Some(InventoryCommand::Nvml { files, at, update }) => {
+        Some(InventoryCommand::Nvml { files, pci_mapping, update }) => {
             let origin = format!("{}-files", files.len());
-            request(&measured(files, at)?, Source::Nvml(api::Nvml { recorded_at_ms: 0, origin }), update)?
+            request(&measured(files, pci_mapping)?, Source::Nvml(api::Nvml { recorded_at_ms: 0, origin }), update)?
         }
     };
     let answer = client.set_module_map(request).await?.into_inner();

@@ -32,7 +32,7 @@ const TRIES: u32 = 10;
 pub(crate) struct ProbeArgs {
     /// PCI addresses of the GPUs on the host; all have to be idle.
     #[arg(long, value_name = "PCI,..", value_delimiter = ',', required = true)]
-    gpus: Vec<Address>,
+    pci: Vec<Address>,
     /// Shell command, run with FIRSTLIGHT_PROBE_PCI and FIRSTLIGHT_PROBE_MODULE_ID: it starts a guest with that GPU,
     /// waits, ends the guest, and exits with 0 if the fabric came up, with 10 if not, and with anything else to
     /// abort.
@@ -43,7 +43,7 @@ pub(crate) struct ProbeArgs {
     check_timeout: u64,
     /// Table of module ids to try first, as with set; it is not added to the module map.
     #[arg(long, value_name = "FILE")]
-    guess: Option<PathBuf>,
+    initial_map: Option<PathBuf>,
     #[command(flatten)]
     update: MapUpdateArgs,
 }
@@ -52,33 +52,33 @@ pub(crate) struct ProbeArgs {
 #[derive(Debug, Default)]
 struct ProbeState {
     /// The single-GPU partition of each module.
-    singles: BTreeMap<u32, u32>,
+    single_gpu_partitions: BTreeMap<u32, u32>,
     /// Modules whose address was measured.
-    proven: BTreeMap<u32, Address>,
+    measured: BTreeMap<u32, Address>,
     /// Module ids that are assumed.
-    guesses: BTreeMap<Address, u32>,
+    assumed: BTreeMap<Address, u32>,
     /// Pairs of GPU and module id that were excluded.
-    tried: BTreeSet<(Address, u32)>,
+    excluded: BTreeSet<(Address, u32)>,
 }
 
 impl ProbeState {
     /// Returns the next pair to check: first the assumed ones, then for the first GPU the first remaining module.
     fn next(&self, pending: &[Address]) -> Option<(Address, u32)> {
         let is_left = |gpu: Address, module: u32| {
-            let is_free = self.singles.contains_key(&module) && !self.proven.contains_key(&module);
-            is_free && !self.tried.contains(&(gpu, module))
+            let is_free = self.single_gpu_partitions.contains_key(&module) && !self.measured.contains_key(&module);
+            is_free && !self.excluded.contains(&(gpu, module))
         };
-        let guess = |gpu: &Address| Some((*gpu, *self.guesses.get(gpu)?));
-        let said = pending.iter().filter_map(guess).find(|(gpu, module)| is_left(*gpu, *module));
+        let assumption = |gpu: &Address| Some((*gpu, *self.assumed.get(gpu)?));
+        let said = pending.iter().filter_map(assumption).find(|(gpu, module)| is_left(*gpu, *module));
         let first = || {
             let gpu = *pending.first()?;
-            self.singles.keys().find(|module| is_left(gpu, **module)).map(|module| (gpu, *module))
+            self.single_gpu_partitions.keys().find(|module| is_left(gpu, **module)).map(|module| (gpu, *module))
         };
         said.or_else(first)
     }
 
     fn module_of(&self, gpu: Address) -> Option<u32> {
-        self.proven.iter().find(|(_, place)| **place == gpu).map(|(module, _)| *module)
+        self.measured.iter().find(|(_, place)| **place == gpu).map(|(module, _)| *module)
     }
 
     /// Builds the state from the daemon's responses. With `replace`, measured entries count as assumed.
@@ -88,7 +88,7 @@ impl ProbeState {
             if let [gpu] = one.gpus.as_slice()
                 && !list.quarantined.contains_key(&gpu.physical_id)
             {
-                state.singles.insert(gpu.physical_id, one.id);
+                state.single_gpu_partitions.insert(gpu.physical_id, one.id);
             }
         }
         for (id, entry) in
@@ -97,8 +97,8 @@ impl ProbeState {
             let Ok(pci) = entry.pci.parse::<Address>() else { continue };
             let how = entry.evidence.as_ref().and_then(|evidence| evidence.source.as_ref());
             match how {
-                Some(Source::Nvml(_) | Source::Probe(_)) if !replace => drop(state.proven.insert(id, pci)),
-                _ => drop(state.guesses.insert(pci, id)),
+                Some(Source::Nvml(_) | Source::Probe(_)) if !replace => drop(state.measured.insert(id, pci)),
+                _ => drop(state.assumed.insert(pci, id)),
             }
         }
         state
@@ -106,8 +106,9 @@ impl ProbeState {
 
     /// Refuses to probe while a tenant has a GPU that has to be probed.
     fn check_tenants(&self, list: &api::ListResponse) -> Result<(), Failure> {
-        let is_left =
-            |gpu: &api::Gpu| self.singles.contains_key(&gpu.physical_id) && !self.proven.contains_key(&gpu.physical_id);
+        let is_left = |gpu: &api::Gpu| {
+            self.single_gpu_partitions.contains_key(&gpu.physical_id) && !self.measured.contains_key(&gpu.physical_id)
+        };
         let active = list.partitions.iter().filter(|one| one.active || one.in_progress);
         let Some((one, gpu)) = active.filter_map(|one| Some((one, one.gpus.iter().find(|gpu| is_left(gpu))?))).next()
         else {
@@ -133,23 +134,23 @@ pub(crate) async fn run(client: &mut FabricClient<Channel>, args: &ProbeArgs) ->
     let mut stop = Stop::new()?;
     let inventory = client.inventory(api::InventoryRequest {}).await?.into_inner();
     let list = client.list(api::ListRequest {}).await?.into_inner();
-    let (serial, replace) = (&args.update.serial, args.update.replace);
+    let (serial, replace) = (&args.update.baseboard_serial, args.update.replace);
     let is_other = !inventory.baseboard_serial.is_empty() && inventory.baseboard_serial != *serial;
     if is_other && !replace {
         let map = &inventory.baseboard_serial;
-        let text = format!("the module map is of baseboard {map}, not of {serial}: --replace forgets it");
+        let text = format!("the module map is of baseboard {map}, not of {serial}: --replace replaces it");
         return Err(Failure::State(text));
     }
     let mut state = ProbeState::of(&inventory, &list, replace);
     if is_other {
-        state.guesses.clear();
+        state.assumed.clear();
     }
-    if let Some(path) = &args.guess {
-        state.guesses = claims_of(path)?.into_iter().map(|Claim { module, pci, .. }| (pci, module)).collect();
+    if let Some(path) = &args.initial_map {
+        state.assumed = claims_of(path)?.into_iter().map(|Claim { module, pci, .. }| (pci, module)).collect();
     }
-    let gpus: BTreeSet<Address> = args.gpus.iter().copied().collect();
-    if gpus.len() != args.gpus.len() {
-        return Err(Failure::Input("--gpus names one twice".to_owned()));
+    let gpus: BTreeSet<Address> = args.pci.iter().copied().collect();
+    if gpus.len() != args.pci.len() {
+        return Err(Failure::Input("--pci names one twice".to_owned()));
     }
     if gpus.iter().any(|gpu| state.module_of(*gpu).is_none()) {
         state.check_tenants(&list)?;
@@ -164,23 +165,23 @@ pub(crate) async fn run(client: &mut FabricClient<Channel>, args: &ProbeArgs) ->
         }
     }
     while let Some((gpu, module)) = state.next(&pending) {
-        let Some(partition) = state.singles.get(&module).copied() else { break };
+        let Some(partition) = state.single_gpu_partitions.get(&module).copied() else { break };
         eprintln!("fmctl: testing {gpu} as module {module}: partition {partition} is active, running the check");
         if trial(client, args, gpu, module, partition, &mut stop).await? {
             eprintln!("fmctl: {gpu} is module {module}");
             note(client, args, gpu, module, partition).await?;
-            state.proven.insert(module, gpu);
+            state.measured.insert(module, gpu);
             pending.retain(|one| *one != gpu);
         } else {
-            state.tried.insert((gpu, module));
+            state.excluded.insert((gpu, module));
         }
     }
     let Some(gpu) = pending.first() else { return Ok(()) };
-    let tried: Vec<u32> = state.tried.iter().filter(|(of, _)| of == gpu).map(|(_, module)| *module).collect();
+    let excluded: Vec<u32> = state.excluded.iter().filter(|(of, _)| of == gpu).map(|(_, module)| *module).collect();
     Err(Failure::Probe(format!(
         "{gpu} got a fabric as none of the modules {}: was it reset before each check, does the check wait long enough, and is it a \
          GPU of this baseboard?",
-        crate::show::id_list(&tried)
+        crate::show::id_list(&excluded)
     )))
 }
 
@@ -258,7 +259,7 @@ async fn note(
     let claim = Claim { module, pci: gpu, uuid: None, serial: None };
     let request = api::SetModuleMapRequest {
         request_id: crate::request_id_or_new(None)?,
-        baseboard_serial: args.update.serial.clone(),
+        baseboard_serial: args.update.baseboard_serial.clone(),
         entries: vec![placement(&claim)],
         evidence: Some(api::Evidence { source: Some(Source::Probe(api::Probe { recorded_at_ms: 0, partition })) }),
         replace: args.update.replace,
@@ -278,10 +279,10 @@ mod tests {
     const TRUTH: [(u8, u32); 8] =
         [(0x0f, 5), (0x10, 7), (0x41, 6), (0x44, 8), (0x86, 1), (0x87, 3), (0xb8, 2), (0xbb, 4)];
 
-    fn state(guesses: &[(u8, u32)]) -> ProbeState {
-        let singles = (1..=8).map(|id| (id, id + 6)).collect();
-        let guesses = guesses.iter().map(|(bus, id)| (pci(*bus), *id)).collect();
-        ProbeState { singles, guesses, ..ProbeState::default() }
+    fn state(assumed: &[(u8, u32)]) -> ProbeState {
+        let single_gpu_partitions = (1..=8).map(|id| (id, id + 6)).collect();
+        let assumed = assumed.iter().map(|(bus, id)| (pci(*bus), *id)).collect();
+        ProbeState { single_gpu_partitions, assumed, ..ProbeState::default() }
     }
 
     /// Counts the checks until all GPUs of `truth` are found.
@@ -291,10 +292,10 @@ mod tests {
         while let Some((gpu, module)) = state.next(&pending) {
             count += 1;
             if truth.contains(&(gpu.bus, module)) {
-                state.proven.insert(module, gpu);
+                state.measured.insert(module, gpu);
                 pending.retain(|one| *one != gpu);
             } else {
-                assert!(state.tried.insert((gpu, module)), "nothing is tried twice");
+                assert!(state.excluded.insert((gpu, module)), "no pair is checked twice");
             }
         }
         assert_eq!(pending, []);
@@ -320,9 +321,9 @@ mod tests {
         let mut state = state(&[(1, 3), (2, 1)]);
         let both = [pci(1), pci(2)];
         assert_eq!(state.next(&both), Some((pci(1), 3)));
-        state.tried.insert((pci(1), 3));
+        state.excluded.insert((pci(1), 3));
         assert_eq!(state.next(&both), Some((pci(2), 1)));
-        state.proven.insert(1, pci(2));
+        state.measured.insert(1, pci(2));
         assert_eq!((state.next(&both[..1]), state.module_of(pci(2))), (Some((pci(1), 2)), Some(1)));
         assert_eq!(state.next(&[]), None);
     }
@@ -354,9 +355,13 @@ mod tests {
         );
         let (_, text) = said(&of("", OWNER)).unwrap_err();
         assert!(text.contains("fmctl deactivate 8 --owner fmctl-probe"), "{text}");
-        let mut proven = state(&of("vm-1", ""));
-        assert_eq!(proven.singles.keys().copied().collect::<Vec<_>>(), [1, 2], "a GPU quarantined is not tried");
-        proven.proven.insert(1, pci(1));
-        assert!(proven.check_tenants(&of("vm-1", "")).is_ok(), "what is known need not be tried");
+        let mut measured = state(&of("vm-1", ""));
+        assert_eq!(
+            measured.single_gpu_partitions.keys().copied().collect::<Vec<_>>(),
+            [1, 2],
+            "quarantined GPUs are not probed"
+        );
+        measured.measured.insert(1, pci(1));
+        assert!(measured.check_tenants(&of("vm-1", "")).is_ok(), "measured modules need no probe");
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct SelectorArgs {
     gpus: Option<u32>,
     /// The partition of exactly these GPUs, by module id: 1,3.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    modules: Option<Vec<u32>>,
+    module_ids: Option<Vec<u32>>,
     /// The partition of exactly the GPUs at these addresses, by the module map: 0000:0f:00.0,0000:10:00.0.
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
     pci: Option<Vec<Address>>,
@@ -25,7 +25,7 @@ impl SelectorArgs {
     /// Converts the arguments to the API.
     pub(crate) fn partition_request(&self) -> api::PartitionRequest {
         use api::partition_request::Selector;
-        let modules = || self.modules.clone().map(|ids| Selector::Gpus(api::Gpus { ids }));
+        let modules = || self.module_ids.clone().map(|ids| Selector::Gpus(api::Gpus { ids }));
         let places = |places: &Vec<Address>| places.iter().map(ToString::to_string).collect();
         let pci = || self.pci.as_ref().map(|all| Selector::Pci(api::PciAddresses { addresses: places(all) }));
         let selector =

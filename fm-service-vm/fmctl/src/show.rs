@@ -130,7 +130,7 @@ pub(crate) fn deactivated(out: &mut dyn Write, partition: u32, answer: &api::Dea
 fn kind(step: &api::Step) -> &'static str {
     match step.kind() {
         api::step::Kind::Unspecified => "unknown",
-        api::step::Kind::Adopt => "found",
+        api::step::Kind::Adopt => "adopt",
         api::step::Kind::Activate => "activate",
         api::step::Kind::Deactivate => "deactivate",
     }
@@ -139,14 +139,14 @@ fn kind(step: &api::Step) -> &'static str {
 /// Prints the steps of a reconciliation.
 pub(crate) fn steps(out: &mut dyn Write, answer: &api::ReconcileResponse, done: bool, json: bool) -> Result {
     if json {
-        let one = |step: &api::Step| json!({ "step": kind(step), "partition": step.partition, "owner": step.owner });
+        let one = |step: &api::Step| json!({ "action": kind(step), "partition": step.partition, "owner": step.owner });
         let steps: Vec<Value> = answer.steps.iter().map(one).collect();
-        return document(out, &json!({ "done": done, "steps": steps }));
+        return document(out, &json!({ "applied": done, "steps": steps }));
     }
     for step in &answer.steps {
         match kind(step) {
             "deactivate" => writeln!(out, "deactivate partition {}", step.partition)?,
-            "found" => writeln!(out, "partition {} is active, adopt for {}", step.partition, step.owner)?,
+            "adopt" => writeln!(out, "adopt active partition {} for {}", step.partition, step.owner)?,
             word => writeln!(out, "{word} partition {} for {}", step.partition, step.owner)?,
         }
     }
@@ -188,7 +188,7 @@ pub(crate) fn event(out: &mut dyn Write, event: &api::Event, json: bool) -> Resu
         return out.flush();
     }
     let text = match &event.payload {
-        None => "an event unknown evidence".to_owned(),
+        None => "unknown event".to_owned(),
         Some(Payload::State(list)) => {
             let active: Vec<u32> = list.partitions.iter().filter(|one| one.active).map(|one| one.id).collect();
             let active = if active.is_empty() { "none".to_owned() } else { id_list(&active) };
@@ -267,7 +267,7 @@ mod tests {
         let answer = api::ReconcileResponse {
             steps: vec![step(Kind::Deactivate, 3, ""), step(Kind::Adopt, 4, "a"), step(Kind::Activate, 5, "b")],
         };
-        let said = "deactivate partition 3\npartition 4 is active, adopt for a\nactivate partition 5 for b\n";
+        let said = "deactivate partition 3\nadopt active partition 4 for a\nactivate partition 5 for b\n";
         assert_eq!(text(|out| steps(out, &answer, true, false)), format!("{said}Done\n"));
         assert!(text(|out| steps(out, &answer, false, false)).ends_with(
             "--yes applies the steps

@@ -239,13 +239,13 @@ impl ModuleMap {
         let none = || Self { baseboard: baseboard.to_owned(), entries: BTreeMap::new() };
         let mut map = own.cloned().unwrap_or_else(none);
         // Removals first: claims may swap two locations.
-        let is_kept = |module: u32, entry: &Entry| {
+        let stays = |module: u32, entry: &Entry| {
             claims.iter().all(|claim| match claim.module == module {
                 true => claim.pci == entry.pci && own.is_some_and(|map| map.contradictions(claim).is_empty()),
                 false => claim.pci != entry.pci && (claim.uuid.is_none() || claim.uuid != entry.uuid),
             })
         };
-        map.entries.retain(|module, entry| is_kept(*module, entry));
+        map.entries.retain(|module, entry| stays(*module, entry));
         for claim in claims {
             map.put(claim, evidence);
         }
@@ -261,13 +261,13 @@ impl ModuleMap {
 
     fn put(&mut self, claim: &Claim, evidence: &Evidence) {
         let old = self.entries.remove(&claim.module);
-        let kept = old.as_ref().map(|old| old.evidence.clone()).filter(|_| !evidence.is_measurement());
+        let measured = old.as_ref().map(|old| old.evidence.clone()).filter(|_| !evidence.is_measurement());
         let (uuid, serial) = old.map(|old| (old.uuid, old.serial)).unwrap_or_default();
         let entry = Entry {
             pci: claim.pci,
             uuid: claim.uuid.clone().or(uuid),
             serial: claim.serial.clone().or(serial),
-            evidence: kept.unwrap_or_else(|| evidence.clone()),
+            evidence: measured.unwrap_or_else(|| evidence.clone()),
         };
         self.entries.insert(claim.module, entry);
     }

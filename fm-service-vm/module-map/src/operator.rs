@@ -44,15 +44,15 @@ pub enum TableError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    modules: Modules,
+    baseboard_modules: BaseboardModules,
 }
 
 /// A `Vec`, because a map would silently keep the last of two duplicates.
-struct Modules(Vec<(u32, Detailed)>);
+struct BaseboardModules(Vec<(u32, GpuRow)>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Detailed {
+struct GpuRow {
     pci: String,
     #[serde(default)]
     uuid: Option<String>,
@@ -61,53 +61,53 @@ struct Detailed {
 }
 
 /// An address, or a table with more fields.
-struct Place(Detailed);
+struct Row(GpuRow);
 
-impl<'de> Deserialize<'de> for Place {
+impl<'de> Deserialize<'de> for Row {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Place;
+            type Value = Row;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a PCI address, or a table with pci, uuid and serial")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Place, E> {
-                Ok(Place(Detailed { pci: text.to_owned(), uuid: None, serial: None }))
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Row, E> {
+                Ok(Row(GpuRow { pci: text.to_owned(), uuid: None, serial: None }))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Place, A::Error> {
-                Detailed::deserialize(value::MapAccessDeserializer::new(map)).map(Place)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Row, A::Error> {
+                GpuRow::deserialize(value::MapAccessDeserializer::new(map)).map(Row)
             }
         }
         deserializer.deserialize_any(Either)
     }
 }
 
-impl<'de> Deserialize<'de> for Modules {
+impl<'de> Deserialize<'de> for BaseboardModules {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Rows;
         impl<'de> Visitor<'de> for Rows {
-            type Value = Modules;
+            type Value = BaseboardModules;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("module ids with PCI addresses")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Modules, A::Error> {
-                let mut rows: Vec<(u32, Detailed)> = Vec::new();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BaseboardModules, A::Error> {
+                let mut rows: Vec<(u32, GpuRow)> = Vec::new();
                 while let Some(key) = map.next_key::<String>()? {
                     let module = key.parse::<u32>().ok().filter(|id| *id < MODULE_ID_LIMIT && key == id.to_string());
                     let wrong = || A::Error::custom(format!("invalid module id {:?}", crate::short(&key)));
                     let module = module.ok_or_else(wrong)?;
-                    let Place(place) = map.next_value()?;
+                    let Row(place) = map.next_value()?;
                     if rows.iter().any(|(other, _)| *other == module) {
                         return Err(A::Error::custom(format!("module {module} appears twice")));
                     }
                     rows.push((module, place));
                 }
-                Ok(Modules(rows))
+                Ok(BaseboardModules(rows))
             }
         }
         deserializer.deserialize_map(Rows)
@@ -127,8 +127,8 @@ pub fn table(bytes: &[u8]) -> Result<Vec<Claim>, TableError> {
         true => serde_json::from_str(text).map_err(|error| TableError::Form(error.to_string()))?,
         false => toml::from_str(text).map_err(|error| TableError::Form(located(text, &error)))?,
     };
-    let Modules(rows) = file.modules;
-    let claim = |(module, Detailed { pci, uuid, serial }): (u32, Detailed)| {
+    let BaseboardModules(rows) = file.baseboard_modules;
+    let claim = |(module, GpuRow { pci, uuid, serial }): (u32, GpuRow)| {
         let pci = pci.parse().map_err(|error| TableError::Pci { module, error })?;
         Ok(Claim { module, pci, uuid, serial })
     };
@@ -140,10 +140,10 @@ pub fn table(bytes: &[u8]) -> Result<Vec<Claim>, TableError> {
 /// Formats the parser's message in one line, with the position.
 fn located(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
-    let words = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
     match before {
-        Some(before) => format!("line {}: {words}", before.matches('\n').count() + 1),
-        None => words,
+        Some(before) => format!("line {}: {message}", before.matches('\n').count() + 1),
+        None => message,
     }
 }
 

@@ -55,12 +55,12 @@ fn daemon(program: &Path, library: &Path, home: &Home, dir: &Path) -> Child {
 
 async fn client(dir: &Path) -> FabricClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", dir.join("socket-of-ours").display())).unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         if let Ok(channel) = endpoint.connect().await {
             return FabricClient::new(channel);
         }
-        assert!(begun.elapsed() < TIMEOUT, "the daemon does not answer");
+        assert!(start.elapsed() < TIMEOUT, "the daemon does not answer");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -99,11 +99,11 @@ impl Fixture {
             owner: owner.to_owned(),
             ..Default::default()
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match client(self.dir.path()).await.activate(request.clone()).await {
                 Ok(given) => return given.into_inner().partition,
-                Err(error) => assert!(begun.elapsed() < TIMEOUT, "cycle {cycle}: {error}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "cycle {cycle}: {error}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -112,9 +112,9 @@ impl Fixture {
     async fn deactivated(&self, cycle: u32, partition: u32, owner: &str) {
         let (request_id, owner) = (format!("d{cycle}"), owner.to_owned());
         let request = api::DeactivateRequest { request_id, partition, owner };
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(error) = client(self.dir.path()).await.deactivate(request.clone()).await {
-            assert!(begun.elapsed() < TIMEOUT, "cycle {cycle}: {error}");
+            assert!(start.elapsed() < TIMEOUT, "cycle {cycle}: {error}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -126,11 +126,11 @@ async fn list(dir: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
     while !over.load(Ordering::Relaxed) {
         let mut client = client(&dir).await;
         while !over.load(Ordering::Relaxed) {
-            let begun = Instant::now();
+            let start = Instant::now();
             if client.list(api::ListRequest {}).await.is_err() {
                 break;
             }
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -183,14 +183,14 @@ fn main() {
     let (count, latency) = (count.parse().unwrap(), latency.parse().unwrap());
     let mut fixture = Fixture::start([daemon, fm, library].map(PathBuf::from).to_vec(), latency);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     let lists = runtime.block_on(soak(&mut fixture, count));
     let snapshot = fixture.fm.control.snapshot().unwrap();
     assert!(snapshot.violations.is_empty() && snapshot.active.is_empty(), "{snapshot:?}");
     println!(
         "{count} cycles of {latency} ms and {latency} ms in {:.0} s: the fabric manager was killed {} times, the daemon {}; {} \
          lists of {LISTENERS} others took {:.1} ms at the median and {:.1} ms at most, 99 of 100",
-        begun.elapsed().as_secs_f64(),
+        start.elapsed().as_secs_f64(),
         count / MANAGER,
         count / DAEMON,
         lists.len(),

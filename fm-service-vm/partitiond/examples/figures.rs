@@ -58,9 +58,9 @@ fn plans(table: &Table) -> Vec<Duration> {
     while let Some(busy) = queue.pop_front() {
         let state = Allocation { busy, quarantined: Gpus::NONE };
         for size in table.sizes() {
-            let begun = Instant::now();
+            let start = Instant::now();
             let planned = table.plan(&state, Request::Count(size));
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
             drop(planned);
         }
         for partition in table.partitions().iter().filter(|one| !one.gpus.overlaps(busy)) {
@@ -123,7 +123,7 @@ impl Fixture {
         let mut client = self.client().await;
         let mut times = Vec::new();
         for cycle in 0..count {
-            let begun = Instant::now();
+            let start = Instant::now();
             let (request_id, owner) = (format!("a{cycle}"), "t".to_owned());
             let partition_request = Some(api::PartitionRequest {
                 selector: Some(api::partition_request::Selector::Count(1 << (cycle % 4))),
@@ -141,7 +141,7 @@ impl Fixture {
             let partition = given.into_inner().partition;
             let request_id = format!("d{cycle}");
             client.deactivate(api::DeactivateRequest { request_id, partition, owner }).await.unwrap();
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
         times.sort();
         times
@@ -149,7 +149,7 @@ impl Fixture {
 
     async fn lists_while_a_change_hangs(&mut self) -> Vec<Duration> {
         let mut client = self.client().await;
-        self.fm.control.tell(&control::Command::Hang(Some(Op::Activate))).unwrap();
+        self.fm.control.send(&control::Command::Hang(Some(Op::Activate))).unwrap();
         let mut other = client.clone();
         let hanging = tokio::spawn(async move {
             let partition_request =
@@ -169,11 +169,11 @@ impl Fixture {
         }
         let mut times = Vec::new();
         for _ in 0..2000 {
-            let begun = Instant::now();
+            let start = Instant::now();
             client.list(api::ListRequest {}).await.unwrap();
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
-        self.fm.control.tell(&control::Command::Release).unwrap();
+        self.fm.control.send(&control::Command::Release).unwrap();
         hanging.await.unwrap().unwrap();
         times.sort();
         times

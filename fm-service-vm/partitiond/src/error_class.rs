@@ -57,13 +57,13 @@ impl ErrorClass {
     #[must_use]
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::ActiveOrInConflict => "list the partitions: another one has a GPU of it",
+            Self::ActiveOrInConflict => "list the partitions: another active one shares a GPU with it",
             Self::NotActive => "list the partitions: it is not active",
             Self::NotReady => {
                 "the fabric manager is starting; retry in some seconds, and look at its log if that persists"
             }
             Self::WrongMode => "fabricmanager.cfg has to say FABRIC_MODE=1, and the fabric manager to be restarted",
-            Self::Gone => "the fabric manager does not run, or listens elsewhere: look at its unit and its log",
+            Self::Gone => "the fabric manager does not run, or listens elsewhere: look at check its unit and log",
             Self::NoSuchThing => "list the partitions for their numbers",
             Self::Hardware => "look for SXid and Xid lines in the kernel's log; quarantine the GPU that they name",
             Self::OtherVersion => "the fabric manager, libnvfm and the driver have to be of one version",

@@ -41,8 +41,8 @@ pub enum Error {
     },
     /// The journal is corrupt.
     #[error(
-        "{} is damaged at byte {at}: {what}; no crash does that. Move it away and reconcile with the list of running tenants: \
-         the fabric manager is not asked before", path.display()
+        "{} is damaged at byte {at}: {what}; a crash does not cause this. Move it away and reconcile with the list of running tenants: \
+         the fabric manager is not called before", path.display()
     )]
     Damaged {
         /// The journal.
@@ -121,14 +121,14 @@ fn record(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     // A file can be extended before its content is on the disk.
     let is_torn = bytes.iter().skip(HEADER).all(|byte| *byte == 0);
     if crc32fast::hash(&length.to_le_bytes()) != of_length {
-        return if is_torn { Ok(None) } else { Err("its length's checksum is another".to_owned()) };
+        return if is_torn { Ok(None) } else { Err("checksum mismatch of the length".to_owned()) };
     }
     let length = usize::try_from(length).ok().filter(|length| *length <= MAX_RECORD);
     let end = HEADER + length.ok_or("a record is too long")?;
     match bytes.get(HEADER..end) {
         Some(record) if crc32fast::hash(record) == of_record => Ok(Some(record)),
         _ if bytes.iter().skip(end).all(|byte| *byte == 0) => Ok(None),
-        _ => Err("its checksum is another".to_owned()),
+        _ => Err("checksum mismatch of the record".to_owned()),
     }
 }
 
@@ -193,7 +193,7 @@ impl Journal {
         if end == 0 {
             journal.needs_truncation = true;
             journal.write(MAGIC)?;
-            sync_directory(path).map_err(failed("write to the disk the directory of", path))?;
+            sync_directory(path).map_err(failed("sync the directory of", path))?;
         } else {
             journal.cut()?;
         }
@@ -233,7 +233,7 @@ impl Journal {
     fn cut(&mut self) -> Result<(), Error> {
         if self.needs_truncation {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_all());
-            cut.map_err(failed("cut", &self.path))?;
+            cut.map_err(failed("truncate", &self.path))?;
             self.needs_truncation = false;
         }
         Ok(())
@@ -262,7 +262,7 @@ impl Journal {
     fn replace(&mut self, file: File, new: &Path, end: u64) -> Result<(), Error> {
         fs::rename(new, &self.path).map_err(failed("replace", &self.path))?;
         (self.file, self.end, self.records, self.needs_truncation) = (file, end, 1, false);
-        sync_directory(&self.path).map_err(failed("write to the disk the directory of", &self.path))
+        sync_directory(&self.path).map_err(failed("sync the directory of", &self.path))
     }
 
     /// Returns the offset after the last record, in bytes.

@@ -29,26 +29,26 @@ const fn gauge(name: &'static str, labels: &'static str, help: &'static str) -> 
 
 /// All metrics, in the order of the output.
 pub const METRICS: &[Metric] = &[
-    gauge("manager_up", "", "1 if the fabric manager has answered when it was asked last"),
-    gauge("list_age_seconds", "", "How long ago the fabric manager's list was seen; missing before the first"),
+    gauge("manager_up", "", "1 if the last poll of the fabric manager succeeded"),
+    gauge("list_age_seconds", "", "Age of the fabric manager's list; absent before the first"),
     gauge("partitions", "state: active, free, changing, unavailable", "Partitions that the fabric manager lists"),
-    gauge("free_partitions", "gpus", "Partitions of a size that could be had now"),
-    gauge("largest_free_gpus", "", "GPUs of the largest partition that could be had now"),
-    gauge("unowned_partitions", "", "Partitions that are active without a recorded owner"),
-    gauge("quarantined_gpus", "", "GPUs that nobody is given"),
-    gauge("faulty_switches", "", "NVSwitches that had a fatal error and were not released"),
-    gauge("outage", "", "1 if the fabric has lost partitions that tenants had, until somebody reconciles"),
-    gauge("module_map_verified", "", "1 if every GPU's PCI address was measured"),
+    gauge("free_partitions", "gpus", "Free partitions by size"),
+    gauge("largest_free_gpus", "", "GPUs of the largest free partition"),
+    gauge("unowned_partitions", "", "Active partitions without a recorded owner"),
+    gauge("quarantined_gpus", "", "GPUs excluded from allocation"),
+    gauge("faulty_switches", "", "NVSwitches with a fatal SXid that were not released"),
+    gauge("outage", "", "1 if tenants' partitions were lost, until reconciliation"),
+    gauge("module_map_verified", "", "1 if the PCI address of every GPU was measured"),
     Metric {
         name: "changes_total",
         kind: "counter",
         labels: "kind: activate, deactivate; outcome: done, failed, unknown",
-        help: "Changes that the fabric manager was asked for in this life of the daemon",
+        help: "Changes since the daemon's start",
     },
-    Metric { name: "change_duration_seconds", kind: "histogram", labels: "kind", help: "How long such changes took" },
-    gauge("change_in_progress_seconds", "", "How long the fabric manager has been at a change; 0 if at none"),
-    gauge("journal_bytes", "", "Length of the journal"),
-    gauge("build_info", "version", "1; the daemon's version"),
+    Metric { name: "change_duration_seconds", kind: "histogram", labels: "kind", help: "Durations of changes" },
+    gauge("change_in_progress_seconds", "", "Elapsed time of the change in progress; 0 if none"),
+    gauge("journal_bytes", "", "Length of the journal file"),
+    gauge("build_info", "version", "1, labelled with the daemon's version"),
 ];
 
 const PREFIX: &str = "firstlight_fabric_";

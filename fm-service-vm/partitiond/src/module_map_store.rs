@@ -301,6 +301,6 @@ mod tests {
         fs::create_dir(&other).unwrap();
         assert!(ModuleMapStore::open(&other).known().damage.is_some());
         let mut modules = ModuleMapStore::open(&other);
-        assert!(modules.set("r", "a", None).is_err() && modules.known().damage.is_some(), "it is as it was");
+        assert!(modules.set("r", "a", None).is_err() && modules.known().damage.is_some(), "it is unchanged");
     }
 }

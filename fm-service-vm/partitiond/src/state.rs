@@ -198,7 +198,7 @@ impl State {
             Record::Snapshot(state) => *self = *state,
             Record::Started(pending) => {
                 if let Some(other) = &self.in_progress {
-                    return Err(format!("change {} begins while {} is in progress", pending.number, other.number));
+                    return Err(format!("change {} starts while {} is in progress", pending.number, other.number));
                 }
                 if pending.number != self.last_change + 1 {
                     return Err(format!("change {} follows {}", pending.number, self.last_change));
@@ -301,7 +301,7 @@ mod tests {
     fn only_completed_changes_are_assigned_and_remembered() {
         let first = state([pending(1, "r1", activate(3, &[1, 3]))]);
         assert!(first.assignments.is_empty() && first.completed_request("r1").is_none());
-        assert_eq!(first.busy(), gpus(&[1, 3]), "nobody else gets them meanwhile");
+        assert_eq!(first.busy(), gpus(&[1, 3]), "reserved during the activation");
         let mut undone = first.clone();
         undone.apply(Record::Finished(Outcome::Failed { reason: "x".into() })).unwrap();
         assert_eq!((undone.busy(), undone.completed_request("r1"), undone.last_change), (Gpus::NONE, None, 1));
@@ -310,10 +310,10 @@ mod tests {
         assert_eq!(done.assignments[&3].owner, "t");
         assert_eq!(done.completed_request("r1").unwrap().change.partition(), 3);
         done.apply(pending(2, "r2", Change::Deactivate { partition: 3 })).unwrap();
-        assert_eq!(done.busy(), gpus(&[1, 3]), "as long as it is not done");
+        assert_eq!(done.busy(), gpus(&[1, 3]), "until it is done");
         done.apply(Record::Finished(Outcome::Done)).unwrap();
         assert!(done.busy().is_empty() && done.completed_request("r2").is_some());
-        assert!(done.completed_request("r1").is_some(), "a request that comes late is known still");
+        assert!(done.completed_request("r1").is_some(), "a late retry is still known");
     }
 
     #[test]

@@ -80,9 +80,9 @@ impl Versions {
                 "the tenant's driver is {guest} and the fabric manager {manager}: NVIDIA supports only the same version; use an image \
                  with driver {manager}"
             )),
-            None => Some(format!(
-                "whether the tenant's driver {guest} fits is not known: the fabric manager does not say its version"
-            )),
+            None => {
+                Some(format!("the tenant's driver {guest} cannot be checked: the fabric manager's version is unknown"))
+            }
         }
     }
 }
@@ -125,6 +125,6 @@ mod tests {
         assert!(both.mismatch_with("550.54.15").unwrap().contains("use an image with driver 550.163.01"));
         let none = Versions::read(&dir.path().join("none"), &dir.path().join("none")).await;
         assert_eq!(none, Versions::default());
-        assert!(none.mismatch_with("1.2").unwrap().contains("not known"));
+        assert!(none.mismatch_with("1.2").unwrap().contains("cannot be checked"));
     }
 }

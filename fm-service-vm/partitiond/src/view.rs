@@ -155,7 +155,7 @@ impl View {
     pub fn notes(&self) -> Vec<String> {
         let note = |(device, (count, last)): (&String, &(u64, Fault))| {
             let what = if last.kind == Kind::Xid { "GPU" } else { "NVSwitch" };
-            format!("{what} {device}: {count} non-fatal errors, the last: {last}")
+            format!("{what} {device}: {count} errors, the last: {last}")
         };
         self.nonfatal_faults.iter().map(note).collect()
     }

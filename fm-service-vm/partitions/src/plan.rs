@@ -105,7 +105,7 @@ fn near(of_size: &[Partition]) -> String {
     }
     let sets: Vec<String> =
         of_size.iter().map(|partition| format!("{} (partition {})", partition.gpus, partition.id)).collect();
-    format!("; with as many there are {}", sets.join(", "))
+    format!("; partitions of this size: {}", sets.join(", "))
 }
 
 fn unavailable_text(busy: Gpus, quarantined: Gpus) -> String {

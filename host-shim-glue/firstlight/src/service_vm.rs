@@ -66,7 +66,7 @@ pub(crate) struct DomainArgs {
     /// The image directory that image-builder wrote.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// The directory of an opener for it, where its kernel cannot open dm-verity itself.
+    /// The directory of an opener for it, where its kernel failed to open dm-verity itself.
     #[arg(long, value_name = "DIR")]
     opener: Option<PathBuf>,
     /// Additional kernel parameters.

@@ -34,7 +34,7 @@ pub(crate) fn running(host: &Host, topology: &Topology, definition: &Definition)
             let driver = function.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
             problems.push(Problem::new(
                 format!(
-                    "the domain runs, and its {} {} has {driver} and not {VFIO}",
+                    "the domain runs, and its {} {} has {driver}, not {VFIO}",
                     function.kind_name(),
                     function.address
                 ),
@@ -75,7 +75,7 @@ fn missing_function(topology: &Topology, definition: &Definition) -> Option<Prob
     let gone = definition.passed.iter().find(|passed| topology.at(passed.address).is_none())?;
     Some(Problem::new(
         format!("{}, which the domain has, is not on this host's PCI bus", gone.address),
-        "if boards or cards were moved, firstlight service-vm define writes the domain anew; else look at the host's \
+        "if boards or cards were moved, firstlight service-vm define redefines the domain; else look at the host's \
          kernel log",
     ))
 }
@@ -102,14 +102,14 @@ fn check_functions(host: &Host, topology: &Topology, definition: &Definition) ->
         let list = |all: &[Address]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         problems.push(Problem::new(
             format!("the domain has {}, and its board is {}", list(&then), list(&now)),
-            "firstlight service-vm define writes the domain anew",
+            "firstlight service-vm define redefines the domain",
         ));
     }
     for group in passthrough.groups {
         for user in group_users::of_groups(&host.proc, [group]) {
             problems.push(Problem::new(
                 format!("IOMMU group {group} is in use by {} (process {})", user.name, user.pid),
-                "a group is one VM's: stop that one first",
+                "a group can have one VM only: stop that one first",
             ));
         }
     }
@@ -123,7 +123,7 @@ fn too_few_huge_pages(host: &Host, memory_kib: u64) -> Option<Problem> {
         text.lines().find_map(|line| line.strip_prefix(key))?.split_ascii_whitespace().next()?.parse().ok()
     };
     let (free, size) = (number("HugePages_Free:")?, number("Hugepagesize:")?.max(1));
-    let wanted = memory_kib.div_ceil(size);
-    let what = format!("{free} huge pages of {size} KiB are free, and it takes {wanted}");
-    (free < wanted).then(|| Problem::new(what, format!("sysctl vm.nr_hugepages={wanted}, or more if others have some")))
+    let needed = memory_kib.div_ceil(size);
+    let what = format!("{free} huge pages of {size} KiB are free, and {needed} are needed");
+    (free < needed).then(|| Problem::new(what, format!("sysctl vm.nr_hugepages={needed}, or more if others use some")))
 }

@@ -85,12 +85,12 @@ fn plain(text: &str) -> String {
     text.replace("&amp;", "&")
 }
 
-fn attribute(attributes: &str, wanted: &str) -> Option<String> {
+fn attribute(attributes: &str, key: &str) -> Option<String> {
     let mut rest = attributes;
     while let Some((name, after)) = rest.split_once('=') {
         let quote = after.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
         let (value, after) = after[1..].split_once(quote)?;
-        if name.trim() == wanted {
+        if name.trim() == key {
             return Some(plain(value));
         }
         rest = after;

@@ -111,9 +111,9 @@ fn find_switches(
             None => problems.push(Problem::new(format!("{address} is not on this host's PCI bus"), remedy)),
         }
     }
-    let wanted = |function: &&PciFunction| only.is_empty() || only.contains(&function.address);
-    let switches: Vec<PciFunction> = topology.of_kind(Kind::NvSwitch).filter(wanted).cloned().collect();
-    let bridges: Vec<PciFunction> = topology.of_kind(Kind::NvLinkBridge).filter(wanted).cloned().collect();
+    let is_selected = |function: &&PciFunction| only.is_empty() || only.contains(&function.address);
+    let switches: Vec<PciFunction> = topology.of_kind(Kind::NvSwitch).filter(is_selected).cloned().collect();
+    let bridges: Vec<PciFunction> = topology.of_kind(Kind::NvLinkBridge).filter(is_selected).cloned().collect();
     match (switches.is_empty(), bridges.is_empty()) {
         (true, true) => {
             problems.push(Problem::new(
@@ -191,7 +191,7 @@ fn all_bridge_functions(topology: &Topology, bridges: &[PciFunction], problems: 
         ));
     } else if whole.len() != BRIDGE_FUNCTIONS {
         problems.push(Problem::new(
-            format!("the NVLink bridge has {} functions ({}) and not {BRIDGE_FUNCTIONS}", whole.len(), list(&whole)),
+            format!("the NVLink bridge has {} functions ({}), not {BRIDGE_FUNCTIONS}", whole.len(), list(&whole)),
             "the subnet manager needs all of them: look for the others in the host's kernel log, and turn the host \
              off and on if they are gone from lspci",
         ));
@@ -259,8 +259,8 @@ fn check_bound_to_vfio(function: &PciFunction) -> Option<Problem> {
     let PciFunction { address, driver, .. } = function;
     let bound = match driver.as_deref() {
         Some(VFIO) => return None,
-        Some(driver) => format!("driver {driver} and not {VFIO}"),
-        None => format!("no driver and not {VFIO}"),
+        Some(driver) => format!("driver {driver}, not {VFIO}"),
+        None => format!("no driver, not {VFIO}"),
     };
     Some(Problem::new(
         format!("{} {address} has {bound}", function.kind_name()),

@@ -46,7 +46,7 @@ pub enum ServiceError {
     },
     /// The domain is not defined.
     #[error(
-        "domain {domain} is not defined at {uri}: firstlight service-vm define makes it, and virsh list --all shows which there are"
+        "domain {domain} is not defined at {uri}: firstlight service-vm define creates it; virsh list --all shows the existing ones"
     )]
     Undefined {
         /// The domain.
@@ -55,9 +55,7 @@ pub enum ServiceError {
         uri: String,
     },
     /// The domain is neither running nor off.
-    #[error(
-        "domain {domain} is {state}: virsh resume lets a paused one go on, and firstlight service-vm destroy ends it"
-    )]
+    #[error("domain {domain} is {state}: virsh resume continues a paused one, firstlight service-vm destroy ends it")]
     UnexpectedState {
         /// The domain.
         domain: Name,

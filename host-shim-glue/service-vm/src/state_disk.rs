@@ -149,7 +149,7 @@ mod tests {
     fn file_that_is_no_state_disk_is_left_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
-        for text in ["somebody's", ""] {
+        for text in ["foreign content", ""] {
             fs::write(&path, text).unwrap();
             let error = ensure(&path, 64).unwrap_err().to_string();
             assert!(error.contains("left unchanged"), "{error}");

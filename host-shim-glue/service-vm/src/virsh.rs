@@ -22,7 +22,7 @@ pub struct Virsh {
 #[derive(Debug, thiserror::Error)]
 pub enum VirshError {
     /// virsh cannot be started.
-    #[error("failed to {step} domain {domain}: cannot run {}: {source}: install libvirt-clients, or name it with --virsh", program.display())]
+    #[error("failed to {step} domain {domain}: failed to run {}: {source}: install libvirt-clients, or name it with --virsh", program.display())]
     Spawn {
         /// The domain.
         domain: String,

@@ -230,8 +230,8 @@ impl Domain {
             out.line(format!("<initrd>{}</initrd>", path("the image's initial RAM file system", initrd)?));
         }
         let blank = if self.append.is_empty() { "" } else { " " };
-        let told = format!("{}{blank}{}", self.start.command_line, self.append);
-        out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &told)?));
+        let command_line = format!("{}{blank}{}", self.start.command_line, self.append);
+        out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &command_line)?));
         out.close("os");
         Ok(())
     }

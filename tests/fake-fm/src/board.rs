@@ -1,4 +1,4 @@
-//! A baseboard: its partitions, and what failures make of them.
+//! A baseboard: its partitions, and the effect of failures.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::{FailedDevice, GpuInfo, PartitionInfo, UnsupportedPartition};
 
-/// An A100 has this many links to each of six switches.
+/// An A100 has two links to each of six switches.
 const LINKS_TO_A_SWITCH: u32 = 2;
 const SWITCHES_OF_A_TRAY: u32 = 6;
 const GPUS_OF_A_TRAY: u32 = 8;
 
-/// What is broken. Only baseboards before the H100 have lists that show it.
+/// Failed devices. Only baseboards before the H100 report them in their lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Failed {
@@ -26,14 +26,14 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// Whether everything works.
+    /// Whether nothing has failed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What the manager does about a failure when it starts, as its configuration says.
+/// FM's reaction to failures at start, from its configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
     /// `ACCESS_LINK_FAILURE_MODE=1`: partitions stay, with fewer links.
@@ -45,7 +45,7 @@ pub struct Policy {
 /// A baseboard with its failures.
 #[derive(Debug, Clone)]
 pub struct Board {
-    /// What the guide says of it.
+    /// The known baseboard.
     pub known: &'static KnownBaseboard,
     table: Table,
     failed: Failed,
@@ -57,13 +57,13 @@ fn tray_of_gpu(gpu: u32) -> u32 {
 }
 
 impl Board {
-    /// The baseboard of that table.
+    /// Creates a baseboard with failures.
     #[must_use]
     pub fn new(known: &'static KnownBaseboard, failed: Failed, policy: Policy) -> Self {
         Self { known, table: known.table(), failed, policy }
     }
 
-    /// Whether lists show failures and names of GPUs: not from the H100 on.
+    /// Whether lists report failures and GPU identities: not from the H100 on.
     #[must_use]
     pub fn reports_devices(&self) -> bool {
         !matches!(self.known.name, "h100" | "b200")
@@ -78,7 +78,7 @@ impl Board {
         u32::try_from(self.failed.links.iter().filter(|link| link.0 == gpu).count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the partition can be had.
+    /// Whether the partition is supported.
     #[must_use]
     pub fn supports(&self, id: PartitionId) -> bool {
         self.table.get(id).is_some() && !self.is_lost(id)
@@ -94,7 +94,7 @@ impl Board {
         })
     }
 
-    /// Whether a GPU is in both.
+    /// Whether the partitions share a GPU.
     #[must_use]
     pub fn overlap(&self, one: PartitionId, other: PartitionId) -> bool {
         match (self.table.get(one), self.table.get(other)) {
@@ -103,19 +103,19 @@ impl Board {
         }
     }
 
-    /// Whether the partition has this GPU.
+    /// Whether the partition contains this GPU.
     #[must_use]
     pub fn has(&self, id: PartitionId, gpu: u32) -> bool {
         self.table.get(id).is_some_and(|it| it.gpus.ids().any(|id| id == gpu))
     }
 
-    /// Whether the manager trains links, so that they are lost when a GPU is reset: not from the H100 on.
+    /// Whether FM trains links, so that a GPU reset loses them: not from the H100 on.
     #[must_use]
     pub fn trains_links(&self, id: PartitionId) -> bool {
         self.reports_devices() && self.table.get(id).is_some_and(|it| it.gpus.count() > 1)
     }
 
-    /// The list, with these active.
+    /// Returns the list, with these partitions active.
     #[must_use]
     pub fn list(&self, active: &BTreeSet<PartitionId>) -> Vec<PartitionInfo> {
         let rows = self.known.rows.iter().filter(|row| self.supports(row.0));
@@ -144,14 +144,14 @@ impl Board {
         }
     }
 
-    /// Partitions that failures took.
+    /// Returns the partitions that failures made unavailable.
     #[must_use]
     pub fn unsupported(&self) -> Vec<UnsupportedPartition> {
         let rows = self.known.rows.iter().filter(|row| self.is_lost(row.0));
         rows.map(|&(id, gpus, _)| UnsupportedPartition { id, gpus: gpus.to_vec() }).collect()
     }
 
-    /// What failed: GPUs, and switches.
+    /// Returns the failed GPUs and switches.
     #[must_use]
     pub fn failed_devices(&self) -> (Vec<FailedDevice>, Vec<FailedDevice>) {
         if !self.reports_devices() {
@@ -173,10 +173,10 @@ impl Board {
         (gpus, switches)
     }
 
-    /// A table whose rows or devices are not those of the baseboard: what in `failed` is not there.
+    /// Checks that the failed devices exist on this baseboard.
     ///
     /// # Errors
-    /// One line naming it.
+    /// The device that does not exist.
     pub fn check(&self) -> Result<(), String> {
         let gpus = self.table.gpus();
         let is_there = |gpu: u32| gpus.ids().any(|id| id == gpu);

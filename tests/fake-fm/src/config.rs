@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::board::Policy;
 
-/// Keys that the real one knows and that change nothing here.
+/// Keys of the real manager that have no effect here.
 const IGNORED: &[&str] = &[
     "ABORT_CUDA_JOBS_ON_FM_EXIT",
     "BIND_INTERFACE_IP",
@@ -24,7 +24,7 @@ const IGNORED: &[&str] = &[
     "TRUNK_LINK_FAILURE_MODE",
 ];
 
-/// A file that cannot be used.
+/// An invalid file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It cannot be read.
@@ -33,18 +33,18 @@ pub enum ConfigError {
     /// Not `KEY=VALUE`.
     #[error("line {0}: {1:?} is not KEY=VALUE without spaces")]
     Line(usize, String),
-    /// Neither ours nor the real one's.
+    /// An unknown key.
     #[error("line {0}: no key {1}")]
     Key(usize, String),
-    /// Which one counts is not known.
+    /// A duplicate key.
     #[error("line {0}: {1} appears twice")]
     Twice(usize, String),
-    /// The value makes no sense.
+    /// An invalid value.
     #[error("{0}={1}: {2}")]
     Value(&'static str, String, &'static str),
 }
 
-/// Where calls are taken.
+/// The address of the command socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -53,7 +53,7 @@ pub enum Address {
     Tcp(String, u16),
 }
 
-/// What the file says.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// `FABRIC_MODE`: 0, 1 (shared) or 2.
@@ -64,7 +64,7 @@ pub struct Config {
     pub state_file: PathBuf,
     /// `FM_CMD_UNIX_SOCKET_PATH`, or else `FM_CMD_BIND_INTERFACE` and `FM_CMD_PORT_NUMBER`.
     pub address: Address,
-    /// `UNIX_SOCKET_PATH`: for the manager's own parts; a client can connect and gets nothing.
+    /// `UNIX_SOCKET_PATH`: for the manager's own components; clients can connect, but calls fail.
     pub internal: Option<PathBuf>,
     /// `FM_STAY_RESIDENT_ON_FAILURES`.
     pub resident: bool,
@@ -75,19 +75,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// The file's content.
+    /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read or used.
+    /// It cannot be read, or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read(path.to_owned(), error))?;
         Self::parse(&text)
     }
 
-    /// A file's text.
+    /// Parses the file's text.
     ///
     /// # Errors
-    /// The first line or value that cannot be used.
+    /// The first invalid line or value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let values = Values::parse(text)?;
         if values.number("DAEMONIZE", 1, 1)? != 0 {

@@ -1,4 +1,4 @@
-//! All that changes in the process, behind one lock.
+//! The mutable state of the process, behind one lock.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,7 +12,7 @@ use crate::machine::{Event, Phase, Rules, State, step};
 use crate::tenant_monitor::{LogEvent, LogLine, TenantMonitor};
 use crate::wire::Reply;
 
-/// The state, what tests have asked for, and what happened.
+/// The state, injected faults, and the log.
 #[derive(Debug)]
 pub(crate) struct Simulation {
     rules: Rules,
@@ -53,7 +53,7 @@ impl Simulation {
             && let Ok(mut text) = serde_json::to_vec(&line)
         {
             text.push(b'\n');
-            // A full disk is no reason to fail calls: the snapshot has it.
+            // A full disk does not fail calls: the snapshot has the line.
             let _ = journal.write_all(&text);
         }
         self.lines.push(line);
@@ -74,19 +74,19 @@ impl Simulation {
         self.note_all(wrong);
     }
 
-    /// The life goes on; where to.
-    pub(crate) fn happen(&mut self, event: &Event) -> Phase {
+    /// Applies an event; returns the phase.
+    pub(crate) fn apply_event(&mut self, event: &Event) -> Phase {
         let (next, _) = step(&self.rules, &self.state, event);
         self.become_state(next);
         self.state.phase
     }
 
-    /// Whether a call has to wait until it is released.
+    /// Whether a call has to hang until it is released.
     pub(crate) fn hangs(&self, op: Op) -> bool {
         self.hang.is_some_and(|which| which.is_none_or(|which| which == op))
     }
 
-    /// The fault that this call gets, and how long it takes. A refusal takes no time.
+    /// Returns the fault for this call, and its duration. Refusals take no time.
     pub(crate) fn begin(&mut self, request: &Call) -> (Option<Fault>, Duration) {
         let op = request.op();
         let applies = |fault: &Fault| fault.op.is_none_or(|which| which == op);
@@ -103,7 +103,7 @@ impl Simulation {
         (None, if rc == codes::SUCCESS { self.latency.of_call(op) } else { Duration::ZERO })
     }
 
-    /// The call is carried out and answered.
+    /// Executes and answers the call.
     pub(crate) fn finish(&mut self, request: Call, fault: Option<&Fault>) -> Reply {
         let harm = self.tenant_monitor.asked(&request, &self.rules.board, &self.state);
         self.note_all(harm);
@@ -133,7 +133,7 @@ impl Simulation {
         }
     }
 
-    /// What a test asks; a line for the manager's log may come of it.
+    /// Executes a test's command; may return a line for the manager's log.
     pub(crate) fn control(&mut self, command: Command) -> (Answer, Option<String>) {
         match command {
             Command::Latency(latency) => self.latency = self.latency.with(latency),
@@ -174,18 +174,18 @@ impl Simulation {
         }
     }
 
-    /// Whether nothing was done that must not be.
+    /// Whether there were no violations.
     pub(crate) fn is_clean(&self) -> bool {
         !self.lines.iter().any(|line| matches!(line.what, LogEvent::Violation { .. }))
     }
 }
 
-/// A switch's error, as the log tells of it.
+/// An SXid line of the manager's log.
 pub(crate) fn sxid(switch: u32, code: u32) -> String {
     format!("detected NVSwitch error SXid {code} on NVSwitch {switch}")
 }
 
-/// A GPU's error, as the log tells of it.
+/// An Xid line of the manager's log.
 pub(crate) fn xid(gpu: u32, code: u32) -> String {
     format!("detected GPU error Xid {code} on GPU with physical id {gpu}")
 }
@@ -209,7 +209,7 @@ mod tests {
             unexpected_list_code: -3,
         };
         let mut simulation = Simulation::new(rules, TenantMonitor::default(), Latency::of(&Scenario::default()), None);
-        assert_eq!(simulation.happen(&Event::Started), Phase::Ready);
+        assert_eq!(simulation.apply_event(&Event::Started), Phase::Ready);
         simulation
     }
 

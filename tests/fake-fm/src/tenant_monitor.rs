@@ -1,4 +1,4 @@
-//! What was asked and answered, and what should never have been.
+//! The log of calls, and the detection of violations against tenants.
 
 use std::collections::BTreeSet;
 
@@ -19,27 +19,27 @@ pub struct LogLine {
     pub what: LogEvent,
 }
 
-/// What a line tells of.
+/// The content of a log line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum LogEvent {
     /// A call was answered.
     Call {
-        /// Which call.
+        /// The kind of call.
         op: Op,
         /// The partitions that it named.
         ids: Vec<PartitionId>,
-        /// The answer.
+        /// The returned code.
         rc: i32,
     },
-    /// The life went on.
+    /// The phase has changed.
     Phase {
-        /// To where.
+        /// The new phase.
         phase: Phase,
     },
-    /// Something that must not be.
+    /// A violation.
     Violation {
-        /// One line.
+        /// The description, in one line.
         violation: String,
     },
 }
@@ -48,22 +48,22 @@ fn is_ready(phase: Phase) -> bool {
     matches!(phase, Phase::Ready | Phase::ReadyRestarted)
 }
 
-/// Partitions in use by virtual machines, and what was done to them.
+/// Partitions that virtual machines use, and violations against them.
 #[derive(Debug, Clone, Default)]
 pub struct TenantMonitor {
     tenants: BTreeSet<PartitionId>,
-    /// Those that have no partition and of whom that was said.
+    /// Tenants without an active partition that were reported.
     cut: BTreeSet<PartitionId>,
 }
 
 impl TenantMonitor {
-    /// With these running.
+    /// Starts with these tenants.
     #[must_use]
     pub fn new(tenants: BTreeSet<PartitionId>) -> Self {
         Self { tenants, cut: BTreeSet::new() }
     }
 
-    /// A virtual machine starts or stops; an observation if its partition is not active.
+    /// Starts or stops a virtual machine; a violation if its partition is not active.
     pub fn tenant(&mut self, partition: PartitionId, running: bool, board: &Board, state: &State) -> Vec<String> {
         if running {
             self.tenants.insert(partition);
@@ -73,7 +73,7 @@ impl TenantMonitor {
         self.look(board, state)
     }
 
-    /// A GPU is reset: no tenant's, and on old baseboards none of an active partition.
+    /// Checks a GPU reset: no tenant may have the GPU, and on old baseboards no active partition.
     #[must_use]
     pub fn reset(&self, gpu: u32, board: &Board, state: &State) -> Vec<String> {
         let in_use = self.tenants.iter().filter(|id| board.has(**id, gpu));
@@ -84,7 +84,7 @@ impl TenantMonitor {
         of_tenants.chain(untrained).collect()
     }
 
-    /// Before a call is answered: what it would do to tenants, were it done.
+    /// Checks a call before its execution for harm to tenants.
     #[must_use]
     pub fn asked(&self, request: &Call, board: &Board, state: &State) -> Vec<String> {
         let ready = is_ready(state.phase);
@@ -108,7 +108,7 @@ impl TenantMonitor {
         }
     }
 
-    /// After each step: what is wrong now and was not before.
+    /// Returns new violations after each step.
     pub fn look(&mut self, board: &Board, state: &State) -> Vec<String> {
         let mut wrong = Vec::new();
         let active: Vec<PartitionId> = state.active.iter().copied().collect();
@@ -117,7 +117,7 @@ impl TenantMonitor {
                 wrong.push(format!("partitions {other} and {one} are both active and share a GPU"));
             }
         }
-        // Before that nobody knows, and links are as the last life left them.
+        // Until then the active partitions are unknown, and links are as before the restart.
         if !is_ready(state.phase) {
             return wrong;
         }
@@ -129,7 +129,7 @@ impl TenantMonitor {
         wrong
     }
 
-    /// Who runs.
+    /// Returns the partitions with running tenants.
     #[must_use]
     pub fn tenants(&self) -> &BTreeSet<PartitionId> {
         &self.tenants
@@ -157,7 +157,7 @@ mod tests {
         assert!(tenant_monitor.tenant(3, true, &board, &with).is_empty());
         assert_eq!(tenant_monitor.asked(&Call::Deactivate(3), &board, &with).len(), 1);
         assert_eq!(tenant_monitor.look(&board, &without).len(), 1);
-        assert!(tenant_monitor.look(&board, &without).is_empty(), "said once");
+        assert!(tenant_monitor.look(&board, &without).is_empty(), "reported once");
         assert!(tenant_monitor.look(&board, &with).is_empty());
         assert_eq!(tenant_monitor.look(&board, &without).len(), 1, "cut again");
         assert!(tenant_monitor.tenant(3, false, &board, &without).is_empty());

@@ -1,6 +1,5 @@
-//! Between the library in libnvfm's place and this process: a frame is a byte
-//! with the version, the length of what follows (four bytes, the highest first)
-//! and JSON. One request, one reply.
+//! The protocol between the libnvfm stand-in and this process: a frame is a version byte, the length (four bytes,
+//! big-endian) and JSON. One reply per request.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
@@ -11,30 +10,30 @@ use crate::call::{Call, Payload};
 
 /// The version of the frames.
 pub const VERSION: u8 = 1;
-/// The largest list is a tenth of it.
+/// The maximum length of a frame, ten times the largest list.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// What a client says.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Is somebody there?
+    /// Checks that the manager answers.
     Hello,
     /// A call.
     Call(Call),
 }
 
-/// What it gets.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
     /// A code of [`crate::codes`].
     pub rc: i32,
-    /// Nothing unless the code is 0.
+    /// Empty unless the code is 0.
     pub payload: Payload,
 }
 
 impl Reply {
-    /// Only a code.
+    /// Creates a reply without data.
     #[must_use]
     pub fn code(rc: i32) -> Self {
         Self { rc, payload: Payload::Nothing }
@@ -44,7 +43,7 @@ impl Reply {
 /// Writes one frame.
 ///
 /// # Errors
-/// The other side is gone.
+/// The peer has disconnected.
 pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), Error> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).map_err(|_| Error::from(ErrorKind::InvalidData))?;
@@ -57,7 +56,7 @@ pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), Error>
 /// Reads one frame.
 ///
 /// # Errors
-/// The other side is gone, or what it sent is none.
+/// The peer has disconnected, or sent an invalid frame.
 pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     let mut head = [0; 5];
     from.read_exact(&mut head)?;
@@ -71,10 +70,10 @@ pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     Ok(serde_json::from_slice(&json)?)
 }
 
-/// One request, one reply.
+/// Sends a request and waits for the reply.
 ///
 /// # Errors
-/// The manager is gone.
+/// The manager has disconnected.
 pub fn request<S: Read + Write>(stream: &mut S, request: &Request) -> Result<Reply, Error> {
     write(stream, request)?;
     read(stream)

@@ -38,14 +38,14 @@ fn injected_reply_contradicts_the_effect() {
     let home = Home::new(dir.path());
     let mut fm = started(&home, &Scenario { table: "b200".into(), ..quick() });
     let late = Fault { op: Some(Op::Activate), rc: -5, after_ms: 100, take_effect: true, times: 1 };
-    fm.control.tell(&Command::Fault(late)).unwrap();
-    let begun = Instant::now();
+    fm.control.send(&Command::Fault(late)).unwrap();
+    let start = Instant::now();
     assert_eq!(call(&home, Call::Activate(4)), -5);
-    assert!(begun.elapsed() >= Duration::from_millis(100));
+    assert!(start.elapsed() >= Duration::from_millis(100));
     assert_eq!(call(&home, Call::Activate(4)), -17, "it is active");
     assert_eq!(call(&home, Call::Activate(8)), -24);
     assert_eq!(call(&home, Call::Deactivate(5)), -18);
-    assert!(fm.control.tell(&Command::Tenant { partition: 99, running: true }).is_err());
+    assert!(fm.control.send(&Command::Tenant { partition: 99, running: true }).is_err());
     assert_eq!(fm.terminate().unwrap(), Some(0));
 }
 
@@ -54,23 +54,23 @@ fn calls_wait_for_each_other_and_hang() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
-    fm.control.tell(&Command::Latency(Latency { activate_ms: Some(100), ..Latency::default() })).unwrap();
-    let begun = Instant::now();
+    fm.control.send(&Command::Latency(Latency { activate_ms: Some(100), ..Latency::default() })).unwrap();
+    let start = Instant::now();
     thread::scope(|scope| {
         for id in [3, 4, 5] {
             let home = &home;
             scope.spawn(move || assert_eq!(call(home, Call::Activate(id)), 0));
         }
     });
-    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(start.elapsed() >= Duration::from_millis(300));
 
-    fm.control.tell(&Command::Hang(Some(Op::Deactivate))).unwrap();
+    fm.control.send(&Command::Hang(Some(Op::Deactivate))).unwrap();
     assert_eq!(call(&home, Call::List), 0, "of another kind");
     thread::scope(|scope| {
         let hung = scope.spawn(|| call(&home, Call::Deactivate(3)));
         let snapshot = fm.wait_until(|snapshot| snapshot.hanging).unwrap();
         assert_eq!(snapshot.active, [3, 4, 5].into());
-        fm.control.tell(&Command::Release).unwrap();
+        fm.control.send(&Command::Release).unwrap();
         assert_eq!(hung.join().unwrap(), 0);
     });
     assert!(!fm.control.snapshot().unwrap().hanging);
@@ -82,7 +82,7 @@ fn violations_set_the_exit_code() {
     let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
     assert_eq!(call(&home, Call::Activate(1)), 0);
-    fm.control.tell(&Command::Tenant { partition: 1, running: true }).unwrap();
+    fm.control.send(&Command::Tenant { partition: 1, running: true }).unwrap();
     assert_eq!(call(&home, Call::Activate(3)), -7, "refused, and should not have been asked");
     let violations = fm.control.snapshot().unwrap().violations;
     assert_eq!(violations, ["partition 3 is to be activated, of GPUs that the tenant of 1 has"]);

@@ -53,7 +53,7 @@ fn fm_starts_serves_and_terminates() {
     let Payload::List { partitions, most } = reply.payload else { panic!("{reply:?}") };
     assert_eq!((partitions.len(), most), (15, 15));
     assert_eq!(partitions.iter().filter(|it| it.is_active).map(|it| it.id).collect::<Vec<_>>(), [3]);
-    fm.control.tell(&Command::Sxid { switch: 2, code: 20_034 }).unwrap();
+    fm.control.send(&Command::Sxid { switch: 2, code: 20_034 }).unwrap();
     assert_eq!(fm.terminate().unwrap(), Some(0));
     assert!(stream.read(&mut [0]).is_ok_and(|length| length == 0), "old connections end");
     let log = std::fs::read_to_string(home.log()).unwrap();
@@ -94,7 +94,7 @@ fn killed_fm_is_restarted_with_the_list() {
     fm.wait_for(Phase::Ready).unwrap();
     assert_eq!(call(&home, Call::Activate(3)), 0);
     fm.kill().unwrap();
-    assert!(UnixStream::connect(home.socket()).is_err(), "the socket's file is there, and nobody");
+    assert!(UnixStream::connect(home.socket()).is_err(), "the socket file exists, without a listener");
     home.write(&[], &Scenario { tenants: [3].into(), ..quick() }).unwrap();
 
     let mut fm = home.start(Path::new(PROGRAM), &["--restart"]).unwrap();
@@ -124,7 +124,7 @@ fn fm_without_the_list_exits() {
     home.write(&[("FABRIC_MODE_RESTART", "1")], &Scenario { restart_window_ms: 100, ..quick() }).unwrap();
     let first = output(&home, &[]);
     assert_eq!(first.status.code(), Some(1));
-    assert!(said(&first).contains("cannot read the state file"), "the first start: {}", said(&first));
+    assert!(said(&first).contains("failed to read the state file"), "the first start: {}", said(&first));
 
     home.write(&[], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
@@ -161,7 +161,7 @@ fn failed_starts_are_reported() {
         (vec![("DAEMONIZE", "1")], quick(), "DAEMONIZE=1: the stand-in stays in the foreground"),
         (vec![("FABRIC_MODE", "9")], quick(), "FABRIC_MODE=9"),
         (vec![("FM_CMD_UNIX_SOCKET_PATH", "/nowhere/socket")], quick(), "/nowhere/socket"),
-        (vec![("STATE_FILE_NAME", "/nowhere/state")], quick(), "cannot write the state file"),
+        (vec![("STATE_FILE_NAME", "/nowhere/state")], quick(), "failed to write the state file"),
         (vec![], Scenario { table: "h200".into(), ..quick() }, "no table h200"),
         (vec![], Scenario { start_fails: Some("no switch was found".into()), ..quick() }, "no switch was found"),
     ] {

@@ -1,5 +1,4 @@
-//! The structures, by our own names. Sizes and offsets are those of the
-//! interface, for x86-64 and aarch64.
+//! The structures, with our own names and the sizes and offsets of the interface, for x86-64 and aarch64.
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
@@ -19,7 +18,7 @@ pub const MAX_PARTITIONS: usize = 64;
 /// Links of a device.
 pub const MAX_PORTS: usize = 64;
 
-/// What a connection is known by: not a pointer, so that an old one harms nobody.
+/// A connection handle: not a pointer, so that a stale one is harmless.
 pub type Handle = *mut c_void;
 
 /// `addressType`: an IP address.
@@ -35,9 +34,9 @@ pub const VSOCK: u32 = 3;
 pub struct ConnectParams1 {
     /// [`CONNECT_PARAMS_1`].
     pub version: u32,
-    /// Ends with a NUL.
+    /// NUL-terminated.
     pub address: [u8; ADDRESS_BYTES],
-    /// The most that it may take.
+    /// The timeout.
     pub timeout_ms: u32,
     /// Not 0: the address is a path.
     pub address_is_unix_socket: u32,
@@ -155,7 +154,7 @@ pub struct FailedDevices {
     pub switches: [FailedDevice; MAX_SWITCHES],
 }
 
-/// A partition that failures took.
+/// A partition that failures made unavailable.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Unsupported {
@@ -167,7 +166,7 @@ pub struct Unsupported {
     pub gpus: [u32; MAX_GPUS],
 }
 
-/// All partitions that failures took.
+/// All partitions that failures made unavailable.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct UnsupportedList {
@@ -179,7 +178,7 @@ pub struct UnsupportedList {
     pub partitions: [Unsupported; MAX_PARTITIONS],
 }
 
-/// A structure's version: its size, and a number above.
+/// Returns a structure's version: its size, and a number in the upper bits.
 #[expect(clippy::cast_possible_truncation, reason = "checked below; no conversion is const")]
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24

@@ -1,4 +1,4 @@
-//! The functions of the library. A feature leaves out the name by which one is found.
+//! The exported functions. Cargo features omit some of them.
 #![allow(non_snake_case, reason = "the names are the interface's")]
 
 use std::ptr;
@@ -15,7 +15,7 @@ use crate::fill::{self, TOO_MANY_GPUS, TOO_MANY_PARTITIONS};
 use crate::library::{self, call};
 use crate::variant::Variant;
 
-/// The version in the first field of a structure.
+/// Returns the version in the first field of a structure.
 ///
 /// # Safety
 /// `structure` is null or points to at least an aligned `u32`.
@@ -27,7 +27,7 @@ unsafe fn version_of<T>(structure: *const T) -> Result<u32, i32> {
     Ok(unsafe { structure.cast::<u32>().read() })
 }
 
-/// A structure that the caller has and that is of this version.
+/// Returns the caller's structure if it has this version.
 ///
 /// # Safety
 /// As for [`version_of`].
@@ -52,13 +52,13 @@ fn simple(handle: Handle, call: Call) -> Result<(), i32> {
     library::send(handle.addr(), call).map(drop)
 }
 
-/// Before anything else.
+/// Initialises the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmLibInit() -> i32 {
     call(|_| library::init())
 }
 
-/// Closes all connections.
+/// Shuts the library down and closes all connections.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmLibShutdown() -> i32 {
     call(|_| library::shutdown())
@@ -107,7 +107,7 @@ pub extern "C" fn fmDisconnect(handle: Handle) -> i32 {
     call(|_| library::disconnect(handle.addr()))
 }
 
-/// All partitions that can be had.
+/// Lists the supported partitions.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.
@@ -131,13 +131,13 @@ pub unsafe extern "C" fn fmGetSupportedFabricPartitions(handle: Handle, out: *mu
     })
 }
 
-/// Connects the GPUs of a partition.
+/// Activates a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmActivateFabricPartition(handle: Handle, id: u32) -> i32 {
     call(|_| simple(handle, Call::Activate(id)))
 }
 
-/// The same for virtual functions, in a mode that the manager is not in.
+/// Activates a partition with virtual functions, in a mode that the manager does not have.
 ///
 /// # Safety
 /// `vfs` is null or points to `num_vfs` structures; nothing is read.
@@ -157,13 +157,13 @@ pub unsafe extern "C" fn fmActivateFabricPartitionWithVFs(
     })
 }
 
-/// Parts the GPUs of a partition.
+/// Deactivates a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmDeactivateFabricPartition(handle: Handle, id: u32) -> i32 {
     call(|_| simple(handle, Call::Deactivate(id)))
 }
 
-/// After a restart: these are active.
+/// Sends the list of active partitions after a restart.
 ///
 /// # Safety
 /// `list` is null or a structure of the version that it says.
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn fmSetActivatedFabricPartitions(handle: Handle, list: *m
     })
 }
 
-/// Devices with links that failed.
+/// Lists devices with failed links.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn fmGetNvlinkFailedDevices(handle: Handle, out: *mut Fail
     })
 }
 
-/// Partitions that failures took.
+/// Lists partitions that failures made unavailable.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::address::Address;
 
-/// When the caller says 0.
+/// The default timeout.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Stream {
@@ -52,7 +52,7 @@ impl Stream {
     }
 }
 
-/// Without waiting: a manager that takes no connections any more is not there.
+/// Non-blocking: a manager with a full backlog counts as unreachable.
 fn unix(path: &Path) -> Result<UnixStream, Error> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -84,26 +84,26 @@ impl Write for Stream {
     }
 }
 
-/// Calls on one connection follow each other; closing does not wait for them.
+/// Calls on one connection are serialised; closing does not wait for them.
 pub(crate) struct Connection {
     stream: Mutex<Stream>,
     closer: Stream,
 }
 
 impl Connection {
-    /// Connects, and hears from the manager within that time.
+    /// Connects, and waits for the manager's first reply.
     pub(crate) fn open(address: &Address, timeout_ms: u32) -> Result<Self, Error> {
         let timeout = if timeout_ms == 0 { TIMEOUT } else { Duration::from_millis(timeout_ms.into()) };
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut stream = Stream::open(address, timeout)?;
-        let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
+        let left = timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
         stream.set_timeout(Some(left))?;
         request(&mut stream, &Request::Hello)?;
         stream.set_timeout(None)?;
         Ok(Self { closer: stream.try_clone()?, stream: Mutex::new(stream) })
     }
 
-    /// One call; it takes as long as the manager takes.
+    /// Executes a call, without a timeout.
     pub(crate) fn call(&self, call: Call) -> Result<Reply, Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         request(&mut *stream, &Request::Call(call))
@@ -111,9 +111,9 @@ impl Connection {
 }
 
 impl Connection {
-    /// Ends calls that wait.
+    /// Aborts waiting calls.
     pub(crate) fn close(&self) {
-        // The manager may have closed it before.
+        // The manager may have closed it already.
         let _ = self.closer.close();
     }
 }

@@ -1,19 +1,19 @@
-//! What the manager tells, as structures: awkward if the variant is.
+//! Converts the manager's results to C structures, with the variant's defects.
 
 use firstlight_fake_fm::call;
 
 use crate::abi::{FailedDevice, GpuInfo, MAX_PORTS, PartitionInfo, Unsupported};
 use crate::variant::Variant;
 
-/// More than any list holds.
+/// Beyond the limit of any list.
 pub(crate) const TOO_MANY_PARTITIONS: u32 = 200;
-/// More than any partition holds.
+/// Beyond the limit of any partition.
 pub(crate) const TOO_MANY_GPUS: u32 = 99;
 
 const NO_GPU: GpuInfo =
     GpuInfo { physical_id: 0, uuid: [0; 80], pci_bus_id: [0; 32], links_available: 0, links_max: 0, line_rate: 0 };
 
-/// How many, as C counts.
+/// Converts a length.
 pub(crate) fn count(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
@@ -28,7 +28,7 @@ fn text<const N: usize>(variant: Variant, text: &str) -> [u8; N] {
     bytes
 }
 
-/// As many as there is room for.
+/// Copies as many elements as fit.
 fn array<T: Copy, const N: usize>(empty: T, items: impl Iterator<Item = T>) -> [T; N] {
     let mut array = [empty; N];
     array.iter_mut().zip(items).for_each(|(to, from)| *to = from);

@@ -86,7 +86,7 @@ fn manager_that_dies_and_is_restarted() {
         let mut manager = Manager::start(&[], &Scenario { activate_ms: 0, ..Scenario::default() });
         let handle = open(&manager);
         assert_eq!(fmActivateFabricPartition(handle, 3), 0);
-        manager.fm.control.tell(&Command::Hang(None)).unwrap();
+        manager.fm.control.send(&Command::Hang(None)).unwrap();
         let address = handle.addr();
         let hung = thread::spawn(move || fmActivateFabricPartition(without_provenance_mut(address), 4));
         manager.fm.wait_until(|snapshot| snapshot.hanging).unwrap();
@@ -144,9 +144,9 @@ fn connecting_takes_as_long_as_it_may() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut params = params(abi::INET, &listener.local_addr().unwrap().to_string());
         params.first.timeout_ms = 150;
-        let begun = Instant::now();
+        let start = Instant::now();
         assert_eq!(connect_with(&mut params).err(), Some(-9));
-        let took = begun.elapsed();
+        let took = start.elapsed();
         assert!((Duration::from_millis(100)..Duration::from_secs(5)).contains(&took), "{took:?}");
     });
 }
@@ -181,7 +181,7 @@ fn a_library_of_575() {
         let handle = connect_with(&mut params).unwrap();
         assert_eq!((fmActivateFabricPartition(handle, 4), fmActivateFabricPartition(handle, 4)), (0, -2));
         let fault = Fault { op: Some(Op::Deactivate), rc: -10, after_ms: 0, take_effect: false, times: 1 };
-        manager.fm.control.tell(&Command::Fault(fault)).unwrap();
+        manager.fm.control.send(&Command::Fault(fault)).unwrap();
         assert_eq!(fmDeactivateFabricPartition(handle, 4), -10);
     });
 }

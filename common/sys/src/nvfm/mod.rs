@@ -38,7 +38,7 @@ type With<T> = unsafe extern "C" fn(Handle, *mut T) -> i32;
 pub enum OpenError {
     /// It was not found.
     #[error(
-        "cannot open libnvfm: {0}; it comes with the fabric manager, of the same version, and belongs into the image"
+        "failed to open libnvfm: {0}; it comes with the fabric manager, of the same version, and belongs into the image"
     )]
     Library(String),
     /// It lacks a function: another library, or too old.

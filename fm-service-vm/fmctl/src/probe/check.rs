@@ -68,7 +68,7 @@ impl Check<'_> {
         command.process_group(0).kill_on_drop(true);
         let mut child = match command.spawn() {
             Ok(child) => child,
-            Err(error) => return Outcome::Stopped(format!("cannot start /bin/sh: {error}")),
+            Err(error) => return Outcome::Stopped(format!("failed to start /bin/sh: {error}")),
         };
         let last = Arc::new(Mutex::new(String::new()));
         let readers = [
@@ -180,13 +180,13 @@ mod tests {
         assert!(matches!(outcome, Outcome::Stopped(text) if text.contains("not ended within")));
         let pid = std::fs::read_to_string(&file).unwrap();
         // The kill may still be in progress.
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         loop {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
             if state.is_empty() || state.contains(") Z ") {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "{state}");
+            assert!(start.elapsed() < Duration::from_secs(20), "{state}");
             std::thread::sleep(Duration::from_millis(10));
         }
         std::fs::remove_dir_all(&dir).unwrap();

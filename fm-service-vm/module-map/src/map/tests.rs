@@ -69,7 +69,7 @@ fn operator_statement_is_verified_entry_by_entry() {
     let again = merge(Some(&map), &all(), &Evidence::Operator).unwrap();
     assert_eq!((&again.map, again.changed), (&map, Gpus::NONE));
     let later = merge(Some(&map), &all(), &Evidence::Probe { recorded_at: 6, partition: 7 }).unwrap();
-    assert_eq!((later.map == map, later.changed), (false, Gpus::NONE), "another time is nothing new");
+    assert_eq!((later.map == map, later.changed), (false, Gpus::NONE), "a newer measurement changes nothing");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn contradictions_are_refused_without_replace() {
     assert!(text.contains("nothing was changed") && text.contains("--replace"), "{text}");
     let merged = ModuleMap::merged(Some(&map), "S1", &wrong, &Evidence::Operator, true).unwrap();
     assert_eq!((merged.changed, merged.removed), (gpus(&[5, 7]), Gpus::NONE));
-    assert_eq!(merged.map.measured(), eight().without(gpus(&[5, 7])), "they have lost what was measured");
+    assert_eq!(merged.map.measured(), eight().without(gpus(&[5, 7])), "their measurements are gone");
     // A GPU takes another's address: the other one loses its entry.
     let moved = [claim(5, "0000:10:00.0")];
     let merged = ModuleMap::merged(Some(&map), "S1", &moved, &nvml(2), true).unwrap();
@@ -122,11 +122,7 @@ fn another_gpu_or_baseboard_invalidates_the_map() {
     let error = ModuleMap::merged(Some(&map), "S2", &first, &nvml(2), false).unwrap_err().to_string();
     assert!(error.contains("the map is of baseboard S1, not of S2"), "{error}");
     let merged = ModuleMap::merged(Some(&map), "S2", &first[..1], &Evidence::Operator, true).unwrap();
-    assert_eq!(
-        (merged.map.modules(), merged.map.measured()),
-        (gpus(&[1]), Gpus::NONE),
-        "nothing of the old one is left"
-    );
+    assert_eq!((merged.map.modules(), merged.map.measured()), (gpus(&[1]), Gpus::NONE), "the old map is replaced");
     assert_eq!((merged.changed, merged.removed), (gpus(&[1]), gpus(&[2])));
 }
 
@@ -161,7 +157,7 @@ fn saved_map_round_trips_and_damage_is_reported() {
         ("0000:86:00.0", "86:00.0", "at byte "),
         ("\"1\":", "\"64\":", "map.entries: invalid module id 64"),
         ("\"S1\"", "\"\"", "map.baseboard"),
-        ("GPU-a", "GPU a", "map.entries: uuid \"GPU a\" of module 1"),
+        ("GPU-a", "GPU a", "map.entries: invalid uuid \"GPU a\" of module 1"),
     ] {
         let error = Saved::read(text.replacen(from, to, 1).as_bytes()).unwrap_err().to_string();
         assert!(error.contains(said), "{said} in {error}");

@@ -59,7 +59,7 @@ impl Sim {
     fn set(&mut self, active: BTreeSet<PartitionId>) {
         let length = fs::metadata(&self.journal).map_or(0, |data| data.len());
         for tenant in self.tenants.difference(&active) {
-            self.violations.push(format!("partition {tenant} is switched off under its tenant"));
+            self.violations.push(format!("partition {tenant} is deactivated under its tenant"));
         }
         self.effects.push((length, active.clone()));
         self.active = active;
@@ -169,8 +169,8 @@ fn sim(known: &'static KnownBaseboard, journal: &Path) -> Shared {
 /// Opens an engine that allows unverified maps.
 fn pending(sim: &Shared, journal: &Path) -> Engine<Shared> {
     // A child of a parallel test inherits the lock until exec.
-    let (begun, mut opened) = (Instant::now(), Journal::open(journal));
-    while matches!(opened, Err(crate::journal::Error::Locked { .. })) && begun.elapsed().as_secs() < 5 {
+    let (start, mut opened) = (Instant::now(), Journal::open(journal));
+    while matches!(opened, Err(crate::journal::Error::Locked { .. })) && start.elapsed().as_secs() < 5 {
         std::thread::yield_now();
         opened = Journal::open(journal);
     }
@@ -229,8 +229,8 @@ fn activation_survives_a_restart_and_is_idempotent() {
     let error = fixture.engine.deactivate("r3", 3, "bob").unwrap_err().to_string();
     assert_eq!(error, "partition 3 is owned by alice, not by bob");
     assert!(fixture.engine.deactivate("r4", 3, "alice").unwrap());
-    assert!(fixture.engine.deactivate("r4", 3, "alice").unwrap(), "the same request again");
-    assert!(!fixture.engine.deactivate("r5", 3, "alice").unwrap(), "another one finds nothing to do");
+    assert!(fixture.engine.deactivate("r4", 3, "alice").unwrap(), "idempotent");
+    assert!(!fixture.engine.deactivate("r5", 3, "alice").unwrap(), "a new request has nothing to do");
     assert_eq!(fixture.active(), BTreeSet::from([4]));
     // A late retry of the first request must not activate it again.
     let error = fixture.engine.activate("r1", count(2), "alice").unwrap_err().to_string();
@@ -254,7 +254,7 @@ fn invalid_requests_are_reported_and_change_nothing() {
         ("r2", count(1), "a\nb", "owner \"a\\nb\""),
         ("r2", count(3), "a", "no partition has 3 GPUs; there are partitions of 1, 2, 4 and 8"),
         ("r2", count(8), "a", "GPUs 1,2,3,4 are taken, GPUs 8 are quarantined; the largest that is free has 2"),
-        ("r2", pair, "a", "exactly the GPUs 1,2; with as many there are 1,3 (partition 3)"),
+        ("r2", pair, "a", "exactly the GPUs 1,2; partitions of this size: 1,3 (partition 3)"),
         ("r2", PartitionSelector::Partition(99), "a", "there is no partition 99; there are 0, 1, 2"),
         (
             "r2",
@@ -317,7 +317,7 @@ fn list_decides_the_outcome_not_the_reply() {
         fixture.fault(-10, false, false);
         let other = fixture.held()[0];
         assert!(fixture.engine.deactivate("e", other, "a").is_err());
-        assert_eq!(fixture.held().len(), 4, "what is active is held");
+        assert_eq!(fixture.held().len(), 4, "active partitions stay assigned");
         assert!(fixture.sim.0.borrow().violations.is_empty());
     }
 }
@@ -344,20 +344,20 @@ fn unknown_outcome_is_settled_when_fm_answers() {
     assert!(matches!(fixture.engine.deactivate("d", first, "a"), Err(EngineError::OutcomeUnknown { .. })));
     fixture.mode(Mode::Ready);
     fixture.engine.settle().unwrap();
-    assert_eq!(fixture.held().len(), 1, "it was asked for, and is done");
+    assert_eq!(fixture.held().len(), 1, "the deactivation was repeated");
     assert!(fixture.engine.deactivate("d", first, "a").unwrap());
 }
 
 #[test]
 fn fm_restart_restores_assigned_partitions_only() {
     let mut fixture = fixture(&H100);
-    let kept = fixture.engine.activate("r1", count(4), "a").unwrap().partition;
-    fixture.sim.0.borrow_mut().tenants.insert(kept);
+    let assigned = fixture.engine.activate("r1", count(4), "a").unwrap().partition;
+    fixture.sim.0.borrow_mut().tenants.insert(assigned);
     fixture.fault(-9, true, true);
     assert!(matches!(fixture.engine.activate("r2", count(2), "b"), Err(EngineError::OutcomeUnknown { .. })));
     fixture.mode(Mode::Waits);
     fixture.engine.settle().unwrap();
-    assert_eq!((fixture.active(), fixture.held()), (BTreeSet::from([kept]), vec![kept]));
+    assert_eq!((fixture.active(), fixture.held()), (BTreeSet::from([assigned]), vec![assigned]));
     assert!(fixture.sim.0.borrow().violations.is_empty());
     assert!(!fixture.engine.activate("r2", count(2), "b").unwrap().already_done);
 }
@@ -387,7 +387,7 @@ fn fm_restart_without_state_is_an_outage_until_reconciled() {
     let steps = fixture.engine.reconcile("q", &desired).unwrap();
     assert_eq!(steps.len(), 2);
     assert_eq!((fixture.active(), fixture.held()), (BTreeSet::from([1, 5]), vec![1, 5]));
-    assert!(fixture.engine.reconcile("q2", &desired).unwrap().is_empty(), "there is nothing left to do");
+    assert!(fixture.engine.reconcile("q2", &desired).unwrap().is_empty(), "a second reconciliation has no steps");
     assert_eq!(fixture.engine.activate("r2", count(2), "b").unwrap().gpus.to_string(), "6,8");
 }
 
@@ -398,10 +398,10 @@ fn partition_active_before_is_unowned_until_reconciled() {
     let snapshot = fixture.engine.settle().unwrap();
     assert_eq!(snapshot.unowned(fixture.engine.state()), [2, 6]);
     assert!(matches!(fixture.engine.deactivate("d", 2, "a"), Err(EngineError::Unowned { partition: 2 })));
-    assert_eq!(fixture.engine.activate("r", count(2), "a").unwrap().partition, 7, "their GPUs are not given");
+    assert_eq!(fixture.engine.activate("r", count(2), "a").unwrap().partition, 7, "unowned GPUs are not given");
     let steps = fixture.engine.steps(&[(2, "t".into()), (7, "a".into())]).unwrap();
     assert_eq!(steps.len(), 2, "{steps:?}");
-    assert_eq!(fixture.active(), BTreeSet::from([2, 6, 7]), "to ask changes nothing");
+    assert_eq!(fixture.active(), BTreeSet::from([2, 6, 7]), "a dry run changes nothing");
     fixture.engine.reconcile("q", &[(2, "t".into()), (7, "a".into())]).unwrap();
     assert_eq!(fixture.active(), BTreeSet::from([2, 7]));
     assert_eq!(fixture.engine.state().assignments[&2].owner, "t");
@@ -433,35 +433,35 @@ fn inconsistent_list_is_rejected() {
 
 /// Journal length and acknowledged assignments after each step.
 #[derive(Default)]
-struct Told(Vec<(u64, BTreeMap<PartitionId, Assignment>)>);
+struct Acknowledged(Vec<(u64, BTreeMap<PartitionId, Assignment>)>);
 
-impl Told {
+impl Acknowledged {
     fn note(&mut self, fixture: &Fixture) {
         self.0.push((fixture.engine.journal_end(), fixture.engine.state().assignments.clone()));
     }
 }
 
 /// The steps of the crash matrix.
-fn day(fixture: &mut Fixture) -> Told {
-    let mut told = Told::default();
-    told.note(fixture);
+fn crash_scenario(fixture: &mut Fixture) -> Acknowledged {
+    let mut acknowledged = Acknowledged::default();
+    acknowledged.note(fixture);
     fixture.engine.activate("r1", count(2), "a").unwrap();
-    told.note(fixture);
+    acknowledged.note(fixture);
     fixture.fault(-5, true, false);
     fixture.engine.activate("r2", count(4), "b").unwrap();
-    told.note(fixture);
+    acknowledged.note(fixture);
     fixture.fault(-10, false, false);
     assert!(fixture.engine.activate("r3", count(1), "c").is_err());
-    told.note(fixture);
+    acknowledged.note(fixture);
     fixture.engine.activate("r3", count(1), "c").unwrap();
-    told.note(fixture);
+    acknowledged.note(fixture);
     assert!(fixture.engine.deactivate("d1", 3, "a").unwrap());
-    told.note(fixture);
+    acknowledged.note(fixture);
     fixture.engine.quarantine(1, "Xid 79").unwrap();
     let desired = [(2, "b".to_owned()), (9, "d".to_owned())];
     fixture.engine.reconcile("q", &desired).unwrap();
-    told.note(fixture);
-    told
+    acknowledged.note(fixture);
+    acknowledged
 }
 
 /// Kills the daemon at every byte that it writes, before and after every change of the fabric: after a restart the
@@ -469,7 +469,7 @@ fn day(fixture: &mut Fixture) -> Told {
 #[test]
 fn daemon_killed_at_any_step_recovers_a_consistent_state() {
     let mut whole = fixture(&H100);
-    let told = day(&mut whole);
+    let acknowledged = crash_scenario(&mut whole);
     let path = whole.dir.path().join("journal");
     let bytes = fs::read(&path).unwrap();
     let effects = whole.sim.0.borrow().effects.clone();
@@ -489,8 +489,13 @@ fn daemon_killed_at_any_step_recovers_a_consistent_state() {
             let sim = sim(&H100, &path);
             sim.0.borrow_mut().active = active;
             // Tenants with an acknowledged partition run until they request its deactivation.
-            let known =
-                told.0.iter().rev().find(|(at, _)| *at <= length).map(|(_, held)| held.clone()).unwrap_or_default();
+            let known = acknowledged
+                .0
+                .iter()
+                .rev()
+                .find(|(at, _)| *at <= length)
+                .map(|(_, held)| held.clone())
+                .unwrap_or_default();
             let mut engine = pending(&sim, &path);
             let ending = engine.state().in_progress.as_ref().and_then(|pending| match pending.change {
                 Change::Deactivate { partition } => Some(partition),
@@ -506,7 +511,7 @@ fn daemon_killed_at_any_step_recovers_a_consistent_state() {
             assert_eq!(engine.state().outage, None);
             assert_eq!(sim.0.borrow().violations, [] as [String; 0], "cut at {cut}");
             // Acknowledged assignments are lost only by a request that was in progress.
-            let next = told.0.iter().find(|(at, _)| *at > length).map(|(_, held)| held);
+            let next = acknowledged.0.iter().find(|(at, _)| *at > length).map(|(_, held)| held);
             for (id, assignment) in &known {
                 let may_go = next.is_some_and(|next| next.get(id) != Some(assignment));
                 assert!(may_go || engine.state().assignments.get(id) == Some(assignment), "cut at {cut}: {id}");

@@ -86,7 +86,7 @@ fn damage_not_caused_by_a_crash_is_reported_and_refused() {
             fs::write(&path, &damaged).unwrap();
             let error = Journal::open(&path).unwrap_err().to_string();
             assert!(error.contains("Move it away and reconcile") && error.contains(&what), "{error}");
-            assert_eq!(fs::read(&path).unwrap(), damaged, "it is left as it is");
+            assert_eq!(fs::read(&path).unwrap(), damaged, "it is unchanged");
         }
     }
 }
@@ -101,10 +101,10 @@ fn inconsistent_records_are_damage() {
     let error = Journal::open(&path).unwrap_err().to_string();
     assert!(error.contains("damaged at byte 8: no change is in progress"), "{error}");
     fs::write(&path, "[partitions]\n").unwrap();
-    assert!(Journal::open(&path).unwrap_err().to_string().contains("does not begin as a journal"));
+    assert!(Journal::open(&path).unwrap_err().to_string().contains("does not begin like a journal"));
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(Journal::open(&path).unwrap_err().to_string().contains("cannot open"));
+    assert!(Journal::open(&path).unwrap_err().to_string().contains("failed to open"));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn failed_journal_write_is_reported_and_recovered() {
     let good = File::open(&path).unwrap();
     let writable = std::mem::replace(&mut journal.file, good);
     let error = journal.append(&Record::Released { gpu: 1 }, &state).unwrap_err().to_string();
-    assert!(error.contains("cannot write") && error.contains("journal"), "{error}");
+    assert!(error.contains("failed to write") && error.contains("journal"), "{error}");
     journal.file = writable;
     journal.append(&Record::Released { gpu: 2 }, &state).unwrap();
     drop(journal);

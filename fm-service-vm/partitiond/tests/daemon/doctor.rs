@@ -14,7 +14,7 @@ fn doctor_reports_each_problem_once_with_its_remedy() {
     assert!(said.starts_with("ok    daemon: version "), "{said}");
     assert!(
         said.contains(
-            "\nok    versions: fabric manager 610.43.02\nok    fabric manager: it answers\nok    list: 15 partitions, seen 0 s ago\nok    baseboard: h100\n"
+            "\nok    versions: fabric manager 610.43.02\nok    fabric manager: it answers\nok    list: 15 partitions, received 0 s ago\nok    baseboard: h100\n"
         ),
         "{said}"
     );
@@ -34,9 +34,9 @@ fn doctor_reports_each_problem_once_with_its_remedy() {
     // Warnings do not set the exit code.
     assert_eq!(fixture.run_fmctl(&["quarantine", "8", "--reason", "Xid 79"]).2, 0);
     let (said, _, code) = fixture.run_fmctl(&["--json", "doctor"]);
-    let told: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&told["ok"], code), (&true.into(), 0));
-    let bad: Vec<_> = told["checks"].as_array().unwrap().iter().filter(|check| check["level"] != "ok").collect();
+    let first: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&first["ok"], code), (&true.into(), 0));
+    let bad: Vec<_> = first["checks"].as_array().unwrap().iter().filter(|check| check["level"] != "ok").collect();
     assert_eq!(bad.len(), 1, "{said}");
     assert_eq!((&bad[0]["level"], &bad[0]["check"]), (&"warn".into(), &"quarantine".into()));
     // FM has a partition without a recorded owner, and then it dies.
@@ -44,7 +44,7 @@ fn doctor_reports_each_problem_once_with_its_remedy() {
     fixture.kill_daemon();
     std::fs::remove_file(fixture.journal()).unwrap();
     fixture.start_daemon();
-    block_on(async { fixture.until("the fabric is seen", |health| health.fabric_manager).await });
+    block_on(async { fixture.until("the fabric was polled", |health| health.fabric_manager).await });
     let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(
         said.contains("\nFAIL  owners: partitions 5 are active without a recorded owner\n      -> fmctl reconcile")
@@ -53,7 +53,7 @@ fn doctor_reports_each_problem_once_with_its_remedy() {
     );
     assert_eq!(said.matches("FAIL").count(), 1, "{said}");
     fixture.fm.kill().unwrap();
-    block_on(async { fixture.until("it is gone", |health| !health.fabric_manager).await });
+    block_on(async { fixture.until("FM is gone", |health| !health.fabric_manager).await });
     let (said, ..) = fixture.run_fmctl(&["doctor"]);
     assert!(said.contains("\nFAIL  fabric manager: failed to list the partitions: fmConnect"), "{said}");
     assert_eq!(said.matches("fmConnect").count(), 1, "{said}");
@@ -70,11 +70,11 @@ fn doctor_reports_each_problem_once_with_its_remedy() {
 #[test]
 fn doctor_reports_lost_partitions() {
     let mut fixture = Fixture::new(&quick("h100"));
-    block_on(async { fixture.until("the fabric is seen", |health| health.ok).await });
+    block_on(async { fixture.until("the fabric was polled", |health| health.ok).await });
     assert_eq!(fixture.run_fmctl(&["activate", "1", "--owner", "a"]).2, 0);
     fixture.restart_fm(&[]);
     fixture.fm.wait_for(Phase::Ready).unwrap();
-    block_on(async { fixture.until("it is seen", |health| health.fabric_manager && !health.ok).await });
+    block_on(async { fixture.until("the outage is reported", |health| health.fabric_manager && !health.ok).await });
     let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(
         said.contains("\nFAIL  health: the fabric has lost partitions 1 while tenants had them") && code == 9,

@@ -44,13 +44,13 @@ async fn fatal_sxid_blocks_new_multi_gpu_partitions_until_release() {
     let health = fixture.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.ok, "{health:?}");
     assert!(
-        health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 non-fatal errors, the last: SXid 20034"),
+        health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 errors, the last: SXid 20034"),
         "{health:?}"
     );
     client.activate(activate("r1", 2, "a")).await.unwrap();
 
     kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}"));
-    let health = fixture.until("the trouble", |health| !health.ok).await;
+    let health = fixture.until("the fatal error", |health| !health.ok).await;
     assert!(
         health.problems[0].contains("SXid 20034, Fatal, Link 30")
             && health.problems[0].contains("fmctl release 0000:05:00.0")
@@ -65,7 +65,7 @@ async fn fatal_sxid_blocks_new_multi_gpu_partitions_until_release() {
     // The fault survives a daemon restart, and old records are not processed again.
     fixture.kill_daemon();
     fixture.start_daemon();
-    fixture.until("it is known", |health| !health.ok).await;
+    fixture.until("it is reported", |health| !health.ok).await;
     assert_eq!(fixture.run_fmctl(&["release", "0000:09:00.0"]).2, 4);
     assert_eq!(
         fixture.run_fmctl(&["release", "0000:05:00.0"]),
@@ -90,7 +90,7 @@ async fn gpu_with_a_listed_address_is_quarantined_by_its_xid() {
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let mut kernel = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let mut fixture = fixture("a100-8", &["--kernel-log", &path.display().to_string()]);
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let mut client = fixture.client().await;
     let listed = client.list(firstlight_fabric_api::v1::ListRequest {}).await.unwrap().into_inner();
     let gpu = &listed.partitions[0].gpus[2];
@@ -118,7 +118,7 @@ fn subscribed(listener: &UnixListener) -> UnixStream {
 fn says(stream: &mut UnixStream, ready: bool, detail: &str) {
     let daemon = |name: &str| FromInit::Daemon { name: name.to_owned(), ready, detail: detail.to_owned() };
     stream.write_all(b"not a message\n").unwrap();
-    stream.write_all(&encode(&daemon("somebody")).unwrap()).unwrap();
+    stream.write_all(&encode(&daemon("other")).unwrap()).unwrap();
     stream.write_all(&encode(&daemon("fabricmanager")).unwrap()).unwrap();
 }
 
@@ -144,7 +144,7 @@ async fn fm_state_from_pid_1_is_reported_and_polled_immediately() {
     let given = client.activate(activate("r1", 4, "a")).await.unwrap().into_inner();
     fixture.fm.kill().unwrap();
     says(&mut init, false, "killed by signal 9 after 77 ms; its last line: \"bye\"");
-    let health = fixture.until("the end is told", |health| !health.ok).await;
+    let health = fixture.until("the exit is reported", |health| !health.ok).await;
     assert!(health.problems[0].contains("the fabric manager exited (killed by signal 9"), "{health:?}");
 
     fixture.restart_fm(&["--restart"]);
@@ -153,13 +153,13 @@ async fn fm_state_from_pid_1_is_reported_and_polled_immediately() {
     fixture.fm.wait_for(Phase::ReadyRestarted).unwrap();
     let snapshot = fixture.fm.control.snapshot().unwrap();
     assert_eq!(snapshot.active.into_iter().collect::<Vec<_>>(), [given.partition]);
-    fixture.until("all is well", |health| health.ok).await;
+    fixture.until("there are no problems", |health| health.ok).await;
 
     // After PID 1 closes the connection, the daemon reconnects.
     drop(init);
     let mut init = subscribed(&listener);
     says(&mut init, false, "exit status 1");
-    fixture.until("it is heard again", |health| !health.ok).await;
+    fixture.until("the second report", |health| !health.ok).await;
     fixture.assert_no_violations();
 }
 
@@ -189,9 +189,9 @@ async fn tenant_with_another_driver_version_is_refused_or_warned() {
     assert_eq!(given.warnings, Vec::<String>::new());
 
     fixture.kill_daemon();
-    fixture.more.extend(["--guest-driver".to_owned(), "warn".to_owned()]);
+    fixture.more.extend(["--guest-driver-mismatch".to_owned(), "warn".to_owned()]);
     fixture.start_daemon();
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let (said, warned, code) =
         fixture.run_fmctl(&["activate", "--gpus", "1", "--owner", "b", "--guest-driver", "550.163.01"]);
     assert!(said.starts_with("Successfully activated") && code == 0, "{said}");

@@ -27,7 +27,7 @@ impl Fixture {
     /// A fixture without --allow-unverified-map that has polled FM.
     pub(crate) fn seen(table: &str) -> Self {
         let fixture = Self::strict(&quick(table));
-        block_on(async { fixture.until("the fabric is seen", |health| health.fabric_manager).await });
+        block_on(async { fixture.until("the fabric was polled", |health| health.fabric_manager).await });
         fixture
     }
 
@@ -57,7 +57,7 @@ pub(crate) fn sorted() -> Vec<(&'static str, u32)> {
 fn several_gpus_are_refused_until_they_were_measured() {
     let mut fixture = Fixture::seen("h100");
     let advice = "run fmctl inventory nvml FILE --baseboard-serial SERIAL with what an inventory guest has measured, or fmctl inventory \
-                  probe --pci PCI,.. --baseboard-serial SERIAL --check COMMAND; --unverified-map overrides that for one request\n";
+                  probe --pci PCI,.. --baseboard-serial SERIAL --check COMMAND; --unverified-map overrides this for one request\n";
     let refused = |what: &str| {
         format!("fmctl: refused to give {what} while the module map is not verified: there is no module map; {advice}")
     };
@@ -114,7 +114,7 @@ fn several_gpus_are_refused_until_they_were_measured() {
     // The map is persistent.
     fixture.kill_daemon();
     fixture.start_daemon();
-    block_on(async { fixture.until("all is well", |health| health.ok).await });
+    block_on(async { fixture.until("there are no problems", |health| health.ok).await });
     let (said, ..) =
         fixture.run_fmctl(&["activate", "--pci", "0000:86:00.0,0000:87:00.0", "--owner", "a", "--request-id", "r1"]);
     assert!(said.contains("(already done by the same request)"), "{said}");
@@ -199,7 +199,7 @@ fn invalid_table_is_refused_with_its_position() {
         (fixture.table("d", &SERVER[..7]), 2, "no entry for module 4, which the fabric manager lists"),
         (fixture.table("e", &more), 2, "the fabric manager lists no module 9; it lists 1,2,3,4,5,6,7,8"),
         (fixture.file("f", &"#".repeat(100_000)), 2, "more than 65536 bytes"),
-        ("/nowhere/table".to_owned(), 2, "cannot read /nowhere/table"),
+        ("/nowhere/table".to_owned(), 2, "failed to read /nowhere/table"),
     ] {
         let (_, error, found) = fixture.run_fmctl(&["inventory", "set", &file, "--baseboard-serial", "S1"]);
         assert!(error.contains(text) && found == code, "{text} in {error}");
@@ -227,7 +227,7 @@ fn invalid_table_is_refused_with_its_position() {
 #[tokio::test]
 async fn hostile_requests_are_refused() {
     let mut fixture = Fixture::strict(&quick("h100"));
-    fixture.until("the fabric is seen", |health| health.fabric_manager).await;
+    fixture.until("the fabric was polled", |health| health.fabric_manager).await;
     let mut client = fixture.client().await;
     let placement = |module_id, pci: &str| api::Placement { module_id, pci: pci.to_owned(), ..Default::default() };
     let nvml = |what: String| {
@@ -297,7 +297,7 @@ fn damaged_map_and_map_of_another_baseboard_are_ignored() {
     fixture.start_daemon();
     let said = "module-map.json cannot be read as a module map: at byte 100";
     let health = block_on(async {
-        fixture.until("it is told", |health| !health.problems.is_empty() && health.fabric_manager).await
+        fixture.until("the damage is reported", |health| !health.problems.is_empty() && health.fabric_manager).await
     });
     assert!(health.problems[0].contains(said) && health.problems[0].contains("keep a copy"), "{health:?}");
     let (_, error, code) = fixture.run_fmctl(&["plan", "--gpus", "2"]);
@@ -309,7 +309,7 @@ fn damaged_map_and_map_of_another_baseboard_are_ignored() {
     fs::write(&booted, "quiet firstlight.baseboard_serial=S2 panic=-1\n").unwrap();
     fixture.more.extend(["--kernel-command-line".to_owned(), booted.display().to_string()]);
     fixture.start_daemon();
-    block_on(async { fixture.until("the fabric is seen", |health| health.fabric_manager).await });
+    block_on(async { fixture.until("the fabric was polled", |health| health.fabric_manager).await });
     let (_, error, _) = fixture.run_fmctl(&["plan", "--gpus", "2"]);
     assert!(
         error.contains(
@@ -325,7 +325,7 @@ fn damaged_map_and_map_of_another_baseboard_are_ignored() {
 #[tokio::test]
 async fn daemon_killed_during_a_map_update_leaves_the_old_or_the_new_map() {
     let mut fixture = Fixture::strict(&quick("h100"));
-    fixture.until("the fabric is seen", |health| health.fabric_manager).await;
+    fixture.until("the fabric was polled", |health| health.fabric_manager).await;
     let request = |round: u64, place: &dyn Fn(u32) -> String| api::SetModuleMapRequest {
         request_id: format!("m{round}"),
         baseboard_serial: "S1".to_owned(),
@@ -333,17 +333,17 @@ async fn daemon_killed_during_a_map_update_leaves_the_old_or_the_new_map() {
         evidence: Some(api::Evidence { source: Some(Source::Nvml(api::Nvml::default())) }),
         replace: true,
     };
-    let (mut kept, mut came) = (0, 0);
+    let (mut old_count, mut new_count) = (0, 0);
     let mut known = String::new();
     for round in 1..=40_u64 {
         let place = move |id: u32| format!("{round:04x}:{id:02x}:00.0");
         let mut client = fixture.client().await;
         // The daemon has to have polled FM before it accepts a map.
-        let wanted = request(round, &place);
-        let asked = tokio::spawn(async move { client.set_module_map(wanted).await });
+        let update = request(round, &place);
+        let asked = tokio::spawn(async move { client.set_module_map(update).await });
         tokio::time::sleep(Duration::from_micros(150 * (round % 20))).await;
         fixture.kill_daemon();
-        let told = asked.await.unwrap().is_ok();
+        let acknowledged = asked.await.unwrap().is_ok();
         fixture.start_daemon();
         let mut client = fixture.client().await;
         let now = client.inventory(api::InventoryRequest {}).await.unwrap().into_inner();
@@ -351,18 +351,18 @@ async fn daemon_killed_during_a_map_update_leaves_the_old_or_the_new_map() {
         let domain = places.first().map(|pci| pci[..4].to_owned()).unwrap_or_default();
         assert!(places.iter().all(|pci| pci.starts_with(&domain)) && [0, 8].contains(&places.len()), "{places:?}");
         let new = format!("{round:04x}");
-        assert!(domain == new || (domain == known && !told), "round {round}: {domain} after {known}");
+        assert!(domain == new || (domain == known && !acknowledged), "round {round}: {domain} after {known}");
         if domain == new {
-            came += 1
+            new_count += 1
         } else {
-            kept += 1
+            old_count += 1
         }
         known = domain;
         let problems = client.health(api::HealthRequest {}).await.unwrap().into_inner().problems;
-        assert!(problems.iter().all(|trouble| !trouble.contains("not readable")), "{problems:?}");
+        assert!(problems.iter().all(|problem| !problem.contains("not readable")), "{problems:?}");
     }
-    println!("{came} maps came to be, {kept} did not");
-    assert!(came > 0);
+    println!("{new_count} maps were written, {old_count} were not");
+    assert!(new_count > 0);
 }
 
 #[test]

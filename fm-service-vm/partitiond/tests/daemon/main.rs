@@ -24,7 +24,7 @@ use tonic::Code;
 #[test]
 fn fmctl_lists_activates_and_deactivates() {
     let mut fixture = Fixture::new(&quick("h100"));
-    block_on(async { fixture.until("the fabric is seen", |health| health.ok).await });
+    block_on(async { fixture.until("the fabric was polled", |health| health.ok).await });
     let (listed, _, code) = fixture.run_fmctl(&["list"]);
     assert_eq!(code, 0);
     assert!(listed.starts_with("PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs\n"), "{listed}");
@@ -106,10 +106,10 @@ async fn both_generations_and_the_library_before_580() {
         // The reply contradicts the effect.
         let partition = given.partition;
         let fault = |op, rc, take_effect| Fault { op: Some(op), rc, after_ms: 0, take_effect, times: 1 };
-        fixture.fm.control.tell(&Command::Fault(fault(Op::Activate, -5, true))).unwrap();
+        fixture.fm.control.send(&Command::Fault(fault(Op::Activate, -5, true))).unwrap();
         let other = client.activate(activate("r2", 2, "b")).await.unwrap().into_inner();
         assert_ne!(other.partition, partition, "{table}");
-        fixture.fm.control.tell(&Command::Fault(fault(Op::Deactivate, -10, false))).unwrap();
+        fixture.fm.control.send(&Command::Fault(fault(Op::Deactivate, -10, false))).unwrap();
         let error = client.deactivate(deactivate("d1", partition, "a")).await.unwrap_err();
         assert_eq!(error.code(), Code::Aborted, "{error:?}");
         assert!(error.message().contains("NVLink error (-10)"), "{error:?}");
@@ -141,10 +141,10 @@ async fn invalid_library_reply_changes_nothing() {
 #[tokio::test]
 async fn list_does_not_wait_for_a_hanging_change() {
     let mut fixture = Fixture::with(&quick("h100"), "610", "1");
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let mut client = fixture.client().await;
-    fixture.fm.control.tell(&Command::Hang(Some(Op::Activate))).unwrap();
-    let begun = Instant::now();
+    fixture.fm.control.send(&Command::Hang(Some(Op::Activate))).unwrap();
+    let start = Instant::now();
     let late = tokio::spawn({
         let mut client = client.clone();
         async move { client.activate(activate("r1", 2, "a")).await }
@@ -158,20 +158,20 @@ async fn list_does_not_wait_for_a_hanging_change() {
         times.push(asked.elapsed());
         let changing: Vec<u32> = list.partitions.iter().filter(|one| one.in_progress).map(|one| one.id).collect();
         assert_eq!(changing, [3]);
-        assert!(list.partitions.iter().all(|one| one.id != 3 || !one.free), "nobody else is told that it is free");
+        assert!(list.partitions.iter().all(|one| one.id != 3 || !one.free), "it is not free during the change");
     }
     let error = late.await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error:?}");
     assert!(error.message().contains("may still complete"), "{error:?}");
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(5));
     // The requirement is 20 ms at the 99th percentile; this bound only shows that List does not wait for the change.
     times.sort();
     println!("99th of a hundred lists while a change hangs: {:?}", times[197]);
     assert!(times[197] < Duration::from_millis(500), "{:?}", times[197]);
-    fixture.fm.control.tell(&Command::Release).unwrap();
+    fixture.fm.control.send(&Command::Release).unwrap();
     fixture.until("the change has ended", |health| health.ok && health.in_progress_ms == 0).await;
     let again = client.activate(activate("r1", 2, "a")).await.unwrap().into_inner();
-    assert!(again.already_done, "it had come to be");
+    assert!(again.already_done, "the change had completed");
     fixture.assert_no_violations();
 }
 
@@ -184,7 +184,7 @@ async fn manager_restarted_with_the_list_keeps_tenants() {
     let tenants = [given.partition].into();
     fixture.home.write(&[], &Scenario { tenants, restart_window_ms: 10_000, ..quick("b200") }).unwrap();
     fixture.fm.kill().unwrap();
-    let health = fixture.until("it is gone", |health| !health.fabric_manager).await;
+    let health = fixture.until("FM is gone", |health| !health.fabric_manager).await;
     assert!(health.problems[0].contains("does not run, or listens elsewhere"), "{health:?}");
     let (listed, warned, code) = fixture.run_fmctl(&["list"]);
     assert!(
@@ -196,7 +196,7 @@ async fn manager_restarted_with_the_list_keeps_tenants() {
     assert_eq!(error.code(), Code::Unavailable, "{error:?}");
     fixture.restart_fm(&["--restart"]);
     fixture.fm.wait_for(Phase::ReadyRestarted).unwrap();
-    fixture.until("it is there again", |health| health.ok).await;
+    fixture.until("FM is ready again", |health| health.ok).await;
     assert_eq!(fixture.fm.control.snapshot().unwrap().active.into_iter().collect::<Vec<_>>(), [given.partition]);
     assert!(client.activate(activate("r1", 4, "a")).await.unwrap().into_inner().already_done);
     assert!(!client.activate(activate("r2", 1, "b")).await.unwrap().into_inner().already_done);
@@ -209,7 +209,7 @@ async fn manager_restart_without_state_is_an_outage() {
     let mut client = fixture.client().await;
     client.activate(activate("r1", 4, "a")).await.unwrap();
     fixture.restart_fm(&[]);
-    let health = fixture.until("it is seen", |health| health.fabric_manager && !health.ok).await;
+    let health = fixture.until("the outage is reported", |health| health.fabric_manager && !health.ok).await;
     assert!(health.problems[0].starts_with("the fabric has lost partitions 1 while tenants had them"), "{health:?}");
     let error = client.activate(activate("r2", 1, "b")).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error:?}");
@@ -217,9 +217,9 @@ async fn manager_restart_without_state_is_an_outage() {
     // The outage survives a daemon restart.
     fixture.kill_daemon();
     fixture.start_daemon();
-    fixture.until("it is known", |health| !health.problems.is_empty()).await;
+    fixture.until("it is reported", |health| !health.problems.is_empty()).await;
     assert_eq!(fixture.run_fmctl(&["reconcile", "1=a", "--yes"]).2, 0);
-    fixture.until("all is well", |health| health.ok).await;
+    fixture.until("there are no problems", |health| health.ok).await;
     assert_eq!(fixture.fm.control.snapshot().unwrap().active.into_iter().collect::<Vec<_>>(), [1]);
     fixture.assert_no_violations();
 }
@@ -240,18 +240,18 @@ async fn repeatedly_killed_daemon_never_assigns_a_gpu_twice() {
         // Killed before, during and after the change.
         tokio::time::sleep(Duration::from_micros(400 * round)).await;
         fixture.kill_daemon();
-        let told = asked.await.unwrap();
+        let first = asked.await.unwrap();
         fixture.start_daemon();
         let mut client = fixture.client().await;
         let again = client.activate(request).await;
-        match (told, again) {
-            (Ok(told), again) => {
-                let (told, again) = (told.into_inner(), again.unwrap().into_inner());
+        match (first, again) {
+            (Ok(first), again) => {
+                let (first, again) = (first.into_inner(), again.unwrap().into_inner());
                 assert!(
-                    again.already_done && again.partition == told.partition,
-                    "what was told holds: {told:?} {again:?}"
+                    again.already_done && again.partition == first.partition,
+                    "an acknowledged activation is repeated: {first:?} {again:?}"
                 );
-                held.push((told.partition, owner));
+                held.push((first.partition, owner));
             }
             (Err(_), Ok(again)) => held.push((again.into_inner().partition, owner)),
             (Err(_), Err(error)) => assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}"),
@@ -311,7 +311,7 @@ async fn sixty_four_at_once_share_eight_gpus() {
 async fn watch_streams_state_and_changes() {
     use api::event::Payload;
     let fixture = Fixture::new(&quick("h100"));
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let mut client = fixture.client().await;
     let mut events = client.watch(api::WatchRequest {}).await.unwrap().into_inner();
     let first = events.message().await.unwrap().unwrap();
@@ -364,7 +364,7 @@ async fn malformed_requests_are_refused_and_others_served() {
         2
     );
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(fixture.socket()).unwrap().permissions());
-    assert_eq!(mode & 0o777, 0o600, "nobody but root");
+    assert_eq!(mode & 0o777, 0o600, "only root can open it");
     // A second daemon on the same journal does not start.
     let output = fixture.daemon_command().output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -376,8 +376,8 @@ async fn malformed_requests_are_refused_and_others_served() {
 fn invalid_options_are_reported_at_start() {
     let fixture = Fixture::new(&quick("h100"));
     for (arguments, said) in [
-        (&["--libnvfm", "/nowhere/libnvfm.so.1"][..], "cannot open libnvfm: /nowhere/libnvfm.so.1"),
-        (&["--journal", "/nowhere/journal"], "cannot open /nowhere/journal: No such file"),
+        (&["--libnvfm", "/nowhere/libnvfm.so.1"][..], "failed to open libnvfm: /nowhere/libnvfm.so.1"),
+        (&["--journal", "/nowhere/journal"], "failed to open /nowhere/journal: No such file"),
         (&["--fabric-manager", "unix:relative"], "path begins with /"),
         (&["--fabric-manager", "vsock:3"], "vsock:CID:PORT"),
         (&["--timeout", "0"], "more than 0"),

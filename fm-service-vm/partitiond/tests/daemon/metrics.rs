@@ -40,13 +40,13 @@ async fn metrics_match_the_fabric_state() {
     let address = free();
     fixture.more.extend(["--metrics".to_owned(), address.clone()]);
     fixture.start_daemon();
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let mut client = fixture.client().await;
     client.activate(activate("r1", 2, "a")).await.unwrap();
     client.activate(activate("r2", 1, "a")).await.unwrap();
     client.deactivate(deactivate("d1", 8, "a")).await.unwrap();
     let fault = Fault { op: Some(Op::Activate), rc: -10, after_ms: 30, take_effect: false, times: 1 };
-    fixture.fm.control.tell(&Command::Fault(fault)).unwrap();
+    fixture.fm.control.send(&Command::Fault(fault)).unwrap();
     client.activate(activate("r3", 1, "a")).await.unwrap_err();
     client.quarantine(api::QuarantineRequest { gpu: 8, reason: "Xid 79".to_owned() }).await.unwrap();
     let answer = asked(&address, GET);
@@ -61,7 +61,7 @@ async fn metrics_match_the_fabric_state() {
         lines.map(str::to_owned).collect()
     };
     assert_eq!(lasting(&said), lasting(text));
-    for (name, wanted) in [
+    for (name, expected) in [
         ("manager_up", 1.0),
         ("partitions{state=\"active\"}", 1.0),
         ("partitions{state=\"changing\"}", 0.0),
@@ -80,13 +80,13 @@ async fn metrics_match_the_fabric_state() {
         ("change_duration_seconds_bucket{kind=\"activate\",le=\"+Inf\"}", 3.0),
         ("change_in_progress_seconds", 0.0),
     ] {
-        assert_eq!(is(name), Some(wanted), "{name} in {text}");
+        assert_eq!(is(name), Some(expected), "{name} in {text}");
     }
     assert!(is("change_duration_seconds_bucket{kind=\"activate\",le=\"0.020\"}").unwrap() < 3.0, "{text}");
     assert!(is("journal_bytes").unwrap() > 100.0 && is("list_age_seconds").unwrap() < 60.0, "{text}");
     assert!(text.contains("firstlight_fabric_build_info{version=\""));
     // During a hanging change, and after FM has died.
-    fixture.fm.control.tell(&Command::Hang(Some(Op::Activate))).unwrap();
+    fixture.fm.control.send(&Command::Hang(Some(Op::Activate))).unwrap();
     let late = tokio::spawn({
         let mut client = client.clone();
         async move { client.activate(activate("r4", 1, "a")).await }
@@ -94,10 +94,10 @@ async fn metrics_match_the_fabric_state() {
     fixture.until("the change is under way", |health| health.in_progress_ms > 0).await;
     let text = asked(&address, GET);
     assert_eq!(value(&text, "firstlight_fabric_partitions{state=\"changing\"}"), Some(1.0), "{text}");
-    fixture.fm.control.tell(&Command::Release).unwrap();
+    fixture.fm.control.send(&Command::Release).unwrap();
     late.await.unwrap().unwrap();
     fixture.fm.kill().unwrap();
-    fixture.until("it is gone", |health| !health.fabric_manager).await;
+    fixture.until("FM is gone", |health| !health.fabric_manager).await;
     assert_eq!(value(&asked(&address, GET), "firstlight_fabric_manager_up"), Some(0.0));
     fixture.kill_daemon();
     let socket = fixture.dir.path().join("metrics.sock");
@@ -121,7 +121,7 @@ fn malformed_or_slow_scrapes_are_bounded() {
     let address = free();
     fixture.more.extend(["--metrics".to_owned(), address.clone()]);
     fixture.start_daemon();
-    crate::block_on(async { fixture.until("the fabric is seen", |health| health.ok).await });
+    crate::block_on(async { fixture.until("the fabric was polled", |health| health.ok).await });
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "404 Not Found"),
         (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", "405 Method Not Allowed"),
@@ -133,14 +133,14 @@ fn malformed_or_slow_scrapes_are_bounded() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{status}: {answer}");
     }
     // All connections are taken by silent or very slow clients.
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     for stream in silent.iter_mut().take(8) {
         let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
     }
     let mut last = String::new();
     while !last.starts_with("HTTP/1.1 200 OK") {
-        assert!(begun.elapsed() < Duration::from_secs(20), "they have their places still: {last:?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "the connections are still taken: {last:?}");
         if let Some(stream) = silent.first_mut() {
             let _ = stream.write_all(b"x");
         }
@@ -153,5 +153,5 @@ fn malformed_or_slow_scrapes_are_bounded() {
     let output = fixture.another_daemon(&fixture.dir.path().join("j"), &fixture.dir.path().join("s"));
     let output = { output }.args(["--metrics", &address]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && error.contains(&format!("cannot serve metrics on {address}")), "{error}");
+    assert!(!output.status.success() && error.contains(&format!("failed to serve metrics on {address}")), "{error}");
 }

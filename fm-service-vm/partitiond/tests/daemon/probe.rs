@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use firstlight_fake_fm::call::Op;
-use firstlight_fake_fm::control::Command as Tell;
+use firstlight_fake_fm::control::Command as FmCommand;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::block_on;
@@ -80,7 +80,7 @@ fn probe_detects_a_wrong_table() {
     let mut fixture = Fixture::seen("h100");
     let table = fixture.table("sorted", &sorted());
     assert_eq!(fixture.run_fmctl(&["inventory", "set", &table, "--baseboard-serial", "S1"]).2, 0);
-    assert_eq!(fixture.run_fmctl(&["activate", "--gpus", "2", "--owner", "a"]).2, 5, "it is not believed");
+    assert_eq!(fixture.run_fmctl(&["activate", "--gpus", "2", "--owner", "a"]).2, 5, "the map is not verified");
     let (_, error, code) = fixture.probe("0000:0f:00.0", &fixture.check(), &[]);
     assert_eq!(code, 5, "{error}");
     assert!(error.contains("the map has module 5 at 0000:86:00.0 (operator), not at 0000:0f:00.0"), "{error}");
@@ -128,14 +128,14 @@ fn failed_check_aborts_the_probe_and_deactivates_its_partition() {
     assert_eq!(fixture.probe("0000:0f:00.0,0000:0f:00.0", "exit 0", &[]).2, 2);
     // A tenant has a GPU that has to be probed.
     assert_eq!(fixture.run_fmctl(&["activate", "--gpus", "1", "--owner", "vm-1"]).2, 0);
-    fixture.fm.control.tell(&Tell::Tenant { partition: 7, running: true }).unwrap();
+    fixture.fm.control.send(&FmCommand::Tenant { partition: 7, running: true }).unwrap();
     let (_, error, code) = fixture.probe("0000:0f:00.0", &fixture.check(), &[]);
     assert!(
         error.contains("module 1 has to be probed, and its partition 7 is active for vm-1") && code == 5,
         "{error}"
     );
     assert_eq!(fixture.checks(), 0);
-    fixture.fm.control.tell(&Tell::Tenant { partition: 7, running: false }).unwrap();
+    fixture.fm.control.send(&FmCommand::Tenant { partition: 7, running: false }).unwrap();
     assert_eq!(fixture.run_fmctl(&["deactivate", "7", "--owner", "vm-1"]).2, 0);
     // A killed probe has left its partition active.
     assert_eq!(fixture.run_fmctl(&["activate", "7", "--owner", "fmctl-probe"]).2, 0);
@@ -155,9 +155,9 @@ fn interrupted_probe_and_killed_daemon_leave_no_active_partition() {
         let mut command = fixture.fmctl_command(&arguments);
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let child = command.spawn().unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         while !mark.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "no check was begun");
+            assert!(start.elapsed() < Duration::from_secs(20), "no check was started");
             std::thread::sleep(Duration::from_millis(5));
         }
         fs::remove_file(&mark).unwrap();
@@ -179,16 +179,16 @@ fn interrupted_probe_and_killed_daemon_leave_no_active_partition() {
     fixture.start_daemon();
     let (_, error, code) = output_of(&child.wait_with_output().unwrap());
     assert!(error.contains("partition 7 is deactivated") && code == 1, "{error}");
-    block_on(async { fixture.until("the fabric is seen", |health| health.fabric_manager).await });
+    block_on(async { fixture.until("the fabric was polled", |health| health.fabric_manager).await });
     fixture.assert_off();
     // The daemon dies while FM is activating: the probe does not learn the outcome.
-    fixture.fm.control.tell(&Tell::Hang(Some(Op::Activate))).unwrap();
+    fixture.fm.control.send(&FmCommand::Hang(Some(Op::Activate))).unwrap();
     let arguments = ["inventory", "probe", "--pci", "0000:0f:00.0", "--baseboard-serial", "S1", "--check", "exit 0"];
     let mut command = fixture.fmctl_command(&arguments);
     let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     fixture.fm.wait_until(|snapshot| snapshot.hanging).unwrap();
     fixture.kill_daemon();
-    fixture.fm.control.tell(&Tell::Release).unwrap();
+    fixture.fm.control.send(&FmCommand::Release).unwrap();
     fixture.fm.wait_until(|snapshot| !snapshot.active.is_empty()).unwrap();
     fixture.start_daemon();
     let (_, error, code) = output_of(&child.wait_with_output().unwrap());

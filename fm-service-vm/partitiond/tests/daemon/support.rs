@@ -135,26 +135,30 @@ impl Fixture {
     /// Connects, also while the daemon is starting.
     pub(crate) async fn client(&self) -> FabricClient<Channel> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket().display())).unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match endpoint.connect().await {
                 Ok(channel) => return FabricClient::new(channel),
-                Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     /// Waits until the daemon's health meets a condition.
-    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&api::HealthResponse) -> bool) -> api::HealthResponse {
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        condition: impl Fn(&api::HealthResponse) -> bool,
+    ) -> api::HealthResponse {
         let mut client = self.client().await;
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let health = client.health(api::HealthRequest {}).await.unwrap().into_inner();
-            if wanted(&health) {
+            if condition(&health) {
                 return health;
             }
-            assert!(begun.elapsed() < TIMEOUT, "{what}: {health:?}");
+            assert!(start.elapsed() < TIMEOUT, "{what}: {health:?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

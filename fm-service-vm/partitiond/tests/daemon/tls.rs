@@ -53,7 +53,7 @@ fn port() -> u16 {
 #[tokio::test]
 async fn tls_requires_a_certificate_of_the_client_ca() {
     let mut fixture = Fixture::new(&quick("h100"));
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
     fixture.kill_daemon();
     let (ours, others) = (Authority::new(fixture.dir.path(), "ours"), Authority::new(fixture.dir.path(), "others"));
     ours.signs("daemon", &["127.0.0.1"]);
@@ -68,7 +68,7 @@ async fn tls_requires_a_certificate_of_the_client_ca() {
     ];
     fixture.more.extend(options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]));
     fixture.start_daemon();
-    fixture.until("the fabric is seen", |health| health.ok).await;
+    fixture.until("the fabric was polled", |health| health.ok).await;
 
     let url = format!("https://{address}");
     let asked = |url: &str, certificate: &Authority, ca: &Authority, command: &[&str]| {

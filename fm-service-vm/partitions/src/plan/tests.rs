@@ -131,7 +131,7 @@ fn plan_errors_name_the_alternatives() {
     assert_eq!(said(&busy(&[]), Request::Count(0)), "no partition has 0 GPUs; there are partitions of 1, 2, 4 and 8");
     assert_eq!(
         said(&busy(&[]), Request::Exactly(gpus(&[1, 2]))),
-        "no partition has exactly the GPUs 1,2; with as many there are 1,3 (partition 3), 2,4 (partition 4), \
+        "no partition has exactly the GPUs 1,2; partitions of this size: 1,3 (partition 3), 2,4 (partition 4), \
          5,7 (partition 5), 6,8 (partition 6)"
     );
     assert_eq!(said(&busy(&[]), Request::Exactly(Gpus::NONE)), "no partition has exactly the GPUs none");

@@ -147,7 +147,7 @@ impl Fixture {
         let passthrough = self.select(&Selection::default()).unwrap();
         let functions: Vec<Address> = passthrough.passed.iter().map(|function| function.address).collect();
         let image = Path::new("/var/lib/firstlight/service-vm");
-        let told = " root=/dev/dm-0 ro dm-mod.create=\"vroot,,,ro,0 2048 verity 1 /dev/vda1 /dev/vda2 4096 4096 256 1 \
+        let command_line = " root=/dev/dm-0 ro dm-mod.create=\"vroot,,,ro,0 2048 verity 1 /dev/vda1 /dev/vda2 4096 4096 256 1 \
                     sha256 00ff aa\"";
         Domain {
             name: "firstlight-service-vm".parse().unwrap(),
@@ -156,7 +156,7 @@ impl Fixture {
                 initrd: (!disk).then(|| image.join("initrd.cpio.zst")),
                 disk: disk.then(|| image.join("rootfs.img")),
                 verity: disk,
-                command_line: format!("console=hvc0 quiet panic=-1{}", if disk { told } else { "" }),
+                command_line: format!("console=hvc0 quiet panic=-1{}", if disk { command_line } else { "" }),
             },
             append: String::new(),
             memory_mib: 4096,

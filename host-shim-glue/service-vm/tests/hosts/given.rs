@@ -21,8 +21,8 @@ fn golden(name: &str, domain: &Domain) {
     if std::env::var_os("FIRSTLIGHT_BLESS").is_some() {
         fs::write(&path, &xml).unwrap();
     }
-    let kept = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(xml, kept, "{}: FIRSTLIGHT_BLESS=1 rewrites it", path.display());
+    let golden = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(xml, golden, "{}: FIRSTLIGHT_BLESS=1 rewrites it", path.display());
 }
 
 #[test]

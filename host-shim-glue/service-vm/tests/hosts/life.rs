@@ -169,7 +169,7 @@ fn missing_huge_pages_prevent_a_start() {
     life.define();
     let meminfo = life.host.path().join("proc/meminfo");
     fs::write(&meminfo, "HugePages_Free:     2000\nHugepagesize:       2048 kB\n").unwrap();
-    life.assert_cannot_start(&["2000 huge pages of 2048 KiB are free, and it takes 2048", "vm.nr_hugepages=2048"]);
+    life.assert_cannot_start(&["2000 huge pages of 2048 KiB are free, and 2048 are needed", "vm.nr_hugepages=2048"]);
     fs::write(&meminfo, "HugePages_Free:     2048\nHugepagesize:       2048 kB\n").unwrap();
     assert_eq!(life.service.start().unwrap(), Change::Applied);
 }

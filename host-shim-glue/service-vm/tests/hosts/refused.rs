@@ -111,5 +111,5 @@ fn bound_host_driver_is_a_problem_only_when_unmanaged() {
     assert!(host.select(&Selection::default()).is_ok());
     let unmanaged = Selection { unmanaged: true, ..Selection::default() };
     refused(&host, &unmanaged, &["NVSwitch 0000:05:00.0 has driver nvidia", "nodedev-detach pci_0000_05_00_0"]);
-    refused(&host, &unmanaged, &["0000:03:00.1 has no driver and not vfio-pci"]);
+    refused(&host, &unmanaged, &["0000:03:00.1 has no driver, not vfio-pci"]);
 }

@@ -16,7 +16,7 @@ use crate::plugged::{CONSOLE, shell};
 use crate::support::booted;
 
 /// Timeout of waits that do not depend on the fabric manager.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A service VM, with or without a state disk.
 fn scenario(disk: Option<&Path>) -> Scenario {
@@ -67,15 +67,15 @@ impl Host {
     }
 
     /// Waits until the health meets a condition.
-    async fn health(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    async fn health(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let begin = Instant::now();
         loop {
             let (out, error, _) = self.says(&["--json", "health"]);
             let health = serde_json::from_str(&out).unwrap_or(Value::Null);
-            if wanted(&health) {
+            if condition(&health) {
                 return health;
             }
-            assert!(begin.elapsed() < PATIENCE, "{what}: {out}{error}");
+            assert!(begin.elapsed() < TIMEOUT, "{what}: {out}{error}");
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -85,7 +85,7 @@ impl Host {
     }
 
     async fn well(&self) {
-        self.health("all is well", |health| health["ok"] == true).await;
+        self.health("there are no problems", |health| health["ok"] == true).await;
     }
 
     /// Returns ids and owners of active partitions.
@@ -174,7 +174,7 @@ fn host_controls_the_fabric_through_vsock() {
 
         // FM dies under a tenant: PID 1 restarts it, and it gets the list of active partitions.
         shell(vm, "kill -9 $(pidof fake-fm)").await;
-        host.health("its end is told", |health| health["ok"] == false).await;
+        host.health("its exit is reported", |health| health["ok"] == false).await;
         host.well().await;
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
         assert!(shell(vm, "tr '\\0' ' ' < /proc/$(pidof fake-fm)/cmdline").await.contains("--restart"));
@@ -244,7 +244,7 @@ fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
         (activate, &["deactivate", "1", "--owner", "t"], 120),
         (&[], &["reconcile", "1=t", "6=u", "--yes"], 300),
     ];
-    let mut told_before: Option<u64> = None;
+    let mut acknowledged_before: Option<u64> = None;
     for (turn, what) in turns.into_iter().map(Some).chain([None]).enumerate() {
         scenario(Some(&disk)).watched(async |vm| {
             booted(vm).await;
@@ -256,9 +256,12 @@ fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
             // A restarted FM has no active partitions.
             assert_eq!(host.active(), [], "turn {turn}");
             let (health, ..) = host.says(&["health"]);
-            let lost = told_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
+            let lost =
+                acknowledged_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
             match lost {
-                Some(lost) => assert!(health.contains(&lost), "who was told that it is his is not forgotten: {health}"),
+                Some(lost) => {
+                    assert!(health.contains(&lost), "an acknowledged activation is reported as lost: {health}")
+                }
                 // Without an acknowledgement the change may have been made or not.
                 None => assert!(turn > 0 || health.starts_with("No problems"), "{health}"),
             }
@@ -279,7 +282,7 @@ fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
             let output = waiting.wait_with_output().unwrap();
             if output.status.success() && asked == activate {
                 let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-                told_before = Some(said["partition"].as_u64().unwrap());
+                acknowledged_before = Some(said["partition"].as_u64().unwrap());
             }
         });
     }
@@ -298,7 +301,7 @@ fn unreadable_state_disk_is_reported_and_partitiond_does_not_start() {
             if record.unit("partitiond").is_some_and(|unit| unit.end_us.is_some()) {
                 break record;
             }
-            assert!(begin.elapsed() < PATIENCE, "{record:#?}");
+            assert!(begin.elapsed() < TIMEOUT, "{record:#?}");
             sleep(Duration::from_millis(100)).await;
         };
         let state = record.unit("state").unwrap();
@@ -312,5 +315,5 @@ fn unreadable_state_disk_is_reported_and_partitiond_does_not_start() {
         let (_, error, code) = Host::of(vm).says(&["list"]);
         assert!(error.contains("does the service VM run") && code == 7, "{error}");
     });
-    assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "nothing is made anew over it");
+    assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "the disk was not formatted");
 }

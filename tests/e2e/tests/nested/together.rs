@@ -19,7 +19,7 @@ fn service_vm_gets_the_switches_and_a_tenant_the_gpu() {
     let group = console.lines().find(|line| line.contains("0x22a3")).and_then(|line| line.split(' ').nth(4)).unwrap();
     assert_eq!(count(&console, "before ", &format!(" group {group} driver none")), 6);
 
-    says("has no driver and not vfio-pci");
+    says("has no driver, not vfio-pci");
     says("--unmanaged: 1");
     says(
         "service-vm define --image /lab/service --memory 512 --cpus 1 --huge-pages --baseboard-serial 1650123456789: 0",
@@ -56,7 +56,7 @@ fn service_vm_gets_the_switches_and_a_tenant_the_gpu() {
     );
     says("fabric: Successfully activated partition 7 with GPUs 1");
     says("fmctl activate 7 --owner tenant --guest-driver 550.163.01: 0");
-    // The service VM was destroyed under the tenant: fmctl cannot connect, and the next service VM reports the
+    // The service VM was destroyed under the tenant: fmctl failed to connect, and the next service VM reports the
     // outage.
     says("fabric: fmctl: failed to connect to fm-partitiond on vsock:100:1030");
     says("fabric: * the fabric has lost partitions 7 while tenants had them");

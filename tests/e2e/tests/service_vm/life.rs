@@ -10,7 +10,7 @@ use firstlight_vm::vsock;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::site::{PATIENCE, Site, until};
+use crate::site::{Site, TIMEOUT, until};
 
 fn dir(image: &Image) -> PathBuf {
     image.record.parent().unwrap().to_owned()
@@ -19,7 +19,7 @@ fn dir(image: &Image) -> PathBuf {
 /// Waits until PID 1 has reported the result of the boot.
 #[track_caller]
 fn booted(site: &Site) -> BootRecord {
-    until("PID 1 says how its boot went", PATIENCE, || {
+    until("PID 1 reports the result of the boot", TIMEOUT, || {
         site.record().is_some_and(|record| record.state != State::Booting)
     });
     site.record().unwrap()
@@ -71,7 +71,7 @@ fn service_vm_lifecycle_with_four_switches() {
     // The agent answers over vsock.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let vsock = site.file("vsock");
-    let agent = runtime.block_on(async { timeout(PATIENCE, vsock::connect(&vsock, 1024, |_| ())).await });
+    let agent = runtime.block_on(async { timeout(TIMEOUT, vsock::connect(&vsock, 1024, |_| ())).await });
     assert!(agent.is_ok(), "the agent listens");
     // The disk in QEMU has the serial number that the guest looks for.
     let disk = site.virsh(&["qemu-monitor-command", "fabric", "--hmp", "info qtree"]).out;
@@ -91,7 +91,7 @@ fn service_vm_lifecycle_with_four_switches() {
     assert_eq!(site.virsh(&["domstate", "fabric"]).out.trim(), "shut off");
     let said = site.define(Path::new("/nowhere"), &[]);
     assert!(
-        said.code == Some(1) && said.err.contains("cannot read /nowhere: is this the directory that build wrote?"),
+        said.code == Some(1) && said.err.contains("failed to read /nowhere: is this the directory that build wrote?"),
         "{said:?}"
     );
 }
@@ -119,7 +119,7 @@ fn domain_whose_guest_powers_off_is_off() {
     let said = site.define(&dir(&image), &["--append", "init=/nowhere rdinit=/nowhere root=/dev/nowhere"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(site.firstlight("start", &[]).code, Some(0));
-    until("the domain is off", PATIENCE, || site.virsh(&["domstate", "fabric"]).out.trim() == "shut off");
+    until("the domain is off", TIMEOUT, || site.virsh(&["domstate", "fabric"]).out.trim() == "shut off");
     let early = fs::read_to_string(site.file("console.log.serial")).unwrap_or_default() + &site.console();
     assert!(early.contains("Kernel panic"), "{early}");
     assert_eq!(site.firstlight("destroy", &[]).code, Some(0));

@@ -11,7 +11,7 @@ use firstlight_e2e::lab;
 use firstlight_lab::{Lab, Libvirt, SyntheticGpus, binaries};
 
 /// Timeout for a TCG guest on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -69,7 +69,7 @@ impl Site {
         let mut command = lab.toolbox.vhost_device_vsock.command();
         command.arg("--vm").arg(format!("guest-cid=100,socket={},uds-path={}", at("vsock-backend"), at("vsock")));
         let vsock = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        until("vhost-device-vsock listens", PATIENCE, || Path::new(&at("vsock-backend")).exists());
+        until("vhost-device-vsock listens", TIMEOUT, || Path::new(&at("vsock-backend")).exists());
         Self { libvirt, switches, vsock }
     }
 

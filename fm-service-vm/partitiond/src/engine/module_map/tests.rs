@@ -28,7 +28,7 @@ fn claims(of: &[u32]) -> Vec<Claim> {
 
 const ALL: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
-fn said(of: &[u32], evidence: Evidence) -> ModuleMapUpdate {
+fn update(of: &[u32], evidence: Evidence) -> ModuleMapUpdate {
     ModuleMapUpdate { serial: "S1".to_owned(), claims: claims(of), evidence, replace: false }
 }
 
@@ -67,7 +67,7 @@ fn several_gpus_are_given_by_a_verified_map_only() {
         refused,
         "refused to give partition 3 of GPUs 1,3 while the module map is not verified: there is no module map; run fmctl \
          inventory nvml FILE --baseboard-serial SERIAL with what an inventory guest has measured, or fmctl inventory probe --pci PCI,.. \
-         --baseboard-serial SERIAL --check COMMAND; --unverified-map overrides that for one request"
+         --baseboard-serial SERIAL --check COMMAND; --unverified-map overrides this for one request"
     );
     assert!(
         refusal(engine, "r1", PartitionSelector::Partition(0))
@@ -78,8 +78,8 @@ fn several_gpus_are_given_by_a_verified_map_only() {
     assert!(engine.deactivate("r3", 7, "t").unwrap());
     let places = PartitionSelector::Pci(vec![pci("0000:86:00.0")]);
     assert!(refusal(engine, "r4", places.clone()).contains("the module map has no GPU at 0000:86:00.0; it has none"));
-    let noted = engine.set_map("m1", said(&ALL, Evidence::Operator)).unwrap();
-    assert_eq!((noted.changed.count(), noted.verification.is_verified()), (8, false));
+    let result = engine.set_map("m1", update(&ALL, Evidence::Operator)).unwrap();
+    assert_eq!((result.changed.count(), result.verification.is_verified()), (8, false));
     let refused = refusal(engine, "r5", PartitionSelector::Count(2));
     assert!(refused.contains("has only operator statements for GPUs 1,2,3,4,5,6,7,8; run"), "{refused}");
     assert!(refused.contains("--baseboard-serial S1 with"), "{refused}");
@@ -97,32 +97,32 @@ fn several_gpus_are_given_by_a_verified_map_only() {
     );
     assert!(engine.activate("r8", PartitionSelector::Count(2), "u").is_err());
     // Measurements may be partial.
-    assert!(!engine.set_map("m2", said(&[1, 2, 3, 4, 5, 6, 7], nvml())).unwrap().verification.is_verified());
+    assert!(!engine.set_map("m2", update(&[1, 2, 3, 4, 5, 6, 7], nvml())).unwrap().verification.is_verified());
     assert!(refusal(engine, "r9", PartitionSelector::Count(4)).contains("only an operator's word for GPUs 8; run"));
     let probe = Evidence::Probe { recorded_at: 0, partition: 14 };
-    let noted = engine.set_map("m3", said(&[8], probe)).unwrap();
-    assert!(noted.verification.is_verified(), "{noted:?}");
+    let result = engine.set_map("m3", update(&[8], probe)).unwrap();
+    assert!(result.verification.is_verified(), "{result:?}");
     assert_eq!(engine.activate("r10", PartitionSelector::Count(4), "u").unwrap().partition, 2);
     let map = ModuleMapStore::open(&path(&fixture)).known().map.clone().unwrap();
     let engine = &mut fixture.engine;
-    assert_eq!(engine.module_map().known().map, Some(map.clone()), "as it is on the disk");
+    assert_eq!(engine.module_map().known().map, Some(map.clone()), "as on the disk");
     assert!(
         matches!(&map.entries[&1].evidence, Evidence::Nvml { origin, recorded_at } if origin == "guest" && *recorded_at > 0)
     );
     assert!(engine.forget_map("m4").unwrap() && engine.forget_map("m4").unwrap());
     assert!(!engine.forget_map("m5").unwrap());
     assert!(engine.activate("r11", PartitionSelector::Gpus(Gpus::of([2, 4]).unwrap()), "v").is_err());
-    assert_eq!(fixture.active().len(), 2, "who has GPUs keeps them");
+    assert_eq!(fixture.active().len(), 2, "existing assignments stay");
 }
 
 #[test]
 fn invalid_map_updates_are_refused_and_change_nothing() {
     let mut fixture = strict();
     let engine = &mut fixture.engine;
-    engine.set_map("m1", said(&ALL, nvml())).unwrap();
+    engine.set_map("m1", update(&ALL, nvml())).unwrap();
     let before = engine.module_map().known().clone();
     let place = |module, place| Claim { module, pci: pci(place), uuid: None, serial: None };
-    let of = |claims, evidence| ModuleMapUpdate { claims, ..said(&[], evidence) };
+    let of = |claims, evidence| ModuleMapUpdate { claims, ..update(&[], evidence) };
     let probe = |partition| Evidence::Probe { recorded_at: 0, partition };
     for (wrong, text) in [
         (of(vec![place(9, "0000:c0:00.0")], nvml()), "the fabric manager lists no module 9"),
@@ -131,7 +131,7 @@ fn invalid_map_updates_are_refused_and_change_nothing() {
             of(vec![place(1, "0000:87:00.0")], nvml()),
             "the map has module 1 at 0000:86:00.0 (nvml (guest)), not at 0000:87:00.0",
         ),
-        (ModuleMapUpdate { serial: "S2".to_owned(), ..said(&ALL, nvml()) }, "the map is of baseboard S1, not of S2"),
+        (ModuleMapUpdate { serial: "S2".to_owned(), ..update(&ALL, nvml()) }, "the map is of baseboard S1, not of S2"),
         (of(claims(&[1]), probe(8)), "partition 8 has GPUs 2"),
         (of(claims(&[1, 3]), probe(3)), "has to name one GPU"),
         (of(claims(&[1]), probe(77)), "there is no partition 77"),
@@ -140,13 +140,13 @@ fn invalid_map_updates_are_refused_and_change_nothing() {
         assert!(error.contains(text), "{text} in {error}");
         assert_eq!(*engine.module_map().known(), before);
     }
-    let error = engine.set_map("m1", said(&[1], nvml())).unwrap_err().to_string();
+    let error = engine.set_map("m1", update(&[1], nvml())).unwrap_err().to_string();
     assert!(error.contains("request id m1 was used before, to set 8 GPUs of S1 by nvml"), "{error}");
-    assert!(engine.set_map("m1", said(&ALL, nvml())).unwrap().already_done);
+    assert!(engine.set_map("m1", update(&ALL, nvml())).unwrap().already_done);
     // A quarantined GPU needs no entry.
     engine.forget_map("f").unwrap();
     engine.quarantine(8, "dead").unwrap();
-    assert!(engine.set_map("m3", said(&ALL[..7], nvml())).unwrap().verification.is_verified());
+    assert!(engine.set_map("m3", update(&ALL[..7], nvml())).unwrap().verification.is_verified());
     assert_eq!(engine.activate("r1", PartitionSelector::Count(4), "t").unwrap().partition, 1);
     assert!(engine.release(8).unwrap());
     assert!(
@@ -161,7 +161,7 @@ fn invalid_map_updates_are_refused_and_change_nothing() {
 #[test]
 fn map_of_another_baseboard_and_unreadable_map_are_ignored() {
     let mut fixture = strict();
-    fixture.engine.set_map("m1", said(&ALL, nvml())).unwrap();
+    fixture.engine.set_map("m1", update(&ALL, nvml())).unwrap();
     fixture.engine.plan(PartitionSelector::Count(8)).unwrap();
     let mut fixture = with(fixture, |modules| modules.with_serial(Some("S2".to_owned())));
     let refused = refusal(&mut fixture.engine, "r1", PartitionSelector::Count(8));
@@ -171,26 +171,26 @@ fn map_of_another_baseboard_and_unreadable_map_are_ignored() {
         ),
         "{refused}"
     );
-    let error = fixture.engine.set_map("m2", said(&ALL, nvml())).unwrap_err().to_string();
+    let error = fixture.engine.set_map("m2", update(&ALL, nvml())).unwrap_err().to_string();
     assert!(error.contains("for baseboard S1, and the daemon runs on S2"), "{error}");
-    let other = ModuleMapUpdate { serial: "S2".to_owned(), replace: true, ..said(&ALL, nvml()) };
-    let noted = fixture.engine.set_map("m3", other).unwrap();
+    let other = ModuleMapUpdate { serial: "S2".to_owned(), replace: true, ..update(&ALL, nvml()) };
+    let result = fixture.engine.set_map("m3", other).unwrap();
     assert!(
-        noted.verification.is_verified() && noted.replaced == ["the map is of baseboard S1, not of S2"],
-        "{noted:?}"
+        result.verification.is_verified() && result.replaced == ["the map is of baseboard S1, not of S2"],
+        "{result:?}"
     );
     std::fs::write(path(&fixture), "{").unwrap();
     let mut fixture = with(fixture, |modules| modules);
     let refused = refusal(&mut fixture.engine, "r2", PartitionSelector::Count(8));
     assert!(refused.contains("module-map.json cannot be read as a module map: at byte 1"), "{refused}");
     let mut fixture = with(fixture, |modules| modules.allow_unverified(true));
-    assert_eq!(fixture.engine.plan(PartitionSelector::Count(8)).unwrap().partition.id, 0, "who says so has it");
+    assert_eq!(fixture.engine.plan(PartitionSelector::Count(8)).unwrap().partition.id, 0, "the override applies");
 }
 
 #[derive(Debug, Clone)]
 enum Act {
     Measure(Vec<u32>),
-    Tell,
+    State,
     Forget,
     PartitionSelector(u32),
     Bar(u32),
@@ -201,7 +201,7 @@ enum Act {
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         3 => prop::collection::vec(1_u32..9, 1..9).prop_map(Act::Measure),
-        1 => Just(Act::Tell),
+        1 => Just(Act::State),
         1 => Just(Act::Forget),
         4 => prop::sample::select(vec![1_u32, 2, 4, 8]).prop_map(Act::PartitionSelector),
         1 => (1_u32..9).prop_map(Act::Bar),
@@ -223,10 +223,10 @@ proptest! {
             let request = format!("r{at}");
             match act {
                 Act::Measure(of) => {
-                    fixture.engine.set_map(&request, said(&of, nvml())).unwrap();
+                    fixture.engine.set_map(&request, update(&of, nvml())).unwrap();
                     measured = measured.with(Gpus::of(of).unwrap());
                 }
-                Act::Tell => drop(fixture.engine.set_map(&request, said(&ALL, Evidence::Operator)).unwrap()),
+                Act::State => drop(fixture.engine.set_map(&request, update(&ALL, Evidence::Operator)).unwrap()),
                 Act::Forget => {
                     fixture.engine.forget_map(&request).unwrap();
                     measured = Gpus::NONE;

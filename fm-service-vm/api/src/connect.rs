@@ -1,5 +1,4 @@
-//! The way to the daemon, from wherever somebody asks: in the service VM, on its
-//! host, on another machine.
+//! Connects to the daemon: from the service VM, its host, or another machine.
 
 use std::fmt;
 use std::io;
@@ -15,36 +14,36 @@ use tower::service_fn;
 use crate::VSOCK_PORT;
 use crate::v1::fabric_client::FabricClient;
 
-/// What a URI has to have, and nobody looks at: the stream is opened by us.
+/// A URI is required but not used: the connector opens the stream.
 const NOWHERE: &str = "http://service-vm";
 
-/// Where the daemon is.
+/// The daemon's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A Unix socket of this machine: `unix:PATH`.
+    /// A Unix socket: `unix:PATH`.
     Unix(PathBuf),
     /// A virtual machine of this host: `vsock:CID[:PORT]`.
     Vsock {
-        /// Its context identifier.
+        /// The vsock context id.
         cid: u32,
-        /// Its port.
+        /// The vsock port.
         port: u32,
     },
-    /// One whose monitor has its vsock behind a Unix socket, where `CONNECT PORT` is asked for: `hvsock:PATH[:PORT]`.
+    /// A virtual machine whose monitor exposes vsock as a Unix socket with `CONNECT PORT`: `hvsock:PATH[:PORT]`.
     Hvsock {
         /// The monitor's socket.
         path: PathBuf,
-        /// The machine's port.
+        /// The vsock port.
         port: u32,
     },
     /// Another machine: `https://HOST:PORT`.
     Https(String),
 }
 
-/// That is no address.
+/// An invalid address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no address: it is unix:PATH, vsock:CID[:PORT], hvsock:PATH[:PORT] or https://HOST:PORT; a path begins with /, \
+    "invalid address {text:?}: expected unix:PATH, vsock:CID[:PORT], hvsock:PATH[:PORT] or https://HOST:PORT; a path begins with /, \
      and without a port it is {VSOCK_PORT}"
 )]
 pub struct NoAddress {
@@ -68,7 +67,7 @@ impl FromStr for Address {
                 Ok(Self::Vsock { cid: cid.parse().map_err(|_| none())?, port })
             }
             "hvsock" if rest.starts_with('/') => {
-                // What follows the last colon is a port, or a part of the path.
+                // The text after the last colon is a port, or part of the path.
                 let (path, port) = match rest.rsplit_once(':').map(|(path, text)| (path, text.parse())) {
                     Some((path, Ok(port))) => (path, port),
                     _ => (rest, VSOCK_PORT),
@@ -92,20 +91,20 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who asks over TCP: files, PEM.
+/// TLS credentials of the client: PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The caller's certificate.
+    /// The client certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Its private key.
     pub key: PathBuf,
-    /// Whose certificate the daemon has to have.
+    /// CA bundle for the daemon's certificate.
     pub ca: PathBuf,
 }
 
 impl Credentials {
     fn config(&self) -> Result<ClientTlsConfig, Error> {
-        // Another one that was chosen before does as well.
+        // A provider that is already installed is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &Path| std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source });
         let identity = Identity::from_pem(read(&self.certificate)?, read(&self.key)?);
@@ -113,31 +112,31 @@ impl Credentials {
     }
 }
 
-/// Why the daemon cannot be asked.
+/// Why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody answers there.
-    #[error("cannot reach fm-partitiond on {address}: {why}; {hint}")]
+    /// The daemon cannot be reached.
+    #[error("failed to connect to fm-partitiond on {address}: {why}; {hint}")]
     Unreachable {
-        /// Where it should be.
+        /// The address.
         address: Address,
-        /// The system's answer.
+        /// The cause.
         why: String,
-        /// What to look at.
+        /// What to check.
         hint: &'static str,
     },
-    /// TCP is for who has a certificate.
-    #[error("{address} needs a certificate, its key, and the authority of the daemon's")]
+    /// TCP requires a client certificate.
+    #[error("{address} needs a certificate, its key, and the CA bundle of the daemon")]
     Anonymous {
-        /// Where was to be asked.
+        /// The address.
         address: Address,
     },
     /// A certificate or key cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("failed to read {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -145,12 +144,12 @@ pub enum Error {
 impl Address {
     fn hint(&self) -> &'static str {
         match self {
-            Self::Unix(_) => "does it run, and may you ask it?",
+            Self::Unix(_) => "is it running, and do you have permission to open its socket?",
             Self::Vsock { .. } => {
-                "does the service VM run with that CID, has the host /dev/vhost-vsock, and what says the machine's console?"
+                "does the service VM run with that CID, does the host have /dev/vhost-vsock, and what does the guest's console say?"
             }
-            Self::Hvsock { .. } => "does the service VM run, is that its vsock's socket, and what says its console?",
-            Self::Https(_) => "does it run with --listen-tls, and is the certificate one that it takes?",
+            Self::Hvsock { .. } => "does the service VM run, is that its vsock socket, and what does its console say?",
+            Self::Https(_) => "does it run with --listen-tls, and does it accept the certificate?",
         }
     }
 
@@ -167,10 +166,10 @@ impl Address {
         Error::Unreachable { address: self.clone(), why, hint: self.hint() }
     }
 
-    /// The daemon there. `connect` bounds the way to it, `answer` each answer; who watches has no bound.
+    /// Connects to the daemon. `connect` limits the connection, `answer` each response; Watch streams have no limit.
     ///
     /// # Errors
-    /// Nobody answers, or there is no certificate.
+    /// The daemon cannot be reached, or the credentials are missing.
     pub async fn connect(
         &self,
         credentials: Option<&Credentials>,
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn addresses_round_trip() {
         for (text, written) in [
             ("unix:/run/firstlight/fabric.sock", None),
             ("vsock:7", Some("vsock:7:1030")),
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_with_what_is() {
+    fn invalid_address_is_reported_with_the_valid_forms() {
         for text in
             ["", "7", "unix:relative", "vsock:", "vsock:host", "vsock:7:port", "hvsock:x", "http://host", "https:"]
         {
@@ -241,13 +240,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_is_told_with_the_address_and_what_to_look_at() {
+    async fn failed_connection_is_reported_with_address_and_hint() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display();
         let second = Duration::from_secs(1);
-        for (address, hint) in
-            [(format!("unix:{path}/none"), "may you ask it?"), (format!("hvsock:{path}/none"), "its vsock's socket")]
-        {
+        for (address, hint) in [
+            (format!("unix:{path}/none"), "permission to open its socket?"),
+            (format!("hvsock:{path}/none"), "its vsock socket"),
+        ] {
             let address: Address = address.parse().unwrap();
             let error = address.connect(None, second, None).await.unwrap_err().to_string();
             assert!(

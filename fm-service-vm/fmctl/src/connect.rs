@@ -1,4 +1,4 @@
-//! The way to the daemon.
+//! Connects to the daemon.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use tonic::transport::Channel;
 use crate::exit::Failure;
 use crate::{Args, Command};
 
-/// The daemon, or why it is not to be had.
-pub(crate) async fn connected(args: &Args) -> Result<FabricClient<Channel>, Failure> {
-    let patience = Duration::from_secs(args.timeout);
-    // What watches is not to end.
-    let answer = Some(patience).filter(|_| !matches!(args.command, Command::Watch { .. }));
+/// Connects to the daemon that the options name.
+pub(crate) async fn connect(args: &Args) -> Result<FabricClient<Channel>, Failure> {
+    let timeout = Duration::from_secs(args.timeout);
+    // A Watch stream has no timeout.
+    let answer = Some(timeout).filter(|_| !matches!(args.command, Command::Watch { .. }));
     let credentials = match &args.connect {
         Address::Https(_) => Some(credentials(args)?),
         _ => None,
     };
-    Ok(args.connect.connect(credentials.as_ref(), patience, answer).await?)
+    Ok(args.connect.connect(credentials.as_ref(), timeout, answer).await?)
 }
 
 fn credentials(args: &Args) -> Result<Credentials, Failure> {

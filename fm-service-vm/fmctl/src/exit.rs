@@ -1,4 +1,4 @@
-//! How it ends, for people and for scripts.
+//! Errors and exit codes.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,76 +7,76 @@ use std::process::ExitCode;
 use firstlight_fabric_api::connect;
 use tonic::{Code, Status};
 
-/// `health` or `doctor` has found trouble.
-pub(crate) const TROUBLE: u8 = 9;
+/// `health` or `doctor` has found problems.
+pub(crate) const PROBLEMS: u8 = 9;
 
-/// Why nothing came of it.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The daemon has refused, or has not answered.
+    /// The daemon has refused the request, or has timed out.
     #[error("{}", .0.message())]
     Refused(#[from] Box<Status>),
-    /// The daemon hung up, or died.
+    /// The connection to the daemon was closed.
     #[error(
-        "the daemon hung up: {why}; is your certificate one that it takes? What was begun may come to be: ask again with the \
+        "the daemon closed the connection: {reason}; does it accept your certificate? A change that was started may still complete: retry with the \
          same --request-id"
     )]
     Broken {
-        /// The first cause.
-        why: String,
+        /// The root cause.
+        reason: String,
     },
-    /// There is no daemon, or it does not take us.
+    /// The daemon cannot be reached, or rejects the connection.
     #[error(transparent)]
     Connect(#[from] connect::Error),
-    /// TCP is for who has a certificate.
+    /// TCP requires a client certificate.
     #[error("https:// needs --certificate, --key and --ca; {option} is missing")]
     Missing {
-        /// Which.
+        /// The missing option.
         option: &'static str,
     },
-    /// A file is not what it should be.
-    #[error("{}: {why}", path.display())]
+    /// A file is invalid.
+    #[error("{}: {reason}", path.display())]
     Content {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
-    /// What was asked for cannot be.
+    /// Invalid arguments.
     #[error("{0}")]
     Input(String),
-    /// The fabric is not in a state for it.
+    /// The state of the fabric forbids it.
     #[error("{0}")]
     State(String),
-    /// A probe came to no end.
+    /// A probe failed.
     #[error("{0}")]
     Probe(String),
     /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("failed to read {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing can be printed, or read of this machine.
+    /// Standard output or `/proc` failed.
     #[error(transparent)]
     Output(#[from] io::Error),
 }
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        // What the daemon says has no source; what becomes of a connection has.
+        // The daemon's own errors have no source; errors of the connection have one.
         let causes = std::iter::successors(std::error::Error::source(&status), |error| error.source());
         match causes.last() {
-            Some(cause) if status.code() != Code::DeadlineExceeded => Self::Broken { why: cause.to_string() },
+            Some(cause) if status.code() != Code::DeadlineExceeded => Self::Broken { reason: cause.to_string() },
             _ => Self::Refused(Box::new(status)),
         }
     }
 }
 
 impl Failure {
-    /// As the help has them.
+    /// Returns the exit code, as documented in the help.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Refused(status) => match status.code() {
@@ -86,7 +86,7 @@ impl Failure {
                 Code::FailedPrecondition | Code::AlreadyExists | Code::PermissionDenied => 5,
                 Code::Aborted => 6,
                 Code::Unavailable => 7,
-                // The second is what a client says of itself that did not wait any longer.
+                // A client reports its own timeout as Cancelled.
                 Code::DeadlineExceeded | Code::Cancelled => 8,
                 _ => 1,
             },
@@ -97,12 +97,12 @@ impl Failure {
         }
     }
 
-    /// Says so, and ends with its code.
-    pub(crate) fn told(&self, json: bool) -> ExitCode {
-        // A reader that has seen enough is none that has to be told.
+    /// Prints the error and returns its exit code.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        // After EPIPE there is no reader for an error.
         if !matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
             match json {
-                true => eprintln!("{}", serde_json::json!({ "error": self.to_string(), "exit": self.code() })),
+                true => eprintln!("{}", serde_json::json!({ "error": self.to_string(), "exit_code": self.code() })),
                 false => eprintln!("fmctl: {self}"),
             }
         }

@@ -1,4 +1,4 @@
-//! Which GPU is which: what the daemon knows, and what somebody tells it.
+//! `fmctl inventory`: shows and updates the module map.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,63 +7,63 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use firstlight_fabric_api::v1 as api;
-use firstlight_fabric_api::v1::evidence::How;
+use firstlight_fabric_api::v1::evidence::Source;
 use firstlight_fabric_api::v1::fabric_client::FabricClient;
-use firstlight_module_map::{Claim, LONGEST, measurements, placed, table as operators_table};
+use firstlight_module_map::{Claim, MAX_FILE, measurements, placed, table as operators_table};
 use firstlight_pci::Address;
 use serde_json::json;
 use tonic::transport::Channel;
 
 use crate::exit::Failure;
 use crate::probe::{self, ProbeArgs};
-use crate::show::{self, document, ids, or_none, table, words};
+use crate::show::{self, document, id_list, ids, or_none, table};
 
-/// What to do with it; without, it is shown.
+/// The operation; without one, the inventory is shown.
 #[derive(Debug, Subcommand)]
-pub(crate) enum What {
-    /// Say where every GPU is, by a table of TOML or JSON. It is not verified by that.
+pub(crate) enum InventoryCommand {
+    /// Set the address of every GPU from a TOML or JSON table. This does not verify the map.
     Set {
-        /// The table: [modules] with lines such as 1 = "0000:86:00.0".
+        /// The table: [baseboard_modules] with lines such as 1 = "0000:86:00.0".
         file: PathBuf,
         #[command(flatten)]
-        noted: NotedArgs,
+        update: MapUpdateArgs,
     },
-    /// Note what a trusted inventory guest has measured: what firstlight-gpu-settings inventory prints there.
+    /// Add measurements of a trusted inventory guest: the output of firstlight-gpu-settings inventory.
     Nvml {
-        /// Its output, a file or several.
+        /// Files with its output.
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// Which host address a slot of the guest is; for each GPU that has none in the files.
+        /// The host address of a guest address, for each GPU without one in the files.
         #[arg(long, value_name = "GUEST_PCI=HOST_PCI", value_parser = pair)]
-        at: Vec<(Address, Address)>,
+        pci_mapping: Vec<(Address, Address)>,
         #[command(flatten)]
-        noted: NotedArgs,
+        update: MapUpdateArgs,
     },
-    /// Find the modules of GPUs by trying: slow, and it shows that partitions keep GPUs apart as well.
+    /// Find the module ids of GPUs by activating partitions: slow, and also shows that partitions isolate GPUs.
     Probe(ProbeArgs),
-    /// Forget which GPU is which.
+    /// Delete the module map.
     Forget {
-        /// As with activate.
+        /// Request id, as with activate.
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
     },
 }
 
-/// What goes with everything that is noted.
+/// Options of all updates.
 #[derive(Debug, clap::Args)]
-pub(crate) struct NotedArgs {
+pub(crate) struct MapUpdateArgs {
     /// The baseboard's serial number.
     #[arg(long)]
-    pub(crate) serial: String,
-    /// It takes the place of what contradicts it.
+    pub(crate) baseboard_serial: String,
+    /// Replace entries that contradict the update.
     #[arg(long)]
     pub(crate) replace: bool,
-    /// As with activate.
+    /// Request id, as with activate.
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
 }
 
-/// `GUEST_PCI=HOST_PCI`.
+/// Parses `GUEST_PCI=HOST_PCI`.
 fn pair(text: &str) -> Result<(Address, Address), String> {
     let (guest, host) = text.split_once('=').ok_or("it is GUEST_PCI=HOST_PCI, such as 0000:01:00.0=0000:0f:00.0")?;
     let address = |text: &str| text.parse::<Address>().map_err(|error| error.to_string());
@@ -72,55 +72,53 @@ fn pair(text: &str) -> Result<(Address, Address), String> {
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let most = u64::try_from(LONGEST).unwrap_or(u64::MAX) + 1;
+    let most = u64::try_from(MAX_FILE).unwrap_or(u64::MAX) + 1;
     let file = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     file.map_err(|source| Failure::File { path: path.to_owned(), source })?;
     Ok(bytes)
 }
 
-/// An operator's table.
+/// Reads an operator's table.
 pub(crate) fn claims_of(path: &Path) -> Result<Vec<Claim>, Failure> {
-    let wrong = |why: String| Failure::Content { path: path.to_owned(), why };
+    let wrong = |reason: String| Failure::Content { path: path.to_owned(), reason };
     operators_table(&read(path)?).map_err(|error| wrong(error.to_string()))
 }
 
 fn measured(files: &[PathBuf], at: &[(Address, Address)]) -> Result<Vec<Claim>, Failure> {
     let mut all = Vec::new();
     for path in files {
-        let wrong = |why: String| Failure::Content { path: path.clone(), why };
+        let wrong = |reason: String| Failure::Content { path: path.clone(), reason };
         all.extend(measurements(&read(path)?).map_err(|error| wrong(error.to_string()))?);
     }
     let mut places = BTreeMap::new();
     for (guest, host) in at {
         if let Some(other) = places.insert(*guest, *host) {
-            return Err(Failure::Input(format!(
-                "--at says that the guest's {guest} is {other}, and that it is {host}"
-            )));
+            return Err(Failure::Input(format!("--pci-mapping maps the guest's {guest} to both {other} and {host}")));
         }
     }
     placed(&all, &places).map_err(|error| Failure::Input(error.to_string()))
 }
 
-/// A claim in the API's words.
+/// Converts a claim to the API.
 pub(crate) fn placement(claim: &Claim) -> api::Placement {
     let (uuid, serial) = (claim.uuid.clone().unwrap_or_default(), claim.serial.clone().unwrap_or_default());
     api::Placement { module_id: claim.module, pci: claim.pci.to_string(), uuid, serial }
 }
 
-fn request(claims: &[Claim], how: How, noted: &NotedArgs) -> Result<api::SetModuleMapRequest, Failure> {
+fn request(claims: &[Claim], how: Source, update: &MapUpdateArgs) -> Result<api::SetModuleMapRequest, Failure> {
     Ok(api::SetModuleMapRequest {
-        request_id: crate::identified(noted.request_id.as_ref())?,
-        baseboard_serial: noted.serial.clone(),
+        request_id: crate::request_id_or_new(update.request_id.as_ref())?,
+        baseboard_serial: update.baseboard_serial.clone(),
         entries: claims.iter().map(placement).collect(),
-        evidence: Some(api::Evidence { how: Some(how) }),
-        replace: noted.replace,
+        evidence: Some(api::Evidence { source: Some(how) }),
+        replace: update.replace,
     })
 }
 
-/// Shows the inventory, or changes it.
+/// Shows or updates the inventory.
 pub(crate) async fn run(
     client: &mut FabricClient<Channel>,
-    what: Option<&What>,
+    what: Option<&InventoryCommand>,
     out: &mut dyn Write,
     json: bool,
 ) -> Result<(), Failure> {
@@ -129,25 +127,26 @@ pub(crate) async fn run(
             let inventory = client.inventory(api::InventoryRequest {}).await?.into_inner();
             return Ok(inventory_text(out, &inventory, json)?);
         }
-        Some(What::Forget { request_id }) => {
-            let request_id = crate::identified(request_id.as_ref())?;
-            let was =
-                client.forget_module_map(api::ForgetModuleMapRequest { request_id }).await?.into_inner().was_there;
+        Some(InventoryCommand::Forget { request_id }) => {
+            let request_id = crate::request_id_or_new(request_id.as_ref())?;
+            let was = client.forget_module_map(api::ForgetModuleMapRequest { request_id }).await?.into_inner().existed;
             let (word, text) = match was {
-                true => ("forgotten", "The module map is forgotten"),
+                true => ("forgotten", "The module map was deleted"),
                 false => ("unchanged", "There was no module map"),
             };
             return Ok(show::line(out, json, word, text)?);
         }
-        Some(What::Probe(args)) => {
+        Some(InventoryCommand::Probe(args)) => {
             probe::run(client, args).await?;
             let inventory = client.inventory(api::InventoryRequest {}).await?.into_inner();
             return Ok(inventory_text(out, &inventory, json)?);
         }
-        Some(What::Set { file, noted }) => request(&claims_of(file)?, How::Operator(api::Told {}), noted)?,
-        Some(What::Nvml { files, at, noted }) => {
-            let what = format!("{}-files", files.len());
-            request(&measured(files, at)?, How::Nvml(api::Nvml { when_ms: 0, what }), noted)?
+        Some(InventoryCommand::Set { file, update }) => {
+            request(&claims_of(file)?, Source::Operator(api::OperatorStatement {}), update)?
+        }
+        Some(InventoryCommand::Nvml { files, pci_mapping, update }) => {
+            let origin = format!("{}-files", files.len());
+            request(&measured(files, pci_mapping)?, Source::Nvml(api::Nvml { recorded_at_ms: 0, origin }), update)?
         }
     };
     let answer = client.set_module_map(request).await?.into_inner();
@@ -159,41 +158,41 @@ fn noted_text(out: &mut dyn Write, answer: &api::SetModuleMapResponse, json: boo
         return document(out, &json!(answer));
     }
     for replaced in &answer.replaced {
-        writeln!(out, "It said until now: {replaced}")?;
+        writeln!(out, "Replaced: {replaced}")?;
     }
-    let (changed, dropped) = (ids(answer.changed.as_ref()), ids(answer.dropped.as_ref()));
-    match (changed, answer.again) {
-        (_, true) => writeln!(out, "It was noted before, for the same request")?,
-        ([], _) => writeln!(out, "The module map said so already")?,
-        (changed, _) => writeln!(out, "The module map says something new of GPUs {}", words(changed))?,
+    let (changed, dropped) = (ids(answer.changed.as_ref()), ids(answer.removed.as_ref()));
+    match (changed, answer.already_done) {
+        (_, true) => writeln!(out, "Already done by the same request")?,
+        ([], _) => writeln!(out, "The module map is unchanged")?,
+        (changed, _) => writeln!(out, "Changed module map entries of GPUs {}", id_list(changed))?,
     }
     if !dropped.is_empty() {
-        writeln!(out, "It says nothing any more of GPUs {}", words(dropped))?;
+        writeln!(out, "Removed module map entries of GPUs {}", id_list(dropped))?;
     }
-    verdict(out, answer.verified, &answer.why, &answer.advice)
+    verdict(out, answer.verified, &answer.reason, &answer.remedy)
 }
 
-fn verdict(out: &mut dyn Write, verified: bool, why: &str, advice: &str) -> show::Result {
+fn verdict(out: &mut dyn Write, verified: bool, reason: &str, remedy: &str) -> show::Result {
     match verified {
-        true => writeln!(out, "It is verified: every GPU was measured"),
-        false if advice.is_empty() => writeln!(out, "It is not verified: {why}"),
-        false => writeln!(out, "It is not verified: {why}; {advice}"),
+        true => writeln!(out, "Verified: every GPU was measured"),
+        false if remedy.is_empty() => writeln!(out, "Not verified: {reason}"),
+        false => writeln!(out, "Not verified: {reason}; {remedy}"),
     }
 }
 
 fn evidence(entry: Option<&api::MapEntry>) -> String {
-    match entry.and_then(|entry| entry.evidence.as_ref()?.how.as_ref()) {
+    match entry.and_then(|entry| entry.evidence.as_ref()?.source.as_ref()) {
         None if entry.is_none() => "none".to_owned(),
-        None => "of a later version".to_owned(),
-        Some(How::Operator(_)) => "operator".to_owned(),
-        Some(How::Nvml(nvml)) => format!("nvml, {}", date(nvml.when_ms)),
-        Some(How::Probe(probe)) => format!("probe of partition {}, {}", probe.partition, date(probe.when_ms)),
+        None => "unknown evidence".to_owned(),
+        Some(Source::Operator(_)) => "operator".to_owned(),
+        Some(Source::Nvml(nvml)) => format!("nvml, {}", date(nvml.recorded_at_ms)),
+        Some(Source::Probe(probe)) => format!("probe of partition {}, {}", probe.partition, date(probe.recorded_at_ms)),
     }
 }
 
-/// The day, UTC, of a time in milliseconds since the epoch.
+/// Formats the day, UTC, of a time in milliseconds since the epoch.
 fn date(ms: u64) -> String {
-    // Days in the proleptic Gregorian calendar, from 1 March of year 0: no leap day is inside a year then.
+    // Days in the proleptic Gregorian calendar, counted from 1 March of year 0, so that leap days end a year.
     let days = ms / 86_400_000 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -207,12 +206,12 @@ fn inventory_text(out: &mut dyn Write, inventory: &api::InventoryResponse, json:
     if json {
         return document(out, &json!(inventory));
     }
-    let row = |one: &api::Module| {
+    let row = |one: &api::BaseboardModule| {
         let entry = one.entry.as_ref();
         let listed = one.listed.as_ref();
         let uuid = entry.map(|entry| entry.uuid.as_str()).filter(|uuid| !uuid.is_empty());
-        let links = listed.map_or("not listed".to_owned(), |gpu| format!("{}/{}", gpu.links, gpu.most_links));
-        let quarantined = if one.quarantined { ", in quarantine" } else { "" };
+        let links = listed.map_or("not listed".to_owned(), |gpu| format!("{}/{}", gpu.links, gpu.max_links));
+        let quarantined = if one.quarantined { ", quarantined" } else { "" };
         vec![
             one.module_id.to_string(),
             entry.map_or("unknown", |entry| &entry.pci).to_owned(),
@@ -221,17 +220,17 @@ fn inventory_text(out: &mut dyn Write, inventory: &api::InventoryResponse, json:
             format!("{}{quarantined}", evidence(entry)),
         ]
     };
-    let rows: Vec<Vec<String>> = inventory.modules.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = inventory.baseboard_modules.iter().map(row).collect();
     table(out, &["MODULE ID", "PCI ADDRESS", "UUID", "LINKS", "EVIDENCE"], &rows)?;
     let or = |text: &str, other: &str| if text.is_empty() { other.to_owned() } else { text.to_owned() };
-    let (baseboard, serial) = (or(&inventory.baseboard, "not known"), or(&inventory.baseboard_serial, "not told"));
+    let (baseboard, serial) = (or(&inventory.baseboard, "unknown"), or(&inventory.baseboard_serial, "unknown"));
     writeln!(out, "Baseboard: {baseboard}; serial: {serial}")?;
-    if !inventory.trouble.is_empty() {
-        writeln!(out, "The list is {} s old: {}", inventory.age_ms / 1000, inventory.trouble)?;
+    if !inventory.error.is_empty() {
+        writeln!(out, "The list is {} s old: {}", inventory.age_ms / 1000, inventory.error)?;
     }
-    verdict(out, inventory.verified, &inventory.why, &inventory.advice)?;
-    if inventory.allowed && !inventory.verified {
-        writeln!(out, "Several GPUs are given all the same: the daemon runs with --allow-unverified-map")?;
+    verdict(out, inventory.verified, &inventory.reason, &inventory.remedy)?;
+    if inventory.unverified_map_allowed && !inventory.verified {
+        writeln!(out, "Several GPUs are given nevertheless: the daemon runs with --allow-unverified-map")?;
     }
     Ok(())
 }
@@ -241,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         for (seconds, day) in [
             (0, "1970-01-01"),
             (951_782_399, "2000-02-28"),
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_two_addresses() {
+    fn pci_mapping_is_two_addresses() {
         let (guest, host) = pair("0000:01:00.0=0000:0f:00.0").unwrap();
         assert_eq!((guest.bus, host.bus), (1, 0x0f));
         for wrong in ["0000:01:00.0", "=", "0000:01:00.0=0f:00.0"] {

@@ -1,96 +1,96 @@
-//! What somebody says of a GPU.
+//! A statement or measurement of a GPU's location.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use firstlight_partitions::{Gpus, MOST};
+use firstlight_partitions::{Gpus, MODULE_ID_LIMIT};
 use firstlight_pci::Address;
 
 use crate::{is_word, short};
 
-/// A GPU's place, as an operator or a measurement says.
+/// A GPU's location, from an operator or a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// Its module id.
     pub module: u32,
     /// Its PCI address on the host.
     pub pci: Address,
-    /// Its UUID, if it is known.
+    /// Its UUID, if known.
     pub uuid: Option<String>,
-    /// Its serial number, if it is known.
+    /// Its serial number, if known.
     pub serial: Option<String>,
 }
 
-/// Claims that cannot be, whatever the map says.
+/// Invalid claims, independent of the map.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// Nothing is said.
+    /// There are no claims.
     #[error("it names no GPU")]
     Empty,
-    /// A module id twice.
-    #[error("module {module} is there twice: with {first} and with {second}")]
+    /// A duplicate module id.
+    #[error("module {module} appears twice: with {first} and with {second}")]
     Module {
-        /// Which.
+        /// The module id.
         module: u32,
         /// Its first address.
         first: Address,
-        /// Its second.
+        /// Its second address.
         second: Address,
     },
-    /// A PCI address twice.
-    #[error("{pci} is there twice: for module {first} and for module {second}")]
+    /// A duplicate PCI address.
+    #[error("{pci} appears twice: for module {first} and for module {second}")]
     Pci {
-        /// Which.
+        /// The address.
         pci: Address,
         /// Its first module.
         first: u32,
-        /// Its second.
+        /// Its second module.
         second: u32,
     },
-    /// A UUID twice.
-    #[error("GPU {uuid} is there twice: at module {first} and at module {second}")]
+    /// A duplicate UUID.
+    #[error("GPU {uuid} appears twice: at module {first} and at module {second}")]
     Uuid {
-        /// Which.
+        /// The UUID.
         uuid: String,
         /// Its first module.
         first: u32,
-        /// Its second.
+        /// Its second module.
         second: u32,
     },
-    /// No baseboard has it.
-    #[error("{0} is no module id: they are numbers below {MOST}")]
+    /// The module id is out of range.
+    #[error("invalid module id {0}: they are numbers below {MODULE_ID_LIMIT}")]
     NoModule(u32),
-    /// FM does not list it.
+    /// FM does not list the module.
     #[error("the fabric manager lists no module {unknown}; it lists {listed}")]
     Unknown {
-        /// Which.
+        /// The unknown modules.
         unknown: Gpus,
-        /// What there is.
+        /// The listed ones.
         listed: Gpus,
     },
-    /// A table that is to be whole is not.
+    /// An operator's table does not name every GPU.
     #[error(
-        "it says nothing of module {missing}, which the fabric manager lists; a table names every GPU that is not in quarantine"
+        "no entry for module {missing}, which the fabric manager lists; a table names every GPU that is not quarantined"
     )]
     Missing {
-        /// Which.
+        /// The missing modules.
         missing: Gpus,
     },
-    /// A serial number or UUID that is none.
-    #[error("{what} {text:?} of module {module} is not 1 to 64 printable characters without spaces")]
+    /// An invalid serial number or UUID.
+    #[error("invalid {what} {text:?} of module {module}: it has to be 1 to 64 printable characters without spaces")]
     Word {
-        /// What it is.
+        /// `uuid` or `serial`.
         what: &'static str,
-        /// Of which GPU.
+        /// The module id.
         module: u32,
-        /// What was given.
+        /// Its value.
         text: String,
     },
 }
 
-/// The modules of claims that can be.
+/// Validates claims and returns their modules.
 ///
 /// # Errors
-/// The first thing that cannot be.
+/// The first invalid claim.
 pub(crate) fn checked(claims: &[Claim]) -> Result<Gpus, ClaimError> {
     let (mut modules, mut addresses, mut uuids) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for Claim { module, pci, uuid, serial } in claims {
@@ -120,11 +120,10 @@ pub(crate) fn checked(claims: &[Claim]) -> Result<Gpus, ClaimError> {
 }
 
 impl Claim {
-    /// Whether claims can be of a baseboard of which FM lists these GPUs, and
-    /// speak of those that are needed.
+    /// Validates claims against the GPUs that FM lists and those that have to be named.
     ///
     /// # Errors
-    /// The first thing that cannot be.
+    /// The first invalid claim.
     pub fn check(claims: &[Self], listed: Gpus, needed: Gpus) -> Result<(), ClaimError> {
         let modules = checked(claims)?;
         let (unknown, missing) = (modules.without(listed), needed.without(modules));

@@ -1,11 +1,9 @@
-//! Which GPU of a baseboard has which PCI address.
+//! The module map: which GPU of a baseboard has which PCI address.
 //!
-//! A fabric manager (FM) knows GPUs by module id, the place on the baseboard; whoever
-//! passes GPUs through knows them by PCI address. Neither order says anything of the
-//! other, and who takes one for the other connects a tenant to somebody else's
-//! GPU. So the map is told by an operator or measured, each entry has its
-//! evidence, and only what was measured counts as verified. Everything here is
-//! a pure function of texts and maps.
+//! A fabric manager (FM) identifies GPUs by module id, their place on the baseboard; PCI passthrough identifies them
+//! by PCI address. The two orders are unrelated, and a wrong assumption connects a tenant to another tenant's GPU. So
+//! the map is stated by an operator or measured, each entry has its evidence, and only measured entries count as
+//! verified. All functions here are pure.
 #![forbid(unsafe_code)]
 
 mod claim;
@@ -13,27 +11,27 @@ mod map;
 mod measured;
 mod operator;
 mod saved;
-mod standing;
+mod verification;
 
 pub use claim::{Claim, ClaimError};
-pub use map::{Contradiction, Entry, Evidence, Merged, ModuleMap, Refused};
+pub use map::{Contradiction, Entry, Evidence, MapError, Merged, ModuleMap};
 pub use measured::{MeasuredError, Measurement, PlaceError, measurements, placed};
 pub use operator::{TableError, table};
-pub use saved::{Damage, Remembered, SCHEMA, Saved};
-pub use standing::{Sighting, Standing};
+pub use saved::{CompletedRequest, Damage, SCHEMA, Saved};
+pub use verification::{ObservedGpu, Verification};
 
-/// No file that is read here has more bytes.
-pub const LONGEST: usize = 64 << 10;
-/// No word of one, such as a serial number, has more letters.
-pub const LONGEST_WORD: usize = 64;
+/// Maximum length of a file, in bytes.
+pub const MAX_FILE: usize = 64 << 10;
+/// Maximum length of a serial number or identifier.
+pub const MAX_WORD: usize = 64;
 
-/// Whether a text can be a serial number or an identifier: it goes into logs and commands.
+/// Returns whether a text is a valid serial number or identifier: it goes into logs and commands.
 #[must_use]
 pub fn is_word(text: &str) -> bool {
-    (1..=LONGEST_WORD).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    (1..=MAX_WORD).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// The first letters of a text that somebody else wrote.
+/// Returns the start of an untrusted text.
 fn short(text: &str) -> String {
-    text.chars().take(LONGEST_WORD).collect()
+    text.chars().take(MAX_WORD).collect()
 }

@@ -1,4 +1,4 @@
-//! The map, and what a new claim makes of it.
+//! The module map, and how claims are merged into it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,30 +10,30 @@ use serde::{Deserialize, Serialize};
 use crate::claim::{Claim, ClaimError, checked};
 use crate::{is_word, short};
 
-/// How an entry is known. Times are seconds since the epoch, by the clock of whoever keeps the map.
+/// The evidence of an entry. Times are seconds since the epoch, by the daemon's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Evidence {
-    /// Somebody says so.
+    /// An operator's statement.
     Operator,
-    /// A driver in a trusted guest has read the module id.
+    /// The driver in a trusted guest has read the module id.
     Nvml {
-        /// When it was noted.
-        when: u64,
-        /// Where that was, in a word or two.
-        what: String,
+        /// When it was recorded.
+        recorded_at: u64,
+        /// Where it was measured, in a word or two.
+        origin: String,
     },
-    /// The GPU's guest had a fabric while this partition, of this GPU alone, was active.
+    /// The GPU's guest had a fabric while this single-GPU partition was active.
     Probe {
-        /// When it was noted.
-        when: u64,
-        /// The partition's number.
+        /// When it was recorded.
+        recorded_at: u64,
+        /// The partition id.
         partition: u32,
     },
 }
 
 impl Evidence {
-    /// Whether it is more than somebody's word.
+    /// Whether it is more than an operator's statement.
     #[must_use]
     pub fn is_measurement(&self) -> bool {
         !matches!(self, Self::Operator)
@@ -44,118 +44,118 @@ impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operator => f.write_str("operator"),
-            Self::Nvml { what, .. } if what.is_empty() => f.write_str("nvml"),
-            Self::Nvml { what, .. } => write!(f, "nvml ({what})"),
+            Self::Nvml { origin, .. } if origin.is_empty() => f.write_str("nvml"),
+            Self::Nvml { origin, .. } => write!(f, "nvml ({origin})"),
             Self::Probe { partition, .. } => write!(f, "probe (partition {partition})"),
         }
     }
 }
 
-/// Where a GPU is.
+/// The location of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// Its PCI address on the host.
     pub pci: Address,
-    /// Its UUID, if it is known.
+    /// Its UUID, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Its serial number, if it is known.
+    /// Its serial number, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// How that is known.
+    /// Its evidence.
     pub evidence: Evidence,
 }
 
 impl Entry {
-    /// Whether both say the same in the same way, be it at another time.
-    fn says_as(&self, other: &Self) -> bool {
+    /// Whether both entries agree, including the kind of evidence but not its time.
+    fn matches(&self, other: &Self) -> bool {
         let how = |entry: &Self| std::mem::discriminant(&entry.evidence);
         (self.pci, &self.uuid, &self.serial, how(self)) == (other.pci, &other.uuid, &other.serial, how(other))
     }
 }
 
-/// A baseboard's GPUs.
+/// The GPUs of a baseboard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleMap {
-    /// The baseboard's serial number: on another one the map says nothing.
+    /// The baseboard's serial number: the map is valid on this baseboard only.
     pub baseboard: String,
-    /// By module id.
+    /// Entries by module id.
     pub entries: BTreeMap<u32, Entry>,
 }
 
-/// Something that the map and a claim say differently.
+/// A difference between the map and a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Contradiction {
-    /// It is another baseboard.
+    /// The claim is for another baseboard.
     #[error("the map is of baseboard {was}, not of {is}")]
     Baseboard {
-        /// The map's.
+        /// In the map.
         was: String,
-        /// What is said now.
+        /// In the claim.
         is: String,
     },
     /// The module has another address.
     #[error("the map has module {module} at {was} ({evidence}), not at {is}")]
     Address {
-        /// Which.
+        /// The module id.
         module: u32,
         /// In the map.
         was: Address,
-        /// How the map knows.
+        /// The entry's evidence.
         evidence: Evidence,
-        /// What is said now.
+        /// In the claim.
         is: Address,
     },
-    /// The address is another module's.
+    /// The address belongs to another module.
     #[error("the map has {pci} as module {was} ({evidence}), not as {is}")]
     Module {
-        /// Which.
+        /// The address.
         pci: Address,
         /// In the map.
         was: u32,
-        /// How the map knows.
+        /// The entry's evidence.
         evidence: Evidence,
-        /// What is said now.
+        /// In the claim.
         is: u32,
     },
-    /// The GPU was in another place.
+    /// The GPU was in another module.
     #[error("the map has GPU {uuid} as module {was}, not as {is}")]
     Moved {
-        /// Which.
+        /// Its UUID.
         uuid: String,
         /// In the map.
         was: u32,
-        /// What is said now.
+        /// In the claim.
         is: u32,
     },
-    /// There is another GPU in that place.
+    /// Another GPU is in the module.
     #[error("module {module} had the GPU with {what} {was}, and has {is} now")]
     Gpu {
-        /// Which.
+        /// The module id.
         module: u32,
         /// `uuid` or `serial`.
         what: &'static str,
         /// In the map.
         was: String,
-        /// What is said now.
+        /// In the claim.
         is: String,
     },
 }
 
-/// Why claims do not become a map.
+/// Why claims were not merged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// They cannot be.
+pub enum MapError {
+    /// The claims are invalid.
     #[error(transparent)]
     Claims(#[from] ClaimError),
-    /// The baseboard's serial number is none.
-    #[error("baseboard serial {0:?} is not 1 to 64 printable characters without spaces")]
+    /// The baseboard's serial number is invalid.
+    #[error("invalid baseboard serial {0:?}: it has to be 1 to 64 printable characters without spaces")]
     Serial(String),
-    /// The map says otherwise.
+    /// The claims contradict the map.
     #[error(
-        "{}; nothing was changed: find out which is right, and if the new one is, say it again with --replace",
+        "{}; nothing was changed: find out which is right; if the new one is, repeat the request with --replace",
         joined(.0)
     )]
     Contradicts(Vec<Contradiction>),
@@ -165,16 +165,16 @@ fn joined(all: &[Contradiction]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// What became of claims.
+/// The result of a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged {
-    /// The map from now on.
+    /// The new map.
     pub map: ModuleMap,
-    /// Modules of which it says something else than before.
+    /// Modules with a new or changed entry.
     pub changed: Gpus,
-    /// Modules of which it says nothing any more.
-    pub dropped: Gpus,
-    /// What the map had said, and says no more.
+    /// Modules whose entry was removed.
+    pub removed: Gpus,
+    /// The contradictions that were replaced.
     pub replaced: Vec<Contradiction>,
 }
 
@@ -183,7 +183,7 @@ fn other(old: Option<&String>, new: Option<&String>) -> Option<(String, String)>
 }
 
 impl ModuleMap {
-    /// Everything that a claim says differently.
+    /// Returns all contradictions of a claim.
     fn contradictions(&self, claim: &Claim) -> Vec<Contradiction> {
         let mut found = Vec::new();
         let (module, is) = (claim.module, claim.pci);
@@ -210,22 +210,21 @@ impl ModuleMap {
         found
     }
 
-    /// The map with these claims. What is said again by an operator keeps what was
-    /// measured; what is measured gets the newest evidence. What contradicts
-    /// the map is refused as a whole, or with `replace` takes its place: a GPU in
-    /// another place loses the old one, another baseboard everything.
+    /// Merges claims into the map. An operator's statement that agrees keeps the measured evidence; a measurement
+    /// updates it. Contradicting claims are refused as a whole, or with `replace` win: a GPU at another location
+    /// loses its old entry, another baseboard replaces the whole map.
     ///
     /// # Errors
-    /// The claims cannot be, or contradict the map.
+    /// The claims are invalid, or contradict the map.
     pub fn merged(
         before: Option<&Self>,
         baseboard: &str,
         claims: &[Claim],
         evidence: &Evidence,
         replace: bool,
-    ) -> Result<Merged, Refused> {
+    ) -> Result<Merged, MapError> {
         if !is_word(baseboard) {
-            return Err(Refused::Serial(short(baseboard)));
+            return Err(MapError::Serial(short(baseboard)));
         }
         checked(claims)?;
         let own = before.filter(|map| map.baseboard == baseboard);
@@ -235,58 +234,58 @@ impl ModuleMap {
             replaced.push(Contradiction::Baseboard { was: map.baseboard.clone(), is: baseboard.to_owned() });
         }
         if !replaced.is_empty() && !replace {
-            return Err(Refused::Contradicts(replaced));
+            return Err(MapError::Contradicts(replaced));
         }
         let none = || Self { baseboard: baseboard.to_owned(), entries: BTreeMap::new() };
         let mut map = own.cloned().unwrap_or_else(none);
-        // First all that goes: claims may exchange two places.
-        let is_kept = |module: u32, entry: &Entry| {
+        // Removals first: claims may swap two locations.
+        let stays = |module: u32, entry: &Entry| {
             claims.iter().all(|claim| match claim.module == module {
                 true => claim.pci == entry.pci && own.is_some_and(|map| map.contradictions(claim).is_empty()),
                 false => claim.pci != entry.pci && (claim.uuid.is_none() || claim.uuid != entry.uuid),
             })
         };
-        map.entries.retain(|module, entry| is_kept(*module, entry));
+        map.entries.retain(|module, entry| stays(*module, entry));
         for claim in claims {
             map.put(claim, evidence);
         }
         let modules = |map: Option<&Self>| Gpus::of(map.iter().flat_map(|map| map.entries.keys().copied()));
         let (old, new) = (modules(before).unwrap_or_default(), modules(Some(&map)).unwrap_or_default());
         let is_new = |module: &u32| match (own.and_then(|own| own.entries.get(module)), map.entries.get(module)) {
-            (Some(old), Some(new)) => !old.says_as(new),
+            (Some(old), Some(new)) => !old.matches(new),
             (old, new) => old.is_some() != new.is_some(),
         };
         let changed = Gpus::of(new.ids().filter(is_new)).unwrap_or_default();
-        Ok(Merged { map, changed, dropped: old.without(new), replaced })
+        Ok(Merged { map, changed, removed: old.without(new), replaced })
     }
 
     fn put(&mut self, claim: &Claim, evidence: &Evidence) {
         let old = self.entries.remove(&claim.module);
-        let kept = old.as_ref().map(|old| old.evidence.clone()).filter(|_| !evidence.is_measurement());
+        let measured = old.as_ref().map(|old| old.evidence.clone()).filter(|_| !evidence.is_measurement());
         let (uuid, serial) = old.map(|old| (old.uuid, old.serial)).unwrap_or_default();
         let entry = Entry {
             pci: claim.pci,
             uuid: claim.uuid.clone().or(uuid),
             serial: claim.serial.clone().or(serial),
-            evidence: kept.unwrap_or_else(|| evidence.clone()),
+            evidence: measured.unwrap_or_else(|| evidence.clone()),
         };
         self.entries.insert(claim.module, entry);
     }
 
-    /// The modules that it says something of.
+    /// Returns the modules with an entry.
     #[must_use]
     pub fn modules(&self) -> Gpus {
         Gpus::of(self.entries.keys().copied()).unwrap_or_default()
     }
 
-    /// Those of which that was measured.
+    /// Returns the modules with a measured entry.
     #[must_use]
     pub fn measured(&self) -> Gpus {
         let measured = self.entries.iter().filter(|(_, entry)| entry.evidence.is_measurement());
         Gpus::of(measured.map(|(module, _)| *module)).unwrap_or_default()
     }
 
-    /// The module at that address.
+    /// Returns the module at a PCI address.
     #[must_use]
     pub fn at(&self, pci: Address) -> Option<u32> {
         self.entries.iter().find(|(_, entry)| entry.pci == pci).map(|(module, _)| *module)

@@ -1,32 +1,30 @@
-//! What an inventory guest has measured: a JSON object for each GPU, one after the
-//! other or in an array.
+//! Measurements of an inventory guest: JSON objects, one per GPU, in sequence or in an array.
 //!
 //! ```json
 //! {"guest_pci": "0000:01:00.0", "module_id": 5, "uuid": "GPU-...", "serial": "165..."}
 //! ```
 //!
-//! With `host_pci` in place of `guest_pci` where somebody has put in the host's
-//! address already.
+//! `host_pci` replaces `guest_pci` where the host address is already known.
 
 use std::collections::BTreeMap;
 
 use firstlight_pci::Address;
 use serde::{Deserialize, Serialize};
 
-use crate::LONGEST;
+use crate::MAX_FILE;
 use crate::claim::{Claim, ClaimError, checked};
 
-/// One GPU.
+/// The measurement of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// Where the guest has it.
+    /// Its address in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pci: Option<Address>,
-    /// Where the host has it.
+    /// Its address on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_pci: Option<Address>,
-    /// What the driver reads.
+    /// The module id that the driver has read.
     pub module_id: u32,
     /// Its UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,56 +34,56 @@ pub struct Measurement {
     pub serial: Option<String>,
 }
 
-/// Something else than measurements.
+/// Invalid measurements.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeasuredError {
-    /// It is too long.
-    #[error("it has more than {LONGEST} bytes")]
+    /// The file is too long.
+    #[error("it has more than {MAX_FILE} bytes")]
     TooLong,
-    /// It is not JSON of that form; the parser says where.
+    /// Invalid JSON; the parser's message has the position.
     #[error("{0}; each GPU is an object such as {{\"guest_pci\": \"0000:01:00.0\", \"module_id\": 5}}")]
     Form(String),
 }
 
-/// Measurements from which no place on the host follows.
+/// Measurements without a usable host address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
     /// Neither address, or both.
     #[error("module {module} has to have host_pci or guest_pci, one of them")]
     Which {
-        /// Which GPU.
+        /// The module id.
         module: u32,
     },
-    /// Nobody has said where the guest's slot is.
+    /// The guest's address has no mapping.
     #[error(
-        "nothing says which host address the guest's {guest} (module {module}) is; say it with --at {guest}=HOST_PCI, as the \
+        "the host address of guest address {guest} (module {module}) is unknown; pass --pci-mapping {guest}=HOST_PCI, as the \
          inventory guest was given it"
     )]
     Unknown {
         /// The guest's address.
         guest: Address,
-        /// Which GPU.
+        /// The module id.
         module: u32,
     },
-    /// A slot that has no GPU: a slip of the pen would go unnoticed.
-    #[error("--at {guest}={host}: nothing was measured at the guest's {guest}")]
+    /// A mapping without a measurement, probably a typing error.
+    #[error("--pci-mapping {guest}={host}: nothing was measured at the guest's {guest}")]
     Unused {
         /// The guest's address.
         guest: Address,
-        /// The host's.
+        /// The host's address.
         host: Address,
     },
-    /// What was measured cannot be.
+    /// The measurements are invalid.
     #[error(transparent)]
     Claims(#[from] ClaimError),
 }
 
-/// Reads measurements.
+/// Parses measurements.
 ///
 /// # Errors
-/// Where they are none.
+/// They are invalid.
 pub fn measurements(bytes: &[u8]) -> Result<Vec<Measurement>, MeasuredError> {
-    if bytes.len() > LONGEST {
+    if bytes.len() > MAX_FILE {
         return Err(MeasuredError::TooLong);
     }
     let is_array = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
@@ -96,10 +94,10 @@ pub fn measurements(bytes: &[u8]) -> Result<Vec<Measurement>, MeasuredError> {
     read.map_err(|error| MeasuredError::Form(error.to_string()))
 }
 
-/// What they say of the host: `at` has the host's address of each of the guest's slots.
+/// Converts measurements to claims; `at` maps guest addresses to host addresses.
 ///
 /// # Errors
-/// An address does not follow, or what was measured cannot be.
+/// A host address is unknown, or the measurements are invalid.
 pub fn placed(measured: &[Measurement], at: &BTreeMap<Address, Address>) -> Result<Vec<Claim>, PlaceError> {
     let claim = |one: &Measurement| {
         let module = one.module_id;
@@ -133,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_arrays_say_the_same() {
+    fn json_lines_and_arrays_are_equivalent() {
         let lines = measurements(LINES.as_bytes()).unwrap();
         let array = format!(" [{}]", LINES.trim().replace("}\n", "},\n"));
         assert_eq!(measurements(array.as_bytes()).unwrap(), lines);
@@ -147,19 +145,19 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_say_where_a_gpu_is_is_refused() {
+    fn measurements_without_host_address_are_refused() {
         let lines = measurements(LINES.as_bytes()).unwrap();
         let error = placed(&lines, &at(&[("0000:01:00.0", "0000:0f:00.0")])).unwrap_err().to_string();
-        assert!(error.contains("--at 0000:02:00.0=HOST_PCI") && error.contains("module 7"), "{error}");
+        assert!(error.contains("--pci-mapping 0000:02:00.0=HOST_PCI") && error.contains("module 7"), "{error}");
         let one = [("0000:01:00.0", "0000:0f:00.0"), ("0000:02:00.0", "0000:0f:00.0")];
         let error = placed(&lines, &at(&one)).unwrap_err().to_string();
-        assert!(error.contains("0000:0f:00.0 is there twice: for module 5 and for module 7"), "{error}");
+        assert!(error.contains("0000:0f:00.0 appears twice: for module 5 and for module 7"), "{error}");
         let more = [one[0], ("0000:02:00.0", "0000:10:00.0"), ("0000:03:00.0", "0000:41:00.0")];
         let error = placed(&lines, &at(&more)).unwrap_err().to_string();
         assert!(error.contains("nothing was measured at the guest's 0000:03:00.0"), "{error}");
         for (text, part) in [
             (r#"{"module_id": 5}"#, "module 5 has to have host_pci or guest_pci"),
-            (r#"{"module_id": 64, "host_pci": "0000:0f:00.0"}"#, "64 is no module id"),
+            (r#"{"module_id": 64, "host_pci": "0000:0f:00.0"}"#, "invalid module id 64"),
         ] {
             let error = placed(&measurements(text.as_bytes()).unwrap(), &at(&[])).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
@@ -174,6 +172,6 @@ mod tests {
             let error = measurements(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
-        assert_eq!(measurements(&vec![b' '; LONGEST + 1]), Err(MeasuredError::TooLong));
+        assert_eq!(measurements(&vec![b' '; MAX_FILE + 1]), Err(MeasuredError::TooLong));
     }
 }

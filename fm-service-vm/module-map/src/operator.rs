@@ -1,42 +1,42 @@
 //! An operator's table: TOML or JSON, every GPU by module id.
 //!
 //! ```toml
-//! [modules]
+//! [baseboard_modules]
 //! 1 = "0000:86:00.0"
 //! 2 = { pci = "0000:b8:00.0", serial = "1650123456789" }
 //! ```
 
 use std::fmt;
 
-use firstlight_partitions::MOST;
+use firstlight_partitions::MODULE_ID_LIMIT;
 use firstlight_pci::ParseAddressError;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor, value};
 
-use crate::LONGEST;
+use crate::MAX_FILE;
 use crate::claim::{Claim, ClaimError, checked};
 
-/// A table that is none.
+/// An invalid table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// It is too long.
-    #[error("it has more than {LONGEST} bytes, and a table of {MOST} GPUs has not")]
+    /// The file is too long.
+    #[error("it has more than {MAX_FILE} bytes, and a table of {MODULE_ID_LIMIT} GPUs has not")]
     TooLong,
-    /// It is no text.
-    #[error("it is no text: {0}")]
-    NoText(std::str::Utf8Error),
-    /// It is neither TOML nor JSON of that form; the parser says where.
-    #[error("{0}; a table is [modules] with lines such as 1 = \"0000:86:00.0\", or the same as JSON")]
+    /// The file is not UTF-8.
+    #[error("not UTF-8: {0}")]
+    NotUtf8(std::str::Utf8Error),
+    /// Invalid TOML or JSON; the parser's message has the position.
+    #[error("{0}; a table is [baseboard_modules] with lines such as 1 = \"0000:86:00.0\", or the same as JSON")]
     Form(String),
-    /// An address is none.
+    /// An invalid PCI address.
     #[error("module {module}: {error}")]
     Pci {
-        /// Of which GPU.
+        /// The module id.
         module: u32,
         /// What is wrong with it.
         error: ParseAddressError,
     },
-    /// What it says cannot be.
+    /// The claims are invalid.
     #[error(transparent)]
     Claims(#[from] ClaimError),
 }
@@ -44,15 +44,15 @@ pub enum TableError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    modules: Modules,
+    baseboard_modules: BaseboardModules,
 }
 
-/// A map would take the last of two that are alike.
-struct Modules(Vec<(u32, Detailed)>);
+/// A `Vec`, because a map would silently keep the last of two duplicates.
+struct BaseboardModules(Vec<(u32, GpuRow)>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Detailed {
+struct GpuRow {
     pci: String,
     #[serde(default)]
     uuid: Option<String>,
@@ -60,75 +60,75 @@ struct Detailed {
     serial: Option<String>,
 }
 
-/// An address, or that with more.
-struct Place(Detailed);
+/// An address, or a table with more fields.
+struct Row(GpuRow);
 
-impl<'de> Deserialize<'de> for Place {
+impl<'de> Deserialize<'de> for Row {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Place;
+            type Value = Row;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a PCI address, or a table with pci, uuid and serial")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Place, E> {
-                Ok(Place(Detailed { pci: text.to_owned(), uuid: None, serial: None }))
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Row, E> {
+                Ok(Row(GpuRow { pci: text.to_owned(), uuid: None, serial: None }))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Place, A::Error> {
-                Detailed::deserialize(value::MapAccessDeserializer::new(map)).map(Place)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Row, A::Error> {
+                GpuRow::deserialize(value::MapAccessDeserializer::new(map)).map(Row)
             }
         }
         deserializer.deserialize_any(Either)
     }
 }
 
-impl<'de> Deserialize<'de> for Modules {
+impl<'de> Deserialize<'de> for BaseboardModules {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Rows;
         impl<'de> Visitor<'de> for Rows {
-            type Value = Modules;
+            type Value = BaseboardModules;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("module ids with PCI addresses")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Modules, A::Error> {
-                let mut rows: Vec<(u32, Detailed)> = Vec::new();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BaseboardModules, A::Error> {
+                let mut rows: Vec<(u32, GpuRow)> = Vec::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    let module = key.parse::<u32>().ok().filter(|id| *id < MOST && key == id.to_string());
-                    let wrong = || A::Error::custom(format!("{:?} is no module id", crate::short(&key)));
+                    let module = key.parse::<u32>().ok().filter(|id| *id < MODULE_ID_LIMIT && key == id.to_string());
+                    let wrong = || A::Error::custom(format!("invalid module id {:?}", crate::short(&key)));
                     let module = module.ok_or_else(wrong)?;
-                    let Place(place) = map.next_value()?;
+                    let Row(place) = map.next_value()?;
                     if rows.iter().any(|(other, _)| *other == module) {
-                        return Err(A::Error::custom(format!("module {module} is there twice")));
+                        return Err(A::Error::custom(format!("module {module} appears twice")));
                     }
                     rows.push((module, place));
                 }
-                Ok(Modules(rows))
+                Ok(BaseboardModules(rows))
             }
         }
         deserializer.deserialize_map(Rows)
     }
 }
 
-/// Reads an operator's table.
+/// Parses an operator's table.
 ///
 /// # Errors
-/// Where it is none, and what would be one.
+/// It is invalid.
 pub fn table(bytes: &[u8]) -> Result<Vec<Claim>, TableError> {
-    if bytes.len() > LONGEST {
+    if bytes.len() > MAX_FILE {
         return Err(TableError::TooLong);
     }
-    let text = std::str::from_utf8(bytes).map_err(TableError::NoText)?;
+    let text = std::str::from_utf8(bytes).map_err(TableError::NotUtf8)?;
     let file: File = match text.trim_start().starts_with('{') {
         true => serde_json::from_str(text).map_err(|error| TableError::Form(error.to_string()))?,
         false => toml::from_str(text).map_err(|error| TableError::Form(located(text, &error)))?,
     };
-    let Modules(rows) = file.modules;
-    let claim = |(module, Detailed { pci, uuid, serial }): (u32, Detailed)| {
+    let BaseboardModules(rows) = file.baseboard_modules;
+    let claim = |(module, GpuRow { pci, uuid, serial }): (u32, GpuRow)| {
         let pci = pci.parse().map_err(|error| TableError::Pci { module, error })?;
         Ok(Claim { module, pci, uuid, serial })
     };
@@ -137,13 +137,13 @@ pub fn table(bytes: &[u8]) -> Result<Vec<Claim>, TableError> {
     Ok(claims)
 }
 
-/// The parser's message in one line, with the place.
+/// Formats the parser's message in one line, with the position.
 fn located(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
-    let words = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
     match before {
-        Some(before) => format!("line {}: {words}", before.matches('\n').count() + 1),
-        None => words,
+        Some(before) => format!("line {}: {message}", before.matches('\n').count() + 1),
+        None => message,
     }
 }
 
@@ -156,9 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
-        let toml = "# DGX\n[modules]\n1 = \"0000:86:00.0\"\n3 = { pci = \"0000:87:00.0\", serial = \"165\" }\n";
-        let json = r#" {"modules": {"1": "00000000:86:00.0", "3": {"pci": "0000:87:00.0", "serial": "165"}}}"#;
+    fn toml_and_json_tables_are_equivalent() {
+        let toml =
+            "# DGX\n[baseboard_modules]\n1 = \"0000:86:00.0\"\n3 = { pci = \"0000:87:00.0\", serial = \"165\" }\n";
+        let json =
+            r#" {"baseboard_modules": {"1": "00000000:86:00.0", "3": {"pci": "0000:87:00.0", "serial": "165"}}}"#;
         let claims = table(toml.as_bytes()).unwrap();
         assert_eq!(claims, table(json.as_bytes()).unwrap());
         assert_eq!((claims[0].module, claims[0].pci.to_string().as_str()), (1, "0000:86:00.0"));
@@ -166,33 +168,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn errors_name_the_position() {
         for (text, part) in [
-            ("[modules]\n1 = \"86:00.0\"", "module 1: \"86:00.0\" is not a PCI address"),
-            ("[modules]\n1 = \"0000:86:00.0\"\n1 = \"0000:87:00.0\"", "line 3"),
+            ("[baseboard_modules]\n1 = \"86:00.0\"", "module 1: \"86:00.0\" is not a PCI address"),
+            ("[baseboard_modules]\n1 = \"0000:86:00.0\"\n1 = \"0000:87:00.0\"", "line 3"),
             (
-                "[modules]\n1 = \"0000:86:00.0\"\n2 = \"0000:86:00.0\"",
-                "0000:86:00.0 is there twice: for module 1 and for module 2",
+                "[baseboard_modules]\n1 = \"0000:86:00.0\"\n2 = \"0000:86:00.0\"",
+                "0000:86:00.0 appears twice: for module 1 and for module 2",
             ),
-            ("[modules]\n64 = \"0000:86:00.0\"", "\"64\" is no module id"),
-            ("[modules]\n01 = \"0000:86:00.0\"", "\"01\" is no module id"),
-            ("[modules]\n1 = 7", "line 2: invalid type: integer"),
-            ("[modules]\n1 = { pci = \"0000:86:00.0\", slot = 1 }", "unknown field `slot`"),
-            ("[modules]\n1 = { pci = \"0000:86:00.0\", serial = \"a b\" }", "serial \"a b\" of module 1"),
+            ("[baseboard_modules]\n64 = \"0000:86:00.0\"", "invalid module id \"64\""),
+            ("[baseboard_modules]\n01 = \"0000:86:00.0\"", "invalid module id \"01\""),
+            ("[baseboard_modules]\n1 = 7", "line 2: invalid type: integer"),
+            ("[baseboard_modules]\n1 = { pci = \"0000:86:00.0\", slot = 1 }", "unknown field `slot`"),
+            ("[baseboard_modules]\n1 = { pci = \"0000:86:00.0\", serial = \"a b\" }", "serial \"a b\" of module 1"),
             ("[gpus]\n", "unknown field `gpus`"),
-            ("[modules]\n", "it names no GPU"),
-            ("", "missing field `modules`"),
+            ("[baseboard_modules]\n", "it names no GPU"),
+            ("", "missing field `baseboard_modules`"),
             (
-                r#"{"modules": {"1": "0000:86:00.0",
+                r#"{"baseboard_modules": {"1": "0000:86:00.0",
                 "1": "0000:87:00.0"}}"#,
-                "module 1 is there twice at line 2",
+                "module 1 appears twice at line 2",
             ),
-            (r#"{"modules": {"-1": "0000:86:00.0"}}"#, "\"-1\" is no module id"),
+            (r#"{"baseboard_modules": {"-1": "0000:86:00.0"}}"#, "invalid module id \"-1\""),
         ] {
             let error = said(text);
             assert!(error.contains(part) && !error.contains('\n'), "{part} in {error}");
         }
-        assert_eq!(table(&vec![b' '; LONGEST + 1]).unwrap_err(), TableError::TooLong);
-        assert!(matches!(table(b"\xff"), Err(TableError::NoText(_))));
+        assert_eq!(table(&vec![b' '; MAX_FILE + 1]).unwrap_err(), TableError::TooLong);
+        assert!(matches!(table(b"\xff"), Err(TableError::NotUtf8(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! The file in which a daemon keeps its map.
+//! The file format of the daemon's module map.
 
 use std::collections::VecDeque;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::claim::{Claim, checked};
 use crate::map::{Evidence, ModuleMap};
-use crate::{LONGEST, is_word};
+use crate::{MAX_FILE, is_word};
 
-/// What the file says it is; another form has another number.
+/// The schema identifier; incompatible formats get another number.
 pub const SCHEMA: &str = "firstlight.module-map/1";
-/// Requests that are known again.
+/// Number of completed requests that are remembered.
 const REMEMBERED: usize = 64;
 
-/// A request that was done.
+/// A completed request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Remembered {
-    /// Its identifier.
+pub struct CompletedRequest {
+    /// The request id.
     pub request: String,
-    /// What it asked for: the same request has to ask for the same.
-    pub asked: String,
+    /// The request in one line: a retry has to match it.
+    pub summary: String,
 }
 
-/// Everything that is kept.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Saved {
     schema: String,
     /// The map, if there is one.
     pub map: Option<ModuleMap>,
-    /// Requests that were done, oldest first.
+    /// Completed requests, oldest first.
     #[serde(default)]
-    pub requests: VecDeque<Remembered>,
+    pub requests: VecDeque<CompletedRequest>,
 }
 
 impl Default for Saved {
@@ -41,37 +41,37 @@ impl Default for Saved {
     }
 }
 
-/// What is wrong with a file, and where.
+/// Damage of a file, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// It is too long.
-    #[error("it has more than {LONGEST} bytes")]
+    /// The file is too long.
+    #[error("it has more than {MAX_FILE} bytes")]
     TooLong,
-    /// It is no such file.
+    /// Invalid JSON.
     #[error("at byte {byte}: {what}")]
     At {
-        /// Where.
+        /// The offset.
         byte: usize,
-        /// What.
+        /// The parser's message.
         what: String,
     },
-    /// It says what cannot be.
+    /// An invalid value.
     #[error("{field}: {what}")]
     Field {
-        /// Where.
+        /// The field.
         field: &'static str,
-        /// What.
+        /// What is wrong.
         what: String,
     },
 }
 
 impl Saved {
-    /// What a file says.
+    /// Parses a file.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The damage, and where.
     pub fn read(bytes: &[u8]) -> Result<Self, Damage> {
-        if bytes.len() > LONGEST {
+        if bytes.len() > MAX_FILE {
             return Err(Damage::TooLong);
         }
         let saved: Self = serde_json::from_slice(bytes).map_err(|error| {
@@ -88,7 +88,7 @@ impl Saved {
         }
         if let Some(map) = &saved.map {
             if !is_word(&map.baseboard) {
-                return wrong("map.baseboard", format!("{:?} is no serial number", crate::short(&map.baseboard)));
+                return wrong("map.baseboard", format!("{:?} is not a serial number", crate::short(&map.baseboard)));
             }
             let claim = |(module, entry): (&u32, &crate::Entry)| {
                 let (uuid, serial) = (entry.uuid.clone(), entry.serial.clone());
@@ -98,9 +98,9 @@ impl Saved {
             if let Err(error) = checked(&claims) {
                 return wrong("map.entries", error.to_string());
             }
-            let is_long = |evidence: &Evidence| matches!(evidence, Evidence::Nvml { what, .. } if what.len() > 4 * crate::LONGEST_WORD);
+            let is_long = |evidence: &Evidence| matches!(evidence, Evidence::Nvml { origin, .. } if origin.len() > 4 * crate::MAX_WORD);
             if map.entries.values().any(|entry| is_long(&entry.evidence)) {
-                return wrong("map.entries", "what a measurement says of itself is too long".to_owned());
+                return wrong("map.entries", "the origin of a measurement is too long".to_owned());
             }
         }
         if saved.requests.len() > REMEMBERED {
@@ -109,27 +109,27 @@ impl Saved {
         Ok(saved)
     }
 
-    /// As a file.
+    /// Serialises the file.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Out of memory.
     pub fn written(&self) -> Result<Vec<u8>, serde_json::Error> {
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
         Ok(text)
     }
 
-    /// What that request asked for, if it was done.
+    /// Returns the summary of a completed request.
     #[must_use]
-    pub fn asked(&self, request: &str) -> Option<&str> {
-        self.requests.iter().find(|one| one.request == request).map(|one| one.asked.as_str())
+    pub fn summary(&self, request: &str) -> Option<&str> {
+        self.requests.iter().find(|one| one.request == request).map(|one| one.summary.as_str())
     }
 
-    /// Notes that a request was done; the oldest is forgotten.
-    pub fn remember(&mut self, request: String, asked: String) {
+    /// Records a completed request; the oldest is dropped.
+    pub fn remember(&mut self, request: String, summary: String) {
         while self.requests.len() >= REMEMBERED {
             self.requests.pop_front();
         }
-        self.requests.push_back(Remembered { request, asked });
+        self.requests.push_back(CompletedRequest { request, summary });
     }
 }

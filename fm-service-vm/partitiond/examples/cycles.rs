@@ -1,6 +1,6 @@
-//! Activations and deactivations in a row while others list, and while the daemon and the fabric manager are
-//! killed, for `cargo xtask soak --fabric`. Arguments: the daemon, the fabric manager's stand-in, libnvfm's, how
-//! many cycles, and how long each change takes, in ms. Ends with a panic at the first thing that must not be.
+//! Repeated activations and deactivations while other clients list, and while the daemon and the fabric manager are
+//! killed, for `cargo xtask soak --fabric`. Arguments: the daemon, the stand-ins of the fabric manager and of
+//! libnvfm, the number of cycles, and the duration of each change in ms. Panics at the first violation.
 #![expect(clippy::unwrap_used, reason = "a program for a soak: what fails ends it")]
 
 use std::collections::BTreeMap;
@@ -17,20 +17,20 @@ use firstlight_fake_fm::machine::Phase;
 use firstlight_fake_fm::scenario::Scenario;
 use tonic::transport::{Channel, Endpoint};
 
-/// Who list all the time.
+/// Number of listing clients.
 const LISTENERS: usize = 63;
 
-/// A pause of each of them.
+/// Pause between their requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Cycles between two ends of the fabric manager, and of the daemon.
+/// Cycles between kills of the fabric manager, and of the daemon.
 const MANAGER: u32 = 50;
 const DAEMON: u32 = 37;
 
-/// Longer than anything that is waited for but the changes themselves.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-struct Stand {
+struct Fixture {
     home: Home,
     programs: Vec<PathBuf>,
     fm: Running,
@@ -38,7 +38,7 @@ struct Stand {
     dir: tempfile::TempDir,
 }
 
-impl Drop for Stand {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
@@ -49,23 +49,23 @@ fn daemon(program: &Path, library: &Path, home: &Home, dir: &Path) -> Child {
     let mut command = Command::new(program);
     command.arg("--journal").arg(dir.join("partitions.journal")).arg("--listen").arg(dir.join("socket-of-ours"));
     command.arg("--fabric-manager").arg(format!("unix:{}", home.socket().display()));
-    command.args(["--look-every", "1", "--patience", "60", "--allow-unverified-map", "--no-kernel-log"]);
+    command.args(["--poll-interval", "1", "--timeout", "60", "--allow-unverified-map", "--no-kernel-log"]);
     command.arg("--libnvfm").arg(library).stderr(std::process::Stdio::null()).spawn().unwrap()
 }
 
 async fn client(dir: &Path) -> FabricClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", dir.join("socket-of-ours").display())).unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         if let Ok(channel) = endpoint.connect().await {
             return FabricClient::new(channel);
         }
-        assert!(begun.elapsed() < PATIENCE, "the daemon does not answer");
+        assert!(start.elapsed() < TIMEOUT, "the daemon does not answer");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-impl Stand {
+impl Fixture {
     fn start(programs: Vec<PathBuf>, latency: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
@@ -89,20 +89,21 @@ impl Stand {
         self.fm = self.home.start(&self.programs[1], &["--restart"]).unwrap();
     }
 
-    /// Asks until it is done; the same id is the same request, whoever has died meanwhile.
+    /// Retries an activation until it succeeds; the request id makes it idempotent.
     async fn activated(&self, cycle: u32, owner: &str) -> u32 {
-        let ask = Some(api::Ask { what: Some(api::ask::What::Count(1 << (cycle % 3))) });
+        let partition_request =
+            Some(api::PartitionRequest { selector: Some(api::partition_request::Selector::Count(1 << (cycle % 3))) });
         let request = api::ActivateRequest {
             request_id: format!("a{cycle}"),
-            ask,
+            partition_request,
             owner: owner.to_owned(),
             ..Default::default()
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match client(self.dir.path()).await.activate(request.clone()).await {
                 Ok(given) => return given.into_inner().partition,
-                Err(error) => assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "cycle {cycle}: {error}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -111,58 +112,58 @@ impl Stand {
     async fn deactivated(&self, cycle: u32, partition: u32, owner: &str) {
         let (request_id, owner) = (format!("d{cycle}"), owner.to_owned());
         let request = api::DeactivateRequest { request_id, partition, owner };
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(error) = client(self.dir.path()).await.deactivate(request.clone()).await {
-            assert!(begun.elapsed() < PATIENCE, "cycle {cycle}: {error}");
+            assert!(start.elapsed() < TIMEOUT, "cycle {cycle}: {error}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Lists until the end; how long each answer took, but for those of a daemon that has died.
+/// Lists until the end; returns the durations, except for requests to a killed daemon.
 async fn list(dir: PathBuf, over: Arc<AtomicBool>) -> Vec<Duration> {
     let mut times = Vec::new();
     while !over.load(Ordering::Relaxed) {
         let mut client = client(&dir).await;
         while !over.load(Ordering::Relaxed) {
-            let begun = Instant::now();
+            let start = Instant::now();
             if client.list(api::ListRequest {}).await.is_err() {
                 break;
             }
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
             tokio::time::sleep(PAUSE).await;
         }
     }
     times
 }
 
-async fn soak(stand: &mut Stand, count: u32) -> Vec<Duration> {
+async fn soak(fixture: &mut Fixture, count: u32) -> Vec<Duration> {
     let over = Arc::new(AtomicBool::new(false));
-    let dir = stand.dir.path().to_owned();
+    let dir = fixture.dir.path().to_owned();
     let listeners: Vec<_> = (0..LISTENERS).map(|_| tokio::spawn(list(dir.clone(), Arc::clone(&over)))).collect();
-    // Somebody always has something, which nobody's death may take.
+    // At least one partition is always active, and no kill may deactivate it.
     let mut held: BTreeMap<u32, (u32, String)> = BTreeMap::new();
     for cycle in 0..count {
         let owner = format!("t{cycle}");
         if cycle % MANAGER == MANAGER - 1 {
-            stand.kill_manager();
+            fixture.kill_manager();
         }
         if cycle % DAEMON == DAEMON - 1 {
-            stand.kill_daemon();
+            fixture.kill_daemon();
         }
-        let partition = stand.activated(cycle, &owner).await;
+        let partition = fixture.activated(cycle, &owner).await;
         assert!(held.insert(partition, (cycle, owner)).is_none(), "partition {partition} was given twice");
-        let active: Vec<u32> = stand.fm.control.snapshot().unwrap().active.into_iter().collect();
+        let active: Vec<u32> = fixture.fm.control.snapshot().unwrap().active.into_iter().collect();
         assert_eq!(active, held.keys().copied().collect::<Vec<_>>(), "cycle {cycle}");
-        // Two at most: four of the eight GPUs are free for the next.
+        // At most two, so that four of the eight GPUs are free for the next.
         if held.len() > 1 {
             let oldest = *held.iter().min_by_key(|(_, (cycle, _))| *cycle).unwrap().0;
             let (cycle, owner) = held.remove(&oldest).unwrap();
-            stand.deactivated(cycle, oldest, &owner).await;
+            fixture.deactivated(cycle, oldest, &owner).await;
         }
     }
     for (partition, (cycle, owner)) in held {
-        stand.deactivated(cycle, partition, &owner).await;
+        fixture.deactivated(cycle, partition, &owner).await;
     }
     over.store(true, Ordering::Relaxed);
     let mut times = Vec::new();
@@ -180,16 +181,16 @@ fn main() {
         std::process::exit(2);
     };
     let (count, latency) = (count.parse().unwrap(), latency.parse().unwrap());
-    let mut stand = Stand::start([daemon, fm, library].map(PathBuf::from).to_vec(), latency);
+    let mut fixture = Fixture::start([daemon, fm, library].map(PathBuf::from).to_vec(), latency);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let begun = Instant::now();
-    let lists = runtime.block_on(soak(&mut stand, count));
-    let snapshot = stand.fm.control.snapshot().unwrap();
+    let start = Instant::now();
+    let lists = runtime.block_on(soak(&mut fixture, count));
+    let snapshot = fixture.fm.control.snapshot().unwrap();
     assert!(snapshot.violations.is_empty() && snapshot.active.is_empty(), "{snapshot:?}");
     println!(
         "{count} cycles of {latency} ms and {latency} ms in {:.0} s: the fabric manager was killed {} times, the daemon {}; {} \
          lists of {LISTENERS} others took {:.1} ms at the median and {:.1} ms at most, 99 of 100",
-        begun.elapsed().as_secs_f64(),
+        start.elapsed().as_secs_f64(),
         count / MANAGER,
         count / DAEMON,
         lists.len(),

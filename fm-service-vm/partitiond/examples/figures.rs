@@ -1,5 +1,5 @@
-//! What the planner and the daemon take, for `cargo xtask bench fabric`: lines of
-//! `NAME VALUE`. Arguments: the daemon, the fabric manager's stand-in, libnvfm's.
+//! Benchmarks of planner and daemon for `cargo xtask bench fabric`: lines of `NAME VALUE`. Arguments: the daemon, the
+//! stand-ins of the fabric manager and of libnvfm.
 #![expect(clippy::unwrap_used, reason = "a program for a bench: what fails ends it")]
 
 use std::collections::{BTreeSet, VecDeque};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use firstlight_fabric_api::v1 as api;
 use firstlight_fabric_api::v1::fabric_client::FabricClient;
-use firstlight_fake_fm::ask::Op;
+use firstlight_fake_fm::call::Op;
 use firstlight_fake_fm::control;
 use firstlight_fake_fm::home::Home;
 use firstlight_fake_fm::machine::Phase;
 use firstlight_fake_fm::scenario::Scenario;
 use firstlight_partitions::known::{A100_16, B200, H100};
-use firstlight_partitions::{Gpus, Request, State, Table};
+use firstlight_partitions::{Allocation, Gpus, Request, Table};
 use tonic::transport::{Channel, Endpoint};
 
-/// States of a table that is tried out; the largest has more than anybody needs.
+/// Maximum number of states of a table.
 const STATES: usize = 20_000;
 
 fn main() {
@@ -34,15 +34,15 @@ fn main() {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for (latency, count) in [(0, 1000), (200, 20), (5000, 1)] {
-        let mut stand = Stand::start(daemon, fm, library, latency);
-        let times = runtime.block_on(stand.cycles(count));
+        let mut fixture = Fixture::start(daemon, fm, library, latency);
+        let times = runtime.block_on(fixture.cycles(count));
         let own = times[times.len() / 2].saturating_sub(Duration::from_millis(2 * latency));
         println!("cycle-own-ms-at-{latency} {}", micros(own) / 1000.0);
-        let snapshot = stand.fm.control.snapshot().unwrap();
+        let snapshot = fixture.fm.control.snapshot().unwrap();
         assert!(snapshot.violations.is_empty() && snapshot.active.is_empty(), "{snapshot:?}");
     }
-    let mut stand = Stand::start(daemon, fm, library, 0);
-    let lists = runtime.block_on(stand.lists_while_a_change_hangs());
+    let mut fixture = Fixture::start(daemon, fm, library, 0);
+    let lists = runtime.block_on(fixture.lists_while_a_change_hangs());
     println!("list-p99-ms {}", micros(lists[lists.len() * 99 / 100]) / 1000.0);
 }
 
@@ -50,20 +50,20 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// How long each plan takes, in every state that can be, shortest first.
+/// Measures each plan in every reachable state, shortest first.
 fn plans(table: &Table) -> Vec<Duration> {
     let mut seen = BTreeSet::from([Gpus::NONE]);
     let mut queue = VecDeque::from([Gpus::NONE]);
     let mut times = Vec::new();
     while let Some(busy) = queue.pop_front() {
-        let state = State { busy, barred: Gpus::NONE };
+        let state = Allocation { busy, quarantined: Gpus::NONE };
         for size in table.sizes() {
-            let begun = Instant::now();
+            let start = Instant::now();
             let planned = table.plan(&state, Request::Count(size));
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
             drop(planned);
         }
-        for partition in table.partitions().iter().filter(|one| !one.gpus.meets(busy)) {
+        for partition in table.partitions().iter().filter(|one| !one.gpus.overlaps(busy)) {
             let next = busy.with(partition.gpus);
             if seen.len() < STATES && seen.insert(next) {
                 queue.push_back(next);
@@ -74,21 +74,21 @@ fn plans(table: &Table) -> Vec<Duration> {
     times
 }
 
-struct Stand {
+struct Fixture {
     fm: firstlight_fake_fm::home::Running,
     daemon: Child,
     socket: PathBuf,
     _directory: tempfile::TempDir,
 }
 
-impl Drop for Stand {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
 }
 
-impl Stand {
+impl Fixture {
     fn start(daemon: &Path, fm: &Path, library: &Path, latency: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
@@ -118,18 +118,20 @@ impl Stand {
         }
     }
 
-    /// How long it takes to activate a partition and to deactivate it, shortest first.
+    /// Measures activation plus deactivation, shortest first.
     async fn cycles(&self, count: u32) -> Vec<Duration> {
         let mut client = self.client().await;
         let mut times = Vec::new();
         for cycle in 0..count {
-            let begun = Instant::now();
+            let start = Instant::now();
             let (request_id, owner) = (format!("a{cycle}"), "t".to_owned());
-            let ask = Some(api::Ask { what: Some(api::ask::What::Count(1 << (cycle % 4))) });
+            let partition_request = Some(api::PartitionRequest {
+                selector: Some(api::partition_request::Selector::Count(1 << (cycle % 4))),
+            });
             let given = client
                 .activate(api::ActivateRequest {
                     request_id,
-                    ask,
+                    partition_request,
                     owner: owner.clone(),
                     unverified_map: true,
                     ..Default::default()
@@ -139,7 +141,7 @@ impl Stand {
             let partition = given.into_inner().partition;
             let request_id = format!("d{cycle}");
             client.deactivate(api::DeactivateRequest { request_id, partition, owner }).await.unwrap();
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
         times.sort();
         times
@@ -147,24 +149,31 @@ impl Stand {
 
     async fn lists_while_a_change_hangs(&mut self) -> Vec<Duration> {
         let mut client = self.client().await;
-        self.fm.control.tell(&control::Command::Hang(Some(Op::Activate))).unwrap();
+        self.fm.control.send(&control::Command::Hang(Some(Op::Activate))).unwrap();
         let mut other = client.clone();
         let hanging = tokio::spawn(async move {
-            let ask = Some(api::Ask { what: Some(api::ask::What::Count(2)) });
+            let partition_request =
+                Some(api::PartitionRequest { selector: Some(api::partition_request::Selector::Count(2)) });
             let (request_id, owner) = ("r".to_owned(), "t".to_owned());
-            let request = api::ActivateRequest { request_id, ask, owner, unverified_map: true, ..Default::default() };
+            let request = api::ActivateRequest {
+                request_id,
+                partition_request,
+                owner,
+                unverified_map: true,
+                ..Default::default()
+            };
             other.activate(request).await
         });
-        while client.health(api::HealthRequest {}).await.unwrap().into_inner().under_way_ms == 0 {
+        while client.health(api::HealthRequest {}).await.unwrap().into_inner().in_progress_ms == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let mut times = Vec::new();
         for _ in 0..2000 {
-            let begun = Instant::now();
+            let start = Instant::now();
             client.list(api::ListRequest {}).await.unwrap();
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
-        self.fm.control.tell(&control::Command::Release).unwrap();
+        self.fm.control.send(&control::Command::Release).unwrap();
         hanging.await.unwrap().unwrap();
         times.sort();
         times

@@ -1,9 +1,8 @@
-//! One thread that asks FM, and everybody else, who does not wait for it.
+//! The thread that owns the engine, and the handle by which requests reach it.
 //!
-//! libnvfm blocks for as long as FM likes. So one thread has the engine, takes one
-//! command after the other, and shows how the fabric is through a channel that can be
-//! looked into at any time. Who has waited long enough leaves; what was
-//! begun goes on, and what was not begun is not begun for who has left.
+//! libnvfm calls block without a bound. So one thread owns the engine, executes commands one by one, and publishes
+//! the state through a watch channel that can be read at any time. A caller whose timeout has passed gets an error; a
+//! change that was started continues, and a command whose caller has left is not started.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,324 +12,359 @@ use std::time::{Duration, Instant};
 use firstlight_partitions::{Choice, PartitionId};
 use tokio::sync::{oneshot, watch};
 
-use crate::engine::{Activated, Engine, Noted, Said, Wish};
+use crate::engine::{Activated, Engine, ModuleMapUpdate, ModuleMapUpdateResult, PartitionRequest};
+use crate::error::EngineError;
 use crate::fabric::Fabric;
 use crate::fault::Fault;
-use crate::look::Step;
-use crate::manager::News;
-use crate::refused::Refused;
+use crate::manager::ManagerState;
+use crate::snapshot::Step;
 use crate::view::View;
 
-/// Partitions and whose they are.
-pub type Wanted = Vec<(PartitionId, String)>;
+/// Partitions and their owners.
+pub type DesiredPartitions = Vec<(PartitionId, String)>;
 
-type Answer<T> = oneshot::Sender<Result<T, Refused>>;
+type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
-/// What the engine can be asked for.
+/// Commands to the engine.
 enum Command {
-    Plan(Wish, Answer<Choice>),
+    Plan(PartitionRequest, Reply<Choice>),
     Activate {
         request: String,
-        wish: Wish,
+        partition_request: PartitionRequest,
         owner: String,
-        answer: Answer<Activated>,
+        reply: Reply<Activated>,
     },
     Deactivate {
         request: String,
         partition: PartitionId,
         owner: String,
-        answer: Answer<bool>,
+        reply: Reply<bool>,
     },
     Reconcile {
         request: String,
-        wanted: Wanted,
+        desired: DesiredPartitions,
         dry_run: bool,
-        answer: Answer<Vec<Step>>,
+        reply: Reply<Vec<Step>>,
     },
     Quarantine {
         gpu: u32,
         reason: String,
-        answer: Answer<()>,
+        reply: Reply<()>,
     },
     Release {
         gpu: u32,
-        answer: Answer<bool>,
+        reply: Reply<bool>,
     },
-    Mended {
+    ReleaseSwitch {
         switch: String,
-        answer: Answer<()>,
+        reply: Reply<()>,
     },
     SetMap {
         request: String,
-        said: Said,
-        answer: Answer<Noted>,
+        update: ModuleMapUpdate,
+        reply: Reply<ModuleMapUpdateResult>,
     },
     ForgetMap {
         request: String,
-        answer: Answer<bool>,
+        reply: Reply<bool>,
     },
-    /// Nobody waits for these.
-    Heard {
-        boot: String,
-        number: u64,
+    /// No reply is sent to these.
+    KernelFault {
+        boot_id: String,
+        sequence: u64,
         fault: Fault,
     },
-    Manager(News),
+    ManagerState(ManagerState),
 }
 
 impl Command {
-    /// Nobody waits for the answer any more.
-    fn is_left(&self) -> bool {
+    /// Whether the caller has dropped the receiver of the reply.
+    fn is_abandoned(&self) -> bool {
         match self {
-            Self::Plan(_, answer) => answer.is_closed(),
-            Self::Activate { answer, .. } => answer.is_closed(),
-            Self::Deactivate { answer, .. } | Self::Release { answer, .. } | Self::ForgetMap { answer, .. } => {
-                answer.is_closed()
+            Self::Plan(_, reply) => reply.is_closed(),
+            Self::Activate { reply, .. } => reply.is_closed(),
+            Self::Deactivate { reply, .. } | Self::Release { reply, .. } | Self::ForgetMap { reply, .. } => {
+                reply.is_closed()
             }
-            Self::SetMap { answer, .. } => answer.is_closed(),
-            Self::Reconcile { answer, .. } => answer.is_closed(),
-            Self::Quarantine { answer, .. } | Self::Mended { answer, .. } => answer.is_closed(),
-            Self::Heard { .. } | Self::Manager(_) => false,
+            Self::SetMap { reply, .. } => reply.is_closed(),
+            Self::Reconcile { reply, .. } => reply.is_closed(),
+            Self::Quarantine { reply, .. } | Self::ReleaseSwitch { reply, .. } => reply.is_closed(),
+            Self::KernelFault { .. } | Self::ManagerState(_) => false,
         }
     }
 
-    /// Does it, and says how its answer is given.
-    fn carry_out<F: Fabric>(self, engine: &mut Engine<F>) -> Box<dyn FnOnce()> {
+    /// Executes the command and returns a closure that sends the reply.
+    fn execute<F: Fabric>(self, engine: &mut Engine<F>) -> Box<dyn FnOnce()> {
         match self {
-            Self::Plan(wish, answer) => given(answer, engine.plan(wish)),
-            Self::Activate { request, wish, owner, answer } => given(answer, engine.activate(&request, wish, &owner)),
-            Self::Deactivate { request, partition, owner, answer } => {
-                given(answer, engine.deactivate(&request, partition, &owner))
+            Self::Plan(partition_request, reply) => deferred_reply(reply, engine.plan(partition_request)),
+            Self::Activate { request, partition_request, owner, reply } => {
+                deferred_reply(reply, engine.activate(&request, partition_request, &owner))
             }
-            Self::Reconcile { wanted, dry_run: true, answer, .. } => given(answer, engine.steps(&wanted)),
-            Self::Reconcile { request, wanted, answer, .. } => given(answer, engine.reconcile(&request, &wanted)),
-            Self::Quarantine { gpu, reason, answer } => given(answer, engine.quarantine(gpu, &reason)),
-            Self::Release { gpu, answer } => given(answer, engine.release(gpu)),
-            Self::Mended { switch, answer } => given(answer, engine.mended(&switch)),
-            Self::Heard { .. } | Self::Manager(_) => Box::new(|| ()),
-            Self::SetMap { request, said, answer } => given(answer, engine.set_map(&request, said)),
-            Self::ForgetMap { request, answer } => given(answer, engine.forget_map(&request)),
+            Self::Deactivate { request, partition, owner, reply } => {
+                deferred_reply(reply, engine.deactivate(&request, partition, &owner))
+            }
+            Self::Reconcile { desired, dry_run: true, reply, .. } => deferred_reply(reply, engine.steps(&desired)),
+            Self::Reconcile { request, desired, reply, .. } => {
+                deferred_reply(reply, engine.reconcile(&request, &desired))
+            }
+            Self::Quarantine { gpu, reason, reply } => deferred_reply(reply, engine.quarantine(gpu, &reason)),
+            Self::Release { gpu, reply } => deferred_reply(reply, engine.release(gpu)),
+            Self::ReleaseSwitch { switch, reply } => deferred_reply(reply, engine.release_switch(&switch)),
+            Self::KernelFault { .. } | Self::ManagerState(_) => Box::new(|| ()),
+            Self::SetMap { request, update, reply } => deferred_reply(reply, engine.set_map(&request, update)),
+            Self::ForgetMap { request, reply } => deferred_reply(reply, engine.forget_map(&request)),
         }
     }
 }
 
-/// Who asked may have left meanwhile, which changes nothing.
-fn given<T: 'static>(answer: Answer<T>, result: Result<T, Refused>) -> Box<dyn FnOnce()> {
-    Box::new(move || drop(answer.send(result)))
+/// The receiver may have been dropped, which is not an error.
+fn deferred_reply<T: 'static>(reply: Reply<T>, result: Result<T, EngineError>) -> Box<dyn FnOnce()> {
+    Box::new(move || drop(reply.send(result)))
 }
 
-/// Why there is no answer.
+/// Why there is no result.
 #[derive(Debug, thiserror::Error)]
-pub enum Unanswered {
-    /// The engine's own.
+pub enum RequestError {
+    /// The engine's error.
     #[error(transparent)]
-    Refused(#[from] Refused),
-    /// Nobody knows yet.
+    Engine(#[from] EngineError),
+    /// The timeout has passed; the outcome is unknown.
     #[error(
-        "the fabric manager has not answered within {} s; what was begun may still come to be, and is settled before the \
+        "the fabric manager has not answered within {} s; a change that was started may still complete, and its outcome is determined before the \
          next change: list the partitions", waited.as_secs()
     )]
-    Late {
-        /// How long was waited.
+    TimedOut {
+        /// The timeout.
         waited: Duration,
     },
-    /// The thread is gone: a fault of this program.
-    #[error("the daemon ends")]
-    Ends,
+    /// The thread is gone: a bug in this program.
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
 }
 
-/// The engine's thread, for whoever wants something of it.
+/// A handle to the engine's thread.
 #[derive(Debug, Clone)]
 pub struct Handle {
     commands: Sender<Command>,
     view: watch::Receiver<View>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// Starts the thread. It looks at the fabric at once, and whenever `between` has
-/// passed without a command; who waits for an answer does so for `patience`.
+/// Starts the thread. It polls the fabric manager immediately, and after each `poll_interval` without a command;
+/// requests fail after `timeout`.
 ///
 /// # Errors
-/// There can be no thread.
+/// The thread cannot be created.
 pub fn start<F: Fabric + Send + 'static>(
     engine: Engine<F>,
-    between: Duration,
-    patience: Duration,
+    poll_interval: Duration,
+    timeout: Duration,
 ) -> std::io::Result<Handle> {
     let (commands, receiver) = channel();
     let mut first = View::new(engine.state().clone());
-    first.modules = Arc::clone(engine.modules().known());
-    let (shown, view) = watch::channel(first);
-    thread::Builder::new().name("fabric".to_owned()).spawn(move || run(engine, &receiver, &shown, between))?;
-    Ok(Handle { commands, view, patience })
+    first.module_map = Arc::clone(engine.module_map().known());
+    let (views, view) = watch::channel(first);
+    thread::Builder::new().name("fabric".to_owned()).spawn(move || run(engine, &receiver, &views, poll_interval))?;
+    Ok(Handle { commands, view, timeout })
 }
 
-fn run<F: Fabric>(mut engine: Engine<F>, commands: &Receiver<Command>, shown: &watch::Sender<View>, between: Duration) {
-    let observer = shown.clone();
+fn run<F: Fabric>(
+    mut engine: Engine<F>,
+    commands: &Receiver<Command>,
+    views: &watch::Sender<View>,
+    poll_interval: Duration,
+) {
+    let observer = views.clone();
     engine.observe(move |state| {
         observer.send_modify(|view| {
-            let is_begun = state.under_way.is_some() && view.state.under_way != state.under_way;
-            view.under_way =
-                if is_begun { Some(Instant::now()) } else { view.under_way.filter(|_| state.under_way.is_some()) };
+            let is_pending = state.in_progress.is_some() && view.state.in_progress != state.in_progress;
+            view.in_progress = if is_pending {
+                Some(Instant::now())
+            } else {
+                view.in_progress.filter(|_| state.in_progress.is_some())
+            };
             view.state = state.clone();
         });
     });
-    look(&mut engine, shown);
+    poll(&mut engine, views);
     loop {
-        match commands.recv_timeout(between) {
-            Ok(command) if command.is_left() => continue,
-            Ok(Command::Heard { boot, number, fault }) => match engine.heard(&boot, number, &fault) {
-                Ok(true) => show(&engine, shown),
-                Ok(false) => shown.send_modify(|view| view.pass(fault)),
-                Err(error) => eprintln!("fm-partitiond: {}: {fault}: it cannot be written down: {error}", fault.device),
-            },
-            Ok(Command::Manager(news)) => {
-                let serves = news.serves;
-                shown.send_modify(|view| view.manager = Some(news));
-                // It may wait to be told what is active.
-                if serves {
-                    look(&mut engine, shown);
+        match commands.recv_timeout(poll_interval) {
+            Ok(command) if command.is_abandoned() => continue,
+            Ok(Command::KernelFault { boot_id, sequence, fault }) => {
+                match engine.kernel_fault(&boot_id, sequence, &fault) {
+                    Ok(true) => show(&engine, views),
+                    Ok(false) => views.send_modify(|view| view.record_nonfatal(fault)),
+                    Err(error) => {
+                        eprintln!("fm-partitiond: {}: {fault}: failed to write the journal: {error}", fault.device)
+                    }
                 }
             }
-            // Who is told that something is done sees it as well.
-            Ok(command) => {
-                let answer = command.carry_out(&mut engine);
-                show(&engine, shown);
-                answer();
+            Ok(Command::ManagerState(manager_state)) => {
+                let ready = manager_state.ready;
+                views.send_modify(|view| view.manager = Some(manager_state));
+                // After a restart it may be waiting for the list of active partitions.
+                if ready {
+                    poll(&mut engine, views);
+                }
             }
-            Err(RecvTimeoutError::Timeout) => look(&mut engine, shown),
+            // The view is updated before the reply, so that a caller sees its own change.
+            Ok(command) => {
+                let reply = command.execute(&mut engine);
+                show(&engine, views);
+                reply();
+            }
+            Err(RecvTimeoutError::Timeout) => poll(&mut engine, views),
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-/// Shows what is known, without asking FM.
-fn show<F>(engine: &Engine<F>, shown: &watch::Sender<View>) {
-    shown.send_modify(|view| {
+/// Publishes the engine's state, without calling FM.
+fn show<F>(engine: &Engine<F>, views: &watch::Sender<View>) {
+    views.send_modify(|view| {
         view.state = engine.state().clone();
-        view.modules = Arc::clone(engine.modules().known());
-        (view.tally, view.journal_end) = (engine.tally().clone(), engine.journal_end());
-        // Whatever is still under way is not being waited for.
-        view.under_way = None;
-        if let Some((look, at)) = engine.seen().filter(|(_, at)| view.looked != Some(*at)) {
-            (view.look, view.looked, view.trouble) = (look.clone(), Some(*at), None);
+        view.module_map = Arc::clone(engine.module_map().known());
+        (view.change_stats, view.journal_end) = (engine.change_stats().clone(), engine.journal_end());
+        // A change that is still in progress here has an unknown outcome, and nothing waits for it.
+        view.in_progress = None;
+        if let Some((snapshot, at)) = engine.last_snapshot().filter(|(_, at)| view.polled_at != Some(*at)) {
+            (view.fabric, view.polled_at, view.poll_error) = (snapshot.clone(), Some(*at), None);
         }
     });
 }
 
-/// Looks at the fabric, and shows it.
-fn look<F: Fabric>(engine: &mut Engine<F>, shown: &watch::Sender<View>) {
+/// Polls FM and publishes the result.
+fn poll<F: Fabric>(engine: &mut Engine<F>, views: &watch::Sender<View>) {
     let settled = engine.settle();
-    show(engine, shown);
+    show(engine, views);
     if let Err(error) = settled {
-        shown.send_modify(|view| view.trouble = Some(error.to_string()));
+        views.send_modify(|view| view.poll_error = Some(error.to_string()));
     }
 }
 
 impl Handle {
-    /// How the fabric is, without waiting.
+    /// Returns the current view without waiting.
     #[must_use]
     pub fn view(&self) -> View {
         self.view.borrow().clone()
     }
 
-    /// Is told whenever that is another.
+    /// Returns a receiver that is notified of every change of the view.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.clone()
     }
 
-    /// The kernel has said this; `false` if nobody is there any more who could take it.
+    /// Reports a fault from the kernel log; `false` if the engine's thread is gone.
     #[must_use]
-    pub fn heard(&self, boot: String, number: u64, fault: Fault) -> bool {
-        self.commands.send(Command::Heard { boot, number, fault }).is_ok()
+    pub fn report_kernel_fault(&self, boot_id: String, sequence: u64, fault: Fault) -> bool {
+        self.commands.send(Command::KernelFault { boot_id, sequence, fault }).is_ok()
     }
 
-    /// PID 1 has said this of the fabric manager.
-    pub fn manager(&self, news: News) {
-        // Nobody is there at the daemon's end.
-        let _ = self.commands.send(Command::Manager(news));
+    /// Reports the state of the fabric manager's process.
+    pub fn report_manager_state(&self, manager_state: ManagerState) {
+        // Fails only during shutdown.
+        let _ = self.commands.send(Command::ManagerState(manager_state));
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, Unanswered> {
-        let (answer, answered) = oneshot::channel();
-        self.commands.send(command(answer)).map_err(|_| Unanswered::Ends)?;
-        match tokio::time::timeout(self.patience, answered).await {
-            Ok(Ok(answer)) => Ok(answer?),
-            Ok(Err(_)) => Err(Unanswered::Ends),
-            Err(_) => Err(Unanswered::Late { waited: self.patience }),
+    async fn send<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, RequestError> {
+        let (reply, replied) = oneshot::channel();
+        self.commands.send(command(reply)).map_err(|_| RequestError::ShuttingDown)?;
+        match tokio::time::timeout(self.timeout, replied).await {
+            Ok(Ok(reply)) => Ok(reply?),
+            Ok(Err(_)) => Err(RequestError::ShuttingDown),
+            Err(_) => Err(RequestError::TimedOut { waited: self.timeout }),
         }
     }
 
     /// See [`Engine::plan`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn plan(&self, wish: Wish) -> Result<Choice, Unanswered> {
-        self.ask(|answer| Command::Plan(wish, answer)).await
+    /// As there, or a timeout.
+    pub async fn plan(&self, partition_request: PartitionRequest) -> Result<Choice, RequestError> {
+        self.send(|reply| Command::Plan(partition_request, reply)).await
     }
 
     /// See [`Engine::activate`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn activate(&self, request: String, wish: Wish, owner: String) -> Result<Activated, Unanswered> {
-        self.ask(|answer| Command::Activate { request, wish, owner, answer }).await
+    /// As there, or a timeout.
+    pub async fn activate(
+        &self,
+        request: String,
+        partition_request: PartitionRequest,
+        owner: String,
+    ) -> Result<Activated, RequestError> {
+        self.send(|reply| Command::Activate { request, partition_request, owner, reply }).await
     }
 
     /// See [`Engine::deactivate`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn deactivate(&self, request: String, partition: PartitionId, owner: String) -> Result<bool, Unanswered> {
-        self.ask(|answer| Command::Deactivate { request, partition, owner, answer }).await
+    /// As there, or a timeout.
+    pub async fn deactivate(
+        &self,
+        request: String,
+        partition: PartitionId,
+        owner: String,
+    ) -> Result<bool, RequestError> {
+        self.send(|reply| Command::Deactivate { request, partition, owner, reply }).await
     }
 
-    /// See [`Engine::reconcile`] and, to change nothing, [`Engine::steps`].
+    /// See [`Engine::reconcile`] and, for a dry run, [`Engine::steps`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn reconcile(&self, request: String, wanted: Wanted, dry_run: bool) -> Result<Vec<Step>, Unanswered> {
-        self.ask(|answer| Command::Reconcile { request, wanted, dry_run, answer }).await
+    /// As there, or a timeout.
+    pub async fn reconcile(
+        &self,
+        request: String,
+        desired: DesiredPartitions,
+        dry_run: bool,
+    ) -> Result<Vec<Step>, RequestError> {
+        self.send(|reply| Command::Reconcile { request, desired, dry_run, reply }).await
     }
 
     /// See [`Engine::quarantine`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn quarantine(&self, gpu: u32, reason: String) -> Result<(), Unanswered> {
-        self.ask(|answer| Command::Quarantine { gpu, reason, answer }).await
+    /// As there, or a timeout.
+    pub async fn quarantine(&self, gpu: u32, reason: String) -> Result<(), RequestError> {
+        self.send(|reply| Command::Quarantine { gpu, reason, reply }).await
     }
 
-    /// See [`Engine::mended`].
+    /// See [`Engine::release_switch`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn mended(&self, switch: String) -> Result<(), Unanswered> {
-        self.ask(|answer| Command::Mended { switch, answer }).await
+    /// As there, or a timeout.
+    pub async fn release_switch(&self, switch: String) -> Result<(), RequestError> {
+        self.send(|reply| Command::ReleaseSwitch { switch, reply }).await
     }
 
     /// See [`Engine::release`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn release(&self, gpu: u32) -> Result<bool, Unanswered> {
-        self.ask(|answer| Command::Release { gpu, answer }).await
+    /// As there, or a timeout.
+    pub async fn release(&self, gpu: u32) -> Result<bool, RequestError> {
+        self.send(|reply| Command::Release { gpu, reply }).await
     }
 
     /// See [`Engine::set_map`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn set_map(&self, request: String, said: Said) -> Result<Noted, Unanswered> {
-        self.ask(|answer| Command::SetMap { request, said, answer }).await
+    /// As there, or a timeout.
+    pub async fn set_map(
+        &self,
+        request: String,
+        update: ModuleMapUpdate,
+    ) -> Result<ModuleMapUpdateResult, RequestError> {
+        self.send(|reply| Command::SetMap { request, update, reply }).await
     }
 
     /// See [`Engine::forget_map`].
     ///
     /// # Errors
-    /// As there, or no answer.
-    pub async fn forget_map(&self, request: String) -> Result<bool, Unanswered> {
-        self.ask(|answer| Command::ForgetMap { request, answer }).await
+    /// As there, or a timeout.
+    pub async fn forget_map(&self, request: String) -> Result<bool, RequestError> {
+        self.send(|reply| Command::ForgetMap { request, reply }).await
     }
 }

@@ -1,40 +1,40 @@
-//! Changes to the fabric, one at a time.
+//! The engine: changes to the fabric, one at a time.
 
 use std::fmt;
 use std::time::Instant;
 
-use firstlight_partitions::{Gpus, PartitionId, Request, State as Taken};
+use firstlight_partitions::{Allocation, Gpus, PartitionId, Request};
 use firstlight_pci::Address;
 use firstlight_sys::nvfm;
 
+use crate::change_stats::ChangeStats;
+use crate::error::EngineError;
+use crate::error_class::ErrorClass;
 use crate::fabric::Fabric;
 use crate::fault::{Fault, Kind};
 use crate::journal::Journal;
-use crate::look::{Look, Step};
-use crate::meaning::Meaning;
-use crate::modules::Modules;
-use crate::refused::Refused;
-use crate::state::{Begun, Change, Ended, Heard, Record, State};
-use crate::tally::Tally;
+use crate::module_map_store::ModuleMapStore;
+use crate::snapshot::{FabricSnapshot, Step};
+use crate::state::{Change, KernelLogPosition, Outcome, PendingChange, Record, State};
 
-mod inventory;
+mod module_map;
 
-pub use inventory::{Noted, Said, Wish};
+pub use module_map::{ModuleMapUpdate, ModuleMapUpdateResult, PartitionRequest};
 
-/// Which GPUs somebody wants.
+/// Selects the GPUs of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
-    /// So many, whichever.
+pub enum PartitionSelector {
+    /// Any partition with this number of GPUs.
     Count(u32),
-    /// Exactly these.
+    /// Exactly these GPUs.
     Gpus(Gpus),
-    /// Those of this partition.
+    /// The GPUs of this partition.
     Partition(PartitionId),
-    /// Exactly those at these places on the host.
+    /// Exactly the GPUs at these host addresses.
     Pci(Vec<Address>),
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for PartitionSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count(count) => write!(f, "{count} GPUs"),
@@ -48,28 +48,28 @@ impl fmt::Display for Ask {
     }
 }
 
-/// A partition that is active for whoever asked.
+/// The result of an activation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Activated {
-    /// Which.
+    /// The partition.
     pub partition: PartitionId,
     /// Its GPUs.
     pub gpus: Gpus,
-    /// The same request had it already.
-    pub again: bool,
+    /// The same request had activated it before.
+    pub already_done: bool,
 }
 
-/// The daemon's heart: FM, the journal, and what is known.
+/// The engine: FM, the journal, and the state.
 pub struct Engine<F> {
     fabric: F,
     journal: Journal,
     state: State,
-    modules: Modules,
-    /// What changes there were, and how long they took.
-    tally: Tally,
-    /// What FM listed last, and when.
-    seen: Option<(Look, Instant)>,
-    /// Is told what is known whenever that is another.
+    module_map: ModuleMapStore,
+    /// Counts and durations of changes.
+    change_stats: ChangeStats,
+    /// FM's last list, and when it was received.
+    last_snapshot: Option<(FabricSnapshot, Instant)>,
+    /// Called whenever the state has changed.
     observer: Box<dyn FnMut(&State) + Send>,
 }
 
@@ -80,285 +80,306 @@ impl<F: fmt::Debug> fmt::Debug for Engine<F> {
     }
 }
 
-fn word(what: &'static str, text: &str) -> Result<(), Refused> {
+fn check_text(what: &'static str, text: &str) -> Result<(), EngineError> {
     if (1..=128).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(());
     }
-    Err(Refused::Word { what, text: text.chars().take(200).collect() })
+    Err(EngineError::InvalidText { what, text: text.chars().take(200).collect() })
 }
 
 impl<F> Engine<F> {
-    /// Where the journal ends, in bytes.
+    /// Returns the journal's length, in bytes.
     #[must_use]
     pub fn journal_end(&self) -> u64 {
         self.journal.end()
     }
 
-    /// What is known without asking FM.
+    /// Returns the state, without calling FM.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What changes there were.
+    /// Returns counts and durations of changes.
     #[must_use]
-    pub fn tally(&self) -> &Tally {
-        &self.tally
+    pub fn change_stats(&self) -> &ChangeStats {
+        &self.change_stats
     }
 
-    /// What FM listed last, and when.
+    /// Returns FM's last list, and when it was received.
     #[must_use]
-    pub fn seen(&self) -> Option<&(Look, Instant)> {
-        self.seen.as_ref()
+    pub fn last_snapshot(&self) -> Option<&(FabricSnapshot, Instant)> {
+        self.last_snapshot.as_ref()
     }
 }
 
 impl<F: Fabric> Engine<F> {
-    /// Goes on where the journal ends. What was under way is settled before the next change.
+    /// Continues from the journal. A change in progress is settled before the next one.
     #[must_use]
     pub fn new(fabric: F, (journal, state): (Journal, State)) -> Self {
-        let (modules, tally) = (Modules::default(), Tally::default());
-        Self { fabric, journal, state, modules, tally, seen: None, observer: Box::new(|_| {}) }
+        let (module_map, change_stats) = (ModuleMapStore::default(), ChangeStats::default());
+        Self { fabric, journal, state, module_map, change_stats, last_snapshot: None, observer: Box::new(|_| {}) }
     }
 
-    /// Tells `observer` what is known whenever that is another, also while FM is asked.
+    /// Sets the function that is called whenever the state has changed, also before and after calls to FM.
     pub fn observe(&mut self, observer: impl FnMut(&State) + Send + 'static) {
         self.observer = Box::new(observer);
     }
 
-    /// The fabric manager.
+    /// Returns the fabric manager.
     pub fn fabric(&mut self) -> &mut F {
         &mut self.fabric
     }
 
-    fn write(&mut self, record: Record) -> Result<(), Refused> {
+    fn write(&mut self, record: Record) -> Result<(), EngineError> {
         let mut state = self.state.clone();
-        state.apply(record.clone()).map_err(Refused::Record)?;
+        state.apply(record.clone()).map_err(EngineError::InvalidRecord)?;
         self.journal.append(&record, &state)?;
         self.state = state;
         (self.observer)(&self.state);
         Ok(())
     }
 
-    fn look(&mut self, doing: &str) -> Result<Look, Refused> {
+    fn snapshot(&mut self, doing: &str) -> Result<FabricSnapshot, EngineError> {
         let listed = self.fabric.partitions();
-        let look = Look::of(&listed.map_err(|error| Refused::Fabric { doing: doing.to_owned(), error })?)?;
-        self.seen = Some((look.clone(), Instant::now()));
-        Ok(look)
+        let snapshot = FabricSnapshot::of(
+            &listed.map_err(|error| EngineError::FabricManager { doing: doing.to_owned(), error })?,
+        )?;
+        self.last_snapshot = Some((snapshot.clone(), Instant::now()));
+        Ok(snapshot)
     }
 
-    /// Looks at the fabric, ends what was under way, and notes what FM has lost.
+    /// Lists the partitions, settles a change in progress, and records partitions that FM has lost.
     ///
     /// # Errors
-    /// FM does not answer or lists what cannot be, or nothing can be written down.
-    pub fn settle(&mut self) -> Result<Look, Refused> {
-        let mut look = match self.look("list the partitions") {
-            Err(Refused::Fabric { error, .. }) if self.resumed(&error) => self.look("list the partitions")?,
+    /// FM does not answer or its list is rejected, or the journal cannot be written.
+    pub fn settle(&mut self) -> Result<FabricSnapshot, EngineError> {
+        let mut snapshot = match self.snapshot("list the partitions") {
+            Err(EngineError::FabricManager { error, .. }) if self.restore_active(&error) => {
+                self.snapshot("list the partitions")?
+            }
             other => other?,
         };
-        if let Some(begun) = self.state.under_way.clone() {
-            let is_active = look.active.contains(&begun.change.partition());
-            match &begun.change {
-                Change::Activate { .. } if is_active => self.write(Record::Ended(Ended::Done))?,
+        if let Some(pending) = self.state.in_progress.clone() {
+            let is_active = snapshot.active.contains(&pending.change.partition());
+            match &pending.change {
+                Change::Activate { .. } if is_active => self.write(Record::Finished(Outcome::Done))?,
                 Change::Activate { .. } => {
-                    let why = "it was interrupted, and the fabric manager has it not active".to_owned();
-                    self.write(Record::Ended(Ended::Undone { why }))?;
+                    let reason = "interrupted; the fabric manager does not list it as active".to_owned();
+                    self.write(Record::Finished(Outcome::Failed { reason }))?;
                 }
-                // Whoever asked has no tenant on it any more, and was not told that it is done.
+                // The caller's tenant has ended, and no success was returned: retry.
                 Change::Deactivate { partition } if is_active => {
                     let partition = *partition;
                     let answer = self.fabric.deactivate(partition);
-                    look = self.ended(&begun, answer)?;
+                    snapshot = self.finish_change(&pending, answer)?;
                 }
-                Change::Deactivate { .. } => self.write(Record::Ended(Ended::Done))?,
+                Change::Deactivate { .. } => self.write(Record::Finished(Outcome::Done))?,
             }
         }
-        let lost = look.lost(&self.state);
+        let lost = snapshot.lost(&self.state);
         if !lost.is_empty() {
-            let why = "the fabric manager lists them as not active: it has begun anew".to_owned();
-            self.write(Record::Lost { partitions: lost, why })?;
+            let reason = "the fabric manager restarted without state and lists them as not active".to_owned();
+            self.write(Record::Lost { partitions: lost, reason })?;
         }
-        Ok(look)
+        Ok(snapshot)
     }
 
-    /// Tells an FM that was restarted beside running tenants what is active: it
-    /// waits for that, and ends if nobody says it. One that has begun anew refuses.
-    /// What is under way is not active: its tenant does not run yet, or no more.
-    fn resumed(&mut self, error: &nvfm::Error) -> bool {
-        // Who knows nothing must not say that nothing is active.
-        if Meaning::of_error(error) != Meaning::NotReady || self.state.number == 0 {
+    /// Sends the list of active partitions to an FM that was restarted with `--restart`: it waits for the list, and
+    /// exits without it. An FM that restarted without state refuses it. A partition whose change is in progress is
+    /// left out: its tenant does not run yet, or no longer.
+    fn restore_active(&mut self, error: &nvfm::Error) -> bool {
+        // With an empty journal the daemon must not claim that no partition is active.
+        if ErrorClass::of_error(error) != ErrorClass::NotReady || self.state.last_change == 0 {
             return false;
         }
-        let under_way = self.state.under_way.as_ref().map(|begun| begun.change.partition());
-        let held = self.state.holdings.keys().copied();
-        let ids: Vec<PartitionId> = held.filter(|id| under_way != Some(*id)).collect();
+        let in_progress = self.state.in_progress.as_ref().map(|pending| pending.change.partition());
+        let held = self.state.assignments.keys().copied();
+        let ids: Vec<PartitionId> = held.filter(|id| in_progress != Some(*id)).collect();
         self.fabric.set_activated(&ids).is_ok()
     }
 
-    /// Writes down what came of a change, whatever FM has answered: its list decides.
-    fn ended(&mut self, begun: &Begun, answer: Result<(), nvfm::Error>) -> Result<Look, Refused> {
-        let partition = begun.change.partition();
-        let unsettled = |why: String| Refused::Unsettled { number: begun.number, partition, why };
-        let look = self.look("list the partitions").map_err(|error| match &answer {
-            Ok(()) => unsettled(error.to_string()),
-            Err(first) => unsettled(format!("{first}; then {error}")),
+    /// Records the outcome of a change, whatever FM has replied: its list decides.
+    fn finish_change(
+        &mut self,
+        pending: &PendingChange,
+        answer: Result<(), nvfm::Error>,
+    ) -> Result<FabricSnapshot, EngineError> {
+        let partition = pending.change.partition();
+        let unknown = |reason: String| EngineError::OutcomeUnknown { number: pending.number, partition, reason };
+        let snapshot = self.snapshot("list the partitions").map_err(|error| match &answer {
+            Ok(()) => unknown(error.to_string()),
+            Err(first) => unknown(format!("{first}; then {error}")),
         })?;
-        let wanted = matches!(begun.change, Change::Activate { .. });
-        if look.active.contains(&partition) == wanted {
-            self.write(Record::Ended(Ended::Done))?;
-            return Ok(look);
+        let desired = matches!(pending.change, Change::Activate { .. });
+        if snapshot.active.contains(&partition) == desired {
+            self.write(Record::Finished(Outcome::Done))?;
+            return Ok(snapshot);
         }
-        let verb = if wanted { "activate" } else { "deactivate" };
+        let verb = if desired { "activate" } else { "deactivate" };
         let doing = format!("{verb} partition {partition}");
         let code = nvfm::Code::GENERIC;
-        // It said that it has, and lists that it has not.
+        // FM reported success, but its list says otherwise.
         let error = answer.err().unwrap_or(nvfm::Error::Refused { call: "fmGetSupportedFabricPartitions", code });
-        self.write(Record::Ended(Ended::Undone { why: error.to_string() }))?;
-        Err(Refused::Fabric { doing, error })
+        self.write(Record::Finished(Outcome::Failed { reason: error.to_string() }))?;
+        Err(EngineError::FabricManager { doing, error })
     }
 
-    fn carry_out(&mut self, request: &str, asked: &str, change: Change) -> Result<Look, Refused> {
-        let number = self.state.number + 1;
-        let begun = Begun { number, request: request.to_owned(), asked: asked.to_owned(), change };
-        self.write(Record::Begun(begun.clone()))?;
+    fn execute(&mut self, request: &str, summary: &str, change: Change) -> Result<FabricSnapshot, EngineError> {
+        let number = self.state.last_change + 1;
+        let pending = PendingChange { number, request: request.to_owned(), summary: summary.to_owned(), change };
+        self.write(Record::Started(pending.clone()))?;
         let since = Instant::now();
-        let answer = match begun.change {
+        let answer = match pending.change {
             Change::Activate { partition, .. } => self.fabric.activate(partition),
             Change::Deactivate { partition } => self.fabric.deactivate(partition),
         };
-        let ended = self.ended(&begun, answer);
-        self.tally.count(&begun.change, &ended, since.elapsed());
-        ended
+        let result = self.finish_change(&pending, answer);
+        self.change_stats.count(&pending.change, &result, since.elapsed());
+        result
     }
 
-    /// The outcome of the same request, if it was done.
-    fn again(&self, request: &str, asked: &str) -> Result<Option<&Change>, Refused> {
-        let used = |was: &str| Refused::Request { request: request.to_owned(), was: was.to_owned() };
-        if let Some(begun) =
-            self.state.under_way.as_ref().filter(|begun| begun.request == request && begun.asked != asked)
+    /// Returns the change of a completed request with the same id.
+    fn completed_change(&self, request: &str, summary: &str) -> Result<Option<&Change>, EngineError> {
+        let used = |was: &str| EngineError::RequestIdReused { request: request.to_owned(), was: was.to_owned() };
+        if let Some(pending) =
+            self.state.in_progress.as_ref().filter(|pending| pending.request == request && pending.summary != summary)
         {
-            return Err(used(&begun.asked));
+            return Err(used(&pending.summary));
         }
-        match self.state.remembers(request) {
-            Some(known) if known.asked == asked => Ok(Some(&known.change)),
-            Some(known) => Err(used(&known.asked)),
+        match self.state.completed_request(request) {
+            Some(known) if known.summary == summary => Ok(Some(&known.change)),
+            Some(known) => Err(used(&known.summary)),
             None => Ok(None),
         }
     }
 
-    /// What the same request was given, if it has it still. One that comes late must not give it anew.
-    fn activated_before(&self, request: &str, asked: &str) -> Result<Option<Activated>, Refused> {
-        let Some(Change::Activate { partition, gpus, owner }) = self.again(request, asked)? else { return Ok(None) };
-        if self.state.holdings.get(partition).is_some_and(|holding| holding.owner == *owner) {
-            return Ok(Some(Activated { partition: *partition, gpus: *gpus, again: true }));
+    /// Returns the result of the same activation if its partition is still assigned. A late retry must not activate
+    /// it again.
+    fn completed_activation(&self, request: &str, summary: &str) -> Result<Option<Activated>, EngineError> {
+        let Some(Change::Activate { partition, gpus, owner }) = self.completed_change(request, summary)? else {
+            return Ok(None);
+        };
+        if self.state.assignments.get(partition).is_some_and(|assignment| assignment.owner == *owner) {
+            return Ok(Some(Activated { partition: *partition, gpus: *gpus, already_done: true }));
         }
-        Err(Refused::Over { request: request.to_owned(), partition: *partition })
+        Err(EngineError::AssignmentEnded { request: request.to_owned(), partition: *partition })
     }
 
-    fn unless_lost(&self) -> Result<(), Refused> {
+    fn check_outage(&self) -> Result<(), EngineError> {
         match &self.state.outage {
-            Some(outage) => Err(Refused::Outage { partitions: outage.partitions.clone(), why: outage.why.clone() }),
+            Some(outage) => {
+                Err(EngineError::Outage { partitions: outage.partitions.clone(), reason: outage.reason.clone() })
+            }
             None => Ok(()),
         }
     }
 
-    /// Which partition a request would get now, without giving it.
+    /// Returns the partition that a request would get now, without activating it.
     ///
     /// # Errors
-    /// Why it would get none.
-    pub fn plan(&mut self, wish: impl Into<Wish>) -> Result<firstlight_partitions::Choice, Refused> {
-        let wish = wish.into();
-        let look = self.settle()?;
-        let request = match &wish.ask {
-            Ask::Count(count) => Request::Count(*count),
-            Ask::Gpus(gpus) => Request::Exactly(*gpus),
-            Ask::Partition(id) => Request::Exactly(look.partition(*id)?.gpus),
-            Ask::Pci(places) => Request::Exactly(self.modules.known().at(places)?),
+    /// Why the request would be refused.
+    pub fn plan(
+        &mut self,
+        partition_request: impl Into<PartitionRequest>,
+    ) -> Result<firstlight_partitions::Choice, EngineError> {
+        let partition_request = partition_request.into();
+        let snapshot = self.settle()?;
+        let request = match &partition_request.selector {
+            PartitionSelector::Count(count) => Request::Count(*count),
+            PartitionSelector::Gpus(gpus) => Request::Exactly(*gpus),
+            PartitionSelector::Partition(id) => Request::Exactly(snapshot.partition(*id)?.gpus),
+            PartitionSelector::Pci(places) => Request::Exactly(self.module_map.known().at(places)?),
         };
-        let taken = Taken { busy: self.state.busy().with(look.busy()), barred: self.state.barred() };
-        let choice = look.table.plan(&taken, request)?;
-        self.by_map(&look, &wish, &choice.partition)?;
-        // Which GPUs a switch's links lead to, nobody says. A lone GPU needs none.
-        match self.state.faulty.iter().next().filter(|_| choice.partition.gpus.count() > 1) {
-            Some((switch, reason)) => Err(Refused::Switch { switch: switch.clone(), reason: reason.clone() }),
+        let taken = Allocation { busy: self.state.busy().with(snapshot.busy()), quarantined: self.state.quarantined() };
+        let choice = snapshot.table.plan(&taken, request)?;
+        self.check_map(&snapshot, &partition_request, &choice.partition)?;
+        // It is unknown which GPUs a switch's links lead to. A single GPU needs none.
+        match self.state.faulty_switches.iter().next().filter(|_| choice.partition.gpus.count() > 1) {
+            Some((switch, reason)) => Err(EngineError::FaultySwitch { switch: switch.clone(), reason: reason.clone() }),
             None => Ok(choice),
         }
     }
 
-    /// Activates a partition for `owner`. The same request again is answered the same.
+    /// Activates a partition for `owner`. Idempotent by request id.
     ///
     /// # Errors
-    /// Why not; [`Refused::Unsettled`] says that it may still come to be.
-    pub fn activate(&mut self, request: &str, wish: impl Into<Wish>, owner: &str) -> Result<Activated, Refused> {
-        word("request", request)?;
-        word("owner", owner)?;
-        let wish = wish.into();
-        let asked = format!("activate {} for {owner}", wish.ask);
-        if let Some(activated) = self.activated_before(request, &asked)? {
+    /// Why it was refused; after [`EngineError::OutcomeUnknown`] the change may still complete.
+    pub fn activate(
+        &mut self,
+        request: &str,
+        partition_request: impl Into<PartitionRequest>,
+        owner: &str,
+    ) -> Result<Activated, EngineError> {
+        check_text("request id", request)?;
+        check_text("owner", owner)?;
+        let partition_request = partition_request.into();
+        let summary = format!("activate {} for {owner}", partition_request.selector);
+        if let Some(activated) = self.completed_activation(request, &summary)? {
             return Ok(activated);
         }
-        let choice = self.plan(wish);
-        // That may have settled this very request, if it was interrupted.
-        if let Some(activated) = self.activated_before(request, &asked)? {
+        let choice = self.plan(partition_request);
+        // `plan` may have settled this very request, if it was interrupted.
+        if let Some(activated) = self.completed_activation(request, &summary)? {
             return Ok(activated);
         }
-        self.unless_lost()?;
+        self.check_outage()?;
         let partition = choice?.partition;
         let (id, gpus) = (partition.id, partition.gpus);
-        self.carry_out(request, &asked, Change::Activate { partition: id, gpus, owner: owner.to_owned() })?;
-        Ok(Activated { partition: id, gpus, again: false })
+        self.execute(request, &summary, Change::Activate { partition: id, gpus, owner: owner.to_owned() })?;
+        Ok(Activated { partition: id, gpus, already_done: false })
     }
 
-    /// Deactivates a partition of `owner`; whether it was active. Its tenant has to be gone.
+    /// Deactivates a partition of `owner`; returns whether it was active. Its tenant has to have ended.
     ///
     /// # Errors
-    /// Why not; [`Refused::Unsettled`] says that it is asked for again when FM answers.
-    pub fn deactivate(&mut self, request: &str, partition: PartitionId, owner: &str) -> Result<bool, Refused> {
-        word("request", request)?;
-        word("owner", owner)?;
-        let asked = format!("deactivate partition {partition} of {owner}");
-        if self.again(request, &asked)?.is_some() {
+    /// Why it was refused; after [`EngineError::OutcomeUnknown`] it is retried when FM answers.
+    pub fn deactivate(&mut self, request: &str, partition: PartitionId, owner: &str) -> Result<bool, EngineError> {
+        check_text("request id", request)?;
+        check_text("owner", owner)?;
+        let summary = format!("deactivate partition {partition} of {owner}");
+        if self.completed_change(request, &summary)?.is_some() {
             return Ok(true);
         }
-        let look = self.settle()?;
-        if self.again(request, &asked)?.is_some() {
+        let snapshot = self.settle()?;
+        if self.completed_change(request, &summary)?.is_some() {
             return Ok(true);
         }
-        look.partition(partition)?;
-        match self.state.holdings.get(&partition) {
-            Some(holding) if holding.owner != owner => {
-                let (holder, owner) = (holding.owner.clone(), owner.to_owned());
-                Err(Refused::Held { partition, holder, owner })
+        snapshot.partition(partition)?;
+        match self.state.assignments.get(&partition) {
+            Some(assignment) if assignment.owner != owner => {
+                let (holder, owner) = (assignment.owner.clone(), owner.to_owned());
+                Err(EngineError::OwnedByOther { partition, holder, owner })
             }
-            Some(_) => self.carry_out(request, &asked, Change::Deactivate { partition }).map(|_| true),
-            None if look.active.contains(&partition) => Err(Refused::Foreign { partition }),
+            Some(_) => self.execute(request, &summary, Change::Deactivate { partition }).map(|_| true),
+            None if snapshot.active.contains(&partition) => Err(EngineError::Unowned { partition }),
             None => Ok(false),
         }
     }
 
-    /// What would make the fabric exactly this: partitions and whose they are.
+    /// Returns the steps that would make the active partitions and owners exactly these.
     ///
     /// # Errors
-    /// What is wanted cannot be, or FM does not answer.
-    pub fn steps(&mut self, wanted: &[(PartitionId, String)]) -> Result<Vec<Step>, Refused> {
-        wanted.iter().try_for_each(|(_, owner)| word("owner", owner))?;
-        self.settle()?.steps(&self.state, wanted)
+    /// The desired partitions are invalid, or FM does not answer.
+    pub fn steps(&mut self, desired: &[(PartitionId, String)]) -> Result<Vec<Step>, EngineError> {
+        desired.iter().try_for_each(|(_, owner)| check_text("owner", owner))?;
+        self.settle()?.steps(&self.state, desired)
     }
 
-    /// Makes the fabric exactly this. Who asks knows which tenants run: what is
-    /// not named is switched off. Ends an outage.
+    /// Makes the active partitions and owners exactly these. The caller knows which tenants run: all other partitions
+    /// are deactivated. Ends an outage.
     ///
     /// # Errors
-    /// As [`Engine::steps`]; or a step failed, and those before it are done.
-    pub fn reconcile(&mut self, request: &str, wanted: &[(PartitionId, String)]) -> Result<Vec<Step>, Refused> {
-        word("request", request)?;
-        let steps = self.steps(wanted)?;
+    /// As [`Engine::steps`]; or a step failed, and those before it have been done.
+    pub fn reconcile(&mut self, request: &str, desired: &[(PartitionId, String)]) -> Result<Vec<Step>, EngineError> {
+        check_text("request id", request)?;
+        let steps = self.steps(desired)?;
         for (at, step) in steps.iter().enumerate() {
             match step.clone() {
-                Step::Found { partition, gpus, owner } => self.write(Record::Found { partition, gpus, owner })?,
+                Step::Adopt { partition, gpus, owner } => self.write(Record::Adopted { partition, gpus, owner })?,
                 Step::Change(change) => {
-                    let asked = format!("reconcile: step {at}");
-                    self.carry_out(&format!("{request}/{at}"), &asked, change)?;
+                    let summary = format!("reconcile: step {at}");
+                    self.execute(&format!("{request}/{at}"), &summary, change)?;
                 }
             }
         }
@@ -368,67 +389,70 @@ impl<F: Fabric> Engine<F> {
         Ok(steps)
     }
 
-    /// Keeps a GPU from everybody. Whoever has it keeps it until it is deactivated.
+    /// Excludes a GPU from allocation. Its current owner keeps it until deactivation.
     ///
     /// # Errors
-    /// There is no such GPU, FM does not answer, or nothing can be written down.
-    pub fn quarantine(&mut self, gpu: u32, reason: &str) -> Result<(), Refused> {
+    /// There is no such GPU, FM does not answer, or the journal cannot be written.
+    pub fn quarantine(&mut self, gpu: u32, reason: &str) -> Result<(), EngineError> {
         let gpus = self.settle()?.table.gpus();
         if !gpus.ids().any(|id| id == gpu) {
-            return Err(Refused::NoGpu { gpu, gpus });
+            return Err(EngineError::UnknownGpu { gpu, gpus });
         }
         let reason: String = reason.chars().filter(|letter| !letter.is_control()).take(200).collect();
-        if self.state.barred.get(&gpu) == Some(&reason) { Ok(()) } else { self.write(Record::Barred { gpu, reason }) }
+        if self.state.quarantined.get(&gpu) == Some(&reason) {
+            Ok(())
+        } else {
+            self.write(Record::Quarantined { gpu, reason })
+        }
     }
 
-    /// Lets a GPU be given again; whether it was kept.
+    /// Returns a GPU to allocation; returns whether it was quarantined.
     ///
     /// # Errors
-    /// Nothing can be written down.
-    pub fn release(&mut self, gpu: u32) -> Result<bool, Refused> {
-        let was = self.state.barred.contains_key(&gpu);
+    /// The journal cannot be written.
+    pub fn release(&mut self, gpu: u32) -> Result<bool, EngineError> {
+        let was = self.state.quarantined.contains_key(&gpu);
         if was {
             self.write(Record::Released { gpu })?;
         }
         Ok(was)
     }
 
-    /// Takes a line of the kernel's log, each once; whether it means anything for who gets what.
-    /// What takes links from tenants keeps partitions from
-    /// new ones until somebody has looked; a GPU of this machine that is not well is kept from everybody.
+    /// Processes a fault from the kernel log, each once; returns whether it affects allocation. After a fatal SXid no
+    /// partition of several GPUs is activated until the switch is released; a GPU with an Xid is quarantined.
     ///
     /// # Errors
-    /// Nothing can be written down.
-    pub fn heard(&mut self, boot: &str, number: u64, fault: &Fault) -> Result<bool, Refused> {
+    /// The journal cannot be written.
+    pub fn kernel_fault(&mut self, boot_id: &str, sequence: u64, fault: &Fault) -> Result<bool, EngineError> {
         let reason = fault.to_string();
         let record = match fault.kind {
-            Kind::FatalOfSwitch => Record::Faulty { switch: fault.device.clone(), reason },
-            // Those that FM lists with their addresses; on H100 and later it lists none.
-            Kind::OfGpu => match self.seen.as_ref().and_then(|(look, _)| look.gpu_at(&fault.device)) {
-                Some(gpu) => Record::Barred { gpu, reason },
+            Kind::FatalSxid => Record::SwitchFaulty { switch: fault.device.clone(), reason },
+            // FM lists PCI addresses before H100 only.
+            Kind::Xid => match self.last_snapshot.as_ref().and_then(|(snapshot, _)| snapshot.gpu_at(&fault.device)) {
+                Some(gpu) => Record::Quarantined { gpu, reason },
                 None => return Ok(false),
             },
-            Kind::OfSwitch => return Ok(false),
+            Kind::NonFatalSxid => return Ok(false),
         };
-        let is_known = |heard: &Heard| heard.boot == boot && heard.number >= number;
-        if !self.state.heard.as_ref().is_some_and(is_known) {
+        let is_known = |position: &KernelLogPosition| position.boot_id == boot_id && position.sequence >= sequence;
+        if !self.state.kernel_log.as_ref().is_some_and(is_known) {
             self.write(record)?;
-            self.write(Record::Heard(Heard { boot: boot.to_owned(), number }))?;
+            self.write(Record::KernelLogRead(KernelLogPosition { boot_id: boot_id.to_owned(), sequence }))?;
         }
         Ok(true)
     }
 
-    /// Relies on a switch again.
+    /// Clears the fatal error of a switch.
     ///
     /// # Errors
-    /// It was relied on all the time, or nothing can be written down.
-    pub fn mended(&mut self, switch: &str) -> Result<(), Refused> {
-        if !self.state.faulty.contains_key(switch) {
-            let there = self.state.faulty.keys().cloned().collect::<Vec<_>>().join(", ");
+    /// The switch is not marked faulty, or the journal cannot be written.
+    pub fn release_switch(&mut self, switch: &str) -> Result<(), EngineError> {
+        if !self.state.faulty_switches.contains_key(switch) {
+            let there = self.state.faulty_switches.keys().cloned().collect::<Vec<_>>().join(", ");
             let switch = switch.chars().filter(|letter| !letter.is_control()).take(32).collect();
-            return Err(Refused::NoSwitch { switch, there });
+            return Err(EngineError::SwitchNotFaulty { switch, there });
         }
-        self.write(Record::Mended { switch: switch.to_owned() })
+        self.write(Record::SwitchReleased { switch: switch.to_owned() })
     }
 }
 

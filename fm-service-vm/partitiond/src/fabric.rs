@@ -1,36 +1,35 @@
-//! The fabric manager, as the daemon asks it.
+//! The interface to the fabric manager (FM).
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use firstlight_sys::nvfm::{Address, Error, Library, Partition};
 
-/// Whoever connects GPUs. Each call may take as long as it likes, and may have
-/// done what it says it has not.
+/// A fabric manager. Each call may block without a bound, and may have done what it reports as failed.
 pub trait Fabric {
-    /// All partitions, and which are active.
+    /// Returns all partitions, and which are active.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     fn partitions(&mut self) -> Result<Vec<Partition>, Error>;
-    /// Activates one.
+    /// Activates a partition.
     ///
     /// # Errors
-    /// As [`Error`] says; what was done is not known then.
+    /// See [`Error`]; whether it was activated is then unknown.
     fn activate(&mut self, id: u32) -> Result<(), Error>;
-    /// Deactivates one.
+    /// Deactivates a partition.
     ///
     /// # Errors
-    /// As [`Error`] says; what was done is not known then.
+    /// See [`Error`]; whether it was deactivated is then unknown.
     fn deactivate(&mut self, id: u32) -> Result<(), Error>;
-    /// Says which are active; only to one that was restarted beside running tenants.
+    /// Sends the list of active partitions; only to an FM that was restarted with `--restart`.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     fn set_activated(&mut self, ids: &[u32]) -> Result<(), Error>;
 }
 
-/// FM through libnvfm, with a connection for each call: the next call may meet another FM.
+/// FM through libnvfm, with one connection per call: FM may have been restarted since the last one.
 #[derive(Debug)]
 pub struct Nvfm {
     library: Library,
@@ -39,10 +38,10 @@ pub struct Nvfm {
 }
 
 impl Nvfm {
-    /// FM at `address`, through the library at `path` or where the loader finds it.
+    /// Opens the library at `path`, or where the loader finds it, for the FM at `address`.
     ///
     /// # Errors
-    /// There is no library.
+    /// The library cannot be opened.
     pub fn open(
         path: Option<&PathBuf>,
         address: Address,

@@ -1,47 +1,47 @@
-//! What the kernel says of NVSwitches and GPUs that are not well: SXid and Xid lines.
+//! SXid and Xid lines of the kernel log: errors of NVSwitches and GPUs.
 //!
 //! `nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`,
-//! `NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.` Only lines of
-//! the kernel itself count: any process that may write to its log can write the same.
+//! `NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.` Only records of the kernel itself count: any
+//! process that may write to the log could forge them.
 
 use std::fmt;
 
-/// Letters of a text that is kept.
-const MOST: usize = 160;
+/// Maximum length of a fault's text, in characters.
+const MAX_TEXT: usize = 160;
 
-/// Who is not well.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A switch, with an error that takes links from tenants until somebody has done something.
-    FatalOfSwitch,
-    /// A switch, with an error that it has got over by itself.
-    OfSwitch,
-    /// A GPU that this machine has.
-    OfGpu,
+    /// A fatal SXid: a switch's links are down until an operator intervenes.
+    FatalSxid,
+    /// A non-fatal SXid.
+    NonFatalSxid,
+    /// An Xid of a GPU of this machine.
+    Xid,
 }
 
-/// One line of the kernel's.
+/// One SXid or Xid line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Who.
+    /// The kind.
     pub kind: Kind,
-    /// Its PCI address in this machine, as the driver writes it; a GPU's has no function.
+    /// The device's PCI address in this machine, as the driver writes it; a GPU's has no function.
     pub device: String,
-    /// NVIDIA's number of the error.
+    /// NVIDIA's error number.
     pub code: u32,
-    /// The line from there on.
+    /// The rest of the line.
     pub text: String,
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = if self.kind == Kind::OfGpu { "Xid" } else { "SXid" };
+        let name = if self.kind == Kind::Xid { "Xid" } else { "SXid" };
         write!(f, "{name} {}, {}", self.code, self.text)
     }
 }
 
 impl Fault {
-    /// The fault that a line tells of. Lines that only say more of one that was told are none.
+    /// Parses a line. Continuation lines of an SXid (severity, data) return `None`.
     #[must_use]
     pub fn of_line(line: &str) -> Option<Self> {
         let (is_switch, rest) = match line.split_once("SXid (PCI:") {
@@ -57,26 +57,26 @@ impl Fault {
         }
         let (code, rest) = rest.split_once(',')?;
         let code = code.trim().parse().ok()?;
-        let text: String = rest.trim().chars().filter(|letter| !letter.is_control()).take(MOST).collect();
+        let text: String = rest.trim().chars().filter(|letter| !letter.is_control()).take(MAX_TEXT).collect();
         let kind = match (is_switch, text.split(',').next().unwrap_or_default().trim()) {
-            (false, _) => Kind::OfGpu,
-            (true, "Fatal") => Kind::FatalOfSwitch,
-            (true, "Non-fatal") => Kind::OfSwitch,
-            // Severity, engine, data: of the line before.
+            (false, _) => Kind::Xid,
+            (true, "Fatal") => Kind::FatalSxid,
+            (true, "Non-fatal") => Kind::NonFatalSxid,
+            // A continuation line: severity, engine, data.
             (true, _) => return None,
         };
         Some(Self { kind, device: device.to_ascii_lowercase(), code, text })
     }
 }
 
-/// A record of `/dev/kmsg` that is the kernel's own: its number, and its text.
+/// Returns sequence number and text of a `/dev/kmsg` record of the kernel itself.
 #[must_use]
 pub fn of_kernel(record: &str) -> Option<(u64, &str)> {
     let (head, text) = record.split_once(';')?;
     let mut fields = head.split(',');
     let priority: u32 = fields.next()?.parse().ok()?;
     let number = fields.next()?.parse().ok()?;
-    // What a process writes has another facility, whatever it says.
+    // Records of user-space processes have another facility.
     (priority >> 3 == 0).then(|| (number, text.lines().next().unwrap_or_default()))
 }
 
@@ -90,21 +90,21 @@ mod tests {
     }
 
     #[test]
-    fn switches_and_gpus_are_told_apart_and_fatal_from_not() {
+    fn sxid_and_xid_lines_are_classified() {
         for (line, kind, device, code) in [
             (
                 "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
-                Kind::FatalOfSwitch,
+                Kind::FatalSxid,
                 "0000:05:00.0",
                 20034,
             ),
             (
                 "nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
-                Kind::OfSwitch,
+                Kind::NonFatalSxid,
                 "0000:c1:00.0",
                 12028,
             ),
-            ("NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.", Kind::OfGpu, "0000:04:00", 79),
+            ("NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.", Kind::Xid, "0000:04:00", 79),
         ] {
             assert_eq!(fault(line), Some((kind, device.to_owned(), code)), "{line}");
         }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_more_of_one_or_is_none_is_none() {
+    fn continuation_and_unrelated_lines_are_ignored() {
         for line in [
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00",
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Data {0x00000000, 0x00000000}",
@@ -140,14 +140,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_a_bounded_fault_or_none(text in "\\PC{0,400}", fatal in any::<bool>()) {
+        fn any_line_is_a_bounded_fault_or_ignored(text in "\\PC{0,400}", fatal in any::<bool>()) {
             let _ = of_kernel(&text);
             let _ = Fault::of_line(&text);
             let severity = if fatal { "Fatal" } else { "Non-fatal" };
             let line = format!("nvidia-nvswitch1: SXid (PCI:0000:05:00.0): 1, {severity}, {text}");
             let fault = Fault::of_line(&line).unwrap();
-            prop_assert!(fault.text.chars().count() <= MOST && !fault.text.chars().any(char::is_control));
-            prop_assert_eq!(fault.kind == Kind::FatalOfSwitch, fatal);
+            prop_assert!(fault.text.chars().count() <= MAX_TEXT && !fault.text.chars().any(char::is_control));
+            prop_assert_eq!(fault.kind == Kind::FatalSxid, fatal);
         }
     }
 }

@@ -1,9 +1,8 @@
-//! What was begun and what came of it, on the disk before anybody relies on it.
+//! The journal file: every change is on the disk before it is acknowledged.
 //!
-//! A file of records: length, checksums and JSON, each on the disk before the next
-//! is begun. So a crash can damage the last one only, which then was not told to
-//! anybody; it is cut off. Damage before that is none of a crash: it is named, and
-//! nothing is begun on top of it.
+//! A file of records: length, checksums and JSON, each on the disk before the next is written. So a crash can damage
+//! only the last one, which was not acknowledged yet; it is truncated. Damage before it is not caused by a crash: it
+//! is reported with its offset, and the daemon refuses to start.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -12,97 +11,97 @@ use std::path::{Path, PathBuf};
 
 use crate::state::{Record, State};
 
-/// How a journal begins.
+/// The file's magic bytes.
 const MAGIC: &[u8; 8] = b"FLNVLJ1\n";
-/// Length, its CRC-32, and the record's, little-endian.
-const HEAD: usize = 12;
-/// No record comes near: a snapshot has at most some hundred partitions and requests.
-const LONGEST: usize = 4 << 20;
-/// Records after which the file is written anew, as one.
-const MANY: usize = 4096;
+/// A record's header: length, CRC-32 of the length, CRC-32 of the record, little-endian.
+const HEADER: usize = 12;
+/// The maximum length of a record, far above a snapshot of some hundred partitions and requests.
+const MAX_RECORD: usize = 4 << 20;
+/// Number of records after which the file is compacted to one snapshot.
+const COMPACT_AFTER: usize = 4096;
 
-/// Why there is no journal, or no more of it.
+/// Errors of the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Of which file.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another daemon has it.
+    /// Another daemon has locked the journal.
     #[error("{} is in use: another daemon runs on it", path.display())]
     Locked {
         /// The journal.
         path: PathBuf,
     },
-    /// It says what cannot have been written.
+    /// The journal is corrupt.
     #[error(
-        "{} is damaged at byte {at}: {what}; no crash does that. Move it away and reconcile with the list of tenants that run: \
-         the fabric manager is not asked before", path.display()
+        "{} is damaged at byte {at}: {what}; a crash does not cause this. Move it away and reconcile with the list of running tenants: \
+         the fabric manager is not called before", path.display()
     )]
     Damaged {
         /// The journal.
         path: PathBuf,
-        /// Where.
+        /// The offset of the damage.
         at: usize,
         /// What is wrong there.
         what: String,
     },
-    /// A record that is too long to be read again.
+    /// A record is too long to be read again.
     #[error("a record of {bytes} bytes is too long for {}", path.display())]
     TooLong {
         /// The journal.
         path: PathBuf,
-        /// How long it is.
+        /// The record's length.
         bytes: usize,
     },
 }
 
-/// The open journal; nobody else's as long as it is.
+/// The open journal, locked against other daemons.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: File,
     end: u64,
     records: usize,
-    /// After so many it is written anew.
-    many: usize,
-    /// An append failed half way: what is behind `end` is cut off before the next.
-    ragged: bool,
+    /// Number of records after which it is compacted.
+    compact_after: usize,
+    /// An append failed half way: the file is truncated to `end` before the next.
+    needs_truncation: bool,
 }
 
-/// What a journal's bytes say.
+/// The result of replaying a journal.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// What came of all records.
+    /// The state after all records.
     pub state: State,
-    /// Where the last whole record ends.
+    /// The offset after the last complete record.
     pub end: usize,
-    /// How many there are.
+    /// The number of records.
     pub records: usize,
 }
 
-/// Reads a journal's bytes.
+/// Replays a journal's bytes.
 ///
 /// # Errors
-/// Where something is wrong that no crash leaves, and what.
+/// Offset and description of damage that a crash cannot cause.
 pub fn replay(bytes: &[u8]) -> Result<Replayed, (usize, String)> {
     let written = bytes.len() - bytes.iter().rev().take_while(|byte| **byte == 0).count();
     if MAGIC.starts_with(bytes.get(..written).unwrap_or_default()) {
-        // It was made, and no more than that, if so much, reached the disk.
+        // A new file whose magic did not reach the disk completely.
         return Ok(Replayed { state: State::default(), end: 0, records: 0 });
     }
-    let mut rest = bytes.strip_prefix(MAGIC).ok_or((0, "it does not begin as a journal does".to_owned()))?;
+    let mut rest = bytes.strip_prefix(MAGIC).ok_or((0, "it does not begin like a journal".to_owned()))?;
     let mut replayed = Replayed { state: State::default(), end: MAGIC.len(), records: 0 };
     while !rest.is_empty() {
         let at = replayed.end;
         let Some(record) = record(rest).map_err(|what| (at, what))? else { break };
-        let length = HEAD + record.len();
+        let length = HEADER + record.len();
         let parsed: Record = serde_json::from_slice(record).map_err(|error| (at, error.to_string()))?;
         replayed.state.apply(parsed).map_err(|what| (at, what))?;
         replayed.end += length;
@@ -112,24 +111,24 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, (usize, String)> {
     Ok(replayed)
 }
 
-/// The record with which `bytes` begin; none if it is the last and a crash has cut it.
+/// Returns the record at the start of `bytes`; `None` if it is the last one and was truncated by a crash.
 fn record(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     let word = |at: usize| {
         let word = bytes.get(at..at + 4)?.try_into().ok()?;
         Some(u32::from_le_bytes(word))
     };
     let (Some(length), Some(of_length), Some(of_record)) = (word(0), word(4), word(8)) else { return Ok(None) };
-    // A file can grow before what it is to hold is on the disk.
-    let is_torn = bytes.iter().skip(HEAD).all(|byte| *byte == 0);
+    // A file can be extended before its content is on the disk.
+    let is_torn = bytes.iter().skip(HEADER).all(|byte| *byte == 0);
     if crc32fast::hash(&length.to_le_bytes()) != of_length {
-        return if is_torn { Ok(None) } else { Err("its length's checksum is another".to_owned()) };
+        return if is_torn { Ok(None) } else { Err("checksum mismatch of the length".to_owned()) };
     }
-    let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST);
-    let end = HEAD + length.ok_or("a record is too long")?;
-    match bytes.get(HEAD..end) {
+    let length = usize::try_from(length).ok().filter(|length| *length <= MAX_RECORD);
+    let end = HEADER + length.ok_or("a record is too long")?;
+    match bytes.get(HEADER..end) {
         Some(record) if crc32fast::hash(record) == of_record => Ok(Some(record)),
         _ if bytes.iter().skip(end).all(|byte| *byte == 0) => Ok(None),
-        _ => Err("its checksum is another".to_owned()),
+        _ => Err("checksum mismatch of the record".to_owned()),
     }
 }
 
@@ -141,8 +140,8 @@ fn framed(path: &Path, record: &Record) -> Result<Vec<u8>, Error> {
     };
     let text = serde_json::to_vec(record).map_err(failed)?;
     match u32::try_from(text.len()) {
-        Ok(length) if text.len() <= LONGEST => {
-            let mut bytes = Vec::with_capacity(HEAD + text.len());
+        Ok(length) if text.len() <= MAX_RECORD => {
+            let mut bytes = Vec::with_capacity(HEADER + text.len());
             bytes.extend_from_slice(&length.to_le_bytes());
             bytes.extend_from_slice(&crc32fast::hash(&length.to_le_bytes()).to_le_bytes());
             bytes.extend_from_slice(&crc32fast::hash(&text).to_le_bytes());
@@ -157,7 +156,7 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> E
     move |source| Error::File { what, path: path.to_owned(), source }
 }
 
-/// The directory's own entry is on the disk only when the directory is.
+/// Syncs the parent directory, without which the file's directory entry may be lost.
 fn sync_directory(path: &Path) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(dir)?.sync_all()
@@ -168,10 +167,10 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Journal {
-    /// Opens the journal, or makes it, and says what came of it so far.
+    /// Opens or creates the journal and replays it.
     ///
     /// # Errors
-    /// It cannot be read or written, another daemon has it, or it is damaged.
+    /// It cannot be read or written, another daemon has locked it, or it is damaged.
     pub fn open(path: &Path) -> Result<(Self, State), Error> {
         let mut file = open(path).map_err(failed("open", path))?;
         match file.try_lock() {
@@ -183,29 +182,35 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(failed("read", path))?;
         let damaged = |(at, what)| Error::Damaged { path: path.to_owned(), at, what };
         let Replayed { state, end, records } = replay(&bytes).map_err(damaged)?;
-        let mut journal =
-            Self { path: path.to_owned(), file, end: end as u64, records, many: MANY, ragged: end < bytes.len() };
+        let mut journal = Self {
+            path: path.to_owned(),
+            file,
+            end: end as u64,
+            records,
+            compact_after: COMPACT_AFTER,
+            needs_truncation: end < bytes.len(),
+        };
         if end == 0 {
-            journal.ragged = true;
+            journal.needs_truncation = true;
             journal.write(MAGIC)?;
-            sync_directory(path).map_err(failed("write to the disk the directory of", path))?;
+            sync_directory(path).map_err(failed("sync the directory of", path))?;
         } else {
             journal.cut()?;
         }
         Ok((journal, state))
     }
 
-    /// Puts a record on the disk. `state` is what came of all before and of it:
-    /// now and then the journal is written anew, as that.
+    /// Appends a record and syncs it. `state` is the state after the record; from time to time the journal is
+    /// compacted to it.
     ///
     /// # Errors
-    /// It is not known to be on the disk, and nobody may rely on it.
+    /// The record may not be on the disk, so the caller must not rely on it.
     pub fn append(&mut self, record: &Record, state: &State) -> Result<(), Error> {
-        if self.records >= self.many {
-            match self.prepared(state) {
+        if self.records >= self.compact_after {
+            match self.write_compacted(state) {
                 Ok((file, new, end)) => return self.replace(file, &new, end),
-                // A long journal is better than none.
-                Err(_) => self.records = self.many / 2,
+                // If compaction fails, the long journal stays in use.
+                Err(_) => self.records = self.compact_after / 2,
             }
         }
         let bytes = framed(&self.path, record)?;
@@ -216,26 +221,26 @@ impl Journal {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.cut()?;
-        self.ragged = true;
+        self.needs_truncation = true;
         let written = self.file.write_all_at(bytes, self.end).and_then(|()| self.file.sync_data());
         written.map_err(failed("write", &self.path))?;
         self.end += bytes.len() as u64;
-        self.ragged = false;
+        self.needs_truncation = false;
         Ok(())
     }
 
-    /// Cuts off what is behind the last whole record.
+    /// Truncates the file after the last complete record.
     fn cut(&mut self) -> Result<(), Error> {
-        if self.ragged {
+        if self.needs_truncation {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_all());
-            cut.map_err(failed("cut", &self.path))?;
-            self.ragged = false;
+            cut.map_err(failed("truncate", &self.path))?;
+            self.needs_truncation = false;
         }
         Ok(())
     }
 
-    /// The whole file as one record, beside this one.
-    fn prepared(&self, state: &State) -> Result<(File, PathBuf, u64), Error> {
+    /// Writes the state as a new journal beside this one.
+    fn write_compacted(&self, state: &State) -> Result<(File, PathBuf, u64), Error> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let new = PathBuf::from(name);
@@ -253,14 +258,14 @@ impl Journal {
         Ok((file, new, bytes.len() as u64))
     }
 
-    /// Puts it in this one's place.
+    /// Replaces this journal by the compacted one.
     fn replace(&mut self, file: File, new: &Path, end: u64) -> Result<(), Error> {
         fs::rename(new, &self.path).map_err(failed("replace", &self.path))?;
-        (self.file, self.end, self.records, self.ragged) = (file, end, 1, false);
-        sync_directory(&self.path).map_err(failed("write to the disk the directory of", &self.path))
+        (self.file, self.end, self.records, self.needs_truncation) = (file, end, 1, false);
+        sync_directory(&self.path).map_err(failed("sync the directory of", &self.path))
     }
 
-    /// Where the last record ends, in bytes.
+    /// Returns the offset after the last record, in bytes.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.end

@@ -1,4 +1,4 @@
-//! The kernel's log, for what it says of switches and GPUs.
+//! Reads SXids and Xids from the kernel log.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,37 +9,36 @@ use std::time::Duration;
 use crate::actor::Handle;
 use crate::fault::{Fault, of_kernel};
 
-/// Longer than any record of the kernel's.
+/// Maximum length of a kernel log record.
 const RECORD: usize = 8192;
 
-/// After an error that may pass, such as records that were overwritten before they were read.
+/// Pause after a transient error, such as EPIPE for records that were overwritten before they were read.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Follows the log from its beginning on a thread of its own: who knows what was heard before
-/// takes each line once.
+/// Follows the log from its start on a thread of its own; the engine ignores records that it has processed before.
 ///
 /// # Errors
-/// It cannot be read, or there can be no thread.
+/// The log cannot be read, or the thread cannot be created.
 pub fn follow(path: &Path, engine: Handle) -> io::Result<()> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     let log = File::open(path)?;
-    thread::Builder::new().name("kernel-log".to_owned()).spawn(move || listen(log, &boot, &engine)).map(drop)
+    thread::Builder::new().name("kernel-log".to_owned()).spawn(move || listen(log, &boot_id, &engine)).map(drop)
 }
 
-/// Each read is one record; several, and parts of one, where it is no device but a pipe.
-fn listen(mut log: File, boot: &str, engine: &Handle) {
+/// A read of `/dev/kmsg` returns one record; a read of a pipe returns several, or parts of one.
+fn listen(mut log: File, boot_id: &str, engine: &Handle) {
     let mut buffer = vec![0; RECORD];
     loop {
         match log.read(&mut buffer) {
-            // Only what is no kernel's log ends.
+            // End of file: it is not `/dev/kmsg`.
             Ok(0) => return,
             Ok(length) => {
                 let text = String::from_utf8_lossy(&buffer[..length]);
-                // A line that begins with a space belongs to the record before.
+                // A line that begins with a space continues the previous record.
                 for record in text.lines().filter(|line| !line.starts_with(' ')) {
-                    let Some((number, line)) = of_kernel(record) else { continue };
+                    let Some((sequence, line)) = of_kernel(record) else { continue };
                     if let Some(fault) = Fault::of_line(line)
-                        && !engine.heard(boot.to_owned(), number, fault)
+                        && !engine.report_kernel_fault(boot_id.to_owned(), sequence, fault)
                     {
                         return;
                     }

@@ -1,32 +1,31 @@
-//! The only door to a service VM's NVLink fabric.
+//! The sole interface to a service VM's NVLink fabric.
 //!
-//! State is what the fabric manager (FM) lists. Intent is what was asked for
-//! and acknowledged; the journal has it, and what is under way. No answer of FM to a
-//! change is believed alone: what it lists afterwards decides. One change at a
-//! time, each on the disk before FM is asked and again when it is done, so that
-//! whoever is killed at whatever step leaves what the next one can settle.
+//! The actual state is what the fabric manager (FM) lists. The desired state is what was requested and acknowledged;
+//! the journal has it, and the change in progress. FM's reply to a change is never sufficient: the list that it
+//! returns afterwards decides. There is one change at a time, each on the disk before FM is called and again when it
+//! is done, so that a daemon killed at any step can recover.
 
 pub mod actor;
+pub mod change_stats;
 pub mod engine;
+pub mod error;
+pub mod error_class;
 pub mod fabric;
 pub mod fault;
-mod inventory;
 pub mod journal;
 pub mod kernel_log;
 pub mod listen;
-mod look;
 pub mod manager;
-pub mod meaning;
 pub mod metrics;
-pub mod modules;
+mod module_map_api;
+pub mod module_map_store;
 pub mod options;
-pub mod refused;
 pub mod service;
+mod snapshot;
 pub mod state;
-pub mod tally;
 pub mod versions;
 pub mod view;
 
-pub use engine::{Activated, Ask, Engine};
-pub use look::{Look, Step};
-pub use refused::Refused;
+pub use engine::{Activated, Engine, PartitionSelector};
+pub use error::EngineError;
+pub use snapshot::{FabricSnapshot, Step};

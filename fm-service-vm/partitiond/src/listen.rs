@@ -1,4 +1,4 @@
-//! Where the daemon can be asked: a Unix socket, vsock for the host, and TCP for who has a certificate.
+//! The listeners: a Unix socket, vsock for the host, and TCP with mutual TLS.
 
 use std::fs;
 use std::io;
@@ -16,52 +16,52 @@ use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
 use crate::service::Service;
 
-/// Requests of one connection at once; a change waits for the one before anyway.
-const AT_ONCE: usize = 32;
+/// Concurrent requests of one connection; changes are serialised anyway.
+const MAX_CONCURRENT_REQUESTS: usize = 32;
 
-/// A port for who has a certificate.
+/// The options of the TLS listener.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    /// Where.
+    /// The address to listen on.
     pub address: SocketAddr,
-    /// The daemon's own certificate, and those between it and its authority; PEM.
+    /// The daemon's certificate chain, PEM.
     pub certificate: PathBuf,
-    /// Its key, which only root may read; PEM.
+    /// Its private key, which only root may read, PEM.
     pub key: PathBuf,
-    /// Whose certificates callers have to have; PEM.
+    /// Client CA bundle, PEM.
     pub client_ca: PathBuf,
 }
 
-/// Why it cannot be asked there.
+/// Why a listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system refuses.
+    /// A system call failed.
     #[error("cannot {what} {object}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With what.
+        /// Its object.
         object: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Others can read the key.
+    /// The private key is readable by others.
     #[error("{} may be read by others (mode {mode:o}): chmod 600, or make a new key if it was so for long", path.display())]
     KeyIsOpen {
-        /// The key.
+        /// The key file.
         path: PathBuf,
         /// Its mode.
         mode: u32,
     },
-    /// The certificates are none, or do not fit.
+    /// The certificates or the key are invalid, or do not match.
     #[error(
-        "{address}: {why}; --certificate, --key and --client-ca have to be PEM files, and the key that of the certificate"
+        "{address}: {reason}; --certificate, --key and --client-ca have to be PEM files, and the key that of the certificate"
     )]
     Certificates {
-        /// For which port.
+        /// The address of the listener.
         address: SocketAddr,
-        /// What is wrong.
-        why: String,
+        /// The cause.
+        reason: String,
     },
 }
 
@@ -71,66 +71,66 @@ fn system(what: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -
 }
 
 fn server(service: &Service, tls: Option<ServerTlsConfig>) -> Result<Router, tonic::transport::Error> {
-    let mut server = Server::builder().concurrency_limit_per_connection(AT_ONCE);
+    let mut server = Server::builder().concurrency_limit_per_connection(MAX_CONCURRENT_REQUESTS);
     if let Some(tls) = tls {
         server = server.tls_config(tls)?;
     }
     Ok(server.add_service(FabricServer::new(service.clone())))
 }
 
-/// Who may open a socket may do everything: root alone may.
+/// Opens the Unix socket. It gives full access, so only root may open it.
 ///
 /// # Errors
-/// There can be no socket.
+/// The socket cannot be created.
 pub fn unix(path: &Path) -> Result<UnixListener, Error> {
     let failed = || system("listen on", path.display());
-    // One that a dead daemon has left; the journal's lock says that it is dead.
+    // A dead daemon's socket; the journal's lock proves that it is dead.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
         _ => {}
     }
-    // It is nobody's but root's from the moment on which it is there.
+    // The umask restricts the socket to root from its creation on.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
     listener.map_err(failed())
 }
 
-/// Answers on the Unix socket.
+/// Serves the Unix socket.
 ///
 /// # Errors
-/// It cannot go on.
+/// The listener failed.
 pub async fn serve_unix(listener: UnixListener, service: &Service) -> Result<(), tonic::transport::Error> {
     server(service, None)?.serve_with_incoming(UnixListenerStream::new(listener)).await
 }
 
-/// A port of the machine's vsock.
+/// Opens a vsock port.
 ///
 /// # Errors
-/// There is no vsock, or the port is taken.
+/// There is no vsock, or the port is in use.
 pub fn vsock(port: u32) -> Result<VsockListener, Error> {
     VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port)).map_err(system("listen on", format!("vsock port {port}")))
 }
 
-/// Answers the host on that port. Nobody else: a process of this machine that may not open
-/// the Unix socket may not do by vsock what it may not do there.
+/// Serves the vsock port, for the host only: a local process that may not open the Unix socket must not get the same
+/// access by vsock.
 ///
 /// # Errors
-/// It cannot go on.
+/// The listener failed.
 pub async fn serve_vsock(listener: VsockListener, service: &Service) -> Result<(), tonic::transport::Error> {
-    server(service, None)?.serve_with_incoming(hosts(listener)).await
+    server(service, None)?.serve_with_incoming(host_connections(listener)).await
 }
 
-fn hosts(listener: VsockListener) -> impl Stream<Item = io::Result<VsockStream>> {
+fn host_connections(listener: VsockListener) -> impl Stream<Item = io::Result<VsockStream>> {
     tokio_stream::StreamExt::filter(listener.incoming(), |stream| match stream.as_ref().map(VsockStream::peer_addr) {
         Ok(Ok(peer)) if peer.cid() != VMADDR_CID_HOST => {
             eprintln!(
-                "fm-partitiond: hung up on vsock CID {}: only the host, CID {VMADDR_CID_HOST}, may ask",
+                "fm-partitiond: rejected a connection from vsock CID {}: only the host, CID {VMADDR_CID_HOST}, may connect",
                 peer.cid()
             );
             false
         }
-        // A peer that is gone already is seen to be.
+        // An error of a closed connection surfaces when it is read.
         _ => true,
     })
 }
@@ -141,7 +141,7 @@ impl Tls {
     }
 
     fn config(&self) -> Result<ServerTlsConfig, Error> {
-        // Another one that was chosen before does as well.
+        // A provider that is already installed is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mode = fs::metadata(&self.key).map_err(system("read", self.key.display()))?.permissions().mode();
         if mode & 0o077 != 0 {
@@ -152,28 +152,28 @@ impl Tls {
         Ok(ServerTlsConfig::new().identity(identity).client_ca_root(client_ca).client_auth_optional(false))
     }
 
-    /// The port, and what answers there.
+    /// Opens the TCP listener and configures TLS.
     ///
     /// # Errors
-    /// The certificates do not fit, or the port is taken.
+    /// The certificates are invalid, or the port is in use.
     pub async fn open(&self, service: &Service) -> Result<(TcpListener, Router), Error> {
         let certificates =
-            |error: tonic::transport::Error| Error::Certificates { address: self.address, why: causes(&error) };
+            |error: tonic::transport::Error| Error::Certificates { address: self.address, reason: causes(&error) };
         let router = server(service, Some(self.config()?)).map_err(certificates)?;
         let listener = TcpListener::bind(self.address).await.map_err(system("listen on", self.address))?;
         Ok((listener, router))
     }
 }
 
-/// Answers on the port.
+/// Serves the TLS port.
 ///
 /// # Errors
-/// It cannot go on.
+/// The listener failed.
 pub async fn serve_tls((listener, router): (TcpListener, Router)) -> Result<(), tonic::transport::Error> {
     router.serve_with_incoming(TcpListenerStream::new(listener)).await
 }
 
-/// An error with what caused it.
+/// Formats an error with its causes.
 fn causes(error: &dyn std::error::Error) -> String {
     let all = std::iter::successors(Some(error), |error| error.source());
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")

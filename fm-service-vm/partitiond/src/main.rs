@@ -12,72 +12,72 @@ use firstlight_partitiond::journal::Journal;
 use firstlight_partitiond::listen::{self, Tls};
 use firstlight_partitiond::options::Options;
 use firstlight_partitiond::service::Service;
-use firstlight_partitiond::versions::{self, GuestDriver, Versions};
+use firstlight_partitiond::versions::{self, DriverMismatchPolicy, Versions};
 use firstlight_partitiond::{Engine, actor, kernel_log, manager, metrics};
 use firstlight_sys::nvfm::Address;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The only door to this machine's NVLink fabric.
+/// The sole interface to this machine's NVLink fabric.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where is written down what was begun and what came of it.
+    /// The journal file.
     #[arg(long, value_name = "FILE", default_value = "/var/lib/firstlight/fabric.journal")]
     journal: PathBuf,
-    /// Where to listen: a Unix socket that root alone may open.
+    /// Unix socket to listen on; only root can open it.
     #[arg(long, value_name = "PATH", default_value = "/run/firstlight/fabric.sock")]
     listen: PathBuf,
-    /// Listen on this vsock port as well, for the host of this virtual machine and nobody else.
+    /// Also listen on this vsock port, for the host of this virtual machine only.
     #[arg(long, value_name = "PORT")]
     listen_vsock: Option<u32>,
-    /// Listen on this address and port as well, for who has a certificate.
+    /// Also listen on this address and port, with mutual TLS.
     #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["certificate", "key", "client_ca"])]
     listen_tls: Option<SocketAddr>,
-    /// The daemon's certificate there, PEM.
+    /// The daemon's certificate for TLS, PEM.
     #[arg(long, value_name = "FILE", requires = "listen_tls")]
     certificate: Option<PathBuf>,
-    /// Its key, PEM; nobody else may read it.
+    /// The private key of the certificate, PEM; readable by root only.
     #[arg(long, value_name = "FILE", requires = "listen_tls")]
     key: Option<PathBuf>,
-    /// Whose certificates callers have to have, PEM.
+    /// Client CA bundle, PEM.
     #[arg(long, value_name = "FILE", requires = "listen_tls")]
     client_ca: Option<PathBuf>,
-    /// PID 1's control socket: its news of the fabric manager's process.
+    /// PID 1's control socket, which reports starts and exits of the fabric manager.
     #[arg(long, value_name = "PATH")]
-    init: Option<PathBuf>,
-    /// The kernel's log, for errors of switches and GPUs.
+    init_socket: Option<PathBuf>,
+    /// The kernel log, read for SXids and Xids.
     #[arg(long, value_name = "FILE", default_value = "/dev/kmsg")]
     kernel_log: PathBuf,
-    /// It is not read.
+    /// Do not read the kernel log.
     #[arg(long)]
     no_kernel_log: bool,
-    /// The fabric manager's program, which is asked for its version.
+    /// The fabric manager's program, run with --version.
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/nv-fabricmanager")]
     fabric_manager_program: PathBuf,
-    /// What is done about a tenant whose driver is of another version than the fabric manager.
+    /// Policy for a tenant whose driver version differs from the fabric manager's.
     #[arg(long, value_name = "WHAT", default_value = "refuse")]
-    guest_driver: GuestDriver,
+    guest_driver_mismatch: DriverMismatchPolicy,
     /// Where the fabric manager listens: HOST[:PORT], unix:PATH or vsock:CID:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     fabric_manager: Address,
-    /// libnvfm; without, where the loader finds it.
+    /// Path of libnvfm; found by the loader if not given.
     #[arg(long, value_name = "FILE")]
     libnvfm: Option<PathBuf>,
-    /// How long a connection to the fabric manager may take.
+    /// Timeout for a connection to the fabric manager, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     connect_timeout: Duration,
-    /// How long a caller waits for a change; what was begun goes on after that.
+    /// Timeout for a request, in seconds; a change that was started continues after it.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
-    patience: Duration,
-    /// How often the fabric is looked at while nobody asks for anything.
+    timeout: Duration,
+    /// Interval between polls of the fabric manager while there are no requests, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
-    look_every: Duration,
+    poll_interval: Duration,
     #[command(flatten)]
     more: Options,
 }
 
 impl Args {
-    /// The port for who has a certificate, if there is to be one.
+    /// The TLS listener's options, if it is enabled.
     fn tls(&self) -> anyhow::Result<Option<Tls>> {
         let Some(address) = self.listen_tls else { return Ok(None) };
         let file =
@@ -106,7 +106,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "it is a number of seconds".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("it is more than 0".to_owned()),
+        _ => Err("it has to be more than 0".to_owned()),
     }
 }
 
@@ -124,19 +124,19 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let tls = args.tls()?;
     let opened = Journal::open(&args.journal)?;
     let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
-    let engine = Engine::new(fabric, opened).with(args.more.modules(&args.journal));
-    let engine = actor::start(engine, args.look_every, args.patience).context("start a thread")?;
+    let engine = Engine::new(fabric, opened).with(args.more.module_map(&args.journal));
+    let engine = actor::start(engine, args.poll_interval, args.timeout).context("start a thread")?;
     if !args.no_kernel_log
         && let Err(error) = kernel_log::follow(&args.kernel_log, engine.clone())
     {
-        // The fabric is served without it.
-        eprintln!("fm-partitiond: errors of switches are not seen: {}: {error}", args.kernel_log.display());
+        // The daemon serves requests without the kernel log.
+        eprintln!("fm-partitiond: SXids are not monitored: {}: {error}", args.kernel_log.display());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
         let versions = Versions::read(&args.fabric_manager_program, Path::new(versions::DRIVER)).await;
-        let service = Service::new(engine.clone(), versions, args.guest_driver);
-        if let Some(socket) = args.init.clone() {
+        let service = Service::new(engine.clone(), versions, args.guest_driver_mismatch);
+        if let Some(socket) = args.init_socket.clone() {
             tokio::spawn(manager::follow(socket, engine.clone()));
         }
         let unix = listen::unix(&args.listen)?;
@@ -151,7 +151,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let mut places = vec![args.listen.display().to_string()];
         places.extend(args.listen_vsock.map(|port| format!("vsock port {port}")));
         places.extend(tls.map(|tls| tls.address.to_string()));
-        eprintln!("fm-partitiond: listening on {}, the fabric manager is {}", places.join(", "), args.fabric_manager);
+        eprintln!("fm-partitiond: listening on {}, fabric manager at {}", places.join(", "), args.fabric_manager);
         let on_vsock = async {
             match vsock {
                 Some(vsock) => listen::serve_vsock(vsock, &service).await,
@@ -165,7 +165,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
             }
         };
         let (mut ended, mut stopped) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        // What is under way goes on in the journal: nothing has to be waited for. Who watches would not leave.
+        // The journal has the change in progress, so there is nothing to wait for; a graceful shutdown would wait for
+        // Watch streams.
         tokio::select! {
             served = listen::serve_unix(unix, &service) => served.context("serve"),
             served = on_vsock => served.context("serve"),

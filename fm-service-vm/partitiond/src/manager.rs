@@ -1,4 +1,4 @@
-//! What PID 1 says of the fabric manager's process: it sees its end before anybody asks it in vain.
+//! The state of the fabric manager's process, as PID 1 reports it: faster than a failing call.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,29 +10,29 @@ use tokio::time::sleep;
 
 use crate::actor::Handle;
 
-/// Its name in PID 1's table of daemons.
+/// The name in PID 1's table of daemons.
 const NAME: &str = "fabricmanager";
 
-/// Between two tries to reach PID 1: without it nothing in this machine goes on.
+/// Pause between attempts to connect to PID 1; it runs as long as the machine does.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Letters of a text that is shown.
-const MOST: usize = 400;
+/// Maximum length of the detail, in characters.
+const MAX_DETAIL: usize = 400;
 
-/// How its process is, as PID 1 said last.
+/// The state of the process in PID 1's last message.
 #[derive(Debug, Clone)]
-pub struct News {
-    /// Whether it serves.
-    pub serves: bool,
-    /// What happened.
+pub struct ManagerState {
+    /// Whether it is ready.
+    pub ready: bool,
+    /// The last event.
     pub detail: String,
 }
 
-/// Listens to PID 1 for as long as there is one, and lets the fabric be looked at at once when the
-/// manager has begun anew: after `--restart` it waits for 60 s to be told what is active.
+/// Follows PID 1's messages. When the fabric manager was restarted, it is polled immediately: after `--restart` it
+/// waits 60 s for the list of active partitions.
 pub async fn follow(socket: PathBuf, engine: Handle) {
     loop {
-        // PID 1's own words, or none: what is known is kept.
+        // After an error the last state stays.
         let _ = listen(&socket, &engine).await;
         sleep(PAUSE).await;
     }
@@ -53,8 +53,8 @@ async fn listen(socket: &Path, engine: &Handle) -> std::io::Result<()> {
         if let Ok(FromInit::Daemon { name, ready, detail }) = decode(&line)
             && name == NAME
         {
-            let detail = detail.chars().filter(|letter| !letter.is_control()).take(MOST).collect();
-            engine.manager(News { serves: ready, detail });
+            let detail = detail.chars().filter(|letter| !letter.is_control()).take(MAX_DETAIL).collect();
+            engine.report_manager_state(ManagerState { ready: ready, detail });
         }
     }
 }

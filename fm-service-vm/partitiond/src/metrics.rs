@@ -1,4 +1,4 @@
-//! Figures for Prometheus: its text format, to whoever asks by HTTP.
+//! Metrics in Prometheus' text format, served over HTTP.
 
 mod http;
 
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 pub use http::{Address, Listener, serve};
 
-use crate::tally::{BOUNDS_MS, Changes, KINDS, OUTCOMES};
+use crate::change_stats::{BOUNDS_MS, Changes, KINDS, OUTCOMES};
 use crate::view::View;
 
-/// A metric: its name, its type, its labels, and what it is.
+/// A metric.
 #[derive(Debug, Clone, Copy)]
 pub struct Metric {
-    /// Its name after `firstlight_fabric_`.
+    /// The name after `firstlight_fabric_`.
     pub name: &'static str,
     /// `gauge`, `counter` or `histogram`.
     pub kind: &'static str,
-    /// Its labels, with what they can be.
+    /// The labels, with their values.
     pub labels: &'static str,
-    /// What it is, with its unit.
+    /// The help text, with the unit.
     pub help: &'static str,
 }
 
@@ -27,34 +27,34 @@ const fn gauge(name: &'static str, labels: &'static str, help: &'static str) -> 
     Metric { name, kind: "gauge", labels, help }
 }
 
-/// All of them, in the order in which they are told.
+/// All metrics, in the order of the output.
 pub const METRICS: &[Metric] = &[
-    gauge("manager_up", "", "1 if the fabric manager has answered when it was asked last"),
-    gauge("list_age_seconds", "", "How long ago the fabric manager's list was seen; missing before the first"),
+    gauge("manager_up", "", "1 if the last poll of the fabric manager succeeded"),
+    gauge("list_age_seconds", "", "Age of the fabric manager's list; absent before the first"),
     gauge("partitions", "state: active, free, changing, unavailable", "Partitions that the fabric manager lists"),
-    gauge("free_partitions", "gpus", "Partitions of a size that could be had now"),
-    gauge("largest_free_gpus", "", "GPUs of the largest partition that could be had now"),
-    gauge("foreign_partitions", "", "Partitions that are active and nobody's here"),
-    gauge("quarantined_gpus", "", "GPUs that nobody is given"),
-    gauge("faulty_switches", "", "NVSwitches that had a fatal error and were not released"),
-    gauge("outage", "", "1 if the fabric has lost partitions that tenants had, until somebody reconciles"),
-    gauge("module_map_verified", "", "1 if every GPU's PCI address was measured"),
+    gauge("free_partitions", "gpus", "Free partitions by size"),
+    gauge("largest_free_gpus", "", "GPUs of the largest free partition"),
+    gauge("unowned_partitions", "", "Active partitions without a recorded owner"),
+    gauge("quarantined_gpus", "", "GPUs excluded from allocation"),
+    gauge("faulty_switches", "", "NVSwitches with a fatal SXid that were not released"),
+    gauge("outage", "", "1 if tenants' partitions were lost, until reconciliation"),
+    gauge("module_map_verified", "", "1 if the PCI address of every GPU was measured"),
     Metric {
         name: "changes_total",
         kind: "counter",
-        labels: "kind: activate, deactivate; outcome: done, undone, unknown",
-        help: "Changes that the fabric manager was asked for in this life of the daemon",
+        labels: "kind: activate, deactivate; outcome: done, failed, unknown",
+        help: "Changes since the daemon's start",
     },
-    Metric { name: "change_duration_seconds", kind: "histogram", labels: "kind", help: "How long such changes took" },
-    gauge("change_under_way_seconds", "", "How long the fabric manager has been at a change; 0 if at none"),
-    gauge("journal_bytes", "", "Length of the journal"),
-    gauge("build_info", "version", "1; the daemon's version"),
+    Metric { name: "change_duration_seconds", kind: "histogram", labels: "kind", help: "Durations of changes" },
+    gauge("change_in_progress_seconds", "", "Elapsed time of the change in progress; 0 if none"),
+    gauge("journal_bytes", "", "Length of the journal file"),
+    gauge("build_info", "version", "1, labelled with the daemon's version"),
 ];
 
 const PREFIX: &str = "firstlight_fabric_";
 
 impl Metric {
-    /// Its line in a document's table.
+    /// Returns the metric's row in the document's table.
     #[must_use]
     pub fn row(&self) -> String {
         let Self { name, kind, labels, help } = self;
@@ -62,13 +62,13 @@ impl Metric {
     }
 }
 
-/// Everything in Prometheus' text format.
+/// Returns all metrics in Prometheus' text format.
 #[must_use]
 pub fn text(view: &View) -> String {
     let mut out = String::new();
     for metric in METRICS {
         let name = format!("{PREFIX}{}", metric.name);
-        // A String takes whatever is written.
+        // Writing to a String cannot fail.
         let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", metric.help, metric.kind);
         for (labels, value) in samples(view, metric.name) {
             let _ = writeln!(out, "{name}{labels} {value}");
@@ -81,35 +81,37 @@ fn seconds(duration: Duration) -> String {
     format!("{:.3}", duration.as_secs_f64())
 }
 
-/// What a metric is now: labels, or what is behind the name, and the value.
+/// Returns a metric's samples: the labels or name suffix, and the value.
 fn samples(view: &View, name: &str) -> Vec<(String, String)> {
     let one = |value: u64| vec![(String::new(), value.to_string())];
     let number = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
     match name {
-        "manager_up" => one(u64::from(view.looked.is_some() && view.trouble.is_none())),
-        "list_age_seconds" => view.looked.iter().map(|looked| (String::new(), seconds(looked.elapsed()))).collect(),
+        "manager_up" => one(u64::from(view.polled_at.is_some() && view.poll_error.is_none())),
+        "list_age_seconds" => {
+            view.polled_at.iter().map(|polled_at| (String::new(), seconds(polled_at.elapsed()))).collect()
+        }
         "partitions" => partitions(view),
         "free_partitions" => {
             let sizes = view.free().by_size;
             sizes.iter().map(|(size, count)| (format!("{{gpus=\"{size}\"}}"), count.to_string())).collect()
         }
         "largest_free_gpus" => one(view.free().largest.into()),
-        "foreign_partitions" => one(number(view.look.foreign(&view.state).len())),
-        "quarantined_gpus" => one(number(view.state.barred.len())),
-        "faulty_switches" => one(number(view.state.faulty.len())),
+        "unowned_partitions" => one(number(view.fabric.unowned(&view.state).len())),
+        "quarantined_gpus" => one(number(view.state.quarantined.len())),
+        "faulty_switches" => one(number(view.state.faulty_switches.len())),
         "outage" => one(u64::from(view.state.outage.is_some())),
         "module_map_verified" => {
-            let standing = view.modules.standing(&view.look, view.state.barred());
-            one(u64::from(view.looked.is_some() && standing.is_verified()))
+            let verification = view.module_map.verification(&view.fabric, view.state.quarantined());
+            one(u64::from(view.polled_at.is_some() && verification.is_verified()))
         }
         "changes_total" => {
-            KINDS.iter().zip(&view.tally.kinds).flat_map(|(kind, changes)| counts(kind, changes)).collect()
+            KINDS.iter().zip(&view.change_stats.kinds).flat_map(|(kind, changes)| counts(kind, changes)).collect()
         }
         "change_duration_seconds" => {
-            KINDS.iter().zip(&view.tally.kinds).flat_map(|(kind, changes)| histogram(kind, changes)).collect()
+            KINDS.iter().zip(&view.change_stats.kinds).flat_map(|(kind, changes)| histogram(kind, changes)).collect()
         }
-        "change_under_way_seconds" => {
-            let since = view.under_way.map(|since| since.elapsed()).unwrap_or_default();
+        "change_in_progress_seconds" => {
+            let since = view.in_progress.map(|since| since.elapsed()).unwrap_or_default();
             vec![(String::new(), seconds(since))]
         }
         "journal_bytes" => one(view.journal_end),
@@ -121,7 +123,7 @@ fn samples(view: &View, name: &str) -> Vec<(String, String)> {
 fn partitions(view: &View) -> Vec<(String, String)> {
     let states = ["active", "free", "changing", "unavailable"];
     let state = |one: &firstlight_partitions::Partition| {
-        let (is_changing, is_active) = (view.is_under_way(one.id), view.look.active.contains(&one.id));
+        let (is_changing, is_active) = (view.is_changing(one.id), view.fabric.active.contains(&one.id));
         match (is_changing, is_active, view.is_free(one.gpus)) {
             (true, ..) => "changing",
             (_, true, _) => "active",
@@ -129,7 +131,7 @@ fn partitions(view: &View) -> Vec<(String, String)> {
             _ => "unavailable",
         }
     };
-    let all: Vec<&str> = view.look.table.partitions().iter().map(state).collect();
+    let all: Vec<&str> = view.fabric.table.partitions().iter().map(state).collect();
     let sample = |name: &&str| {
         let count = all.iter().filter(|one| *one == name).count();
         (format!("{{state=\"{name}\"}}"), count.to_string())
@@ -162,7 +164,7 @@ mod tests {
     use crate::state::State;
 
     #[test]
-    fn every_metric_is_told_and_stands_in_the_document() {
+    fn every_metric_is_exported_and_documented() {
         let view = View::new(State::default());
         let text = text(&view);
         for metric in METRICS {
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histograms_buckets_hold_all_that_is_shorter() {
+    fn histogram_buckets_are_cumulative() {
         let mut changes = Changes { total: Duration::from_millis(1500), ..Changes::default() };
         (changes.durations[0], changes.durations[3], changes.durations[10]) = (2, 1, 4);
         let samples = histogram("activate", &changes);

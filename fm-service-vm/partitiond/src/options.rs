@@ -1,4 +1,4 @@
-//! What the command line says of the module map and of metrics.
+//! Options for the module map and metrics.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use firstlight_cmdline::CommandLine;
 use firstlight_module_map::is_word;
 
 use crate::metrics::Address;
-use crate::modules::Modules;
+use crate::module_map_store::ModuleMapStore;
 
-/// Which GPU is which, and who may see figures.
+/// Options for the module map and metrics.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The baseboard's serial number: a module map of another baseboard counts as none. Without, what the kernel's command
-    /// line says as firstlight.baseboard-serial.
+    /// The baseboard's serial number: a module map of another baseboard is ignored. Default: the kernel parameter
+    /// firstlight.baseboard-serial.
     #[arg(long, value_name = "SERIAL", value_parser = serial)]
     baseboard_serial: Option<String>,
-    /// The kernel's command line.
+    /// File with the kernel command line.
     #[arg(long, value_name = "FILE", default_value = "/proc/cmdline")]
     kernel_command_line: PathBuf,
-    /// Give several GPUs also while the module map is not verified: a wrong map connects tenants to each other's GPUs.
+    /// Give several GPUs while the module map is not verified: a wrong map connects tenants to each other's GPUs.
     #[arg(long)]
     allow_unverified_map: bool,
-    /// Show metrics there, to whoever asks: a port of the loopback address, ADDRESS:PORT, or unix:PATH for root alone.
+    /// Prometheus endpoint: PORT on the loopback address, ADDRESS:PORT, or unix:PATH for root only.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<Address>,
 }
@@ -36,18 +36,19 @@ fn serial(text: &str) -> Result<String, String> {
 }
 
 impl Options {
-    /// What the host has said when it started this machine.
-    fn booted_with(&self) -> Option<String> {
+    /// Reads the serial number that the host passed on the kernel command line.
+    fn serial_from_command_line(&self) -> Option<String> {
         let text = fs::read_to_string(&self.kernel_command_line).ok()?;
         let line = CommandLine::parse(&text);
         let serial = line.value("firstlight.baseboard-serial")?;
         (serial != "none" && is_word(serial)).then(|| serial.to_owned())
     }
 
-    /// The module map beside that journal.
+    /// Opens the module map in the journal's directory.
     #[must_use]
-    pub fn modules(&self, journal: &Path) -> Modules {
-        let modules = Modules::open(&journal.with_file_name("module-map.json"));
-        modules.on(self.baseboard_serial.clone().or_else(|| self.booted_with())).allowing(self.allow_unverified_map)
+    pub fn module_map(&self, journal: &Path) -> ModuleMapStore {
+        let map = ModuleMapStore::open(&journal.with_file_name("module-map.json"));
+        map.with_serial(self.baseboard_serial.clone().or_else(|| self.serial_from_command_line()))
+            .allow_unverified(self.allow_unverified_map)
     }
 }

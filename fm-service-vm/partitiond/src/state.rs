@@ -1,37 +1,36 @@
-//! What the daemon knows: who has which partition, what is under way, which GPUs
-//! nobody may have. It is made of records alone, so that what a journal says and
-//! what the daemon knows are the same.
+//! The daemon's state: the owner of each partition, the change in progress, quarantined GPUs. It is built from
+//! records only, so that replaying the journal restores it.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use firstlight_partitions::{Gpus, PartitionId};
 use serde::{Deserialize, Serialize};
 
-/// Requests of which the outcome is remembered, so that one that is sent again is not done again.
-const REMEMBERED: usize = 1024;
+/// Number of completed requests that are remembered, so that a retry is not executed again.
+const MAX_COMPLETED_REQUESTS: usize = 1024;
 
-/// Something that changes what the fabric connects.
+/// A change of the fabric.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Change {
-    /// A partition is to be active.
+    /// Activates a partition.
     Activate {
-        /// Which.
+        /// The partition.
         partition: PartitionId,
         /// Its GPUs.
         gpus: Gpus,
-        /// For whom.
+        /// Its owner.
         owner: String,
     },
-    /// It is to be active no more.
+    /// Deactivates a partition.
     Deactivate {
-        /// Which.
+        /// The partition.
         partition: PartitionId,
     },
 }
 
 impl Change {
-    /// The partition that it is about.
+    /// Returns the partition that is changed.
     #[must_use]
     pub fn partition(&self) -> PartitionId {
         match self {
@@ -40,239 +39,239 @@ impl Change {
     }
 }
 
-/// A change under way.
+/// A change in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Begun {
-    /// Counts changes.
+pub struct PendingChange {
+    /// The change's number, counted from 1.
     pub number: u64,
-    /// Who asked, so that the same request is known again.
+    /// The request id.
     pub request: String,
-    /// What was asked for, in one line: the same request has to ask for the same.
-    pub asked: String,
-    /// What is changed.
+    /// The request in one line: a retry has to match it.
+    pub summary: String,
+    /// The change.
     pub change: Change,
 }
 
-/// What came of it.
+/// The outcome of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Ended {
-    /// The fabric is as it was to be.
+pub enum Outcome {
+    /// The change was made.
     Done,
-    /// It is as it was before.
-    Undone {
-        /// Why.
-        why: String,
+    /// The fabric is unchanged.
+    Failed {
+        /// The cause.
+        reason: String,
     },
 }
 
-/// One line of the journal.
+/// A record of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Record {
-    /// Everything so far.
+    /// The complete state.
     Snapshot(Box<State>),
-    /// The fabric manager is about to be asked.
-    Begun(Begun),
-    /// What is under way has ended.
-    Ended(Ended),
-    /// A partition is active without having been asked for: it was before this journal.
-    Found {
-        /// Which.
+    /// A change is about to be requested from the fabric manager.
+    Started(PendingChange),
+    /// The change in progress has finished.
+    Finished(Outcome),
+    /// A partition was active without a recorded owner, from before this journal.
+    Adopted {
+        /// The partition.
         partition: PartitionId,
         /// Its GPUs.
         gpus: Gpus,
-        /// Whose it is, as the list of tenants says.
+        /// Its owner, from the list of running tenants.
         owner: String,
     },
-    /// A GPU may not be given to anybody.
-    Barred {
+    /// A GPU was excluded from allocation.
+    Quarantined {
         /// Its module id.
         gpu: u32,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It may again.
+    /// A GPU was returned to allocation.
     Released {
         /// Its module id.
         gpu: u32,
     },
-    /// The fabric has forgotten its partitions while tenants had them.
+    /// The fabric manager restarted without state while tenants had partitions.
     Lost {
-        /// Which.
+        /// The lost partitions.
         partitions: Vec<PartitionId>,
-        /// How it came to that.
-        why: String,
-    },
-    /// Somebody who knows the tenants has said what is to be.
-    Reconciled,
-    /// A switch has had an error that it does not get over by itself.
-    Faulty {
-        /// Its PCI address in this machine.
-        switch: String,
-        /// What the kernel said.
+        /// The cause.
         reason: String,
     },
-    /// Somebody has looked at it, and it is good again.
-    Mended {
+    /// A caller who knows the running tenants has reconciled.
+    Reconciled,
+    /// A switch had a fatal SXid.
+    SwitchFaulty {
+        /// Its PCI address in this machine.
+        switch: String,
+        /// The kernel's message.
+        reason: String,
+    },
+    /// An operator has released the switch.
+    SwitchReleased {
         /// Its PCI address in this machine.
         switch: String,
     },
-    /// The kernel's log was heard up to here.
-    Heard(Heard),
+    /// The kernel log was processed up to here.
+    KernelLogRead(KernelLogPosition),
 }
 
-/// A partition that is active for somebody.
+/// A partition that is assigned to an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Holding {
+pub struct Assignment {
     /// Its GPUs.
     pub gpus: Gpus,
-    /// Whose it is.
+    /// Its owner.
     pub owner: String,
 }
 
-/// The fabric has lost what tenants relied on.
+/// Partitions that were lost while tenants had them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outage {
-    /// Partitions that were active.
+    /// The lost partitions.
     pub partitions: Vec<PartitionId>,
-    /// How it came to that.
-    pub why: String,
+    /// The cause.
+    pub reason: String,
 }
 
-/// A request that was done.
+/// A completed request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Remembered {
-    /// Its identifier.
+pub struct CompletedRequest {
+    /// The request id.
     pub request: String,
-    /// What it asked for.
-    pub asked: String,
-    /// What was changed for it.
+    /// The request in one line.
+    pub summary: String,
+    /// The change that it made.
     pub change: Change,
 }
 
-/// A place in the kernel's log.
+/// A position in the kernel log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Heard {
-    /// In which life of the machine: numbers begin anew with it.
-    pub boot: String,
-    /// The record's number.
-    pub number: u64,
+pub struct KernelLogPosition {
+    /// The boot id: sequence numbers restart with each boot.
+    pub boot_id: String,
+    /// The record's sequence number.
+    pub sequence: u64,
 }
 
-/// Everything that the journal's records come to.
+/// The state after all records of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// The last change's number.
-    pub number: u64,
-    /// Partitions that are active for somebody, as far as anybody was told.
-    pub holdings: BTreeMap<PartitionId, Holding>,
-    /// What was begun and has not ended.
-    pub under_way: Option<Begun>,
-    /// GPUs that nobody may have, and why.
-    pub barred: BTreeMap<u32, String>,
-    /// If the fabric has forgotten partitions.
+    /// The number of the last change.
+    pub last_change: u64,
+    /// Assigned partitions, as acknowledged to callers.
+    pub assignments: BTreeMap<PartitionId, Assignment>,
+    /// The change in progress.
+    pub in_progress: Option<PendingChange>,
+    /// Quarantined GPUs, with the reason.
+    pub quarantined: BTreeMap<u32, String>,
+    /// Set while lost partitions are not reconciled.
     pub outage: Option<Outage>,
-    /// Switches that are not to be relied on, by their PCI addresses, and why.
+    /// Switches with a fatal error, by PCI address, with the kernel's message.
     #[serde(default)]
-    pub faulty: BTreeMap<String, String>,
-    /// Up to where the kernel's log is known.
+    pub faulty_switches: BTreeMap<String, String>,
+    /// The position up to which the kernel log was processed.
     #[serde(default)]
-    pub heard: Option<Heard>,
-    /// Requests that were done, oldest first.
-    pub remembered: VecDeque<Remembered>,
+    pub kernel_log: Option<KernelLogPosition>,
+    /// Completed requests, oldest first.
+    pub completed_requests: VecDeque<CompletedRequest>,
 }
 
 impl State {
-    /// What a record changes.
+    /// Applies a record.
     ///
     /// # Errors
-    /// It does not fit to what was before: nothing that keeps this journal writes that.
+    /// The record contradicts the state: no daemon writes that.
     pub fn apply(&mut self, record: Record) -> Result<(), String> {
         match record {
             Record::Snapshot(state) => *self = *state,
-            Record::Begun(begun) => {
-                if let Some(other) = &self.under_way {
-                    return Err(format!("change {} begins while {} is under way", begun.number, other.number));
+            Record::Started(pending) => {
+                if let Some(other) = &self.in_progress {
+                    return Err(format!("change {} starts while {} is in progress", pending.number, other.number));
                 }
-                if begun.number != self.number + 1 {
-                    return Err(format!("change {} follows {}", begun.number, self.number));
+                if pending.number != self.last_change + 1 {
+                    return Err(format!("change {} follows {}", pending.number, self.last_change));
                 }
-                self.number = begun.number;
-                self.under_way = Some(begun);
+                self.last_change = pending.number;
+                self.in_progress = Some(pending);
             }
-            Record::Ended(ended) => {
-                let begun = self.under_way.take().ok_or("nothing is under way that could end")?;
-                if ended == Ended::Done {
-                    self.done(begun);
+            Record::Finished(outcome) => {
+                let pending = self.in_progress.take().ok_or("no change is in progress to finish")?;
+                if outcome == Outcome::Done {
+                    self.done(pending);
                 }
             }
-            Record::Found { partition, gpus, owner } => {
-                self.holdings.insert(partition, Holding { gpus, owner });
+            Record::Adopted { partition, gpus, owner } => {
+                self.assignments.insert(partition, Assignment { gpus, owner });
             }
-            Record::Barred { gpu, reason } => drop(self.barred.insert(gpu, reason)),
-            Record::Released { gpu } => drop(self.barred.remove(&gpu)),
-            Record::Lost { partitions, why } => {
-                self.holdings.retain(|id, _| !partitions.contains(id));
-                // What was lost before and not reconciled is lost still.
+            Record::Quarantined { gpu, reason } => drop(self.quarantined.insert(gpu, reason)),
+            Record::Released { gpu } => drop(self.quarantined.remove(&gpu)),
+            Record::Lost { partitions, reason } => {
+                self.assignments.retain(|id, _| !partitions.contains(id));
+                // Partitions lost earlier and not reconciled stay lost.
                 let earlier = self.outage.take().map(|outage| outage.partitions).unwrap_or_default();
                 let mut all: Vec<PartitionId> = earlier.into_iter().chain(partitions).collect();
                 all.sort_unstable();
                 all.dedup();
-                self.outage = Some(Outage { partitions: all, why });
+                self.outage = Some(Outage { partitions: all, reason });
             }
             Record::Reconciled => self.outage = None,
-            Record::Faulty { switch, reason } => drop(self.faulty.insert(switch, reason)),
-            Record::Mended { switch } => drop(self.faulty.remove(&switch)),
-            Record::Heard(heard) => self.heard = Some(heard),
+            Record::SwitchFaulty { switch, reason } => drop(self.faulty_switches.insert(switch, reason)),
+            Record::SwitchReleased { switch } => drop(self.faulty_switches.remove(&switch)),
+            Record::KernelLogRead(position) => self.kernel_log = Some(position),
         }
         Ok(())
     }
 
-    fn done(&mut self, begun: Begun) {
-        match &begun.change {
+    fn done(&mut self, pending: PendingChange) {
+        match &pending.change {
             Change::Activate { partition, gpus, owner } => {
-                let holding = Holding { gpus: *gpus, owner: owner.clone() };
-                self.holdings.insert(*partition, holding);
+                let assignment = Assignment { gpus: *gpus, owner: owner.clone() };
+                self.assignments.insert(*partition, assignment);
             }
             Change::Deactivate { partition } => {
-                self.holdings.remove(partition);
+                self.assignments.remove(partition);
             }
         }
-        let Begun { request, asked, change, .. } = begun;
-        self.remembered.retain(|one| one.request != request);
-        self.remembered.push_back(Remembered { request, asked, change });
-        if self.remembered.len() > REMEMBERED {
-            self.remembered.pop_front();
+        let PendingChange { request, summary, change, .. } = pending;
+        self.completed_requests.retain(|one| one.request != request);
+        self.completed_requests.push_back(CompletedRequest { request, summary, change });
+        if self.completed_requests.len() > MAX_COMPLETED_REQUESTS {
+            self.completed_requests.pop_front();
         }
     }
 
-    /// The outcome of a request that was done.
+    /// Returns a completed request.
     #[must_use]
-    pub fn remembers(&self, request: &str) -> Option<&Remembered> {
-        self.remembered.iter().rev().find(|one| one.request == request)
+    pub fn completed_request(&self, request: &str) -> Option<&CompletedRequest> {
+        self.completed_requests.iter().rev().find(|one| one.request == request)
     }
 
-    /// GPUs of everybody's partitions, and of the one under way.
+    /// Returns the GPUs of assigned partitions, and of an activation in progress.
     #[must_use]
     pub fn busy(&self) -> Gpus {
-        let held = self.holdings.values().fold(Gpus::NONE, |all, holding| all.with(holding.gpus));
-        match self.under_way.as_ref().map(|begun| &begun.change) {
+        let held = self.assignments.values().fold(Gpus::NONE, |all, assignment| all.with(assignment.gpus));
+        match self.in_progress.as_ref().map(|pending| &pending.change) {
             Some(Change::Activate { gpus, .. }) => held.with(*gpus),
             _ => held,
         }
     }
 
-    /// GPUs that nobody may have.
+    /// Returns the quarantined GPUs.
     #[must_use]
-    pub fn barred(&self) -> Gpus {
-        Gpus::of(self.barred.keys().copied()).unwrap_or_default()
+    pub fn quarantined(&self) -> Gpus {
+        Gpus::of(self.quarantined.keys().copied()).unwrap_or_default()
     }
 }
 
@@ -284,8 +283,8 @@ mod tests {
         Gpus::of(ids.iter().copied()).unwrap()
     }
 
-    fn begun(number: u64, request: &str, change: Change) -> Record {
-        Record::Begun(Begun { number, request: request.into(), asked: "a".into(), change })
+    fn pending(number: u64, request: &str, change: Change) -> Record {
+        Record::Started(PendingChange { number, request: request.into(), summary: "a".into(), change })
     }
 
     fn activate(partition: u32, ids: &[u32]) -> Change {
@@ -299,37 +298,37 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_done_is_held_and_remembered() {
-        let first = state([begun(1, "r1", activate(3, &[1, 3]))]);
-        assert!(first.holdings.is_empty() && first.remembers("r1").is_none());
-        assert_eq!(first.busy(), gpus(&[1, 3]), "nobody else gets them meanwhile");
+    fn only_completed_changes_are_assigned_and_remembered() {
+        let first = state([pending(1, "r1", activate(3, &[1, 3]))]);
+        assert!(first.assignments.is_empty() && first.completed_request("r1").is_none());
+        assert_eq!(first.busy(), gpus(&[1, 3]), "reserved during the activation");
         let mut undone = first.clone();
-        undone.apply(Record::Ended(Ended::Undone { why: "x".into() })).unwrap();
-        assert_eq!((undone.busy(), undone.remembers("r1"), undone.number), (Gpus::NONE, None, 1));
+        undone.apply(Record::Finished(Outcome::Failed { reason: "x".into() })).unwrap();
+        assert_eq!((undone.busy(), undone.completed_request("r1"), undone.last_change), (Gpus::NONE, None, 1));
         let mut done = first;
-        done.apply(Record::Ended(Ended::Done)).unwrap();
-        assert_eq!(done.holdings[&3].owner, "t");
-        assert_eq!(done.remembers("r1").unwrap().change.partition(), 3);
-        done.apply(begun(2, "r2", Change::Deactivate { partition: 3 })).unwrap();
-        assert_eq!(done.busy(), gpus(&[1, 3]), "as long as it is not done");
-        done.apply(Record::Ended(Ended::Done)).unwrap();
-        assert!(done.busy().is_empty() && done.remembers("r2").is_some());
-        assert!(done.remembers("r1").is_some(), "a request that comes late is known still");
+        done.apply(Record::Finished(Outcome::Done)).unwrap();
+        assert_eq!(done.assignments[&3].owner, "t");
+        assert_eq!(done.completed_request("r1").unwrap().change.partition(), 3);
+        done.apply(pending(2, "r2", Change::Deactivate { partition: 3 })).unwrap();
+        assert_eq!(done.busy(), gpus(&[1, 3]), "until it is done");
+        done.apply(Record::Finished(Outcome::Done)).unwrap();
+        assert!(done.busy().is_empty() && done.completed_request("r2").is_some());
+        assert!(done.completed_request("r1").is_some(), "a late retry is still known");
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
-        let mut one = state([begun(1, "r", activate(3, &[1]))]);
-        assert!(one.apply(begun(2, "s", activate(4, &[2]))).unwrap_err().contains("while 1 is under way"));
+    fn inconsistent_records_are_refused() {
+        let mut one = state([pending(1, "r", activate(3, &[1]))]);
+        assert!(one.apply(pending(2, "s", activate(4, &[2]))).unwrap_err().contains("while 1 is in progress"));
         let mut none = State::default();
-        assert!(none.apply(Record::Ended(Ended::Done)).is_err());
-        assert!(none.apply(begun(7, "r", activate(3, &[1]))).unwrap_err().contains("change 7 follows 0"));
+        assert!(none.apply(Record::Finished(Outcome::Done)).is_err());
+        assert!(none.apply(pending(7, "r", activate(3, &[1]))).unwrap_err().contains("change 7 follows 0"));
     }
 
     #[test]
-    fn an_outage_takes_what_was_held_until_somebody_reconciles() {
-        let found = |partition, ids: &[u32]| Record::Found { partition, gpus: gpus(ids), owner: "t".into() };
-        let lost = |partitions: &[u32]| Record::Lost { partitions: partitions.to_vec(), why: "w".into() };
+    fn outage_removes_lost_assignments_until_reconciled() {
+        let found = |partition, ids: &[u32]| Record::Adopted { partition, gpus: gpus(ids), owner: "t".into() };
+        let lost = |partitions: &[u32]| Record::Lost { partitions: partitions.to_vec(), reason: "w".into() };
         let mut state = state([found(3, &[1, 3]), found(8, &[2]), lost(&[3]), found(9, &[3]), lost(&[9])]);
         assert_eq!(state.outage.as_ref().unwrap().partitions, [3, 9]);
         assert_eq!(state.busy(), gpus(&[2]));
@@ -338,13 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_requests_are_forgotten() {
+    fn oldest_completed_requests_are_dropped() {
         let mut state = State::default();
-        for number in 1..=REMEMBERED as u64 + 1 {
-            state.apply(begun(number, &format!("r{number}"), activate(u32::try_from(number).unwrap(), &[1]))).unwrap();
-            state.apply(Record::Ended(Ended::Done)).unwrap();
+        for number in 1..=MAX_COMPLETED_REQUESTS as u64 + 1 {
+            state
+                .apply(pending(number, &format!("r{number}"), activate(u32::try_from(number).unwrap(), &[1])))
+                .unwrap();
+            state.apply(Record::Finished(Outcome::Done)).unwrap();
         }
-        assert!(state.remembers("r1").is_none() && state.remembers("r2").is_some());
-        assert_eq!(state.remembered.len(), REMEMBERED);
+        assert!(state.completed_request("r1").is_none() && state.completed_request("r2").is_some());
+        assert_eq!(state.completed_requests.len(), MAX_COMPLETED_REQUESTS);
     }
 }

@@ -1,166 +1,166 @@
-//! How the fabric is, for whoever asks while something else is done.
+//! The published view of fabric and daemon, readable while a change is in progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firstlight_partitions::known::Known;
-use firstlight_partitions::{Free, Gpus, PartitionId, State as Taken};
+use firstlight_partitions::known::KnownBaseboard;
+use firstlight_partitions::{Allocation, Free, Gpus, PartitionId};
 
+use crate::change_stats::ChangeStats;
 use crate::fault::{Fault, Kind};
-use crate::look::Look;
-use crate::manager::News;
-use crate::modules::Known as Modules;
+use crate::manager::ManagerState;
+use crate::module_map_store::ModuleMapState;
+use crate::snapshot::FabricSnapshot;
 use crate::state::State;
-use crate::tally::Tally;
 
-/// The last look at the fabric, and what is known now.
+/// FM's last list and the daemon's state.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// What FM listed.
-    pub look: Look,
-    /// When.
-    pub looked: Option<Instant>,
-    /// What is known.
+    /// FM's last list.
+    pub fabric: FabricSnapshot,
+    /// When it was received.
+    pub polled_at: Option<Instant>,
+    /// The daemon's state.
     pub state: State,
-    /// Since when a change is under way.
-    pub under_way: Option<Instant>,
-    /// Why FM could not be looked at, if the last try failed.
-    pub trouble: Option<String>,
-    /// What PID 1 says of FM's process.
-    pub manager: Option<News>,
-    /// Errors that switches got over by themselves, and those of GPUs that nobody knows, since the daemon began: by device,
-    /// how often, and the last.
-    pub passing: BTreeMap<String, (u64, Fault)>,
+    /// When the change in progress began.
+    pub in_progress: Option<Instant>,
+    /// Why the last poll failed, if it did.
+    pub poll_error: Option<String>,
+    /// The state of FM's process, as PID 1 reports it.
+    pub manager: Option<ManagerState>,
+    /// Non-fatal SXids, and Xids of GPUs without a known module id, since the daemon's start: by device, the count
+    /// and the last one.
+    pub nonfatal_faults: BTreeMap<String, (u64, Fault)>,
     /// The module map.
-    pub modules: Arc<Modules>,
-    /// What changes there were.
-    pub tally: Tally,
-    /// Where the journal ends, in bytes.
+    pub module_map: Arc<ModuleMapState>,
+    /// Counts and durations of changes.
+    pub change_stats: ChangeStats,
+    /// The journal's length, in bytes.
     pub journal_end: u64,
 }
 
 impl View {
-    /// Before the first look.
+    /// Returns the view before the first poll.
     #[must_use]
     pub fn new(state: State) -> Self {
-        let (look, modules, tally) = (Look::default(), Arc::default(), Tally::default());
-        let (manager, passing) = (None, BTreeMap::new());
+        let (fabric, module_map, change_stats) = (FabricSnapshot::default(), Arc::default(), ChangeStats::default());
+        let (manager, nonfatal_faults) = (None, BTreeMap::new());
         Self {
-            look,
-            looked: None,
+            fabric,
+            polled_at: None,
             state,
-            under_way: None,
-            trouble: None,
+            in_progress: None,
+            poll_error: None,
             manager,
-            passing,
-            modules,
-            tally,
+            nonfatal_faults,
+            module_map,
+            change_stats,
             journal_end: 0,
         }
     }
 
-    /// GPUs that nobody else can have, and those that nobody may.
+    /// Returns the GPUs that are in use and those that are quarantined.
     #[must_use]
-    pub fn taken(&self) -> Taken {
-        Taken { busy: self.state.busy().with(self.look.busy()), barred: self.state.barred() }
+    pub fn taken(&self) -> Allocation {
+        Allocation { busy: self.state.busy().with(self.fabric.busy()), quarantined: self.state.quarantined() }
     }
 
-    /// What could be had now.
+    /// Returns the number of free partitions.
     #[must_use]
     pub fn free(&self) -> Free {
-        self.look.table.free(&self.taken())
+        self.fabric.table.free(&self.taken())
     }
 
-    /// Whether a set of GPUs could be had now.
+    /// Returns whether all these GPUs are free.
     #[must_use]
     pub fn is_free(&self, gpus: Gpus) -> bool {
-        let Taken { busy, barred } = self.taken();
-        !gpus.meets(busy.with(barred))
+        let Allocation { busy, quarantined } = self.taken();
+        !gpus.overlaps(busy.with(quarantined))
     }
 
-    /// Whether a change of this partition is under way.
+    /// Returns whether a change of this partition is in progress.
     #[must_use]
-    pub fn is_under_way(&self, id: PartitionId) -> bool {
-        self.state.under_way.as_ref().is_some_and(|begun| begun.change.partition() == id)
+    pub fn is_changing(&self, id: PartitionId) -> bool {
+        self.state.in_progress.as_ref().is_some_and(|pending| pending.change.partition() == id)
     }
 
-    /// The baseboard that the list is known of.
+    /// Returns the name of the baseboard whose known table FM's list is.
     #[must_use]
     pub fn baseboard(&self) -> Option<&'static str> {
-        Known::like(&self.look.table).map(|known| known.name)
+        KnownBaseboard::matching(&self.fabric.table).map(|known| known.name)
     }
 
-    /// What is not well, most urgent first, each with what to do.
+    /// Returns the problems with their remedies, most urgent first.
     #[must_use]
-    pub fn troubles(&self) -> Vec<String> {
-        let mut troubles = Vec::new();
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
         if let Some(outage) = &self.state.outage {
-            troubles.push(format!(
+            problems.push(format!(
                 "the fabric has lost partitions {} while tenants had them ({}): stop those tenants, then fmctl reconcile",
-                words(&outage.partitions),
-                outage.why
+                id_list(&outage.partitions),
+                outage.reason
             ));
         }
-        if let Some(news) = self.manager.as_ref().filter(|news| !news.serves) {
-            // Without how long ago: who watches would be told of it again at every look.
-            troubles.push(format!(
-                "the fabric manager has ended ({}): PID 1 starts it again; its lines are on the machine's console",
-                news.detail
+        if let Some(manager_state) = self.manager.as_ref().filter(|manager_state| !manager_state.ready) {
+            // Without the elapsed time: it would be a new event for Watch at every poll.
+            problems.push(format!(
+                "the fabric manager exited ({}): PID 1 restarts it; its log is on the guest's console",
+                manager_state.detail
             ));
         }
-        troubles.extend(self.trouble.clone());
-        if let (None, Some(begun)) = (self.under_way, &self.state.under_way) {
-            troubles.push(format!(
-                "what came of change {} of partition {} is not known; it is settled when the fabric manager answers",
-                begun.number,
-                begun.change.partition()
+        problems.extend(self.poll_error.clone());
+        if let (None, Some(pending)) = (self.in_progress, &self.state.in_progress) {
+            problems.push(format!(
+                "the outcome of change {} of partition {} is unknown; it is determined when the fabric manager answers",
+                pending.number,
+                pending.change.partition()
             ));
         }
-        let foreign = self.look.foreign(&self.state);
-        if !foreign.is_empty() {
-            troubles.push(format!(
-                "partitions {} are active and nobody's here: fmctl reconcile with the tenants that run",
-                words(&foreign)
+        let unowned = self.fabric.unowned(&self.state);
+        if !unowned.is_empty() {
+            problems.push(format!(
+                "partitions {} are active without a recorded owner: fmctl reconcile with the running tenants",
+                id_list(&unowned)
             ));
         }
-        for (switch, reason) in &self.state.faulty {
-            troubles.push(format!(
+        for (switch, reason) in &self.state.faulty_switches {
+            problems.push(format!(
                 "NVSwitch {switch} had a fatal error ({reason}): no new partitions of several GPUs; stop the tenants that have some, \
                  reset their GPUs, then fmctl release {switch}"
             ));
         }
-        troubles.extend(self.modules.trouble(&self.look, self.state.barred()));
-        for (gpu, reason) in &self.state.barred {
-            troubles.push(format!("GPU {gpu} is in quarantine ({reason}): fmctl release {gpu} when it is good again"));
+        problems.extend(self.module_map.problem(&self.fabric, self.state.quarantined()));
+        for (gpu, reason) in &self.state.quarantined {
+            problems.push(format!("GPU {gpu} is quarantined ({reason}): fmctl release {gpu} after repair"));
         }
-        troubles
+        problems
     }
 }
 
-/// Devices that are remembered for errors that pass.
-const DEVICES: usize = 64;
+/// Maximum number of devices with non-fatal errors.
+const MAX_DEVICES: usize = 64;
 
 impl View {
-    /// Remembers an error that has passed, or that is nobody's.
-    pub fn pass(&mut self, fault: Fault) {
-        if self.passing.contains_key(&fault.device) || self.passing.len() < DEVICES {
-            let entry = self.passing.entry(fault.device.clone()).or_insert_with(|| (0, fault.clone()));
+    /// Records a non-fatal SXid, or an Xid of an unknown GPU.
+    pub fn record_nonfatal(&mut self, fault: Fault) {
+        if self.nonfatal_faults.contains_key(&fault.device) || self.nonfatal_faults.len() < MAX_DEVICES {
+            let entry = self.nonfatal_faults.entry(fault.device.clone()).or_insert_with(|| (0, fault.clone()));
             *entry = (entry.0 + 1, fault);
         }
     }
 
-    /// What has passed, for who wants to know: a switch that has many is about to have worse.
+    /// Returns the non-fatal errors: a switch with many of them may fail soon.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let note = |(device, (count, last)): (&String, &(u64, Fault))| {
-            let what = if last.kind == Kind::OfGpu { "GPU" } else { "NVSwitch" };
-            format!("{what} {device}: {count} errors that passed, the last: {last}")
+            let what = if last.kind == Kind::Xid { "GPU" } else { "NVSwitch" };
+            format!("{what} {device}: {count} errors, the last: {last}")
         };
-        self.passing.iter().map(note).collect()
+        self.nonfatal_faults.iter().map(note).collect()
     }
 }
 
-fn words(ids: &[PartitionId]) -> String {
+fn id_list(ids: &[PartitionId]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

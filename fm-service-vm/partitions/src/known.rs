@@ -1,26 +1,26 @@
 //! The tables of known baseboards, as NVIDIA's fabric manager guide prints them.
 //!
-//! A running fabric manager's own list is what counts. These are for tests, for
-//! stand-ins, and to say which baseboard a list looks like.
+//! Partitions are always taken from the running fabric manager's list. These tables are for tests, stand-ins, and to
+//! identify the baseboard of a list.
 
 use crate::gpus::Gpus;
 use crate::table::{Partition, PartitionId, Table};
 
-/// A baseboard's table.
+/// The partition table of a baseboard.
 #[derive(Debug, Clone, Copy)]
-pub struct Known {
-    /// What it is called: `h100`.
+pub struct KnownBaseboard {
+    /// The name, such as `h100`.
     pub name: &'static str,
-    /// Numbers, GPUs by module id, and NVLinks that each GPU has in the partition.
+    /// Partition id, module ids, and NVLinks of each GPU in the partition.
     pub rows: &'static [(PartitionId, &'static [u32], u32)],
-    /// What a link carries, in MB/s: as FM says on an H100, nominal on the others.
+    /// The rate of a link in MB/s: as FM reports it on an H100, nominal on the others.
     pub line_rate: u32,
-    /// Links of a GPU.
-    pub most_links: u32,
+    /// NVLinks of a GPU.
+    pub max_links: u32,
 }
 
-impl Known {
-    /// As a table; the rows are constant and checked by a test.
+impl KnownBaseboard {
+    /// Returns the table; a test checks that the constant rows are valid.
     #[must_use]
     pub fn table(&self) -> Table {
         let gpus = |ids: &[u32]| Gpus::of(ids.iter().copied()).unwrap_or_default();
@@ -28,17 +28,16 @@ impl Known {
         Table::new(rows).unwrap_or_default()
     }
 
-    /// The known table of that name.
+    /// Returns the known baseboard with this name.
     #[must_use]
-    pub fn named(name: &str) -> Option<&'static Self> {
+    pub fn by_name(name: &str) -> Option<&'static Self> {
         ALL.iter().copied().find(|known| known.name == name)
     }
 
-    /// The known table that a list is, or is a part of: partitions of GPUs that are not
-    /// there are missing in it.
+    /// Returns the known baseboard whose table contains all these partitions; FM omits partitions of missing GPUs.
     #[must_use]
-    pub fn like(table: &Table) -> Option<&'static Self> {
-        let is_of = |known: &&Known| {
+    pub fn matching(table: &Table) -> Option<&'static Self> {
+        let is_of = |known: &&KnownBaseboard| {
             let whole = known.table();
             let same = |partition: &Partition| whole.get(partition.id) == Some(partition);
             !table.partitions().is_empty() && table.partitions().iter().all(same)
@@ -50,7 +49,7 @@ impl Known {
 const EIGHT: &[u32] = &[1, 2, 3, 4, 5, 6, 7, 8];
 
 /// HGX and DGX H100, H200, H800 and H20.
-pub static H100: Known = Known {
+pub static H100: KnownBaseboard = KnownBaseboard {
     name: "h100",
     rows: &[
         (0, EIGHT, 18),
@@ -70,11 +69,11 @@ pub static H100: Known = Known {
         (14, &[8], 0),
     ],
     line_rate: 26_562,
-    most_links: 18,
+    max_links: 18,
 };
 
-/// HGX and DGX B200 and B300: numbers begin with 1, and pairs are neighbours.
-pub static B200: Known = Known {
+/// HGX and DGX B200 and B300: ids begin with 1, and pairs have adjacent module ids.
+pub static B200: KnownBaseboard = KnownBaseboard {
     name: "b200",
     rows: &[
         (1, EIGHT, 18),
@@ -94,11 +93,11 @@ pub static B200: Known = Known {
         (15, &[8], 0),
     ],
     line_rate: 53_125,
-    most_links: 18,
+    max_links: 18,
 };
 
-/// HGX A100 with two trays: halves can be combined, so that it is no tree.
-pub static A100_16: Known = Known {
+/// HGX A100 with two trays: the halves can be combined, so the partitions do not form a tree.
+pub static A100_16: KnownBaseboard = KnownBaseboard {
     name: "a100-16",
     rows: &[
         (0, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], 12),
@@ -138,11 +137,11 @@ pub static A100_16: Known = Known {
         (34, &[16], 0),
     ],
     line_rate: 25_000,
-    most_links: 12,
+    max_links: 12,
 };
 
-/// HGX A100 with one tray: the numbers are those of the table for two.
-pub static A100_8: Known = Known {
+/// HGX A100 with one tray: the ids are those of the table for two.
+pub static A100_8: KnownBaseboard = KnownBaseboard {
     name: "a100-8",
     rows: &[
         (1, EIGHT, 12),
@@ -162,11 +161,11 @@ pub static A100_8: Known = Known {
         (26, &[8], 0),
     ],
     line_rate: 25_000,
-    most_links: 12,
+    max_links: 12,
 };
 
-/// HGX-2 with 16 V100: no GPU is the neighbour of the next.
-pub static HGX_2: Known = Known {
+/// HGX-2 with 16 V100: pairs do not have adjacent module ids.
+pub static HGX_2: KnownBaseboard = KnownBaseboard {
     name: "hgx-2",
     rows: &[
         (0, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], 6),
@@ -204,33 +203,33 @@ pub static HGX_2: Known = Known {
         (32, &[16], 0),
     ],
     line_rate: 25_781,
-    most_links: 6,
+    max_links: 6,
 };
 
-/// All of them. One that is a part of another comes before it.
-pub static ALL: &[&Known] = &[&H100, &B200, &A100_8, &A100_16, &HGX_2];
+/// All known baseboards. A table that is a subset of another comes first.
+pub static ALL: &[&KnownBaseboard] = &[&H100, &B200, &A100_8, &A100_16, &HGX_2];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_known_table_is_good_and_known_again() {
+    fn known_tables_are_valid_and_identified() {
         for known in ALL {
             let table = known.table();
             assert_eq!(table.partitions().len(), known.rows.len(), "{}", known.name);
-            assert_eq!(Known::like(&table).unwrap().name, known.name);
-            assert_eq!(Known::named(known.name).unwrap().name, known.name);
+            assert_eq!(KnownBaseboard::matching(&table).unwrap().name, known.name);
+            assert_eq!(KnownBaseboard::by_name(known.name).unwrap().name, known.name);
             for &(id, gpus, links) in known.rows {
                 assert_eq!(links == 0, gpus.len() == 1, "{} {id}", known.name);
-                assert!(links <= known.most_links);
+                assert!(links <= known.max_links);
                 assert_eq!(table.get(id).unwrap().gpus.ids().collect::<Vec<_>>(), gpus, "{} {id}", known.name);
             }
             let singles = known.rows.iter().filter(|(_, gpus, _)| gpus.len() == 1).count();
             assert_eq!(u32::try_from(singles).unwrap(), table.gpus().count(), "every GPU can be alone");
         }
-        assert!(Known::like(&Table::default()).is_none());
+        assert!(KnownBaseboard::matching(&Table::default()).is_none());
         let other = Table::new([Partition { id: 0, gpus: Gpus::of([1, 2]).unwrap() }]).unwrap();
-        assert!(Known::like(&other).is_none());
+        assert!(KnownBaseboard::matching(&other).is_none());
     }
 }

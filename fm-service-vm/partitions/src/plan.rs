@@ -1,4 +1,4 @@
-//! Which partition a request gets.
+//! Selects the partition for a request.
 
 use std::collections::BTreeMap;
 
@@ -7,88 +7,88 @@ use serde::{Deserialize, Serialize};
 use crate::gpus::Gpus;
 use crate::table::{Partition, PartitionId, Table};
 
-/// What is taken on a baseboard.
+/// The GPUs that are not available.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
-    /// GPUs of active partitions, and of those that are promised.
+pub struct Allocation {
+    /// GPUs of active partitions, and of activations in progress.
     pub busy: Gpus,
-    /// GPUs that nobody may have: in quarantine, or not known to be where the map says.
-    pub barred: Gpus,
+    /// GPUs excluded from allocation.
+    pub quarantined: Gpus,
 }
 
-/// What is asked for.
+/// The requested GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// So many GPUs, whichever.
+    /// Any partition with this number of GPUs.
     Count(u32),
-    /// Exactly these.
+    /// Exactly these GPUs.
     Exactly(Gpus),
 }
 
-/// The partition for a request, and what taking it costs.
+/// The selected partition, and what it blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The partition.
     pub partition: Partition,
-    /// Larger partitions that are free now and will not be, by number.
-    pub blocks: Vec<PartitionId>,
+    /// Larger partitions that are free now and would be blocked.
+    pub blocked: Vec<PartitionId>,
 }
 
-/// How many partitions of a size could be had now.
+/// The number of free partitions by size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Free {
-    /// Free partitions by size; sizes without one are there with 0.
+    /// Free partitions by size, including sizes with none.
     pub by_size: BTreeMap<u32, u32>,
-    /// The largest size that can be had; 0 if none can.
+    /// The largest size with a free partition; 0 if there is none.
     pub largest: u32,
 }
 
-/// Why a request gets nothing.
+/// Why no partition was selected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No partition has that many GPUs, whatever is free.
-    #[error("no partition has {asked} GPUs; there are partitions of {}", words(sizes))]
-    NoSize {
-        /// What was asked for.
+pub enum PlanError {
+    /// No partition has this size.
+    #[error("no partition has {asked} GPUs; there are partitions of {}", size_list(sizes))]
+    NoSuchSize {
+        /// The requested number of GPUs.
         asked: u32,
-        /// The sizes that there are.
+        /// The existing sizes.
         sizes: Vec<u32>,
     },
-    /// No partition has exactly these GPUs, whatever is free.
+    /// No partition has exactly these GPUs.
     #[error("no partition has exactly the GPUs {asked}{}", near(of_size))]
     NoSuchSet {
-        /// What was asked for.
+        /// The requested GPUs.
         asked: Gpus,
-        /// Partitions with as many.
+        /// Partitions of the same size.
         of_size: Vec<Partition>,
     },
-    /// There are such partitions, and none is free.
-    #[error("no partition of {asked} GPUs is free: {}{}", busy_words(*busy, *barred), largest_words(*largest))]
+    /// All partitions of this size are taken.
+    #[error("no partition of {asked} GPUs is free: {}{}", unavailable_text(*busy, *quarantined), largest_text(*largest))]
     NoneFree {
-        /// How many GPUs were asked for.
+        /// The requested number of GPUs.
         asked: u32,
-        /// GPUs that others have.
+        /// GPUs in use.
         busy: Gpus,
-        /// GPUs that nobody may have.
-        barred: Gpus,
-        /// The largest size that can be had.
+        /// Quarantined GPUs.
+        quarantined: Gpus,
+        /// The largest size with a free partition.
         largest: u32,
     },
-    /// Some of these GPUs are not to be had.
-    #[error("GPUs {asked} are partition {partition}, and it is not free: {}", busy_words(*busy, *barred))]
+    /// The partition is not free.
+    #[error("GPUs {asked} are partition {partition}, and it is not free: {}", unavailable_text(*busy, *quarantined))]
     Taken {
-        /// What was asked for.
+        /// The requested GPUs.
         asked: Gpus,
-        /// The partition that they are.
+        /// The partition with exactly these GPUs.
         partition: PartitionId,
-        /// Those of them that others have.
+        /// Those in use.
         busy: Gpus,
-        /// Those of them that nobody may have.
-        barred: Gpus,
+        /// Those quarantined.
+        quarantined: Gpus,
     },
 }
 
-fn words(numbers: &[u32]) -> String {
+fn size_list(numbers: &[u32]) -> String {
     match numbers {
         [] => "no size: the fabric manager knows no partition".to_owned(),
         [one] => one.to_string(),
@@ -105,79 +105,78 @@ fn near(of_size: &[Partition]) -> String {
     }
     let sets: Vec<String> =
         of_size.iter().map(|partition| format!("{} (partition {})", partition.gpus, partition.id)).collect();
-    format!("; with as many there are {}", sets.join(", "))
+    format!("; partitions of this size: {}", sets.join(", "))
 }
 
-fn busy_words(busy: Gpus, barred: Gpus) -> String {
+fn unavailable_text(busy: Gpus, quarantined: Gpus) -> String {
     let one = |gpus: Gpus, what: &str| (!gpus.is_empty()).then(|| format!("GPUs {gpus} are {what}"));
-    let parts: Vec<String> = [one(busy, "taken"), one(barred, "in quarantine")].into_iter().flatten().collect();
+    let parts: Vec<String> = [one(busy, "taken"), one(quarantined, "quarantined")].into_iter().flatten().collect();
     parts.join(", ")
 }
 
-fn largest_words(largest: u32) -> String {
+fn largest_text(largest: u32) -> String {
     match largest {
         0 => "; nothing is free".to_owned(),
         largest => format!("; the largest that is free has {largest}"),
     }
 }
 
-impl State {
-    fn takes(&self, partition: &Partition) -> bool {
-        partition.gpus.meets(self.busy.with(self.barred))
+impl Allocation {
+    fn conflicts_with(&self, partition: &Partition) -> bool {
+        partition.gpus.overlaps(self.busy.with(self.quarantined))
     }
 }
 
 impl Table {
-    /// The partition for a request: of those that are free and fit, the one
-    /// that blocks the fewest larger partitions that are free; of equals the
-    /// one that blocks the smaller ones, then the one in whose surroundings most
-    /// is taken already, then the first.
+    /// Selects a partition: among the free ones that fit, the one that blocks the fewest larger free partitions; on a
+    /// tie the one that blocks the smaller ones, then the one with the fewest unused GPUs in overlapping larger
+    /// partitions, then the one with the lowest id.
     ///
     /// # Errors
-    /// There is no such partition at all, or none is free.
-    pub fn plan(&self, state: &State, request: Request) -> Result<Choice, Refusal> {
+    /// No such partition exists, or none is free.
+    pub fn plan(&self, state: &Allocation, request: Request) -> Result<Choice, PlanError> {
         match request {
             Request::Count(count) => self.of_count(state, count),
             Request::Exactly(gpus) => self.exactly(state, gpus),
         }
     }
 
-    fn of_count(&self, state: &State, count: u32) -> Result<Choice, Refusal> {
-        let is_free: Vec<bool> = self.partitions.iter().map(|partition| !state.takes(partition)).collect();
+    fn of_count(&self, state: &Allocation, count: u32) -> Result<Choice, PlanError> {
+        let is_free: Vec<bool> = self.partitions.iter().map(|partition| !state.conflicts_with(partition)).collect();
         let candidates = (0..self.partitions.len()).filter(|at| self.partitions[*at].gpus.count() == count);
         let best = candidates.clone().filter(|at| is_free[*at]).min_by_key(|at| self.cost(state, &is_free, *at));
         if let Some(at) = best {
             return Ok(self.choice(&is_free, at));
         }
         if candidates.count() == 0 {
-            return Err(Refusal::NoSize { asked: count, sizes: self.sizes() });
+            return Err(PlanError::NoSuchSize { asked: count, sizes: self.sizes() });
         }
-        let State { busy, barred } = *state;
+        let Allocation { busy, quarantined } = *state;
         let all = self.gpus();
-        Err(Refusal::NoneFree {
+        Err(PlanError::NoneFree {
             asked: count,
             busy: busy.and(all),
-            barred: barred.and(all),
+            quarantined: quarantined.and(all),
             largest: self.free(state).largest,
         })
     }
 
-    fn exactly(&self, state: &State, gpus: Gpus) -> Result<Choice, Refusal> {
+    fn exactly(&self, state: &Allocation, gpus: Gpus) -> Result<Choice, PlanError> {
         let Some(at) = self.partitions.iter().position(|partition| partition.gpus == gpus) else {
             let of_size = self.partitions.iter().filter(|partition| partition.gpus.count() == gpus.count());
-            return Err(Refusal::NoSuchSet { asked: gpus, of_size: of_size.cloned().collect() });
+            return Err(PlanError::NoSuchSet { asked: gpus, of_size: of_size.cloned().collect() });
         };
         let partition = &self.partitions[at];
-        if state.takes(partition) {
-            let (busy, barred) = (state.busy.and(gpus), state.barred.and(gpus));
-            return Err(Refusal::Taken { asked: gpus, partition: partition.id, busy, barred });
+        if state.conflicts_with(partition) {
+            let (busy, quarantined) = (state.busy.and(gpus), state.quarantined.and(gpus));
+            return Err(PlanError::Taken { asked: gpus, partition: partition.id, busy, quarantined });
         }
-        let is_free: Vec<bool> = self.partitions.iter().map(|partition| !state.takes(partition)).collect();
+        let is_free: Vec<bool> = self.partitions.iter().map(|partition| !state.conflicts_with(partition)).collect();
         Ok(self.choice(&is_free, at))
     }
 
-    /// Larger ones that are free and have a GPU of it, by place.
-    fn blocked<'a>(&'a self, is_free: &'a [bool], at: usize) -> impl Iterator<Item = usize> + 'a {
+    /// Returns the indices of larger free partitions that share a GPU with this one.
+    fn blocked_by<'a>(&'a self, is_free: &'a [bool], at: usize) -> impl Iterator<Item = usize> + 'a {
         let size = self.partitions[at].gpus.count();
         self.conflicts[at]
             .iter()
@@ -186,30 +185,30 @@ impl Table {
     }
 
     fn choice(&self, is_free: &[bool], at: usize) -> Choice {
-        let blocks = self.blocked(is_free, at).map(|other| self.partitions[other].id).collect();
-        Choice { partition: self.partitions[at].clone(), blocks }
+        let blocked = self.blocked_by(is_free, at).map(|other| self.partitions[other].id).collect();
+        Choice { partition: self.partitions[at].clone(), blocked }
     }
 
-    /// Smaller is better: larger partitions blocked, their GPUs, what is still unused around it, its number.
-    fn cost(&self, state: &State, is_free: &[bool], at: usize) -> (usize, u32, u32, PartitionId) {
+    /// Returns the sort key, lowest first: blocked larger partitions, their GPUs, unused GPUs around it, its id.
+    fn cost(&self, state: &Allocation, is_free: &[bool], at: usize) -> (usize, u32, u32, PartitionId) {
         let (mut count, mut gpus) = (0, 0);
-        for other in self.blocked(is_free, at) {
+        for other in self.blocked_by(is_free, at) {
             count += 1;
             gpus += self.partitions[other].gpus.count();
         }
         let partition = &self.partitions[at];
         let around = self.conflicts[at].iter().map(|other| &self.partitions[*other]);
         let larger = around.filter(|other| other.gpus.count() > partition.gpus.count());
-        let taken = state.busy.with(state.barred);
+        let taken = state.busy.with(state.quarantined);
         let unused = larger.map(|other| other.gpus.without(taken).count()).sum();
         (count, gpus, unused, partition.id)
     }
 
-    /// What could be had now.
+    /// Returns the free partitions.
     #[must_use]
-    pub fn free(&self, state: &State) -> Free {
+    pub fn free(&self, state: &Allocation) -> Free {
         let mut by_size: BTreeMap<u32, u32> = self.sizes().into_iter().map(|size| (size, 0)).collect();
-        for partition in self.partitions.iter().filter(|partition| !state.takes(partition)) {
+        for partition in self.partitions.iter().filter(|partition| !state.conflicts_with(partition)) {
             *by_size.entry(partition.gpus.count()).or_default() += 1;
         }
         let largest = by_size.iter().rev().find(|(_, count)| **count > 0).map_or(0, |(size, _)| *size);

@@ -1,45 +1,45 @@
-//! The list of partitions that a fabric manager knows, checked.
+//! The validated list of a fabric manager's partitions.
 
 use serde::{Deserialize, Serialize};
 
 use crate::gpus::Gpus;
 
-/// FM's number of a partition.
+/// FM's partition id.
 pub type PartitionId = u32;
 
-/// What a partition is.
+/// A partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    /// FM's number.
+    /// FM's partition id.
     pub id: PartitionId,
     /// Its GPUs.
     pub gpus: Gpus,
 }
 
-/// A list that no fabric manager should give.
+/// An invalid partition list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// A number is there twice.
+    /// A number appears twice.
     #[error("partition {0} is in the table twice")]
     Twice(PartitionId),
-    /// Nothing is in it.
+    /// A partition without GPUs.
     #[error("partition {0} has no GPU")]
     Empty(PartitionId),
-    /// Which one would be activated cannot be known.
+    /// Two partitions have the same GPUs, so a request for them would be ambiguous.
     #[error("partitions {0} and {1} have the same GPUs ({2})")]
     Same(PartitionId, PartitionId, Gpus),
 }
 
-/// All partitions of a baseboard, in order of number.
+/// All partitions of a baseboard, sorted by id.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     pub(crate) partitions: Vec<Partition>,
-    /// For each, those that have a GPU of it, itself among them, by place.
+    /// For each partition, the indices of those that share a GPU with it, including itself.
     pub(crate) conflicts: Vec<Vec<usize>>,
 }
 
 impl Table {
-    /// A checked table.
+    /// Validates a list of partitions.
     ///
     /// # Errors
     /// The first contradiction.
@@ -59,21 +59,21 @@ impl Table {
                 }
             }
         }
-        let meets = |one: &Partition| {
-            let others = partitions.iter().enumerate().filter(|(_, other)| other.gpus.meets(one.gpus));
+        let overlaps = |one: &Partition| {
+            let others = partitions.iter().enumerate().filter(|(_, other)| other.gpus.overlaps(one.gpus));
             others.map(|(at, _)| at).collect()
         };
-        let conflicts = partitions.iter().map(meets).collect();
+        let conflicts = partitions.iter().map(overlaps).collect();
         Ok(Self { partitions, conflicts })
     }
 
-    /// All partitions, in order of number.
+    /// Returns all partitions, sorted by id.
     #[must_use]
     pub fn partitions(&self) -> &[Partition] {
         &self.partitions
     }
 
-    /// The partition of this number.
+    /// Returns the partition with this id.
     #[must_use]
     pub fn get(&self, id: PartitionId) -> Option<&Partition> {
         self.place(id).map(|at| &self.partitions[at])
@@ -83,19 +83,19 @@ impl Table {
         self.partitions.binary_search_by_key(&id, |partition| partition.id).ok()
     }
 
-    /// The partition of exactly these GPUs.
+    /// Returns the partition of exactly these GPUs.
     #[must_use]
     pub fn of_gpus(&self, gpus: Gpus) -> Option<&Partition> {
         self.partitions.iter().find(|partition| partition.gpus == gpus)
     }
 
-    /// Every GPU that is in a partition.
+    /// Returns all GPUs of the table.
     #[must_use]
     pub fn gpus(&self) -> Gpus {
         self.partitions.iter().fold(Gpus::NONE, |all, partition| all.with(partition.gpus))
     }
 
-    /// The sizes that there are, smallest first.
+    /// Returns the existing sizes, smallest first.
     #[must_use]
     pub fn sizes(&self) -> Vec<u32> {
         let mut sizes: Vec<u32> = self.partitions.iter().map(|partition| partition.gpus.count()).collect();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_asked_by_number_and_by_gpus() {
+    fn table_finds_partitions_by_id_and_by_gpus() {
         let table = known::H100.table();
         assert_eq!(table.get(3).unwrap().gpus.to_string(), "1,3");
         assert_eq!(table.get(15), None);

@@ -1,4 +1,4 @@
-//! `firstlight service-vm`: the VM that owns the NVLink fabric, at libvirt.
+//! `firstlight service-vm`: manages the libvirt domain of the VM that owns the NVLink fabric.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,34 +9,34 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use firstlight_image_builder::boot::Start;
 use firstlight_pci::Address;
-use firstlight_service_vm::members::Wish;
-use firstlight_service_vm::service::{Done, Service, State, Status, members};
+use firstlight_service_vm::passthrough::Selection;
+use firstlight_service_vm::service::{Change, Service, State, Status, passthrough};
 use firstlight_service_vm::state_disk::{self, StateDisk};
 use firstlight_service_vm::virsh::Virsh;
 use firstlight_service_vm::xml::{Console, Domain, Hardware, serial_of};
 use firstlight_service_vm::{Host, Name};
 use firstlight_vm::Accelerator;
 
-/// `status` of a domain that does not run, as of a unit of systemd.
+/// Exit code of `status` for a domain that is not running, as of `systemctl status`.
 const NOT_RUNNING: u8 = 3;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print the domain's XML; nothing is changed.
+    /// Print the domain XML; nothing is changed.
     Xml(Box<DomainArgs>),
-    /// Make the domain at libvirt, or write it anew, and its state disk if there is none.
+    /// Define or redefine the domain, and create its state disk if there is none.
     Define(Box<DomainArgs>),
-    /// Start the domain, if nothing is in the way.
+    /// Start the domain after checking the host.
     Start(ServiceArgs),
-    /// How it is, what it has, and what is wrong; 3 if it does not run.
+    /// Show state, devices and problems; exit code 3 if it is not running.
     Status {
         #[command(flatten)]
         service: ServiceArgs,
-        /// For programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// End it, and wait until its functions are the host's again.
+    /// Destroy the domain, and wait until its PCI functions are released.
     Destroy(ServiceArgs),
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct ServiceArgs {
     /// The domain's name.
     #[arg(long, default_value = "firstlight-service-vm")]
     name: Name,
-    /// Which libvirt.
+    /// libvirt's connection URI.
     #[arg(long, value_name = "URI", default_value = "qemu:///system")]
     connect: String,
-    /// libvirt's command.
+    /// The virsh program.
     #[arg(long, value_name = "FILE", default_value = "virsh")]
     virsh: PathBuf,
-    /// How long libvirt may take for a step, seconds.
+    /// Timeout of a libvirt operation, seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
     /// The host's sysfs.
@@ -63,19 +63,19 @@ pub(crate) struct ServiceArgs {
 pub(crate) struct DomainArgs {
     #[command(flatten)]
     service: ServiceArgs,
-    /// The directory of the image, as image-builder wrote it.
+    /// The image directory that image-builder wrote.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// The directory of an opener for it, where its kernel cannot open dm-verity by itself.
+    /// The directory of an opener for it, where its kernel failed to open dm-verity itself.
     #[arg(long, value_name = "DIR")]
     opener: Option<PathBuf>,
-    /// More kernel parameters.
+    /// Additional kernel parameters.
     #[arg(long, value_name = "TEXT", default_value = "")]
     append: String,
-    /// The baseboard's serial number: a module map of another board, as on a disk that came from there, is not believed.
+    /// The baseboard's serial number: a module map of another board, such as on a moved state disk, is ignored.
     #[arg(long, value_name = "SERIAL", value_parser = serial)]
     baseboard_serial: Option<String>,
-    /// The guest's vsock context id, which no other VM of the host may have.
+    /// The guest's vsock context id, unique on the host.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(3..))]
     cid: u32,
     /// Memory, MiB.
@@ -84,35 +84,35 @@ pub(crate) struct DomainArgs {
     /// Virtual processors.
     #[arg(long, value_name = "N", default_value_t = 2)]
     cpus: u32,
-    /// Take the memory from the host's huge pages.
+    /// Back the memory with the host's huge pages.
     #[arg(long)]
     huge_pages: bool,
-    /// The file of what has to outlive the VM; made if it is not there, never formatted again.
+    /// The state disk file, which outlives the VM; created if missing, never formatted again.
     #[arg(long, value_name = "FILE", default_value = "/var/lib/firstlight/service-vm-state.img")]
     state_disk: PathBuf,
-    /// The size of a new one, MiB.
+    /// The size of a new state disk, MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     state_size: u32,
-    /// Do without one: what the VM knows of its tenants ends with it.
+    /// No state disk: the daemon's state is lost with the VM.
     #[arg(long, conflicts_with_all = ["state_disk", "state_size"])]
     no_state_disk: bool,
-    /// The console's file, or `pty` for virsh console; /var/log/libvirt/qemu/NAME-console.log if not given.
+    /// The console file, or `pty` for virsh console; /var/log/libvirt/qemu/NAME-console.log by default.
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
-    /// Only this NVSwitch or bridge, where there are two boards; repeated for each.
+    /// Only this NVSwitch or bridge, on hosts with two boards; repeated for each.
     #[arg(long = "device", value_name = "PCI-ADDRESS")]
     devices: Vec<Address>,
-    /// Somebody else binds the functions to vfio-pci, and not libvirt.
+    /// The functions are bound to vfio-pci externally, not by libvirt.
     #[arg(long)]
     unmanaged: bool,
-    /// How instructions are run.
-    #[arg(long, value_enum, default_value_t = Run::Auto)]
-    accelerator: Run,
-    /// QEMU, if not libvirt's own choice.
+    /// KVM or emulation.
+    #[arg(long, value_enum, default_value_t = AcceleratorChoice::Auto)]
+    accelerator: AcceleratorChoice,
+    /// The QEMU binary; libvirt's default if not given.
     #[arg(long, value_name = "FILE")]
     emulator: Option<PathBuf>,
-    /// For labs without IOMMU: an argument for QEMU, repeated for each. The VM then has nothing of the host's, neither
-    /// PCI functions nor vsock, and shares its memory with the processes that serve its devices.
+    /// For labs without IOMMU: an argument for QEMU, repeated for each. The VM then has no PCI functions and no vsock
+    /// of the host, and shares its memory with the processes that serve its devices.
     #[arg(
         long = "qemu-arg",
         value_name = "ARGUMENT",
@@ -124,19 +124,19 @@ pub(crate) struct DomainArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Run {
-    /// KVM where the processor has it.
+enum AcceleratorChoice {
+    /// KVM if available.
     Auto,
-    /// By the processor.
+    /// KVM.
     Kvm,
-    /// By translation: slow.
+    /// TCG emulation: slow.
     Tcg,
 }
 
 impl ServiceArgs {
     fn service(&self) -> Service {
-        let patience = Duration::from_secs(self.timeout);
-        let virsh = Virsh { program: self.virsh.clone(), uri: self.connect.clone(), patience };
+        let timeout = Duration::from_secs(self.timeout);
+        let virsh = Virsh { program: self.virsh.clone(), uri: self.connect.clone(), timeout };
         Service { name: self.name.clone(), virsh, host: self.host() }
     }
 
@@ -145,7 +145,7 @@ impl ServiceArgs {
     }
 }
 
-/// What the daemon in the machine takes for one.
+/// Validates a serial number as the daemon in the VM does.
 fn serial(text: &str) -> Result<String, String> {
     let is_word = (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
     if is_word {
@@ -155,16 +155,16 @@ fn serial(text: &str) -> Result<String, String> {
     }
 }
 
-/// Kernel parameters beyond the image's own.
+/// Returns the kernel parameters beyond the image's own.
 fn parameters(append: &str, serial: Option<&str>) -> String {
     let serial = serial.map(|serial| format!("firstlight.baseboard-serial={serial}"));
-    let words = [append.to_owned(), serial.unwrap_or_default()];
-    words.iter().filter(|word| !word.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
+    let message = [append.to_owned(), serial.unwrap_or_default()];
+    message.iter().filter(|word| !word.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// A path that does not depend on where we are, as libvirt is elsewhere.
+/// Makes a path absolute, because libvirt has another working directory.
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
-    std::path::absolute(path).with_context(|| format!("{}: where it is", path.display()))
+    std::path::absolute(path).with_context(|| format!("failed to make {} absolute", path.display()))
 }
 
 impl DomainArgs {
@@ -185,9 +185,9 @@ impl DomainArgs {
             cpus: self.cpus,
             huge_pages: self.huge_pages,
             accelerator: match self.accelerator {
-                Run::Auto => Accelerator::detect(),
-                Run::Kvm => Accelerator::Kvm,
-                Run::Tcg => Accelerator::Tcg,
+                AcceleratorChoice::Auto => Accelerator::detect(),
+                AcceleratorChoice::Kvm => Accelerator::Kvm,
+                AcceleratorChoice::Tcg => Accelerator::Tcg,
             },
             emulator: self.emulator.as_deref().map(absolute).transpose()?,
             console: match &self.console {
@@ -204,9 +204,9 @@ impl DomainArgs {
         if !self.qemu_args.is_empty() {
             return Ok(Hardware::Lab { arguments: self.qemu_args.clone() });
         }
-        let wish = Wish { only: self.devices.clone(), unmanaged: self.unmanaged };
-        let members = members(&self.service.name, &self.service.host(), &wish)?;
-        let functions = members.passed.iter().map(|function| function.address).collect();
+        let selection = Selection { only: self.devices.clone(), unmanaged: self.unmanaged };
+        let passthrough = passthrough(&self.service.name, &self.service.host(), &selection)?;
+        let functions = passthrough.passed.iter().map(|function| function.address).collect();
         Ok(Hardware::Host { functions, managed: !self.unmanaged, cid: self.cid })
     }
 
@@ -214,16 +214,16 @@ impl DomainArgs {
         let domain = self.domain()?;
         let xml = domain.xml()?;
         if let Some(disk) = &domain.state_disk
-            && state_disk::ensure(disk, self.state_size)? == StateDisk::Made
+            && state_disk::ensure(disk, self.state_size)? == StateDisk::Created
         {
-            eprintln!("firstlight: state disk {}: made, {} MiB", disk.display(), self.state_size);
+            eprintln!("firstlight: state disk {}: created, {} MiB", disk.display(), self.state_size);
         }
         self.service.service().define(&xml)?;
         eprintln!("firstlight: domain {} is defined at {}", domain.name, self.service.connect);
         match &domain.console {
             Console::File(file) => {
                 eprintln!(
-                    "firstlight: its console goes to {}, and before to {}",
+                    "firstlight: its console is {}, with early messages in {}",
                     file.display(),
                     serial_of(file).display()
                 );
@@ -234,7 +234,7 @@ impl DomainArgs {
     }
 }
 
-/// So long, in words.
+/// Formats a duration.
 fn span(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -245,10 +245,10 @@ fn span(seconds: u64) -> String {
     }
 }
 
-fn shown(status: &Status, now: u64) -> String {
+fn status_text(status: &Status, now: u64) -> String {
     let mut text = format!("{}: {}", status.name, status.reason);
-    if let Some(since) = status.since {
-        text.push_str(&format!(", for {}", span(now.saturating_sub(since))));
+    if let Some(started_at) = status.started_at {
+        text.push_str(&format!(", for {}", span(now.saturating_sub(started_at))));
     }
     if let Some(pid) = status.pid {
         text.push_str(&format!(", process {pid}"));
@@ -258,13 +258,13 @@ fn shown(status: &Status, now: u64) -> String {
     }
     text.push('\n');
     if !status.devices.is_empty() {
-        text.push_str(&format!("{:<14}{:<11}{:<14}{:<7}DRIVER\n", "ADDRESS", "ID", "WHAT", "GROUP"));
+        text.push_str(&format!("{:<14}{:<11}{:<14}{:<7}DRIVER\n", "ADDRESS", "ID", "TYPE", "GROUP"));
     }
     for device in &status.devices {
         let group = device.group.map_or("-".to_owned(), |group| group.to_string());
         let (id, driver) = (device.id.as_deref().unwrap_or("-"), device.driver.as_deref().unwrap_or("-"));
         let address = device.address.to_string();
-        text.push_str(&format!("{address:<14}{id:<11}{:<14}{group:<7}{driver}\n", device.what));
+        text.push_str(&format!("{address:<14}{id:<11}{:<14}{group:<7}{driver}\n", device.kind));
     }
     for problem in &status.problems {
         text.push_str(&format!("problem: {problem}\n"));
@@ -278,25 +278,25 @@ fn status(service: &Service, json: bool) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        print!("{}", shown(&status, now));
+        print!("{}", status_text(&status, now));
     }
     let runs = matches!(status.state, State::Running | State::Other);
     Ok(if runs { ExitCode::SUCCESS } else { ExitCode::from(NOT_RUNNING) })
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn service_vm(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Xml(args) => print!("{}", args.domain()?.xml()?),
         Command::Define(args) => return args.define(),
         Command::Start(args) => match args.service().start()? {
-            Done::Now => eprintln!("firstlight: domain {} runs", args.name),
-            Done::Before => eprintln!("firstlight: domain {} runs already", args.name),
+            Change::Applied => eprintln!("firstlight: domain {} is running", args.name),
+            Change::AlreadyDone => eprintln!("firstlight: domain {} is already running", args.name),
         },
         Command::Status { service, json } => return status(&service.service(), *json),
         Command::Destroy(args) => match args.service().destroy()? {
-            Done::Now => eprintln!("firstlight: domain {} is off, and its functions are the host's again", args.name),
-            Done::Before => eprintln!("firstlight: domain {} was off already", args.name),
+            Change::Applied => eprintln!("firstlight: domain {} is off, and its functions are released", args.name),
+            Change::AlreadyDone => eprintln!("firstlight: domain {} was off already", args.name),
         },
     }
     Ok(ExitCode::SUCCESS)
@@ -309,7 +309,7 @@ mod tests {
     use firstlight_service_vm::service::Device;
 
     #[test]
-    fn the_boards_serial_number_is_a_kernel_parameter() {
+    fn baseboard_serial_is_passed_as_kernel_parameter() {
         assert_eq!(parameters("", None), "");
         assert_eq!(parameters("panic=1", Some("S1")), "panic=1 firstlight.baseboard-serial=S1");
         assert_eq!(parameters("", Some("S1")), "firstlight.baseboard-serial=S1");
@@ -320,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_read_at_a_glance() {
+    fn status_text_shows_state_devices_and_problems() {
         let device = Device {
             address: "0000:05:00.0".parse().unwrap(),
             id: Some("10de:22a3".into()),
-            what: "NVSwitch",
+            kind: "NVSwitch",
             group: Some(30),
             driver: None,
         };
@@ -332,16 +332,16 @@ mod tests {
             name: "fabric".into(),
             state: State::Running,
             reason: "running (booted)".into(),
-            since: Some(1000),
+            started_at: Some(1000),
             pid: Some(7),
             cid: Some(100),
             devices: vec![device],
-            problems: vec![Problem { what: "it burns".into(), remedy: "water".into() }],
+            problems: vec![Problem { message: "it burns".into(), remedy: "water".into() }],
         };
         let text = "fabric: running (booted), for 1 h 1 min, process 7, vsock context id 100\n\
-                    ADDRESS       ID         WHAT          GROUP  DRIVER\n\
+                    ADDRESS       ID         TYPE          GROUP  DRIVER\n\
                     0000:05:00.0  10de:22a3  NVSwitch      30     -\n\
                     problem: it burns: water\n";
-        assert_eq!(shown(&status, 1000 + 3661), text);
+        assert_eq!(status_text(&status, 1000 + 3661), text);
     }
 }

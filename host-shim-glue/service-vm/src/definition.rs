@@ -1,20 +1,20 @@
-//! What libvirt has of a domain, as `virsh dumpxml` writes it.
+//! Parses libvirt's domain XML, as `virsh dumpxml` prints it.
 
 use std::path::PathBuf;
 
 use firstlight_pci::Address;
 use serde::Serialize;
 
-/// A function of the host that a domain has.
+/// A PCI function that a domain has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Passed {
-    /// Where it is on the host.
+pub struct PassedFunction {
+    /// Its address on the host.
     pub address: Address,
-    /// Whether libvirt binds it and gives it back.
+    /// Whether libvirt binds and releases it.
     pub managed: bool,
 }
 
-/// A domain of libvirt, as far as it matters here.
+/// The properties of a libvirt domain that matter here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Definition {
     /// `kvm` or `qemu`.
@@ -24,30 +24,30 @@ pub struct Definition {
     /// The vsock context id.
     pub cid: Option<u32>,
     /// The functions of the host that it has.
-    pub passed: Vec<Passed>,
-    /// Files that have to be there: kernel, initial RAM file system, disks.
+    pub passed: Vec<PassedFunction>,
+    /// Files that have to exist: kernel, initial RAM file system, disks.
     pub files: Vec<PathBuf>,
-    /// Whether its memory is of huge pages.
+    /// Whether its memory is backed by huge pages.
     pub huge_pages: bool,
     /// Memory, KiB.
     pub memory_kib: u64,
-    /// Whether it is one of a lab, whose devices QEMU's arguments name.
+    /// Whether it is a lab domain, whose devices are named by QEMU arguments.
     pub lab: bool,
 }
 
-/// A domain whose XML is not understood.
+/// Invalid domain XML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read libvirt's description of the domain: {0}")]
+#[error("failed to parse libvirt's domain XML: {0}")]
 pub struct DefinitionError(&'static str);
 
-/// A piece of XML: a tag, or the text up to the next one.
+/// An XML token: a tag, or the text up to the next one.
 enum Piece<'a> {
     Open { name: &'a str, attributes: &'a str, empty: bool },
     Close,
     Text(&'a str),
 }
 
-/// The pieces of XML as libvirt writes it: `<` and `>` are nowhere but around tags.
+/// Splits libvirt's XML into tokens: it uses `<` and `>` only for tags.
 fn pieces(mut rest: &str) -> impl Iterator<Item = Piece<'_>> {
     std::iter::from_fn(move || {
         loop {
@@ -85,12 +85,12 @@ fn plain(text: &str) -> String {
     text.replace("&amp;", "&")
 }
 
-fn attribute(attributes: &str, wanted: &str) -> Option<String> {
+fn attribute(attributes: &str, key: &str) -> Option<String> {
     let mut rest = attributes;
     while let Some((name, after)) = rest.split_once('=') {
         let quote = after.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
         let (value, after) = after[1..].split_once(quote)?;
-        if name.trim() == wanted {
+        if name.trim() == key {
             return Some(plain(value));
         }
         rest = after;
@@ -112,7 +112,7 @@ fn address(attributes: &str) -> Option<Address> {
     })
 }
 
-/// In KiB.
+/// Converts a memory size to KiB.
 fn memory(text: &str, unit: &str) -> Option<u64> {
     let count: u64 = text.parse().ok()?;
     match unit {
@@ -124,10 +124,10 @@ fn memory(text: &str, unit: &str) -> Option<u64> {
 }
 
 impl Definition {
-    /// Reads what `virsh dumpxml` has written.
+    /// Parses the output of `virsh dumpxml`.
     ///
     /// # Errors
-    /// It is no domain.
+    /// It is not a domain document.
     pub fn read(xml: &str) -> Result<Self, DefinitionError> {
         let mut read = Self::default();
         let mut path: Vec<&str> = Vec::new();
@@ -147,7 +147,7 @@ impl Definition {
                             managed = attribute(attributes, "managed").is_some_and(|it| it == "yes");
                         }
                         ["domain", "devices", "hostdev", "source", "address"] => {
-                            read.passed.extend(address(attributes).map(|address| Passed { address, managed }));
+                            read.passed.extend(address(attributes).map(|address| PassedFunction { address, managed }));
                         }
                         ["domain", "devices", "vsock", "cid"] => read.cid = number(attributes, "address"),
                         ["domain", "devices", "disk", "source"] => {
@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_libvirt_writes_is_read() {
+    fn libvirts_xml_is_parsed() {
         let xml = "<?xml version='1.0'?>\n<!--\nWARNING <b>\n-->\n<domain type='qemu' id='1'>\n<uuid>u-1</uuid>
             <memory unit='KiB'>4194304</memory><memoryBacking><hugepages/></memoryBacking>
             <os><kernel>/a&amp;lt;/vmlinux</kernel></os>
@@ -197,7 +197,7 @@ mod tests {
                 kind: "qemu".into(),
                 uuid: "u-1".into(),
                 cid: Some(100),
-                passed: vec![Passed { address, managed: true }],
+                passed: vec![PassedFunction { address, managed: true }],
                 files: vec!["/a&lt;/vmlinux".into(), "/s 'x'".into()],
                 huge_pages: true,
                 memory_kib: 4 << 20,
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_definition_or_none(text in ".{0,200}|[<>/='\" a-c]{0,80}") {
+        fn any_text_is_a_definition_or_an_error(text in ".{0,200}|[<>/='\" a-c]{0,80}") {
             let _ = Definition::read(&text);
         }
     }

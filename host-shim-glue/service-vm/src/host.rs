@@ -1,8 +1,8 @@
-//! Where the host shows itself.
+//! The root directories of the host's kernel interfaces.
 
 use std::path::PathBuf;
 
-/// The roots of what the kernel shows.
+/// The root directories of the host's kernel interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// Normally `/sys`.

@@ -1,19 +1,18 @@
-//! The service VM as a domain of libvirt.
+//! The service VM as a libvirt domain.
 //!
-//! [`topology`] reads what is on the host's PCI bus, [`members`] decides which
-//! functions the VM is given and says why it is none, [`xml`] writes the domain
-//! and [`definition`] reads what libvirt has of one. [`service`] is the domain's
-//! life, by [`virsh`]. Everything that the kernel shows is read below the roots
-//! of [`Host`], so that tests hand in directories.
+//! [`topology`] reads the host's PCI bus, [`passthrough`] selects the functions for the VM or reports why it cannot,
+//! [`xml`] writes the domain and [`definition`] parses it as libvirt has it. [`service`] defines, starts and destroys
+//! the domain by [`virsh`]. All kernel interfaces are read below the roots of [`Host`], so that tests can use
+//! directories.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod check;
 pub mod definition;
-pub mod holder;
+pub mod group_users;
 mod host;
-pub mod members;
 mod name;
+pub mod passthrough;
 mod problem;
 pub mod service;
 pub mod state_disk;

@@ -1,25 +1,24 @@
-//! The domain's name, and the UUID that follows from it.
+//! The domain's name, and the UUID derived from it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-/// The longest name; it is part of the names of files.
-const LONGEST: usize = 60;
+/// Maximum length; the name is part of file names.
+const MAX_LENGTH: usize = 60;
 
-/// What the UUID is made of, beside the name. Another domain of the same name has
-/// another UUID, and libvirt then refuses to take it for ours.
+/// Prefix of the hashed name. A foreign domain of the same name has another UUID, so libvirt refuses to redefine it.
 const NAMESPACE: &[u8] = b"firstlight service-vm domain\0";
 
 /// A domain's name: letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name(String);
 
-/// A text that is no name for a domain.
+/// An invalid domain name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no name for a service VM: 1 to 60 letters, digits, '.', '_' or '-', the first of them a letter or digit"
+    "invalid service VM name {text:?}: 1 to 60 letters, digits, '.', '_' or '-', the first of them a letter or digit"
 )]
 pub struct NameError {
     text: String,
@@ -29,7 +28,7 @@ impl FromStr for Name {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let fits = (1..=LONGEST).contains(&text.len())
+        let fits = (1..=MAX_LENGTH).contains(&text.len())
             && text.starts_with(|first: char| first.is_ascii_alphanumeric())
             && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if fits { Ok(Self(text.to_owned())) } else { Err(NameError { text: text.chars().take(80).collect() }) }
@@ -43,13 +42,13 @@ impl fmt::Display for Name {
 }
 
 impl Name {
-    /// As text.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The domain's UUID: the same for the same name on every host, of version 8.
+    /// Returns the domain's UUID, version 8: the same for the same name on every host.
     #[must_use]
     pub fn uuid(&self) -> String {
         let hash = Sha256::new().chain_update(NAMESPACE).chain_update(&self.0).finalize();
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_one_uuid() {
+    fn name_determines_the_uuid() {
         let name: Name = "firstlight-service-vm".parse().unwrap();
         assert_eq!(name.uuid(), name.uuid());
         assert_ne!(name.uuid(), "other".parse::<Name>().unwrap().uuid());
@@ -76,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_is_no_name() {
+    fn invalid_names_are_refused() {
         for text in ["", "-x", ".hidden", "../x", "a b", "a/b", "a\n", "ä", "<x>", &"a".repeat(61)] {
             let error = text.parse::<Name>().unwrap_err().to_string();
-            assert!(error.contains("no name for a service VM"), "{error}");
+            assert!(error.contains("invalid service VM name"), "{error}");
         }
     }
 }

@@ -1,32 +1,32 @@
-//! What keeps a service VM from running.
+//! Problems that prevent the service VM from running.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Something that is wrong, and what to do about it.
+/// A problem and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The object and what is wrong with it.
-    pub what: String,
+    pub message: String,
     /// What to try next.
     pub remedy: String,
 }
 
 impl Problem {
-    /// Both halves.
-    pub(crate) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), remedy: remedy.into() }
+    /// Creates a problem.
+    pub(crate) fn new(message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { message: message.into(), remedy: remedy.into() }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.remedy)
+        write!(f, "{}: {}", self.message, self.remedy)
     }
 }
 
-/// Problems in one text.
+/// Joins problems into one text.
 pub(crate) fn joined(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -1,4 +1,4 @@
-//! The life of the service VM's domain.
+//! Defines, starts, inspects and destroys the service VM's domain.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -6,114 +6,111 @@ use std::time::{Duration, Instant};
 use firstlight_pci::{Address, ScanError, driver};
 use serde::Serialize;
 
-use crate::definition::{Definition, DefinitionError, Passed};
-use crate::members::{self, Members, VFIO, Wish};
+use crate::definition::{Definition, DefinitionError, PassedFunction};
+use crate::passthrough::{self, PassthroughSet, Selection, VFIO};
 use crate::problem::{Problem, joined};
-use crate::topology::{Function, Topology};
+use crate::topology::{PciFunction, Topology};
 use crate::virsh::{Virsh, VirshError};
-use crate::{Host, Name, check, holder};
+use crate::{Host, Name, check, group_users};
 
-/// libvirt gives functions back some seconds after it says that a domain is off.
-const GIVEN_BACK: Duration = Duration::from_secs(30);
+/// Timeout for the release of functions: libvirt releases them some seconds after it reports the domain as off.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After that long a function that nobody has open and that still is on vfio-pci was
-/// there before the domain was started, and stays.
-const STAYS: Duration = Duration::from_secs(10);
+/// After this time a function that is unused but still on vfio-pci counts as bound before the start, and stays bound.
+const UNBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What libvirt says of a domain that it does not know.
+/// libvirt's message for an undefined domain.
 const UNKNOWN: &str = "failed to get domain";
 
-/// Why something was not done.
+/// Errors of service VM operations.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// libvirt did not do it.
+    /// virsh failed.
     #[error(transparent)]
     Virsh(#[from] VirshError),
     /// The host's PCI bus cannot be read.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// The host is not ready for it.
+    /// The host does not meet the requirements.
     #[error("domain {domain} cannot be {what}: {}", joined(problems))]
     Problems {
         /// The domain.
         domain: Name,
-        /// What it cannot be.
+        /// `made` or `started`.
         what: &'static str,
-        /// What is in the way.
+        /// The problems.
         problems: Vec<Problem>,
     },
-    /// There is no such domain.
+    /// The domain is not defined.
     #[error(
-        "domain {domain} is not defined at {uri}: firstlight service-vm define makes it, and virsh list --all shows which there are"
+        "domain {domain} is not defined at {uri}: firstlight service-vm define creates it; virsh list --all shows the existing ones"
     )]
     Undefined {
         /// The domain.
         domain: Name,
-        /// Which libvirt.
+        /// libvirt's URI.
         uri: String,
     },
-    /// It neither runs nor is it off.
-    #[error(
-        "domain {domain} is {state}: virsh resume lets a paused one go on, and firstlight service-vm destroy ends it"
-    )]
-    Between {
+    /// The domain is neither running nor off.
+    #[error("domain {domain} is {state}: virsh resume continues a paused one, firstlight service-vm destroy ends it")]
+    UnexpectedState {
         /// The domain.
         domain: Name,
-        /// libvirt's words for what it does.
+        /// The state as libvirt reports it.
         state: String,
     },
-    /// The domain is somebody else's.
+    /// A foreign domain has this name.
     #[error(
-        "domain {domain} is not ours: it has UUID {found}, and service VMs of this name have {}: choose another name \
+        "domain {domain} was not created by firstlight: it has UUID {found}, and service VMs of this name have {}: choose another name \
          with --name", domain.uuid()
     )]
-    Foreign {
+    NotOwned {
         /// The domain.
         domain: Name,
         /// Its UUID.
         found: String,
     },
-    /// libvirt's description is not understood.
+    /// libvirt's XML is invalid.
     #[error("domain {domain}: {source}")]
     Definition {
         /// The domain.
         domain: Name,
-        /// Why.
+        /// The cause.
         source: DefinitionError,
     },
-    /// The domain is off, and its functions are not free.
+    /// The domain is off, but its functions are still in use.
     #[error(
-        "domain {domain} is off, and after {} s its functions are not given back: {}: look at the host's kernel log \
+        "domain {domain} is off, and after {} s its functions are not released: {}: look at the host's kernel log \
          for vfio and at libvirt's log", elapsed.as_secs(), functions.join(", ")
     )]
-    NotGivenBack {
+    NotReleased {
         /// The domain.
         domain: Name,
-        /// Functions, each with what has it.
+        /// The functions, each with its users.
         functions: Vec<String>,
-        /// Since the domain was off.
+        /// The time since the domain was off.
         elapsed: Duration,
     },
-    /// The XML could not be handed over.
-    #[error("domain {domain}: write its XML for virsh: {source}")]
+    /// The temporary XML file cannot be written.
+    #[error("failed to write the XML of domain {domain}: {source}")]
     File {
         /// The domain.
         domain: Name,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// What a domain does.
+/// The state of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// It runs.
     Running,
-    /// It is there and does something else: it is paused, or on its way down.
+    /// The domain exists in another state: paused or shutting down.
     Other,
     /// It is off.
     Off,
@@ -121,116 +118,116 @@ pub enum State {
     Undefined,
 }
 
-/// A function that a domain has.
+/// A passed function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// Where it is on the host.
+    /// Its address on the host.
     pub address: Address,
     /// Vendor and device id; none if it is not on the bus.
     pub id: Option<String>,
-    /// What it is.
-    pub what: &'static str,
+    /// The kind of function.
+    pub kind: &'static str,
     /// Its IOMMU group.
     pub group: Option<u32>,
-    /// The host's driver that is bound to it.
+    /// The bound host driver.
     pub driver: Option<String>,
 }
 
-/// How it is.
+/// The status of the service VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The domain's name.
     pub name: String,
-    /// What it does.
+    /// Its state.
     pub state: State,
-    /// libvirt's words for it, with the reason: `shut off (destroyed)`.
+    /// The state and reason as libvirt reports them: `shut off (destroyed)`.
     pub reason: String,
-    /// Since when it runs, seconds since 1970.
-    pub since: Option<u64>,
+    /// The start time, seconds since 1970.
+    pub started_at: Option<u64>,
     /// The process id of its QEMU.
     pub pid: Option<u32>,
     /// The guest's vsock context id.
     pub cid: Option<u32>,
-    /// What it has, or would have.
+    /// The functions that it has, or will have.
     pub devices: Vec<Device>,
-    /// What is wrong.
+    /// Problems with their remedies.
     pub problems: Vec<Problem>,
 }
 
-/// Whether something had to be done.
+/// Whether an operation changed anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Done {
-    /// It was.
-    Now,
-    /// It was so already.
-    Before,
+pub enum Change {
+    /// The change was made.
+    Applied,
+    /// It was in that state already.
+    AlreadyDone,
 }
 
 /// The service VM's domain at a libvirt.
 #[derive(Debug, Clone)]
 pub struct Service {
-    /// Its name.
+    /// The domain's name.
     pub name: Name,
     /// libvirt.
     pub virsh: Virsh,
-    /// What the host shows.
+    /// The host's kernel interfaces.
     pub host: Host,
 }
 
-/// What the host would give a service VM.
+/// Selects the functions that the host would pass to a service VM.
 ///
 /// # Errors
-/// The bus cannot be read, or what is in the way.
-pub fn members(name: &Name, host: &Host, wish: &Wish) -> Result<Members, ServiceError> {
+/// The PCI bus cannot be read, or the problems that prevent it.
+pub fn passthrough(name: &Name, host: &Host, selection: &Selection) -> Result<PassthroughSet, ServiceError> {
     let topology = Topology::read(&host.sysfs)?;
-    let chosen = members::choose(&topology, wish);
-    chosen.map_err(|problems| ServiceError::Problems { domain: name.clone(), what: "made", problems })
+    let selected = passthrough::select(&topology, selection);
+    selected.map_err(|problems| ServiceError::Problems { domain: name.clone(), what: "made", problems })
 }
 
 impl Service {
-    /// Hands the domain's XML to libvirt, which checks it. A domain that runs has it from its next start on.
+    /// Defines the domain with validation. A running domain uses it from its next start on.
     ///
     /// # Errors
-    /// libvirt refuses it, or the name is another domain's.
+    /// libvirt rejects it, or a foreign domain has the name.
     pub fn define(&self, xml: &str) -> Result<(), ServiceError> {
         let failed = |source| ServiceError::File { domain: self.name.clone(), source };
         if let Some(found) = self.uuid()? {
-            self.own(&found)?;
+            self.check_owner(&found)?;
         }
         let mut file = tempfile::Builder::new().prefix("firstlight-").suffix(".xml").tempfile().map_err(failed)?;
         file.write_all(xml.as_bytes()).map_err(failed)?;
         let path = file.path().display().to_string();
-        self.virsh.run(&self.name, "define it", &["define", "--validate", &path])?;
+        self.virsh.run(&self.name, "define", &["define", "--validate", &path])?;
         Ok(())
     }
 
-    /// Starts it, if nothing is in the way. One that runs is left as it is.
+    /// Starts the domain after checking the host. A running domain is left unchanged.
     ///
     /// # Errors
-    /// What is in the way, or libvirt's.
-    pub fn start(&self) -> Result<Done, ServiceError> {
-        let (state, words) = self.state()?;
+    /// The host's problems, or an error of libvirt.
+    pub fn start(&self) -> Result<Change, ServiceError> {
+        let (state, message) = self.state()?;
         let undefined = || ServiceError::Undefined { domain: self.name.clone(), uri: self.virsh.uri.clone() };
         let definition = self.definition(false)?.ok_or_else(undefined)?;
         match state {
-            State::Running => return Ok(Done::Before),
-            State::Other => return Err(ServiceError::Between { domain: self.name.clone(), state: words }),
+            State::Running => return Ok(Change::AlreadyDone),
+            State::Other => return Err(ServiceError::UnexpectedState { domain: self.name.clone(), state: message }),
             State::Off | State::Undefined => {}
         }
-        // The devices of a lab are none of the host's.
+        // A lab domain has no devices of the host.
         let topology = if definition.lab { Topology::default() } else { Topology::read(&self.host.sysfs)? };
         let problems = check::before_start(&self.host, &topology, &definition);
         if !problems.is_empty() {
             return Err(ServiceError::Problems { domain: self.name.clone(), what: "started", problems });
         }
-        match self.virsh.run(&self.name, "start it", &["start", self.name.as_str()]) {
-            // Somebody else did it meanwhile.
-            Err(error) if error.says("already active") => Ok(Done::Before),
-            other => Ok(other.map(|_| Done::Now)?),
+        match self.virsh.run(&self.name, "start", &["start", self.name.as_str()]) {
+            // A concurrent start has succeeded.
+            Err(error) if error.message_contains("already active") => Ok(Change::AlreadyDone),
+            other => Ok(other.map(|_| Change::Applied)?),
         }
     }
 
-    /// How it is, and what is wrong.
+    /// Returns state, functions and problems.
     ///
     /// # Errors
     /// libvirt does not answer, or the PCI bus cannot be read.
@@ -240,7 +237,7 @@ impl Service {
             name: self.name.to_string(),
             state,
             reason,
-            since: None,
+            started_at: None,
             pid: None,
             cid: None,
             devices: Vec::new(),
@@ -248,8 +245,8 @@ impl Service {
         };
         let up = matches!(state, State::Running | State::Other);
         let Some(definition) = self.definition(up)? else { return Ok(status) };
-        let running = holder::qemu(&self.host.proc, &definition.uuid).filter(|_| up);
-        status.since = running.map(|running| running.since);
+        let running = group_users::qemu(&self.host.proc, &definition.uuid).filter(|_| up);
+        status.started_at = running.map(|running| running.started_at);
         status.pid = running.map(|running| running.pid);
         status.cid = definition.cid;
         let topology = Topology::read(&self.host.sysfs)?;
@@ -259,95 +256,96 @@ impl Service {
         Ok(status)
     }
 
-    /// Ends it, and waits until its functions are the host's again. One that is off is as it should be.
+    /// Destroys the domain, and waits until its functions are released. Succeeds if it is off already.
     ///
     /// # Errors
-    /// There is no such domain, libvirt does not do it, or the functions do not come back.
-    pub fn destroy(&self) -> Result<Done, ServiceError> {
+    /// The domain is not defined, libvirt failed, or the functions are not released.
+    pub fn destroy(&self) -> Result<Change, ServiceError> {
         let undefined = || ServiceError::Undefined { domain: self.name.clone(), uri: self.virsh.uri.clone() };
         let live = self.definition(true)?.ok_or_else(undefined)?;
-        let done = match self.virsh.run(&self.name, "end it", &["destroy", self.name.as_str()]) {
-            Err(error) if error.says("not running") => Done::Before,
-            other => other.map(|_| Done::Now)?,
+        let done = match self.virsh.run(&self.name, "destroy", &["destroy", self.name.as_str()]) {
+            Err(error) if error.message_contains("not running") => Change::AlreadyDone,
+            other => other.map(|_| Change::Applied)?,
         };
-        self.given_back(&live.passed)?;
+        self.wait_for_release(&live.passed)?;
         Ok(done)
     }
 
-    /// Waits until nobody has the functions' groups open, and what libvirt has bound is unbound.
-    fn given_back(&self, passed: &[Passed]) -> Result<(), ServiceError> {
+    /// Waits until the functions' groups are closed, and libvirt has unbound what it had bound.
+    fn wait_for_release(&self, passed: &[PassedFunction]) -> Result<(), ServiceError> {
         let begin = Instant::now();
         let topology = Topology::read(&self.host.sysfs)?;
         let groups: Vec<u32> = passed.iter().filter_map(|it| topology.at(it.address)?.group).collect();
         loop {
-            let holders = holder::of_groups(&self.host.proc, groups.iter().copied());
-            let bound = |it: &&Passed| driver(&self.host.sysfs, it.address).is_some_and(|driver| driver == VFIO);
+            let users = group_users::of_groups(&self.host.proc, groups.iter().copied());
+            let bound =
+                |it: &&PassedFunction| driver(&self.host.sysfs, it.address).is_some_and(|driver| driver == VFIO);
             let pending = passed.iter().filter(|it| it.managed).filter(bound).count();
-            if holders.is_empty() && (pending == 0 || begin.elapsed() > STAYS) {
+            if users.is_empty() && (pending == 0 || begin.elapsed() > UNBIND_TIMEOUT) {
                 return Ok(());
             }
-            if begin.elapsed() > GIVEN_BACK {
-                let had = holders.iter().map(|holder| format!("{} (process {})", holder.name, holder.pid));
+            if begin.elapsed() > RELEASE_TIMEOUT {
+                let had = users.iter().map(|user| format!("{} (process {})", user.name, user.pid));
                 let by = had.collect::<Vec<_>>().join(", ");
                 let functions = passed.iter().map(|it| format!("{} is held by {by}", it.address)).collect();
                 let (domain, elapsed) = (self.name.clone(), begin.elapsed());
-                return Err(ServiceError::NotGivenBack { domain, functions, elapsed });
+                return Err(ServiceError::NotReleased { domain, functions, elapsed });
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     fn uuid(&self) -> Result<Option<String>, ServiceError> {
-        match self.virsh.run(&self.name, "find it", &["domuuid", self.name.as_str()]) {
+        match self.virsh.run(&self.name, "look up", &["domuuid", self.name.as_str()]) {
             Ok(uuid) => Ok(Some(uuid.trim().to_ascii_lowercase())),
-            Err(error) if error.says(UNKNOWN) => Ok(None),
+            Err(error) if error.message_contains(UNKNOWN) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn own(&self, uuid: &str) -> Result<(), ServiceError> {
+    fn check_owner(&self, uuid: &str) -> Result<(), ServiceError> {
         if uuid == self.name.uuid() {
             return Ok(());
         }
-        Err(ServiceError::Foreign { domain: self.name.clone(), found: uuid.chars().take(40).collect() })
+        Err(ServiceError::NotOwned { domain: self.name.clone(), found: uuid.chars().take(40).collect() })
     }
 
-    /// What libvirt has of it, as it runs or as it will; none if it is not defined.
+    /// Returns libvirt's definition, live or persistent; `None` if the domain is not defined.
     fn definition(&self, live: bool) -> Result<Option<Definition>, ServiceError> {
         let which: &[&str] = if live { &[] } else { &["--inactive"] };
         let arguments = [&["dumpxml"], which, &[self.name.as_str()]].concat();
-        let xml = match self.virsh.run(&self.name, "read its description", &arguments) {
-            Err(error) if error.says(UNKNOWN) => return Ok(None),
+        let xml = match self.virsh.run(&self.name, "read the XML of", &arguments) {
+            Err(error) if error.message_contains(UNKNOWN) => return Ok(None),
             other => other?,
         };
         let domain = || self.name.clone();
         let read = Definition::read(&xml).map_err(|source| ServiceError::Definition { domain: domain(), source })?;
-        self.own(&read.uuid)?;
+        self.check_owner(&read.uuid)?;
         Ok(Some(read))
     }
 
     fn state(&self) -> Result<(State, String), ServiceError> {
-        let words = match self.virsh.run(&self.name, "ask for its state", &["domstate", "--reason", self.name.as_str()])
-        {
-            Err(error) if error.says(UNKNOWN) => return Ok((State::Undefined, "undefined".to_owned())),
-            other => other?,
-        };
-        let words = words.trim();
-        let state = match words.split(" (").next().unwrap_or_default() {
+        let message =
+            match self.virsh.run(&self.name, "query the state of", &["domstate", "--reason", self.name.as_str()]) {
+                Err(error) if error.message_contains(UNKNOWN) => return Ok((State::Undefined, "undefined".to_owned())),
+                other => other?,
+            };
+        let message = message.trim();
+        let state = match message.split(" (").next().unwrap_or_default() {
             "running" | "idle" => State::Running,
             "shut off" | "crashed" => State::Off,
             _ => State::Other,
         };
-        Ok((state, words.to_owned()))
+        Ok((state, message.to_owned()))
     }
 }
 
-fn device(topology: &Topology, passed: Passed) -> Device {
+fn device(topology: &Topology, passed: PassedFunction) -> Device {
     let function = topology.at(passed.address);
     Device {
         address: passed.address,
-        id: function.map(Function::id),
-        what: function.map_or("not on the bus", Function::what),
+        id: function.map(PciFunction::id),
+        kind: function.map_or("not on the bus", PciFunction::kind_name),
         group: function.and_then(|function| function.group),
         driver: function.and_then(|function| function.driver.clone()),
     }

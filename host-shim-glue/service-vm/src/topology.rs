@@ -1,4 +1,4 @@
-//! What is on the host's PCI bus: functions, their groups and their drivers.
+//! The host's PCI functions with their IOMMU groups and drivers.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use firstlight_pci::{Address, Kind, ScanError, driver, scan};
 
 /// A PCI function of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Function {
-    /// Where it is.
+pub struct PciFunction {
+    /// Its address.
     pub address: Address,
     /// Vendor id.
     pub vendor: u16,
@@ -16,32 +16,32 @@ pub struct Function {
     pub device: u16,
     /// Base class, sub-class and programming interface.
     pub class: u32,
-    /// What it is to Firstlight.
+    /// Its kind, if Firstlight knows it.
     pub kind: Option<Kind>,
-    /// Its IOMMU group; none where no IOMMU is switched on.
+    /// Its IOMMU group; none without an enabled IOMMU.
     pub group: Option<u32>,
-    /// The driver that is bound to it.
+    /// The bound driver.
     pub driver: Option<String>,
-    /// What the host has it as: network interfaces and disks.
+    /// The names of its network interfaces and disks.
     pub names: Vec<String>,
 }
 
-impl Function {
-    /// Whether it is a bridge to another bus, a PCIe port for one. These stay the host's.
+impl PciFunction {
+    /// Whether it is a PCI-to-PCI bridge, such as a PCIe port. These stay with the host.
     #[must_use]
     pub fn is_port(&self) -> bool {
         self.class >> 8 == 0x0604
     }
 
-    /// Vendor and device id as they are written: `10de:22a3`.
+    /// Returns vendor and device id: `10de:22a3`.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{:04x}:{:04x}", self.vendor, self.device)
     }
 
-    /// What it is, in a word or two.
+    /// Returns the kind as text.
     #[must_use]
-    pub fn what(&self) -> &'static str {
+    pub fn kind_name(&self) -> &'static str {
         match (self.kind, self.class >> 16) {
             (Some(Kind::Gpu), _) => "GPU",
             (Some(Kind::NvSwitch), _) => "NVSwitch",
@@ -54,20 +54,20 @@ impl Function {
     }
 }
 
-/// The functions of a host, sorted by address.
+/// The host's PCI functions, sorted by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
     /// All of them.
-    pub functions: Vec<Function>,
-    /// Groups that are made up, because devices are used without an IOMMU.
-    pub unprotected: Vec<u32>,
+    pub functions: Vec<PciFunction>,
+    /// IOMMU groups of vfio's no-IOMMU mode.
+    pub no_iommu_groups: Vec<u32>,
 }
 
 /// The name of such a group.
 const NO_IOMMU: &str = "vfio-noiommu";
 
-/// What a directory of a function holds the names of.
-const NAMED: &[&str] = &["net", "nvme", "block"];
+/// Subdirectories of a function that contain interface and disk names.
+const NAME_DIRECTORIES: &[&str] = &["net", "nvme", "block"];
 
 fn group(dir: &Path) -> Option<u32> {
     fs::read_link(dir.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
@@ -75,14 +75,17 @@ fn group(dir: &Path) -> Option<u32> {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = |name: &&str| fs::read_dir(dir.join(name)).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        NAMED.iter().flat_map(entries).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = NAME_DIRECTORIES
+        .iter()
+        .flat_map(entries)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
 
 impl Topology {
-    /// Reads `sysfs`, normally `/sys`. Takes the VPD of each Mellanox function.
+    /// Reads `sysfs`, normally `/sys`, including the VPD of Mellanox functions.
     ///
     /// # Errors
     /// The bus cannot be read.
@@ -90,7 +93,7 @@ impl Topology {
         let mut topology = Self::default();
         for found in scan(sysfs)? {
             let dir = sysfs.join("bus/pci/devices").join(found.address.to_string());
-            topology.functions.push(Function {
+            topology.functions.push(PciFunction {
                 address: found.address,
                 vendor: found.vendor,
                 device: found.device,
@@ -102,26 +105,26 @@ impl Topology {
             });
         }
         let groups = fs::read_dir(sysfs.join("kernel/iommu_groups")).into_iter().flatten().flatten();
-        let made_up = groups
+        let no_iommu = groups
             .filter(|entry| fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == NO_IOMMU));
-        topology.unprotected = made_up.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        topology.unprotected.sort_unstable();
+        topology.no_iommu_groups = no_iommu.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        topology.no_iommu_groups.sort_unstable();
         Ok(topology)
     }
 
-    /// The function at an address.
+    /// Returns the function at an address.
     #[must_use]
-    pub fn at(&self, address: Address) -> Option<&Function> {
+    pub fn at(&self, address: Address) -> Option<&PciFunction> {
         self.functions.iter().find(|function| function.address == address)
     }
 
-    /// The functions of a group.
-    pub fn group(&self, group: u32) -> impl Iterator<Item = &Function> {
+    /// Returns the functions of a group.
+    pub fn group(&self, group: u32) -> impl Iterator<Item = &PciFunction> {
         self.functions.iter().filter(move |function| function.group == Some(group))
     }
 
-    /// The functions of a kind.
-    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Function> {
+    /// Returns the functions of a kind.
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PciFunction> {
         self.functions.iter().filter(move |function| function.kind == Some(kind))
     }
 }

@@ -1,4 +1,4 @@
-//! The domain as libvirt reads it.
+//! Writes the domain XML.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,93 +10,93 @@ use firstlight_vm::Accelerator;
 use crate::Name;
 use crate::state_disk::LABEL;
 
-/// Where the guest's console goes.
+/// The guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Console {
-    /// To a file; what the kernel says before it has a console, to a file beside it.
+    /// A file; early kernel messages go to a second file beside it.
     File(PathBuf),
-    /// To a terminal that `virsh console` opens.
+    /// A pty for `virsh console`.
     Pty,
 }
 
-/// What the guest is given of the host.
+/// The guest's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hardware {
-    /// Functions of the host's PCI bus, and vsock.
+    /// PCI functions of the host, and vsock.
     Host {
         /// The functions.
         functions: Vec<Address>,
-        /// Whether libvirt binds them to vfio-pci and gives them back.
+        /// Whether libvirt binds them to vfio-pci and releases them.
         managed: bool,
         /// The guest's vsock context id, 3 or more.
         cid: u32,
     },
-    /// Nothing of it: what QEMU's arguments say. For labs without an IOMMU, where
-    /// other processes serve the devices and share the guest's memory.
+    /// Only QEMU arguments. For labs without an IOMMU, where other processes serve the devices and share the guest's
+    /// memory.
     Lab {
         /// The arguments.
         arguments: Vec<String>,
     },
 }
 
-/// A service VM.
+/// A service VM's domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Domain {
     /// Its name.
     pub name: Name,
-    /// How it starts.
+    /// Kernel, initial RAM file system and disk of the image.
     pub start: Start,
-    /// More kernel parameters.
+    /// Additional kernel parameters.
     pub append: String,
     /// Memory, MiB.
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
-    /// Whether its memory is of huge pages.
+    /// Whether its memory is backed by huge pages.
     pub huge_pages: bool,
-    /// How instructions are run.
+    /// KVM or emulation.
     pub accelerator: Accelerator,
-    /// QEMU; libvirt's choice if there is none.
+    /// QEMU; libvirt's default if `None`.
     pub emulator: Option<PathBuf>,
-    /// Where its console goes.
+    /// The console.
     pub console: Console,
-    /// The disk of what has to outlive it.
+    /// The state disk.
     pub state_disk: Option<PathBuf>,
-    /// What it is given.
+    /// The devices.
     pub hardware: Hardware,
 }
 
-/// Why there is no XML.
+/// Why the XML cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum XmlError {
-    /// A text that XML cannot have, or a path that libvirt cannot.
+    /// A text that is invalid in XML, or a path that is invalid for libvirt.
     #[error("{what} {text:?} {why}")]
     Text {
-        /// What it is for.
+        /// Its purpose.
         what: &'static str,
         /// The text.
         text: String,
         /// What is wrong with it, and what to do.
         why: &'static str,
     },
-    /// The image's disk can be changed by whoever can write to the file.
+    /// The image's disk is not protected by dm-verity.
     #[error("image {}: its disk has no dm-verity: build it with image.verity", disk.display())]
     NoVerity {
         /// The disk.
         disk: PathBuf,
     },
-    /// A context id that the host or the hypervisor has.
+    /// A reserved vsock context id.
     #[error("vsock context id {0} is not a guest's: those are 3 to 4294967294")]
     Cid(u32),
-    /// Too little for any guest.
+    /// Too little memory or no processor.
     #[error("{0} MiB of memory and {1} processors are no virtual machine: give it 512 MiB and 1 at least")]
     Size(u32, u32),
 }
 
-/// MiB below which no image of ours starts.
-const LEAST_MEMORY: u32 = 512;
+/// Minimum memory in MiB: no image starts with less.
+const MIN_MEMORY_MIB: u32 = 512;
 
-/// A text as it is written between tags and in attributes with either quote.
+/// Escapes a text for elements and attributes with either quote.
 fn escaped(what: &'static str, text: &str) -> Result<String, XmlError> {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -125,7 +125,7 @@ fn path(what: &'static str, path: &Path) -> Result<String, XmlError> {
     escaped(what, text)
 }
 
-/// The file beside the console's for what the kernel says before it has a console.
+/// Returns the file beside the console's for early kernel messages.
 #[must_use]
 pub fn serial_of(console: &Path) -> PathBuf {
     let mut name = console.as_os_str().to_owned();
@@ -133,7 +133,7 @@ pub fn serial_of(console: &Path) -> PathBuf {
     name.into()
 }
 
-/// XML, a line for each piece.
+/// An XML writer, one line per element.
 struct Lines {
     text: String,
     depth: usize,
@@ -165,12 +165,12 @@ impl Lines {
 }
 
 impl Domain {
-    /// The domain's XML: the same for the same domain.
+    /// Returns the domain XML; deterministic.
     ///
     /// # Errors
-    /// A path or parameter that XML or libvirt cannot have, or a disk that anybody can change.
+    /// A path or parameter is invalid, or the disk is unprotected.
     pub fn xml(&self) -> Result<String, XmlError> {
-        if self.memory_mib < LEAST_MEMORY || self.cpus == 0 {
+        if self.memory_mib < MIN_MEMORY_MIB || self.cpus == 0 {
             return Err(XmlError::Size(self.memory_mib, self.cpus));
         }
         let kind = if self.accelerator == Accelerator::Kvm { "kvm" } else { "qemu" };
@@ -206,7 +206,7 @@ impl Domain {
     }
 
     fn memory(&self, out: &mut Lines) {
-        // Other processes that serve devices have to see the guest's memory.
+        // Processes that serve devices have to map the guest's memory.
         let shared = matches!(self.hardware, Hardware::Lab { .. });
         if !(shared || self.huge_pages) {
             return;
@@ -230,8 +230,8 @@ impl Domain {
             out.line(format!("<initrd>{}</initrd>", path("the image's initial RAM file system", initrd)?));
         }
         let blank = if self.append.is_empty() { "" } else { " " };
-        let told = format!("{}{blank}{}", self.start.command_line, self.append);
-        out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &told)?));
+        let command_line = format!("{}{blank}{}", self.start.command_line, self.append);
+        out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &command_line)?));
         out.close("os");
         Ok(())
     }
@@ -241,7 +241,7 @@ impl Domain {
             out.line("<cpu mode='host-passthrough' check='none' migratable='off'/>");
             return;
         }
-        // Translated `cmpxchg16b` has been seen to corrupt flags.
+        // TCG's `cmpxchg16b` has been seen to corrupt flags.
         out.open("cpu mode='maximum'");
         out.line("<feature policy='disable' name='cx16'/>");
         out.close("cpu");
@@ -296,7 +296,7 @@ impl Domain {
     }
 }
 
-/// libvirt gives each one a root port of its own.
+/// libvirt adds a root port for each function.
 fn hostdev(out: &mut Lines, function: Address, managed: bool) {
     let Address { domain, bus, device, function } = function;
     out.open(&format!("hostdev mode='subsystem' type='pci' managed='{}'", if managed { "yes" } else { "no" }));
@@ -336,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_brackets_stay_text() {
+    fn xml_special_characters_are_escaped() {
         let text = domain().xml().unwrap();
         assert!(text.contains("dm-mod.create=&quot;a, &lt;b&gt;&quot; x=&apos;1&apos;</cmdline>"), "{text}");
         assert!(text.contains("file='/s/state &amp; more.img'"), "{text}");
     }
 
     #[test]
-    fn what_libvirt_cannot_have_is_refused() {
+    fn domain_invalid_for_libvirt_is_refused() {
         let mut relative = domain();
         relative.state_disk = Some("state.img".into());
         let mut broken = domain();
@@ -367,9 +367,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is written is read back by libvirt's reader as we read it.
+        /// Written XML is parsed back unchanged.
         #[test]
-        fn any_text_is_refused_or_comes_back(text in "\\PC{0,40}|.{0,40}|[<>&'\"/ a]{0,40}") {
+        fn any_text_is_refused_or_round_trips(text in "\\PC{0,40}|.{0,40}|[<>&'\"/ a]{0,40}") {
             let mut domain = domain();
             domain.append = text.clone();
             domain.state_disk = Some(format!("/s/{text}").into());
@@ -380,7 +380,7 @@ mod tests {
             };
             let read = crate::definition::Definition::read(&xml).unwrap();
             prop_assert!(read.files.contains(&PathBuf::from(format!("/s/{text}"))), "{:?}", read.files);
-            // As many tags as without it.
+            // The number of tags does not depend on the text.
             domain.append.clear();
             domain.state_disk = Some("/s/x".into());
             prop_assert_eq!(xml.matches('<').count(), domain.xml().unwrap().matches('<').count());

@@ -298,7 +298,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
             // The host's way to it.
             Arg::Word("--listen-vsock"),
             Arg::Word("1030"),
-            Arg::Word("--init"),
+            Arg::Word("--init-socket"),
             Arg::Word("/run/firstlight/control.sock"),
         ],
         account: Account::Root,

@@ -1,19 +1,19 @@
-//! A baseboard: its partitions, and what failures make of them.
+//! A baseboard: its partitions, and the effect of failures.
 
 use std::collections::BTreeSet;
 
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use firstlight_partitions::{PartitionId, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::ask::{FailedDevice, GpuInfo, Lost, PartitionInfo};
+use crate::call::{FailedDevice, GpuInfo, PartitionInfo, UnsupportedPartition};
 
-/// An A100 has this many links to each of six switches.
+/// An A100 has two links to each of six switches.
 const LINKS_TO_A_SWITCH: u32 = 2;
 const SWITCHES_OF_A_TRAY: u32 = 6;
 const GPUS_OF_A_TRAY: u32 = 8;
 
-/// What is broken. Only baseboards before the H100 have lists that show it.
+/// Failed devices. Only baseboards before the H100 report them in their lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Failed {
@@ -26,14 +26,14 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// Whether everything works.
+    /// Whether nothing has failed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What the manager does about a failure when it starts, as its configuration says.
+/// FM's reaction to failures at start, from its configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
     /// `ACCESS_LINK_FAILURE_MODE=1`: partitions stay, with fewer links.
@@ -45,8 +45,8 @@ pub struct Policy {
 /// A baseboard with its failures.
 #[derive(Debug, Clone)]
 pub struct Board {
-    /// What the guide says of it.
-    pub known: &'static Known,
+    /// The known baseboard.
+    pub known: &'static KnownBaseboard,
     table: Table,
     failed: Failed,
     policy: Policy,
@@ -57,15 +57,15 @@ fn tray_of_gpu(gpu: u32) -> u32 {
 }
 
 impl Board {
-    /// The baseboard of that table.
+    /// Creates a baseboard with failures.
     #[must_use]
-    pub fn new(known: &'static Known, failed: Failed, policy: Policy) -> Self {
+    pub fn new(known: &'static KnownBaseboard, failed: Failed, policy: Policy) -> Self {
         Self { known, table: known.table(), failed, policy }
     }
 
-    /// Whether lists show failures and names of GPUs: not from the H100 on.
+    /// Whether lists report failures and GPU identities: not from the H100 on.
     #[must_use]
-    pub fn tells_of_devices(&self) -> bool {
+    pub fn reports_devices(&self) -> bool {
         !matches!(self.known.name, "h100" | "b200")
     }
 
@@ -78,14 +78,14 @@ impl Board {
         u32::try_from(self.failed.links.iter().filter(|link| link.0 == gpu).count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the partition can be had.
+    /// Whether the partition is supported.
     #[must_use]
     pub fn supports(&self, id: PartitionId) -> bool {
         self.table.get(id).is_some() && !self.is_lost(id)
     }
 
     fn is_lost(&self, id: PartitionId) -> bool {
-        let Some(partition) = self.table.get(id).filter(|_| self.tells_of_devices()) else { return false };
+        let Some(partition) = self.table.get(id).filter(|_| self.reports_devices()) else { return false };
         let linked = partition.gpus.count() > 1;
         partition.gpus.ids().any(|gpu| {
             let by_switch = !self.policy.keep_with_failed_switches && self.failed_switches_of(gpu) > 0;
@@ -94,28 +94,28 @@ impl Board {
         })
     }
 
-    /// Whether a GPU is in both.
+    /// Whether the partitions share a GPU.
     #[must_use]
     pub fn overlap(&self, one: PartitionId, other: PartitionId) -> bool {
         match (self.table.get(one), self.table.get(other)) {
-            (Some(one), Some(other)) => one.gpus.meets(other.gpus),
+            (Some(one), Some(other)) => one.gpus.overlaps(other.gpus),
             _ => false,
         }
     }
 
-    /// Whether the partition has this GPU.
+    /// Whether the partition contains this GPU.
     #[must_use]
     pub fn has(&self, id: PartitionId, gpu: u32) -> bool {
         self.table.get(id).is_some_and(|it| it.gpus.ids().any(|id| id == gpu))
     }
 
-    /// Whether the manager trains links, so that they are lost when a GPU is reset: not from the H100 on.
+    /// Whether FM trains links, so that a GPU reset loses them: not from the H100 on.
     #[must_use]
     pub fn trains_links(&self, id: PartitionId) -> bool {
-        self.tells_of_devices() && self.table.get(id).is_some_and(|it| it.gpus.count() > 1)
+        self.reports_devices() && self.table.get(id).is_some_and(|it| it.gpus.count() > 1)
     }
 
-    /// The list, with these active.
+    /// Returns the list, with these partitions active.
     #[must_use]
     pub fn list(&self, active: &BTreeSet<PartitionId>) -> Vec<PartitionInfo> {
         let rows = self.known.rows.iter().filter(|row| self.supports(row.0));
@@ -128,15 +128,15 @@ impl Board {
 
     fn gpu(&self, gpu: u32, links: u32) -> GpuInfo {
         let broken = self.failed_switches_of(gpu) * LINKS_TO_A_SWITCH + self.failed_links_of(gpu);
-        let broken = if self.tells_of_devices() { broken } else { 0 };
+        let broken = if self.reports_devices() { broken } else { 0 };
         let (uuid, pci_bus_id) = self.names("GPU", gpu, 0x06);
         let links_available = links.saturating_sub(broken);
-        let (links_max, line_rate) = (self.known.most_links, self.known.line_rate);
+        let (links_max, line_rate) = (self.known.max_links, self.known.line_rate);
         GpuInfo { physical_id: gpu, uuid, pci_bus_id, links_available, links_max, line_rate }
     }
 
     fn names(&self, kind: &str, number: u32, bus: u32) -> (String, String) {
-        if self.tells_of_devices() {
+        if self.reports_devices() {
             let bus = bus + number;
             (format!("{kind}-f1257000-0000-4000-8000-{number:012x}"), format!("00000000:{bus:02X}:00.0"))
         } else {
@@ -144,20 +144,20 @@ impl Board {
         }
     }
 
-    /// Partitions that failures took.
+    /// Returns the partitions that failures made unavailable.
     #[must_use]
-    pub fn unsupported(&self) -> Vec<Lost> {
+    pub fn unsupported(&self) -> Vec<UnsupportedPartition> {
         let rows = self.known.rows.iter().filter(|row| self.is_lost(row.0));
-        rows.map(|&(id, gpus, _)| Lost { id, gpus: gpus.to_vec() }).collect()
+        rows.map(|&(id, gpus, _)| UnsupportedPartition { id, gpus: gpus.to_vec() }).collect()
     }
 
-    /// What failed: GPUs, and switches.
+    /// Returns the failed GPUs and switches.
     #[must_use]
     pub fn failed_devices(&self) -> (Vec<FailedDevice>, Vec<FailedDevice>) {
-        if !self.tells_of_devices() {
+        if !self.reports_devices() {
             return (Vec::new(), Vec::new());
         }
-        let all_links: Vec<u32> = (0..self.known.most_links).collect();
+        let all_links: Vec<u32> = (0..self.known.max_links).collect();
         let device = |kind, number, bus, ports| {
             let (uuid, pci_bus_id) = self.names(kind, number, bus);
             FailedDevice { uuid, pci_bus_id, ports }
@@ -173,10 +173,10 @@ impl Board {
         (gpus, switches)
     }
 
-    /// A table whose rows or devices are not those of the baseboard: what in `failed` is not there.
+    /// Checks that the failed devices exist on this baseboard.
     ///
     /// # Errors
-    /// One line naming it.
+    /// The device that does not exist.
     pub fn check(&self) -> Result<(), String> {
         let gpus = self.table.gpus();
         let is_there = |gpu: u32| gpus.ids().any(|id| id == gpu);
@@ -187,7 +187,7 @@ impl Board {
                 return Err(format!("failed: {name} has no GPU {gpu}"));
             }
         }
-        if let Some(link) = self.failed.links.iter().find(|link| link.1 >= self.known.most_links) {
+        if let Some(link) = self.failed.links.iter().find(|link| link.1 >= self.known.max_links) {
             return Err(format!("failed: GPU {} of {name} has no link {}", link.0, link.1));
         }
         self.failed
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_a100s_lists_shrink_by_what_failed() {
+    fn a100_lists_omit_failed_partitions() {
         let one_gpu = Failed { gpus: [3].into(), ..Failed::default() };
         let board = Board::new(&known::A100_8, one_gpu, Policy::default());
         assert_eq!(ids(&board), [8, 11, 13, 14, 19, 20, 22, 23, 24, 25, 26]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_cannot_fail() {
+    fn failed_devices_have_to_exist() {
         for (failed, error) in [
             (Failed { gpus: [9].into(), ..Failed::default() }, "no GPU 9"),
             (Failed { switches: [6].into(), ..Failed::default() }, "no switch 6"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::board::Policy;
 
-/// Keys that the real one knows and that change nothing here.
+/// Keys of the real manager that have no effect here.
 const IGNORED: &[&str] = &[
     "ABORT_CUDA_JOBS_ON_FM_EXIT",
     "BIND_INTERFACE_IP",
@@ -24,7 +24,7 @@ const IGNORED: &[&str] = &[
     "TRUNK_LINK_FAILURE_MODE",
 ];
 
-/// A file that cannot be used.
+/// An invalid file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It cannot be read.
@@ -33,18 +33,18 @@ pub enum ConfigError {
     /// Not `KEY=VALUE`.
     #[error("line {0}: {1:?} is not KEY=VALUE without spaces")]
     Line(usize, String),
-    /// Neither ours nor the real one's.
+    /// An unknown key.
     #[error("line {0}: no key {1}")]
     Key(usize, String),
-    /// Which one counts is not known.
-    #[error("line {0}: {1} is there twice")]
+    /// A duplicate key.
+    #[error("line {0}: {1} appears twice")]
     Twice(usize, String),
-    /// The value makes no sense.
+    /// An invalid value.
     #[error("{0}={1}: {2}")]
     Value(&'static str, String, &'static str),
 }
 
-/// Where calls are taken.
+/// The address of the command socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -53,7 +53,7 @@ pub enum Address {
     Tcp(String, u16),
 }
 
-/// What the file says.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// `FABRIC_MODE`: 0, 1 (shared) or 2.
@@ -64,7 +64,7 @@ pub struct Config {
     pub state_file: PathBuf,
     /// `FM_CMD_UNIX_SOCKET_PATH`, or else `FM_CMD_BIND_INTERFACE` and `FM_CMD_PORT_NUMBER`.
     pub address: Address,
-    /// `UNIX_SOCKET_PATH`: for the manager's own parts; a client can connect and gets nothing.
+    /// `UNIX_SOCKET_PATH`: for the manager's own components; clients can connect, but calls fail.
     pub internal: Option<PathBuf>,
     /// `FM_STAY_RESIDENT_ON_FAILURES`.
     pub resident: bool,
@@ -75,19 +75,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// The file's content.
+    /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read or used.
+    /// It cannot be read, or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read(path.to_owned(), error))?;
         Self::parse(&text)
     }
 
-    /// A file's text.
+    /// Parses the file's text.
     ///
     /// # Errors
-    /// The first line or value that cannot be used.
+    /// The first invalid line or value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let values = Values::parse(text)?;
         if values.number("DAEMONIZE", 1, 1)? != 0 {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_like_the_vendors() {
+    fn vendor_style_configuration_is_parsed() {
         let text = "# Fabric Manager\n\nFABRIC_MODE=1\nFABRIC_MODE_RESTART=0\nDAEMONIZE=0\nLOG_FILE_NAME=\n\
                     STATE_FILE_NAME=/var/lib/fm/state\nFM_CMD_UNIX_SOCKET_PATH=/run/fm/socket\nLOG_LEVEL=4\n\
                     UNIX_SOCKET_PATH=/run/fm/internal\nFM_STAY_RESIDENT_ON_FAILURES=1\n";
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn invalid_configuration_is_reported() {
         for (text, error) in [
             ("", "DAEMONIZE=1: the stand-in stays"),
             ("DAEMONIZE=1", "say DAEMONIZE=0"),
@@ -196,7 +196,7 @@ mod tests {
             ("FABRIC_MODE = 1", "line 1"),
             ("nonsense", "is not KEY=VALUE"),
             ("FABRIC_MOD=1", "no key FABRIC_MOD"),
-            ("DAEMONIZE=0\nDAEMONIZE=0", "line 2: DAEMONIZE is there twice"),
+            ("DAEMONIZE=0\nDAEMONIZE=0", "line 2: DAEMONIZE appears twice"),
         ] {
             let said = Config::parse(text).unwrap_err().to_string();
             assert!(said.contains(error), "{text:?}: {said}");

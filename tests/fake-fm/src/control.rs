@@ -1,4 +1,4 @@
-//! The socket for tests: a line of JSON is asked, a line of JSON answered.
+//! The control socket for tests: JSON lines, one response per request.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Error, Write};
@@ -9,29 +9,29 @@ use std::time::Duration;
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Op;
-use crate::judge::Line;
+use crate::call::Op;
 use crate::machine::Phase;
 use crate::scenario::Scenario;
+use crate::tenant_monitor::LogLine;
 
-/// Nothing that is asked here takes long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a response.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a test asks.
+/// A request of a test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
-    /// How long calls take from now on.
+    /// Sets the latency of calls.
     Latency(Latency),
-    /// The next calls go wrong.
+    /// Injects a fault into the next calls.
     Fault(Fault),
-    /// The next call, of that kind or any, hangs until released.
+    /// Makes the next call hang, of that kind or any, until `Release`.
     Hang(Option<Op>),
-    /// Let it go on.
+    /// Releases a hanging call.
     Release,
-    /// A virtual machine runs on a partition, or no longer.
+    /// Starts or stops a virtual machine on a partition.
     Tenant {
-        /// Its partition.
+        /// The partition.
         partition: PartitionId,
         /// Whether it runs.
         running: bool,
@@ -41,25 +41,25 @@ pub enum Command {
         /// Its module id.
         gpu: u32,
     },
-    /// A switch's error is written to the manager's log.
+    /// Writes an SXid to the manager's log.
     Sxid {
         /// The switch.
         switch: u32,
         /// The error.
         code: u32,
     },
-    /// A GPU's error is written to the manager's log.
+    /// Writes an Xid to the manager's log.
     Xid {
         /// The GPU, by module id.
         gpu: u32,
         /// The error.
         code: u32,
     },
-    /// How it stands.
+    /// Returns a snapshot.
     Snapshot,
 }
 
-/// How long calls take that are not refused; what is not given stays.
+/// Latencies of calls that are not refused; `None` keeps the current one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Latency {
@@ -72,14 +72,14 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// As it is from the start.
+    /// Returns the latencies of a scenario.
     #[must_use]
     pub fn of(scenario: &Scenario) -> Self {
         let (list_ms, activate_ms) = (Some(scenario.list_ms), Some(scenario.activate_ms));
         Self { list_ms, activate_ms, deactivate_ms: Some(scenario.deactivate_ms) }
     }
 
-    /// With what the other gives.
+    /// Overrides latencies with the given ones.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Latency {
         }
     }
 
-    /// How long a call of this kind takes.
+    /// Returns the latency of a kind of call.
     #[must_use]
     pub fn of_call(self, op: Op) -> Duration {
         let ms = match op {
@@ -102,22 +102,22 @@ impl Latency {
     }
 }
 
-/// Calls that go wrong.
+/// An injected fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Which call; none: any.
+    /// The kind of call; `None` for any.
     #[serde(default)]
     pub op: Option<Op>,
-    /// What is answered, whatever was done.
+    /// The returned code, whatever was done.
     pub rc: i32,
-    /// How long it takes.
+    /// The delay.
     #[serde(default)]
     pub after_ms: u64,
-    /// Whether it is done all the same, if it can be.
+    /// Whether the call takes effect nevertheless, if it can.
     #[serde(default)]
     pub take_effect: bool,
-    /// How many calls.
+    /// The number of calls.
     #[serde(default = "once")]
     pub times: u32,
 }
@@ -126,10 +126,10 @@ fn once() -> u32 {
     1
 }
 
-/// How it stands.
+/// The state of the manager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Where in its life.
+    /// The phase.
     pub phase: Phase,
     /// Partitions that are active.
     pub active: BTreeSet<PartitionId>,
@@ -137,42 +137,42 @@ pub struct Snapshot {
     pub tenants: BTreeSet<PartitionId>,
     /// Whether a call hangs now.
     pub hanging: bool,
-    /// All that happened.
-    pub log: Vec<Line>,
-    /// What must not have been.
+    /// All log lines.
+    pub log: Vec<LogLine>,
+    /// Violations.
     pub violations: Vec<String>,
 }
 
-/// What a test gets.
+/// A response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// It is so.
+    /// The command was executed.
     Done,
     /// To [`Command::Snapshot`].
     Snapshot(Snapshot),
-    /// It was not understood.
+    /// The command is invalid.
     Error(String),
 }
 
-/// A test's side of the socket.
+/// A client of the control socket.
 #[derive(Debug)]
 pub struct Control {
     stream: BufReader<UnixStream>,
 }
 
 impl Control {
-    /// To the process whose [`crate::scenario::Scenario::control`] that is.
+    /// Connects to the socket of [`crate::scenario::Scenario::control`].
     ///
     /// # Errors
-    /// Nobody is there.
+    /// The process does not run.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    fn ask(&mut self, command: &Command) -> Result<Answer, Error> {
+    fn request(&mut self, command: &Command) -> Result<Answer, Error> {
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes())?;
@@ -181,23 +181,23 @@ impl Control {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// Asks for something to be so.
+    /// Sends a command.
     ///
     /// # Errors
-    /// The process is gone or does not understand.
-    pub fn tell(&mut self, command: &Command) -> Result<(), Error> {
-        match self.ask(command)? {
+    /// The process has ended or rejects the command.
+    pub fn send(&mut self, command: &Command) -> Result<(), Error> {
+        match self.request(command)? {
             Answer::Done => Ok(()),
             other => Err(Error::other(format!("{command:?}: {other:?}"))),
         }
     }
 
-    /// How it stands.
+    /// Returns a snapshot.
     ///
     /// # Errors
-    /// The process is gone.
+    /// The process has ended.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
-        match self.ask(&Command::Snapshot)? {
+        match self.request(&Command::Snapshot)? {
             Answer::Snapshot(snapshot) => Ok(snapshot),
             other => Err(Error::other(format!("snapshot: {other:?}"))),
         }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_test_can_write_by_hand() {
+    fn control_commands_have_short_json() {
         for (line, command) in [
             (r#""release""#, Command::Release),
             (r#"{"hang": "activate"}"#, Command::Hang(Some(Op::Activate))),

@@ -1,4 +1,4 @@
-//! For tests that run the program: a directory with its files, and the process.
+//! Test support: a directory with all files of a manager, and its process.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -11,60 +11,60 @@ use crate::control::{Control, Snapshot};
 use crate::machine::Phase;
 use crate::scenario::{Scenario, VARIABLE};
 
-/// Longer than anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A directory with everything that one manager needs. Lives in it follow each other.
+/// A directory with all files of a manager, kept across its restarts.
 #[derive(Debug, Clone)]
 pub struct Home {
     dir: PathBuf,
 }
 
 impl Home {
-    /// In this directory, which has to be there.
+    /// Uses an existing directory.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// The configuration.
+    /// Returns the configuration file.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.dir.join("fabricmanager.cfg")
     }
 
-    /// What `FAKE_FM` names.
+    /// Returns the file for `FAKE_FM`.
     #[must_use]
     pub fn scenario(&self) -> PathBuf {
         self.dir.join("fake-fm.json")
     }
 
-    /// Where calls are taken, unless the configuration is given another place.
+    /// Returns the command socket, unless the configuration has another one.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
 
-    /// Where a test has its say.
+    /// Returns the control socket for tests.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.dir.join("control")
     }
 
-    /// The state file.
+    /// Returns the state file.
     #[must_use]
     pub fn state_file(&self) -> PathBuf {
         self.dir.join("fabricmanager.state")
     }
 
-    /// The manager's log.
+    /// Returns the manager's log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.dir.join("fabricmanager.log")
     }
 
-    /// What was asked and answered in all lives, lines of JSON.
+    /// Returns the log of calls across restarts, JSON lines.
     #[must_use]
     pub fn journal(&self) -> PathBuf {
         self.dir.join("journal")
@@ -90,7 +90,7 @@ impl Home {
         std::fs::write(self.scenario(), serde_json::to_vec_pretty(&scenario)?)
     }
 
-    /// How the program is started here.
+    /// Prepares the command.
     #[must_use]
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
@@ -99,18 +99,18 @@ impl Home {
         command
     }
 
-    /// Starts the program and waits until it answers tests; it may still be starting.
+    /// Starts the program and waits for the control socket; the manager may still be starting.
     ///
     /// # Errors
-    /// It does not start, or ends before.
+    /// It does not start, or exits.
     pub fn start(&self, program: &Path, arguments: &[&str]) -> Result<Running, Error> {
-        // Of a life before.
+        // Left by a previous run.
         match std::fs::remove_file(self.control()) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut child = self.command(program, arguments).spawn()?;
-        let control = patiently(|| {
+        let control = poll_until(|| {
             if let Some(status) = child.try_wait()? {
                 return Err(Error::other(format!("fake-fm ended: {status}")));
             }
@@ -120,9 +120,9 @@ impl Home {
     }
 }
 
-fn patiently<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
-    let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+fn poll_until<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
+    let start = Instant::now();
+    while start.elapsed() < TIMEOUT {
         if let Some(found) = look()? {
             return Ok(found);
         }
@@ -135,69 +135,69 @@ fn patiently<T>(mut look: impl FnMut() -> Result<Option<T>, Error>) -> Result<T,
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    /// A test's say.
+    /// The control socket.
     pub control: Control,
 }
 
 impl Running {
-    /// The process.
+    /// Returns the process id.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until a snapshot is as wanted.
+    /// Waits until a snapshot meets a condition.
     ///
     /// # Errors
-    /// The process ends, or it never is.
-    pub fn wait_until(&mut self, wanted: impl Fn(&Snapshot) -> bool) -> Result<Snapshot, Error> {
-        patiently(|| self.control.snapshot().map(|snapshot| Some(snapshot).filter(&wanted)))
+    /// The process exits, or the timeout passes.
+    pub fn wait_until(&mut self, condition: impl Fn(&Snapshot) -> bool) -> Result<Snapshot, Error> {
+        poll_until(|| self.control.snapshot().map(|snapshot| Some(snapshot).filter(&condition)))
     }
 
     /// Waits for a phase.
     ///
     /// # Errors
-    /// The process ends, or it never comes.
+    /// The process exits, or the timeout passes.
     pub fn wait_for(&mut self, phase: Phase) -> Result<Snapshot, Error> {
         self.wait_until(|snapshot| snapshot.phase == phase)
     }
 
-    /// Kills it as a crash does.
+    /// Kills the process.
     ///
     /// # Errors
-    /// It is gone.
+    /// It has exited.
     pub fn kill(&mut self) -> Result<(), Error> {
         self.child.kill()?;
         self.child.wait().map(drop)
     }
 
-    /// Ends it by `SIGTERM`; its exit code.
+    /// Sends `SIGTERM`; returns the exit code.
     ///
     /// # Errors
-    /// It is gone, or stays.
+    /// It has exited, or does not exit in time.
     pub fn terminate(&mut self) -> Result<Option<i32>, Error> {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM)?;
         self.wait().map(|status| status.code())
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     ///
     /// # Errors
-    /// It stays.
+    /// It does not exit in time.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
-        patiently(|| self.child.try_wait())
+        poll_until(|| self.child.try_wait())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Builds the program with the cargo that builds this, and says where it is.
+/// Builds the program and returns its path.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
@@ -206,8 +206,8 @@ pub fn build() -> Result<PathBuf, Error> {
     Ok(target().join("debug/fake-fm"))
 }
 
-/// Builds the library in libnvfm's place, with these features, and says where it is: `libnvfm.so.1`
-/// in a directory of its own.
+/// Builds the libnvfm stand-in with these features, as `libnvfm.so.1` in a directory of its own, and returns its
+/// path.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
@@ -215,13 +215,13 @@ pub fn build_library(features: &str) -> Result<PathBuf, Error> {
     let all = target().join("stand-in-nvfm");
     let dir = all.join(if features.is_empty() { "whole" } else { features });
     std::fs::create_dir_all(&dir)?;
-    // cargo puts all of them in one place.
+    // cargo writes all variants to the same path.
     let lock = File::create(all.join("lock"))?;
     lock.lock()?;
     cargo(&["--package", "firstlight-stand-in-nvfm", "--lib", "--features", features])?;
     let (new, path) = (dir.join("new"), dir.join("libnvfm.so.1"));
     std::fs::copy(target().join("debug/libnvfm.so"), &new)?;
-    // Another test may have the old one open.
+    // Another test may have the old one loaded.
     std::fs::rename(&new, &path)?;
     Ok(path)
 }

@@ -1,25 +1,22 @@
-//! A process in the place of NVIDIA's Fabric Manager.
+//! A stand-in for NVIDIA's Fabric Manager.
 //!
-//! It starts, serves, refuses, dies and restarts as the real one is known to,
-//! and its partitions are those of real baseboards. Beyond that it does what a
-//! test asks over a socket of its own: be slow, hang, answer one thing and do
-//! another. It also judges its caller: a tenant that loses its partition is
-//! written down, and the exit code tells.
+//! It starts, serves, refuses, dies and restarts as the real one is known to, with the partitions of real baseboards.
+//! On request of a test over a control socket it is slow, hangs, or returns codes that contradict the effect. It also
+//! checks its caller: a tenant that loses its partition is logged as a violation, and sets the exit code.
 //!
-//! The protocol of the real one is unknown and not imitated: a library in the
-//! place of libnvfm ([`wire`]) is the seam.
+//! The real protocol is unknown and not imitated: the interface is a stand-in for libnvfm ([`wire`]).
 #![forbid(unsafe_code)]
 
-pub mod ask;
 pub mod board;
+pub mod call;
 pub mod codes;
 pub mod config;
 pub mod control;
 pub mod home;
-pub mod judge;
 pub mod machine;
 pub mod scenario;
 pub mod server;
+mod simulation;
 pub mod state_file;
+pub mod tenant_monitor;
 pub mod wire;
-mod world;

@@ -1,58 +1,58 @@
-//! The life of the manager as a state machine, without time and files.
+//! The manager's lifecycle as a state machine, without time and files.
 
 use std::collections::BTreeSet;
 
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Ask;
 use crate::board::Board;
+use crate::call::Call;
 use crate::codes::{self, Family};
 
-/// The most partitions that a list can have.
-pub const MOST_PARTITIONS: usize = 64;
+/// The maximum number of partitions in a list.
+pub const MAX_PARTITIONS: usize = 64;
 
-/// Where the manager is in its life.
+/// The phase of the manager's lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Training links.
     Starting,
-    /// Links are as they were; which partitions are active has to be told.
+    /// Links are unchanged; the list of active partitions is awaited.
     RestartWait,
-    /// Serving.
+    /// Ready.
     Ready,
-    /// Serving after a restart: failed devices are not known then.
+    /// Ready after a restart: failed devices are unknown then.
     ReadyRestarted,
-    /// The start failed and the configuration says to stay.
+    /// The start failed, and the configuration keeps the process.
     FailedResident,
-    /// The process ends.
+    /// The process exits.
     Ended,
 }
 
-/// What does not change in a life.
+/// The constants of a run.
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// The baseboard.
     pub board: Board,
-    /// Which codes it answers with.
+    /// The generation, which determines the codes.
     pub family: Family,
     /// `FABRIC_MODE=1`.
     pub shared: bool,
-    /// Links are left alone and the list is waited for.
+    /// Links are unchanged, and the list is awaited.
     pub restart: bool,
     /// `FM_STAY_RESIDENT_ON_FAILURES=1`.
     pub resident: bool,
-    /// What a list of active partitions gets that nobody waits for: not known, -3 is a guess.
-    pub unwanted_list: i32,
+    /// The code for an unexpected list of active partitions: unknown, -3 is a guess.
+    pub unexpected_list_code: i32,
 }
 
-/// What changes.
+/// The variable state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Where in its life.
+    /// The phase.
     pub phase: Phase,
-    /// Partitions whose GPUs are connected.
+    /// Active partitions.
     pub active: BTreeSet<PartitionId>,
 }
 
@@ -62,20 +62,20 @@ impl Default for State {
     }
 }
 
-/// What happens to it.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Switches and state file are as they should be.
+    /// Switches and state file are valid.
     Started,
-    /// Or not.
+    /// They are not.
     StartFailed,
-    /// The time for the list after a restart is over.
+    /// The window for the list after a restart has passed.
     WindowOver,
     /// A call.
-    Asked(Ask),
+    Called(Call),
 }
 
-/// What becomes of the state, and the code that a call returns.
+/// Returns the next state, and the code of a call.
 #[must_use]
 pub fn step(rules: &Rules, state: &State, event: &Event) -> (State, i32) {
     let to = |phase| State { phase, ..state.clone() };
@@ -88,19 +88,19 @@ pub fn step(rules: &Rules, state: &State, event: &Event) -> (State, i32) {
         }
         Event::WindowOver if state.phase == Phase::RestartWait => (to(Phase::Ended), codes::SUCCESS),
         Event::Started | Event::StartFailed | Event::WindowOver => (state.clone(), codes::SUCCESS),
-        Event::Asked(ask) => match answer(rules, state, ask) {
+        Event::Called(request) => match answer(rules, state, request) {
             Ok(state) => (state, codes::SUCCESS),
             Err(code) => (state.clone(), code),
         },
     }
 }
 
-fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
-    if let Ask::SetActivated(ids) = ask {
+fn answer(rules: &Rules, state: &State, request: &Call) -> Result<State, i32> {
+    if let Call::SetActivated(ids) = request {
         return match state.phase {
             Phase::RestartWait if rules.shared => set_activated(rules, ids),
             Phase::Ended => Err(codes::CONNECTION_NOT_VALID),
-            _ => Err(rules.unwanted_list),
+            _ => Err(rules.unexpected_list_code),
         };
     }
     match state.phase {
@@ -109,16 +109,16 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
         Phase::Ready | Phase::ReadyRestarted => {}
     }
     let unknown = |id: PartitionId| !rules.board.supports(id);
-    match *ask {
-        Ask::FailedDevices if state.phase == Phase::Ready => Ok(state.clone()),
-        Ask::FailedDevices => Err(codes::NOT_SUPPORTED),
+    match *request {
+        Call::FailedDevices if state.phase == Phase::Ready => Ok(state.clone()),
+        Call::FailedDevices => Err(codes::NOT_SUPPORTED),
         _ if !rules.shared => Err(codes::NOT_SUPPORTED),
-        Ask::List | Ask::Unsupported => Ok(state.clone()),
-        // Of the mode for virtual GPUs.
-        Ask::ActivateWithVfs(_) => Err(codes::NOT_SUPPORTED),
-        Ask::SetActivated(_) => Err(rules.unwanted_list),
-        Ask::Activate(id) | Ask::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
-        Ask::Activate(id) => {
+        Call::List | Call::Unsupported => Ok(state.clone()),
+        // For the vGPU mode.
+        Call::ActivateWithVfs(_) => Err(codes::NOT_SUPPORTED),
+        Call::SetActivated(_) => Err(rules.unexpected_list_code),
+        Call::Activate(id) | Call::Deactivate(id) if unknown(id) => Err(codes::BAD_PARAM),
+        Call::Activate(id) => {
             if state.active.contains(&id) {
                 return Err(rules.family.already_active());
             }
@@ -129,19 +129,19 @@ fn answer(rules: &Rules, state: &State, ask: &Ask) -> Result<State, i32> {
             next.active.insert(id);
             Ok(next)
         }
-        Ask::Deactivate(id) => {
+        Call::Deactivate(id) => {
             let mut next = state.clone();
             if next.active.remove(&id) { Ok(next) } else { Err(rules.family.not_active()) }
         }
     }
 }
 
-/// A list that makes no sense leaves it waiting.
+/// An invalid list keeps it waiting.
 fn set_activated(rules: &Rules, ids: &[PartitionId]) -> Result<State, i32> {
     let board = &rules.board;
     let clash = |at: usize, id: PartitionId| ids[..at].iter().any(|other| board.overlap(id, *other));
     let wrong = ids.iter().enumerate().any(|(at, id)| !board.supports(*id) || clash(at, *id));
-    if wrong || ids.len() > MOST_PARTITIONS {
+    if wrong || ids.len() > MAX_PARTITIONS {
         return Err(codes::BAD_PARAM);
     }
     Ok(State { phase: Phase::ReadyRestarted, active: ids.iter().copied().collect() })

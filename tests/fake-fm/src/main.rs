@@ -10,11 +10,10 @@ use firstlight_fake_fm::control::Control;
 use firstlight_fake_fm::scenario::Scenario;
 use firstlight_fake_fm::server;
 
-/// The GPU is in no partition that is active.
+/// Exit code: the GPU is in no active partition.
 const NO_FABRIC: u8 = 10;
 
-/// A process in the place of NVIDIA's Fabric Manager; what is special to it comes from the file
-/// that FAKE_FM names.
+/// A stand-in for NVIDIA's Fabric Manager; its own options are in the file that FAKE_FM names.
 #[derive(Parser)]
 #[command(name = "fake-fm", disable_version_flag = true)]
 struct Arguments {
@@ -24,13 +23,14 @@ struct Arguments {
     /// Leave links alone and wait for the list of active partitions.
     #[arg(short, long)]
     restart: bool,
-    /// Port of the subnet manager; taken and not used.
+    /// Port of the subnet manager; ignored.
     #[arg(short = 'g', long = "fm-sm-mgmt-port-guid", value_name = "GUID")]
     guid: Option<String>,
     /// Print the version.
     #[arg(short = 'v', long)]
     version: bool,
-    /// Not the real one's: asks the one that runs whether a GPU is in an active partition; ends with 0 if so, with 10 if not.
+    /// Own option: queries the running process whether a GPU is in an active partition; exits with 0 if so, with 10
+    /// if not.
     #[arg(long, value_name = "MODULE")]
     fabric_of: Option<u32>,
 }

@@ -1,11 +1,10 @@
-//! What the stand-in has beyond the real one: a file of JSON that the
-//! environment variable `FAKE_FM` names.
+//! Options that the real manager does not have: a JSON file that the environment variable `FAKE_FM` names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use firstlight_partitions::PartitionId;
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Failed;
@@ -14,42 +13,42 @@ use crate::codes::{self, Family};
 /// The environment variable.
 pub const VARIABLE: &str = "FAKE_FM";
 
-/// A file that cannot be used.
+/// An invalid file.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// It cannot be read.
     #[error("FAKE_FM={0}: {1}")]
     Read(PathBuf, #[source] std::io::Error),
-    /// It is not what is described here.
+    /// It is invalid JSON.
     #[error("FAKE_FM={0}: {1}")]
     Json(PathBuf, #[source] serde_json::Error),
-    /// No such baseboard.
+    /// There is no such baseboard.
     #[error("FAKE_FM: no table {0}; known: h100, b200, a100-8, a100-16, hgx-2")]
     Table(String),
 }
 
-/// Everything has a default: an H100's manager that works.
+/// The defaults are a working manager of an H100.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
     /// The baseboard, by the name of its known table.
     pub table: String,
-    /// Which codes it answers with; none: as managers of that baseboard do.
+    /// The generation whose codes are used; `None`: that of the baseboard.
     pub codes: Option<Family>,
-    /// Before it listens.
+    /// Delay before it listens.
     pub listen_ms: u64,
-    /// Between listening and serving.
+    /// Delay between listening and being ready.
     pub start_ms: u64,
-    /// How long lists take.
+    /// Latency of lists.
     pub list_ms: u64,
-    /// How long an activation takes; what a real one needs is not published.
+    /// Latency of activations; that of the real one is not published.
     pub activate_ms: u64,
-    /// How long it takes to deactivate.
+    /// Latency of deactivations.
     pub deactivate_ms: u64,
-    /// How long the list is waited for after a restart.
+    /// Window for the list after a restart.
     pub restart_window_ms: u64,
-    /// What a list of active partitions gets that nobody waits for.
-    pub unwanted_list: i32,
+    /// The code for an unexpected list of active partitions.
+    pub unexpected_list_code: i32,
     /// The manager's version.
     pub version: String,
     /// The driver's; none: the same.
@@ -58,9 +57,9 @@ pub struct Scenario {
     pub start_fails: Option<String>,
     /// The socket for tests.
     pub control: Option<PathBuf>,
-    /// Where the log of calls is appended to.
+    /// The log of calls, appended to.
     pub log: Option<PathBuf>,
-    /// What is broken.
+    /// Failed devices.
     pub failed: Failed,
     /// Partitions with a running virtual machine when it starts.
     pub tenants: BTreeSet<PartitionId>,
@@ -77,7 +76,7 @@ impl Default for Scenario {
             activate_ms: 200,
             deactivate_ms: 200,
             restart_window_ms: 60_000,
-            unwanted_list: codes::NOT_SUPPORTED,
+            unexpected_list_code: codes::NOT_SUPPORTED,
             version: "610.43.02".to_owned(),
             driver_version: None,
             start_fails: None,
@@ -90,7 +89,7 @@ impl Default for Scenario {
 }
 
 impl Scenario {
-    /// As the environment says.
+    /// Reads the file of the environment variable.
     ///
     /// # Errors
     /// The file cannot be read or used.
@@ -98,7 +97,7 @@ impl Scenario {
         std::env::var_os(VARIABLE).map_or_else(|| Ok(Self::default()), |path| Self::read(Path::new(&path)))
     }
 
-    /// The file's content.
+    /// Reads a file.
     ///
     /// # Errors
     /// It cannot be read or used.
@@ -107,12 +106,12 @@ impl Scenario {
         serde_json::from_slice(&text).map_err(|error| ScenarioError::Json(path.to_owned(), error))
     }
 
-    /// The baseboard.
+    /// Returns the baseboard.
     ///
     /// # Errors
     /// There is none of that name.
-    pub fn known(&self) -> Result<&'static Known, ScenarioError> {
-        Known::named(&self.table).ok_or_else(|| ScenarioError::Table(self.table.clone()))
+    pub fn known(&self) -> Result<&'static KnownBaseboard, ScenarioError> {
+        KnownBaseboard::by_name(&self.table).ok_or_else(|| ScenarioError::Table(self.table.clone()))
     }
 }
 
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_has_a_default_and_nothing_else_is_taken() {
+    fn scenario_fields_have_defaults_and_unknown_ones_are_refused() {
         assert_eq!(serde_json::from_str::<Scenario>("{}").unwrap(), Scenario::default());
         let some = r#"{"table": "b200", "codes": "nvl4", "activate_ms": 0, "failed": {"links": [[1, 2]]}}"#;
         let some: Scenario = serde_json::from_str(some).unwrap();

@@ -1,4 +1,4 @@
-//! The process: its sockets, its threads and its end.
+//! The process: sockets, threads and exit.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,43 +14,43 @@ use std::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::ask::Ask;
 use crate::board::Board;
+use crate::call::Call;
 use crate::codes::{self, Family};
 use crate::config::{Address, Config};
 use crate::control::{Answer, Latency};
-use crate::judge::Judge;
 use crate::machine::{Event, Phase, Rules};
 use crate::scenario::{Scenario, ScenarioError};
+use crate::simulation::{Simulation, sxid, xid};
 use crate::state_file::StateFile;
+use crate::tenant_monitor::TenantMonitor;
 use crate::wire::{self, Reply, Request};
-use crate::world::{World, sxid, xid};
 
 /// The exit code after a violation.
 pub const VIOLATED: u8 = 70;
 
-/// Why it cannot run.
+/// Why it failed to run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The stand-in's own file.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
-    /// What is to be broken is not there.
+    /// A failed device that does not exist.
     #[error("FAKE_FM: {0}")]
     Board(String),
-    /// A log or a socket.
+    /// A log or socket cannot be opened.
     #[error("{0}: {1}")]
     Open(PathBuf, #[source] std::io::Error),
     /// Signals, threads.
-    #[error("cannot start: {0}")]
+    #[error("failed to start: {0}")]
     System(#[from] std::io::Error),
-    /// It came up and went down.
+    /// The manager failed after its start.
     #[error("{0}")]
     Ended(String),
 }
 
 enum End {
-    Asked,
+    Signalled,
     Failed(String),
 }
 
@@ -58,10 +58,10 @@ struct Server {
     config: Config,
     scenario: Scenario,
     rules: Rules,
-    world: Mutex<World>,
-    /// A call that hangs may go on.
+    simulation: Mutex<Simulation>,
+    /// Signals that a hanging call may continue.
     released: Condvar,
-    /// Calls are served one after the other.
+    /// Calls are serialised.
     turn: Mutex<()>,
     log: Mutex<Option<File>>,
     end: Mutex<Sender<End>>,
@@ -71,10 +71,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs until a signal or a failure; the exit code.
+/// Runs until a signal or a failure; returns the exit code.
 ///
 /// # Errors
-/// It cannot start, or the manager that it plays gives up.
+/// It failed to start, or the simulated manager fails.
 pub fn run(config: Config, scenario: Scenario) -> Result<u8, ServerError> {
     let (end, ended) = channel();
     let server = Arc::new(Server::new(config, scenario, end)?);
@@ -85,10 +85,10 @@ pub fn run(config: Config, scenario: Scenario) -> Result<u8, ServerError> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     spawn(&server, move |server| {
         if signals.forever().next().is_some() {
-            server.end(End::Asked);
+            server.end(End::Signalled);
         }
     })?;
-    spawn(&server, |server| server.live())?;
+    spawn(&server, |server| server.run_lifecycle())?;
     server.wait(&ended)
 }
 
@@ -97,7 +97,7 @@ fn spawn(server: &Arc<Server>, work: impl FnOnce(&Arc<Server>) + Send + 'static)
     thread::Builder::new().spawn(move || work(&server)).map(drop)
 }
 
-/// The file of a socket outlives a process that was killed.
+/// Removes the socket file of a killed process first.
 fn listen(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |error| ServerError::Open(path.to_owned(), error);
     if std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket()) {
@@ -118,14 +118,14 @@ impl Server {
         board.check().map_err(ServerError::Board)?;
         let shared = config.mode == 1;
         let family = scenario.codes.unwrap_or_else(|| Family::of(known));
-        // Without the shared mode there is nothing that could be told after a restart.
+        // Without the shared mode there is no list of active partitions.
         let restart = config.restart && shared;
-        let unwanted_list = scenario.unwanted_list;
-        let rules = Rules { board, family, shared, restart, resident: config.resident, unwanted_list };
-        let judge = Judge::new(scenario.tenants.clone());
+        let unexpected_list_code = scenario.unexpected_list_code;
+        let rules = Rules { board, family, shared, restart, resident: config.resident, unexpected_list_code };
+        let tenant_monitor = TenantMonitor::new(scenario.tenants.clone());
         let journal = append(scenario.log.as_ref())?;
         Ok(Self {
-            world: Mutex::new(World::new(rules.clone(), judge, Latency::of(&scenario), journal)),
+            simulation: Mutex::new(Simulation::new(rules.clone(), tenant_monitor, Latency::of(&scenario), journal)),
             log: Mutex::new(append(config.log.as_ref())?),
             released: Condvar::new(),
             turn: Mutex::new(()),
@@ -136,9 +136,9 @@ impl Server {
         })
     }
 
-    /// A line of the manager's log.
-    fn say(&self, line: &str) {
-        // Nobody may read it any more.
+    /// Writes a line to the manager's log.
+    fn log_line(&self, line: &str) {
+        // The reader of stderr may be gone.
         let _ = match &mut *lock(&self.log) {
             Some(file) => writeln!(file, "{line}"),
             None => writeln!(std::io::stderr(), "{line}"),
@@ -146,7 +146,7 @@ impl Server {
     }
 
     fn end(&self, end: End) {
-        // Once is enough: nobody listens after the first.
+        // After the first message the receiver is gone.
         let _ = lock(&self.end).send(end);
     }
 
@@ -154,17 +154,17 @@ impl Server {
         match ended.recv() {
             Ok(End::Failed(line)) => {
                 if self.config.log.is_some() {
-                    self.say(&line);
+                    self.log_line(&line);
                 }
                 Err(ServerError::Ended(line))
             }
-            Ok(End::Asked) | Err(_) => Ok(if lock(&self.world).is_clean() { 0 } else { VIOLATED }),
+            Ok(End::Signalled) | Err(_) => Ok(if lock(&self.simulation).is_clean() { 0 } else { VIOLATED }),
         }
     }
 
-    /// From the start to the end of the wait for the list.
-    fn live(self: &Arc<Self>) {
-        self.say(&format!("Fabric Manager (stand-in) version {} starting", self.scenario.version));
+    /// Runs the lifecycle until the window for the list has passed.
+    fn run_lifecycle(self: &Arc<Self>) {
+        self.log_line(&format!("Fabric Manager (stand-in) version {} starting", self.scenario.version));
         let drivers = self.drivers();
         if let (Err(line), false) = (&drivers, self.rules.resident) {
             return self.end(End::Failed(line.clone()));
@@ -176,13 +176,13 @@ impl Server {
         thread::sleep(Duration::from_millis(self.scenario.start_ms));
         let started = drivers.and_then(|()| self.start());
         let event = if started.is_ok() { Event::Started } else { Event::StartFailed };
-        let phase = lock(&self.world).happen(&event);
+        let phase = lock(&self.simulation).apply_event(&event);
         match (phase, started) {
             (Phase::Ended, Err(line)) => self.end(End::Failed(line)),
-            (_, Err(line)) => self.say(&format!("{line}; staying, not initialised")),
+            (_, Err(line)) => self.log_line(&format!("{line}; staying, not initialised")),
             (Phase::RestartWait, Ok(())) => self.wait_for_list(),
             (_, Ok(())) => {
-                self.say("Successfully configured all the available NVSwitches to route GPU NVLink traffic.")
+                self.log_line("Successfully configured all the available NVSwitches to route GPU NVLink traffic.")
             }
         }
     }
@@ -204,21 +204,21 @@ impl Server {
         let state = StateFile::new(&self.scenario.version, self.rules.board.known);
         let path = &self.config.state_file;
         if self.rules.restart { state.check(path) } else { state.write(path) }.map_err(|error| error.to_string())?;
-        self.say("Connected to 1 node.");
-        if !self.rules.board.tells_of_devices() {
-            // The lists show nothing of it.
+        self.log_line("Connected to 1 node.");
+        if !self.rules.board.reports_devices() {
+            // The lists do not report failures.
             let failed = &self.scenario.failed;
-            failed.switches.iter().for_each(|switch| self.say(&sxid(*switch, 22_013)));
+            failed.switches.iter().for_each(|switch| self.log_line(&sxid(*switch, 22_013)));
             let gpus = failed.gpus.iter().chain(failed.links.iter().map(|(gpu, _)| gpu));
-            gpus.for_each(|gpu| self.say(&xid(*gpu, 74)));
+            gpus.for_each(|gpu| self.log_line(&xid(*gpu, 74)));
         }
         Ok(())
     }
 
     fn wait_for_list(&self) {
-        self.say("restarted; waiting for the list of activated partitions");
+        self.log_line("restarted; waiting for the list of activated partitions");
         thread::sleep(Duration::from_millis(self.scenario.restart_window_ms));
-        if lock(&self.world).happen(&Event::WindowOver) == Phase::Ended {
+        if lock(&self.simulation).apply_event(&Event::WindowOver) == Phase::Ended {
             let window = self.scenario.restart_window_ms;
             self.end(End::Failed(format!("restart: no list of activated partitions within {window} ms")));
         }
@@ -246,22 +246,22 @@ impl Server {
     }
 
     fn serve<S: Read + Write>(&self, stream: S) {
-        serve(stream, |ask| self.call(ask));
+        serve(stream, |request| self.call(request));
     }
 
-    /// One call, when it is its turn.
-    fn call(&self, ask: Ask) -> Reply {
+    /// Executes one call at a time.
+    fn call(&self, request: Call) -> Reply {
         let _turn = lock(&self.turn);
-        let mut world = lock(&self.world);
-        while world.hangs(ask.op()) {
-            world.hanging = true;
-            world = self.released.wait(world).unwrap_or_else(PoisonError::into_inner);
+        let mut simulation = lock(&self.simulation);
+        while simulation.hangs(request.op()) {
+            simulation.hanging = true;
+            simulation = self.released.wait(simulation).unwrap_or_else(PoisonError::into_inner);
         }
-        world.hanging = false;
-        let (fault, time) = world.begin(&ask);
-        drop(world);
+        simulation.hanging = false;
+        let (fault, time) = simulation.begin(&request);
+        drop(simulation);
         thread::sleep(time);
-        lock(&self.world).finish(ask, fault.as_ref())
+        lock(&self.simulation).finish(request, fault.as_ref())
     }
 
     fn accept_control(self: &Arc<Self>, listener: &UnixListener) {
@@ -273,12 +273,12 @@ impl Server {
         let mut line = String::new();
         while stream.read_line(&mut line).is_ok_and(|length| length > 0) {
             let (answer, said) = match serde_json::from_str(&line) {
-                Ok(command) => lock(&self.world).control(command),
+                Ok(command) => lock(&self.simulation).control(command),
                 Err(error) => (Answer::Error(error.to_string()), None),
             };
             self.released.notify_all();
             if let Some(said) = said {
-                self.say(&said);
+                self.log_line(&said);
             }
             line.clear();
             let Ok(mut text) = serde_json::to_vec(&answer) else { return };
@@ -290,7 +290,7 @@ impl Server {
     }
 }
 
-/// A thread for each connection; one that cannot be had costs only itself.
+/// Serves each connection on a thread; a failed spawn drops that connection only.
 fn accept<S: Send + 'static>(
     server: &Arc<Server>,
     streams: impl Iterator<Item = Result<S, std::io::Error>>,
@@ -299,17 +299,17 @@ fn accept<S: Send + 'static>(
     for stream in streams.flatten() {
         let work = work.clone();
         if let Err(error) = spawn(server, move |server| work(server, stream)) {
-            server.say(&format!("a connection is dropped: {error}"));
+            server.log_line(&format!("a connection is dropped: {error}"));
         }
     }
 }
 
-/// Until the client goes or sends what is no request: that ends its connection only.
-fn serve<S: Read + Write>(mut stream: S, mut call: impl FnMut(Ask) -> Reply) {
+/// Serves requests until the client disconnects or sends an invalid one.
+fn serve<S: Read + Write>(mut stream: S, mut call: impl FnMut(Call) -> Reply) {
     while let Ok(request) = wire::read(&mut stream) {
         let reply = match request {
             Request::Hello => Reply::code(codes::SUCCESS),
-            Request::Ask(ask) => call(ask),
+            Request::Call(request) => call(request),
         };
         if wire::write(&mut stream, &reply).is_err() {
             return;

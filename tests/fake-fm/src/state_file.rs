@@ -1,23 +1,23 @@
-//! What is kept for a restart: which manager, which baseboard, which GPUs.
-//! Which partitions are active is not in it: that has to be told.
+//! The state file for a restart: version, baseboard and GPUs. It does not contain the active partitions: the list has
+//! to be sent.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use firstlight_partitions::known::Known;
+use firstlight_partitions::known::KnownBaseboard;
 use serde::{Deserialize, Serialize};
 
-/// A file that a restart refuses, or that cannot be written.
+/// A file that a restart rejects, or that cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// It cannot be written.
-    #[error("cannot write the state file {0}: {1}")]
+    #[error("failed to write the state file {0}: {1}")]
     Write(String, #[source] std::io::Error),
     /// There is none, or it cannot be read.
-    #[error("restart: cannot read the state file {0}: {1}")]
+    #[error("restart: failed to read the state file {0}: {1}")]
     Read(String, #[source] std::io::Error),
-    /// It is not what was written.
+    /// It is corrupt.
     #[error("restart: the state file {0} is corrupt: {1}")]
     Corrupt(String, #[source] serde_json::Error),
     /// Written by another manager, or on another baseboard.
@@ -25,9 +25,9 @@ pub enum StateFileError {
     Other {
         /// The file.
         path: String,
-        /// What is in it.
+        /// Its content.
         found: String,
-        /// What should be.
+        /// The expected content.
         expected: String,
     },
 }
@@ -42,9 +42,9 @@ pub struct StateFile {
 }
 
 impl StateFile {
-    /// As this manager would write it.
+    /// Returns this manager's content.
     #[must_use]
-    pub fn new(version: &str, known: &Known) -> Self {
+    pub fn new(version: &str, known: &KnownBaseboard) -> Self {
         let gpus = known.table().gpus().ids().collect();
         Self { version: version.to_owned(), table: known.name.to_owned(), gpus }
     }
@@ -53,7 +53,7 @@ impl StateFile {
         format!("version {} on {}", self.version, self.table)
     }
 
-    /// Writes it: a crash leaves the old one or the new one.
+    /// Writes it atomically.
     ///
     /// # Errors
     /// The directory is not there or cannot be written to.
@@ -67,10 +67,10 @@ impl StateFile {
         std::fs::rename(&beside, path).map_err(failed)
     }
 
-    /// Whether the file is what this manager would write.
+    /// Checks that the file has this manager's content.
     ///
     /// # Errors
-    /// It is not.
+    /// It has not.
     pub fn check(&self, path: &Path) -> Result<(), StateFileError> {
         let name = || path.display().to_string();
         let text = std::fs::read(path).map_err(|error| StateFileError::Read(name(), error))?;
@@ -88,12 +88,12 @@ mod tests {
     use firstlight_partitions::known;
 
     #[test]
-    fn a_restart_takes_only_its_own() {
+    fn restart_requires_a_matching_state_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         let ours = StateFile::new("610.43.02", &known::H100);
         let refusal = |file: &StateFile| file.check(&path).unwrap_err().to_string();
-        assert!(refusal(&ours).contains("cannot read"));
+        assert!(refusal(&ours).contains("failed to read"));
         ours.write(&path).unwrap();
         ours.check(&path).unwrap();
         assert!(refusal(&StateFile::new("575.57.08", &known::H100)).contains("version 610.43.02 on h100, this is"));

@@ -1,50 +1,49 @@
-//! Between the library in libnvfm's place and this process: a frame is a byte
-//! with the version, the length of what follows (four bytes, the highest first)
-//! and JSON. One request, one reply.
+//! The protocol between the libnvfm stand-in and this process: a frame is a version byte, the length (four bytes,
+//! big-endian) and JSON. One reply per request.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::{Ask, Told};
+use crate::call::{Call, Payload};
 
 /// The version of the frames.
 pub const VERSION: u8 = 1;
-/// The largest list is a tenth of it.
-pub const MOST_BYTES: usize = 1 << 20;
+/// The maximum length of a frame, ten times the largest list.
+pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// What a client says.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Is somebody there?
+    /// Checks that the manager answers.
     Hello,
     /// A call.
-    Ask(Ask),
+    Call(Call),
 }
 
-/// What it gets.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
     /// A code of [`crate::codes`].
     pub rc: i32,
-    /// Nothing unless the code is 0.
-    pub told: Told,
+    /// Empty unless the code is 0.
+    pub payload: Payload,
 }
 
 impl Reply {
-    /// Only a code.
+    /// Creates a reply without data.
     #[must_use]
     pub fn code(rc: i32) -> Self {
-        Self { rc, told: Told::Nothing }
+        Self { rc, payload: Payload::Nothing }
     }
 }
 
 /// Writes one frame.
 ///
 /// # Errors
-/// The other side is gone.
+/// The peer has disconnected.
 pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), Error> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).map_err(|_| Error::from(ErrorKind::InvalidData))?;
@@ -57,13 +56,13 @@ pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), Error>
 /// Reads one frame.
 ///
 /// # Errors
-/// The other side is gone, or what it sent is none.
+/// The peer has disconnected, or sent an invalid frame.
 pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     let mut head = [0; 5];
     from.read_exact(&mut head)?;
     let [version, length @ ..] = head;
     let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    if version != VERSION || length > MOST_BYTES {
+    if version != VERSION || length > MAX_MESSAGE {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut json = vec![0; length];
@@ -71,10 +70,10 @@ pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     Ok(serde_json::from_slice(&json)?)
 }
 
-/// One request, one reply.
+/// Sends a request and waits for the reply.
 ///
 /// # Errors
-/// The manager is gone.
+/// The manager has disconnected.
 pub fn request<S: Read + Write>(stream: &mut S, request: &Request) -> Result<Reply, Error> {
     write(stream, request)?;
     read(stream)
@@ -86,9 +85,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn frames_round_trip() {
         let mut bytes = Vec::new();
-        let requests = [Request::Hello, Request::Ask(Ask::SetActivated(vec![1, 2])), Request::Ask(Ask::List)];
+        let requests = [Request::Hello, Request::Call(Call::SetActivated(vec![1, 2])), Request::Call(Call::List)];
         for request in &requests {
             write(&mut bytes, request).unwrap();
         }

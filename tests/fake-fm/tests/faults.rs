@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight_fake_fm::ask::{Ask, Op};
+use firstlight_fake_fm::call::{Call, Op};
 use firstlight_fake_fm::control::{Command, Fault, Latency};
 use firstlight_fake_fm::home::{Home, Running};
 use firstlight_fake_fm::machine::Phase;
@@ -27,25 +27,25 @@ fn started(home: &Home, scenario: &Scenario) -> Running {
     fm
 }
 
-fn call(home: &Home, ask: Ask) -> i32 {
+fn call(home: &Home, request: Call) -> i32 {
     let mut stream = UnixStream::connect(home.socket()).unwrap();
-    wire::request(&mut stream, &Request::Ask(ask)).unwrap().rc
+    wire::request(&mut stream, &Request::Call(request)).unwrap().rc
 }
 
 #[test]
-fn an_answer_that_is_not_what_happened() {
+fn injected_reply_contradicts_the_effect() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let mut fm = started(&home, &Scenario { table: "b200".into(), ..quick() });
     let late = Fault { op: Some(Op::Activate), rc: -5, after_ms: 100, take_effect: true, times: 1 };
-    fm.control.tell(&Command::Fault(late)).unwrap();
-    let begun = Instant::now();
-    assert_eq!(call(&home, Ask::Activate(4)), -5);
-    assert!(begun.elapsed() >= Duration::from_millis(100));
-    assert_eq!(call(&home, Ask::Activate(4)), -17, "it is active");
-    assert_eq!(call(&home, Ask::Activate(8)), -24);
-    assert_eq!(call(&home, Ask::Deactivate(5)), -18);
-    assert!(fm.control.tell(&Command::Tenant { partition: 99, running: true }).is_err());
+    fm.control.send(&Command::Fault(late)).unwrap();
+    let start = Instant::now();
+    assert_eq!(call(&home, Call::Activate(4)), -5);
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    assert_eq!(call(&home, Call::Activate(4)), -17, "it is active");
+    assert_eq!(call(&home, Call::Activate(8)), -24);
+    assert_eq!(call(&home, Call::Deactivate(5)), -18);
+    assert!(fm.control.send(&Command::Tenant { partition: 99, running: true }).is_err());
     assert_eq!(fm.terminate().unwrap(), Some(0));
 }
 
@@ -54,36 +54,36 @@ fn calls_wait_for_each_other_and_hang() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
-    fm.control.tell(&Command::Latency(Latency { activate_ms: Some(100), ..Latency::default() })).unwrap();
-    let begun = Instant::now();
+    fm.control.send(&Command::Latency(Latency { activate_ms: Some(100), ..Latency::default() })).unwrap();
+    let start = Instant::now();
     thread::scope(|scope| {
         for id in [3, 4, 5] {
             let home = &home;
-            scope.spawn(move || assert_eq!(call(home, Ask::Activate(id)), 0));
+            scope.spawn(move || assert_eq!(call(home, Call::Activate(id)), 0));
         }
     });
-    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(start.elapsed() >= Duration::from_millis(300));
 
-    fm.control.tell(&Command::Hang(Some(Op::Deactivate))).unwrap();
-    assert_eq!(call(&home, Ask::List), 0, "of another kind");
+    fm.control.send(&Command::Hang(Some(Op::Deactivate))).unwrap();
+    assert_eq!(call(&home, Call::List), 0, "of another kind");
     thread::scope(|scope| {
-        let hung = scope.spawn(|| call(&home, Ask::Deactivate(3)));
+        let hung = scope.spawn(|| call(&home, Call::Deactivate(3)));
         let snapshot = fm.wait_until(|snapshot| snapshot.hanging).unwrap();
         assert_eq!(snapshot.active, [3, 4, 5].into());
-        fm.control.tell(&Command::Release).unwrap();
+        fm.control.send(&Command::Release).unwrap();
         assert_eq!(hung.join().unwrap(), 0);
     });
     assert!(!fm.control.snapshot().unwrap().hanging);
 }
 
 #[test]
-fn harm_to_a_tenant_is_in_the_exit_code() {
+fn violations_set_the_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let mut fm = started(&home, &quick());
-    assert_eq!(call(&home, Ask::Activate(1)), 0);
-    fm.control.tell(&Command::Tenant { partition: 1, running: true }).unwrap();
-    assert_eq!(call(&home, Ask::Activate(3)), -7, "refused, and should not have been asked");
+    assert_eq!(call(&home, Call::Activate(1)), 0);
+    fm.control.send(&Command::Tenant { partition: 1, running: true }).unwrap();
+    assert_eq!(call(&home, Call::Activate(3)), -7, "refused, and should not have been asked");
     let violations = fm.control.snapshot().unwrap().violations;
     assert_eq!(violations, ["partition 3 is to be activated, of GPUs that the tenant of 1 has"]);
     assert_eq!(fm.terminate().unwrap(), Some(70));

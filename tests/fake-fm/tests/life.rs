@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Output;
 
-use firstlight_fake_fm::ask::{Ask, Told};
 use firstlight_fake_fm::board::Failed;
+use firstlight_fake_fm::call::{Call, Payload};
 use firstlight_fake_fm::control::Command;
 use firstlight_fake_fm::home::Home;
 use firstlight_fake_fm::machine::Phase;
@@ -23,9 +23,9 @@ fn quick() -> Scenario {
     Scenario { start_ms: 0, list_ms: 0, activate_ms: 0, deactivate_ms: 0, ..Scenario::default() }
 }
 
-fn call(home: &Home, ask: Ask) -> i32 {
+fn call(home: &Home, request: Call) -> i32 {
     let mut stream = UnixStream::connect(home.socket()).unwrap();
-    wire::request(&mut stream, &Request::Ask(ask)).unwrap().rc
+    wire::request(&mut stream, &Request::Call(request)).unwrap().rc
 }
 
 /// Runs it to its end.
@@ -38,7 +38,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn it_starts_serves_and_ends() {
+fn fm_starts_serves_and_terminates() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     // An H100's: only the log tells.
@@ -47,13 +47,13 @@ fn it_starts_serves_and_ends() {
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
     assert!(home.state_file().exists());
-    assert_eq!(call(&home, Ask::Activate(3)), 0);
+    assert_eq!(call(&home, Call::Activate(3)), 0);
     let mut stream = UnixStream::connect(home.socket()).unwrap();
-    let reply = wire::request(&mut stream, &Request::Ask(Ask::List)).unwrap();
-    let Told::List { partitions, most } = reply.told else { panic!("{reply:?}") };
+    let reply = wire::request(&mut stream, &Request::Call(Call::List)).unwrap();
+    let Payload::List { partitions, most } = reply.payload else { panic!("{reply:?}") };
     assert_eq!((partitions.len(), most), (15, 15));
     assert_eq!(partitions.iter().filter(|it| it.is_active).map(|it| it.id).collect::<Vec<_>>(), [3]);
-    fm.control.tell(&Command::Sxid { switch: 2, code: 20_034 }).unwrap();
+    fm.control.send(&Command::Sxid { switch: 2, code: 20_034 }).unwrap();
     assert_eq!(fm.terminate().unwrap(), Some(0));
     assert!(stream.read(&mut [0]).is_ok_and(|length| length == 0), "old connections end");
     let log = std::fs::read_to_string(home.log()).unwrap();
@@ -63,7 +63,7 @@ fn it_starts_serves_and_ends() {
 }
 
 #[test]
-fn while_it_starts_nothing_is_served() {
+fn starting_fm_refuses_calls() {
     const LONG: u64 = 600_000;
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
@@ -77,34 +77,34 @@ fn while_it_starts_nothing_is_served() {
     while UnixStream::connect(home.socket()).is_err() {
         fm.wait_for(Phase::Starting).unwrap();
     }
-    for ask in [Ask::List, Ask::Activate(3), Ask::Deactivate(3), Ask::FailedDevices, Ask::Unsupported] {
-        assert_eq!(call(&home, ask), -8);
+    for request in [Call::List, Call::Activate(3), Call::Deactivate(3), Call::FailedDevices, Call::Unsupported] {
+        assert_eq!(call(&home, request), -8);
     }
-    assert_eq!(call(&home, Ask::SetActivated(vec![])), -3);
+    assert_eq!(call(&home, Call::SetActivated(vec![])), -3);
     assert!(!home.state_file().exists(), "nothing to restart from");
     assert_eq!(fm.terminate().unwrap(), Some(0));
 }
 
 #[test]
-fn a_killed_one_is_restarted_with_the_list() {
+fn killed_fm_is_restarted_with_the_list() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     home.write(&[], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
-    assert_eq!(call(&home, Ask::Activate(3)), 0);
+    assert_eq!(call(&home, Call::Activate(3)), 0);
     fm.kill().unwrap();
-    assert!(UnixStream::connect(home.socket()).is_err(), "the socket's file is there, and nobody");
+    assert!(UnixStream::connect(home.socket()).is_err(), "the socket file exists, without a listener");
     home.write(&[], &Scenario { tenants: [3].into(), ..quick() }).unwrap();
 
     let mut fm = home.start(Path::new(PROGRAM), &["--restart"]).unwrap();
     fm.wait_for(Phase::RestartWait).unwrap();
-    for ask in [Ask::List, Ask::Activate(4), Ask::Deactivate(3), Ask::FailedDevices, Ask::Unsupported] {
-        assert_eq!(call(&home, ask), -8);
+    for request in [Call::List, Call::Activate(4), Call::Deactivate(3), Call::FailedDevices, Call::Unsupported] {
+        assert_eq!(call(&home, request), -8);
     }
-    assert_eq!(call(&home, Ask::SetActivated(vec![3, 7])), -1);
-    assert_eq!(call(&home, Ask::SetActivated(vec![3, 4])), 0);
-    assert_eq!(call(&home, Ask::SetActivated(vec![3, 4])), -3, "once");
+    assert_eq!(call(&home, Call::SetActivated(vec![3, 7])), -1);
+    assert_eq!(call(&home, Call::SetActivated(vec![3, 4])), 0);
+    assert_eq!(call(&home, Call::SetActivated(vec![3, 4])), -3, "once");
     let snapshot = fm.control.snapshot().unwrap();
     assert_eq!((snapshot.phase, snapshot.active), (Phase::ReadyRestarted, [3, 4].into()));
     assert!(snapshot.violations.is_empty(), "{:?}", snapshot.violations);
@@ -112,19 +112,19 @@ fn a_killed_one_is_restarted_with_the_list() {
 
     let mut fm = home.start(Path::new(PROGRAM), &["-r"]).unwrap();
     fm.wait_for(Phase::RestartWait).unwrap();
-    assert_eq!(call(&home, Ask::SetActivated(vec![4])), 0);
+    assert_eq!(call(&home, Call::SetActivated(vec![4])), 0);
     assert_eq!(fm.control.snapshot().unwrap().violations.len(), 2, "forgotten, and cut");
     assert_eq!(fm.terminate().unwrap(), Some(70));
 }
 
 #[test]
-fn without_the_list_it_gives_up() {
+fn fm_without_the_list_exits() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     home.write(&[("FABRIC_MODE_RESTART", "1")], &Scenario { restart_window_ms: 100, ..quick() }).unwrap();
     let first = output(&home, &[]);
     assert_eq!(first.status.code(), Some(1));
-    assert!(said(&first).contains("cannot read the state file"), "the first start: {}", said(&first));
+    assert!(said(&first).contains("failed to read the state file"), "the first start: {}", said(&first));
 
     home.write(&[], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
@@ -142,7 +142,7 @@ fn without_the_list_it_gives_up() {
 }
 
 #[test]
-fn starts_that_fail() {
+fn failed_starts_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let mismatch = Scenario { driver_version: Some("575.57.08".into()), ..quick() };
@@ -154,14 +154,14 @@ fn starts_that_fail() {
     home.write(&[("FM_STAY_RESIDENT_ON_FAILURES", "1")], &mismatch).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::FailedResident).unwrap();
-    assert_eq!((call(&home, Ask::List), call(&home, Ask::SetActivated(vec![]))), (-8, -3));
+    assert_eq!((call(&home, Call::List), call(&home, Call::SetActivated(vec![]))), (-8, -3));
     assert_eq!(fm.terminate().unwrap(), Some(0));
 
     for (keys, scenario, error) in [
         (vec![("DAEMONIZE", "1")], quick(), "DAEMONIZE=1: the stand-in stays in the foreground"),
         (vec![("FABRIC_MODE", "9")], quick(), "FABRIC_MODE=9"),
         (vec![("FM_CMD_UNIX_SOCKET_PATH", "/nowhere/socket")], quick(), "/nowhere/socket"),
-        (vec![("STATE_FILE_NAME", "/nowhere/state")], quick(), "cannot write the state file"),
+        (vec![("STATE_FILE_NAME", "/nowhere/state")], quick(), "failed to write the state file"),
         (vec![], Scenario { table: "h200".into(), ..quick() }, "no table h200"),
         (vec![], Scenario { start_fails: Some("no switch was found".into()), ..quick() }, "no switch was found"),
     ] {
@@ -177,17 +177,17 @@ fn starts_that_fail() {
 }
 
 #[test]
-fn other_modes_and_other_sockets() {
+fn other_fabric_modes_and_sockets() {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::new(dir.path());
     let internal = dir.path().join("internal");
     home.write(&[("FABRIC_MODE", "0"), ("UNIX_SOCKET_PATH", internal.to_str().unwrap())], &quick()).unwrap();
     let mut fm = home.start(Path::new(PROGRAM), &["-g", "0x0123456789abcdef"]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
-    assert_eq!(call(&home, Ask::List), -3);
+    assert_eq!(call(&home, Call::List), -3);
     let mut trap = UnixStream::connect(&internal).unwrap();
     assert_eq!(wire::request(&mut trap, &Request::Hello).unwrap().rc, 0);
-    assert_eq!(wire::request(&mut trap, &Request::Ask(Ask::List)).unwrap().rc, -4);
+    assert_eq!(wire::request(&mut trap, &Request::Call(Call::List)).unwrap().rc, -4);
 
     // Garbage ends one connection.
     let mut good = UnixStream::connect(home.socket()).unwrap();
@@ -202,5 +202,5 @@ fn other_modes_and_other_sockets() {
     let mut fm = home.start(Path::new(PROGRAM), &[]).unwrap();
     fm.wait_for(Phase::Ready).unwrap();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    assert_eq!(wire::request(&mut stream, &Request::Ask(Ask::List)).unwrap().rc, 0);
+    assert_eq!(wire::request(&mut stream, &Request::Call(Call::List)).unwrap().rc, 0);
 }

@@ -1,5 +1,4 @@
-//! The structures, by our own names. Sizes and offsets are those of the
-//! interface, for x86-64 and aarch64.
+//! The structures, with our own names and the sizes and offsets of the interface, for x86-64 and aarch64.
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
@@ -11,15 +10,15 @@ pub const UUID_BYTES: usize = 80;
 /// Bytes of a PCI address.
 pub const PCI_BYTES: usize = 32;
 /// GPUs of a partition.
-pub const MOST_GPUS: usize = 16;
+pub const MAX_GPUS: usize = 16;
 /// Switches of a baseboard.
-pub const MOST_SWITCHES: usize = 12;
+pub const MAX_SWITCHES: usize = 12;
 /// Partitions of a baseboard.
-pub const MOST_PARTITIONS: usize = 64;
+pub const MAX_PARTITIONS: usize = 64;
 /// Links of a device.
-pub const MOST_PORTS: usize = 64;
+pub const MAX_PORTS: usize = 64;
 
-/// What a connection is known by: not a pointer, so that an old one harms nobody.
+/// A connection handle: not a pointer, so that a stale one is harmless.
 pub type Handle = *mut c_void;
 
 /// `addressType`: an IP address.
@@ -35,9 +34,9 @@ pub const VSOCK: u32 = 3;
 pub struct ConnectParams1 {
     /// [`CONNECT_PARAMS_1`].
     pub version: u32,
-    /// Ends with a NUL.
+    /// NUL-terminated.
     pub address: [u8; ADDRESS_BYTES],
-    /// The most that it may take.
+    /// The timeout.
     pub timeout_ms: u32,
     /// Not 0: the address is a path.
     pub address_is_unix_socket: u32,
@@ -96,7 +95,7 @@ pub struct PartitionInfo {
     /// How many of `gpus` count.
     pub num_gpus: u32,
     /// Its GPUs.
-    pub gpus: [GpuInfo; MOST_GPUS],
+    pub gpus: [GpuInfo; MAX_GPUS],
 }
 
 /// All partitions.
@@ -110,7 +109,7 @@ pub struct PartitionList {
     /// How many there could be.
     pub max_num_partitions: u32,
     /// The partitions.
-    pub partitions: [PartitionInfo; MOST_PARTITIONS],
+    pub partitions: [PartitionInfo; MAX_PARTITIONS],
 }
 
 /// Partitions that are active.
@@ -122,7 +121,7 @@ pub struct ActivatedList {
     /// How many of `ids` count.
     pub num_partitions: u32,
     /// Their numbers.
-    pub ids: [u32; MOST_PARTITIONS],
+    pub ids: [u32; MAX_PARTITIONS],
 }
 
 /// A device with links that failed.
@@ -136,7 +135,7 @@ pub struct FailedDevice {
     /// How many of `ports` count.
     pub num_ports: u32,
     /// The links.
-    pub ports: [u32; MOST_PORTS],
+    pub ports: [u32; MAX_PORTS],
 }
 
 /// All devices with links that failed.
@@ -150,12 +149,12 @@ pub struct FailedDevices {
     /// How many of `switches` count.
     pub num_switches: u32,
     /// The GPUs.
-    pub gpus: [FailedDevice; MOST_GPUS],
+    pub gpus: [FailedDevice; MAX_GPUS],
     /// The switches.
-    pub switches: [FailedDevice; MOST_SWITCHES],
+    pub switches: [FailedDevice; MAX_SWITCHES],
 }
 
-/// A partition that failures took.
+/// A partition that failures made unavailable.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Unsupported {
@@ -164,10 +163,10 @@ pub struct Unsupported {
     /// How many of `gpus` count.
     pub num_gpus: u32,
     /// Module ids.
-    pub gpus: [u32; MOST_GPUS],
+    pub gpus: [u32; MAX_GPUS],
 }
 
-/// All partitions that failures took.
+/// All partitions that failures made unavailable.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct UnsupportedList {
@@ -176,10 +175,10 @@ pub struct UnsupportedList {
     /// How many of `partitions` count.
     pub num_partitions: u32,
     /// The partitions.
-    pub partitions: [Unsupported; MOST_PARTITIONS],
+    pub partitions: [Unsupported; MAX_PARTITIONS],
 }
 
-/// A structure's version: its size, and a number above.
+/// Returns a structure's version: its size, and a number in the upper bits.
 #[expect(clippy::cast_possible_truncation, reason = "checked below; no conversion is const")]
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24

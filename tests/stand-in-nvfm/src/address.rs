@@ -1,4 +1,4 @@
-//! Where to connect to.
+//! The manager's address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use crate::abi::{ADDRESS_BYTES, INET, UNIX, VSOCK};
 
 const PORT: u16 = 6666;
 
-/// An address that makes sense.
+/// A valid address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// By TCP.
     Inet(SocketAddr),
     /// By a Unix socket.
     Unix(PathBuf),
-    /// A virtual machine's port: nobody is ever there.
+    /// A vsock address: connections always fail.
     Vsock,
 }
 
 impl Address {
-    /// Of the two fields of a connection.
+    /// Parses the two address fields of a connection.
     pub(crate) fn parse(kind: u32, bytes: &[u8; ADDRESS_BYTES]) -> Result<Self, i32> {
         let end = bytes.iter().position(|byte| *byte == 0).ok_or(codes::BAD_PARAM)?;
         let text = std::str::from_utf8(&bytes[..end]).map_err(|_| codes::BAD_PARAM)?;

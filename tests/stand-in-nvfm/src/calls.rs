@@ -1,21 +1,21 @@
-//! The functions of the library. A feature leaves out the name by which one is found.
+//! The exported functions. Cargo features omit some of them.
 #![allow(non_snake_case, reason = "the names are the interface's")]
 
 use std::ptr;
 
-use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::call::{Call, Payload};
 use firstlight_fake_fm::codes;
 
 use crate::abi::{
-    self, ActivatedList, ConnectParams1, ConnectParams2, FailedDevices, Handle, MOST_GPUS, MOST_PARTITIONS,
-    MOST_SWITCHES, PciDevice, UnsupportedList,
+    self, ActivatedList, ConnectParams1, ConnectParams2, FailedDevices, Handle, MAX_GPUS, MAX_PARTITIONS, MAX_SWITCHES,
+    PciDevice, UnsupportedList,
 };
 use crate::address::Address;
 use crate::fill::{self, TOO_MANY_GPUS, TOO_MANY_PARTITIONS};
 use crate::library::{self, call};
 use crate::variant::Variant;
 
-/// The version in the first field of a structure.
+/// Returns the version in the first field of a structure.
 ///
 /// # Safety
 /// `structure` is null or points to at least an aligned `u32`.
@@ -27,7 +27,7 @@ unsafe fn version_of<T>(structure: *const T) -> Result<u32, i32> {
     Ok(unsafe { structure.cast::<u32>().read() })
 }
 
-/// A structure that the caller has and that is of this version.
+/// Returns the caller's structure if it has this version.
 ///
 /// # Safety
 /// As for [`version_of`].
@@ -48,17 +48,17 @@ unsafe fn put<T>(array: *mut T, most: usize, items: impl Iterator<Item = T>) {
     }
 }
 
-fn simple(handle: Handle, ask: Ask) -> Result<(), i32> {
-    library::ask(handle.addr(), ask).map(drop)
+fn simple(handle: Handle, call: Call) -> Result<(), i32> {
+    library::send(handle.addr(), call).map(drop)
 }
 
-/// Before anything else.
+/// Initialises the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmLibInit() -> i32 {
     call(|_| library::init())
 }
 
-/// Closes all connections.
+/// Shuts the library down and closes all connections.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmLibShutdown() -> i32 {
     call(|_| library::shutdown())
@@ -107,7 +107,7 @@ pub extern "C" fn fmDisconnect(handle: Handle) -> i32 {
     call(|_| library::disconnect(handle.addr()))
 }
 
-/// All partitions that can be had.
+/// Lists the supported partitions.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.
@@ -116,28 +116,28 @@ pub unsafe extern "C" fn fmGetSupportedFabricPartitions(handle: Handle, out: *mu
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::PARTITION_LIST) }?;
-        let Told::List { partitions, most } = library::ask(handle.addr(), Ask::List)? else {
+        let Payload::List { partitions, most } = library::send(handle.addr(), Call::List)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let number = fill::count(partitions.len().min(MOST_PARTITIONS));
+        let number = fill::count(partitions.len().min(MAX_PARTITIONS));
         let infos = partitions.iter().map(|it| fill::partition(variant, it));
         // SAFETY: a list of this version, by the caller's promise; `put` stays within its array.
         unsafe {
             (&raw mut (*out).num_partitions).write(variant.count(number, TOO_MANY_PARTITIONS));
             (&raw mut (*out).max_num_partitions).write(most);
-            put((&raw mut (*out).partitions).cast(), MOST_PARTITIONS, infos);
+            put((&raw mut (*out).partitions).cast(), MAX_PARTITIONS, infos);
         }
         Ok(())
     })
 }
 
-/// Connects the GPUs of a partition.
+/// Activates a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmActivateFabricPartition(handle: Handle, id: u32) -> i32 {
-    call(|_| simple(handle, Ask::Activate(id)))
+    call(|_| simple(handle, Call::Activate(id)))
 }
 
-/// The same for virtual functions, in a mode that the manager is not in.
+/// Activates a partition with virtual functions, in a mode that the manager does not have.
 ///
 /// # Safety
 /// `vfs` is null or points to `num_vfs` structures; nothing is read.
@@ -150,20 +150,20 @@ pub unsafe extern "C" fn fmActivateFabricPartitionWithVFs(
 ) -> i32 {
     call(|_| {
         library::ready()?;
-        if vfs.is_null() || num_vfs == 0 || num_vfs > fill::count(MOST_GPUS) {
+        if vfs.is_null() || num_vfs == 0 || num_vfs > fill::count(MAX_GPUS) {
             return Err(codes::BAD_PARAM);
         }
-        simple(handle, Ask::ActivateWithVfs(id))
+        simple(handle, Call::ActivateWithVfs(id))
     })
 }
 
-/// Parts the GPUs of a partition.
+/// Deactivates a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn fmDeactivateFabricPartition(handle: Handle, id: u32) -> i32 {
-    call(|_| simple(handle, Ask::Deactivate(id)))
+    call(|_| simple(handle, Call::Deactivate(id)))
 }
 
-/// After a restart: these are active.
+/// Sends the list of active partitions after a restart.
 ///
 /// # Safety
 /// `list` is null or a structure of the version that it says.
@@ -176,11 +176,11 @@ pub unsafe extern "C" fn fmSetActivatedFabricPartitions(handle: Handle, list: *m
         let list = unsafe { list.read() };
         let number = usize::try_from(list.num_partitions).unwrap_or(usize::MAX);
         let ids = list.ids.get(..number).ok_or(codes::BAD_PARAM)?;
-        simple(handle, Ask::SetActivated(ids.to_vec()))
+        simple(handle, Call::SetActivated(ids.to_vec()))
     })
 }
 
-/// Devices with links that failed.
+/// Lists devices with failed links.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.
@@ -189,24 +189,24 @@ pub unsafe extern "C" fn fmGetNvlinkFailedDevices(handle: Handle, out: *mut Fail
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::FAILED_DEVICES) }?;
-        let Told::FailedDevices { gpus, switches } = library::ask(handle.addr(), Ask::FailedDevices)? else {
+        let Payload::FailedDevices { gpus, switches } = library::send(handle.addr(), Call::FailedDevices)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let num_gpus = fill::count(gpus.len().min(MOST_GPUS));
-        let num_switches = fill::count(switches.len().min(MOST_SWITCHES));
+        let num_gpus = fill::count(gpus.len().min(MAX_GPUS));
+        let num_switches = fill::count(switches.len().min(MAX_SWITCHES));
         let of_variant = |it| fill::failed(variant, it);
         // SAFETY: a structure of this version, by the caller's promise; `put` stays within its arrays.
         unsafe {
             (&raw mut (*out).num_gpus).write(variant.count(num_gpus, TOO_MANY_GPUS));
             (&raw mut (*out).num_switches).write(num_switches);
-            put((&raw mut (*out).gpus).cast(), MOST_GPUS, gpus.iter().map(of_variant));
-            put((&raw mut (*out).switches).cast(), MOST_SWITCHES, switches.iter().map(of_variant));
+            put((&raw mut (*out).gpus).cast(), MAX_GPUS, gpus.iter().map(of_variant));
+            put((&raw mut (*out).switches).cast(), MAX_SWITCHES, switches.iter().map(of_variant));
         }
         Ok(())
     })
 }
 
-/// Partitions that failures took.
+/// Lists partitions that failures made unavailable.
 ///
 /// # Safety
 /// `out` is null or a structure of the version that it says, which can be written to.
@@ -215,15 +215,15 @@ pub unsafe extern "C" fn fmGetUnsupportedFabricPartitions(handle: Handle, out: *
     call(|variant| {
         // SAFETY: the caller's promise.
         unsafe { is_version(out, abi::UNSUPPORTED_LIST) }?;
-        let Told::Unsupported(lost) = library::ask(handle.addr(), Ask::Unsupported)? else {
+        let Payload::Unsupported(lost) = library::send(handle.addr(), Call::Unsupported)? else {
             return Err(codes::GENERIC_ERROR);
         };
-        let number = fill::count(lost.len().min(MOST_PARTITIONS));
+        let number = fill::count(lost.len().min(MAX_PARTITIONS));
         let infos = lost.iter().map(|it| fill::unsupported(variant, it));
         // SAFETY: a list of this version, by the caller's promise; `put` stays within its array.
         unsafe {
             (&raw mut (*out).num_partitions).write(variant.count(number, TOO_MANY_PARTITIONS));
-            put((&raw mut (*out).partitions).cast(), MOST_PARTITIONS, infos);
+            put((&raw mut (*out).partitions).cast(), MAX_PARTITIONS, infos);
         }
         Ok(())
     })

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use firstlight_fake_fm::ask::Ask;
+use firstlight_fake_fm::call::Call;
 use firstlight_fake_fm::wire::{Reply, Request, request};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::address::Address;
 
-/// When the caller says 0.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The default timeout.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Stream {
     Unix(UnixStream),
@@ -22,18 +22,18 @@ enum Stream {
 }
 
 impl Stream {
-    fn open(address: &Address, patience: Duration) -> Result<Self, Error> {
+    fn open(address: &Address, timeout: Duration) -> Result<Self, Error> {
         match address {
-            Address::Inet(address) => TcpStream::connect_timeout(address, patience).map(Self::Tcp),
+            Address::Inet(address) => TcpStream::connect_timeout(address, timeout).map(Self::Tcp),
             Address::Unix(path) => unix(path).map(Self::Unix),
             Address::Vsock => Err(ErrorKind::ConnectionRefused.into()),
         }
     }
 
-    fn set_patience(&self, patience: Option<Duration>) -> Result<(), Error> {
+    fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         match self {
-            Self::Unix(stream) => stream.set_read_timeout(patience),
-            Self::Tcp(stream) => stream.set_read_timeout(patience),
+            Self::Unix(stream) => stream.set_read_timeout(timeout),
+            Self::Tcp(stream) => stream.set_read_timeout(timeout),
         }
     }
 
@@ -52,7 +52,7 @@ impl Stream {
     }
 }
 
-/// Without waiting: a manager that takes no connections any more is not there.
+/// Non-blocking: a manager with a full backlog counts as unreachable.
 fn unix(path: &Path) -> Result<UnixStream, Error> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -84,36 +84,36 @@ impl Write for Stream {
     }
 }
 
-/// Calls on one connection follow each other; closing does not wait for them.
+/// Calls on one connection are serialised; closing does not wait for them.
 pub(crate) struct Connection {
     stream: Mutex<Stream>,
     closer: Stream,
 }
 
 impl Connection {
-    /// Connects, and hears from the manager within that time.
+    /// Connects, and waits for the manager's first reply.
     pub(crate) fn open(address: &Address, timeout_ms: u32) -> Result<Self, Error> {
-        let patience = if timeout_ms == 0 { PATIENCE } else { Duration::from_millis(timeout_ms.into()) };
-        let begun = Instant::now();
-        let mut stream = Stream::open(address, patience)?;
-        let left = patience.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
-        stream.set_patience(Some(left))?;
+        let timeout = if timeout_ms == 0 { TIMEOUT } else { Duration::from_millis(timeout_ms.into()) };
+        let start = Instant::now();
+        let mut stream = Stream::open(address, timeout)?;
+        let left = timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+        stream.set_timeout(Some(left))?;
         request(&mut stream, &Request::Hello)?;
-        stream.set_patience(None)?;
+        stream.set_timeout(None)?;
         Ok(Self { closer: stream.try_clone()?, stream: Mutex::new(stream) })
     }
 
-    /// One call; it takes as long as the manager takes.
-    pub(crate) fn ask(&self, ask: Ask) -> Result<Reply, Error> {
+    /// Executes a call, without a timeout.
+    pub(crate) fn call(&self, call: Call) -> Result<Reply, Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        request(&mut *stream, &Request::Ask(ask))
+        request(&mut *stream, &Request::Call(call))
     }
 }
 
 impl Connection {
-    /// Ends calls that wait.
+    /// Aborts waiting calls.
     pub(crate) fn close(&self) {
-        // The manager may have closed it before.
+        // The manager may have closed it already.
         let _ = self.closer.close();
     }
 }

@@ -1,10 +1,7 @@
-//! A library in the place of libnvfm: the same functions with the same
-//! structures, to be opened by what opens the real one. What is behind it is a
-//! `fake-fm`.
+//! A stand-in for libnvfm: the same functions and structures, loaded by the same binding, with `fake-fm` behind it.
 //!
-//! `FAKE_NVFM` says which library it is, see [`variant`]. What is not known of
-//! the real one is decided here: calls before the initialisation are -4 whatever
-//! their arguments, and handles that were never given out are -1.
+//! `FAKE_NVFM` selects the variant, see [`variant`]. Where the real library's behaviour is unknown: calls before the
+//! initialisation return -4 whatever their arguments, and unknown handles return -1.
 #![allow(unsafe_code, reason = "functions that C calls, with pointers")]
 
 pub mod abi;

@@ -1,10 +1,10 @@
-//! What the library keeps between calls.
+//! The library's global state.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use firstlight_fake_fm::ask::{Ask, Told};
+use firstlight_fake_fm::call::{Call, Payload};
 use firstlight_fake_fm::codes;
 
 use crate::address::Address;
@@ -12,7 +12,7 @@ use crate::connection::Connection;
 use crate::variant::Variant;
 
 struct Library {
-    /// The last handle; none is given out twice.
+    /// The last handle; handles are never reused.
     last: usize,
     connections: BTreeMap<usize, Arc<Connection>>,
 }
@@ -23,7 +23,7 @@ fn lock() -> MutexGuard<'static, Option<Library>> {
     LIBRARY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call as its caller sees it: a code, whatever happens.
+/// Runs a call and converts its result, or a panic, to a code.
 pub(crate) fn call(work: impl FnOnce(Variant) -> Result<(), i32>) -> i32 {
     let guarded = AssertUnwindSafe(|| match Variant::now() {
         None => Err(codes::GENERIC_ERROR),
@@ -54,12 +54,12 @@ pub(crate) fn shutdown() -> Result<(), i32> {
     Ok(())
 }
 
-/// Whether calls can be made.
+/// Whether the library is initialised.
 pub(crate) fn ready() -> Result<(), i32> {
     if lock().is_some() { Ok(()) } else { Err(codes::UNINITIALIZED) }
 }
 
-/// A new handle.
+/// Allocates a handle.
 pub(crate) fn connect(address: &Address, timeout_ms: u32) -> Result<usize, i32> {
     let connection = Connection::open(address, timeout_ms).map_err(|_| codes::CONNECTION_NOT_VALID)?;
     let mut library = lock();
@@ -76,15 +76,15 @@ pub(crate) fn disconnect(handle: usize) -> Result<(), i32> {
     Ok(())
 }
 
-/// Asks the manager; other calls go on meanwhile.
-pub(crate) fn ask(handle: usize, ask: Ask) -> Result<Told, i32> {
+/// Sends a call to the manager, without blocking other calls.
+pub(crate) fn send(handle: usize, call: Call) -> Result<Payload, i32> {
     let connection = {
         let library = lock();
         let library = library.as_ref().ok_or(codes::UNINITIALIZED)?;
         Arc::clone(library.connections.get(&handle).ok_or(codes::BAD_PARAM)?)
     };
-    let reply = connection.ask(ask).map_err(|_| codes::CONNECTION_NOT_VALID)?;
-    if reply.rc == codes::SUCCESS { Ok(reply.told) } else { Err(reply.rc) }
+    let reply = connection.call(call).map_err(|_| codes::CONNECTION_NOT_VALID)?;
+    if reply.rc == codes::SUCCESS { Ok(reply.payload) } else { Err(reply.rc) }
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_a_code() {
+    fn panic_returns_an_error_code() {
         assert_eq!(call(|_| panic!("in a call")), -2);
         assert_eq!(call(|_| Err(-17)), -17);
         assert_eq!(call(|_| Ok(())), 0);

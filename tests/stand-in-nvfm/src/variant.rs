@@ -1,27 +1,27 @@
-//! Which library this is: the environment variable `FAKE_NVFM`.
+//! The variant of the library: the environment variable `FAKE_NVFM`.
 
 use firstlight_fake_fm::codes;
 
 /// The environment variable.
 pub const VARIABLE: &str = "FAKE_NVFM";
 
-/// A library's ways.
+/// A variant of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// `610`, and without the variable: connects with both versions.
+    /// `610`, the default: connects with both versions.
     V610,
-    /// `575`: knows the first way to connect only, and codes to -10.
+    /// `575`: supports the first connect structure only, and codes to -10.
     V575,
-    /// `counts`: lists say that they have more than fits.
+    /// `counts`: lists have excessive counts.
     Counts,
-    /// `garbage`: strings do not end, and what is 0 or 1 is 7.
+    /// `garbage`: strings are not terminated, and booleans are 7.
     Garbage,
     /// `version-6`: every call fails, as with a manager of another version.
     Version6,
 }
 
 impl Variant {
-    /// As the environment says; a word that is none of these fails every call.
+    /// Reads the environment; with an unknown variant every call fails.
     pub(crate) fn now() -> Option<Self> {
         match std::env::var_os(VARIABLE) {
             None => Some(Self::V610),
@@ -40,12 +40,12 @@ impl Variant {
         }
     }
 
-    /// The code as this library knows it.
+    /// Converts a code to those that the variant knows.
     pub(crate) fn code(self, rc: i32) -> i32 {
         if self == Self::V575 && rc < codes::NVLINK_ERROR { codes::GENERIC_ERROR } else { rc }
     }
 
-    /// How many a list says it has.
+    /// Returns the count that a list reports.
     pub(crate) fn count(self, true_one: u32, otherwise: u32) -> u32 {
         if self == Self::Counts { otherwise } else { true_one }
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_library_does_not_know_new_codes() {
+    fn old_library_prints_unknown_codes_as_numbers() {
         assert_eq!(Variant::named("575"), Some(Variant::V575));
         assert_eq!(Variant::named("576"), None);
         assert_eq!([-10, -11, -24, 0].map(|rc| Variant::V575.code(rc)), [-10, -2, -2, 0]);

@@ -6,8 +6,8 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight_fake_fm::ask::Op;
 use firstlight_fake_fm::board::Failed;
+use firstlight_fake_fm::call::Op;
 use firstlight_fake_fm::control::{Command, Fault};
 use firstlight_fake_fm::machine::Phase;
 use firstlight_fake_fm::scenario::Scenario;
@@ -20,8 +20,8 @@ use caller::{connect, connect_with, list, open, params, set_activated};
 use manager::{Manager, alone};
 
 #[test]
-fn before_the_initialisation_and_after_the_end() {
-    alone("before_the_initialisation_and_after_the_end", "610", || {
+fn calls_before_init_and_after_shutdown_fail() {
+    alone("calls_before_init_and_after_shutdown_fail", "610", || {
         let handle: Handle = without_provenance_mut(1);
         assert_eq!((fmLibShutdown(), fmDisconnect(handle), fmActivateFabricPartition(handle, 1)), (-4, -4, -4));
         assert_eq!(list(handle).err(), Some(-4));
@@ -50,8 +50,8 @@ fn before_the_initialisation_and_after_the_end() {
 }
 
 #[test]
-fn a_partition_from_the_list_to_the_end() {
-    alone("a_partition_from_the_list_to_the_end", "610", || {
+fn partition_lifecycle_through_the_library() {
+    alone("partition_lifecycle_through_the_library", "610", || {
         let manager = Manager::start(&[], &Scenario::default());
         let handle = open(&manager);
         let all = list(handle).unwrap();
@@ -81,12 +81,12 @@ fn a_partition_from_the_list_to_the_end() {
 }
 
 #[test]
-fn a_manager_that_dies_and_is_restarted() {
-    alone("a_manager_that_dies_and_is_restarted", "610", || {
+fn manager_that_dies_and_is_restarted() {
+    alone("manager_that_dies_and_is_restarted", "610", || {
         let mut manager = Manager::start(&[], &Scenario { activate_ms: 0, ..Scenario::default() });
         let handle = open(&manager);
         assert_eq!(fmActivateFabricPartition(handle, 3), 0);
-        manager.fm.control.tell(&Command::Hang(None)).unwrap();
+        manager.fm.control.send(&Command::Hang(None)).unwrap();
         let address = handle.addr();
         let hung = thread::spawn(move || fmActivateFabricPartition(without_provenance_mut(address), 4));
         manager.fm.wait_until(|snapshot| snapshot.hanging).unwrap();
@@ -144,16 +144,16 @@ fn connecting_takes_as_long_as_it_may() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut params = params(abi::INET, &listener.local_addr().unwrap().to_string());
         params.first.timeout_ms = 150;
-        let begun = Instant::now();
+        let start = Instant::now();
         assert_eq!(connect_with(&mut params).err(), Some(-9));
-        let took = begun.elapsed();
+        let took = start.elapsed();
         assert!((Duration::from_millis(100)..Duration::from_secs(5)).contains(&took), "{took:?}");
     });
 }
 
 #[test]
-fn an_a100_tells_what_failed() {
-    alone("an_a100_tells_what_failed", "610", || {
+fn a100_reports_failed_devices() {
+    alone("a100_reports_failed_devices", "610", || {
         let failed = Failed { gpus: [3].into(), switches: [1].into(), ..Failed::default() };
         let keep = [("NVSWITCH_FAILURE_MODE", "1")];
         let manager = Manager::start(&keep, &Scenario { table: "a100-8".into(), failed, ..Scenario::default() });
@@ -181,7 +181,7 @@ fn a_library_of_575() {
         let handle = connect_with(&mut params).unwrap();
         assert_eq!((fmActivateFabricPartition(handle, 4), fmActivateFabricPartition(handle, 4)), (0, -2));
         let fault = Fault { op: Some(Op::Deactivate), rc: -10, after_ms: 0, take_effect: false, times: 1 };
-        manager.fm.control.tell(&Command::Fault(fault)).unwrap();
+        manager.fm.control.send(&Command::Fault(fault)).unwrap();
         assert_eq!(fmDeactivateFabricPartition(handle, 4), -10);
     });
 }

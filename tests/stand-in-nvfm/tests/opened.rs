@@ -12,7 +12,7 @@ use firstlight_sys::nvfm::{Address, Code, Error, Library, OpenError};
 mod manager;
 use manager::{Manager, alone};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn opened(features: &str) -> Result<Library, OpenError> {
     Library::open(Some(&build_library(features).unwrap()))
@@ -27,17 +27,17 @@ fn quick() -> Scenario {
 }
 
 #[test]
-fn both_texts_agree() {
-    alone("both_texts_agree", "610", || {
+fn both_declarations_of_the_abi_agree() {
+    alone("both_declarations_of_the_abi_agree", "610", || {
         let failed = Failed { gpus: [3].into(), switches: [1].into(), ..Failed::default() };
         let keep = [("NVSWITCH_FAILURE_MODE", "1")];
         let manager = Manager::start(&keep, &Scenario { table: "a100-8".into(), failed, ..quick() });
         let library = opened("").unwrap();
-        let fm = library.connect(&address(&manager), PATIENCE).unwrap();
+        let fm = library.connect(&address(&manager), TIMEOUT).unwrap();
         let partitions = fm.partitions().unwrap();
         assert_eq!(partitions.iter().map(|it| it.id).collect::<Vec<_>>(), [8, 11, 13, 14, 19, 20, 22, 23, 24, 25, 26]);
         let gpu = &partitions[0].gpus[3];
-        assert_eq!((gpu.physical_id, gpu.links, gpu.most_links, gpu.line_rate), (8, 10, 12, 25_000));
+        assert_eq!((gpu.physical_id, gpu.links, gpu.max_links, gpu.line_rate), (8, 10, 12, 25_000));
         assert_eq!(gpu.pci, "00000000:0E:00.0");
         assert_eq!(gpu.uuid, "GPU-f1257000-0000-4000-8000-000000000008");
         let unsupported = fm.unsupported().unwrap();
@@ -49,11 +49,11 @@ fn both_texts_agree() {
 }
 
 #[test]
-fn a_restart_as_the_daemon_does_it() {
-    alone("a_restart_as_the_daemon_does_it", "610", || {
+fn restart_with_the_list_of_active_partitions() {
+    alone("restart_with_the_list_of_active_partitions", "610", || {
         let mut manager = Manager::start(&[], &Scenario { table: "b200".into(), ..quick() });
         let library = opened("").unwrap();
-        let connect = |manager: &Manager| library.connect(&address(manager), PATIENCE);
+        let connect = |manager: &Manager| library.connect(&address(manager), TIMEOUT);
         let code = |result: Result<(), Error>| result.unwrap_err().code();
         let fm = connect(&manager).unwrap();
         fm.activate(4).unwrap();
@@ -72,23 +72,23 @@ fn a_restart_as_the_daemon_does_it() {
 }
 
 #[test]
-fn an_old_library_is_given_the_old_structure() {
-    alone("an_old_library_is_given_the_old_structure", "575", || {
+fn old_library_gets_the_old_structure() {
+    alone("old_library_gets_the_old_structure", "575", || {
         let manager = Manager::start(&[], &quick());
         let library = opened("").unwrap();
         for _ in 0..2 {
-            let fm = library.connect(&address(&manager), PATIENCE).unwrap();
+            let fm = library.connect(&address(&manager), TIMEOUT).unwrap();
             assert_eq!(fm.partitions().unwrap().len(), 15);
         }
     });
 }
 
 #[test]
-fn counts_that_cannot_be_are_refused() {
-    alone("counts_that_cannot_be_are_refused", "counts", || {
+fn excessive_counts_are_refused() {
+    alone("excessive_counts_are_refused", "counts", || {
         let manager = Manager::start(&[], &quick());
         let library = opened("").unwrap();
-        let fm = library.connect(&address(&manager), PATIENCE).unwrap();
+        let fm = library.connect(&address(&manager), TIMEOUT).unwrap();
         assert!(matches!(fm.partitions(), Err(Error::Reply { .. })));
         assert!(matches!(fm.unsupported(), Err(Error::Reply { .. })));
         assert!(matches!(fm.failed(), Err(Error::Reply { .. })));
@@ -100,7 +100,7 @@ fn garbage_is_read_within_its_bounds() {
     alone("garbage_is_read_within_its_bounds", "garbage", || {
         let manager = Manager::start(&[], &quick());
         let library = opened("").unwrap();
-        let fm = library.connect(&address(&manager), PATIENCE).unwrap();
+        let fm = library.connect(&address(&manager), TIMEOUT).unwrap();
         // Refused, or cut where the fields end.
         if let Ok(partitions) = fm.partitions() {
             let gpu = &partitions[0].gpus[0];
@@ -123,7 +123,7 @@ fn a_library_without_what_came_later() {
     alone("a_library_without_what_came_later", "610", || {
         let manager = Manager::start(&[], &quick());
         let library = opened("no-unsupported").unwrap();
-        let fm = library.connect(&address(&manager), PATIENCE).unwrap();
+        let fm = library.connect(&address(&manager), TIMEOUT).unwrap();
         assert!(matches!(fm.unsupported(), Err(Error::Missing { .. })));
         assert!(fm.failed().is_ok() && fm.partitions().is_ok());
     });

@@ -1,18 +1,18 @@
-//! The layouts that libnvfm reads and fills in: 32-bit numbers and arrays of
-//! characters, without gaps. Each begins with its size and version in one word.
+//! The C layouts of libnvfm: 32-bit numbers and character arrays, without padding. Each begins with a word of size
+//! and version.
 
 use std::mem::{offset_of, size_of};
 
-pub(super) const MOST_GPUS: usize = 16;
-pub(super) const MOST_SWITCHES: usize = 12;
-pub(super) const MOST_PARTITIONS: usize = 64;
-pub(super) const MOST_PORTS: usize = 64;
-/// Bytes of an address.
+pub(super) const MAX_GPUS: usize = 16;
+pub(super) const MAX_SWITCHES: usize = 12;
+pub(super) const MAX_PARTITIONS: usize = 64;
+pub(super) const MAX_PORTS: usize = 64;
+/// Length of an address.
 pub(super) const ADDRESS: usize = 256;
 const UUID: usize = 80;
 const PCI: usize = 32;
 
-/// The word with which a layout begins.
+/// Returns the word of size and version.
 const fn version(size: usize, version: u32) -> u32 {
     // Every layout here is far smaller than 16 MiB.
     #[expect(clippy::cast_possible_truncation, reason = "the sizes are asserted below")]
@@ -20,7 +20,7 @@ const fn version(size: usize, version: u32) -> u32 {
     size | version << 24
 }
 
-/// How to reach FM. The older layout is this one without its last field.
+/// Connection parameters. The older layout lacks the last field.
 #[repr(C)]
 pub(super) struct Connect {
     pub(super) version: u32,
@@ -30,7 +30,7 @@ pub(super) struct Connect {
     pub(super) kind: u32,
 }
 
-/// [`Connect`]'s words: from 580 on, and before.
+/// Version words of [`Connect`]: from 580 on, and before.
 pub(super) const CONNECT: u32 = version(size_of::<Connect>(), 2);
 pub(super) const CONNECT_OLD: u32 = version(offset_of!(Connect, kind), 1);
 
@@ -40,7 +40,7 @@ pub(super) struct Gpu {
     pub(super) uuid: [u8; UUID],
     pub(super) pci: [u8; PCI],
     pub(super) links: u32,
-    pub(super) most_links: u32,
+    pub(super) max_links: u32,
     pub(super) line_rate: u32,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Partition {
     pub(super) id: u32,
     pub(super) is_active: u32,
     pub(super) gpus: u32,
-    pub(super) gpu: [Gpu; MOST_GPUS],
+    pub(super) gpu: [Gpu; MAX_GPUS],
 }
 
 #[repr(C)]
@@ -57,14 +57,14 @@ pub(super) struct Partitions {
     pub(super) version: u32,
     pub(super) partitions: u32,
     pub(super) most: u32,
-    pub(super) partition: [Partition; MOST_PARTITIONS],
+    pub(super) partition: [Partition; MAX_PARTITIONS],
 }
 
 #[repr(C)]
 pub(super) struct Activated {
     pub(super) version: u32,
     pub(super) partitions: u32,
-    pub(super) id: [u32; MOST_PARTITIONS],
+    pub(super) id: [u32; MAX_PARTITIONS],
 }
 
 #[repr(C)]
@@ -72,7 +72,7 @@ pub(super) struct FailedDevice {
     pub(super) uuid: [u8; UUID],
     pub(super) pci: [u8; PCI],
     pub(super) ports: u32,
-    pub(super) port: [u32; MOST_PORTS],
+    pub(super) port: [u32; MAX_PORTS],
 }
 
 #[repr(C)]
@@ -80,31 +80,31 @@ pub(super) struct FailedDevices {
     pub(super) version: u32,
     pub(super) gpus: u32,
     pub(super) switches: u32,
-    pub(super) gpu: [FailedDevice; MOST_GPUS],
-    pub(super) switch: [FailedDevice; MOST_SWITCHES],
+    pub(super) gpu: [FailedDevice; MAX_GPUS],
+    pub(super) switch: [FailedDevice; MAX_SWITCHES],
 }
 
 #[repr(C)]
 pub(super) struct UnsupportedPartition {
     pub(super) id: u32,
     pub(super) gpus: u32,
-    pub(super) gpu: [u32; MOST_GPUS],
+    pub(super) gpu: [u32; MAX_GPUS],
 }
 
 #[repr(C)]
 pub(super) struct Unsupported {
     pub(super) version: u32,
     pub(super) partitions: u32,
-    pub(super) partition: [UnsupportedPartition; MOST_PARTITIONS],
+    pub(super) partition: [UnsupportedPartition; MAX_PARTITIONS],
 }
 
-// What the published tables of sizes and offsets have, for x86-64 and aarch64 alike.
+// The published sizes and offsets, the same for x86-64 and aarch64.
 const _: () = {
     assert!(size_of::<Connect>() == 272 && CONNECT == 0x0200_0110 && CONNECT_OLD == 0x0100_010c);
     assert!(offset_of!(Connect, address) == 4 && offset_of!(Connect, timeout_ms) == 260);
     assert!(offset_of!(Connect, is_unix) == 264 && offset_of!(Connect, kind) == 268);
     assert!(size_of::<Gpu>() == 128 && offset_of!(Gpu, uuid) == 4 && offset_of!(Gpu, pci) == 84);
-    assert!(offset_of!(Gpu, links) == 116 && offset_of!(Gpu, most_links) == 120 && offset_of!(Gpu, line_rate) == 124);
+    assert!(offset_of!(Gpu, links) == 116 && offset_of!(Gpu, max_links) == 120 && offset_of!(Gpu, line_rate) == 124);
     assert!(size_of::<Partition>() == 2060 && offset_of!(Partition, gpu) == 12);
     assert!(size_of::<Partitions>() == 131_852 && Partitions::VERSION == 0x0102_030c);
     assert!(offset_of!(Partitions, partition) == 12);
@@ -119,20 +119,20 @@ const _: () = {
 };
 
 impl Gpu {
-    const EMPTY: Self = Self { physical_id: 0, uuid: [0; UUID], pci: [0; PCI], links: 0, most_links: 0, line_rate: 0 };
+    const EMPTY: Self = Self { physical_id: 0, uuid: [0; UUID], pci: [0; PCI], links: 0, max_links: 0, line_rate: 0 };
 }
 
 impl Partition {
-    const EMPTY: Self = Self { id: 0, is_active: 0, gpus: 0, gpu: [const { Gpu::EMPTY }; MOST_GPUS] };
+    const EMPTY: Self = Self { id: 0, is_active: 0, gpus: 0, gpu: [const { Gpu::EMPTY }; MAX_GPUS] };
 }
 
 impl Partitions {
-    /// It goes by version 1, whatever its name says in the library's own text.
+    /// The library uses version 1, whatever its macro is called.
     const VERSION: u32 = version(size_of::<Self>(), 1);
 
-    /// Room for FM's answer, not on the stack of whoever asks.
+    /// Allocates the buffer for FM's reply on the heap: it is too large for the stack.
     pub(super) fn empty() -> Box<Self> {
-        let partition = [const { Partition::EMPTY }; MOST_PARTITIONS];
+        let partition = [const { Partition::EMPTY }; MAX_PARTITIONS];
         Box::new(Self { version: Self::VERSION, partitions: 0, most: 0, partition })
     }
 }
@@ -141,33 +141,32 @@ impl Activated {
     const VERSION: u32 = version(size_of::<Self>(), 1);
 
     pub(super) fn empty() -> Self {
-        Self { version: Self::VERSION, partitions: 0, id: [0; MOST_PARTITIONS] }
+        Self { version: Self::VERSION, partitions: 0, id: [0; MAX_PARTITIONS] }
     }
 }
 
 impl FailedDevice {
-    const EMPTY: Self = Self { uuid: [0; UUID], pci: [0; PCI], ports: 0, port: [0; MOST_PORTS] };
+    const EMPTY: Self = Self { uuid: [0; UUID], pci: [0; PCI], ports: 0, port: [0; MAX_PORTS] };
 }
 
 impl FailedDevices {
     const VERSION: u32 = version(size_of::<Self>(), 1);
 
     pub(super) fn empty() -> Box<Self> {
-        let (gpu, switch) =
-            ([const { FailedDevice::EMPTY }; MOST_GPUS], [const { FailedDevice::EMPTY }; MOST_SWITCHES]);
+        let (gpu, switch) = ([const { FailedDevice::EMPTY }; MAX_GPUS], [const { FailedDevice::EMPTY }; MAX_SWITCHES]);
         Box::new(Self { version: Self::VERSION, gpus: 0, switches: 0, gpu, switch })
     }
 }
 
 impl UnsupportedPartition {
-    const EMPTY: Self = Self { id: 0, gpus: 0, gpu: [0; MOST_GPUS] };
+    const EMPTY: Self = Self { id: 0, gpus: 0, gpu: [0; MAX_GPUS] };
 }
 
 impl Unsupported {
     const VERSION: u32 = version(size_of::<Self>(), 1);
 
     pub(super) fn empty() -> Box<Self> {
-        let partition = [const { UnsupportedPartition::EMPTY }; MOST_PARTITIONS];
+        let partition = [const { UnsupportedPartition::EMPTY }; MAX_PARTITIONS];
         Box::new(Self { version: Self::VERSION, partitions: 0, partition })
     }
 }

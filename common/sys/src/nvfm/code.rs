@@ -1,13 +1,12 @@
-//! What libnvfm answers.
+//! Return codes of libnvfm.
 
 use std::fmt;
 
-/// A return code: 0 is success. Later libraries have codes that are not known
-/// here; those are numbers.
+/// A return code: 0 is success. Codes of later libraries may be unknown here; they are printed as numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Code(pub i32);
 
-/// Every code that is known, by its number below zero.
+/// Names of the known codes, by absolute value.
 const NAMES: &[&str] = &[
     "success",
     "bad parameter",
@@ -42,30 +41,30 @@ const NAMES: &[&str] = &[
 ];
 
 impl Code {
-    /// All went well.
+    /// Success.
     pub const SUCCESS: Self = Self(0);
-    /// An argument is wrong, such as a partition that does not exist.
+    /// An invalid argument, such as a partition that does not exist.
     pub const BAD_PARAMETER: Self = Self(-1);
-    /// No more is known.
+    /// Unspecified error.
     pub const GENERIC: Self = Self(-2);
-    /// Also every partition where FM is not in the shared mode.
+    /// Also returned for every partition call where FM is not in the shared mode.
     pub const NOT_SUPPORTED: Self = Self(-3);
-    /// The library, or of older fabric managers a partition that is not active.
+    /// The library is not initialised; older fabric managers: the partition is not active.
     pub const UNINITIALISED: Self = Self(-4);
-    /// FM gave up; what it has done is not known.
+    /// FM timed out; what it has done is unknown.
     pub const TIMEOUT: Self = Self(-5);
-    /// The layout of what was handed over is not known there.
+    /// The version of a structure is not supported.
     pub const VERSION_MISMATCH: Self = Self(-6);
-    /// Of older fabric managers: the partition, or a GPU of it, is active.
+    /// Older fabric managers: the partition, or a GPU of it, is active.
     pub const IN_USE: Self = Self(-7);
     /// FM is not configured yet, or waits for the list of active partitions.
     pub const NOT_CONFIGURED: Self = Self(-8);
-    /// Nobody is there.
+    /// FM is not running.
     pub const CONNECTION_NOT_VALID: Self = Self(-9);
-    /// Links could not be brought up or down.
+    /// NVLinks could not be brought up or down.
     pub const NVLINK: Self = Self(-10);
 
-    /// What it means, if that is known.
+    /// Returns the name, if the code is known.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         let at = usize::try_from(self.0.checked_neg()?).ok()?;
@@ -75,7 +74,7 @@ impl Code {
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name().unwrap_or("a code that is not known here"), self.0)
+        write!(f, "{} ({})", self.name().unwrap_or("unknown code"), self.0)
     }
 }
 
@@ -84,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_names_or_are_numbers() {
+    fn codes_print_as_names_or_numbers() {
         assert_eq!(Code::NVLINK.to_string(), "NVLink error (-10)");
         assert_eq!(Code(-24).to_string(), "resource used in another partition (-24)");
         assert_eq!(Code(-29).name(), Some("programming the partition's routes failed"));
         for unknown in [-30, 1, i32::MIN, i32::MAX] {
-            assert_eq!(Code(unknown).to_string(), format!("a code that is not known here ({unknown})"));
+            assert_eq!(Code(unknown).to_string(), format!("unknown code ({unknown})"));
         }
     }
 }

@@ -1,9 +1,7 @@
-//! libnvfm, by which a fabric manager is told what to connect.
+//! Binding of libnvfm, the client library of NVIDIA's fabric manager (FM).
 //!
-//! It is in no package but NVIDIA's, so it is found when it is needed, and the
-//! layouts of what it reads are our own text. What its answers mean is decided
-//! elsewhere. Nothing says that it may be called by two threads at once:
-//! whoever has a [`Library`] calls it from one.
+//! The library is distributed with FM only, so it is loaded at run time, and the layouts are declared here. Callers
+//! interpret its return codes. It is not documented as thread-safe: a [`Library`] is used by one thread.
 
 mod abi;
 mod code;
@@ -20,13 +18,13 @@ use std::time::Duration;
 pub use code::Code;
 pub use reply::{Failed, FailedDevice, Gpu, Partition, Unsupported};
 
-/// Under which names it is looked for, the one with its version first.
+/// Library names to load, the versioned one first.
 pub const NAMES: &[&str] = &["libnvfm.so.1", "libnvfm.so"];
 
-/// Most partitions that can be told of at once.
-pub const MOST_PARTITIONS: usize = abi::MOST_PARTITIONS;
+/// Maximum number of partitions in one call.
+pub const MAX_PARTITIONS: usize = abi::MAX_PARTITIONS;
 
-/// A connection, as the library sees it.
+/// A connection handle of the library.
 type Handle = *mut c_void;
 
 type NoArguments = unsafe extern "C" fn() -> i32;
@@ -35,28 +33,28 @@ type OfHandle = unsafe extern "C" fn(Handle) -> i32;
 type WithId = unsafe extern "C" fn(Handle, u32) -> i32;
 type With<T> = unsafe extern "C" fn(Handle, *mut T) -> i32;
 
-/// Why there is no library.
+/// Why the library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It is nowhere.
+    /// It was not found.
     #[error(
-        "cannot open libnvfm: {0}; it comes with the fabric manager, of the same version, and belongs into the image"
+        "failed to open libnvfm: {0}; it comes with the fabric manager, of the same version, and belongs into the image"
     )]
     Library(String),
-    /// It is another one, or one that is too old.
+    /// It lacks a function: another library, or too old.
     #[error("libnvfm has no function {function}: {what}")]
     Function {
         /// The function.
         function: &'static str,
-        /// What the loader says.
+        /// The loader's message.
         what: String,
     },
-    /// It does not begin.
+    /// Its initialisation failed.
     #[error("fmLibInit: {0}")]
     Init(Code),
 }
 
-/// A call that did not do what was asked.
+/// A failed call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// FM or the library refused.
@@ -64,24 +62,24 @@ pub enum Error {
     Refused {
         /// The function.
         call: &'static str,
-        /// Its answer.
+        /// Its return code.
         code: Code,
     },
-    /// The answer is not one.
-    #[error("{call}: the answer is not to be believed: {what}; are libnvfm and the fabric manager of one version?")]
+    /// The reply is invalid.
+    #[error("{call}: invalid reply: {what}; are libnvfm and the fabric manager of one version?")]
     Reply {
         /// The function.
         call: &'static str,
         /// What is wrong with it.
         what: String,
     },
-    /// This library does not have the function.
+    /// The library does not have the function.
     #[error("{call}: this libnvfm does not have it")]
     Missing {
         /// The function.
         call: &'static str,
     },
-    /// The address cannot be handed over.
+    /// The address cannot be passed to the library.
     #[error("the address {address:?} is too long, or has a NUL in it")]
     Address {
         /// The address.
@@ -90,7 +88,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The code, if there was one.
+    /// Returns the return code, if there was one.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -131,7 +129,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The library, initialised.
+/// The loaded and initialised library.
 pub struct Library {
     connect: Connect,
     disconnect: OfHandle,
@@ -142,13 +140,13 @@ pub struct Library {
     set_activated: With<abi::Activated>,
     failed: Option<With<abi::FailedDevices>>,
     unsupported: Option<With<abi::Unsupported>>,
-    /// It knows the older layout of addresses only.
+    /// The library supports the older address layout only.
     is_old: AtomicBool,
-    /// It is ours to shut down.
+    /// It was initialised here, and has to be shut down.
     is_begun: bool,
-    /// Functions of it are above, so it goes last.
+    /// Dropped last: the function pointers above point into it.
     _library: libloading::Library,
-    /// One thread at a time: nothing says more.
+    /// Not `Sync`: the library is not documented as thread-safe.
     _not_sync: PhantomData<std::cell::Cell<()>>,
 }
 
@@ -159,11 +157,10 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// Opens and initialises the library at `path`, or the first of [`NAMES`]
-    /// that the loader finds.
+    /// Loads and initialises the library at `path`, or the first of [`NAMES`] that the loader finds.
     ///
     /// # Errors
-    /// There is none, it lacks a function, or it does not begin.
+    /// The library was not found, lacks a function, or its initialisation failed.
     pub fn open(path: Option<&Path>) -> Result<Self, OpenError> {
         let names: Vec<&OsStr> = match path {
             Some(path) => vec![path.as_os_str()],
@@ -182,10 +179,10 @@ impl Library {
     }
 
     fn of(library: libloading::Library) -> Result<Self, OpenError> {
-        /// The function of that name.
+        /// Looks up a function by name.
         ///
         /// # Safety
-        /// It has to be of the type `T`.
+        /// The function has to be of the type `T`.
         unsafe fn find<T: Copy>(library: &libloading::Library, function: &'static str) -> Result<T, OpenError> {
             let missing = |error: libloading::Error| OpenError::Function { function, what: error.to_string() };
             // SAFETY: the caller says which type it has.
@@ -216,11 +213,10 @@ impl Library {
         if opened.is_begun { Ok(opened) } else { Err(OpenError::Init(code)) }
     }
 
-    /// Connects to FM. A library that does not know the newer layout of
-    /// addresses is given the older one, from then on.
+    /// Connects to FM. A library that rejects the newer address layout gets the older one from then on.
     ///
     /// # Errors
-    /// The address cannot be handed over, or the library's answer.
+    /// The address is invalid, or the library failed.
     pub fn connect(&self, address: &Address, timeout: Duration) -> Result<Connection<'_>, Error> {
         let (text, kind) = address.parts();
         let mut bytes = [0; abi::ADDRESS];
@@ -266,7 +262,7 @@ impl Drop for Library {
     }
 }
 
-/// A connection to FM; for one operation, as FM may be another one by the next.
+/// A connection to FM, for one operation: FM may have been restarted before the next.
 pub struct Connection<'a> {
     library: &'a Library,
     handle: Handle,
@@ -293,10 +289,10 @@ fn done(call: &'static str, code: i32) -> Result<(), Error> {
 }
 
 impl Connection<'_> {
-    /// All partitions that can be activated on this baseboard, active or not.
+    /// Returns all partitions of this baseboard, active or not.
     ///
     /// # Errors
-    /// FM's answer, or one that is not to be believed.
+    /// FM's error, or an invalid reply.
     pub fn partitions(&self) -> Result<Vec<Partition>, Error> {
         const CALL: &str = "fmGetSupportedFabricPartitions";
         let mut list = abi::Partitions::empty();
@@ -308,7 +304,7 @@ impl Connection<'_> {
     /// Activates a partition.
     ///
     /// # Errors
-    /// FM's answer. What it has done is then not known before it is asked.
+    /// FM's error. Only its list then tells what it has done.
     pub fn activate(&self, id: u32) -> Result<(), Error> {
         // SAFETY: the handle is connected.
         done("fmActivateFabricPartition", unsafe { (self.library.activate)(self.handle, id) })
@@ -323,10 +319,10 @@ impl Connection<'_> {
         done("fmDeactivateFabricPartition", unsafe { (self.library.deactivate)(self.handle, id) })
     }
 
-    /// Tells a restarted FM which partitions are active; it switches all others off.
+    /// Sends the list of active partitions to a restarted FM; it deactivates all others.
     ///
     /// # Errors
-    /// FM's answer; more than [`MOST_PARTITIONS`] is a bad parameter without asking.
+    /// FM's error; more than [`MAX_PARTITIONS`] is a bad parameter without a call.
     pub fn set_activated(&self, ids: &[u32]) -> Result<(), Error> {
         const CALL: &str = "fmSetActivatedFabricPartitions";
         let mut list = abi::Activated::empty();
@@ -339,7 +335,7 @@ impl Connection<'_> {
         done(CALL, unsafe { (self.library.set_activated)(self.handle, &raw mut list) })
     }
 
-    /// Devices with failed NVLinks.
+    /// Returns devices with failed NVLinks.
     ///
     /// # Errors
     /// As [`Connection::partitions`]; the function may be missing.
@@ -352,7 +348,7 @@ impl Connection<'_> {
         reply::failed(&list).map_err(|what| Error::Reply { call: CALL, what })
     }
 
-    /// Partitions that the hardware's state does not allow.
+    /// Returns partitions that the state of the hardware does not allow.
     ///
     /// # Errors
     /// As [`Connection::partitions`]; the function may be missing.

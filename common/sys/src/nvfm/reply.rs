@@ -1,6 +1,5 @@
-//! Answers of libnvfm as plain values: what cannot be is refused, not cut to
-//! what fits. A count that is too large says that the library's layouts are
-//! other ones, and then nothing of the answer is worth anything.
+//! Converts libnvfm's replies to plain values. Invalid replies are refused, not truncated: an excessive count means
+//! that the library's layouts differ, and then the whole reply is unusable.
 
 use super::abi;
 
@@ -11,20 +10,20 @@ pub struct Gpu {
     pub physical_id: u32,
     /// Empty on H100 and later.
     pub uuid: String,
-    /// As FM sees it: of use with A100 only, zeros or empty on later ones.
+    /// The PCI address: valid on A100 only, zeros or empty on later ones.
     pub pci: String,
-    /// NVLinks that it has in this partition.
+    /// NVLinks in this partition.
     pub links: u32,
-    /// NVLinks that it could have.
-    pub most_links: u32,
-    /// What one of them carries, in MB/s.
+    /// NVLinks of the GPU.
+    pub max_links: u32,
+    /// The rate of a link, in MB/s.
     pub line_rate: u32,
 }
 
 /// A partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number.
+    /// The partition id.
     pub id: u32,
     /// Whether it is active.
     pub is_active: bool,
@@ -43,7 +42,7 @@ pub struct FailedDevice {
     pub ports: Vec<u32>,
 }
 
-/// What failed when FM started; A100 and earlier only.
+/// Devices that failed when FM started; A100 and earlier only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Failed {
     /// GPUs.
@@ -52,22 +51,22 @@ pub struct Failed {
     pub switches: Vec<FailedDevice>,
 }
 
-/// A partition that the hardware's state does not allow; A100 and earlier only.
+/// A partition that the state of the hardware does not allow; A100 and earlier only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unsupported {
-    /// Its number.
+    /// The partition id.
     pub id: u32,
     /// Its GPUs' module ids.
     pub gpus: Vec<u32>,
 }
 
-/// As many of `all` as FM says there are.
+/// Returns the first `count` elements; a count beyond the array is an error.
 fn counted<'a, T>(all: &'a [T], count: u32, what: &str) -> Result<&'a [T], String> {
-    let wrong = || format!("it speaks of {count} {what}, and there is room for {}", all.len());
+    let wrong = || format!("the reply lists {count} {what}, the limit is {}", all.len());
     usize::try_from(count).ok().and_then(|count| all.get(..count)).ok_or_else(wrong)
 }
 
-/// A text up to its end, or all of it if FM has forgotten that.
+/// Returns the text up to NUL, or the whole array if FM has not terminated it.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).escape_debug().to_string()
@@ -78,16 +77,16 @@ pub(super) fn partitions(raw: &abi::Partitions) -> Result<Vec<Partition>, String
 }
 
 fn partition(raw: &abi::Partition) -> Result<Partition, String> {
-    let gpus = counted(&raw.gpu, raw.gpus, "GPUs").map_err(|what| format!("of partition {} {what}", raw.id))?;
+    let gpus = counted(&raw.gpu, raw.gpus, "GPUs").map_err(|what| format!("partition {}: {what}", raw.id))?;
     let gpus = gpus.iter().map(|raw| Gpu {
         physical_id: raw.physical_id,
         uuid: text(&raw.uuid),
         pci: text(&raw.pci),
         links: raw.links,
-        most_links: raw.most_links,
+        max_links: raw.max_links,
         line_rate: raw.line_rate,
     });
-    // What is neither yes nor no is taken for what must not be touched.
+    // Any value but 0 counts as active, so that the partition is not touched.
     Ok(Partition { id: raw.id, is_active: raw.is_active != 0, gpus: gpus.collect() })
 }
 
@@ -114,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read_as_far_as_it_says() {
+    fn list_is_read_up_to_its_count() {
         let mut raw = abi::Partitions::empty();
         raw.partitions = 2;
         raw.partition[1].id = 7;
@@ -136,13 +135,13 @@ mod tests {
         let mut raw = abi::Partitions::empty();
         raw.partitions = 65;
         let error = partitions(&raw).unwrap_err();
-        assert_eq!(error, "it speaks of 65 partitions, and there is room for 64");
+        assert_eq!(error, "the reply lists 65 partitions, the limit is 64");
         raw.partitions = 64;
         assert_eq!(partitions(&raw).unwrap().len(), 64);
         raw.partition[63].gpus = u32::MAX;
         raw.partition[63].id = 5;
         let error = partitions(&raw).unwrap_err();
-        assert!(error.starts_with("of partition 5 it speaks of 4294967295 GPUs"), "{error}");
+        assert!(error.starts_with("partition 5: the reply lists 4294967295 GPUs"), "{error}");
 
         let mut raw = abi::FailedDevices::empty();
         (raw.gpus, raw.switches) = (16, 12);

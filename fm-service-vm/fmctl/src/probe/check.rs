@@ -1,4 +1,4 @@
-//! Somebody's command that says whether a GPU's guest got a fabric.
+//! Runs the operator's command that reports whether a GPU's guest got a fabric.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -12,14 +12,14 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
-/// The exit code of a check that found no fabric.
+/// Exit code of a check that found no fabric.
 const DOWN: i32 = 10;
-/// Letters of its last line that are shown.
+/// Maximum length of the reported last line, in bytes.
 const LONGEST: usize = 400;
-/// How long it has to end when it is told to: it ends its guest.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time between SIGTERM and SIGKILL: the command has to end its guest.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An operator's wish to stop. It is not lost while nobody waits for it.
+/// SIGINT and SIGTERM of the operator, also those that arrive while nothing waits for them.
 pub(super) struct Stop {
     interrupted: tokio::signal::unix::Signal,
     ended: tokio::signal::unix::Signal,
@@ -38,14 +38,14 @@ impl Stop {
     }
 }
 
-/// What came of a check.
+/// The outcome of a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The fabric came up.
     Up,
-    /// It did not.
+    /// The fabric did not come up.
     Down,
-    /// Nobody knows.
+    /// Unknown.
     Stopped(String),
 }
 
@@ -58,17 +58,17 @@ pub(super) struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Runs it to its end, or ends it.
+    /// Runs the command until it exits, times out or is interrupted.
     pub(super) async fn run(&self, stop: &mut Stop) -> Outcome {
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(self.command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("FIRSTLIGHT_PROBE_PCI", self.pci.to_string());
-        command.env("FIRSTLIGHT_PROBE_MODULE", self.module.to_string());
-        // What it starts ends with it.
+        command.env("FIRSTLIGHT_PROBE_MODULE_ID", self.module.to_string());
+        // A process group of its own, so that its children can be killed with it.
         command.process_group(0).kill_on_drop(true);
         let mut child = match command.spawn() {
             Ok(child) => child,
-            Err(error) => return Outcome::Stopped(format!("cannot start /bin/sh: {error}")),
+            Err(error) => return Outcome::Stopped(format!("failed to start /bin/sh: {error}")),
         };
         let last = Arc::new(Mutex::new(String::new()));
         let readers = [
@@ -77,21 +77,21 @@ impl Check<'_> {
         ];
         let ended = tokio::select! {
             ended = child.wait() => Ok(ended),
-            () = stop.wished() => Err("it was interrupted".to_owned()),
+            () = stop.wished() => Err("interrupted".to_owned()),
             () = tokio::time::sleep(self.limit) => Err(format!("the check has not ended within {} s", self.limit.as_secs())),
         };
         if ended.is_err() {
             end(&mut child).await;
         }
         for reader in readers.into_iter().flatten() {
-            // Something that it left behind may hold them open.
+            // A background process of the command may keep the pipes open.
             let _ = timeout(Duration::from_millis(500), reader).await;
         }
         let last = last.lock().map(|last| last.clone()).unwrap_or_default();
         match ended {
             Ok(Ok(status)) => judged(status, &last),
-            Ok(Err(error)) => Outcome::Stopped(format!("the check is lost: {error}")),
-            Err(why) => Outcome::Stopped(why),
+            Ok(Err(error)) => Outcome::Stopped(format!("failed to wait for the check: {error}")),
+            Err(reason) => Outcome::Stopped(reason),
         }
     }
 }
@@ -100,26 +100,26 @@ fn judged(status: ExitStatus, last: &str) -> Outcome {
     match status.code() {
         Some(0) => Outcome::Up,
         Some(DOWN) => Outcome::Down,
-        _ if last.is_empty() => Outcome::Stopped(format!("the check ended with {status} and said nothing")),
+        _ if last.is_empty() => Outcome::Stopped(format!("the check ended with {status} without output")),
         _ => Outcome::Stopped(format!("the check ended with {status}: {last}")),
     }
 }
 
-/// Ends it and all that it has started.
+/// Ends the command's process group.
 async fn end(child: &mut Child) {
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     for signal in [Signal::TERM, Signal::KILL] {
         if let Some(group) = group {
-            // It may be gone already.
+            // It may have exited.
             let _ = kill_process_group(group, signal);
         }
-        if timeout(PATIENCE, child.wait()).await.is_ok() && signal == Signal::KILL {
+        if timeout(TIMEOUT, child.wait()).await.is_ok() && signal == Signal::KILL {
             return;
         }
     }
 }
 
-/// Keeps the last line that is none of spaces.
+/// Keeps the last line that is not blank.
 async fn read(mut stream: impl AsyncRead + Unpin, last: Arc<Mutex<String>>) {
     let (mut piece, mut line) = ([0; 4096], Vec::new());
     let keep = |line: &mut Vec<u8>| {
@@ -156,22 +156,22 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_say_what_it_found() {
+    fn check_exit_codes_map_to_outcomes() {
         let long = Duration::from_secs(20);
-        assert_eq!(ran("test $FIRSTLIGHT_PROBE_PCI-$FIRSTLIGHT_PROBE_MODULE = 0000:0f:00.0-5", long), Outcome::Up);
+        assert_eq!(ran("test $FIRSTLIGHT_PROBE_PCI-$FIRSTLIGHT_PROBE_MODULE_ID = 0000:0f:00.0-5", long), Outcome::Up);
         assert_eq!(ran("exit 10", long), Outcome::Down);
         let stopped = |text: &str| Outcome::Stopped(text.to_owned());
         assert_eq!(
             ran("echo a; printf 'no \\033guest\\n\\n' >&2; exit 3", long),
             stopped("the check ended with exit status: 3: no guest")
         );
-        assert_eq!(ran("exit 1", long), stopped("the check ended with exit status: 1 and said nothing"));
+        assert_eq!(ran("exit 1", long), stopped("the check ended with exit status: 1 without output"));
         assert!(matches!(ran("kill -9 $$", long), Outcome::Stopped(text) if text.contains("signal: 9")));
         assert!(matches!(ran("nowhere-to-be-found", long), Outcome::Stopped(text) if text.contains("not found")));
     }
 
     #[test]
-    fn one_that_hangs_is_ended_with_what_it_has_started() {
+    fn hanging_check_is_killed_with_its_children() {
         let dir = std::env::temp_dir().join(format!("firstlight-check-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("pid");
@@ -179,18 +179,18 @@ mod tests {
         let outcome = ran(&command, Duration::from_millis(300));
         assert!(matches!(outcome, Outcome::Stopped(text) if text.contains("not ended within")));
         let pid = std::fs::read_to_string(&file).unwrap();
-        // It was killed; the kernel may be at it.
-        let begun = std::time::Instant::now();
+        // The kill may still be in progress.
+        let start = std::time::Instant::now();
         loop {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
             if state.is_empty() || state.contains(") Z ") {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "{state}");
+            assert!(start.elapsed() < Duration::from_secs(20), "{state}");
             std::thread::sleep(Duration::from_millis(10));
         }
         std::fs::remove_dir_all(&dir).unwrap();
-        // Output without an end fills no memory, and what is left behind is not waited for.
+        // Endless output uses bounded memory, and background processes are not waited for.
         assert_eq!(
             ran("sleep 100 & head -c 1000000 /dev/zero | tr '\\0' x; exit 10", Duration::from_secs(20)),
             Outcome::Down

@@ -1,8 +1,8 @@
 use super::*;
-use crate::{Damage, LONGEST, SCHEMA, Saved, Sighting, Standing};
+use crate::{Damage, MAX_FILE, ObservedGpu, SCHEMA, Saved, Verification};
 use proptest::prelude::*;
 
-/// PCI addresses and module ids of a server with H100: no order of one is that of the other.
+/// PCI addresses and module ids of a server with H100: the orders are unrelated.
 const H100: &[(&str, u32)] = &[
     ("0000:0f:00.0", 5),
     ("0000:10:00.0", 7),
@@ -26,8 +26,8 @@ fn all() -> Vec<Claim> {
     H100.iter().map(|(pci, module)| claim(*module, pci)).collect()
 }
 
-fn nvml(when: u64) -> Evidence {
-    Evidence::Nvml { when, what: "x".to_owned() }
+fn nvml(recorded_at: u64) -> Evidence {
+    Evidence::Nvml { recorded_at, origin: "x".to_owned() }
 }
 
 fn gpus(ids: &[u32]) -> Gpus {
@@ -38,70 +38,77 @@ fn eight() -> Gpus {
     gpus(&[1, 2, 3, 4, 5, 6, 7, 8])
 }
 
-fn merge(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) -> Result<Merged, Refused> {
+fn merge(before: Option<&ModuleMap>, claims: &[Claim], evidence: &Evidence) -> Result<Merged, MapError> {
     ModuleMap::merged(before, "S1", claims, evidence, false)
 }
 
 #[test]
-fn an_operators_word_is_verified_entry_by_entry() {
-    let told = merge(None, &all(), &Evidence::Operator).unwrap();
-    assert_eq!((told.changed, told.map.measured()), (eight(), Gpus::NONE));
-    let standing = |map: &ModuleMap, barred| Standing::of(Some(map), None, eight(), barred, &[]);
-    assert_eq!(standing(&told.map, Gpus::NONE), Standing::Unverified { missing: Gpus::NONE, told: eight() });
-    let both = Standing::Unverified { missing: gpus(&[3]), told: gpus(&[1, 2]) };
-    assert_eq!(both.why(), "the module map says nothing of GPUs 3, and has only an operator's word for GPUs 1,2");
-    let mut map = told.map;
+fn operator_statement_is_verified_entry_by_entry() {
+    let stated = merge(None, &all(), &Evidence::Operator).unwrap();
+    assert_eq!((stated.changed, stated.map.measured()), (eight(), Gpus::NONE));
+    let verification = |map: &ModuleMap, quarantined| Verification::of(Some(map), None, eight(), quarantined, &[]);
+    assert_eq!(
+        verification(&stated.map, Gpus::NONE),
+        Verification::Unverified { missing: Gpus::NONE, stated: eight() }
+    );
+    let both = Verification::Unverified { missing: gpus(&[3]), stated: gpus(&[1, 2]) };
+    assert_eq!(both.reason(), "the module map has no entry for GPUs 3, and has only operator statements for GPUs 1,2");
+    let mut map = stated.map;
     for (at, claim) in all().iter().enumerate() {
-        assert!(!standing(&map, Gpus::NONE).is_verified());
-        let probe = Evidence::Probe { when: 5, partition: 7 };
+        assert!(!verification(&map, Gpus::NONE).is_verified());
+        let probe = Evidence::Probe { recorded_at: 5, partition: 7 };
         let merged = merge(Some(&map), std::slice::from_ref(claim), &probe).unwrap();
         assert_eq!(merged.changed, gpus(&[claim.module]));
         map = merged.map;
         let left: Gpus = all()[at + 1..].iter().fold(Gpus::NONE, |left, one| left.with(gpus(&[one.module])));
-        // One that nobody may have needs none.
-        assert!(standing(&map, left).is_verified());
+        // A quarantined GPU needs no entry.
+        assert!(verification(&map, left).is_verified());
     }
-    assert!(standing(&map, Gpus::NONE).is_verified());
-    // Who says it once more takes nothing away.
+    assert!(verification(&map, Gpus::NONE).is_verified());
+    // A repeated statement keeps the measurements.
     let again = merge(Some(&map), &all(), &Evidence::Operator).unwrap();
     assert_eq!((&again.map, again.changed), (&map, Gpus::NONE));
-    let later = merge(Some(&map), &all(), &Evidence::Probe { when: 6, partition: 7 }).unwrap();
-    assert_eq!((later.map == map, later.changed), (false, Gpus::NONE), "another time is nothing new");
+    let later = merge(Some(&map), &all(), &Evidence::Probe { recorded_at: 6, partition: 7 }).unwrap();
+    assert_eq!((later.map == map, later.changed), (false, Gpus::NONE), "a newer measurement changes nothing");
 }
 
 #[test]
-fn a_contradiction_is_named_and_changes_nothing_but_with_replace() {
+fn contradictions_are_refused_without_replace() {
     let map = merge(None, &all(), &nvml(1)).unwrap().map;
     let wrong = [claim(5, "0000:10:00.0"), claim(7, "0000:0f:00.0")];
     let error = merge(Some(&map), &wrong, &Evidence::Operator).unwrap_err();
-    let Refused::Contradicts(found) = &error else { panic!("{error}") };
+    let MapError::Contradicts(found) = &error else { panic!("{error}") };
     assert_eq!(found.len(), 4);
     let text = error.to_string();
     assert!(text.contains("the map has module 5 at 0000:0f:00.0 (nvml (x)), not at 0000:10:00.0"), "{text}");
     assert!(text.contains("nothing was changed") && text.contains("--replace"), "{text}");
     let merged = ModuleMap::merged(Some(&map), "S1", &wrong, &Evidence::Operator, true).unwrap();
-    assert_eq!((merged.changed, merged.dropped), (gpus(&[5, 7]), Gpus::NONE));
-    assert_eq!(merged.map.measured(), eight().without(gpus(&[5, 7])), "they have lost what was measured");
-    // One GPU takes another's place: that one is nowhere.
+    assert_eq!((merged.changed, merged.removed), (gpus(&[5, 7]), Gpus::NONE));
+    assert_eq!(merged.map.measured(), eight().without(gpus(&[5, 7])), "their measurements are gone");
+    // A GPU takes another's address: the other one loses its entry.
     let moved = [claim(5, "0000:10:00.0")];
     let merged = ModuleMap::merged(Some(&map), "S1", &moved, &nvml(2), true).unwrap();
-    assert_eq!((merged.changed, merged.dropped), (gpus(&[5]), gpus(&[7])));
-    let standing = Standing::of(Some(&merged.map), None, eight(), Gpus::NONE, &[]);
-    assert_eq!(standing, Standing::Unverified { missing: gpus(&[7]), told: Gpus::NONE });
+    assert_eq!((merged.changed, merged.removed), (gpus(&[5]), gpus(&[7])));
+    let verification = Verification::of(Some(&merged.map), None, eight(), Gpus::NONE, &[]);
+    assert_eq!(verification, Verification::Unverified { missing: gpus(&[7]), stated: Gpus::NONE });
 }
 
 #[test]
-fn another_gpu_or_baseboard_is_not_what_was_measured() {
+fn another_gpu_or_baseboard_invalidates_the_map() {
     let first = [with_uuid(1, "0000:86:00.0", "GPU-a"), with_uuid(2, "0000:b8:00.0", "GPU-b")];
     let map = merge(None, &first, &nvml(1)).unwrap().map;
     let listed = gpus(&[1, 2]);
-    let seen = |uuid: &str| [Sighting { module: 1, uuid: uuid.to_owned() }];
-    let standing = |uuid, is| Standing::of(Some(&map), is, listed, Gpus::NONE, &seen(uuid));
-    assert!(standing("", None).is_verified() && standing("GPU-a", Some("S1")).is_verified());
-    assert!(standing("GPU-c", None).why().contains("GPU GPU-a at module 1"), "{:?}", standing("GPU-c", None));
-    let other = standing("", Some("S2"));
-    assert!(other.why().contains("is of baseboard S1, and this is S2") && !other.is_verified());
-    assert!(other.advice(Some("S2")).contains("--serial S2 --replace"));
+    let seen = |uuid: &str| [ObservedGpu { module: 1, uuid: uuid.to_owned() }];
+    let verification = |uuid, is| Verification::of(Some(&map), is, listed, Gpus::NONE, &seen(uuid));
+    assert!(verification("", None).is_verified() && verification("GPU-a", Some("S1")).is_verified());
+    assert!(
+        verification("GPU-c", None).reason().contains("GPU GPU-a at module 1"),
+        "{:?}",
+        verification("GPU-c", None)
+    );
+    let other = verification("", Some("S2"));
+    assert!(other.reason().contains("is of baseboard S1, and this is S2") && !other.is_verified());
+    assert!(other.remedy(Some("S2")).contains("--baseboard-serial S2 --replace"));
     let swapped = [with_uuid(1, "0000:86:00.0", "GPU-c")];
     let error = merge(Some(&map), &swapped, &nvml(2)).unwrap_err().to_string();
     assert!(error.contains("module 1 had the GPU with uuid GPU-a, and has GPU-c now"), "{error}");
@@ -111,36 +118,30 @@ fn another_gpu_or_baseboard_is_not_what_was_measured() {
     let error = merge(Some(&map), &moved, &nvml(2)).unwrap_err().to_string();
     assert!(error.contains("GPU GPU-a as module 1, not as 3"), "{error}");
     let merged = ModuleMap::merged(Some(&map), "S1", &moved, &nvml(2), true).unwrap();
-    assert_eq!((merged.dropped, merged.changed), (gpus(&[1]), gpus(&[3])));
+    assert_eq!((merged.removed, merged.changed), (gpus(&[1]), gpus(&[3])));
     let error = ModuleMap::merged(Some(&map), "S2", &first, &nvml(2), false).unwrap_err().to_string();
     assert!(error.contains("the map is of baseboard S1, not of S2"), "{error}");
     let merged = ModuleMap::merged(Some(&map), "S2", &first[..1], &Evidence::Operator, true).unwrap();
-    assert_eq!(
-        (merged.map.modules(), merged.map.measured()),
-        (gpus(&[1]), Gpus::NONE),
-        "nothing of the old one is left"
-    );
-    assert_eq!((merged.changed, merged.dropped), (gpus(&[1]), gpus(&[2])));
+    assert_eq!((merged.map.modules(), merged.map.measured()), (gpus(&[1]), Gpus::NONE), "the old map is replaced");
+    assert_eq!((merged.changed, merged.removed), (gpus(&[1]), gpus(&[2])));
 }
 
 #[test]
-fn claims_that_cannot_be_are_refused() {
+fn invalid_claims_are_refused() {
     let both =
         |first: Claim, second: Claim| Claim::check(&[first, second], eight(), Gpus::NONE).unwrap_err().to_string();
-    assert!(both(claim(1, "0000:01:00.0"), claim(1, "0000:02:00.0")).contains("module 1 is there twice"));
-    assert!(both(claim(1, "0000:01:00.0"), claim(2, "0000:01:00.0")).contains("0000:01:00.0 is there twice"));
-    assert!(
-        both(with_uuid(1, "0000:01:00.0", "u"), with_uuid(2, "0000:02:00.0", "u")).contains("GPU u is there twice")
-    );
+    assert!(both(claim(1, "0000:01:00.0"), claim(1, "0000:02:00.0")).contains("module 1 appears twice"));
+    assert!(both(claim(1, "0000:01:00.0"), claim(2, "0000:01:00.0")).contains("0000:01:00.0 appears twice"));
+    assert!(both(with_uuid(1, "0000:01:00.0", "u"), with_uuid(2, "0000:02:00.0", "u")).contains("GPU u appears twice"));
     assert!(both(claim(1, "0000:01:00.0"), claim(9, "0000:02:00.0")).contains("lists no module 9; it lists 1,2,3"));
     assert_eq!(Claim::check(&all()[1..], eight(), eight()), Err(ClaimError::Missing { missing: gpus(&[5]) }));
     assert_eq!(Claim::check(&all(), eight(), eight()), Ok(()));
     assert_eq!(Claim::check(&[], eight(), Gpus::NONE), Err(ClaimError::Empty));
-    assert!(matches!(ModuleMap::merged(None, "a b", &all(), &nvml(1), false), Err(Refused::Serial(_))));
+    assert!(matches!(ModuleMap::merged(None, "a b", &all(), &nvml(1), false), Err(MapError::Serial(_))));
 }
 
 #[test]
-fn a_file_is_read_as_it_was_written_and_damage_is_named() {
+fn saved_map_round_trips_and_damage_is_reported() {
     let map = merge(None, &[with_uuid(1, "0000:86:00.0", "GPU-a")], &nvml(1)).unwrap().map;
     let mut saved = Saved::default();
     saved.map = Some(map);
@@ -149,14 +150,14 @@ fn a_file_is_read_as_it_was_written_and_damage_is_named() {
     }
     let bytes = saved.written().unwrap();
     assert_eq!(Saved::read(&bytes), Ok(saved.clone()));
-    assert_eq!((saved.asked("r69"), saved.asked("r5")), (Some("a69"), None));
+    assert_eq!((saved.summary("r69"), saved.summary("r5")), (Some("a69"), None));
     let text = String::from_utf8(bytes.clone()).unwrap();
     for (from, to, said) in [
         ("map/1", "map/2", "schema: \"firstlight.module-map/2\" is not firstlight.module-map/1"),
         ("0000:86:00.0", "86:00.0", "at byte "),
-        ("\"1\":", "\"64\":", "map.entries: 64 is no module id"),
+        ("\"1\":", "\"64\":", "map.entries: invalid module id 64"),
         ("\"S1\"", "\"\"", "map.baseboard"),
-        ("GPU-a", "GPU a", "map.entries: uuid \"GPU a\" of module 1"),
+        ("GPU-a", "GPU a", "map.entries: invalid uuid \"GPU a\" of module 1"),
     ] {
         let error = Saved::read(text.replacen(from, to, 1).as_bytes()).unwrap_err().to_string();
         assert!(error.contains(said), "{said} in {error}");
@@ -166,7 +167,7 @@ fn a_file_is_read_as_it_was_written_and_damage_is_named() {
     }
     let Err(Damage::At { byte, .. }) = Saved::read(&bytes[..40]) else { panic!("it is cut") };
     assert_eq!(byte, 40);
-    assert_eq!(Saved::read(&vec![b' '; LONGEST + 1]), Err(Damage::TooLong));
+    assert_eq!(Saved::read(&vec![b' '; MAX_FILE + 1]), Err(Damage::TooLong));
     assert!(text.contains(SCHEMA));
 }
 
@@ -183,15 +184,15 @@ fn evidence() -> impl Strategy<Value = Evidence> {
     prop_oneof![
         Just(Evidence::Operator),
         (0_u64..9).prop_map(nvml),
-        (0_u64..9).prop_map(|when| Evidence::Probe { when, partition: 7 })
+        (0_u64..9).prop_map(|recorded_at| Evidence::Probe { recorded_at, partition: 7 })
     ]
 }
 
 proptest! {
-    /// Whatever is said in whatever order: a map can always be read again, without
-    /// `replace` nothing that it says is lost, and nothing is measured that was not.
+    /// In any sequence of claims: the map can be saved and read, entries are lost only with `replace`, and only
+    /// measured modules count as measured.
     #[test]
-    fn no_order_of_claims_makes_a_map_that_cannot_be(
+    fn no_sequence_of_claims_makes_an_invalid_map(
         steps in prop::collection::vec((claims(), evidence(), any::<bool>(), 0_u8..8), 1..12)
     ) {
         let mut map: Option<ModuleMap> = None;
@@ -207,7 +208,7 @@ proptest! {
             if let Some(before) = before.as_ref().filter(|_| !replace) {
                 prop_assert!(now.modules().has(before.modules()) && now.measured().has(before.measured()));
                 prop_assert!(before.entries.iter().all(|(module, entry)| now.entries[module].pci == entry.pci));
-                prop_assert!(merged.replaced.is_empty() && merged.dropped.is_empty());
+                prop_assert!(merged.replaced.is_empty() && merged.removed.is_empty());
             }
             let said = Gpus::of(claims.iter().map(|claim| claim.module)).unwrap();
             let was = before.as_ref().map(ModuleMap::measured).unwrap_or_default();
@@ -222,7 +223,7 @@ proptest! {
         }
     }
 
-    /// Whatever a file has: it is read or refused, in one line.
+    /// Any file is parsed or refused, with a one-line error.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for error in [

@@ -1,7 +1,7 @@
 use super::*;
 use crate::journal::tests::dir;
-use crate::state::Holding;
-use firstlight_partitions::known::{A100_16, B200, H100, Known};
+use crate::state::Assignment;
+use firstlight_partitions::known::{A100_16, B200, H100, KnownBaseboard};
 use firstlight_sys::nvfm::{Code, Error, Gpu, Partition};
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// What becomes of the next change.
+/// The outcome of the next change.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     code: i32,
-    /// Whether it is done nevertheless.
+    /// Whether it is done despite the code.
     done: bool,
-    /// Whether FM is gone after it.
+    /// Whether FM dies after it.
     gone: bool,
 }
 
@@ -24,21 +24,21 @@ struct Fault {
 enum Mode {
     Ready,
     Gone,
-    /// Restarted beside running tenants.
+    /// Restarted with `--restart`.
     Waits,
 }
 
-/// A fabric manager in memory, which notes what must never be.
+/// A fabric manager in memory that records violations.
 struct Sim {
-    known: &'static Known,
+    known: &'static KnownBaseboard,
     later: bool,
     mode: Mode,
     active: BTreeSet<PartitionId>,
     faults: VecDeque<Fault>,
-    /// Partitions whose tenant runs.
+    /// Partitions whose tenants run.
     tenants: BTreeSet<PartitionId>,
     violations: Vec<String>,
-    /// The journal's length before each change of what is active, and what is active then.
+    /// For each change of the active partitions: the journal's length before it, and the new set.
     effects: Vec<(u64, BTreeSet<PartitionId>)>,
     journal: PathBuf,
 }
@@ -59,7 +59,7 @@ impl Sim {
     fn set(&mut self, active: BTreeSet<PartitionId>) {
         let length = fs::metadata(&self.journal).map_or(0, |data| data.len());
         for tenant in self.tenants.difference(&active) {
-            self.violations.push(format!("partition {tenant} is switched off under its tenant"));
+            self.violations.push(format!("partition {tenant} is deactivated under its tenant"));
         }
         self.effects.push((length, active.clone()));
         self.active = active;
@@ -72,11 +72,11 @@ impl Sim {
             Mode::Ready => {}
         }
         let Some(gpus) = self.gpus(id) else { return refused(call, -1) };
-        let meets = |other: &PartitionId| self.gpus(*other).is_some_and(|other| other.meets(gpus));
+        let overlaps = |other: &PartitionId| self.gpus(*other).is_some_and(|other| other.overlaps(gpus));
         if on && self.active.contains(&id) {
             return refused(call, if self.later { -17 } else { -7 });
         }
-        if on && self.active.iter().any(meets) {
+        if on && self.active.iter().any(overlaps) {
             self.violations.push(format!("partition {id} was asked for beside {:?}", self.active));
             return refused(call, if self.later { -24 } else { -7 });
         }
@@ -113,7 +113,7 @@ impl Fabric for Shared {
             uuid: String::new(),
             pci: String::new(),
             links: 18,
-            most_links: 18,
+            max_links: 18,
             line_rate: 0,
         };
         let one = |(id, gpus, _): &(u32, &[u32], u32)| Partition {
@@ -146,13 +146,13 @@ impl Fabric for Shared {
     }
 }
 
-pub(super) struct Stand {
+pub(super) struct Fixture {
     pub(super) dir: tempfile::TempDir,
     pub(super) sim: Shared,
     pub(super) engine: Engine<Shared>,
 }
 
-fn sim(known: &'static Known, journal: &Path) -> Shared {
+fn sim(known: &'static KnownBaseboard, journal: &Path) -> Shared {
     Shared(Rc::new(RefCell::new(Sim {
         known,
         later: known.name == "b200",
@@ -166,26 +166,26 @@ fn sim(known: &'static Known, journal: &Path) -> Shared {
     })))
 }
 
-/// What the map is for is not asked for here.
-fn begun(sim: &Shared, journal: &Path) -> Engine<Shared> {
-    // Another test's child has all of this process's files, and so the lock, until it is another program.
-    let (begun, mut opened) = (Instant::now(), Journal::open(journal));
-    while matches!(opened, Err(crate::journal::Error::Locked { .. })) && begun.elapsed().as_secs() < 5 {
+/// Opens an engine that allows unverified maps.
+fn pending(sim: &Shared, journal: &Path) -> Engine<Shared> {
+    // A child of a parallel test inherits the lock until exec.
+    let (start, mut opened) = (Instant::now(), Journal::open(journal));
+    while matches!(opened, Err(crate::journal::Error::Locked { .. })) && start.elapsed().as_secs() < 5 {
         std::thread::yield_now();
         opened = Journal::open(journal);
     }
-    Engine::new(sim.clone(), opened.unwrap()).with(Modules::default().allowing(true))
+    Engine::new(sim.clone(), opened.unwrap()).with(ModuleMapStore::default().allow_unverified(true))
 }
 
-pub(super) fn stand(known: &'static Known) -> Stand {
+pub(super) fn fixture(known: &'static KnownBaseboard) -> Fixture {
     let dir = dir();
     let path = dir.path().join("journal");
     let sim = sim(known, &path);
-    let engine = begun(&sim, &path);
-    Stand { dir, sim, engine }
+    let engine = pending(&sim, &path);
+    Fixture { dir, sim, engine }
 }
 
-impl Stand {
+impl Fixture {
     fn fault(&self, code: i32, done: bool, gone: bool) {
         self.sim.0.borrow_mut().faults.push_back(Fault { code, done, gone });
     }
@@ -199,273 +199,277 @@ impl Stand {
     }
 
     fn held(&self) -> Vec<PartitionId> {
-        self.engine.state().holdings.keys().copied().collect()
+        self.engine.state().assignments.keys().copied().collect()
     }
 
-    /// The daemon dies here and begins anew.
+    /// Kills and restarts the daemon.
     fn restarted(self) -> Self {
         let Self { dir, sim, engine } = self;
         drop(engine);
-        let engine = begun(&sim, &dir.path().join("journal"));
+        let engine = pending(&sim, &dir.path().join("journal"));
         Self { dir, sim, engine }
     }
 }
 
-fn count(count: u32) -> Ask {
-    Ask::Count(count)
+fn count(count: u32) -> PartitionSelector {
+    PartitionSelector::Count(count)
 }
 
 #[test]
-fn a_partition_is_given_kept_and_taken_back() {
-    let mut stand = stand(&H100);
-    let first = stand.engine.activate("r1", count(2), "alice").unwrap();
-    assert_eq!((first.partition, first.gpus.to_string(), first.again), (3, "1,3".to_owned(), false));
-    let again = stand.engine.activate("r1", count(2), "alice").unwrap();
-    assert_eq!(again, Activated { again: true, ..first });
-    assert_eq!(stand.engine.activate("r2", count(2), "bob").unwrap().partition, 4);
-    let mut stand = stand.restarted();
-    assert_eq!(stand.held(), [3, 4]);
-    assert_eq!(stand.engine.activate("r1", count(2), "alice").unwrap().partition, 3, "also after a restart");
-    let error = stand.engine.deactivate("r3", 3, "bob").unwrap_err().to_string();
-    assert_eq!(error, "partition 3 is alice's, not bob's");
-    assert!(stand.engine.deactivate("r4", 3, "alice").unwrap());
-    assert!(stand.engine.deactivate("r4", 3, "alice").unwrap(), "the same request again");
-    assert!(!stand.engine.deactivate("r5", 3, "alice").unwrap(), "another one finds nothing to do");
-    assert_eq!(stand.active(), BTreeSet::from([4]));
-    // The request of before comes once more, late: nobody is to have a partition that nobody wants.
-    let error = stand.engine.activate("r1", count(2), "alice").unwrap_err().to_string();
-    assert!(error.contains("request r1 activated partition 3, which is not active for it any more"), "{error}");
-    assert_eq!(stand.active(), BTreeSet::from([4]));
-    assert_eq!(stand.engine.activate("r6", count(1), "alice").unwrap().gpus.count(), 1);
+fn activation_survives_a_restart_and_is_idempotent() {
+    let mut fixture = fixture(&H100);
+    let first = fixture.engine.activate("r1", count(2), "alice").unwrap();
+    assert_eq!((first.partition, first.gpus.to_string(), first.already_done), (3, "1,3".to_owned(), false));
+    let already_done = fixture.engine.activate("r1", count(2), "alice").unwrap();
+    assert_eq!(already_done, Activated { already_done: true, ..first });
+    assert_eq!(fixture.engine.activate("r2", count(2), "bob").unwrap().partition, 4);
+    let mut fixture = fixture.restarted();
+    assert_eq!(fixture.held(), [3, 4]);
+    assert_eq!(fixture.engine.activate("r1", count(2), "alice").unwrap().partition, 3, "also after a restart");
+    let error = fixture.engine.deactivate("r3", 3, "bob").unwrap_err().to_string();
+    assert_eq!(error, "partition 3 is owned by alice, not by bob");
+    assert!(fixture.engine.deactivate("r4", 3, "alice").unwrap());
+    assert!(fixture.engine.deactivate("r4", 3, "alice").unwrap(), "idempotent");
+    assert!(!fixture.engine.deactivate("r5", 3, "alice").unwrap(), "a new request has nothing to do");
+    assert_eq!(fixture.active(), BTreeSet::from([4]));
+    // A late retry of the first request must not activate it again.
+    let error = fixture.engine.activate("r1", count(2), "alice").unwrap_err().to_string();
+    assert!(error.contains("request r1 activated partition 3, which is no longer active for it"), "{error}");
+    assert_eq!(fixture.active(), BTreeSet::from([4]));
+    assert_eq!(fixture.engine.activate("r6", count(1), "alice").unwrap().gpus.count(), 1);
 }
 
 #[test]
-fn bad_requests_are_named_and_change_nothing() {
-    let mut stand = stand(&H100);
-    stand.engine.activate("r1", count(4), "alice").unwrap();
-    stand.engine.quarantine(8, "Xid 79\n").unwrap();
-    let end = stand.engine.journal_end();
-    let pair = Ask::Gpus(Gpus::of([1, 2]).unwrap());
+fn invalid_requests_are_reported_and_change_nothing() {
+    let mut fixture = fixture(&H100);
+    fixture.engine.activate("r1", count(4), "alice").unwrap();
+    fixture.engine.quarantine(8, "Xid 79\n").unwrap();
+    let end = fixture.engine.journal_end();
+    let pair = PartitionSelector::Gpus(Gpus::of([1, 2]).unwrap());
     let long = "x".repeat(129);
-    for (request, ask, owner, said) in [
-        ("", count(1), "a", "request \"\" is not 1 to 128"),
-        (long.as_str(), count(1), "a", "is not 1 to 128"),
-        ("r 2", count(1), "a", "request \"r 2\""),
+    for (request, selector, owner, said) in [
+        ("", count(1), "a", "invalid request id \"\": it has to be 1 to 128"),
+        (long.as_str(), count(1), "a", "it has to be 1 to 128"),
+        ("r 2", count(1), "a", "request id \"r 2\""),
         ("r2", count(1), "a\nb", "owner \"a\\nb\""),
         ("r2", count(3), "a", "no partition has 3 GPUs; there are partitions of 1, 2, 4 and 8"),
-        ("r2", count(8), "a", "GPUs 1,2,3,4 are taken, GPUs 8 are in quarantine; the largest that is free has 2"),
-        ("r2", pair, "a", "exactly the GPUs 1,2; with as many there are 1,3 (partition 3)"),
-        ("r2", Ask::Partition(99), "a", "there is no partition 99; there are 0, 1, 2"),
-        ("r2", Ask::Partition(14), "a", "GPUs 8 are partition 14, and it is not free: GPUs 8 are in quarantine"),
-        ("r1", count(2), "alice", "request r1 was used before, to activate 4 GPUs for alice"),
-        ("r1", count(4), "mallory", "request r1 was used before"),
+        ("r2", count(8), "a", "GPUs 1,2,3,4 are taken, GPUs 8 are quarantined; the largest that is free has 2"),
+        ("r2", pair, "a", "exactly the GPUs 1,2; partitions of this size: 1,3 (partition 3)"),
+        ("r2", PartitionSelector::Partition(99), "a", "there is no partition 99; there are 0, 1, 2"),
+        (
+            "r2",
+            PartitionSelector::Partition(14),
+            "a",
+            "GPUs 8 are partition 14, and it is not free: GPUs 8 are quarantined",
+        ),
+        ("r1", count(2), "alice", "request id r1 was used before, to activate 4 GPUs for alice"),
+        ("r1", count(4), "mallory", "request id r1 was used before"),
     ] {
-        let error = stand.engine.activate(request, ask, owner).unwrap_err().to_string();
+        let error = fixture.engine.activate(request, selector, owner).unwrap_err().to_string();
         assert!(error.contains(said), "{said} in {error}");
     }
     for (partition, said) in [(2, None), (99, Some("no partition 99"))] {
-        match (stand.engine.deactivate("d", partition, "alice"), said) {
+        match (fixture.engine.deactivate("d", partition, "alice"), said) {
             (Ok(was), None) => assert!(!was),
             (Err(error), Some(said)) => assert!(error.to_string().contains(said), "{error}"),
             (other, _) => panic!("{partition}: {other:?}"),
         }
     }
-    let wanted = |ids: &[u32]| ids.iter().map(|id| (*id, "t".to_owned())).collect::<Vec<_>>();
+    let desired = |ids: &[u32]| ids.iter().map(|id| (*id, "t".to_owned())).collect::<Vec<_>>();
     for (ids, said) in [
         (&[1, 3][..], "partitions 1 and 3 share GPUs 1,3"),
         (&[5, 5], "partitions 5 and 5 share GPUs 5,7"),
         (&[77], "no partition 77"),
     ] {
-        let error = stand.engine.reconcile("q", &wanted(ids)).unwrap_err().to_string();
+        let error = fixture.engine.reconcile("q", &desired(ids)).unwrap_err().to_string();
         assert!(error.contains(said), "{said} in {error}");
     }
-    let error = stand.engine.quarantine(9, "x").unwrap_err().to_string();
+    let error = fixture.engine.quarantine(9, "x").unwrap_err().to_string();
     assert_eq!(error, "there is no GPU 9; module ids are 1,2,3,4,5,6,7,8");
-    assert_eq!((stand.engine.journal_end(), stand.active()), (end, BTreeSet::from([1])));
-    assert_eq!(stand.engine.state().barred[&8], "Xid 79");
-    assert!(stand.engine.release(8).unwrap() && !stand.engine.release(8).unwrap());
-    assert!(stand.engine.activate("r3", Ask::Partition(14), "a").is_ok());
+    assert_eq!((fixture.engine.journal_end(), fixture.active()), (end, BTreeSet::from([1])));
+    assert_eq!(fixture.engine.state().quarantined[&8], "Xid 79");
+    assert!(fixture.engine.release(8).unwrap() && !fixture.engine.release(8).unwrap());
+    assert!(fixture.engine.activate("r3", PartitionSelector::Partition(14), "a").is_ok());
 }
 
 #[test]
-fn what_fm_lists_decides_and_not_what_it_answers() {
+fn list_decides_the_outcome_not_the_reply() {
     for known in [&H100, &B200] {
-        let mut stand = stand(known);
-        // It says that it has failed, and has done it.
+        let mut fixture = fixture(known);
+        // FM reports an error, but the change was made.
         for code in [-5, -2, -10, -99] {
-            stand.fault(code, true, false);
-            let given = stand.engine.activate(&format!("r{code}"), count(1), "a").unwrap();
-            assert!(stand.active().contains(&given.partition));
+            fixture.fault(code, true, false);
+            let given = fixture.engine.activate(&format!("r{code}"), count(1), "a").unwrap();
+            assert!(fixture.active().contains(&given.partition));
         }
-        // It says so, and has not.
-        stand.fault(-10, false, false);
-        let error = stand.engine.activate("n", count(1), "a").unwrap_err().to_string();
+        // FM reports an error, and the change was not made.
+        fixture.fault(-10, false, false);
+        let error = fixture.engine.activate("n", count(1), "a").unwrap_err().to_string();
         assert!(error.contains("NVLink error (-10)") && error.contains("quarantine the GPU"), "{error}");
-        // It says that it has, and has not.
-        stand.fault(0, false, false);
-        let error = stand.engine.activate("n", count(1), "a").unwrap_err().to_string();
+        // FM reports success, but the change was not made.
+        fixture.fault(0, false, false);
+        let error = fixture.engine.activate("n", count(1), "a").unwrap_err().to_string();
         assert!(error.contains("activate partition"), "{error}");
-        assert_eq!(stand.held().len(), 4);
-        let given = stand.engine.activate("n", count(1), "a").unwrap();
-        stand.fault(-5, true, false);
-        assert!(stand.engine.deactivate("d", given.partition, "a").unwrap());
-        stand.fault(-10, false, false);
-        let other = stand.held()[0];
-        assert!(stand.engine.deactivate("e", other, "a").is_err());
-        assert_eq!(stand.held().len(), 4, "what is active is held");
-        assert!(stand.sim.0.borrow().violations.is_empty());
+        assert_eq!(fixture.held().len(), 4);
+        let given = fixture.engine.activate("n", count(1), "a").unwrap();
+        fixture.fault(-5, true, false);
+        assert!(fixture.engine.deactivate("d", given.partition, "a").unwrap());
+        fixture.fault(-10, false, false);
+        let other = fixture.held()[0];
+        assert!(fixture.engine.deactivate("e", other, "a").is_err());
+        assert_eq!(fixture.held().len(), 4, "active partitions stay assigned");
+        assert!(fixture.sim.0.borrow().violations.is_empty());
     }
 }
 
 #[test]
-fn what_is_not_known_is_settled_when_fm_answers() {
-    let mut stand = stand(&H100);
+fn unknown_outcome_is_settled_when_fm_answers() {
+    let mut fixture = fixture(&H100);
     for (request, done) in [("r1", true), ("r2", false)] {
-        stand.fault(-5, done, true);
-        let error = stand.engine.activate(request, count(2), "a").unwrap_err();
-        assert!(matches!(error, Refused::Unsettled { .. }), "{error}");
+        fixture.fault(-5, done, true);
+        let error = fixture.engine.activate(request, count(2), "a").unwrap_err();
+        assert!(matches!(error, EngineError::OutcomeUnknown { .. }), "{error}");
         assert!(error.to_string().contains("timeout (-5)"), "{error}");
-        // Another one does not get past it.
-        let error = stand.engine.activate("other", count(1), "b").unwrap_err().to_string();
+        // Other requests are refused meanwhile.
+        let error = fixture.engine.activate("other", count(1), "b").unwrap_err().to_string();
         assert!(error.contains("fmConnect: connection not valid (-9)") && error.contains("does not run"), "{error}");
-        let mut after = stand.restarted();
+        let mut after = fixture.restarted();
         after.mode(Mode::Ready);
         let given = after.engine.activate(request, count(2), "a").unwrap();
-        assert_eq!((given.again, after.active().contains(&given.partition)), (done, true));
-        stand = after;
+        assert_eq!((given.already_done, after.active().contains(&given.partition)), (done, true));
+        fixture = after;
     }
-    let first = stand.held()[0];
-    stand.fault(-5, false, true);
-    assert!(matches!(stand.engine.deactivate("d", first, "a"), Err(Refused::Unsettled { .. })));
-    stand.mode(Mode::Ready);
-    stand.engine.settle().unwrap();
-    assert_eq!(stand.held().len(), 1, "it was asked for, and is done");
-    assert!(stand.engine.deactivate("d", first, "a").unwrap());
+    let first = fixture.held()[0];
+    fixture.fault(-5, false, true);
+    assert!(matches!(fixture.engine.deactivate("d", first, "a"), Err(EngineError::OutcomeUnknown { .. })));
+    fixture.mode(Mode::Ready);
+    fixture.engine.settle().unwrap();
+    assert_eq!(fixture.held().len(), 1, "the deactivation was repeated");
+    assert!(fixture.engine.deactivate("d", first, "a").unwrap());
 }
 
 #[test]
-fn a_restart_beside_tenants_keeps_what_is_held_and_nothing_else() {
-    let mut stand = stand(&H100);
-    let kept = stand.engine.activate("r1", count(4), "a").unwrap().partition;
-    stand.sim.0.borrow_mut().tenants.insert(kept);
-    stand.fault(-9, true, true);
-    assert!(matches!(stand.engine.activate("r2", count(2), "b"), Err(Refused::Unsettled { .. })));
-    stand.mode(Mode::Waits);
-    stand.engine.settle().unwrap();
-    assert_eq!((stand.active(), stand.held()), (BTreeSet::from([kept]), vec![kept]));
-    assert!(stand.sim.0.borrow().violations.is_empty());
-    assert!(!stand.engine.activate("r2", count(2), "b").unwrap().again);
+fn fm_restart_restores_assigned_partitions_only() {
+    let mut fixture = fixture(&H100);
+    let assigned = fixture.engine.activate("r1", count(4), "a").unwrap().partition;
+    fixture.sim.0.borrow_mut().tenants.insert(assigned);
+    fixture.fault(-9, true, true);
+    assert!(matches!(fixture.engine.activate("r2", count(2), "b"), Err(EngineError::OutcomeUnknown { .. })));
+    fixture.mode(Mode::Waits);
+    fixture.engine.settle().unwrap();
+    assert_eq!((fixture.active(), fixture.held()), (BTreeSet::from([assigned]), vec![assigned]));
+    assert!(fixture.sim.0.borrow().violations.is_empty());
+    assert!(!fixture.engine.activate("r2", count(2), "b").unwrap().already_done);
 }
 
 #[test]
-fn who_knows_nothing_does_not_say_that_nothing_is_active() {
-    let mut stand = stand(&H100);
-    stand.sim.0.borrow_mut().tenants.insert(1);
-    stand.sim.0.borrow_mut().active.insert(1);
-    stand.mode(Mode::Waits);
-    let error = stand.engine.activate("r", count(1), "c").unwrap_err().to_string();
-    assert!(error.contains("not configured (-8)") && error.contains("just begun"), "{error}");
-    assert!(stand.sim.0.borrow().violations.is_empty());
+fn empty_journal_does_not_report_active_partitions() {
+    let mut fixture = fixture(&H100);
+    fixture.sim.0.borrow_mut().tenants.insert(1);
+    fixture.sim.0.borrow_mut().active.insert(1);
+    fixture.mode(Mode::Waits);
+    let error = fixture.engine.activate("r", count(1), "c").unwrap_err().to_string();
+    assert!(error.contains("not configured (-8)") && error.contains("is starting"), "{error}");
+    assert!(fixture.sim.0.borrow().violations.is_empty());
 }
 
 #[test]
-fn a_fabric_that_begins_anew_is_an_outage_until_somebody_reconciles() {
-    let mut stand = stand(&H100);
-    let one = stand.engine.activate("r1", count(4), "a").unwrap().partition;
-    stand.sim.0.borrow_mut().active.clear();
-    let error = stand.engine.activate("r2", count(2), "b").unwrap_err().to_string();
+fn fm_restart_without_state_is_an_outage_until_reconciled() {
+    let mut fixture = fixture(&H100);
+    let one = fixture.engine.activate("r1", count(4), "a").unwrap().partition;
+    fixture.sim.0.borrow_mut().active.clear();
+    let error = fixture.engine.activate("r2", count(2), "b").unwrap_err().to_string();
     assert!(error.contains("lost partitions [1]") && error.contains("stop those tenants, then reconcile"), "{error}");
-    assert!(stand.active().is_empty());
-    let mut stand = stand.restarted();
-    assert!(stand.engine.activate("r2", count(2), "b").is_err(), "also after a restart");
-    let wanted = [(one, "a".to_owned()), (5, "c".to_owned())];
-    let steps = stand.engine.reconcile("q", &wanted).unwrap();
+    assert!(fixture.active().is_empty());
+    let mut fixture = fixture.restarted();
+    assert!(fixture.engine.activate("r2", count(2), "b").is_err(), "also after a restart");
+    let desired = [(one, "a".to_owned()), (5, "c".to_owned())];
+    let steps = fixture.engine.reconcile("q", &desired).unwrap();
     assert_eq!(steps.len(), 2);
-    assert_eq!((stand.active(), stand.held()), (BTreeSet::from([1, 5]), vec![1, 5]));
-    assert!(stand.engine.reconcile("q2", &wanted).unwrap().is_empty(), "there is nothing left to do");
-    assert_eq!(stand.engine.activate("r2", count(2), "b").unwrap().gpus.to_string(), "6,8");
+    assert_eq!((fixture.active(), fixture.held()), (BTreeSet::from([1, 5]), vec![1, 5]));
+    assert!(fixture.engine.reconcile("q2", &desired).unwrap().is_empty(), "a second reconciliation has no steps");
+    assert_eq!(fixture.engine.activate("r2", count(2), "b").unwrap().gpus.to_string(), "6,8");
 }
 
 #[test]
-fn what_was_active_before_is_nobodys_until_it_is_named() {
-    let mut stand = stand(&B200);
-    stand.sim.0.borrow_mut().active.extend([2, 6]);
-    let look = stand.engine.settle().unwrap();
-    assert_eq!(look.foreign(stand.engine.state()), [2, 6]);
-    assert!(matches!(stand.engine.deactivate("d", 2, "a"), Err(Refused::Foreign { partition: 2 })));
-    assert_eq!(stand.engine.activate("r", count(2), "a").unwrap().partition, 7, "their GPUs are not given");
-    let steps = stand.engine.steps(&[(2, "t".into()), (7, "a".into())]).unwrap();
+fn partition_active_before_is_unowned_until_reconciled() {
+    let mut fixture = fixture(&B200);
+    fixture.sim.0.borrow_mut().active.extend([2, 6]);
+    let snapshot = fixture.engine.settle().unwrap();
+    assert_eq!(snapshot.unowned(fixture.engine.state()), [2, 6]);
+    assert!(matches!(fixture.engine.deactivate("d", 2, "a"), Err(EngineError::Unowned { partition: 2 })));
+    assert_eq!(fixture.engine.activate("r", count(2), "a").unwrap().partition, 7, "unowned GPUs are not given");
+    let steps = fixture.engine.steps(&[(2, "t".into()), (7, "a".into())]).unwrap();
     assert_eq!(steps.len(), 2, "{steps:?}");
-    assert_eq!(stand.active(), BTreeSet::from([2, 6, 7]), "to ask changes nothing");
-    stand.engine.reconcile("q", &[(2, "t".into()), (7, "a".into())]).unwrap();
-    assert_eq!(stand.active(), BTreeSet::from([2, 7]));
-    assert_eq!(stand.engine.state().holdings[&2].owner, "t");
-    assert!(stand.engine.deactivate("e", 2, "t").unwrap());
+    assert_eq!(fixture.active(), BTreeSet::from([2, 6, 7]), "a dry run changes nothing");
+    fixture.engine.reconcile("q", &[(2, "t".into()), (7, "a".into())]).unwrap();
+    assert_eq!(fixture.active(), BTreeSet::from([2, 7]));
+    assert_eq!(fixture.engine.state().assignments[&2].owner, "t");
+    assert!(fixture.engine.deactivate("e", 2, "t").unwrap());
 }
 
 #[test]
-fn a_list_that_cannot_be_is_not_acted_on() {
+fn inconsistent_list_is_rejected() {
     let gpu = |physical_id| Gpu {
         physical_id,
         uuid: String::new(),
         pci: String::new(),
         links: 0,
-        most_links: 0,
+        max_links: 0,
         line_rate: 0,
     };
     let one = |id, is_active, gpus: &[u32]| Partition { id, is_active, gpus: gpus.iter().map(|id| gpu(*id)).collect() };
     for (listed, said) in [
         (vec![one(1, true, &[1, 2]), one(2, true, &[2])], "both have GPUs 2; restart it"),
-        (vec![one(1, false, &[1, 1])], "in partition 1 a GPU is listed twice"),
-        (vec![one(1, false, &[64])], "64 is no module id"),
+        (vec![one(1, false, &[1, 1])], "partition 1: a GPU is listed twice"),
+        (vec![one(1, false, &[64])], "invalid module id 64"),
         (vec![one(1, false, &[])], "partition 1 has no GPU"),
         (vec![one(1, false, &[1]), one(1, false, &[2])], "partition 1 is in the table twice"),
     ] {
-        let error = Look::of(&listed).unwrap_err().to_string();
+        let error = FabricSnapshot::of(&listed).unwrap_err().to_string();
         assert!(error.contains(said), "{said} in {error}");
     }
 }
 
-/// A tenant's day, and what its callers were told when the journal was how long.
+/// Journal length and acknowledged assignments after each step.
 #[derive(Default)]
-struct Told(Vec<(u64, BTreeMap<PartitionId, Holding>)>);
+struct Acknowledged(Vec<(u64, BTreeMap<PartitionId, Assignment>)>);
 
-impl Told {
-    fn note(&mut self, stand: &Stand) {
-        self.0.push((stand.engine.journal_end(), stand.engine.state().holdings.clone()));
+impl Acknowledged {
+    fn note(&mut self, fixture: &Fixture) {
+        self.0.push((fixture.engine.journal_end(), fixture.engine.state().assignments.clone()));
     }
 }
 
-/// What is done in the crash matrix; each step's answer is noted.
-fn day(stand: &mut Stand) -> Told {
-    let mut told = Told::default();
-    told.note(stand);
-    stand.engine.activate("r1", count(2), "a").unwrap();
-    told.note(stand);
-    stand.fault(-5, true, false);
-    stand.engine.activate("r2", count(4), "b").unwrap();
-    told.note(stand);
-    stand.fault(-10, false, false);
-    assert!(stand.engine.activate("r3", count(1), "c").is_err());
-    told.note(stand);
-    stand.engine.activate("r3", count(1), "c").unwrap();
-    told.note(stand);
-    assert!(stand.engine.deactivate("d1", 3, "a").unwrap());
-    told.note(stand);
-    stand.engine.quarantine(1, "Xid 79").unwrap();
-    let wanted = [(2, "b".to_owned()), (9, "d".to_owned())];
-    stand.engine.reconcile("q", &wanted).unwrap();
-    told.note(stand);
-    told
+/// The steps of the crash matrix.
+fn crash_scenario(fixture: &mut Fixture) -> Acknowledged {
+    let mut acknowledged = Acknowledged::default();
+    acknowledged.note(fixture);
+    fixture.engine.activate("r1", count(2), "a").unwrap();
+    acknowledged.note(fixture);
+    fixture.fault(-5, true, false);
+    fixture.engine.activate("r2", count(4), "b").unwrap();
+    acknowledged.note(fixture);
+    fixture.fault(-10, false, false);
+    assert!(fixture.engine.activate("r3", count(1), "c").is_err());
+    acknowledged.note(fixture);
+    fixture.engine.activate("r3", count(1), "c").unwrap();
+    acknowledged.note(fixture);
+    assert!(fixture.engine.deactivate("d1", 3, "a").unwrap());
+    acknowledged.note(fixture);
+    fixture.engine.quarantine(1, "Xid 79").unwrap();
+    let desired = [(2, "b".to_owned()), (9, "d".to_owned())];
+    fixture.engine.reconcile("q", &desired).unwrap();
+    acknowledged.note(fixture);
+    acknowledged
 }
 
-/// The daemon is killed at every byte that it writes, before and after every
-/// change of the fabric: what comes up again agrees with the fabric, keeps
-/// what anybody was told, and the same requests lead to the same end.
+/// Kills the daemon at every byte that it writes, before and after every change of the fabric: after a restart the
+/// state matches the fabric, acknowledged assignments are kept, and the same requests lead to the same result.
 #[test]
-fn a_daemon_that_is_killed_at_any_step_comes_back_to_what_is_true() {
-    let mut whole = stand(&H100);
-    let told = day(&mut whole);
+fn daemon_killed_at_any_step_recovers_a_consistent_state() {
+    let mut whole = fixture(&H100);
+    let acknowledged = crash_scenario(&mut whole);
     let path = whole.dir.path().join("journal");
     let bytes = fs::read(&path).unwrap();
     let effects = whole.sim.0.borrow().effects.clone();
@@ -473,7 +477,7 @@ fn a_daemon_that_is_killed_at_any_step_comes_back_to_what_is_true() {
     let mut crashes = 0;
     for cut in 0..=bytes.len() {
         let length = cut as u64;
-        // Effects at this very length may have come or not.
+        // An effect at exactly this length may or may not have happened.
         let before = effects.iter().take_while(|(at, _)| *at < length).count();
         let after = effects.iter().take_while(|(at, _)| *at <= length).count();
         for count in before..=after {
@@ -484,30 +488,35 @@ fn a_daemon_that_is_killed_at_any_step_comes_back_to_what_is_true() {
             fs::write(&path, &bytes[..cut]).unwrap();
             let sim = sim(&H100, &path);
             sim.0.borrow_mut().active = active;
-            // Whoever was told that it has a partition runs on it, until it asks for its end.
-            let known =
-                told.0.iter().rev().find(|(at, _)| *at <= length).map(|(_, held)| held.clone()).unwrap_or_default();
-            let mut engine = begun(&sim, &path);
-            let ending = engine.state().under_way.as_ref().and_then(|begun| match begun.change {
+            // Tenants with an acknowledged partition run until they request its deactivation.
+            let known = acknowledged
+                .0
+                .iter()
+                .rev()
+                .find(|(at, _)| *at <= length)
+                .map(|(_, held)| held.clone())
+                .unwrap_or_default();
+            let mut engine = pending(&sim, &path);
+            let ending = engine.state().in_progress.as_ref().and_then(|pending| match pending.change {
                 Change::Deactivate { partition } => Some(partition),
                 Change::Activate { .. } => None,
             });
             let still =
-                known.keys().copied().filter(|id| engine.state().holdings.contains_key(id) && ending != Some(*id));
+                known.keys().copied().filter(|id| engine.state().assignments.contains_key(id) && ending != Some(*id));
             sim.0.borrow_mut().tenants = still.collect();
-            let look = engine.settle().unwrap();
-            let held: BTreeSet<PartitionId> = engine.state().holdings.keys().copied().collect();
-            assert_eq!(held, look.active, "cut at {cut} after {count} effects");
-            assert_eq!(engine.state().under_way, None);
+            let snapshot = engine.settle().unwrap();
+            let held: BTreeSet<PartitionId> = engine.state().assignments.keys().copied().collect();
+            assert_eq!(held, snapshot.active, "cut at {cut} after {count} effects");
+            assert_eq!(engine.state().in_progress, None);
             assert_eq!(engine.state().outage, None);
             assert_eq!(sim.0.borrow().violations, [] as [String; 0], "cut at {cut}");
-            // Nobody who was told so has lost it, but by a request that was under way.
-            let next = told.0.iter().find(|(at, _)| *at > length).map(|(_, held)| held);
-            for (id, holding) in &known {
-                let may_go = next.is_some_and(|next| next.get(id) != Some(holding));
-                assert!(may_go || engine.state().holdings.get(id) == Some(holding), "cut at {cut}: {id}");
+            // Acknowledged assignments are lost only by a request that was in progress.
+            let next = acknowledged.0.iter().find(|(at, _)| *at > length).map(|(_, held)| held);
+            for (id, assignment) in &known {
+                let may_go = next.is_some_and(|next| next.get(id) != Some(assignment));
+                assert!(may_go || engine.state().assignments.get(id) == Some(assignment), "cut at {cut}: {id}");
             }
-            // It goes on from there to the same end.
+            // The remaining requests lead to the same result.
             sim.0.borrow_mut().tenants.clear();
             engine.reconcile("again", &[(2, "b".to_owned()), (9, "d".to_owned())]).unwrap();
             assert_eq!(sim.0.borrow().active, BTreeSet::from([2, 9]));
@@ -547,63 +556,63 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever happens in whatever order: no GPU is in two partitions, nobody
-    /// loses a partition that runs, and what is held is what is active.
+    /// In any sequence of events: no GPU is in two partitions, no running tenant loses its partition, and the
+    /// assignments match the active partitions.
     #[test]
-    fn no_order_of_events_gives_a_gpu_twice(acts in acts(), which in 0_usize..3) {
-        let mut stand = stand([&H100, &B200, &A100_16][which]);
+    fn no_sequence_of_events_assigns_a_gpu_twice(acts in acts(), which in 0_usize..3) {
+        let mut fixture = fixture([&H100, &B200, &A100_16][which]);
         let mut requests = 0;
         for act in acts {
             match act {
                 Act::Activate(size, who) => {
                     requests += 1;
                     let owner = format!("t{who}");
-                    if let Ok(given) = stand.engine.activate(&format!("r{requests}"), count(size), &owner) {
-                        prop_assert!(stand.active().contains(&given.partition));
-                        stand.sim.0.borrow_mut().tenants.insert(given.partition);
+                    if let Ok(given) = fixture.engine.activate(&format!("r{requests}"), count(size), &owner) {
+                        prop_assert!(fixture.active().contains(&given.partition));
+                        fixture.sim.0.borrow_mut().tenants.insert(given.partition);
                     }
                 }
                 Act::Deactivate(at) => {
                     requests += 1;
-                    let held: Vec<_> = stand.engine.state().holdings.iter().map(|(id, one)| (*id, one.owner.clone())).collect();
+                    let held: Vec<_> = fixture.engine.state().assignments.iter().map(|(id, one)| (*id, one.owner.clone())).collect();
                     let Some((id, owner)) = held.get(at % held.len().max(1)) else { continue };
                     // The tenant ends first.
-                    stand.sim.0.borrow_mut().tenants.remove(id);
-                    if stand.engine.deactivate(&format!("r{requests}"), *id, owner).is_ok() {
-                        prop_assert!(!stand.active().contains(id));
+                    fixture.sim.0.borrow_mut().tenants.remove(id);
+                    if fixture.engine.deactivate(&format!("r{requests}"), *id, owner).is_ok() {
+                        prop_assert!(!fixture.active().contains(id));
                     }
                 }
-                Act::Quarantine(gpu) => drop(stand.engine.quarantine(gpu, "x")),
-                Act::Release(gpu) => drop(stand.engine.release(gpu)),
-                Act::Fault(code, done, gone) => stand.fault(code, done, gone),
-                Act::Restart => stand = stand.restarted(),
+                Act::Quarantine(gpu) => drop(fixture.engine.quarantine(gpu, "x")),
+                Act::Release(gpu) => drop(fixture.engine.release(gpu)),
+                Act::Fault(code, done, gone) => fixture.fault(code, done, gone),
+                Act::Restart => fixture = fixture.restarted(),
                 Act::FmResumes => {
-                    stand.mode(Mode::Waits);
-                    if stand.engine.settle().is_err() {
-                        // Nothing was ever changed: nobody runs.
-                        stand.mode(Mode::Ready);
+                    fixture.mode(Mode::Waits);
+                    if fixture.engine.settle().is_err() {
+                        // No change was made yet, so no tenant runs.
+                        fixture.mode(Mode::Ready);
                     }
                 }
                 Act::FmAnew => {
-                    // All tenants end, as they have to; somebody says so.
-                    stand.mode(Mode::Ready);
-                    stand.sim.0.borrow_mut().tenants.clear();
-                    stand.sim.0.borrow_mut().faults.clear();
-                    stand.sim.0.borrow_mut().active.clear();
-                    stand.engine.reconcile("q", &[]).unwrap();
+                    // All tenants end, and the fabric is reconciled.
+                    fixture.mode(Mode::Ready);
+                    fixture.sim.0.borrow_mut().tenants.clear();
+                    fixture.sim.0.borrow_mut().faults.clear();
+                    fixture.sim.0.borrow_mut().active.clear();
+                    fixture.engine.reconcile("q", &[]).unwrap();
                 }
             }
-            let violations = stand.sim.0.borrow().violations.clone();
+            let violations = fixture.sim.0.borrow().violations.clone();
             prop_assert!(violations.is_empty(), "{:?}", violations);
         }
-        stand.mode(Mode::Ready);
-        stand.sim.0.borrow_mut().faults.clear();
-        let look = stand.engine.settle().unwrap();
-        let held: BTreeSet<_> = stand.held().into_iter().collect();
-        prop_assert_eq!(&held, &look.active);
-        let tenants = stand.sim.0.borrow().tenants.clone();
+        fixture.mode(Mode::Ready);
+        fixture.sim.0.borrow_mut().faults.clear();
+        let snapshot = fixture.engine.settle().unwrap();
+        let held: BTreeSet<_> = fixture.held().into_iter().collect();
+        prop_assert_eq!(&held, &snapshot.active);
+        let tenants = fixture.sim.0.borrow().tenants.clone();
         prop_assert!(tenants.is_subset(&held), "{:?} {:?}", tenants, held);
-        let violations = stand.sim.0.borrow().violations.clone();
+        let violations = fixture.sim.0.borrow().violations.clone();
         prop_assert!(violations.is_empty(), "{:?}", violations);
     }
 }

@@ -1,14 +1,14 @@
 use super::*;
-use crate::state::{Begun, Change, Ended};
+use crate::state::{Change, Outcome, PendingChange};
 use firstlight_partitions::Gpus;
 use proptest::prelude::*;
 
-/// What is synced thousands of times is kept in memory, where there is a place for that.
+/// A directory in memory if possible: the tests sync thousands of times.
 pub(crate) fn dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Records that fit to each other, with whatever a journal has.
+/// Consistent records of all kinds.
 fn records(count: u64) -> Vec<Record> {
     let mut all = Vec::new();
     for number in 1..=count {
@@ -17,15 +17,15 @@ fn records(count: u64) -> Vec<Record> {
             0 => Change::Deactivate { partition },
             _ => Change::Activate { partition, gpus: Gpus::of([1, 3]).unwrap(), owner: "tenant".into() },
         };
-        all.push(Record::Begun(Begun { number, request: format!("r{number}"), asked: "x".into(), change }));
-        let why = "no".to_owned();
-        all.push(Record::Ended(if number % 4 == 0 { Ended::Undone { why } } else { Ended::Done }));
-        all.push(Record::Barred { gpu: partition, reason: "Xid 79".into() });
+        all.push(Record::Started(PendingChange { number, request: format!("r{number}"), summary: "x".into(), change }));
+        let reason = "no".to_owned();
+        all.push(Record::Finished(if number % 4 == 0 { Outcome::Failed { reason } } else { Outcome::Done }));
+        all.push(Record::Quarantined { gpu: partition, reason: "Xid 79".into() });
     }
     all
 }
 
-/// Writes them, and says what was known after each and where it ended.
+/// Writes the records; returns the journal's length and the state after each.
 fn written(path: &Path, records: Vec<Record>) -> Vec<(u64, State)> {
     let (mut journal, mut state) = Journal::open(path).unwrap();
     let mut known = vec![(journal.end(), state.clone())];
@@ -38,7 +38,7 @@ fn written(path: &Path, records: Vec<Record>) -> Vec<(u64, State)> {
 }
 
 #[test]
-fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
+fn journal_truncated_at_any_byte_keeps_all_synced_records() {
     let dir = dir();
     let path = dir.path().join("journal");
     let known = written(&path, records(4));
@@ -47,13 +47,13 @@ fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
     for cut in 0..=bytes.len() {
         let expected = known.iter().rev().find(|(end, _)| *end <= cut as u64).map(|(_, state)| state);
         let expected = expected.cloned().unwrap_or_default();
-        // A file that ends there, and one that has grown before its bytes were written.
+        // A truncated file, and one that was extended before its bytes were written.
         for zeros in [0, 1, 7, 8, 400] {
             let torn = [&bytes[..cut], &vec![0; zeros]].concat();
             let replayed = replay(&torn).unwrap();
             assert_eq!(replayed.state, expected, "cut at {cut}, {zeros} zeros");
         }
-        // What has to do with the disk takes longer, and depends on where records end.
+        // File operations are slow, so they run for a sample of lengths and at record boundaries.
         if cut % 7 > 0 && !known.iter().any(|(end, _)| end.abs_diff(cut as u64) < 2) {
             continue;
         }
@@ -61,7 +61,7 @@ fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
         fs::write(&other, &bytes[..cut]).unwrap();
         let (mut journal, mut state) = Journal::open(&other).unwrap();
         assert_eq!(state, expected);
-        // It goes on from there.
+        // Appending after the truncation works.
         let record = Record::Released { gpu: 5 };
         state.apply(record.clone()).unwrap();
         journal.append(&record, &state).unwrap();
@@ -71,7 +71,7 @@ fn a_cut_at_every_byte_loses_nothing_that_was_on_the_disk() {
 }
 
 #[test]
-fn damage_that_no_crash_does_is_named_and_nothing_is_begun_on_it() {
+fn damage_not_caused_by_a_crash_is_reported_and_refused() {
     let dir = dir();
     let path = dir.path().join("journal");
     let known = written(&path, records(3));
@@ -86,29 +86,29 @@ fn damage_that_no_crash_does_is_named_and_nothing_is_begun_on_it() {
             fs::write(&path, &damaged).unwrap();
             let error = Journal::open(&path).unwrap_err().to_string();
             assert!(error.contains("Move it away and reconcile") && error.contains(&what), "{error}");
-            assert_eq!(fs::read(&path).unwrap(), damaged, "it is left as it is");
+            assert_eq!(fs::read(&path).unwrap(), damaged, "it is unchanged");
         }
     }
 }
 
 #[test]
-fn what_does_not_fit_together_is_damage_too() {
+fn inconsistent_records_are_damage() {
     let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, state) = Journal::open(&path).unwrap();
-    journal.append(&Record::Ended(Ended::Done), &state).unwrap();
+    journal.append(&Record::Finished(Outcome::Done), &state).unwrap();
     drop(journal);
     let error = Journal::open(&path).unwrap_err().to_string();
-    assert!(error.contains("damaged at byte 8: nothing is under way"), "{error}");
+    assert!(error.contains("damaged at byte 8: no change is in progress"), "{error}");
     fs::write(&path, "[partitions]\n").unwrap();
-    assert!(Journal::open(&path).unwrap_err().to_string().contains("does not begin as a journal"));
+    assert!(Journal::open(&path).unwrap_err().to_string().contains("does not begin like a journal"));
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(Journal::open(&path).unwrap_err().to_string().contains("cannot open"));
+    assert!(Journal::open(&path).unwrap_err().to_string().contains("failed to open"));
 }
 
 #[test]
-fn one_daemon_has_it() {
+fn journal_is_locked_by_one_daemon() {
     let dir = dir();
     let path = dir.path().join("journal");
     let first = Journal::open(&path).unwrap();
@@ -119,14 +119,14 @@ fn one_daemon_has_it() {
 }
 
 #[test]
-fn a_long_one_is_written_anew_and_says_the_same() {
+fn long_journal_is_compacted_to_the_same_state() {
     let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, mut state) = Journal::open(&path).unwrap();
-    journal.many = 100;
+    journal.compact_after = 100;
     let mut longest = 0;
     for gpu in (0..8).cycle().take(220) {
-        let record = Record::Barred { gpu, reason: "x".into() };
+        let record = Record::Quarantined { gpu, reason: "x".into() };
         state.apply(record.clone()).unwrap();
         journal.append(&record, &state).unwrap();
         longest = longest.max(journal.end());
@@ -144,17 +144,17 @@ fn a_long_one_is_written_anew_and_says_the_same() {
 }
 
 #[test]
-fn what_cannot_be_written_is_not_relied_on() {
+fn failed_journal_write_is_reported_and_recovered() {
     let dir = dir();
     let path = dir.path().join("journal");
     let (mut journal, state) = Journal::open(&path).unwrap();
-    let record = Record::Barred { gpu: 1, reason: "x".repeat(LONGEST) };
+    let record = Record::Quarantined { gpu: 1, reason: "x".repeat(MAX_RECORD) };
     assert!(matches!(journal.append(&record, &state), Err(Error::TooLong { .. })));
-    // A file that takes no more bytes.
+    // A file that is opened for reading only.
     let good = File::open(&path).unwrap();
     let writable = std::mem::replace(&mut journal.file, good);
     let error = journal.append(&Record::Released { gpu: 1 }, &state).unwrap_err().to_string();
-    assert!(error.contains("cannot write") && error.contains("journal"), "{error}");
+    assert!(error.contains("failed to write") && error.contains("journal"), "{error}");
     journal.file = writable;
     journal.append(&Record::Released { gpu: 2 }, &state).unwrap();
     drop(journal);

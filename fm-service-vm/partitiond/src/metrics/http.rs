@@ -1,5 +1,5 @@
-//! As much of HTTP as a scraper needs: a GET, an answer, and the end. Who asks is
-//! not trusted: heads are bounded, connections are few, and each has its time.
+//! The subset of HTTP that a scraper needs: one GET per connection. Clients are untrusted: length of the head, number
+//! of connections and duration are bounded.
 
 use std::fmt;
 use std::io;
@@ -17,19 +17,19 @@ use tokio::time::{sleep, timeout};
 use crate::actor::Handle;
 use crate::listen;
 
-/// A scraper's head has some hundred bytes.
-const LONGEST: usize = 8 << 10;
-/// From the first byte to the last.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// At once; who comes beyond that is hung up on.
-const CONNECTIONS: usize = 16;
+/// Maximum length of a request head; a scraper's has some hundred bytes.
+const MAX_HEAD: usize = 8 << 10;
+/// Timeout of a connection.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of concurrent connections; further ones are closed.
+const MAX_CONNECTIONS: usize = 16;
 
-/// Where it can be asked.
+/// The address of the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// By whoever reaches it.
+    /// TCP, without access control.
     Tcp(SocketAddr),
-    /// By root alone.
+    /// A Unix socket that only root can open.
     Unix(PathBuf),
 }
 
@@ -61,36 +61,36 @@ impl fmt::Display for Address {
     }
 }
 
-/// An open port or socket.
+/// An open endpoint.
 #[derive(Debug)]
 pub enum Listener {
-    /// A port.
+    /// A TCP listener.
     Tcp(TcpListener),
-    /// A socket.
+    /// A Unix socket.
     Unix(UnixListener),
 }
 
 impl Address {
-    /// Opens it.
+    /// Opens the endpoint.
     ///
     /// # Errors
-    /// It is taken, or there can be none.
+    /// The address is in use or invalid.
     pub async fn open(&self) -> Result<Listener, listen::Error> {
         match self {
             Self::Unix(path) => listen::unix(path).map(Listener::Unix),
             Self::Tcp(address) => {
                 let bound = TcpListener::bind(address).await;
                 let failed =
-                    |source| listen::Error::System { what: "show metrics on", object: address.to_string(), source };
+                    |source| listen::Error::System { what: "serve metrics on", object: address.to_string(), source };
                 bound.map(Listener::Tcp).map_err(failed)
             }
         }
     }
 }
 
-/// Answers there for as long as the daemon lives.
+/// Serves the endpoint.
 pub async fn serve(listener: Listener, engine: Handle) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted: io::Result<Box<dyn Stream>> = match &listener {
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| Box::new(stream) as _),
@@ -101,12 +101,12 @@ pub async fn serve(listener: Listener, engine: Handle) {
                 let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
                 let engine = engine.clone();
                 tokio::spawn(async move {
-                    // Whoever is too slow, or gone, is not answered.
-                    let _ = timeout(PATIENCE, answer(stream, &engine)).await;
+                    // Connections that fail or time out get no response.
+                    let _ = timeout(TIMEOUT, answer(stream, &engine)).await;
                     drop(place);
                 });
             }
-            // Too many open files, as a rule: others have to end first.
+            // Usually EMFILE: other connections have to be closed first.
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }
@@ -118,7 +118,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 async fn answer(mut stream: Box<dyn Stream>, engine: &Handle) -> io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     let status = loop {
-        if let Some(status) = judged(&head) {
+        if let Some(status) = status_of(&head) {
             break status;
         }
         let mut piece = [0; 1024];
@@ -129,7 +129,7 @@ async fn answer(mut stream: Box<dyn Stream>, engine: &Handle) -> io::Result<()> 
     };
     let body = match status {
         "200 OK" => super::text(&engine.view()),
-        _ => format!("{status}; GET /metrics is all that there is\n"),
+        _ => format!("{status}; only GET /metrics is served\n"),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -138,7 +138,7 @@ async fn answer(mut stream: Box<dyn Stream>, engine: &Handle) -> io::Result<()> 
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
     stream.shutdown().await?;
-    // What was sent and not read would take the answer with it.
+    // Closing with unread input would reset the connection and lose the response.
     let mut left = [0; 1024];
     for _ in 0..64 {
         if stream.read(&mut left).await? == 0 {
@@ -148,11 +148,11 @@ async fn answer(mut stream: Box<dyn Stream>, engine: &Handle) -> io::Result<()> 
     Ok(())
 }
 
-/// What a head is answered, once it is whole or cannot become one.
-fn judged(head: &[u8]) -> Option<&'static str> {
+/// Returns the status for a request head, once it is complete or too long.
+fn status_of(head: &[u8]) -> Option<&'static str> {
     let end = head.windows(4).position(|four| four == b"\r\n\r\n").or(head.windows(2).position(|two| two == b"\n\n"));
     if end.is_none() {
-        return (head.len() > LONGEST).then_some("431 Request Header Fields Too Large");
+        return (head.len() > MAX_HEAD).then_some("431 Request Header Fields Too Large");
     }
     let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.trim_ascii_end().split(|byte| *byte == b' ');
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_loopback_unless_told_otherwise() {
+    fn metrics_addresses_default_to_loopback() {
         let read = |text: &str| text.parse::<Address>().map(|address| address.to_string());
         for (text, address) in [
             ("9402", "127.0.0.1:9402"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_judged_when_they_are_whole() {
+    fn request_heads_get_a_status_when_complete() {
         for (head, status) in [
             (&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"[..], Some("200 OK")),
             (b"GET /metrics?x=1 HTTP/1.0\n\n", Some("200 OK")),
@@ -199,10 +199,10 @@ mod tests {
             (b"GET /metrics\r\n\r\n", Some("400 Bad Request")),
             (b"GET /metrics HTTP/1.1 x\r\n\r\n", Some("400 Bad Request")),
             (b"\xff\xfe\r\n\r\n", Some("400 Bad Request")),
-            (&[b'x'; LONGEST], None),
-            (&[b'x'; LONGEST + 1], Some("431 Request Header Fields Too Large")),
+            (&[b'x'; MAX_HEAD], None),
+            (&[b'x'; MAX_HEAD + 1], Some("431 Request Header Fields Too Large")),
         ] {
-            assert_eq!(judged(head), status, "{:?}", String::from_utf8_lossy(head));
+            assert_eq!(status_of(head), status, "{:?}", String::from_utf8_lossy(head));
         }
     }
 }

@@ -1,66 +1,66 @@
-//! One thing after the other, against a daemon and a manager that are well or not.
+//! `fmctl doctor` with and without problems.
 
 use firstlight_fake_fm::machine::Phase;
 
+use crate::block_on;
 use crate::inventory::SERVER;
-use crate::support::{Stand, quick};
-use crate::tokio_main;
+use crate::support::{Fixture, quick};
 
 #[test]
-fn a_doctor_names_each_thing_once_with_what_to_do() {
-    let mut stand = Stand::seen("h100");
-    let (said, _, code) = stand.typed(&["doctor"]);
+fn doctor_reports_each_problem_once_with_its_remedy() {
+    let mut fixture = Fixture::seen("h100");
+    let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert_eq!(code, 9);
-    assert!(said.starts_with("ok    daemon: it answers, version "), "{said}");
+    assert!(said.starts_with("ok    daemon: version "), "{said}");
     assert!(
         said.contains(
-            "\nok    versions: fabric manager 610.43.02\nok    fabric manager: it answers\nok    list: 15 partitions, seen 0 s ago\nok    baseboard: h100\n"
+            "\nok    versions: fabric manager 610.43.02\nok    fabric manager: it answers\nok    list: 15 partitions, received 0 s ago\nok    baseboard: h100\n"
         ),
         "{said}"
     );
-    assert!(said.contains("\nFAIL  module map: not verified, nobody is given several GPUs: there is no module map\n      -> run fmctl inventory nvml FILE"), "{said}");
+    assert!(said.contains("\nFAIL  module map: not verified, only single GPUs are given: there is no module map\n      -> run fmctl inventory nvml FILE"), "{said}");
     assert!(
         said.ends_with(
-            "\nok    quarantine: no GPU\nok    owners: every active partition has one\nok    health: nothing more\n"
+            "\nok    quarantine: no GPU\nok    owners: every active partition has an owner\nok    health: no other problems\n"
         ),
         "{said}"
     );
     let all = SERVER.map(|(pci, module)| format!("{{\"host_pci\":\"{pci}\",\"module_id\":{module}}}"));
-    let file = stand.file("all", &all.concat());
-    assert_eq!(stand.typed(&["inventory", "nvml", &file, "--serial", "S1"]).2, 0);
-    let (said, _, code) = stand.typed(&["doctor"]);
+    let file = fixture.file("all", &all.concat());
+    assert_eq!(fixture.run_fmctl(&["inventory", "nvml", &file, "--baseboard-serial", "S1"]).2, 0);
+    let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(said.contains("\nok    module map: verified, of baseboard S1\n") && code == 0, "{said}");
     assert!(said.lines().all(|line| line.starts_with("ok    ")), "{said}");
-    // What only warns is no failure.
-    assert_eq!(stand.typed(&["quarantine", "8", "--reason", "Xid 79"]).2, 0);
-    let (said, _, code) = stand.typed(&["--json", "doctor"]);
-    let told: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&told["ok"], code), (&true.into(), 0));
-    let bad: Vec<_> = told["checks"].as_array().unwrap().iter().filter(|check| check["level"] != "ok").collect();
+    // Warnings do not set the exit code.
+    assert_eq!(fixture.run_fmctl(&["quarantine", "8", "--reason", "Xid 79"]).2, 0);
+    let (said, _, code) = fixture.run_fmctl(&["--json", "doctor"]);
+    let first: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&first["ok"], code), (&true.into(), 0));
+    let bad: Vec<_> = first["checks"].as_array().unwrap().iter().filter(|check| check["level"] != "ok").collect();
     assert_eq!(bad.len(), 1, "{said}");
     assert_eq!((&bad[0]["level"], &bad[0]["check"]), (&"warn".into(), &"quarantine".into()));
-    // Somebody else has activated partitions, and the manager dies.
-    assert_eq!(stand.typed(&["activate", "5", "--owner", "a"]).2, 0);
-    stand.kill_daemon();
-    std::fs::remove_file(stand.journal()).unwrap();
-    stand.start_daemon();
-    tokio_main(async { stand.until("the fabric is seen", |health| health.fabric_manager).await });
-    let (said, _, code) = stand.typed(&["doctor"]);
+    // FM has a partition without a recorded owner, and then it dies.
+    assert_eq!(fixture.run_fmctl(&["activate", "5", "--owner", "a"]).2, 0);
+    fixture.kill_daemon();
+    std::fs::remove_file(fixture.journal()).unwrap();
+    fixture.start_daemon();
+    block_on(async { fixture.until("the fabric was polled", |health| health.fabric_manager).await });
+    let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(
-        said.contains("\nFAIL  owners: partitions 5 are active and nobody's here\n      -> fmctl reconcile")
+        said.contains("\nFAIL  owners: partitions 5 are active without a recorded owner\n      -> fmctl reconcile")
             && code == 9,
         "{said}"
     );
     assert_eq!(said.matches("FAIL").count(), 1, "{said}");
-    stand.fm.kill().unwrap();
-    tokio_main(async { stand.until("it is gone", |health| !health.fabric_manager).await });
-    let (said, ..) = stand.typed(&["doctor"]);
-    assert!(said.contains("\nFAIL  fabric manager: list the partitions: fmConnect"), "{said}");
+    fixture.fm.kill().unwrap();
+    block_on(async { fixture.until("FM is gone", |health| !health.fabric_manager).await });
+    let (said, ..) = fixture.run_fmctl(&["doctor"]);
+    assert!(said.contains("\nFAIL  fabric manager: failed to list the partitions: fmConnect"), "{said}");
     assert_eq!(said.matches("fmConnect").count(), 1, "{said}");
-    stand.kill_daemon();
-    let (said, _, code) = stand.typed(&["doctor"]);
+    fixture.kill_daemon();
+    let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(
-        said.starts_with("FAIL  daemon: cannot reach fm-partitiond on unix:")
+        said.starts_with("FAIL  daemon: failed to connect to fm-partitiond on unix:")
             && said.contains("      -> is fm-partitiond running"),
         "{said}"
     );
@@ -68,14 +68,14 @@ fn a_doctor_names_each_thing_once_with_what_to_do() {
 }
 
 #[test]
-fn a_fabric_that_lost_its_partitions_is_told_by_the_doctor_as_well() {
-    let mut stand = Stand::new(&quick("h100"));
-    tokio_main(async { stand.until("the fabric is seen", |health| health.ok).await });
-    assert_eq!(stand.typed(&["activate", "1", "--owner", "a"]).2, 0);
-    stand.restart_fm(&[]);
-    stand.fm.wait_for(Phase::Ready).unwrap();
-    tokio_main(async { stand.until("it is seen", |health| health.fabric_manager && !health.ok).await });
-    let (said, _, code) = stand.typed(&["doctor"]);
+fn doctor_reports_lost_partitions() {
+    let mut fixture = Fixture::new(&quick("h100"));
+    block_on(async { fixture.until("the fabric was polled", |health| health.ok).await });
+    assert_eq!(fixture.run_fmctl(&["activate", "1", "--owner", "a"]).2, 0);
+    fixture.restart_fm(&[]);
+    fixture.fm.wait_for(Phase::Ready).unwrap();
+    block_on(async { fixture.until("the outage is reported", |health| health.fabric_manager && !health.ok).await });
+    let (said, _, code) = fixture.run_fmctl(&["doctor"]);
     assert!(
         said.contains("\nFAIL  health: the fabric has lost partitions 1 while tenants had them") && code == 9,
         "{said}"

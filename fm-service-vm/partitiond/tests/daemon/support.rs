@@ -1,4 +1,4 @@
-//! A fabric manager's stand-in, the daemon before it, and who asks.
+//! The fixture: a fabric manager's stand-in, the daemon, and fmctl.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,8 +12,8 @@ use firstlight_fake_fm::machine::Phase;
 use firstlight_fake_fm::scenario::Scenario;
 use tonic::transport::{Channel, Endpoint};
 
-/// Longer than anything that is waited for.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) static FAKE_FM: LazyLock<PathBuf> = LazyLock::new(|| build().unwrap());
 static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| build_library("").unwrap());
@@ -25,23 +25,23 @@ static FMCTL: LazyLock<PathBuf> = LazyLock::new(|| {
     daemon.with_file_name("fmctl")
 });
 
-/// All of it, in a directory.
-pub(crate) struct Stand {
+/// All processes and files of a test.
+pub(crate) struct Fixture {
     pub(crate) home: Home,
     pub(crate) fm: Running,
     pub(crate) dir: tempfile::TempDir,
     daemon: Option<Child>,
-    /// Which library the daemon is given.
+    /// The variant of the libnvfm stand-in.
     variant: &'static str,
-    /// How long it lets callers wait, in seconds.
-    pub(crate) patience: &'static str,
-    /// How often it looks by itself, in seconds.
-    pub(crate) look_every: &'static str,
-    /// What else it is told.
+    /// The daemon's --timeout, in seconds.
+    pub(crate) timeout: &'static str,
+    /// The daemon's --poll-interval, in seconds.
+    pub(crate) poll_interval: &'static str,
+    /// Further options of the daemon.
     pub(crate) more: Vec<String>,
 }
 
-/// Nothing takes time that a test does not ask for.
+/// Calls take no time unless a test sets one.
 pub(crate) fn quick(table: &str) -> Scenario {
     Scenario {
         table: table.to_owned(),
@@ -53,31 +53,37 @@ pub(crate) fn quick(table: &str) -> Scenario {
     }
 }
 
-impl Stand {
+impl Fixture {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         Self::with(scenario, "610", "20")
     }
 
-    pub(crate) fn with(scenario: &Scenario, variant: &'static str, patience: &'static str) -> Self {
-        // Most tests are of partitions; those of the map have a stand that is strict.
-        Self::told(scenario, variant, patience, &["--allow-unverified-map"])
+    pub(crate) fn with(scenario: &Scenario, variant: &'static str, timeout: &'static str) -> Self {
+        // Most tests do not depend on the module map; those of the map use `strict`.
+        Self::with_arguments(scenario, variant, timeout, &["--allow-unverified-map"])
     }
 
-    /// Where several GPUs are given by a verified map only, as by default.
+    /// With the default: several GPUs by a verified map only.
     pub(crate) fn strict(scenario: &Scenario) -> Self {
-        Self::told(scenario, "610", "20", &[])
+        Self::with_arguments(scenario, "610", "20", &[])
     }
 
-    pub(crate) fn told(scenario: &Scenario, variant: &'static str, patience: &'static str, more: &[&str]) -> Self {
+    pub(crate) fn with_arguments(
+        scenario: &Scenario,
+        variant: &'static str,
+        timeout: &'static str,
+        more: &[&str],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
         home.write(&[], scenario).unwrap();
         let mut fm = home.start(&FAKE_FM, &[]).unwrap();
         fm.wait_for(Phase::Ready).unwrap();
-        let mut stand = Self { home, fm, dir, daemon: None, variant, patience, look_every: "0.05", more: Vec::new() };
-        stand.more.extend(more.iter().map(ToString::to_string));
-        stand.start_daemon();
-        stand
+        let mut fixture =
+            Self { home, fm, dir, daemon: None, variant, timeout, poll_interval: "0.05", more: Vec::new() };
+        fixture.more.extend(more.iter().map(ToString::to_string));
+        fixture.start_daemon();
+        fixture
     }
 
     pub(crate) fn journal(&self) -> PathBuf {
@@ -94,7 +100,7 @@ impl Stand {
         command
     }
 
-    /// One with a journal and a socket of its own.
+    /// A daemon with its own journal and socket.
     pub(crate) fn another_daemon(&self, journal: &Path, socket: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fm-partitiond"));
         command.arg("--journal").arg(journal).arg("--listen").arg(socket);
@@ -104,7 +110,7 @@ impl Stand {
         if !self.more.iter().any(|word| word == "--kernel-log") {
             command.arg("--no-kernel-log");
         }
-        command.args(["--look-every", self.look_every, "--connect-timeout", "10", "--patience", self.patience]);
+        command.args(["--poll-interval", self.poll_interval, "--connect-timeout", "10", "--timeout", self.timeout]);
         command
     }
 
@@ -113,52 +119,56 @@ impl Stand {
         self.daemon = Some(daemon);
     }
 
-    /// As a crash does.
+    /// Kills the daemon.
     pub(crate) fn kill_daemon(&mut self) {
         let mut daemon = self.daemon.take().unwrap();
         daemon.kill().unwrap();
         daemon.wait().unwrap();
     }
 
-    /// The fabric manager dies and comes again.
+    /// Kills and restarts the fabric manager.
     pub(crate) fn restart_fm(&mut self, arguments: &[&str]) {
         self.fm.kill().unwrap();
         self.fm = self.home.start(&FAKE_FM, arguments).unwrap();
     }
 
-    /// Whoever asks; the daemon may be just beginning.
+    /// Connects, also while the daemon is starting.
     pub(crate) async fn client(&self) -> FabricClient<Channel> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket().display())).unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match endpoint.connect().await {
                 Ok(channel) => return FabricClient::new(channel),
-                Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Waits until the daemon's view of the fabric is as wanted.
-    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&api::HealthResponse) -> bool) -> api::HealthResponse {
+    /// Waits until the daemon's health meets a condition.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        condition: impl Fn(&api::HealthResponse) -> bool,
+    ) -> api::HealthResponse {
         let mut client = self.client().await;
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let health = client.health(api::HealthRequest {}).await.unwrap().into_inner();
-            if wanted(&health) {
+            if condition(&health) {
                 return health;
             }
-            assert!(begun.elapsed() < PATIENCE, "{what}: {health:?}");
+            assert!(start.elapsed() < TIMEOUT, "{what}: {health:?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// The same from elsewhere.
-    pub(crate) fn typed_alone(&self, arguments: &[&str]) -> (String, String, i32) {
-        told(&Command::new(&*FMCTL).args(arguments).output().unwrap())
+    /// Runs fmctl without --connect.
+    pub(crate) fn fmctl_without_connect(&self, arguments: &[&str]) -> (String, String, i32) {
+        output_of(&Command::new(&*FMCTL).args(arguments).output().unwrap())
     }
 
-    /// What an operator types.
+    /// Prepares an fmctl command.
     pub(crate) fn fmctl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&*FMCTL);
         command.arg("--connect").arg(format!("unix:{}", self.socket().display())).args(arguments);
@@ -169,19 +179,19 @@ impl Stand {
         self.fmctl_command(arguments).output().unwrap()
     }
 
-    /// What it prints, its complaint, and its exit code.
-    pub(crate) fn typed(&self, arguments: &[&str]) -> (String, String, i32) {
-        told(&self.fmctl(arguments))
+    /// Runs fmctl; returns stdout, stderr and exit code.
+    pub(crate) fn run_fmctl(&self, arguments: &[&str]) -> (String, String, i32) {
+        output_of(&self.fmctl(arguments))
     }
 
-    /// What the stand-in says was never to be.
-    pub(crate) fn assert_unharmed(&mut self) {
+    /// Asserts that the stand-in has seen no violation.
+    pub(crate) fn assert_no_violations(&mut self) {
         let snapshot = self.fm.control.snapshot().unwrap();
         assert!(snapshot.violations.is_empty(), "{:?}", snapshot.violations);
     }
 }
 
-impl Drop for Stand {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Some(daemon) = &mut self.daemon {
             let _ = daemon.kill();
@@ -190,18 +200,18 @@ impl Drop for Stand {
     }
 }
 
-pub(crate) fn told(output: &Output) -> (String, String, i32) {
+pub(crate) fn output_of(output: &Output) -> (String, String, i32) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (text(&output.stdout), text(&output.stderr), output.status.code().unwrap())
 }
 
-pub(crate) fn count(count: u32) -> Option<api::Ask> {
-    Some(api::Ask { what: Some(api::ask::What::Count(count)) })
+pub(crate) fn count(count: u32) -> Option<api::PartitionRequest> {
+    Some(api::PartitionRequest { selector: Some(api::partition_request::Selector::Count(count)) })
 }
 
 pub(crate) fn activate(request: &str, gpus: u32, owner: &str) -> api::ActivateRequest {
     let (request_id, owner) = (request.to_owned(), owner.to_owned());
-    api::ActivateRequest { request_id, ask: count(gpus), owner, ..Default::default() }
+    api::ActivateRequest { request_id, partition_request: count(gpus), owner, ..Default::default() }
 }
 
 pub(crate) fn deactivate(request: &str, partition: u32, owner: &str) -> api::DeactivateRequest {

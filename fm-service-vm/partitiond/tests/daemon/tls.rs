@@ -1,4 +1,4 @@
-//! The port for who has a certificate.
+//! The TLS listener.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use crate::support::{Stand, quick};
+use crate::support::{Fixture, quick};
 
-/// Somebody who signs certificates.
+/// A certificate authority.
 struct Authority {
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -29,7 +29,7 @@ impl Authority {
         Self { dir, issuer }
     }
 
-    /// Makes `NAME.pem` and `NAME.key`, for these hosts.
+    /// Creates `NAME.pem` and `NAME.key` for these hosts.
     fn signs(&self, name: &str, hosts: &[&str]) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(hosts.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
@@ -45,17 +45,17 @@ impl Authority {
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[tokio::test]
-async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
-    let mut stand = Stand::new(&quick("h100"));
-    stand.until("the fabric is seen", |health| health.ok).await;
-    stand.kill_daemon();
-    let (ours, others) = (Authority::new(stand.dir.path(), "ours"), Authority::new(stand.dir.path(), "others"));
+async fn tls_requires_a_certificate_of_the_client_ca() {
+    let mut fixture = Fixture::new(&quick("h100"));
+    fixture.until("the fabric was polled", |health| health.ok).await;
+    fixture.kill_daemon();
+    let (ours, others) = (Authority::new(fixture.dir.path(), "ours"), Authority::new(fixture.dir.path(), "others"));
     ours.signs("daemon", &["127.0.0.1"]);
     ours.signs("host", &["host"]);
     others.signs("host", &["host"]);
@@ -66,36 +66,36 @@ async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
         ("--key", ours.file("daemon.key")),
         ("--client-ca", ours.file("ca.pem")),
     ];
-    stand.more.extend(options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]));
-    stand.start_daemon();
-    stand.until("the fabric is seen", |health| health.ok).await;
+    fixture.more.extend(options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]));
+    fixture.start_daemon();
+    fixture.until("the fabric was polled", |health| health.ok).await;
 
     let url = format!("https://{address}");
     let asked = |url: &str, certificate: &Authority, ca: &Authority, command: &[&str]| {
         let (pem, key, ca) = (certificate.file("host.pem"), certificate.file("host.key"), ca.file("ca.pem"));
         let head = ["--connect", url, "--certificate", &pem, "--key", &key, "--ca", &ca, "--timeout", "5"];
-        stand.typed_alone(&[&head, command].concat())
+        fixture.fmctl_without_connect(&[&head, command].concat())
     };
     let (said, error, code) = asked(&url, &ours, &ours, &["activate", "--gpus", "2", "--owner", "vm-1"]);
     assert_eq!((said.as_str(), code), ("Successfully activated partition 3 with GPUs 1,3\n", 0), "{error}");
     for (certificate, ca, url, said) in [
-        // A certificate of somebody else's authority; a daemon of somebody else's; a daemon of another name.
+        // A client certificate of another CA; a daemon certificate of another CA; another host name.
         (&others, &ours, url.clone(), ""),
         (&ours, &others, url.clone(), "UnknownIssuer"),
         (&ours, &ours, url.replace("127.0.0.1", "localhost"), "not valid for"),
     ] {
         let (out, error, code) = asked(&url, certificate, ca, &["list"]);
         assert_eq!((out.as_str(), code), ("", 7), "{error}");
-        let is_told =
-            error.contains("the daemon hung up") || error.contains(&format!("cannot reach fm-partitiond on {url}"));
+        let is_told = error.contains("the daemon closed the connection")
+            || error.contains(&format!("failed to connect to fm-partitiond on {url}"));
         assert!(is_told && error.contains(said), "{error}");
     }
-    let (_, error, code) = stand.typed_alone(&["--connect", &url, "list"]);
+    let (_, error, code) = fixture.fmctl_without_connect(&["--connect", &url, "list"]);
     assert!(error.contains("--certificate is missing") && code == 2, "{error}");
     let plain = url.replace("https", "http");
-    let (_, error, code) = stand.typed_alone(&["--connect", &plain, "list"]);
-    assert!(error.contains("it is unix:PATH") && code == 2, "{error}");
-    // What is no TLS is hung up on.
+    let (_, error, code) = fixture.fmctl_without_connect(&["--connect", &plain, "list"]);
+    assert!(error.contains("expected unix:PATH") && code == 2, "{error}");
+    // Connections without TLS are closed.
     for bytes in [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff], &[0; 300]] {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -106,13 +106,13 @@ async fn only_who_has_a_certificate_of_the_right_authority_is_answered() {
         assert!(!answer.windows(4).any(|part| part == b"grpc"), "{answer:?}");
     }
     assert_eq!(asked(&url, &ours, &ours, &["status", "3"]).2, 0);
-    assert_eq!(stand.typed(&["deactivate", "3", "--owner", "vm-1"]).2, 0);
+    assert_eq!(fixture.run_fmctl(&["deactivate", "3", "--owner", "vm-1"]).2, 0);
 }
 
 #[test]
-fn certificates_that_do_not_do_are_named() {
-    let stand = Stand::new(&quick("h100"));
-    let ours = Authority::new(stand.dir.path(), "ours");
+fn invalid_certificates_are_reported() {
+    let fixture = Fixture::new(&quick("h100"));
+    let ours = Authority::new(fixture.dir.path(), "ours");
     ours.signs("daemon", &["127.0.0.1"]);
     ours.signs("other", &["127.0.0.1"]);
     fs::write(ours.file("open.key"), fs::read(ours.file("daemon.key")).unwrap()).unwrap();
@@ -121,8 +121,8 @@ fn certificates_that_do_not_do_are_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let (free, taken) = (format!("127.0.0.1:{}", port()), taken.local_addr().unwrap().to_string());
     let another = || {
-        let at = |name: &str| stand.dir.path().join(name);
-        stand.another_daemon(&at("other.journal"), &at("other.sock"))
+        let at = |name: &str| fixture.dir.path().join(name);
+        fixture.another_daemon(&at("other.journal"), &at("other.sock"))
     };
     for (address, certificate, key, ca, said) in [
         (&free, "daemon.pem", "open.key", "ca.pem", "open.key may be read by others (mode 640): chmod 600"),

@@ -1,4 +1,4 @@
-//! Directories that look like a host's `/sys`, `/proc` and `/dev`.
+//! Directories with the content of a host's `/sys`, `/proc` and `/dev`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use firstlight_image_builder::boot::Start;
 use firstlight_pci::Address;
 use firstlight_service_vm::Host;
-use firstlight_service_vm::members::{Members, Wish, choose};
+use firstlight_service_vm::passthrough::{PassthroughSet, Selection, select};
 use firstlight_service_vm::topology::Topology;
 use firstlight_service_vm::xml::{Console, Domain, Hardware};
 use firstlight_vm::Accelerator;
@@ -20,7 +20,7 @@ pub(crate) const PORT: (u16, u16, u32) = (0x11f8, 0x4128, 0x06_0400);
 pub(crate) const ENDPOINT: (u16, u16, u32) = (0x11f8, 0x4128, 0x05_8000);
 pub(crate) const NVME: (u16, u16, u32) = (0x144d, 0xa824, 0x01_0802);
 
-/// Vital product data as such a chip has it, with this model.
+/// Builds the VPD of a ConnectX-7 with this model.
 pub(crate) fn vpd(model: &str) -> Vec<u8> {
     let name = b"Nvidia ConnectX-7";
     let text = format!("MLX:MN=MLNX:CSKU=V2:UUID=V3:PCI=V0:MODL=CX71343DA{model}");
@@ -29,7 +29,7 @@ pub(crate) fn vpd(model: &str) -> Vec<u8> {
     [&[0x82], &length(name)[..], name, &[0x90], &length(&value), &value, &[0x78]].concat()
 }
 
-/// A host.
+/// A simulated host.
 pub(crate) struct Fixture(TempDir);
 
 impl Fixture {
@@ -53,7 +53,7 @@ impl Fixture {
         self.path().join("sys/bus/pci/devices").join(address)
     }
 
-    /// A function with its group and its driver.
+    /// Adds a function with its group and driver.
     pub(crate) fn plug(&self, address: &str, id: (u16, u16, u32), group: Option<u32>, driver: Option<&str>) {
         let (vendor, device, class) = id;
         let [_, base, sub, interface] = class.to_be_bytes();
@@ -69,7 +69,7 @@ impl Fixture {
         self.bind(address, driver);
     }
 
-    /// Gives it another driver.
+    /// Binds another driver.
     pub(crate) fn bind(&self, address: &str, driver: Option<&str>) {
         let link = self.dir(address).join("driver");
         let _ = fs::remove_file(&link);
@@ -86,7 +86,7 @@ impl Fixture {
         fs::write(self.dir(address).join("vpd"), vpd).unwrap();
     }
 
-    /// GPUs in groups of their own, as every board has them.
+    /// GPUs in separate groups, as on every board.
     fn gpus(&self) {
         for at in 0..8 {
             self.plug(&format!("0000:{:02x}:00.0", 0x90 + at), GPU, Some(100 + at), Some("vfio-pci"));
@@ -132,22 +132,22 @@ impl Fixture {
             host.plug(&address, CX7, Some(60 + u32::try_from(at).unwrap()), Some("mlx5_core"));
             host.model(&address, bytes);
         }
-        // One that does not give it out.
+        // One whose VPD cannot be read.
         host.plug("0000:1f:00.0", CX7, Some(70), Some("mlx5_core"));
         host
     }
 
-    pub(crate) fn choose(&self, wish: &Wish) -> Result<Members, Vec<String>> {
+    pub(crate) fn select(&self, selection: &Selection) -> Result<PassthroughSet, Vec<String>> {
         let topology = Topology::read(&self.host().sysfs).unwrap();
-        choose(&topology, wish).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        select(&topology, selection).map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
 
-    /// The domain of such a host, with an image of one kind or the other.
+    /// Returns the domain of this host, with a disk image or an initial RAM file system.
     pub(crate) fn domain(&self, disk: bool) -> Domain {
-        let members = self.choose(&Wish::default()).unwrap();
-        let functions: Vec<Address> = members.passed.iter().map(|function| function.address).collect();
+        let passthrough = self.select(&Selection::default()).unwrap();
+        let functions: Vec<Address> = passthrough.passed.iter().map(|function| function.address).collect();
         let image = Path::new("/var/lib/firstlight/service-vm");
-        let told = " root=/dev/dm-0 ro dm-mod.create=\"vroot,,,ro,0 2048 verity 1 /dev/vda1 /dev/vda2 4096 4096 256 1 \
+        let command_line = " root=/dev/dm-0 ro dm-mod.create=\"vroot,,,ro,0 2048 verity 1 /dev/vda1 /dev/vda2 4096 4096 256 1 \
                     sha256 00ff aa\"";
         Domain {
             name: "firstlight-service-vm".parse().unwrap(),
@@ -156,7 +156,7 @@ impl Fixture {
                 initrd: (!disk).then(|| image.join("initrd.cpio.zst")),
                 disk: disk.then(|| image.join("rootfs.img")),
                 verity: disk,
-                command_line: format!("console=hvc0 quiet panic=-1{}", if disk { told } else { "" }),
+                command_line: format!("console=hvc0 quiet panic=-1{}", if disk { command_line } else { "" }),
             },
             append: String::new(),
             memory_mib: 4096,

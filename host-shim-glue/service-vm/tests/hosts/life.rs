@@ -1,17 +1,17 @@
-//! The domain's life, with a `virsh` that answers as the real one does.
+//! Operations on the domain, with a script in place of virsh that behaves like it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use firstlight_service_vm::service::{Done, Service, State};
+use firstlight_service_vm::service::{Change, Service, State};
 use firstlight_service_vm::virsh::Virsh;
 use firstlight_service_vm::xml::Domain;
 
 use crate::fixture::{Fixture, GPU};
 
-/// What it knows is in files: the XML, and whether the domain runs.
+/// Its state is in files: the XML, and whether the domain runs.
 const VIRSH: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 shift 3
@@ -44,7 +44,7 @@ fn life(host: Fixture) -> Life {
     for name in ["vmlinux", "initrd", "state.img", "dev/kvm", "dev/vhost-vsock"] {
         fs::write(dir.join(name), "").unwrap();
     }
-    let virsh = Virsh { program, uri: "qemu:///system".into(), patience: Duration::from_secs(20) };
+    let virsh = Virsh { program, uri: "qemu:///system".into(), timeout: Duration::from_secs(20) };
     let service = Service { name: domain.name.clone(), virsh, host: host.host() };
     Life { host, service, domain }
 }
@@ -55,15 +55,15 @@ impl Life {
     }
 
     #[track_caller]
-    fn cannot_start(&self, words: &[&str]) {
+    fn assert_cannot_start(&self, message: &[&str]) {
         let error = self.service.start().unwrap_err().to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
+        assert!(message.iter().all(|word| error.contains(word)), "{message:?}: {error}");
         assert!(!self.host.path().join("runs").exists());
         let status = self.service.status().unwrap();
         assert!(!status.problems.is_empty(), "status says it too");
     }
 
-    /// A QEMU that has the group.
+    /// Simulates a QEMU that has the group open.
     fn hold(&self, pid: u32, name: &str) {
         let process = self.host.path().join("proc").join(pid.to_string());
         fs::create_dir_all(process.join("fd")).unwrap();
@@ -79,7 +79,7 @@ impl Life {
 }
 
 #[test]
-fn from_nothing_to_running_and_back() {
+fn domain_lifecycle_from_undefined_to_running() {
     let life = life(Fixture::hgx_h100());
     let service = &life.service;
     assert_eq!(service.status().unwrap().state, State::Undefined);
@@ -91,8 +91,8 @@ fn from_nothing_to_running_and_back() {
     let status = service.status().unwrap();
     assert_eq!((status.state, status.cid, status.devices.len()), (State::Off, Some(100), 5));
     assert!(status.problems.is_empty(), "{:?}", status.problems);
-    assert_eq!(service.start().unwrap(), Done::Now);
-    assert_eq!(service.start().unwrap(), Done::Before);
+    assert_eq!(service.start().unwrap(), Change::Applied);
+    assert_eq!(service.start().unwrap(), Change::AlreadyDone);
     fs::write(life.host.path().join("paused"), "").unwrap();
     let error = service.start().unwrap_err().to_string();
     assert!(error.contains("is paused (user): virsh resume"), "{error}");
@@ -103,22 +103,22 @@ fn from_nothing_to_running_and_back() {
         life.host.bind(address, Some("vfio-pci"));
     }
     let status = service.status().unwrap();
-    assert_eq!((status.state, status.since, status.pid), (State::Running, Some(12), Some(77)));
+    assert_eq!((status.state, status.started_at, status.pid), (State::Running, Some(12), Some(77)));
     assert!(status.problems.is_empty(), "its own QEMU is no problem: {:?}", status.problems);
     assert_eq!(status.devices[1].driver.as_deref(), Some("vfio-pci"));
     life.host.bind("0000:06:00.0", Some("nvidia"));
     let taken = service.status().unwrap().problems;
-    assert!(taken.len() == 1 && taken[0].what.contains("NVSwitch 0000:06:00.0 has driver nvidia"), "{taken:?}");
+    assert!(taken.len() == 1 && taken[0].message.contains("NVSwitch 0000:06:00.0 has driver nvidia"), "{taken:?}");
     let json = serde_json::to_value(&status).unwrap();
     assert_eq!(json["state"], "running");
     assert_eq!(json["devices"][1]["address"], "0000:05:00.0");
 }
 
 #[test]
-fn functions_are_waited_for_after_the_domain_is_off() {
+fn destroy_waits_until_functions_are_released() {
     let life = life(Fixture::hgx_h100());
     life.define();
-    assert_eq!(life.service.destroy().unwrap(), Done::Before, "off is as it should be");
+    assert_eq!(life.service.destroy().unwrap(), Change::AlreadyDone, "off is as it should be");
     life.service.start().unwrap();
     life.host.bind("0000:05:00.0", Some("vfio-pci"));
     life.hold(77, "x");
@@ -130,47 +130,52 @@ fn functions_are_waited_for_after_the_domain_is_off() {
             std::thread::sleep(Duration::from_millis(300));
             life.host.bind("0000:05:00.0", None);
         });
-        assert_eq!(life.service.destroy().unwrap(), Done::Now);
+        assert_eq!(life.service.destroy().unwrap(), Change::Applied);
         assert!(late.is_finished() || life.host.dir("0000:05:00.0").join("driver").symlink_metadata().is_err());
     });
 }
 
 #[test]
-fn what_is_in_the_way_is_said_before_libvirt_is_asked() {
+fn host_problems_are_reported_before_libvirt_is_called() {
     let life = life(Fixture::hgx_h100());
     life.define();
     life.hold(78, "tenant-7");
-    life.cannot_start(&["group 30 is in use by tenant-7 (process 78)", "stop that one first"]);
+    life.assert_cannot_start(&["group 30 is in use by tenant-7 (process 78)", "stop that one first"]);
     fs::remove_dir_all(life.host.path().join("proc/78")).unwrap();
 
     fs::remove_file(life.host.path().join("initrd")).unwrap();
     fs::remove_file(life.host.path().join("dev/vhost-vsock")).unwrap();
-    life.cannot_start(&["initrd is not there", "--image", "vhost-vsock is not there", "modprobe vhost_vsock"]);
+    life.assert_cannot_start(&[
+        "initrd does not exist",
+        "--image",
+        "vhost-vsock does not exist",
+        "modprobe vhost_vsock",
+    ]);
     fs::write(life.host.path().join("initrd"), "").unwrap();
     fs::write(life.host.path().join("dev/vhost-vsock"), "").unwrap();
 
     life.host.plug("0000:09:00.0", GPU, Some(30), None);
-    life.cannot_start(&["group 30 also has GPU 0000:09:00.0"]);
+    life.assert_cannot_start(&["group 30 also has GPU 0000:09:00.0"]);
     fs::remove_dir_all(life.host.dir("0000:09:00.0")).unwrap();
 
     fs::remove_dir_all(life.host.dir("0000:07:00.0")).unwrap();
-    life.cannot_start(&["0000:07:00.0, which the domain has, is not on this host's PCI bus", "define"]);
+    life.assert_cannot_start(&["0000:07:00.0, which the domain has, is not on this host's PCI bus", "define"]);
 }
 
 #[test]
-fn huge_pages_that_are_not_free() {
+fn missing_huge_pages_prevent_a_start() {
     let mut life = life(Fixture::dgx_h100());
     life.domain.huge_pages = true;
     life.define();
     let meminfo = life.host.path().join("proc/meminfo");
     fs::write(&meminfo, "HugePages_Free:     2000\nHugepagesize:       2048 kB\n").unwrap();
-    life.cannot_start(&["2000 huge pages of 2048 KiB are free, and it takes 2048", "vm.nr_hugepages=2048"]);
+    life.assert_cannot_start(&["2000 huge pages of 2048 KiB are free, and 2048 are needed", "vm.nr_hugepages=2048"]);
     fs::write(&meminfo, "HugePages_Free:     2048\nHugepagesize:       2048 kB\n").unwrap();
-    assert_eq!(life.service.start().unwrap(), Done::Now);
+    assert_eq!(life.service.start().unwrap(), Change::Applied);
 }
 
 #[test]
-fn somebody_elses_domain_of_the_same_name_is_left_alone() {
+fn foreign_domain_of_the_same_name_is_left_unchanged() {
     let life = life(Fixture::hgx_h100());
     let xml = life.domain.xml().unwrap().replace(&life.service.name.uuid(), "11111111-2222-3333-4444-555555555555");
     fs::write(life.host.path().join("xml"), &xml).unwrap();
@@ -181,7 +186,7 @@ fn somebody_elses_domain_of_the_same_name_is_left_alone() {
         life.service.destroy().unwrap_err(),
         life.service.status().unwrap_err(),
     ] {
-        assert!(error.to_string().contains("is not ours"), "{error}");
+        assert!(error.to_string().contains("was not created by firstlight"), "{error}");
     }
     assert!(life.host.path().join("runs").exists());
 }

@@ -1,4 +1,4 @@
-//! Hosts as sysfs shows them, and what a service VM of each is given.
+//! Simulated hosts, and what a service VM of each gets.
 #![expect(clippy::unwrap_used, reason = "a host that cannot be made has failed")]
 
 mod fixture;

@@ -1,5 +1,5 @@
-//! A service VM as its host has it: synthetic NVSwitches, a stand-in for the
-//! fabric manager under PID 1, the partition daemon asked through vsock.
+//! A service VM as its host uses it: synthetic NVSwitches, a stand-in for the fabric manager under PID 1, and the
+//! partition daemon, reached through vsock.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,10 +15,10 @@ use tokio::time::sleep;
 use crate::plugged::{CONSOLE, shell};
 use crate::support::booted;
 
-/// For anything that does not depend on the fabric manager's own time.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of waits that do not depend on the fabric manager.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A service VM; with a disk to keep things on, if there is one.
+/// A service VM, with or without a state disk.
 fn scenario(disk: Option<&Path>) -> Scenario {
     let image = lab().service_vm().unwrap();
     let devices = vec!["nvswitch".parse().unwrap(); 4];
@@ -30,7 +30,7 @@ fn scenario(disk: Option<&Path>) -> Scenario {
         .parameter(&format!("agent.debug_console_vport={CONSOLE}"))
 }
 
-/// As `firstlight service-vm define` makes it.
+/// Creates a state disk as `firstlight service-vm define` does.
 fn state_disk(dir: &Path) -> PathBuf {
     let path = dir.join("state.img");
     std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
@@ -39,7 +39,7 @@ fn state_disk(dir: &Path) -> PathBuf {
     path
 }
 
-/// fmctl on the host, which asks by vsock.
+/// fmctl on the host, connected through vsock.
 struct Host {
     fmctl: PathBuf,
     address: String,
@@ -50,7 +50,7 @@ impl Host {
         Self { fmctl: lab().fmctl().unwrap(), address: format!("hvsock:{}", vm.vsock().display()) }
     }
 
-    /// What it prints, what it complains of, and its exit code.
+    /// Runs fmctl; returns stdout, stderr and exit code.
     fn says(&self, arguments: &[&str]) -> (String, String, i32) {
         let output =
             Command::new(&self.fmctl).args(["--connect", &self.address, "--timeout", "20"]).args(arguments).output();
@@ -59,23 +59,23 @@ impl Host {
         (text(&output.stdout), text(&output.stderr), output.status.code().unwrap_or(-1))
     }
 
-    /// That it was done, and what it printed.
+    /// Runs fmctl successfully; returns stdout.
     fn does(&self, arguments: &[&str]) -> String {
         let (out, error, code) = self.says(arguments);
         assert_eq!(code, 0, "{arguments:?}: {out}{error}");
         out
     }
 
-    /// Health, once it is as wanted.
-    async fn health(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    /// Waits until the health meets a condition.
+    async fn health(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let begin = Instant::now();
         loop {
             let (out, error, _) = self.says(&["--json", "health"]);
             let health = serde_json::from_str(&out).unwrap_or(Value::Null);
-            if wanted(&health) {
+            if condition(&health) {
                 return health;
             }
-            assert!(begin.elapsed() < PATIENCE, "{what}: {out}{error}");
+            assert!(begin.elapsed() < TIMEOUT, "{what}: {out}{error}");
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -85,10 +85,10 @@ impl Host {
     }
 
     async fn well(&self) {
-        self.health("all is well", |health| health["ok"] == true).await;
+        self.health("there are no problems", |health| health["ok"] == true).await;
     }
 
-    /// Numbers of active partitions, and whose they are.
+    /// Returns ids and owners of active partitions.
     fn active(&self) -> Vec<(u64, String)> {
         let list: Value = serde_json::from_str(&self.does(&["--json", "list"])).unwrap();
         let all = list["partitions"].as_array().unwrap();
@@ -97,14 +97,14 @@ impl Host {
     }
 }
 
-/// The plug is pulled: nothing is written any more.
+/// Kills QEMU, as a power cut would.
 async fn kill(vm: &Vm) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(vm.pid().unwrap()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     sleep(Duration::from_millis(200)).await;
 }
 
-/// What an inventory guest would have measured on a host with H100: modules in no order of addresses.
+/// Writes measurements of a host with H100: module ids are unrelated to addresses.
 fn measured(dir: &Path) -> String {
     let buses = [(0x0f, 5), (0x10, 7), (0x41, 6), (0x44, 8), (0x86, 1), (0x87, 3), (0xb8, 2), (0xbb, 4)];
     let line = |(bus, module): &(u32, u32)| {
@@ -117,14 +117,14 @@ fn measured(dir: &Path) -> String {
     path.display().to_string()
 }
 
-/// What the stand-in says was never to be.
+/// Asserts that the stand-in has seen no violation.
 async fn assert_unharmed(vm: &Vm) {
     let said = shell(vm, "cd /run; echo wrong=$(grep -c violation fake-fm.log) calls=$(wc -l < fake-fm.log).").await;
     assert!(said.contains("wrong=0 calls=") && !said.contains("calls=0."), "{said}");
 }
 
 #[test]
-fn the_host_lists_and_steers_the_fabric_through_vsock() {
+fn host_controls_the_fabric_through_vsock() {
     let dir = tempfile::tempdir().unwrap();
     let console = scenario(None).watched(async |vm| {
         let agent = booted(vm).await;
@@ -136,7 +136,7 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         assert_eq!(listed.lines().count(), 2 + 15);
         let (health, _, code) = host.says(&["--json", "health"]);
         let health: Value = serde_json::from_str(&health).unwrap();
-        assert!(code == 9 && health["troubles"][0].as_str().unwrap().contains("fmctl inventory nvml"), "{health}");
+        assert!(code == 9 && health["problems"][0].as_str().unwrap().contains("fmctl inventory nvml"), "{health}");
         assert_eq!(
             (&health["fabric_manager_version"], &health["driver_version"]),
             (&"550.163.01".into(), &"550.163.01".into())
@@ -150,12 +150,13 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         assert!(record.unit("state").unwrap().detail.contains("no disk has the serial number firstlight-state"));
         assert!(record.unit("partitiond").unwrap().start_us >= record.unit("fabricmanager").unwrap().ready_us);
 
-        // Several GPUs are nobody's until it is known which is which; and then.
+        // Several GPUs are refused until they are measured.
         let (_, error, code) = host.says(&["activate", "--gpus", "2", "--owner", "vm-1"]);
         assert!(error.contains("fmctl inventory") && code == 5, "{error}");
-        let (_, error, code) = host.says(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650999999999"]);
+        let (_, error, code) =
+            host.says(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650999999999"]);
         assert!(error.contains("1650123456789") && code == 5, "another board than the host says: {error}");
-        host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
+        host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
         let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
         assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");
 
@@ -164,48 +165,48 @@ fn the_host_lists_and_steers_the_fabric_through_vsock() {
         assert!(doctor.lines().count() > 5 && !doctor.contains("FAIL"), "{doctor}");
         assert!(host.does(&["metrics"]).contains("\nfirstlight_fabric_module_map_verified 1\n"));
 
-        // A tenant's way.
+        // A tenant's activation.
         host.does(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
         let (_, error, code) =
             host.says(&["activate", "--gpus", "1", "--owner", "vm-2", "--guest-driver", "535.129.03"]);
         assert!(error.contains("use an image with driver 550.163.01") && code == 5, "{error}");
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
 
-        // The manager dies under a tenant: PID 1 starts it again, and it is told what is active.
+        // FM dies under a tenant: PID 1 restarts it, and it gets the list of active partitions.
         shell(vm, "kill -9 $(pidof fake-fm)").await;
-        host.health("its end is told", |health| health["ok"] == false).await;
+        host.health("its exit is reported", |health| health["ok"] == false).await;
         host.well().await;
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
         assert!(shell(vm, "tr '\\0' ' ' < /proc/$(pidof fake-fm)/cmdline").await.contains("--restart"));
-        // So does the daemon.
+        // The daemon dies as well.
         shell(vm, "kill -9 $(pidof fm-partitiond)").await;
         host.well().await;
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
 
-        // A switch loses links: the kernel says so, and new tenants get lone GPUs only.
+        // A fatal SXid: new tenants get single GPUs only.
         shell(vm, "echo '20034, Fatal, Link 30 LTSSM Fault Up' > /sys/module/nvidia/parameters/standin_sxid").await;
         let health = host.health("the fault", |health| health["ok"] == false).await;
-        assert!(health["troubles"][0].as_str().unwrap().contains("SXid 20034, Fatal, Link 30"), "{health}");
+        assert!(health["problems"][0].as_str().unwrap().contains("SXid 20034, Fatal, Link 30"), "{health}");
         assert_eq!(host.says(&["activate", "--gpus", "4", "--owner", "vm-3"]).2, 5);
         host.does(&["activate", "--gpus", "1", "--owner", "vm-3"]);
-        let switch = health["troubles"][0].as_str().unwrap().rsplit(' ').next().unwrap().to_owned();
+        let switch = health["problems"][0].as_str().unwrap().rsplit(' ').next().unwrap().to_owned();
         host.does(&["release", &switch]);
         host.does(&["deactivate", "3", "--owner", "vm-1"]);
         assert!(shell(vm, "echo active=$(fmctl list | grep -c ' Active ')").await.contains("active=1\r"));
         assert_unharmed(vm).await;
     });
-    assert!(console.contains("fabric.sock, vsock port 1030, the fabric manager is unix:"), "{console}");
+    assert!(console.contains("fabric.sock, vsock port 1030, fabric manager at unix:"), "{console}");
 }
 
 #[test]
-fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
+fn killed_service_vm_is_an_outage_recorded_on_its_state_disk() {
     let dir = tempfile::tempdir().unwrap();
     let disk = state_disk(dir.path());
     scenario(Some(&disk)).watched(async |vm| {
         booted(vm).await;
         let host = Host::of(vm);
         host.answers().await;
-        host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
+        host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
         host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
         host.does(&["quarantine", "8", "--reason", "Xid 79"]);
         kill(vm).await;
@@ -214,9 +215,9 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
         let agent = booted(vm).await;
         let host = Host::of(vm);
         let health = host.health("the outage", |health| health["fabric_manager"] == true).await;
-        let troubles = health["troubles"].to_string();
-        assert!(troubles.contains("the fabric has lost partitions 1 while tenants had them"), "{troubles}");
-        assert!(troubles.contains("GPU 8 is in quarantine (Xid 79)"), "{troubles}");
+        let problems = health["problems"].to_string();
+        assert!(problems.contains("the fabric has lost partitions 1 while tenants had them"), "{problems}");
+        assert!(problems.contains("GPU 8 is quarantined (Xid 79)"), "{problems}");
         let (_, error, code) = host.says(&["activate", "--gpus", "1", "--owner", "vm-2"]);
         assert!(error.contains("stop those tenants, then reconcile") && code == 5, "{error}");
         let record = agent.boot_record().await.unwrap();
@@ -230,12 +231,12 @@ fn a_service_vm_that_is_gone_is_an_outage_that_its_disk_remembers() {
 }
 
 #[test]
-fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_true() {
+fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
     let dir = tempfile::tempdir().unwrap();
     let disk = state_disk(dir.path());
     let activate: &[&str] = &["activate", "--gpus", "4", "--owner", "t"];
-    // Each change takes 200 ms: the machine ends before FM is asked, while it is at it, when it is done; what is taken back
-    // likewise, and between two of several.
+    // Each change takes 200 ms: the VM is killed before FM is called, during the call, and after it; likewise for a
+    // deactivation, and between two steps of a reconciliation.
     let turns: [(&[&str], &[&str], u64); 5] = [
         (&[], activate, 10),
         (&[], activate, 120),
@@ -243,23 +244,26 @@ fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_tru
         (activate, &["deactivate", "1", "--owner", "t"], 120),
         (&[], &["reconcile", "1=t", "6=u", "--yes"], 300),
     ];
-    let mut told_before: Option<u64> = None;
+    let mut acknowledged_before: Option<u64> = None;
     for (turn, what) in turns.into_iter().map(Some).chain([None]).enumerate() {
         scenario(Some(&disk)).watched(async |vm| {
             booted(vm).await;
             let host = Host::of(vm);
             host.answers().await;
             if turn == 0 {
-                host.does(&["inventory", "nvml", &measured(dir.path()), "--serial", "1650123456789"]);
+                host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
             }
-            // A new fabric manager has nothing active, whatever was under way.
+            // A restarted FM has no active partitions.
             assert_eq!(host.active(), [], "turn {turn}");
             let (health, ..) = host.says(&["health"]);
-            let lost = told_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
+            let lost =
+                acknowledged_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
             match lost {
-                Some(lost) => assert!(health.contains(&lost), "who was told that it is his is not forgotten: {health}"),
-                // Nobody was told: it may be one that was done, or was never begun.
-                None => assert!(turn > 0 || health.starts_with("All is well"), "{health}"),
+                Some(lost) => {
+                    assert!(health.contains(&lost), "an acknowledged activation is reported as lost: {health}")
+                }
+                // Without an acknowledgement the change may have been made or not.
+                None => assert!(turn > 0 || health.starts_with("No problems"), "{health}"),
             }
             host.does(&["reconcile", "--yes"]);
             host.well().await;
@@ -278,14 +282,14 @@ fn a_service_vm_that_is_killed_at_any_step_of_a_change_comes_back_to_what_is_tru
             let output = waiting.wait_with_output().unwrap();
             if output.status.success() && asked == activate {
                 let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-                told_before = Some(said["partition"].as_u64().unwrap());
+                acknowledged_before = Some(said["partition"].as_u64().unwrap());
             }
         });
     }
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_is_told_and_nobody_is_given_anything_without_it() {
+fn unreadable_state_disk_is_reported_and_partitiond_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("state.img");
     std::fs::write(&disk, vec![0x5a; 8 << 20]).unwrap();
@@ -297,7 +301,7 @@ fn a_disk_that_cannot_be_read_is_told_and_nobody_is_given_anything_without_it() 
             if record.unit("partitiond").is_some_and(|unit| unit.end_us.is_some()) {
                 break record;
             }
-            assert!(begin.elapsed() < PATIENCE, "{record:#?}");
+            assert!(begin.elapsed() < TIMEOUT, "{record:#?}");
             sleep(Duration::from_millis(100)).await;
         };
         let state = record.unit("state").unwrap();
@@ -311,5 +315,5 @@ fn a_disk_that_cannot_be_read_is_told_and_nobody_is_given_anything_without_it() 
         let (_, error, code) = Host::of(vm).says(&["list"]);
         assert!(error.contains("does the service VM run") && code == 7, "{error}");
     });
-    assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "nothing is made anew over it");
+    assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "the disk was not formatted");
 }

@@ -1,4 +1,4 @@
-# The service VM gets the bridge, and a card of the same chip stays.
+# The service VM gets the bridge; another ConnectX-7 stays with the host.
 drivers before
 service define --image /lab/image --memory 512 --cpus 1 --huge-pages
 service start

@@ -1,4 +1,4 @@
-//! The host: its board, its disks, its life.
+//! The host guest: its board, its disks, its run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,29 @@ use std::time::{Duration, Instant};
 use firstlight_e2e::lab;
 use firstlight_lab::{SyntheticGpus, binaries};
 
-/// What the host is plugged with.
+/// The host's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Board {
     /// Four switches and two functions of the PCIe switch's endpoint in one group, and a GPU.
     Switches,
-    /// A management bridge of four functions, and a card of the same chip.
+    /// A management bridge of four functions, and another ConnectX-7.
     Bridge,
 }
 
-/// Hardware virtualisation is emulated too. 46 bits of address hold large BARs.
+/// Hardware virtualisation is emulated too. 46 address bits hold large BARs.
 const CPU: &str = "max,+svm,phys-bits=46,-cx16";
 
-/// A host that is still there after this is stuck.
+/// Timeout of the host.
 const DEADLINE: Duration = Duration::from_secs(400);
 
-/// So is one that says nothing for so long: its longest wait, that of two guests' boots, is a fifth of this.
+/// Timeout without console output; the longest regular silence, the boots of two guests, is a fifth of this.
 const SILENCE: Duration = Duration::from_secs(100);
 
-/// What the host's script ends with.
+/// The last line of the host's script.
 pub(crate) const END: &str = "host: the end";
 
-/// A host that does not come to its end may be an emulator that is stuck, which was seen in one run of five with two guests, so
-/// it is tried again. One that comes to its end is judged by what it said.
+/// A host without the last line may be a stuck emulator, which was seen in one run of five with two guests, so it is
+/// retried. A host that completes is judged by its output.
 const TRIES: usize = 3;
 
 fn vfio_user(bus: &str, socket: &Path, more: &str) -> String {
@@ -54,7 +54,7 @@ impl Board {
         }
     }
 
-    /// What QEMU is told. Ports that are functions of one device share a group with all that is behind them.
+    /// QEMU arguments. Ports that are functions of one device share a group with all devices behind them.
     fn arguments(self, sockets: &[PathBuf]) -> Vec<String> {
         let mut devices = vec!["intel-iommu,intremap=on,caching-mode=on".to_owned(), port("root", 0), port("other", 1)];
         let function = |at: usize| format!(r#","addr":"0.{at}","multifunction":{}"#, at == 0);
@@ -105,7 +105,7 @@ fn start(board: Board, dir: &Path, disks: [&Path; 2], console: &Path) -> (Child,
     (command.spawn().unwrap(), gpus)
 }
 
-/// The second disk: the command under test, images, and what the host does.
+/// Writes the second disk: the command under test, images, and the host's script.
 fn second_disk(dir: &Path, script: &str) -> PathBuf {
     let content = dir.join("content");
     for (name, image) in [("image", lab().variant("daemons")), ("service", lab().service_vm())] {
@@ -125,7 +125,7 @@ fn second_disk(dir: &Path, script: &str) -> PathBuf {
     disk
 }
 
-/// Runs the script in the host, whose console is returned.
+/// Runs the script in the host; returns the console.
 pub(crate) fn run(board: Board, script: &str) -> String {
     let disk = lab().toolbox.host_disk().unwrap();
     let dir = tempfile::Builder::new().prefix("firstlight-host-").tempdir().unwrap();

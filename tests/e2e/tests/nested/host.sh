@@ -1,5 +1,5 @@
-# Process 1 of the host: what a host's own system does before anybody logs in.
-# It waits for every child, and so reaps what others have left.
+# Process 1 of the host: the setup that a real host's boot would have done.
+# It waits for every child, so it also reaps orphans.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin LC_ALL=C
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /tmp
@@ -14,7 +14,7 @@ printf 'root:x:0:0:root:/root:/bin/bash\nlibvirt-qemu:x:64055:104::/var/lib/libv
 printf 'root:x:0:\nkvm:x:104:\nlibvirt:x:105:\nlibvirt-qemu:x:64055:\ntty:x:5:\nnogroup:x:65534:\n' > /etc/group
 printf '127.0.0.1 localhost gpu-host\n' > /etc/hosts
 ldconfig
-# A package's scripts would have made these.
+# Created by maintainer scripts of the packages on a real host.
 for name in iptables ip6tables ebtables; do [ -e /usr/sbin/$name ] || ln -s $name-nft /usr/sbin/$name; done
 mkdir -p /etc/libvirt
 cat > /etc/libvirt/qemu.conf <<'CONF'
@@ -64,14 +64,14 @@ guest() {
 XML
   virsh --quiet create /tmp/$1.xml 2>&1 | sed "s/^/$1 says: /"
 }
-# Waits for words in a guest's console.
+# Waits for a text on a guest's console.
 until_said() {
   for try in $(seq 150); do
     grep -q "$2" $1 && return
     sleep 0.4
   done
 }
-# Whether the agent of a guest takes a connection.
+# Whether the agent of a guest accepts a connection.
 reach() {
   for try in $(seq 60); do
     socat -u OPEN:/dev/null VSOCK-CONNECT:$1:1024 2> /tmp/reach && say "agent of $1 reached" && return

@@ -2,16 +2,16 @@
 
 use crate::host::{self, Board};
 
-/// How many lines begin and end so.
+/// Counts lines with this prefix and suffix.
 fn count(console: &str, begin: &str, end: &str) -> usize {
     console.lines().filter(|line| line.starts_with(begin) && line.ends_with(end)).count()
 }
 
 #[test]
-fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
+fn service_vm_gets_the_switches_and_a_tenant_the_gpu() {
     let console = host::run(Board::Switches, include_str!("together.sh"));
     println!("{console}");
-    let says = |words: &str| assert!(console.contains(words), "{words}");
+    let says = |message: &str| assert!(console.contains(message), "{message}");
     assert!(console.contains(host::END), "the host came to its end");
 
     // Four switches and both functions of the endpoint in one group, the GPU in another.
@@ -19,12 +19,12 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     let group = console.lines().find(|line| line.contains("0x22a3")).and_then(|line| line.split(' ').nth(4)).unwrap();
     assert_eq!(count(&console, "before ", &format!(" group {group} driver none")), 6);
 
-    says("has no driver and not vfio-pci");
+    says("has no driver, not vfio-pci");
     says("--unmanaged: 1");
     says(
         "service-vm define --image /lab/service --memory 512 --cpus 1 --huge-pages --baseboard-serial 1650123456789: 0",
     );
-    // A group of which somebody else has a part: said before libvirt is asked.
+    // A group that another VM uses is reported before libvirt is called.
     says(&format!("cannot be started: IOMMU group {group} is in use by thief (process "));
     assert_eq!(count(&console, "host: ", " service-vm start: 1"), 1);
 
@@ -35,7 +35,7 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     assert_eq!(count(&console, "running ", " driver vfio-pci"), 5);
     says("thief says: error: Requested operation is not valid: PCI device 0000:03:00.0 is in use by driver QEMU");
 
-    // Both are up at once, each as what it is.
+    // Both VMs run at once, each in its mode.
     assert_eq!(count(&console, "list: ", "running"), 2);
     says(
         "service: firstlight/1 {\"mode\":{\"name\":\"service-vm-nvl4\",\"reason\":\"GPUs on the PCI bus: 0, NVSwitches: 4\"}}",
@@ -47,7 +47,7 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     says("agent of 100 reached");
     says("agent of 101 reached");
 
-    // The host steers the fabric by vsock, and a tenant's machine starts with its partition.
+    // The host controls the fabric through vsock, and a tenant starts with its partition.
     says("fabric: PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs");
     assert_eq!(
         count(&console, "fabric: ", "     1,2,3,4,5,6,7,8"),
@@ -56,24 +56,25 @@ fn a_service_vm_has_the_switches_and_a_tenant_the_gpu() {
     );
     says("fabric: Successfully activated partition 7 with GPUs 1");
     says("fmctl activate 7 --owner tenant --guest-driver 550.163.01: 0");
-    // The service VM was ended under the tenant: nobody answers, and the next one knows what was lost.
-    says("fabric: fmctl: cannot reach fm-partitiond on vsock:100:1030");
+    // The service VM was destroyed under the tenant: fmctl failed to connect, and the next service VM reports the
+    // outage.
+    says("fabric: fmctl: failed to connect to fm-partitiond on vsock:100:1030");
     says("fabric: * the fabric has lost partitions 7 while tenants had them");
     says("fmctl reconcile --yes: 0");
     says("fmctl inventory set /tmp/table.toml --serial 1650999999999: 5");
     assert!(console.lines().any(|line| line.starts_with("fabric: fmctl: ") && line.contains("1650123456789")));
 
-    // What was given is given back when the command returns.
+    // Functions are released when the command returns.
     assert_eq!(count(&console, "host: ", " service-vm destroy: 0"), 3);
     assert_eq!(count(&console, "after ", " driver none"), 6);
     says("firstlight-service-vm: shut off (destroyed)");
     says("was off already");
-    // Also of a domain that has ended by itself, of which libvirt may say so before it gives anything back.
+    // Also for a domain that has ended by itself, which libvirt may report before it releases anything.
     assert_eq!(count(&console, "afterwards ", " driver none"), 7, "the tenant is gone as well");
 }
 
 #[test]
-fn a_service_vm_has_the_bridge_and_a_card_of_the_same_chip_stays() {
+fn service_vm_gets_the_bridge_and_another_connectx7_stays_with_the_host() {
     let console = host::run(Board::Bridge, include_str!("bridge.sh"));
     println!("{console}");
     assert!(console.contains(host::END), "the host came to its end");

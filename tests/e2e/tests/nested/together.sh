@@ -14,11 +14,11 @@ until_fabric() {
 }
 
 drivers before
-# Nobody has bound anything, and libvirt is not asked to.
+# The functions are not bound, and libvirt does not bind them.
 service define --image /lab/image --memory 512 --cpus 1 --huge-pages --unmanaged
 service define --image /lab/service --memory 512 --cpus 1 --huge-pages --baseboard-serial 1650123456789
 
-# Somebody has one of the switches.
+# Another VM has one of the switches.
 guest thief 03 102
 service start
 virsh --quiet destroy thief
@@ -27,12 +27,12 @@ service start
 service status --json
 drivers running
 console=/var/log/libvirt/qemu/firstlight-service-vm-console.log
-# A tenant's way: its GPU's partition, then its machine.
+# A tenant: its GPU's partition, then its VM.
 until_fabric
 fabric list
 fabric activate 7 --owner tenant --guest-driver 550.163.01
 guest tenant 08 101
-# libvirt says it the other way round.
+# libvirt refuses the reverse case.
 guest thief 03 102
 until_said $console '"state":"ready"'
 until_said /tmp/tenant.log '"state":"ready"'
@@ -47,18 +47,18 @@ drivers after
 service status
 service destroy
 
-# The tenant runs still, without the fabric.
+# The tenant still runs, without the fabric.
 fabric list
 service start
 until_fabric
 fabric health
-# A map of another board than the one that the host has named.
-(echo '[modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
+# A map of another board than the one passed by the host.
+(echo '[baseboard_modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
 fabric inventory set /tmp/table.toml --serial 1650999999999
 virsh --quiet destroy tenant
 fabric reconcile --yes
 
-# A guest that ends by itself: libvirt may say that it is off before it gives anything back.
+# A guest that ends by itself: libvirt may report it as off before it releases its functions.
 virsh --quiet qemu-monitor-command firstlight-service-vm --hmp quit 2> /dev/null
 for try in $(seq 50); do
   virsh --quiet domstate firstlight-service-vm | grep -q 'shut off' && break

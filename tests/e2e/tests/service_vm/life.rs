@@ -1,4 +1,4 @@
-//! From its definition to its end.
+//! The lifecycle of the domain.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use firstlight_vm::vsock;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::site::{PATIENCE, Site, until};
+use crate::site::{Site, TIMEOUT, until};
 
 fn dir(image: &Image) -> PathBuf {
     image.record.parent().unwrap().to_owned()
 }
 
-/// Waits until PID 1 has said how its boot went.
+/// Waits until PID 1 has reported the result of the boot.
 #[track_caller]
 fn booted(site: &Site) -> BootRecord {
-    until("PID 1 says how its boot went", PATIENCE, || {
+    until("PID 1 reports the result of the boot", TIMEOUT, || {
         site.record().is_some_and(|record| record.state != State::Booting)
     });
     site.record().unwrap()
@@ -31,11 +31,11 @@ fn status(site: &Site) -> (Option<i32>, Value) {
 }
 
 #[test]
-fn four_switches_make_a_service_vm() {
+fn service_vm_lifecycle_with_four_switches() {
     let site = Site::new();
     let image = lab().variant("daemons").unwrap();
 
-    // Nothing is there yet.
+    // The domain is undefined.
     let (code, json) = status(&site);
     assert_eq!((code, &json["state"]), (Some(3), &"undefined".into()));
     for command in ["start", "destroy"] {
@@ -43,7 +43,7 @@ fn four_switches_make_a_service_vm() {
         assert!(said.code == Some(1) && said.err.contains("domain fabric is not defined at"), "{said:?}");
     }
 
-    // Twice is as once.
+    // Defining twice is idempotent.
     let state = site.file("state.img");
     let said = site.define(&dir(&image), &[]);
     assert!(said.code == Some(0) && said.err.contains("state.img: made, 64 MiB"), "{said:?}");
@@ -54,9 +54,9 @@ fn four_switches_make_a_service_vm() {
     assert_eq!(before, after);
 
     let said = site.firstlight("start", &[]);
-    assert!(said.code == Some(0) && said.err.contains("domain fabric runs\n"), "{said:?}");
+    assert!(said.code == Some(0) && said.err.contains("domain fabric is running\n"), "{said:?}");
     let said = site.firstlight("start", &[]);
-    assert!(said.code == Some(0) && said.err.contains("runs already"), "{said:?}");
+    assert!(said.code == Some(0) && said.err.contains("is already running"), "{said:?}");
     let record = booted(&site);
     let mode = record.mode.as_ref().unwrap();
     assert_eq!(
@@ -65,15 +65,15 @@ fn four_switches_make_a_service_vm() {
     );
     let (code, json) = status(&site);
     assert_eq!((code, &json["state"]), (Some(0), &"running".into()), "{json}");
-    assert!(json["since"].as_u64().is_some() && json["problems"].as_array().unwrap().is_empty(), "{json}");
+    assert!(json["started_at"].as_u64().is_some() && json["problems"].as_array().unwrap().is_empty(), "{json}");
     let said = site.firstlight("status", &[]);
     assert!(said.out.starts_with("fabric: running (booted), for "), "{said:?}");
     // The agent answers over vsock.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let vsock = site.file("vsock");
-    let agent = runtime.block_on(async { timeout(PATIENCE, vsock::connect(&vsock, 1024, |_| ())).await });
+    let agent = runtime.block_on(async { timeout(TIMEOUT, vsock::connect(&vsock, 1024, |_| ())).await });
     assert!(agent.is_ok(), "the agent listens");
-    // As QEMU has it, by the serial number that the guest looks for.
+    // The disk in QEMU has the serial number that the guest looks for.
     let disk = site.virsh(&["qemu-monitor-command", "fabric", "--hmp", "info qtree"]).out;
     assert!(disk.contains("serial = \"firstlight-state\""), "{disk}");
 
@@ -84,20 +84,20 @@ fn four_switches_make_a_service_vm() {
     let (code, json) = status(&site);
     assert_eq!((code, &json["state"], &json["pid"]), (Some(3), &"off".into(), &Value::Null));
 
-    // What has gone meanwhile is named before libvirt is asked.
+    // Missing files are reported before libvirt is called.
     fs::remove_file(&state).unwrap();
     let said = site.firstlight("start", &[]);
-    assert!(said.code == Some(1) && said.err.contains("state.img is not there"), "{said:?}");
+    assert!(said.code == Some(1) && said.err.contains("state.img does not exist"), "{said:?}");
     assert_eq!(site.virsh(&["domstate", "fabric"]).out.trim(), "shut off");
     let said = site.define(Path::new("/nowhere"), &[]);
     assert!(
-        said.code == Some(1) && said.err.contains("cannot read /nowhere: is this the directory that build wrote?"),
+        said.code == Some(1) && said.err.contains("failed to read /nowhere: is this the directory that build wrote?"),
         "{said:?}"
     );
 }
 
 #[test]
-fn a_verified_disk_is_its_root() {
+fn domain_boots_from_a_verity_disk() {
     let site = Site::new();
     let (image, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
     let opener = dir(&opener).display().to_string();
@@ -112,14 +112,14 @@ fn a_verified_disk_is_its_root() {
 }
 
 #[test]
-fn a_domain_that_ends_by_itself_is_off() {
+fn domain_whose_guest_powers_off_is_off() {
     let site = Site::new();
     let image = lab().variant("daemons").unwrap();
-    // It has no first program.
+    // It has no init program.
     let said = site.define(&dir(&image), &["--append", "init=/nowhere rdinit=/nowhere root=/dev/nowhere"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(site.firstlight("start", &[]).code, Some(0));
-    until("the domain is off", PATIENCE, || site.virsh(&["domstate", "fabric"]).out.trim() == "shut off");
+    until("the domain is off", TIMEOUT, || site.virsh(&["domstate", "fabric"]).out.trim() == "shut off");
     let early = fs::read_to_string(site.file("console.log.serial")).unwrap_or_default() + &site.console();
     assert!(early.contains("Kernel panic"), "{early}");
     assert_eq!(site.firstlight("destroy", &[]).code, Some(0));

@@ -1,4 +1,4 @@
-//! A host for a service VM: libvirt, synthetic switches, and what an operator types.
+//! A host for a service VM: libvirt, synthetic switches, and the firstlight command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use firstlight_boot_record::{Assembler, BootRecord};
 use firstlight_e2e::lab;
 use firstlight_lab::{Lab, Libvirt, SyntheticGpus, binaries};
 
-/// For a guest that is translated, on a machine that does other things too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout for a TCG guest on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -21,29 +21,29 @@ pub(crate) fn firstlight() -> &'static Path {
     PROGRAM.get_or_init(|| binaries::host_command(&binaries::workspace()).unwrap())
 }
 
-/// libvirt and virt-xml-validate are there: what needs them never passes without.
+/// Requires libvirt and virt-xml-validate: the tests fail without them.
 pub(crate) fn packages() {
     static THERE: OnceLock<()> = OnceLock::new();
     THERE.get_or_init(|| Lab::install_libvirt_packages(true).unwrap());
 }
 
-pub(crate) fn until(what: &str, patience: Duration, mut is: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, timeout: Duration, mut is: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is() {
-        assert!(begin.elapsed() < patience, "{what}: not in {} s", patience.as_secs());
+        assert!(begin.elapsed() < timeout, "{what}: not in {} s", timeout.as_secs());
         std::thread::sleep(PAUSE);
     }
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Failed {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Said {
+impl Failed {
     fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
@@ -51,14 +51,14 @@ impl Said {
 }
 
 pub(crate) struct Site {
-    // Ended first: domains before what serves their devices.
+    // Dropped first: domains before the processes that serve their devices.
     pub(crate) libvirt: Libvirt,
     switches: SyntheticGpus,
     vsock: Child,
 }
 
 impl Site {
-    /// libvirt, four switches, and vsock.
+    /// Starts libvirt, four switches, and vsock.
     pub(crate) fn new() -> Self {
         packages();
         let lab = lab();
@@ -69,7 +69,7 @@ impl Site {
         let mut command = lab.toolbox.vhost_device_vsock.command();
         command.arg("--vm").arg(format!("guest-cid=100,socket={},uds-path={}", at("vsock-backend"), at("vsock")));
         let vsock = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        until("vhost-device-vsock listens", PATIENCE, || Path::new(&at("vsock-backend")).exists());
+        until("vhost-device-vsock listens", TIMEOUT, || Path::new(&at("vsock-backend")).exists());
         Self { libvirt, switches, vsock }
     }
 
@@ -77,19 +77,19 @@ impl Site {
         self.libvirt.dir().join(name)
     }
 
-    /// `firstlight service-vm COMMAND` at this libvirt.
-    pub(crate) fn firstlight(&self, command: &str, arguments: &[&str]) -> Said {
+    /// Runs `firstlight service-vm COMMAND` with this libvirt.
+    pub(crate) fn firstlight(&self, command: &str, arguments: &[&str]) -> Failed {
         let mut line = Command::new(firstlight());
         line.args(["service-vm", command, "--connect", &self.libvirt.uri(), "--name", "fabric"]).args(arguments);
-        let said = Said::of(&line.stdin(Stdio::null()).output().unwrap());
+        let said = Failed::of(&line.stdin(Stdio::null()).output().unwrap());
         println!("service-vm {command}: {said:?}");
         said
     }
 
-    /// What QEMU is told of switches and vsock.
+    /// QEMU arguments for switches and vsock.
     fn hardware(&self) -> Vec<String> {
-        let mut words = Vec::new();
-        let mut pair = |option: &str, value: String| words.extend([option.to_owned(), value]);
+        let mut message = Vec::new();
+        let mut pair = |option: &str, value: String| message.extend([option.to_owned(), value]);
         for (at, socket) in self.switches.sockets().iter().enumerate() {
             let port = format!("pcie-root-port,id=switch{at},chassis={0},slot={0},bus=pcie.0,addr=10.{at}", 100 + at);
             pair("-device", port + if at == 0 { ",multifunction=on" } else { "" });
@@ -103,11 +103,11 @@ impl Site {
         }
         pair("-chardev", format!("socket,id=vsock,path={}", self.file("vsock-backend").display()));
         pair("-device", "vhost-user-vsock-pci,chardev=vsock,bus=pcie.0,addr=11.0,event_idx=off".to_owned());
-        words.into_iter().map(|word| format!("--qemu-arg={word}")).collect()
+        message.into_iter().map(|word| format!("--qemu-arg={word}")).collect()
     }
 
     /// Defines the domain with the image in that directory.
-    pub(crate) fn define(&self, image: &Path, more: &[&str]) -> Said {
+    pub(crate) fn define(&self, image: &Path, more: &[&str]) -> Failed {
         let text = |path: PathBuf| path.display().to_string();
         let (qemu, console, disk) =
             (text(self.libvirt.qemu()), text(self.file("console.log")), text(self.file("state.img")));
@@ -120,25 +120,25 @@ impl Site {
         self.firstlight("define", &arguments)
     }
 
-    /// virsh at this libvirt.
-    pub(crate) fn virsh(&self, arguments: &[&str]) -> Said {
+    /// Runs virsh with this libvirt.
+    pub(crate) fn virsh(&self, arguments: &[&str]) -> Failed {
         let mut line = Command::new("virsh");
         line.args(["--quiet", "--connect", &self.libvirt.uri()]).args(arguments).env("LC_ALL", "C");
-        Said::of(&line.stdin(Stdio::null()).output().unwrap())
+        Failed::of(&line.stdin(Stdio::null()).output().unwrap())
     }
 
     pub(crate) fn console(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.file("console.log")).unwrap_or_default()).into_owned()
     }
 
-    /// The boot record, as far as the console tells it.
+    /// Reads the boot record from the console.
     pub(crate) fn record(&self) -> Option<BootRecord> {
         let mut assembler = Assembler::new();
         self.console().lines().for_each(|line| assembler.feed(line));
         assembler.record().cloned()
     }
 
-    /// Everything that may tell why it went wrong.
+    /// Collects logs for a failed test.
     pub(crate) fn last_words(&self) -> String {
         format!("{}\nconsole:\n{}", self.libvirt.log(), self.console())
     }

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use firstlight_partitions::known::{self, Known};
+use firstlight_partitions::known::{self, KnownBaseboard};
 
 use super::*;
 use crate::board::{Failed, Policy};
@@ -8,20 +8,20 @@ use crate::board::{Failed, Policy};
 const PHASES: [Phase; 6] =
     [Phase::Starting, Phase::RestartWait, Phase::Ready, Phase::ReadyRestarted, Phase::FailedResident, Phase::Ended];
 
-fn rules(known: &'static Known) -> Rules {
+fn rules(known: &'static KnownBaseboard) -> Rules {
     let board = Board::new(known, Failed::default(), Policy::default());
-    Rules { board, family: Family::of(known), shared: true, restart: false, resident: false, unwanted_list: -3 }
+    Rules { board, family: Family::of(known), shared: true, restart: false, resident: false, unexpected_list_code: -3 }
 }
 
-fn asks(id: PartitionId) -> [Ask; 7] {
+fn all_calls(id: PartitionId) -> [Call; 7] {
     [
-        Ask::List,
-        Ask::Unsupported,
-        Ask::FailedDevices,
-        Ask::Activate(id),
-        Ask::ActivateWithVfs(id),
-        Ask::Deactivate(id),
-        Ask::SetActivated(vec![id]),
+        Call::List,
+        Call::Unsupported,
+        Call::FailedDevices,
+        Call::Activate(id),
+        Call::ActivateWithVfs(id),
+        Call::Deactivate(id),
+        Call::SetActivated(vec![id]),
     ]
 }
 
@@ -29,8 +29,8 @@ fn ready(active: &[PartitionId]) -> State {
     State { phase: Phase::Ready, active: active.iter().copied().collect() }
 }
 
-fn code(rules: &Rules, state: &State, ask: Ask) -> i32 {
-    step(rules, state, &Event::Asked(ask)).1
+fn code(rules: &Rules, state: &State, request: Call) -> i32 {
+    step(rules, state, &Event::Called(request)).1
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn every_phase_answers_every_call_as_it_should() {
     let (shared, bare) = (rules(&known::H100), Rules { shared: false, ..rules(&known::H100) });
     for phase in PHASES {
         let state = State { phase, active: BTreeSet::new() };
-        let codes = |rules: &Rules| asks(3).map(|ask| code(rules, &state, ask));
+        let codes = |rules: &Rules| all_calls(3).map(|request| code(rules, &state, request));
         let waiting = [-8, -8, -8, -8, -8, -8, -3];
         let (with, without) = match phase {
             Phase::Starting | Phase::FailedResident => (waiting, waiting),
@@ -52,7 +52,7 @@ fn every_phase_answers_every_call_as_it_should() {
 }
 
 #[test]
-fn a_life_goes_one_way() {
+fn phases_follow_the_lifecycle() {
     for (restart, resident) in [(false, false), (false, true), (true, false), (true, true)] {
         let rules = Rules { restart, resident, ..rules(&known::H100) };
         for phase in PHASES {
@@ -70,30 +70,30 @@ fn a_life_goes_one_way() {
 }
 
 #[test]
-fn families_refuse_with_their_own_codes() {
+fn each_nvlink_generation_uses_its_own_codes() {
     let nvl4 = rules(&known::H100);
     let active = ready(&[3]);
-    assert_eq!(code(&nvl4, &active, Ask::Activate(3)), -7, "active");
-    assert_eq!(code(&nvl4, &active, Ask::Activate(7)), -7, "GPU 1 is in 3");
-    assert_eq!(code(&nvl4, &active, Ask::Deactivate(4)), -4);
-    assert_eq!(code(&nvl4, &active, Ask::Activate(15)), -1);
-    assert_eq!(code(&nvl4, &active, Ask::Deactivate(64)), -1);
+    assert_eq!(code(&nvl4, &active, Call::Activate(3)), -7, "active");
+    assert_eq!(code(&nvl4, &active, Call::Activate(7)), -7, "GPU 1 is in 3");
+    assert_eq!(code(&nvl4, &active, Call::Deactivate(4)), -4);
+    assert_eq!(code(&nvl4, &active, Call::Activate(15)), -1);
+    assert_eq!(code(&nvl4, &active, Call::Deactivate(64)), -1);
     let nvl5 = rules(&known::B200);
     let active = ready(&[4]);
-    assert_eq!(code(&nvl5, &active, Ask::Activate(4)), -17);
-    assert_eq!(code(&nvl5, &active, Ask::Activate(8)), -24);
-    assert_eq!(code(&nvl5, &active, Ask::Deactivate(5)), -18);
-    assert_eq!(code(&nvl5, &active, Ask::Activate(0)), -1, "numbers begin with 1");
+    assert_eq!(code(&nvl5, &active, Call::Activate(4)), -17);
+    assert_eq!(code(&nvl5, &active, Call::Activate(8)), -24);
+    assert_eq!(code(&nvl5, &active, Call::Deactivate(5)), -18);
+    assert_eq!(code(&nvl5, &active, Call::Activate(0)), -1, "numbers begin with 1");
 }
 
 #[test]
-fn the_list_after_a_restart_is_taken_whole_or_not_at_all() {
+fn list_after_a_restart_is_accepted_completely_or_refused() {
     let rules = Rules { restart: true, ..rules(&known::H100) };
     let waiting = State { phase: Phase::RestartWait, active: BTreeSet::new() };
     for (ids, taken) in
         [(vec![], true), (vec![3, 4, 2], true), (vec![1, 3], false), (vec![3, 3], false), (vec![3, 99], false)]
     {
-        let (next, rc) = step(&rules, &waiting, &Event::Asked(Ask::SetActivated(ids.clone())));
+        let (next, rc) = step(&rules, &waiting, &Event::Called(Call::SetActivated(ids.clone())));
         if taken {
             let expected = State { phase: Phase::ReadyRestarted, active: ids.into_iter().collect() };
             assert_eq!((next, rc), (expected, 0));
@@ -104,12 +104,12 @@ fn the_list_after_a_restart_is_taken_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_a_failure_took_is_unknown() {
+fn partition_of_failed_gpu_is_a_bad_parameter() {
     let failed = Failed { gpus: [1].into(), ..Failed::default() };
     let board = Board::new(&known::A100_8, failed, Policy::default());
     let rules = Rules { board, ..rules(&known::A100_8) };
-    assert_eq!(code(&rules, &ready(&[]), Ask::Activate(11)), -1);
-    assert_eq!(code(&rules, &ready(&[]), Ask::Activate(12)), 0);
+    assert_eq!(code(&rules, &ready(&[]), Call::Activate(11)), -1);
+    assert_eq!(code(&rules, &ready(&[]), Call::Activate(12)), 0);
 }
 
 proptest! {
@@ -123,8 +123,8 @@ proptest! {
         let rules = rules(known::ALL[table]);
         let mut state = ready(&[]);
         for (on, id) in calls {
-            let ask = if on { Ask::Activate(id) } else { Ask::Deactivate(id) };
-            let (next, rc) = step(&rules, &state, &Event::Asked(ask));
+            let request = if on { Call::Activate(id) } else { Call::Deactivate(id) };
+            let (next, rc) = step(&rules, &state, &Event::Called(request));
             prop_assert_eq!(rc == 0, next != state);
             let changed: Vec<_> = next.active.symmetric_difference(&state.active).copied().collect();
             prop_assert!(changed.is_empty() || changed == [id] && next.active.contains(&id) == on);

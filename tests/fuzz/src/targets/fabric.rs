@@ -1,21 +1,21 @@
 //! The partition daemon: its journal, and the fabric manager's list of partitions.
 
-use firstlight_partitiond::Look;
+use firstlight_partitiond::FabricSnapshot;
 use firstlight_partitiond::journal::replay;
 use firstlight_partitiond::state::{Record, State};
-use firstlight_partitions::{Gpus, Request, State as Taken};
+use firstlight_partitions::{Allocation, Gpus, Request};
 use firstlight_sys::nvfm::{Gpu, Partition};
 
 /// Journal records, one per line.
 pub(super) const RECORDS: &[&[u8]] = &[
-    br#"{"begun":{"number":1,"request":"r","asked":"a","change":{"activate":{"partition":3,"gpus":[1,3],"owner":"t"}}}}
-{"ended":"done"}
-{"barred":{"gpu":3,"reason":"Xid 79"}}
-{"begun":{"number":2,"request":"s","asked":"b","change":{"deactivate":{"partition":3}}}}
-{"ended":{"undone":{"why":"no"}}}
+    br#"{"started":{"number":1,"request":"r","summary":"a","change":{"activate":{"partition":3,"gpus":[1,3],"owner":"t"}}}}
+{"finished":"done"}
+{"quarantined":{"gpu":3,"reason":"Xid 79"}}
+{"started":{"number":2,"request":"s","summary":"b","change":{"deactivate":{"partition":3}}}}
+{"finished":{"failed":{"reason":"no"}}}
 {"released":{"gpu":3}}
-{"found":{"partition":9,"gpus":[5],"owner":"t"}}
-{"lost":{"partitions":[3],"why":"w"}}
+{"adopted":{"partition":9,"gpus":[5],"owner":"t"}}
+{"lost":{"partitions":[3],"reason":"w"}}
 "reconciled""#,
 ];
 
@@ -29,7 +29,7 @@ pub(super) fn journal(bytes: &[u8]) {
         if state.apply(record).is_err() {
             state = before;
         }
-        let _ = (state.busy(), state.barred());
+        let _ = (state.busy(), state.quarantined());
     }
     let Ok(text) = serde_json::to_vec(&Record::Snapshot(Box::new(state.clone()))) else { return };
     let mut again = State::default();
@@ -47,23 +47,23 @@ pub(super) fn list(bytes: &[u8]) {
             uuid: String::new(),
             pci: String::new(),
             links: 0,
-            most_links: 0,
+            max_links: 0,
             line_rate: 0,
         };
         let gpus = gpus.iter().map(gpu).collect();
         listed.push(Partition { id: u32::from(*id), is_active: is_active % 2 == 1, gpus });
         rest = more;
     }
-    let Ok(look) = Look::of(&listed) else { return };
+    let Ok(snapshot) = FabricSnapshot::of(&listed) else { return };
     let state = State::default();
-    let (foreign, busy) = (look.foreign(&state), look.busy());
-    assert_eq!(foreign.len(), look.active.len());
-    for size in look.table.sizes() {
-        let taken = Taken { busy, barred: Gpus::NONE };
-        if let Ok(choice) = look.table.plan(&taken, Request::Count(size)) {
-            assert!(!choice.partition.gpus.meets(busy) && choice.partition.gpus.count() == size);
+    let (unowned, busy) = (snapshot.unowned(&state), snapshot.busy());
+    assert_eq!(unowned.len(), snapshot.active.len());
+    for size in snapshot.table.sizes() {
+        let taken = Allocation { busy, quarantined: Gpus::NONE };
+        if let Ok(choice) = snapshot.table.plan(&taken, Request::Count(size)) {
+            assert!(!choice.partition.gpus.overlaps(busy) && choice.partition.gpus.count() == size);
         }
     }
-    let requested: Vec<(u32, String)> = foreign.into_iter().map(|id| (id, "t".to_owned())).collect();
-    assert!(look.steps(&state, &requested).is_ok_and(|steps| steps.len() == requested.len()));
+    let requested: Vec<(u32, String)> = unowned.into_iter().map(|id| (id, "t".to_owned())).collect();
+    assert!(snapshot.steps(&state, &requested).is_ok_and(|steps| steps.len() == requested.len()));
 }

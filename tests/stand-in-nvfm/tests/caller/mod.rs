@@ -51,7 +51,7 @@ pub(crate) fn list(handle: Handle) -> Result<Box<PartitionList>, i32> {
 
 pub(crate) fn set_activated(handle: Handle, ids: &[u32]) -> i32 {
     let num_partitions = u32::try_from(ids.len()).unwrap();
-    let mut list = ActivatedList { version: abi::ACTIVATED_LIST, num_partitions, ids: [0; abi::MOST_PARTITIONS] };
+    let mut list = ActivatedList { version: abi::ACTIVATED_LIST, num_partitions, ids: [0; abi::MAX_PARTITIONS] };
     list.ids[..ids.len()].copy_from_slice(ids);
     // SAFETY: a whole list.
     unsafe { fmSetActivatedFabricPartitions(handle, &raw mut list) }

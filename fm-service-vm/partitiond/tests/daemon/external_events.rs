@@ -1,4 +1,4 @@
-//! What the daemon hears without being asked: the kernel's log, PID 1, and which versions there are.
+//! Events from outside: the kernel log, PID 1's reports, and version mismatches.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,18 +9,18 @@ use firstlight_fake_fm::machine::Phase;
 use firstlight_init_control::{FromInit, ToInit, decode, encode};
 use tonic::Code;
 
-use crate::support::{Stand, activate, quick};
+use crate::support::{Fixture, activate, quick};
 
-/// A stand whose daemon is told more.
-fn stand(table: &str, more: &[&str]) -> Stand {
-    let mut stand = Stand::new(&quick(table));
-    stand.kill_daemon();
-    stand.more.extend(more.iter().map(ToString::to_string));
-    stand.start_daemon();
-    stand
+/// Starts a fixture with more daemon options.
+fn fixture(table: &str, more: &[&str]) -> Fixture {
+    let mut fixture = Fixture::new(&quick(table));
+    fixture.kill_daemon();
+    fixture.more.extend(more.iter().map(ToString::to_string));
+    fixture.start_daemon();
+    fixture
 }
 
-/// A record of the kernel's log is read whole, so it is written whole.
+/// Writes one complete record, as the kernel does.
 fn kernel_says(log: &mut File, record: &str) {
     log.write_all(format!("{record}\n").as_bytes()).unwrap();
 }
@@ -28,85 +28,85 @@ fn kernel_says(log: &mut File, record: &str) {
 const FATAL: &str = "nvidia-nvswitch2: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up";
 
 #[tokio::test]
-async fn a_fatal_error_of_a_switch_keeps_partitions_from_new_tenants_until_somebody_has_looked() {
+async fn fatal_sxid_blocks_new_multi_gpu_partitions_until_release() {
     let log = tempfile::tempdir().unwrap();
     let path = log.path().join("kmsg");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
-    // Who opens it for both waits for nobody, and it does not end.
+    // Opened for reading and writing, a FIFO blocks no open and has no end of file.
     let mut kernel = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let mut stand = stand("h100", &["--kernel-log", &path.display().to_string()]);
-    let mut client = stand.client().await;
+    let mut fixture = fixture("h100", &["--kernel-log", &path.display().to_string()]);
+    let mut client = fixture.client().await;
     let before = client.activate(activate("r0", 2, "before")).await.unwrap().into_inner();
 
-    // What a process writes is not the kernel's, and what has passed is no trouble.
+    // Records of processes are ignored, and a non-fatal SXid is only a note.
     kernel_says(&mut kernel, &format!("11,1,1,-;{FATAL}"));
     kernel_says(&mut kernel, &format!("3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")));
-    let health = stand.until("the note", |health| !health.notes.is_empty()).await;
+    let health = fixture.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.ok, "{health:?}");
     assert!(
-        health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 errors that passed, the last: SXid 20034"),
+        health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 errors, the last: SXid 20034"),
         "{health:?}"
     );
     client.activate(activate("r1", 2, "a")).await.unwrap();
 
     kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}"));
-    let health = stand.until("the trouble", |health| !health.ok).await;
+    let health = fixture.until("the fatal error", |health| !health.ok).await;
     assert!(
-        health.troubles[0].contains("SXid 20034, Fatal, Link 30")
-            && health.troubles[0].contains("fmctl release 0000:05:00.0")
+        health.problems[0].contains("SXid 20034, Fatal, Link 30")
+            && health.problems[0].contains("fmctl release 0000:05:00.0")
     );
-    let (_, error, code) = stand.typed(&["activate", "--gpus", "2", "--owner", "b"]);
+    let (_, error, code) = fixture.run_fmctl(&["activate", "--gpus", "2", "--owner", "b"]);
     assert!(error.contains("NVSwitch 0000:05:00.0 had a fatal error") && code == 5, "{code}: {error}");
-    assert_eq!(stand.typed(&["plan", "--gpus", "2"]).2, 5);
-    // A lone GPU needs no switch; who has a partition keeps it.
-    assert_eq!(stand.typed(&["activate", "--gpus", "1", "--owner", "c"]).2, 0);
-    assert!(stand.fm.control.snapshot().unwrap().active.contains(&before.partition));
+    assert_eq!(fixture.run_fmctl(&["plan", "--gpus", "2"]).2, 5);
+    // A single GPU needs no switch, and existing partitions stay active.
+    assert_eq!(fixture.run_fmctl(&["activate", "--gpus", "1", "--owner", "c"]).2, 0);
+    assert!(fixture.fm.control.snapshot().unwrap().active.contains(&before.partition));
 
-    // Also after the daemon's end, and what was heard is not heard again.
-    stand.kill_daemon();
-    stand.start_daemon();
-    stand.until("it is known", |health| !health.ok).await;
-    assert_eq!(stand.typed(&["release", "0000:09:00.0"]).2, 4);
+    // The fault survives a daemon restart, and old records are not processed again.
+    fixture.kill_daemon();
+    fixture.start_daemon();
+    fixture.until("it is reported", |health| !health.ok).await;
+    assert_eq!(fixture.run_fmctl(&["release", "0000:09:00.0"]).2, 4);
     assert_eq!(
-        stand.typed(&["release", "0000:05:00.0"]),
-        ("NVSwitch 0000:05:00.0 can be given again\n".into(), String::new(), 0)
+        fixture.run_fmctl(&["release", "0000:05:00.0"]),
+        ("NVSwitch 0000:05:00.0 is available again\n".into(), String::new(), 0)
     );
     kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}\n3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")));
-    stand.until("the old lines are read again", |health| !health.notes.is_empty()).await;
+    fixture.until("the old lines are read again", |health| !health.notes.is_empty()).await;
     assert_eq!(
-        stand.typed(&["activate", "--gpus", "2", "--owner", "b"]).2,
+        fixture.run_fmctl(&["activate", "--gpus", "2", "--owner", "b"]).2,
         0,
         "once mended, an old line does not count"
     );
     kernel_says(&mut kernel, &format!("3,4,1,-;{FATAL}"));
-    stand.until("a new one does", |health| !health.ok).await;
-    stand.assert_unharmed();
+    fixture.until("a new one does", |health| !health.ok).await;
+    fixture.assert_no_violations();
 }
 
 #[tokio::test]
-async fn a_gpu_that_the_fabric_manager_lists_by_address_is_quarantined_by_its_xid() {
+async fn gpu_with_a_listed_address_is_quarantined_by_its_xid() {
     let log = tempfile::tempdir().unwrap();
     let path = log.path().join("kmsg");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let mut kernel = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let mut stand = stand("a100-8", &["--kernel-log", &path.display().to_string()]);
-    stand.until("the fabric is seen", |health| health.ok).await;
-    let mut client = stand.client().await;
+    let mut fixture = fixture("a100-8", &["--kernel-log", &path.display().to_string()]);
+    fixture.until("the fabric was polled", |health| health.ok).await;
+    let mut client = fixture.client().await;
     let listed = client.list(firstlight_fabric_api::v1::ListRequest {}).await.unwrap().into_inner();
     let gpu = &listed.partitions[0].gpus[2];
     let slot = gpu.pci.strip_prefix("0000").unwrap().rsplit_once('.').unwrap().0;
     kernel_says(&mut kernel, &format!("3,7,1,-;NVRM: Xid (PCI:{slot}): 79, pid=1, GPU has fallen off the bus."));
-    let health = stand.until("the quarantine", |health| !health.ok).await;
-    let said = format!("GPU {} is in quarantine (Xid 79, pid=1, GPU has fallen off the bus.)", gpu.physical_id);
-    assert!(health.troubles[0].starts_with(&said), "{health:?}");
-    // One that nobody lists is noted.
+    let health = fixture.until("the quarantine", |health| !health.ok).await;
+    let said = format!("GPU {} is quarantined (Xid 79, pid=1, GPU has fallen off the bus.)", gpu.physical_id);
+    assert!(health.problems[0].starts_with(&said), "{health:?}");
+    // An Xid of an unlisted GPU is a note.
     kernel_says(&mut kernel, "3,8,1,-;NVRM: Xid (PCI:0000:ee:00): 31, pid=1, x");
-    let health = stand.until("the note", |health| !health.notes.is_empty()).await;
+    let health = fixture.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.notes[0].starts_with("GPU 0000:ee:00: 1 errors"), "{health:?}");
-    stand.assert_unharmed();
+    fixture.assert_no_violations();
 }
 
-/// PID 1's end of a client's connection, which has to subscribe first.
+/// Accepts PID 1's end of a connection and reads the subscription.
 fn subscribed(listener: &UnixListener) -> UnixStream {
     let (stream, _) = listener.accept().unwrap();
     let mut line = String::new();
@@ -118,60 +118,60 @@ fn subscribed(listener: &UnixListener) -> UnixStream {
 fn says(stream: &mut UnixStream, ready: bool, detail: &str) {
     let daemon = |name: &str| FromInit::Daemon { name: name.to_owned(), ready, detail: detail.to_owned() };
     stream.write_all(b"not a message\n").unwrap();
-    stream.write_all(&encode(&daemon("somebody")).unwrap()).unwrap();
+    stream.write_all(&encode(&daemon("other")).unwrap()).unwrap();
     stream.write_all(&encode(&daemon("fabricmanager")).unwrap()).unwrap();
 }
 
 #[tokio::test]
-async fn what_process_1_says_of_the_fabric_manager_is_told_and_acted_on_at_once() {
+async fn fm_state_from_pid_1_is_reported_and_polled_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("control.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    // The daemon would not look by itself before the restarted one gives up.
-    let mut stand = stand("h100", &["--init", &socket.display().to_string()]);
-    stand.look_every = "3600";
-    stand.kill_daemon();
-    stand.start_daemon();
+    // The poll interval is longer than the restart window of FM.
+    let mut fixture = fixture("h100", &["--init-socket", &socket.display().to_string()]);
+    fixture.poll_interval = "3600";
+    fixture.kill_daemon();
+    fixture.start_daemon();
     let mut init = subscribed(&listener);
-    // The one that was killed has knocked as well, or not.
+    // The killed daemon may have connected as well.
     listener.set_nonblocking(true).unwrap();
     while let Ok((stream, _)) = listener.accept() {
         init = stream;
         init.set_nonblocking(false).unwrap();
     }
     listener.set_nonblocking(false).unwrap();
-    let mut client = stand.client().await;
+    let mut client = fixture.client().await;
     let given = client.activate(activate("r1", 4, "a")).await.unwrap().into_inner();
-    stand.fm.kill().unwrap();
+    fixture.fm.kill().unwrap();
     says(&mut init, false, "killed by signal 9 after 77 ms; its last line: \"bye\"");
-    let health = stand.until("the end is told", |health| !health.ok).await;
-    assert!(health.troubles[0].contains("the fabric manager has ended (killed by signal 9"), "{health:?}");
+    let health = fixture.until("the exit is reported", |health| !health.ok).await;
+    assert!(health.problems[0].contains("the fabric manager exited (killed by signal 9"), "{health:?}");
 
-    stand.restart_fm(&["--restart"]);
-    stand.fm.wait_for(Phase::RestartWait).unwrap();
+    fixture.restart_fm(&["--restart"]);
+    fixture.fm.wait_for(Phase::RestartWait).unwrap();
     says(&mut init, true, "serves after 5 ms, start 2");
-    stand.fm.wait_for(Phase::ReadyRestarted).unwrap();
-    let snapshot = stand.fm.control.snapshot().unwrap();
+    fixture.fm.wait_for(Phase::ReadyRestarted).unwrap();
+    let snapshot = fixture.fm.control.snapshot().unwrap();
     assert_eq!(snapshot.active.into_iter().collect::<Vec<_>>(), [given.partition]);
-    stand.until("all is well", |health| health.ok).await;
+    fixture.until("there are no problems", |health| health.ok).await;
 
-    // PID 1 hangs up, and is asked again.
+    // After PID 1 closes the connection, the daemon reconnects.
     drop(init);
     let mut init = subscribed(&listener);
     says(&mut init, false, "exit status 1");
-    stand.until("it is heard again", |health| !health.ok).await;
-    stand.assert_unharmed();
+    fixture.until("the second report", |health| !health.ok).await;
+    fixture.assert_no_violations();
 }
 
 #[tokio::test]
-async fn a_tenant_with_another_driver_is_refused_or_warned() {
-    let mut stand = Stand::new(&quick("b200"));
+async fn tenant_with_another_driver_version_is_refused_or_warned() {
+    let mut fixture = Fixture::new(&quick("b200"));
     let other = |request: &str, version: &str| {
         let mut asked = activate(request, 1, "a");
         asked.guest_driver = version.to_owned();
         asked
     };
-    let mut client = stand.client().await;
+    let mut client = fixture.client().await;
     let error = client.activate(other("r1", "550.163.01")).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
     for part in ["550.163.01", "610.43.02", "use an image", "--guest-driver"] {
@@ -184,18 +184,18 @@ async fn a_tenant_with_another_driver_is_refused_or_warned() {
             "{nonsense}"
         );
     }
-    assert!(stand.fm.control.snapshot().unwrap().active.is_empty());
+    assert!(fixture.fm.control.snapshot().unwrap().active.is_empty());
     let given = client.activate(other("r1", "610.43.02")).await.unwrap().into_inner();
     assert_eq!(given.warnings, Vec::<String>::new());
 
-    stand.kill_daemon();
-    stand.more.extend(["--guest-driver".to_owned(), "warn".to_owned()]);
-    stand.start_daemon();
-    stand.until("the fabric is seen", |health| health.ok).await;
+    fixture.kill_daemon();
+    fixture.more.extend(["--guest-driver-mismatch".to_owned(), "warn".to_owned()]);
+    fixture.start_daemon();
+    fixture.until("the fabric was polled", |health| health.ok).await;
     let (said, warned, code) =
-        stand.typed(&["activate", "--gpus", "1", "--owner", "b", "--guest-driver", "550.163.01"]);
+        fixture.run_fmctl(&["activate", "--gpus", "1", "--owner", "b", "--guest-driver", "550.163.01"]);
     assert!(said.starts_with("Successfully activated") && code == 0, "{said}");
     assert!(warned.contains("the tenant's driver is 550.163.01"), "{warned}");
     tokio::time::sleep(Duration::from_millis(1)).await;
-    stand.assert_unharmed();
+    fixture.assert_no_violations();
 }

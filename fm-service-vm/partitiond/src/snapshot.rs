@@ -1,49 +1,49 @@
-//! What FM lists, checked, and compared with what is known.
+//! FM's partition list, validated, and compared with the daemon's state.
 
 use std::collections::BTreeSet;
 
 use firstlight_partitions::{Gpus, Partition, PartitionId, Table};
 use firstlight_sys::nvfm;
 
-use crate::refused::Refused;
+use crate::error::EngineError;
 use crate::state::{Change, State};
 
-/// A look at the fabric.
+/// A validated partition list of FM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct FabricSnapshot {
     /// All partitions.
     pub table: Table,
-    /// Those that are active.
+    /// The active ones.
     pub active: BTreeSet<PartitionId>,
-    /// What FM says of each.
+    /// FM's own entries.
     pub listed: Vec<nvfm::Partition>,
 }
 
-/// A step on the way to what is to be.
+/// A step of a reconciliation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// It is active, and known from now on.
-    Found {
-        /// Which.
+    /// Records the owner of a partition that is active already.
+    Adopt {
+        /// The partition.
         partition: PartitionId,
         /// Its GPUs.
         gpus: Gpus,
-        /// Whose.
+        /// Its owner.
         owner: String,
     },
-    /// To activate or deactivate.
+    /// Activates or deactivates a partition.
     Change(Change),
 }
 
-impl Look {
-    /// FM's list, if it can be.
+impl FabricSnapshot {
+    /// Validates FM's list.
     ///
     /// # Errors
-    /// Numbers, GPUs or active partitions that contradict each other.
-    pub fn of(listed: &[nvfm::Partition]) -> Result<Self, Refused> {
+    /// Contradicting ids, GPUs or active partitions.
+    pub fn of(listed: &[nvfm::Partition]) -> Result<Self, EngineError> {
         let mut partitions = Vec::with_capacity(listed.len());
         for one in listed {
-            let wrong = |why: String| Refused::Listed { partition: one.id, why };
+            let wrong = |reason: String| EngineError::InvalidPartition { partition: one.id, reason };
             let gpus =
                 Gpus::of(one.gpus.iter().map(|gpu| gpu.physical_id)).map_err(|error| wrong(error.to_string()))?;
             if usize::try_from(gpus.count()).ok() != Some(one.gpus.len()) {
@@ -53,74 +53,74 @@ impl Look {
         }
         let table = Table::new(partitions)?;
         let active: BTreeSet<PartitionId> = listed.iter().filter(|one| one.is_active).map(|one| one.id).collect();
-        let look = Self { table, active, listed: listed.to_vec() };
+        let snapshot = Self { table, active, listed: listed.to_vec() };
         let mut seen: Vec<&Partition> = Vec::new();
-        for one in look.table.partitions().iter().filter(|one| look.active.contains(&one.id)) {
-            if let Some(other) = seen.iter().find(|other| other.gpus.meets(one.gpus)) {
-                return Err(Refused::Impossible(other.id, one.id, other.gpus.and(one.gpus)));
+        for one in snapshot.table.partitions().iter().filter(|one| snapshot.active.contains(&one.id)) {
+            if let Some(other) = seen.iter().find(|other| other.gpus.overlaps(one.gpus)) {
+                return Err(EngineError::ActiveOverlap(other.id, one.id, other.gpus.and(one.gpus)));
             }
             seen.push(one);
         }
-        Ok(look)
+        Ok(snapshot)
     }
 
-    /// GPUs of partitions that are active.
+    /// Returns the GPUs of active partitions.
     #[must_use]
     pub fn busy(&self) -> Gpus {
         let active = self.table.partitions().iter().filter(|one| self.active.contains(&one.id));
         active.fold(Gpus::NONE, |all, one| all.with(one.gpus))
     }
 
-    /// The GPU at a PCI address as the kernel writes it, without the function, where FM lists addresses.
+    /// Returns the GPU at a PCI address as the kernel writes it (without a function), where FM lists addresses.
     #[must_use]
     pub fn gpu_at(&self, device: &str) -> Option<u32> {
         let gpus = self.listed.iter().flat_map(|one| &one.gpus);
-        // FM's domain has eight digits.
+        // FM writes the domain with eight digits.
         let is = |pci: &str| {
             let pci = pci.to_ascii_lowercase();
             let pci = pci.rsplit_once('.').map_or(pci.as_str(), |(slot, _)| slot);
             pci == device || pci.strip_prefix("0000") == Some(device)
         };
-        // What is not known is written as zeros.
+        // FM writes an unknown address as zeros.
         gpus.filter(|gpu| gpu.pci.bytes().any(|byte| matches!(byte, b'1'..=b'9' | b'a'..=b'f' | b'A'..=b'F')))
             .find(|gpu| is(&gpu.pci))
             .map(|gpu| gpu.physical_id)
     }
 
-    /// The partition of this number.
+    /// Returns the partition with this id.
     ///
     /// # Errors
     /// There is none.
-    pub fn partition(&self, id: PartitionId) -> Result<&Partition, Refused> {
+    pub fn partition(&self, id: PartitionId) -> Result<&Partition, EngineError> {
         let ids = || self.table.partitions().iter().map(|one| one.id).collect();
-        self.table.get(id).ok_or_else(|| Refused::NoPartition { id, ids: ids() })
+        self.table.get(id).ok_or_else(|| EngineError::UnknownPartition { id, ids: ids() })
     }
 
-    /// Partitions that somebody has, and FM has not.
+    /// Returns assigned partitions that FM does not list as active.
     #[must_use]
     pub fn lost(&self, state: &State) -> Vec<PartitionId> {
-        state.holdings.keys().copied().filter(|id| !self.active.contains(id)).collect()
+        state.assignments.keys().copied().filter(|id| !self.active.contains(id)).collect()
     }
 
-    /// Partitions that FM has active, and nobody has.
+    /// Returns partitions that FM lists as active and that have no recorded owner.
     #[must_use]
-    pub fn foreign(&self, state: &State) -> Vec<PartitionId> {
-        let under_way = state.under_way.as_ref().map(|begun| begun.change.partition());
-        let known = |id: &PartitionId| state.holdings.contains_key(id) || under_way == Some(*id);
+    pub fn unowned(&self, state: &State) -> Vec<PartitionId> {
+        let in_progress = state.in_progress.as_ref().map(|pending| pending.change.partition());
+        let known = |id: &PartitionId| state.assignments.contains_key(id) || in_progress == Some(*id);
         self.active.iter().copied().filter(|id| !known(id)).collect()
     }
 
-    /// What leads from here to exactly these partitions for these owners: first
-    /// what takes away, then what is known anew, then what is added.
+    /// Returns the steps to exactly these partitions and owners: first deactivations, then adoptions, then
+    /// activations.
     ///
     /// # Errors
-    /// What is wanted cannot be.
-    pub fn steps(&self, state: &State, wanted: &[(PartitionId, String)]) -> Result<Vec<Step>, Refused> {
+    /// The desired partitions are invalid.
+    pub fn steps(&self, state: &State, desired: &[(PartitionId, String)]) -> Result<Vec<Step>, EngineError> {
         let mut rows: Vec<(&Partition, &String)> = Vec::new();
-        for (id, owner) in wanted {
+        for (id, owner) in desired {
             let partition = self.partition(*id)?;
-            if let Some((other, _)) = rows.iter().find(|(other, _)| other.gpus.meets(partition.gpus)) {
-                return Err(Refused::Overlap(other.id, partition.id, other.gpus.and(partition.gpus)));
+            if let Some((other, _)) = rows.iter().find(|(other, _)| other.gpus.overlaps(partition.gpus)) {
+                return Err(EngineError::Overlap(other.id, partition.id, other.gpus.and(partition.gpus)));
             }
             rows.push((partition, owner));
         }
@@ -129,9 +129,9 @@ impl Look {
         let (there, missing): (Vec<_>, Vec<_>) =
             rows.into_iter().partition(|(partition, _)| self.active.contains(&partition.id));
         for (partition, owner) in there {
-            let is_known = state.holdings.get(&partition.id).is_some_and(|holding| holding.owner == *owner);
+            let is_known = state.assignments.get(&partition.id).is_some_and(|assignment| assignment.owner == *owner);
             if !is_known {
-                steps.push(Step::Found { partition: partition.id, gpus: partition.gpus, owner: owner.clone() });
+                steps.push(Step::Adopt { partition: partition.id, gpus: partition.gpus, owner: owner.clone() });
             }
         }
         steps.extend(missing.into_iter().map(|(partition, owner)| {

@@ -1,43 +1,43 @@
-//! What changes there were, what came of them, and how long they took.
+//! Counts, outcomes and durations of changes, for metrics.
 
 use std::time::Duration;
 
-use crate::look::Look;
-use crate::refused::Refused;
+use crate::error::EngineError;
+use crate::snapshot::FabricSnapshot;
 use crate::state::Change;
 
-/// Upper bounds of durations, in milliseconds; above the last there is no bound.
+/// Upper bounds of the duration buckets, in milliseconds; the last bucket is unbounded.
 pub const BOUNDS_MS: [u64; 10] = [5, 20, 50, 100, 250, 500, 1000, 5000, 15_000, 60_000];
 
-/// What can be changed.
+/// The kinds of changes.
 pub const KINDS: [&str; 2] = ["activate", "deactivate"];
-/// What can come of it.
-pub const OUTCOMES: [&str; 3] = ["done", "undone", "unknown"];
+/// Their outcomes.
+pub const OUTCOMES: [&str; 3] = ["done", "failed", "unknown"];
 
-/// Changes of one kind.
+/// Statistics of one kind of change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// By what came of them, as [`OUTCOMES`] has it.
+    /// Counts by outcome, in the order of [`OUTCOMES`].
     pub outcomes: [u64; OUTCOMES.len()],
-    /// How many took no longer than each bound, and no shorter than the one before; the last are the longest.
+    /// Counts by duration: one bucket for each bound, and the unbounded one.
     pub durations: [u64; BOUNDS_MS.len() + 1],
-    /// How long all took together.
+    /// The sum of all durations.
     pub total: Duration,
 }
 
-/// Everything in this life of the daemon, by [`KINDS`].
+/// Statistics since the daemon's start, by [`KINDS`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Activations, deactivations.
+pub struct ChangeStats {
+    /// Activations and deactivations.
     pub kinds: [Changes; KINDS.len()],
 }
 
-impl Tally {
-    pub(crate) fn count(&mut self, change: &Change, ended: &Result<Look, Refused>, took: Duration) {
+impl ChangeStats {
+    pub(crate) fn count(&mut self, change: &Change, ended: &Result<FabricSnapshot, EngineError>, took: Duration) {
         let outcome = match ended {
             Ok(_) => 0,
-            // FM has answered, and the fabric is as it was.
-            Err(Refused::Fabric { .. }) => 1,
+            // FM has replied, and the fabric is unchanged.
+            Err(EngineError::FabricManager { .. }) => 1,
             Err(_) => 2,
         };
         let [activations, deactivations] = &mut self.kinds;
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_is_counted_once_with_what_came_of_it() {
-        let mut tally = Tally::default();
+    fn each_change_is_counted_once_with_its_outcome() {
+        let mut change_stats = ChangeStats::default();
         let one = Change::Deactivate { partition: 3 };
-        let unsettled = || Err(Refused::Unsettled { number: 1, partition: 3, why: String::new() });
-        tally.count(&one, &Ok(Look::default()), Duration::from_millis(5));
-        tally.count(&one, &unsettled(), Duration::from_millis(6));
-        tally.count(&one, &unsettled(), Duration::from_secs(3600));
-        let [none, some] = &tally.kinds;
+        let unsettled = || Err(EngineError::OutcomeUnknown { number: 1, partition: 3, reason: String::new() });
+        change_stats.count(&one, &Ok(FabricSnapshot::default()), Duration::from_millis(5));
+        change_stats.count(&one, &unsettled(), Duration::from_millis(6));
+        change_stats.count(&one, &unsettled(), Duration::from_secs(3600));
+        let [none, some] = &change_stats.kinds;
         assert_eq!((none, some.outcomes), (&Changes::default(), [1, 0, 2]));
         assert_eq!((some.durations[0], some.durations[1], some.durations[10]), (1, 1, 1));
         assert_eq!(some.total, Duration::from_millis(3_600_011));

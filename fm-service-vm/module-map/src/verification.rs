@@ -1,58 +1,63 @@
-//! Whether GPUs may be given by what the map says.
+//! Whether partitions of several GPUs may be given by the map.
 
 use firstlight_partitions::Gpus;
 
 use crate::map::ModuleMap;
 
-/// A GPU that somebody sees in its place now.
+/// A GPU that FM lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sighting {
+pub struct ObservedGpu {
     /// Its module id.
     pub module: u32,
-    /// Its UUID; empty if whoever sees it does not know.
+    /// Its UUID; empty if FM does not know it.
     pub uuid: String,
 }
 
-/// How far a map is to be relied on.
+/// The result of the verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum Verification {
     /// Every GPU was measured.
     Verified,
     /// There is no map.
     None,
-    /// There was one that cannot be read.
+    /// The map cannot be read.
     Damaged(String),
-    /// It is of another baseboard.
+    /// The map is of another baseboard.
     OtherBaseboard {
-        /// The map's.
+        /// The baseboard in the map.
         map: String,
-        /// The one that is there.
+        /// The actual baseboard.
         is: String,
     },
-    /// Another GPU is in that place than was measured.
+    /// FM lists another GPU in a module than was measured.
     OtherGpu {
-        /// The module.
+        /// The module id.
         module: u32,
         /// In the map.
         was: String,
-        /// What is there.
+        /// As listed.
         is: String,
     },
-    /// It says nothing of some, and of others only what an operator says.
+    /// Some GPUs have no entry, or only an operator's statement.
     Unverified {
-        /// Nothing is said of these.
+        /// GPUs without an entry.
         missing: Gpus,
-        /// These are somebody's word.
-        told: Gpus,
+        /// GPUs with only an operator's statement.
+        stated: Gpus,
     },
 }
 
-impl Standing {
-    /// Of a map on a baseboard of which FM lists these GPUs and sees those; `is` is the
-    /// baseboard's serial number, if somebody has said it. GPUs that nobody may have
-    /// need no entry: a dead one cannot be measured.
+impl Verification {
+    /// Verifies a map against the GPUs that FM lists; `is` is the baseboard's serial number, if known. Quarantined
+    /// GPUs need no entry: a dead one cannot be measured.
     #[must_use]
-    pub fn of(map: Option<&ModuleMap>, is: Option<&str>, listed: Gpus, barred: Gpus, seen: &[Sighting]) -> Self {
+    pub fn of(
+        map: Option<&ModuleMap>,
+        is: Option<&str>,
+        listed: Gpus,
+        quarantined: Gpus,
+        seen: &[ObservedGpu],
+    ) -> Self {
         let Some(map) = map else { return Self::None };
         if let Some(is) = is.filter(|is| **is != map.baseboard) {
             return Self::OtherBaseboard { map: map.baseboard.clone(), is: is.to_owned() };
@@ -63,21 +68,21 @@ impl Standing {
                 return Self::OtherGpu { module: one.module, was: was.clone(), is: one.uuid.clone() };
             }
         }
-        let needed = listed.without(barred);
+        let needed = listed.without(quarantined);
         let missing = needed.without(map.modules());
-        let told = needed.without(missing).without(map.measured());
-        if missing.is_empty() && told.is_empty() { Self::Verified } else { Self::Unverified { missing, told } }
+        let stated = needed.without(missing).without(map.measured());
+        if missing.is_empty() && stated.is_empty() { Self::Verified } else { Self::Unverified { missing, stated } }
     }
 
-    /// Whether several GPUs may be given by it.
+    /// Whether partitions of several GPUs may be given.
     #[must_use]
     pub fn is_verified(&self) -> bool {
         *self == Self::Verified
     }
 
-    /// What is wrong with it, in a few words.
+    /// Returns why the map is not verified.
     #[must_use]
-    pub fn why(&self) -> String {
+    pub fn reason(&self) -> String {
         match self {
             Self::Verified => "every GPU was measured".to_owned(),
             Self::None => "there is no module map".to_owned(),
@@ -86,17 +91,17 @@ impl Standing {
             Self::OtherGpu { module, was, is } => {
                 format!("the module map has GPU {was} at module {module}, and the fabric manager lists {is} there")
             }
-            Self::Unverified { missing, told } => {
+            Self::Unverified { missing, stated } => {
                 let part = |gpus: &Gpus, text: &str| (!gpus.is_empty()).then(|| format!("{text} GPUs {gpus}"));
-                let parts = [part(missing, "says nothing of"), part(told, "has only an operator's word for")];
+                let parts = [part(missing, "has no entry for"), part(stated, "has only operator statements for")];
                 format!("the module map {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", and "))
             }
         }
     }
 
-    /// What to run; `serial` is the baseboard's, if it is known.
+    /// Returns what to run; `serial` is the baseboard's, if known.
     #[must_use]
-    pub fn advice(&self, serial: Option<&str>) -> String {
+    pub fn remedy(&self, serial: Option<&str>) -> String {
         let serial = serial.unwrap_or("SERIAL");
         let replace =
             if matches!(self, Self::OtherBaseboard { .. } | Self::OtherGpu { .. }) { " --replace" } else { "" };
@@ -104,8 +109,8 @@ impl Standing {
             return String::new();
         }
         format!(
-            "run fmctl inventory nvml FILE --serial {serial}{replace} with what an inventory guest has measured, or fmctl inventory \
-             probe --gpus PCI,.. --serial {serial}{replace} --check COMMAND"
+            "run fmctl inventory nvml FILE --baseboard-serial {serial}{replace} with what an inventory guest has measured, or fmctl inventory \
+             probe --pci PCI,.. --baseboard-serial {serial}{replace} --check COMMAND"
         )
     }
 }

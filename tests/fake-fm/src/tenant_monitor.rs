@@ -1,45 +1,45 @@
-//! What was asked and answered, and what should never have been.
+//! The log of calls, and the detection of violations against tenants.
 
 use std::collections::BTreeSet;
 
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::{Ask, Op};
 use crate::board::Board;
+use crate::call::{Call, Op};
 use crate::machine::{Phase, State};
 
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct LogLine {
     /// Microseconds since the start of the process.
     pub time_us: u64,
     /// What happened.
     #[serde(flatten)]
-    pub what: What,
+    pub what: LogEvent,
 }
 
-/// What a line tells of.
+/// The content of a log line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum What {
+pub enum LogEvent {
     /// A call was answered.
     Call {
-        /// Which call.
+        /// The kind of call.
         op: Op,
         /// The partitions that it named.
         ids: Vec<PartitionId>,
-        /// The answer.
+        /// The returned code.
         rc: i32,
     },
-    /// The life went on.
+    /// The phase has changed.
     Phase {
-        /// To where.
+        /// The new phase.
         phase: Phase,
     },
-    /// Something that must not be.
+    /// A violation.
     Violation {
-        /// One line.
+        /// The description, in one line.
         violation: String,
     },
 }
@@ -48,22 +48,22 @@ fn is_ready(phase: Phase) -> bool {
     matches!(phase, Phase::Ready | Phase::ReadyRestarted)
 }
 
-/// Partitions in use by virtual machines, and what was done to them.
+/// Partitions that virtual machines use, and violations against them.
 #[derive(Debug, Clone, Default)]
-pub struct Judge {
+pub struct TenantMonitor {
     tenants: BTreeSet<PartitionId>,
-    /// Those that have no partition and of whom that was said.
+    /// Tenants without an active partition that were reported.
     cut: BTreeSet<PartitionId>,
 }
 
-impl Judge {
-    /// With these running.
+impl TenantMonitor {
+    /// Starts with these tenants.
     #[must_use]
     pub fn new(tenants: BTreeSet<PartitionId>) -> Self {
         Self { tenants, cut: BTreeSet::new() }
     }
 
-    /// A virtual machine starts or stops; an observation if its partition is not active.
+    /// Starts or stops a virtual machine; a violation if its partition is not active.
     pub fn tenant(&mut self, partition: PartitionId, running: bool, board: &Board, state: &State) -> Vec<String> {
         if running {
             self.tenants.insert(partition);
@@ -73,7 +73,7 @@ impl Judge {
         self.look(board, state)
     }
 
-    /// A GPU is reset: no tenant's, and on old baseboards none of an active partition.
+    /// Checks a GPU reset: no tenant may have the GPU, and on old baseboards no active partition.
     #[must_use]
     pub fn reset(&self, gpu: u32, board: &Board, state: &State) -> Vec<String> {
         let in_use = self.tenants.iter().filter(|id| board.has(**id, gpu));
@@ -84,21 +84,21 @@ impl Judge {
         of_tenants.chain(untrained).collect()
     }
 
-    /// Before a call is answered: what it would do to tenants, were it done.
+    /// Checks a call before its execution for harm to tenants.
     #[must_use]
-    pub fn asked(&self, ask: &Ask, board: &Board, state: &State) -> Vec<String> {
+    pub fn asked(&self, request: &Call, board: &Board, state: &State) -> Vec<String> {
         let ready = is_ready(state.phase);
-        match ask {
-            Ask::Deactivate(id) if ready && self.tenants.contains(id) => {
+        match request {
+            Call::Deactivate(id) if ready && self.tenants.contains(id) => {
                 vec![format!("partition {id} is to be deactivated while its tenant runs")]
             }
-            Ask::Activate(id) | Ask::ActivateWithVfs(id) if ready => {
+            Call::Activate(id) | Call::ActivateWithVfs(id) if ready => {
                 let others = self.tenants.iter().filter(|other| *other != id && board.overlap(*id, **other));
                 others
                     .map(|other| format!("partition {id} is to be activated, of GPUs that the tenant of {other} has"))
                     .collect()
             }
-            Ask::SetActivated(ids) if state.phase == Phase::RestartWait => {
+            Call::SetActivated(ids) if state.phase == Phase::RestartWait => {
                 let forgotten = self.tenants.iter().filter(|tenant| !ids.contains(tenant));
                 forgotten
                     .map(|tenant| format!("the list after the restart lacks {tenant}, whose tenant runs"))
@@ -108,7 +108,7 @@ impl Judge {
         }
     }
 
-    /// After each step: what is wrong now and was not before.
+    /// Returns new violations after each step.
     pub fn look(&mut self, board: &Board, state: &State) -> Vec<String> {
         let mut wrong = Vec::new();
         let active: Vec<PartitionId> = state.active.iter().copied().collect();
@@ -117,7 +117,7 @@ impl Judge {
                 wrong.push(format!("partitions {other} and {one} are both active and share a GPU"));
             }
         }
-        // Before that nobody knows, and links are as the last life left them.
+        // Until then the active partitions are unknown, and links are as before the restart.
         if !is_ready(state.phase) {
             return wrong;
         }
@@ -129,7 +129,7 @@ impl Judge {
         wrong
     }
 
-    /// Who runs.
+    /// Returns the partitions with running tenants.
     #[must_use]
     pub fn tenants(&self) -> &BTreeSet<PartitionId> {
         &self.tenants
@@ -151,46 +151,50 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_needs_its_partition() {
+    fn tenant_without_its_partition_is_a_violation() {
         let (board, with, without) = (board(), state(Phase::Ready, &[3]), state(Phase::Ready, &[]));
-        let mut judge = Judge::default();
-        assert!(judge.tenant(3, true, &board, &with).is_empty());
-        assert_eq!(judge.asked(&Ask::Deactivate(3), &board, &with).len(), 1);
-        assert_eq!(judge.look(&board, &without).len(), 1);
-        assert!(judge.look(&board, &without).is_empty(), "said once");
-        assert!(judge.look(&board, &with).is_empty());
-        assert_eq!(judge.look(&board, &without).len(), 1, "cut again");
-        assert!(judge.tenant(3, false, &board, &without).is_empty());
-        assert!(judge.asked(&Ask::Deactivate(3), &board, &with).is_empty());
-        assert_eq!(judge.tenant(7, true, &board, &without).len(), 1, "started before its partition was active");
+        let mut tenant_monitor = TenantMonitor::default();
+        assert!(tenant_monitor.tenant(3, true, &board, &with).is_empty());
+        assert_eq!(tenant_monitor.asked(&Call::Deactivate(3), &board, &with).len(), 1);
+        assert_eq!(tenant_monitor.look(&board, &without).len(), 1);
+        assert!(tenant_monitor.look(&board, &without).is_empty(), "reported once");
+        assert!(tenant_monitor.look(&board, &with).is_empty());
+        assert_eq!(tenant_monitor.look(&board, &without).len(), 1, "cut again");
+        assert!(tenant_monitor.tenant(3, false, &board, &without).is_empty());
+        assert!(tenant_monitor.asked(&Call::Deactivate(3), &board, &with).is_empty());
+        assert_eq!(
+            tenant_monitor.tenant(7, true, &board, &without).len(),
+            1,
+            "started before its partition was active"
+        );
     }
 
     #[test]
-    fn resets_at_the_wrong_time() {
+    fn gpu_reset_under_a_tenant_is_a_violation() {
         let active = state(Phase::Ready, &[7, 19]);
         let old = Board::new(&known::A100_16, Failed::default(), Policy::default());
-        assert_eq!(Judge::default().reset(1, &old, &active).len(), 1, "of 7");
-        assert!(Judge::default().reset(5, &old, &active).is_empty());
-        assert!(Judge::default().reset(1, &old, &state(Phase::Ready, &[19])).is_empty(), "it has no links");
+        assert_eq!(TenantMonitor::default().reset(1, &old, &active).len(), 1, "of 7");
+        assert!(TenantMonitor::default().reset(5, &old, &active).is_empty());
+        assert!(TenantMonitor::default().reset(1, &old, &state(Phase::Ready, &[19])).is_empty(), "it has no links");
         let (board, active) = (board(), state(Phase::Ready, &[3]));
-        assert!(Judge::default().reset(1, &board, &active).is_empty());
-        assert_eq!(Judge::new([3].into()).reset(1, &board, &active).len(), 1);
-        assert!(Judge::new([3].into()).reset(2, &board, &active).is_empty());
+        assert!(TenantMonitor::default().reset(1, &board, &active).is_empty());
+        assert_eq!(TenantMonitor::new([3].into()).reset(1, &board, &active).len(), 1);
+        assert!(TenantMonitor::new([3].into()).reset(2, &board, &active).is_empty());
     }
 
     #[test]
-    fn what_would_harm_a_tenant_is_noted_when_it_is_asked_for() {
+    fn requests_against_tenants_are_violations() {
         let (board, active) = (board(), state(Phase::Ready, &[3]));
-        let mut judge = Judge::new([3].into());
-        assert_eq!(judge.asked(&Ask::Activate(7), &board, &active).len(), 1, "GPU 1");
-        assert!(judge.asked(&Ask::Activate(4), &board, &active).is_empty());
-        assert!(judge.asked(&Ask::Activate(3), &board, &active).is_empty(), "asked twice");
+        let mut tenant_monitor = TenantMonitor::new([3].into());
+        assert_eq!(tenant_monitor.asked(&Call::Activate(7), &board, &active).len(), 1, "GPU 1");
+        assert!(tenant_monitor.asked(&Call::Activate(4), &board, &active).is_empty());
+        assert!(tenant_monitor.asked(&Call::Activate(3), &board, &active).is_empty(), "asked twice");
         let waiting = state(Phase::RestartWait, &[]);
-        assert!(judge.look(&board, &waiting).is_empty(), "not known yet");
-        assert!(judge.asked(&Ask::Deactivate(3), &board, &waiting).is_empty(), "refused");
-        assert_eq!(judge.asked(&Ask::SetActivated(vec![4]), &board, &waiting).len(), 1);
-        assert!(judge.asked(&Ask::SetActivated(vec![4, 3]), &board, &waiting).is_empty());
-        assert_eq!(judge.look(&board, &state(Phase::Ready, &[])).len(), 1, "a full start under a tenant");
-        assert_eq!(Judge::default().look(&board, &state(Phase::Ready, &[3, 7])).len(), 1, "GPU 1 twice");
+        assert!(tenant_monitor.look(&board, &waiting).is_empty(), "not known yet");
+        assert!(tenant_monitor.asked(&Call::Deactivate(3), &board, &waiting).is_empty(), "refused");
+        assert_eq!(tenant_monitor.asked(&Call::SetActivated(vec![4]), &board, &waiting).len(), 1);
+        assert!(tenant_monitor.asked(&Call::SetActivated(vec![4, 3]), &board, &waiting).is_empty());
+        assert_eq!(tenant_monitor.look(&board, &state(Phase::Ready, &[])).len(), 1, "a full start under a tenant");
+        assert_eq!(TenantMonitor::default().look(&board, &state(Phase::Ready, &[3, 7])).len(), 1, "GPU 1 twice");
     }
 }

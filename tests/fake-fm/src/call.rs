@@ -1,4 +1,4 @@
-//! What can be asked of the manager, and what it tells.
+//! Calls to the manager, and their results.
 
 use firstlight_partitions::PartitionId;
 use serde::{Deserialize, Serialize};
@@ -6,45 +6,45 @@ use serde::{Deserialize, Serialize};
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Ask {
-    /// All partitions that can be had.
+pub enum Call {
+    /// Lists the supported partitions.
     List,
-    /// Those that failures took.
+    /// Lists partitions that failures made unavailable.
     Unsupported,
-    /// What failed.
+    /// Lists failed devices.
     FailedDevices,
-    /// Connect the GPUs of one.
+    /// Activates a partition.
     Activate(PartitionId),
-    /// The same for virtual functions.
+    /// Activates a partition with virtual functions.
     ActivateWithVfs(PartitionId),
-    /// Part the GPUs of one.
+    /// Deactivates a partition.
     Deactivate(PartitionId),
-    /// After a restart: these are active.
+    /// Sends the list of active partitions after a restart.
     SetActivated(Vec<PartitionId>),
 }
 
-/// The name of a call.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// [`Ask::List`].
+    /// [`Call::List`].
     List,
-    /// [`Ask::Unsupported`].
+    /// [`Call::Unsupported`].
     Unsupported,
-    /// [`Ask::FailedDevices`].
+    /// [`Call::FailedDevices`].
     FailedDevices,
-    /// [`Ask::Activate`].
+    /// [`Call::Activate`].
     Activate,
-    /// [`Ask::ActivateWithVfs`].
+    /// [`Call::ActivateWithVfs`].
     ActivateWithVfs,
-    /// [`Ask::Deactivate`].
+    /// [`Call::Deactivate`].
     Deactivate,
-    /// [`Ask::SetActivated`].
+    /// [`Call::SetActivated`].
     SetActivated,
 }
 
-impl Ask {
-    /// Which call it is.
+impl Call {
+    /// Returns the kind.
     #[must_use]
     pub fn op(&self) -> Op {
         match self {
@@ -58,7 +58,7 @@ impl Ask {
         }
     }
 
-    /// The partitions that it names.
+    /// Returns the partitions that the call names.
     #[must_use]
     pub fn ids(&self) -> &[PartitionId] {
         match self {
@@ -78,7 +78,7 @@ pub struct GpuInfo {
     pub uuid: String,
     /// Zeros from the H100 on.
     pub pci_bus_id: String,
-    /// Links that work in this partition.
+    /// Working links in this partition.
     pub links_available: u32,
     /// Links of the GPU.
     pub links_max: u32,
@@ -86,53 +86,53 @@ pub struct GpuInfo {
     pub line_rate: u32,
 }
 
-/// A partition that can be had.
+/// A supported partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionInfo {
-    /// Its number.
+    /// The partition id.
     pub id: PartitionId,
-    /// Whether its GPUs are connected.
+    /// Whether it is active.
     pub is_active: bool,
     /// Its GPUs.
     pub gpus: Vec<GpuInfo>,
 }
 
-/// A partition that failures took.
+/// A partition that failures made unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
-    /// Its number.
+pub struct UnsupportedPartition {
+    /// The partition id.
     pub id: PartitionId,
     /// Its GPUs, by module id.
     pub gpus: Vec<u32>,
 }
 
-/// A GPU or switch with links that do not work.
+/// A GPU or switch with failed links.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedDevice {
     /// Its UUID.
     pub uuid: String,
     /// Its PCI address.
     pub pci_bus_id: String,
-    /// The links.
+    /// The failed links.
     pub ports: Vec<u32>,
 }
 
-/// What a call that succeeded tells.
+/// The result of a successful call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told {
-    /// Nothing but the code.
+pub enum Payload {
+    /// No data.
     Nothing,
-    /// To [`Ask::List`].
+    /// To [`Call::List`].
     List {
-        /// Those that can be had.
+        /// The supported partitions.
         partitions: Vec<PartitionInfo>,
-        /// How many there would be without failures.
+        /// Their number without failures.
         most: u32,
     },
-    /// To [`Ask::Unsupported`].
-    Unsupported(Vec<Lost>),
-    /// To [`Ask::FailedDevices`].
+    /// To [`Call::Unsupported`].
+    Unsupported(Vec<UnsupportedPartition>),
+    /// To [`Call::FailedDevices`].
     FailedDevices {
         /// The GPUs.
         gpus: Vec<FailedDevice>,

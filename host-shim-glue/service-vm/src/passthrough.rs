@@ -1,77 +1,78 @@
-//! Which functions of the host the service VM is given, or why it cannot be.
+//! Selects the host's PCI functions for the service VM, or reports why it cannot.
 
 use std::collections::BTreeSet;
 
 use firstlight_pci::{Address, Kind};
 
 use crate::Problem;
-use crate::topology::{Function, Topology};
+use crate::topology::{PciFunction, Topology};
 
-/// The generation of the fabric, which decides what its manager drives.
+/// The NVLink generation, which determines what the fabric manager drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fabric {
+pub enum Generation {
     /// NVSwitches on the PCI bus.
     NvLink4,
-    /// Management bridges that lead to NVSwitches.
+    /// Management bridges in front of the NVSwitches.
     NvLink5,
 }
 
-/// A model of NVSwitch.
+/// An NVSwitch model.
 struct Switch {
     device: u16,
     boards: &'static str,
-    /// How many there are on one board, if a service VM can have them.
+    /// The number of switches on one board; `None` if service VMs are not supported.
     count: Option<usize>,
 }
 
-/// Before NVLink 4 of the H100, GPUs have to be beside the fabric manager while it starts.
+/// Before NVLink 4 of the H100, the fabric manager needs the GPUs in the same VM while it starts.
 const SWITCHES: &[Switch] = &[
     Switch { device: 0x1ac2, boards: "HGX-2", count: None },
     Switch { device: 0x1af1, boards: "HGX A100", count: None },
     Switch { device: 0x22a3, boards: "HGX H100 and H200", count: Some(4) },
 ];
 
-/// Functions of one management bridge.
+/// Number of functions of a management bridge.
 const BRIDGE_FUNCTIONS: usize = 4;
 
 /// The management endpoint of the board's PCIe switch: vendor, device, function.
 const SWITCH_ENDPOINT: (u16, u16, u8) = (0x11f8, 0x4128, 1);
 
-/// Drivers that leave a function to whoever has its group.
-const FREE_DRIVERS: &[&str] = &["vfio-pci", "pci-stub"];
+/// Drivers that do not prevent passthrough of the group.
+const STUB_DRIVERS: &[&str] = &["vfio-pci", "pci-stub"];
 
-/// The driver of functions that are given to a VM.
+/// The driver of functions that are passed through.
 pub const VFIO: &str = "vfio-pci";
 
-/// What is wished for.
+/// Which functions to select.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// These switches or bridges and no others; all if there are none.
+pub struct Selection {
+    /// Only these switches or bridges; all if empty.
     pub only: Vec<Address>,
-    /// Whether somebody else binds the functions to vfio-pci, and not libvirt.
+    /// The functions are bound to vfio-pci externally, not by libvirt.
     pub unmanaged: bool,
 }
 
-/// What a service VM is given.
+/// The functions of a service VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Members {
-    /// The fabric's generation.
-    pub fabric: Fabric,
+pub struct PassthroughSet {
+    /// The NVLink generation.
+    pub generation: Generation,
     /// The functions that the domain has, sorted by address.
-    pub passed: Vec<Function>,
-    /// Others of their groups, which no driver of the host may use meanwhile.
-    pub idle: Vec<Function>,
-    /// The groups of all of them.
+    pub passed: Vec<PciFunction>,
+    /// Other functions of their groups, which no host driver may use meanwhile.
+    pub idle: Vec<PciFunction>,
+    /// The IOMMU groups of all of them.
     pub groups: BTreeSet<u32>,
 }
 
-/// Chooses what the service VM is given.
+/// Selects the functions of the service VM.
 ///
 /// # Errors
-/// Everything that is in the way.
-pub fn choose(topology: &Topology, wish: &Wish) -> Result<Members, Vec<Problem>> {
+/// All problems that prevent it.
+pub fn select(topology: &Topology, selection: &Selection) -> Result<PassthroughSet, Vec<Problem>> {
     let mut problems = Vec::new();
-    let (fabric, mut passed) = fabric(topology, &wish.only, &mut problems).ok_or_else(|| problems.clone())?;
+    let (generation, mut passed) =
+        find_switches(topology, &selection.only, &mut problems).ok_or_else(|| problems.clone())?;
     let groups = groups(topology, &passed, &mut problems);
     let mut idle = Vec::new();
     for function in groups.iter().flat_map(|group| topology.group(*group)) {
@@ -82,33 +83,37 @@ pub fn choose(topology: &Topology, wish: &Wish) -> Result<Members, Vec<Problem>>
             passed.push(function.clone());
             continue;
         }
-        problems.extend(in_the_way(function));
+        problems.extend(conflict_with_host(function));
         idle.push(function.clone());
     }
     passed.sort_by_key(|function| function.address);
-    for function in passed.iter().filter(|_| wish.unmanaged) {
-        problems.extend(unbound(function));
+    for function in passed.iter().filter(|_| selection.unmanaged) {
+        problems.extend(check_bound_to_vfio(function));
     }
-    if problems.is_empty() { Ok(Members { fabric, passed, idle, groups }) } else { Err(problems) }
+    if problems.is_empty() { Ok(PassthroughSet { generation, passed, idle, groups }) } else { Err(problems) }
 }
 
-fn list<'a>(functions: impl IntoIterator<Item = &'a Function>) -> String {
+fn list<'a>(functions: impl IntoIterator<Item = &'a PciFunction>) -> String {
     functions.into_iter().map(|function| function.address.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn fabric(topology: &Topology, only: &[Address], problems: &mut Vec<Problem>) -> Option<(Fabric, Vec<Function>)> {
+fn find_switches(
+    topology: &Topology,
+    only: &[Address],
+    problems: &mut Vec<Problem>,
+) -> Option<(Generation, Vec<PciFunction>)> {
     for address in only {
         let remedy = "lspci -D shows which there are; NVSwitches are 10de with class 0680, bridges of NVLink 5 are \
                       15b3 whose VPD says SMDL=SW_MNG";
-        match topology.at(*address).map(|function| (function.kind, function.what())) {
+        match topology.at(*address).map(|function| (function.kind, function.kind_name())) {
             Some((Some(Kind::NvSwitch | Kind::NvLinkBridge), _)) => {}
-            Some((_, what)) => problems.push(Problem::new(format!("{address} is a {what} and no NVSwitch"), remedy)),
+            Some((_, what)) => problems.push(Problem::new(format!("{address} is a {what}, not an NVSwitch"), remedy)),
             None => problems.push(Problem::new(format!("{address} is not on this host's PCI bus"), remedy)),
         }
     }
-    let wanted = |function: &&Function| only.is_empty() || only.contains(&function.address);
-    let switches: Vec<Function> = topology.of_kind(Kind::NvSwitch).filter(wanted).cloned().collect();
-    let bridges: Vec<Function> = topology.of_kind(Kind::NvLinkBridge).filter(wanted).cloned().collect();
+    let is_selected = |function: &&PciFunction| only.is_empty() || only.contains(&function.address);
+    let switches: Vec<PciFunction> = topology.of_kind(Kind::NvSwitch).filter(is_selected).cloned().collect();
+    let bridges: Vec<PciFunction> = topology.of_kind(Kind::NvLinkBridge).filter(is_selected).cloned().collect();
     match (switches.is_empty(), bridges.is_empty()) {
         (true, true) => {
             problems.push(Problem::new(
@@ -126,15 +131,15 @@ fn fabric(topology: &Topology, only: &[Address], problems: &mut Vec<Problem>) ->
             None
         }
         (false, true) => {
-            problems.extend(board_of_switches(&switches));
-            Some((Fabric::NvLink4, switches))
+            problems.extend(check_switch_count(&switches));
+            Some((Generation::NvLink4, switches))
         }
-        (true, false) => Some((Fabric::NvLink5, whole_bridges(topology, &bridges, problems))),
+        (true, false) => Some((Generation::NvLink5, all_bridge_functions(topology, &bridges, problems))),
     }
 }
 
-/// Whether these are the switches of one board.
-fn board_of_switches(switches: &[Function]) -> Option<Problem> {
+/// Checks that these are all switches of one board.
+fn check_switch_count(switches: &[PciFunction]) -> Option<Problem> {
     let first = switches.first()?;
     if let Some(other) = switches.iter().find(|switch| switch.device != first.device) {
         return Some(Problem::new(
@@ -148,7 +153,7 @@ fn board_of_switches(switches: &[Function]) -> Option<Problem> {
             "a service VM is for one board: say with --device which switches, each by its address",
         ));
     }
-    // Of a model that came later nobody here knows how many there are.
+    // The number of switches is unknown for later models.
     let model = SWITCHES.iter().find(|model| model.device == first.device)?;
     let Some(count) = model.count else {
         return Some(Problem::new(
@@ -173,12 +178,12 @@ fn board_of_switches(switches: &[Function]) -> Option<Problem> {
     }
 }
 
-/// All functions of the devices that the bridges are functions of.
-fn whole_bridges(topology: &Topology, bridges: &[Function], problems: &mut Vec<Problem>) -> Vec<Function> {
+/// Returns all functions of the devices that these bridges belong to.
+fn all_bridge_functions(topology: &Topology, bridges: &[PciFunction], problems: &mut Vec<Problem>) -> Vec<PciFunction> {
     let device = |address: Address| (address.domain, address.bus, address.device);
     let devices: BTreeSet<_> = bridges.iter().map(|bridge| device(bridge.address)).collect();
-    let of_them = |function: &&Function| devices.contains(&device(function.address));
-    let whole: Vec<Function> = topology.functions.iter().filter(of_them).cloned().collect();
+    let of_them = |function: &&PciFunction| devices.contains(&device(function.address));
+    let whole: Vec<PciFunction> = topology.functions.iter().filter(of_them).cloned().collect();
     if devices.len() > 1 {
         problems.push(Problem::new(
             format!("there are NVLink bridges of {} boards: {}", devices.len(), list(bridges)),
@@ -186,7 +191,7 @@ fn whole_bridges(topology: &Topology, bridges: &[Function], problems: &mut Vec<P
         ));
     } else if whole.len() != BRIDGE_FUNCTIONS {
         problems.push(Problem::new(
-            format!("the NVLink bridge has {} functions ({}) and not {BRIDGE_FUNCTIONS}", whole.len(), list(&whole)),
+            format!("the NVLink bridge has {} functions ({}), not {BRIDGE_FUNCTIONS}", whole.len(), list(&whole)),
             "the subnet manager needs all of them: look for the others in the host's kernel log, and turn the host \
              off and on if they are gone from lspci",
         ));
@@ -194,8 +199,8 @@ fn whole_bridges(topology: &Topology, bridges: &[Function], problems: &mut Vec<P
     whole
 }
 
-fn groups(topology: &Topology, passed: &[Function], problems: &mut Vec<Problem>) -> BTreeSet<u32> {
-    let alone: Vec<&Function> = passed.iter().filter(|function| function.group.is_none()).collect();
+fn groups(topology: &Topology, passed: &[PciFunction], problems: &mut Vec<Problem>) -> BTreeSet<u32> {
+    let alone: Vec<&PciFunction> = passed.iter().filter(|function| function.group.is_none()).collect();
     if !alone.is_empty() {
         problems.push(Problem::new(
             format!(
@@ -208,9 +213,9 @@ fn groups(topology: &Topology, passed: &[Function], problems: &mut Vec<Problem>)
         ));
     }
     let groups: BTreeSet<u32> = passed.iter().filter_map(|function| function.group).collect();
-    for group in groups.iter().filter(|group| topology.unprotected.contains(group)) {
+    for group in groups.iter().filter(|group| topology.no_iommu_groups.contains(group)) {
         problems.push(Problem::new(
-            format!("IOMMU group {group} is made up: vfio runs without an IOMMU"),
+            format!("IOMMU group {group} is a no-IOMMU group: vfio runs without an IOMMU"),
             "a VM could then write to all of the host's memory: switch the IOMMU on, and take \
              enable_unsafe_noiommu_mode from vfio's parameters",
         ));
@@ -218,10 +223,10 @@ fn groups(topology: &Topology, passed: &[Function], problems: &mut Vec<Problem>)
     groups
 }
 
-/// Why another function of a group keeps the group from a VM.
-fn in_the_way(function: &Function) -> Option<Problem> {
-    let Function { address, driver, names, group, .. } = function;
-    let what = function.what();
+/// Returns why another function prevents passthrough of its group.
+fn conflict_with_host(function: &PciFunction) -> Option<Problem> {
+    let PciFunction { address, driver, names, group, .. } = function;
+    let what = function.kind_name();
     let group = group.unwrap_or_default();
     let place = format!("IOMMU group {group} also has {what} {address}");
     match (function.kind, driver) {
@@ -231,10 +236,10 @@ fn in_the_way(function: &Function) -> Option<Problem> {
              PCIe switches have to be set up",
         )),
         (Some(Kind::NvSwitch | Kind::NvLinkBridge), _) => Some(Problem::new(
-            format!("{place}, which was not asked for"),
+            format!("{place}, which was not selected"),
             "a group cannot be shared: name it with --device as well",
         )),
-        (_, Some(driver)) if !FREE_DRIVERS.contains(&driver.as_str()) => {
+        (_, Some(driver)) if !STUB_DRIVERS.contains(&driver.as_str()) => {
             let used = if names.is_empty() { String::new() } else { format!(" as {}", names.join(", ")) };
             Some(Problem::new(
                 format!("{place}, which the host uses{used} with driver {driver}"),
@@ -249,16 +254,16 @@ fn in_the_way(function: &Function) -> Option<Problem> {
     }
 }
 
-/// Why a function that nobody binds for us cannot be given away.
-fn unbound(function: &Function) -> Option<Problem> {
-    let Function { address, driver, .. } = function;
+/// Returns why an unmanaged function cannot be passed through.
+fn check_bound_to_vfio(function: &PciFunction) -> Option<Problem> {
+    let PciFunction { address, driver, .. } = function;
     let bound = match driver.as_deref() {
         Some(VFIO) => return None,
-        Some(driver) => format!("driver {driver} and not {VFIO}"),
-        None => format!("no driver and not {VFIO}"),
+        Some(driver) => format!("driver {driver}, not {VFIO}"),
+        None => format!("no driver, not {VFIO}"),
     };
     Some(Problem::new(
-        format!("{} {address} has {bound}", function.what()),
+        format!("{} {address} has {bound}", function.kind_name()),
         format!(
             "virsh nodedev-detach {} binds it, and without --unmanaged libvirt does that by itself",
             nodedev(*address)
@@ -266,7 +271,7 @@ fn unbound(function: &Function) -> Option<Problem> {
     ))
 }
 
-/// libvirt's name for a function.
+/// Returns libvirt's node device name of a function.
 fn nodedev(address: Address) -> String {
     let Address { domain, bus, device, function } = address;
     format!("pci_{domain:04x}_{bus:02x}_{device:02x}_{function:x}")

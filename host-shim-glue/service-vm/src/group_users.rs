@@ -1,35 +1,35 @@
-//! Who has an IOMMU group open, and since when a domain's QEMU runs.
+//! Finds the processes that have an IOMMU group open, and the start time of a domain's QEMU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A process that has a group.
+/// A process that has an IOMMU group open.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Its id.
+pub struct GroupUser {
+    /// Its process id.
     pub pid: u32,
-    /// The domain's name if it is a QEMU, else the program's.
+    /// The domain's name for a QEMU, else the program's name.
     pub name: String,
 }
 
-/// A domain's QEMU.
+/// A domain's QEMU process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Running {
     /// Its process id.
     pub pid: u32,
-    /// When it was started, seconds since 1970.
-    pub since: u64,
+    /// Its start time, seconds since 1970.
+    pub started_at: u64,
 }
 
-/// Ticks per second of what `/proc` tells in ticks; on every architecture that there is.
-const TICKS: u64 = 100;
+/// Ticks per second (`USER_HZ`) in `/proc`, the same on every architecture.
+const TICKS_PER_SECOND: u64 = 100;
 
 fn processes(proc: &Path) -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
 }
 
-/// The arguments of a process.
+/// Returns the arguments of a process.
 fn arguments(process: &Path) -> Vec<String> {
     let bytes = fs::read(process.join("cmdline")).unwrap_or_default();
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
@@ -40,52 +40,52 @@ fn after<'a>(arguments: &'a [String], option: &str) -> Option<&'a str> {
     arguments.get(at + 1).map(String::as_str)
 }
 
-/// `guest=NAME,debug-threads=on`, as libvirt writes it.
+/// Returns the domain's name from `guest=NAME,debug-threads=on`, as libvirt writes it.
 fn guest_of(arguments: &[String]) -> Option<String> {
     let name = after(arguments, "-name")?.split(',').next()?;
     Some(name.strip_prefix("guest=").unwrap_or(name).to_owned())
 }
 
-fn shown(name: &str) -> String {
+fn status_text(name: &str) -> String {
     name.trim().chars().filter(|letter| !letter.is_control()).take(80).collect()
 }
 
-/// The processes below `proc` that have one of these IOMMU groups open. Only
-/// root sees those of others.
+/// Returns the processes below `proc` that have one of these IOMMU groups open. Only root can inspect other users'
+/// processes.
 #[must_use]
-pub fn of_groups(proc: &Path, groups: impl IntoIterator<Item = u32>) -> Vec<Holder> {
+pub fn of_groups(proc: &Path, groups: impl IntoIterator<Item = u32>) -> Vec<GroupUser> {
     let nodes: Vec<PathBuf> = groups.into_iter().map(|group| format!("/dev/vfio/{group}").into()).collect();
-    let mut holders: Vec<Holder> = processes(proc)
+    let mut users: Vec<GroupUser> = processes(proc)
         .filter(|(_, process)| {
             let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
             open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|file| nodes.contains(&file))
         })
         .map(|(pid, process)| {
             let own = || fs::read_to_string(process.join("comm")).unwrap_or_default();
-            Holder { pid, name: shown(&guest_of(&arguments(&process)).unwrap_or_else(own)) }
+            GroupUser { pid, name: status_text(&guest_of(&arguments(&process)).unwrap_or_else(own)) }
         })
         .collect();
-    holders.sort_by_key(|holder| holder.pid);
-    holders
+    users.sort_by_key(|user| user.pid);
+    users
 }
 
-/// When a process was started, seconds since 1970.
-fn since(proc: &Path, process: &Path) -> Option<u64> {
+/// Returns the start time of a process, seconds since 1970.
+fn started_at(proc: &Path, process: &Path) -> Option<u64> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The program's name is in parentheses and may hold anything.
+    // The program's name is in parentheses and may contain any character.
     let (_, numbers) = stat.rsplit_once(')')?;
     let ticks: u64 = numbers.split_ascii_whitespace().nth(19)?.parse().ok()?;
     let system = fs::read_to_string(proc.join("stat")).ok()?;
     let boot: u64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
-    Some(boot + ticks / TICKS)
+    Some(boot + ticks / TICKS_PER_SECOND)
 }
 
-/// The QEMU of the domain with this UUID, below `proc`.
+/// Returns the QEMU of the domain with this UUID.
 #[must_use]
 pub fn qemu(proc: &Path, uuid: &str) -> Option<Running> {
     processes(proc).find_map(|(pid, process)| {
         let found = after(&arguments(&process), "-uuid") == Some(uuid);
-        found.then(|| since(proc, &process)).flatten().map(|since| Running { pid, since })
+        found.then(|| started_at(proc, &process)).flatten().map(|started_at| Running { pid, started_at })
     })
 }
 
@@ -105,24 +105,24 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_group_is_named_as_the_domain_that_it_is() {
+    fn group_users_are_named_by_domain() {
         let proc = tempfile::tempdir().unwrap();
         fs::create_dir(proc.path().join("self")).unwrap();
         plant(proc.path(), 7, "qemu-system-x86", "qemu -name guest=tenant,debug-threads=on", &["/dev/vfio/5"]);
         plant(proc.path(), 8, "dpdk\u{1b}[0m", "dpdk", &["/dev/null", "/dev/vfio/6"]);
         plant(proc.path(), 9, "other", "other", &["/dev/vfio/vfio", "/dev/vfio/55"]);
-        assert_eq!(of_groups(proc.path(), [5]), [Holder { pid: 7, name: "tenant".into() }]);
-        assert_eq!(of_groups(proc.path(), [6]), [Holder { pid: 8, name: "dpdk[0m".into() }]);
+        assert_eq!(of_groups(proc.path(), [5]), [GroupUser { pid: 7, name: "tenant".into() }]);
+        assert_eq!(of_groups(proc.path(), [6]), [GroupUser { pid: 8, name: "dpdk[0m".into() }]);
         assert_eq!(of_groups(proc.path(), [5, 6]).len(), 2);
         assert_eq!(of_groups(&proc.path().join("none"), [5]), []);
     }
 
     #[test]
-    fn a_domain_runs_since_its_qemu_was_started() {
+    fn domain_start_time_is_that_of_its_qemu() {
         let proc = tempfile::tempdir().unwrap();
         fs::write(proc.path().join("stat"), "cpu 1\nbtime 1000\n").unwrap();
         plant(proc.path(), 7, "qemu", "qemu -uuid a-b -m 1", &[]);
-        assert_eq!(qemu(proc.path(), "a-b"), Some(Running { pid: 7, since: 1005 }));
+        assert_eq!(qemu(proc.path(), "a-b"), Some(Running { pid: 7, started_at: 1005 }));
         assert_eq!(qemu(proc.path(), "a"), None);
     }
 }

@@ -98,7 +98,7 @@ impl Control {
     /// Puts an event into the boot record.
     pub fn event(&self, what: &str, object: &str, detail: &str) {
         let (what, object, detail) = (what.to_owned(), object.to_owned(), detail.to_owned());
-        self.say(ToInit::Event { at_us: now_us(), what, object, detail });
+        self.say(ToInit::Event { at_us: now_us(), kind: what, object, detail });
     }
 
     /// The boot record as JSON.

@@ -127,7 +127,7 @@ fn a_container_waits_for_its_gpu_and_gets_it_alone() {
         // PID 1 has heard of all of it.
         let mut heard = Vec::new();
         while heard.len() < 6 {
-            if let ToInit::Event { what, object, detail, .. } = init.hear().await {
+            if let ToInit::Event { kind: what, object, detail, .. } = init.hear().await {
                 heard.push(format!("{what} {object} {detail}").trim_end().to_owned());
             }
         }

@@ -59,7 +59,7 @@ fn unit(unit: &Unit) -> Row {
 }
 
 fn container(events: &[Event], started: &Event) -> Row {
-    let exited = events.iter().find(|e| e.what == "container-exited" && e.object == started.object);
+    let exited = events.iter().find(|e| e.kind == "container-exited" && e.object == started.object);
     Row {
         name: format!("container {}", started.object),
         start_us: Some(started.at_us),
@@ -107,7 +107,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             detail: gpu.detail.clone(),
         });
     }
-    let started = record.events.iter().filter(|event| event.what == "container-started");
+    let started = record.events.iter().filter(|event| event.kind == "container-started");
     rows.extend(started.map(|event| container(&record.events, event)));
     if let Some(off) = record.event("power-off") {
         rows.push(Row {

@@ -120,9 +120,9 @@ mod tests {
             unit("agent", 1_010_000, Some(1_050_000), None, Outcome::Running, "pid 7"),
             unit("never", 0, None, None, Outcome::Skipped, "needs late"),
         ];
-        let event = |at_us, what: &str, object: &str, detail: &str| Event {
+        let event = |at_us, kind: &str, object: &str, detail: &str| Event {
             at_us,
-            what: what.into(),
+            kind: kind.into(),
             object: object.into(),
             detail: detail.into(),
         };

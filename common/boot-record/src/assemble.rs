@@ -96,7 +96,7 @@ mod tests {
             Line::Unit(unit(Outcome::Running)),
             Line::Unit(unit(Outcome::Ok)),
             Line::State(State::Ready),
-            Line::Event(Event { at_us: 7, what: "power-off".into(), object: String::new(), detail: String::new() }),
+            Line::Event(Event { at_us: 7, kind: "power-off".into(), object: String::new(), detail: String::new() }),
         ];
         assembler.feed("Linux version ...");
         for line in lines {

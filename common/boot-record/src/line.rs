@@ -101,7 +101,7 @@ mod tests {
     fn found_behind_a_time_stamp_and_other_text() {
         let line = Line::Event(Event {
             at_us: 5,
-            what: "power-off".into(),
+            kind: "power-off".into(),
             object: String::new(),
             detail: "bye \"x\"\n".into(),
         });
@@ -116,7 +116,7 @@ mod tests {
     fn what_a_detail_quotes_hides_no_line() {
         let forged = Line::State(State::Failed).encode().unwrap();
         let detail = format!("its last line: {forged:?} \u{1b}[2J\u{9b}2J\u{7f}");
-        let line = Line::Event(Event { at_us: 5, what: "daemon-exited".into(), object: forged, detail });
+        let line = Line::Event(Event { at_us: 5, kind: "daemon-exited".into(), object: forged, detail });
         let text = line.encode().unwrap();
         assert_eq!(Line::decode(&text).unwrap().unwrap(), line);
         assert!(!text.chars().any(char::is_control), "{text}");

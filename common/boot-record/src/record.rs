@@ -248,7 +248,7 @@ pub struct Event {
     /// When, µs.
     pub at_us: u64,
     /// What, one word: `agent-listening`, `container-started`, `agent-restarted`, `power-off`, ...
-    pub what: String,
+    pub kind: String,
     /// Whom it is about: a container id, a process, a PCI address; may be empty.
     #[serde(default)]
     pub object: String,
@@ -320,8 +320,8 @@ impl BootRecord {
 
     /// The first event of that kind.
     #[must_use]
-    pub fn event(&self, what: &str) -> Option<&Event> {
-        self.events.iter().find(|event| event.what == what)
+    pub fn event(&self, kind: &str) -> Option<&Event> {
+        self.events.iter().find(|event| event.kind == kind)
     }
 }
 

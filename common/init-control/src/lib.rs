@@ -38,7 +38,7 @@ pub enum ToInit {
         /// When, µs of `CLOCK_BOOTTIME`.
         at_us: u64,
         /// What, one word.
-        what: String,
+        kind: String,
         /// Whom it is about.
         object: String,
         /// One line more.

@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> String {
 const RECORD: &[u8] = br#"{"schema":"firstlight.boot-record/1","init_version":"1","kernel":{"release":"6","command_line":"quiet",
 "milestones":[{"name":"init-exec","at_us":5}]},"pid1_start_us":7,"state":"booting","units":[{"name":"gpu-attach[0000:01:00.0]",
 "need":["nodes"],"severity":"degraded","deadline_us":9,"start_us":1,"outcome":"ok","detail":"","pci":"0000:01:00.0"}],"gpus":[],
-"events":[{"at_us":1,"what":"container-started","object":"c","detail":""}]}"#;
+"events":[{"at_us":1,"kind":"container-started","object":"c","detail":""}]}"#;
 
 /// Every target.
 pub(crate) const TARGETS: &[Target] = &[

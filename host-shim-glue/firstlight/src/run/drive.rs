@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn console_adds_what_came_after_the_record() {
         let event =
-            |at_us, what: &str| Event { at_us, what: what.into(), object: String::new(), detail: String::new() };
+            |at_us, kind: &str| Event { at_us, kind: kind.into(), object: String::new(), detail: String::new() };
         let mut record = BootRecord::new("1", 1);
         record.events = vec![event(5, "a")];
         let mut console = record.clone();

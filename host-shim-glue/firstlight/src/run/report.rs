@@ -90,7 +90,7 @@ impl Timeline {
     fn of(record: &BootRecord, container: &str) -> Self {
         let event = |what: &str| record.event(what).map(|event| event.at_us);
         let of_container =
-            |what: &str| record.events.iter().find(|e| e.what == what && e.object == container).map(|e| e.at_us);
+            |what: &str| record.events.iter().find(|e| e.kind == what && e.object == container).map(|e| e.at_us);
         let ready: Vec<_> = record.gpus.iter().filter(|g| g.phase == GpuPhase::Ready).map(|g| g.end_us).collect();
         let all_ready = !record.gpus.is_empty() && ready.len() == record.gpus.len();
         Self {
@@ -121,7 +121,7 @@ impl Report {
 
     /// Resident memory as the guest reported it: process and text, e.g. `init`, `1800 KiB`.
     pub fn resident(&self) -> impl Iterator<Item = (&str, &str)> {
-        let events = self.boot_record.events.iter().filter(|event| event.what == "resident");
+        let events = self.boot_record.events.iter().filter(|event| event.kind == "resident");
         events.map(|event| (event.object.as_str(), event.detail.as_str()))
     }
 
@@ -160,9 +160,9 @@ mod tests {
     fn all_ready_only_if_all_are() {
         let mut record = BootRecord::new("1", 10);
         record.gpus = vec![gpu("0000:01:00.0", GpuPhase::Ready, 50), gpu("0000:02:00.0", GpuPhase::Ready, 40)];
-        let event = |what: &str, object: &str, at_us| Event {
+        let event = |kind: &str, object: &str, at_us| Event {
             at_us,
-            what: what.into(),
+            kind: kind.into(),
             object: object.into(),
             detail: String::new(),
         };

@@ -25,7 +25,7 @@ fn killed_agent_is_restarted_and_serves_again() {
         // A sandbox that the first agent leaves behind.
         begin(vm).await;
         let twice =
-            |record: &BootRecord| record.events.iter().filter(|event| event.what == "agent-listening").count() == 2;
+            |record: &BootRecord| record.events.iter().filter(|event| event.kind == "agent-listening").count() == 2;
         let again = timeout(Duration::from_secs(60), console.wait_for(twice)).await;
         assert!(again.is_ok_and(|seen| seen), "it listened twice:\n{}", vm.last_words());
         let record = console.record().unwrap();

@@ -39,7 +39,7 @@ impl Rest {
     /// Rests whenever nobody has called for [`QUIET`]. Never ends.
     pub async fn keep(&self) {
         self.each(|| {
-            if let Err(error) = memory::give_back() {
+            if let Err(error) = memory::release_unused() {
                 log::warn!("memory that is not needed cannot be given back: {error}");
             }
         })

@@ -375,7 +375,7 @@ impl Supervisor {
         }
         if self.spare.take().is_some() {
             // Nobody has called for a while: this process needs little now. Where that cannot be done, nothing is lost.
-            let _ = firstlight_sys::memory::give_back();
+            let _ = firstlight_sys::memory::release_unused();
             return;
         }
         match spare::copy() {

@@ -116,7 +116,7 @@ fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Direct
 /// A GPU that is on the bus and not among those that PID 1 has told of: it was plugged in just now.
 fn plugged(sysfs: &Path, view: &View) -> Option<Address> {
     let known = |pci: &Address| view.gpus.iter().any(|gpu| gpu.pci == *pci && gpu.phase != GpuPhase::Removed);
-    firstlight_pci::of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
+    firstlight_pci::functions_of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
 }
 
 /// Waits for the GPUs, by event.

@@ -50,7 +50,7 @@ impl Uevents {
     }
 
     async fn heard(&mut self, wanted: impl Fn(&Uevent<'_>) -> bool) -> io::Result<()> {
-        let wanted = |event: &Uevent<'_>| event.is_news() && wanted(event);
+        let wanted = |event: &Uevent<'_>| event.can_add_device() && wanted(event);
         loop {
             let mut ready = self.socket.readable().await?;
             let mut news = false;

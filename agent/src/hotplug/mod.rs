@@ -17,7 +17,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use firstlight_pci::{Address, Found, Place};
+use firstlight_pci::{Address, PciPath, ResolvedFunction};
 use tokio::time::{Instant, timeout_at};
 
 use self::block::Disk;
@@ -60,7 +60,7 @@ impl Hotplug {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, dir } = match place.find(&at.sysfs) {
+            let ResolvedFunction { address, dir } = match place.resolve(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
@@ -124,7 +124,7 @@ impl Hotplug {
         let (place, at, path) = (place(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, dir } = match place.find(&at.sysfs) {
+            let ResolvedFunction { address, dir } = match place.resolve(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Look::NotYet(missing.to_string())),
             };
@@ -153,7 +153,7 @@ impl Hotplug {
     /// It is no PCI path, or no function came in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
         let (place, sysfs) = (place(path)?, self.sysfs.clone());
-        self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
+        self.wait(&format!("PCI function at {path}"), move || match place.resolve(&sysfs) {
             Ok(found) => Ok(Look::Found(found.address)),
             Err(missing) => Ok(Look::NotYet(missing.to_string())),
         })
@@ -230,8 +230,8 @@ where
     .await
 }
 
-fn place(path: &str) -> Result<Place> {
-    path.parse().map_err(|error: firstlight_pci::ParsePlaceError| Error::invalid(error.to_string()))
+fn place(path: &str) -> Result<PciPath> {
+    path.parse().map_err(|error: firstlight_pci::ParsePciPathError| Error::invalid(error.to_string()))
 }
 
 /// The name of a node directly below `/dev`.

@@ -67,7 +67,7 @@ fn priority(level: Level) -> u8 {
 
 fn line(priority: u8, text: &str, kernel: bool) -> String {
     // The kernel prints errors on the console, where nobody's text may pass for a line of the boot record.
-    let text: String = firstlight_boot_record::clean(text.as_bytes()).chars().take(LONGEST).collect();
+    let text: String = firstlight_boot_record::sanitize(text.as_bytes()).chars().take(LONGEST).collect();
     if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
 }
 

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use firstlight_sys::mount::Change;
+use firstlight_sys::mount::AttributeChange;
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
@@ -119,14 +119,14 @@ impl Detached {
         flags.set(OpenTreeFlags::AT_RECURSIVE, options.recursive);
         let mount = rustix::mount::open_tree(source, "", flags)
             .map_err(|error| Error::internal(format!("cannot bind: {error}")))?;
-        let change = Change {
+        let change = AttributeChange {
             set: options.set,
             clear: options.clear,
             propagation: MountPropagationFlags::empty(),
             recursive: options.deep,
         };
         if !(options.set.is_empty() && options.clear.is_empty()) {
-            firstlight_sys::mount::change(&mount, &change)
+            firstlight_sys::mount::set_attributes(&mount, &change)
                 .map_err(|error| Error::internal(format!("cannot set the options of a bind: {error}")))?;
         }
         Ok(Self(mount))
@@ -149,13 +149,13 @@ impl Detached {
         }
         let mounted = Mounted { fd: self.0, trusted: trusted.to_owned(), path, kind, made };
         if let Some(spread) = options.spread {
-            let change = Change {
+            let change = AttributeChange {
                 set: MountAttrFlags::empty(),
                 clear: MountAttrFlags::empty(),
                 propagation: spread - MountPropagationFlags::REC,
                 recursive: spread.contains(MountPropagationFlags::REC),
             };
-            firstlight_sys::mount::change(&mounted.fd, &change)
+            firstlight_sys::mount::set_attributes(&mounted.fd, &change)
                 .map_err(|error| Error::internal(format!("cannot set how mounts spread: {error}")))?;
         }
         Ok(mounted)

@@ -166,7 +166,7 @@ async fn once(mount: SharedMount, from: Inside, to: Inside) -> Result<()> {
     work::blocking(move || {
         // A thread of its own: one that has been in a container is no place for other work.
         let thread = std::thread::Builder::new().name("shared-mount".to_owned()).spawn(move || {
-            firstlight_sys::mount::separate_thread().map_err(|error| Error::internal(error.to_string()))?;
+            firstlight_sys::mount::unshare_fs().map_err(|error| Error::internal(error.to_string()))?;
             from.enter()?;
             let tree = tree(&from, &mount.src_path)?;
             to.enter()?;

@@ -77,7 +77,7 @@ fn idle_guest_is_small() {
     Scenario::gpus(2).watched(async |vm| {
         let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
         let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
-        assert!(seen.is_ok_and(|seen| seen), "{}", vm.last_words());
+        assert!(seen.is_ok_and(|seen| seen), "{}", vm.console_tail());
         record = vm.console().record();
     });
     let record = record.unwrap();

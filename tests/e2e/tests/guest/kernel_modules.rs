@@ -24,7 +24,7 @@ const SYS_MODULE: u64 = 1 << 16;
 async fn detail(vm: &mut Vm) -> String {
     let ended = |record: &BootRecord| record.unit("modules").is_some_and(|unit| unit.end_us.is_some());
     let seen = timeout(Duration::from_secs(60), vm.console().wait_for(ended)).await;
-    assert!(seen.is_ok_and(|seen| seen), "the unit ends:\n{}", vm.last_words());
+    assert!(seen.is_ok_and(|seen| seen), "the unit ends:\n{}", vm.console_tail());
     let record = vm.console().record().unwrap();
     let unit = record.unit("modules").unwrap();
     assert_eq!(unit.outcome, Outcome::Ok, "{unit:?}");

@@ -70,8 +70,8 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "pci-path",
         seeds: &[b"02/03", b"10.3/00.1", b"20/00/02", b"00/01/02/03/04/05/06/07"],
         read: |bytes| {
-            if let Ok(place) = text(bytes).parse::<firstlight_pci::Place>() {
-                let _ = (place.to_string(), place.find(Path::new("/sys")));
+            if let Ok(path) = text(bytes).parse::<firstlight_pci::PciPath>() {
+                let _ = (path.to_string(), path.resolve(Path::new("/sys")));
             }
         },
     },
@@ -83,7 +83,7 @@ pub(crate) const TARGETS: &[Target] = &[
         ],
         read: |bytes| {
             if let Some(event) = firstlight_uevent::Uevent::parse(bytes) {
-                let _ = (event.is_news(), event.variable("DEVNAME"));
+                let _ = (event.can_add_device(), event.variable("DEVNAME"));
             }
         },
     },

@@ -119,6 +119,6 @@ fn kernel_that_finds_no_init_ends_the_host_command_with_its_panic() {
     let mut scenario = Scenario::gpus(0).parameter("rdinit=/no/such/init");
     scenario.deadlines.boot = Duration::from_secs(30);
     let error = scenario.go().unwrap_err().to_string();
-    assert!(error.contains("ended") || error.contains("hangs"), "{error}");
+    assert!(error.contains("exited") || error.contains("hangs"), "{error}");
     assert!(error.contains("Kernel panic") || error.contains("No working init"), "{error}");
 }

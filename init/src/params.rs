@@ -366,7 +366,7 @@ pub const PARAMS: &[ParamSpec] = &[
         effect: "up to which level lines of daemons, of `/dev/log`, and of the kernel's log are put on the console and \
                  the log port. Of the kernel's own, except its GPU driver's, only warnings and worse are, unless this \
                  is `debug`; what the kernel prints on the console by itself is not repeated there",
-        set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.word(), level))),
+        set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.as_str(), level))),
     },
     ParamSpec {
         name: "firstlight.mig",

@@ -53,7 +53,7 @@ fn unit(unit: &Unit) -> Row {
         end_us: unit.end_us,
         processor_us: unit.processor_us,
         style,
-        outcome: unit.outcome.word().to_owned(),
+        outcome: unit.outcome.as_str().to_owned(),
         detail: unit.detail.clone(),
     }
 }
@@ -103,7 +103,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             end_us: gpu.end_us,
             processor_us: None,
             style,
-            outcome: gpu.phase.word().to_owned(),
+            outcome: gpu.phase.as_str().to_owned(),
             detail: gpu.detail.clone(),
         });
     }

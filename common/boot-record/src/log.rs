@@ -58,7 +58,7 @@ impl Level {
 
     /// Returns the name used on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Emergency => "emerg",
             Self::Alert => "alert",
@@ -73,8 +73,8 @@ impl Level {
 
     /// Returns the level of that name.
     #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        LEVELS.into_iter().find(|level| level.word() == word)
+    pub fn from_name(name: &str) -> Option<Self> {
+        LEVELS.into_iter().find(|level| level.as_str() == name)
     }
 }
 
@@ -96,7 +96,8 @@ impl LogLine {
     #[must_use]
     pub fn encode(&self) -> String {
         let (seconds, rest) = (self.at_us / 1_000_000, self.at_us % 1_000_000);
-        let (level, source, text) = (self.level.word(), sanitize_source(&self.source), sanitize(self.text.as_bytes()));
+        let (level, source, text) =
+            (self.level.as_str(), sanitize_source(&self.source), sanitize(self.text.as_bytes()));
         format!("{LOG_PREFIX}{seconds}.{rest:06} {level} {source}: {text}")
     }
 
@@ -105,8 +106,8 @@ impl LogLine {
     pub fn decode(line: &str) -> Option<Self> {
         // The first prefix: the message may quote another.
         let start = line.find(LOG_PREFIX)? + LOG_PREFIX.len();
-        let mut words = line.get(start..)?.trim_end_matches(['\r', '\n']).splitn(4, ' ');
-        let (time, level, source) = (words.next()?, words.next()?, words.next()?);
+        let mut tokens = line.get(start..)?.trim_end_matches(['\r', '\n']).splitn(4, ' ');
+        let (time, level, source) = (tokens.next()?, tokens.next()?, tokens.next()?);
         let (seconds, rest) = time.split_once('.').filter(|(_, rest)| rest.len() == 6)?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         if !digits(seconds) || !digits(rest) {
@@ -114,16 +115,21 @@ impl LogLine {
         }
         let at_us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(rest.parse().ok()?)?;
         let source = source.strip_suffix(':').filter(|source| sanitize_source(source) == *source)?.to_owned();
-        Some(Self { at_us, level: Level::from_word(level)?, source, text: words.next().unwrap_or_default().to_owned() })
+        Some(Self {
+            at_us,
+            level: Level::from_name(level)?,
+            source,
+            text: tokens.next().unwrap_or_default().to_owned(),
+        })
     }
 }
 
 /// Returns a source name as one token without separators, at most 64 characters.
 #[must_use]
 pub fn sanitize_source(name: &str) -> String {
-    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '[' | ']' | ',' | '+' | '@');
-    let word: String = name.chars().take(64).map(|c| if fine(c) { c } else { '_' }).collect();
-    if word.is_empty() { "_".to_owned() } else { word }
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '[' | ']' | ',' | '+' | '@');
+    let source: String = name.chars().take(64).map(|c| if is_allowed(c) { c } else { '_' }).collect();
+    if source.is_empty() { "_".to_owned() } else { source }
 }
 
 /// Converts untrusted bytes to text for one line. Invalid UTF-8, control and

@@ -39,7 +39,7 @@ pub struct BootRecord {
 pub struct Kernel {
     /// As `uname -r` prints it.
     pub release: String,
-    /// As `/proc/cmdline` holds it.
+    /// As in `/proc/cmdline`.
     pub command_line: String,
     /// Times read from the kernel's own log.
     pub milestones: Vec<Milestone>,
@@ -104,16 +104,16 @@ pub enum Outcome {
     Ok,
     /// Failed with the error in `detail`.
     Failed,
-    /// Did not end before its deadline.
+    /// Exceeded its deadline.
     TimedOut,
     /// Not started: `detail` names the unmet dependency.
     Skipped,
 }
 
 impl Outcome {
-    /// The word used in JSON and on the console.
+    /// Returns the name used in JSON and on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
             Self::Running => "running",
@@ -160,7 +160,7 @@ pub struct Unit {
     /// One line: what was done, or the error and the next step.
     #[serde(default)]
     pub detail: String,
-    /// The PCI function it is about.
+    /// The PCI function of an instance.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pci: Option<Address>,
 }
@@ -184,9 +184,9 @@ pub enum GpuPhase {
 }
 
 impl GpuPhase {
-    /// The word used in JSON and on the console.
+    /// Returns the name used in JSON and on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Found => "found",
             Self::Attaching => "attaching",
@@ -346,11 +346,11 @@ mod tests {
     }
 
     #[test]
-    fn words_equal_their_json_names() {
+    fn as_str_equals_the_json_name() {
         for outcome in
             [Outcome::Pending, Outcome::Running, Outcome::Ok, Outcome::Failed, Outcome::TimedOut, Outcome::Skipped]
         {
-            assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.word());
+            assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.as_str());
         }
         for phase in [
             GpuPhase::Found,
@@ -360,7 +360,7 @@ mod tests {
             GpuPhase::TimedOut,
             GpuPhase::Removed,
         ] {
-            assert_eq!(serde_json::to_value(phase).unwrap(), phase.word());
+            assert_eq!(serde_json::to_value(phase).unwrap(), phase.as_str());
         }
     }
 }

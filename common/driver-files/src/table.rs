@@ -50,7 +50,7 @@ const fn library(stem: &'static str, names: &'static [&'static str], parts: &'st
     Library { stem, fixed: None, names, parts }
 }
 
-/// Every library.
+/// All libraries.
 pub(super) const LIBRARIES: &[Library] = &[
     library("libnvidia-ml", &[".so.1"], &[Utility]),
     library("libnvidia-cfg", &[".so.1"], &[Utility]),

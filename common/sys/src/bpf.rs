@@ -97,7 +97,7 @@ struct Info {
 /// writable where the command writes.
 unsafe fn bpf<T>(command: c_long, attribute: &mut T) -> io::Result<c_long> {
     // SAFETY: the kernel reads and writes no more of the attribute than its size, which is that of
-    // `T`, live and exclusively borrowed; the caller vouches for what it points to.
+    // `T`, live and exclusively borrowed; the caller guarantees what it points to.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -123,7 +123,7 @@ fn try_load(instructions: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
         name,
     };
     // SAFETY: `Load` is that attribute's beginning without padding. The instructions are as many as
-    // counted, of 8 bytes each as the kernel's are, and only read; the licence ends with a zero; the
+    // counted, of 8 bytes each as the kernel's are, and only read; the licence is NUL-terminated; the
     // log has the size given and is exclusively borrowed.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut attribute) }?;
     let fd = RawFd::try_from(fd).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -202,7 +202,7 @@ pub fn attached(group: impl AsFd) -> io::Result<Vec<u32>> {
         padding: 0,
     };
     // SAFETY: `Query` is that attribute's beginning without padding of the compiler's; the kernel
-    // writes at most `count` numbers, and there is room for as many.
+    // writes at most `count` numbers, and the buffer holds that many.
     unsafe { bpf(BPF_PROG_QUERY, &mut attribute) }?;
     ids.truncate(usize::try_from(attribute.count).unwrap_or_default());
     Ok(ids)

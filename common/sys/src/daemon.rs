@@ -94,7 +94,7 @@ impl Child {
     /// NUL-terminated strings and lists.
     unsafe fn step(&self, step: usize) -> Result<c_long, ()> {
         // SAFETY: every call takes numbers, or pointers to constants, to locals
-        // that outlive it, or to what the caller vouches for. All are system
+        // that outlive it, or to what the caller guarantees. All are system
         // calls or documented as safe in a signal handler, so no lock is taken
         // that another thread of the original might have held.
         unsafe {
@@ -147,7 +147,7 @@ impl Child {
     /// As [`Child::step`].
     unsafe fn become_daemon(&self, error_pipe: RawFd) -> ! {
         for step in 0..STEPS.len() {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: the caller guarantees it.
             if unsafe { self.step(step) }.is_err() {
                 let error = io::Error::last_os_error().raw_os_error().unwrap_or_default();
                 let text = [c_int::try_from(step).unwrap_or_default(), error];

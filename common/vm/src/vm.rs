@@ -33,7 +33,7 @@ pub struct Vm {
 /// Log of the serial port, beside the console's: only the kernel's early failures.
 const SERIAL_LOG: &str = "serial.log";
 
-/// How a virtual machine ended.
+/// The exit of a virtual machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
     /// QEMU's exit status: 0 also for a guest that powered off after a failure.

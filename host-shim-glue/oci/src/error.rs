@@ -21,7 +21,7 @@ pub enum OciError {
     NotALayout {
         /// The directory.
         path: PathBuf,
-        /// What is missing.
+        /// The missing file.
         reason: String,
     },
     /// A JSON document of the image is malformed.

@@ -24,7 +24,7 @@ pub struct Report {
 /// The result of the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Container {
-    /// Its exit code; absent if it never ran.
+    /// Its exit code; absent if it was not started.
     pub exit_code: Option<i32>,
     /// Its standard output.
     pub stdout: String,
@@ -113,7 +113,7 @@ impl Report {
         let gpus = record.gpus.iter().map(|gpu| GpuReport {
             pci: gpu.pci,
             attach_us: gpu.attach_us,
-            outcome: gpu.phase.word(),
+            outcome: gpu.phase.as_str(),
             detail: gpu.detail.clone(),
         });
         Self { gpus: gpus.collect(), timeline: Timeline::of(&record, id), container, host, boot_record: record }

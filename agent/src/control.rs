@@ -97,7 +97,7 @@ impl Control {
     /// Adds an event to the boot record.
     pub fn event(&self, what: &str, object: &str, detail: &str) {
         let (what, object, detail) = (what.to_owned(), object.to_owned(), detail.to_owned());
-        self.send(ToInit::Event { at_us: now_us(), what, object, detail });
+        self.send(ToInit::Event { at_us: now_us(), kind: what, object, detail });
     }
 
     /// Returns the boot record as JSON.

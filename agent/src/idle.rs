@@ -39,7 +39,7 @@ impl Idle {
     /// Returns memory once per idle period, [`IDLE_TIMEOUT`] after the last call. Never returns.
     pub async fn run(&self) {
         self.on_idle(|| {
-            if let Err(error) = memory::give_back() {
+            if let Err(error) = memory::release_unused() {
                 log::warn!("failed to return free memory to the kernel: {error}");
             }
         })

@@ -67,7 +67,7 @@ fn swap_on(opened: rustix::io::Result<std::os::fd::OwnedFd>, kind: FileType, sho
     if is != kind {
         return Err(Error::invalid(format!("swap: {shown} is {is:?} and not {kind:?}")));
     }
-    firstlight_sys::swap::on(&file).map_err(|error| {
+    firstlight_sys::swap::enable(&file).map_err(|error| {
         let hint = match rustix::io::Errno::from_io_error(&error) {
             Some(rustix::io::Errno::INVAL) => "; it has no swap area: run mkswap on it on the host",
             Some(rustix::io::Errno::BUSY) => "; it is in use, perhaps as swap",

@@ -8,13 +8,13 @@ use protobuf::descriptor::field_descriptor_proto::Type;
 use protobuf::reflect::{EnumDescriptor, FieldDescriptor, MessageDescriptor, OneofDescriptor};
 use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize, ProtobufCustomizeCallback};
 
-/// File stem, whether it holds services, and what it is, for the module's documentation.
+/// File stem, whether it has services, and the module's documentation.
 const FILES: &[(&str, bool, &str)] = &[
     ("agent", true, "Sandboxes, containers, processes and their streams."),
     ("csi", false, "Volume statistics."),
-    ("firstlight", true, "What a Firstlight guest serves of its own."),
+    ("firstlight", true, "Firstlight's own services."),
     ("health", true, "Liveness and version."),
-    ("oci", false, "The OCI configuration as the wire carries it; zero is \"not set\"."),
+    ("oci", false, "The OCI configuration on the wire; zero means \"not set\"."),
     ("types", false, "Network objects."),
 ];
 
@@ -38,7 +38,7 @@ fn main() -> io::Result<()> {
         .rust_protobuf_customize(ProtobufCustomize::default().lite_runtime(true))
         .customize(Customize { async_all: true, ..Customize::default() })
         .run()?;
-    // The generators' own mod.rs begins with an inner attribute, which include! refuses.
+    // The generators' own mod.rs starts with an inner attribute, which include! rejects.
     let mut modules = String::new();
     for (stem, services, what) in FILES {
         declare(out, &mut modules, stem, what)?;
@@ -49,9 +49,9 @@ fn main() -> io::Result<()> {
     fs::write(out.join("mod.rs"), modules)
 }
 
-/// Makes messages serialisable: fields by the generated names, enums as their
-/// numbers, messages that are not set as null, one-ofs by the name of what is
-/// set, unknown fields left out. That is what Kata's agent hands to policies.
+/// Makes messages serialisable: fields by their generated names, enums as
+/// numbers, unset messages as null, one-ofs by the name of the set variant,
+/// unknown fields omitted. Kata's agent passes policies the same format.
 struct Json;
 
 impl Json {
@@ -86,8 +86,8 @@ impl ProtobufCustomizeCallback for Json {
     }
 }
 
-/// Adds a module, and takes a line out of its file that would lift the crate's `forbid(unsafe_code)`;
-/// the files hold no unsafe code.
+/// Declares a module, and removes the line from its file that would override the crate's
+/// `forbid(unsafe_code)`; the files have no unsafe code.
 fn declare(out: &Path, modules: &mut String, stem: &str, what: &str) -> io::Result<()> {
     let path = out.join(stem).with_extension("rs");
     let text = fs::read_to_string(&path)?;

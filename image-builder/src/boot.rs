@@ -253,12 +253,12 @@ pub async fn boot(machine: &Machine, patience: Duration, console_log: Option<&Pa
         Ok(false) => End::Ended,
         Err(_) => End::Silent(patience),
     };
-    let lived = vm.lived();
+    let lived = vm.uptime();
     if end == End::Ended {
         // What QEMU says of its own end is there when it has ended.
         vm.wait().await?;
     }
-    let report = Report { record: vm.console().record(), end, lived, last_words: vm.last_words() };
+    let report = Report { record: vm.console().record(), end, lived, last_words: vm.console_tail() };
     vm.stop().await;
     Ok(report)
 }

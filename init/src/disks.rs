@@ -54,7 +54,7 @@ pub fn any_serial(root: &Root) -> bool {
 pub fn extensions(root: &Root) -> Vec<Disk> {
     let of = |name: String| {
         let serial = text(&root.path(BLOCK).join(&name).join("serial"))?;
-        let extension = extension::of_serial(&serial)?.to_owned();
+        let extension = extension::name_from_serial(&serial)?.to_owned();
         Some(Disk { name, extension })
     };
     all(root).into_iter().filter_map(of).collect()

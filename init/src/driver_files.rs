@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read as _;
 
-use firstlight_driver_files::{Files, HEAD, spec, written};
+use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 
 use crate::places::{EXTENSION, PLACES};
 use crate::root::Root;
@@ -64,7 +64,7 @@ pub fn known(root: &Root) -> Result<Known, serde_json::Error> {
 /// The image's word, or the extension's if there is one: that of an image says nothing of an extension's files.
 fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
     let place = if root.path(EXTENSION).is_dir() { EXTENSION } else { "" };
-    let path = format!("{place}{}", written(version));
+    let path = format!("{place}{}", spec_path(version));
     let mut text = Vec::new();
     let file = File::open(root.path(&path)).ok()?;
     let whole = file.take(LONGEST + 1).read_to_end(&mut text).ok()? as u64 <= LONGEST;
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn what_is_written_for_the_driver_that_runs_is_taken_as_it_is() {
         let (_directory, root) = guest();
-        let (path, other) = (written("580.159.04"), written("580.159.05"));
+        let (path, other) = (spec_path("580.159.04"), spec_path("580.159.05"));
         plant(&root, &other, b"{}");
         assert!(matches!(known(&root).unwrap(), Known::Found(_)), "that is for another driver");
         let long = vec![b'{'; usize::try_from(LONGEST).unwrap() + 1];

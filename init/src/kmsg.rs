@@ -44,7 +44,7 @@ impl<'a> Entry<'a> {
     /// How grave it is.
     #[must_use]
     pub fn level(&self) -> Level {
-        Level::of_priority(self.priority)
+        Level::from_priority(self.priority)
     }
 
     fn is_drivers(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What happens when PID 1 itself is wrong.
 
-use firstlight_sys::own::Own;
+use firstlight_sys::process_mark::ProcessMark;
 use rustix::process::{Pid, getpid};
 use rustix::system::{RebootCommand, reboot};
 
@@ -10,7 +10,7 @@ use crate::console::last_gasp;
 /// would be a kernel panic that hides the reason.
 pub fn install() {
     // Without it a copy in a namespace of its own would not be known for one; there is none today.
-    let own = Own::mark().ok();
+    let own = ProcessMark::mark().ok();
     std::panic::set_hook(Box::new(move |info| {
         // A copy between fork and exec inherits this hook and must not use it. Asked first: a copy may not even
         // take memory, as another thread of the original may have been about to.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::{LEVELS, Level};
 use firstlight_cmdline::CommandLine;
-use firstlight_gpu_settings_protocol::{Asked, PerGpu, Ready};
+use firstlight_gpu_settings_protocol::{PerGpu, Ready, RequestedSettings};
 use firstlight_verity::extension;
 
 use crate::attach::Policy;
@@ -84,7 +84,7 @@ pub struct Params {
     /// Deadlines of units that are not those of the plan.
     pub deadlines: Vec<(&'static str, Duration)>,
     /// What is set of GPUs once they are attached.
-    pub settings: Asked,
+    pub settings: RequestedSettings,
     /// How long that may take, for all of them.
     pub settings_deadline: Duration,
     /// How many channels of IMEX get a node.
@@ -136,7 +136,7 @@ impl Default for Params {
             confidential: None,
             gpu_hotplug: false,
             deadlines: Vec::new(),
-            settings: Asked::default(),
+            settings: RequestedSettings::default(),
             settings_deadline: Duration::from_secs(60),
             imex_channels: 1,
             mode: ModeChoice::default(),
@@ -366,7 +366,7 @@ pub const PARAMS: &[ParamSpec] = &[
         effect: "up to which level lines of daemons, of `/dev/log`, and of the kernel's log are put on the console and \
                  the log port. Of the kernel's own, except its GPU driver's, only warnings and worse are, unless this \
                  is `debug`; what the kernel prints on the console by itself is not repeated there",
-        set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.word(), level))),
+        set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.as_str(), level))),
     },
     ParamSpec {
         name: "firstlight.mig",
@@ -606,7 +606,7 @@ pub fn print() -> String {
         extension::parameter("NAME"),
         extension::serial("NAME"),
         extension::DIRECTORY,
-        extension::LONGEST,
+        extension::MAX_NAME,
     );
     let _ = writeln!(
         text,
@@ -668,7 +668,11 @@ mod tests {
             baseboard_serial: Some("S1".to_owned()),
             persistenced: true,
             shutdown_deadline: Duration::from_secs(1),
-            settings: Asked { mig: PerGpu::parse("off").unwrap(), ready: Ready::No, ..Asked::default() },
+            settings: RequestedSettings {
+                mig: PerGpu::parse("off").unwrap(),
+                ready: Ready::No,
+                ..RequestedSettings::default()
+            },
             settings_deadline: Duration::from_secs(1),
             ..Params::default()
         };
@@ -735,7 +739,7 @@ mod tests {
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
         assert_eq!(texts[0], "takes by GPU: watts, default, keep, not \"500W\"; keep is used");
         assert!(texts[1].starts_with("takes by GPU: off, on, instances (3g.71gb,4g.71gb, "), "{}", texts[1]);
-        assert_eq!(params.settings, Asked::default());
+        assert_eq!(params.settings, RequestedSettings::default());
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Recorder {
 
     /// Something happened.
     pub fn event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
-        let event = Event { at_us, what: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
+        let event = Event { at_us, kind: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
         self.say(&Line::Event(event.clone()));
         self.remember(event);
     }
@@ -150,7 +150,7 @@ impl Recorder {
     /// Something happened that the host waits for: its line goes before those
     /// that the console has not begun to write.
     pub fn urgent_event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
-        let event = Event { at_us, what: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
+        let event = Event { at_us, kind: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
         if let Ok(text) = Line::Event(event.clone()).encode() {
             self.console.urgent(text);
         }

@@ -6,7 +6,7 @@ use std::io::{PipeReader, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use firstlight_gpu_settings_protocol::{Line, Outcome, Work};
+use firstlight_gpu_settings_protocol::{Outcome, SettingsRequest, StepReport};
 use firstlight_sys::daemon::{Daemon as Program, start};
 use rustix::process::Pid;
 
@@ -32,7 +32,7 @@ const TURN: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
     /// A step.
-    Step(Line),
+    Step(StepReport),
     /// Words.
     Words(String),
 }
@@ -80,17 +80,17 @@ pub struct Tally {
     divided: Vec<String>,
     done: u32,
     unchanged: u32,
-    failed: Vec<Line>,
+    failed: Vec<StepReport>,
 }
 
 impl Tally {
     /// Takes what was said of a step.
-    pub fn take(&mut self, line: &Line) {
+    pub fn take(&mut self, line: &StepReport) {
         let of = (line.object.clone(), line.step.clone());
         match line.result {
-            Outcome::Begun => return self.open.push(of),
+            Outcome::Started => return self.open.push(of),
             Outcome::Done => self.done += 1,
-            Outcome::Unchanged | Outcome::Would => self.unchanged += 1,
+            Outcome::Unchanged | Outcome::WouldChange => self.unchanged += 1,
             Outcome::Failed => self.failed.push(line.clone()),
         }
         self.open.retain(|other| *other != of);
@@ -148,7 +148,7 @@ impl Run {
     ///
     /// # Errors
     /// What could not be done.
-    pub fn start(root: &Root, groups: &Path, name: &str, work: &Work) -> Result<Self, String> {
+    pub fn start(root: &Root, groups: &Path, name: &str, work: &SettingsRequest) -> Result<Self, String> {
         let words = command(root, &first_of(root, PROGRAMS)?);
         let program = words.first().cloned().unwrap_or_default();
         let work = serde_json::to_string(work).map_err(|error| format!("the work cannot be written: {error}"))?;
@@ -168,7 +168,7 @@ impl Run {
             arguments: &words,
             environment: ENVIRONMENT,
             output: writer.as_fd(),
-            group: group.as_fd(),
+            cgroup: group.as_fd(),
             user: None,
             oom_score: OOM_SCORE,
         })
@@ -233,8 +233,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn line(object: &str, step: &str, result: Outcome, detail: &str) -> Line {
-        Line { object: object.into(), step: step.into(), result, us: 0, detail: detail.into() }
+    fn line(object: &str, step: &str, result: Outcome, detail: &str) -> StepReport {
+        StepReport { object: object.into(), step: step.into(), result, elapsed_us: 0, detail: detail.into() }
     }
 
     #[test]
@@ -256,12 +256,12 @@ mod tests {
     fn what_fails_or_never_ends_is_told() {
         let mut tally = Tally::default();
         for (object, step, result, detail) in [
-            ("a", "mig", Outcome::Begun, ""),
+            ("a", "mig", Outcome::Started, ""),
             ("a", "mig", Outcome::Failed, "no such profile"),
-            ("a", "clocks", Outcome::Begun, ""),
-            ("b", "mig", Outcome::Begun, ""),
+            ("a", "clocks", Outcome::Started, ""),
+            ("b", "mig", Outcome::Started, ""),
             ("b", "mig", Outcome::Done, "on"),
-            ("b", "power-limit", Outcome::Begun, ""),
+            ("b", "power-limit", Outcome::Started, ""),
             ("b", "power-limit", Outcome::Unchanged, "700 W"),
         ] {
             tally.take(&line(object, step, result, detail));

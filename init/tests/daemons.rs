@@ -331,7 +331,7 @@ fn a_program_that_cannot_run_is_told_with_its_error() {
     run = run.start();
     run.until("it is given up", |reports| reports.iter().any(|report| matches!(report, Report::GivenUp(_))));
     let Some(Report::GivenUp(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
-    assert!(text.contains("cannot run its program: Permission denied"), "{text}");
+    assert!(text.contains("cannot execute its program: Permission denied"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use firstlight_sys::fork::{Side, fork, new_ipc_and_uts};
+use firstlight_sys::fork::{Side, fork, unshare_ipc_and_uts};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
@@ -44,7 +44,7 @@ fn create_in_child(dir: &Path, hostname: &str) -> std::io::Result<()> {
         log::error!("{what}: {error}");
         error
     };
-    new_ipc_and_uts().map_err(|error| logged("unshare", error))?;
+    unshare_ipc_and_uts().map_err(|error| logged("unshare", error))?;
     if !hostname.is_empty() {
         rustix::system::sethostname(hostname.as_bytes()).map_err(|error| logged("sethostname", error.into()))?;
     }

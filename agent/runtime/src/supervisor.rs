@@ -381,7 +381,7 @@ impl Supervisor {
         }
         if self.preforked.take().is_some() {
             // Idle: return free memory to the kernel. A failure costs only memory.
-            let _ = firstlight_sys::memory::give_back();
+            let _ = firstlight_sys::memory::release_unused();
             return;
         }
         match prefork::fork_worker() {

@@ -134,7 +134,7 @@ fn describe(gpu: &Gpu, now_us: u64) -> String {
         return format!("GPU {}: {}", gpu.index, gpu.detail);
     }
     let step = if gpu.step.is_empty() { "-" } else { &gpu.step };
-    let mut text = format!("GPU {} (index {}) is {} in step {step}", gpu.pci, gpu.index, gpu.phase.word());
+    let mut text = format!("GPU {} (index {}) is {} in step {step}", gpu.pci, gpu.index, gpu.phase.as_str());
     if let Some(start) = gpu.start_us {
         let micros = gpu.end_us.unwrap_or(now_us).saturating_sub(start);
         text.push_str(&format!(" after {:.1} s", std::time::Duration::from_micros(micros).as_secs_f64()));

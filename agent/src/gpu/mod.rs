@@ -123,7 +123,7 @@ fn inject(spec: &mut Spec, names: impl Iterator<Item = DeviceName>, dir: &Direct
 /// now.
 fn plugged(sysfs: &Path, view: &View) -> Option<Address> {
     let known = |pci: &Address| view.gpus.iter().any(|gpu| gpu.pci == *pci && gpu.phase != GpuPhase::Removed);
-    firstlight_pci::of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
+    firstlight_pci::functions_of_kind(sysfs, Kind::Gpu).into_iter().find(|pci| !known(pci))
 }
 
 /// Waits for the GPUs, without polling.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use firstlight_agent_api::agent::Device;
 use firstlight_cdi::{Capabilities, DeviceName, GPU_KIND};
-use firstlight_pci::{Address, Place};
+use firstlight_pci::{Address, PciPath};
 
 use super::environment::{self, Visible};
 use crate::error::{Error, Result};
@@ -208,13 +208,13 @@ fn push(gpus: &mut Vec<GpuSelector>, which: GpuSelector) {
 }
 
 fn is_gpu(sysfs: &Path, address: Address) -> bool {
-    firstlight_pci::of_kind(sysfs, firstlight_pci::Kind::Gpu).contains(&address)
+    firstlight_pci::functions_of_kind(sysfs, firstlight_pci::Kind::Gpu).contains(&address)
 }
 
 /// Returns the address of the function at a PCI path such as `02/00`; `None` if there is none.
 #[must_use]
 pub fn pci_path(sysfs: &Path, path: &str) -> Option<Address> {
-    path.parse::<Place>().ok()?.find(sysfs).ok().map(|found| found.address)
+    path.parse::<PciPath>().ok()?.resolve(sysfs).ok().map(|found| found.address)
 }
 
 #[cfg(test)]

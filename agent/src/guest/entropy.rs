@@ -32,7 +32,7 @@ pub fn reseed(root: &Path, data: &[u8]) -> Result<()> {
     let mut device = OpenOptions::new().write(true).open(&path).map_err(failed("open"))?;
     device.write_all(data).map_err(failed("write"))?;
     entropy::credit(&device, data.len()).map_err(failed("credit (RNDADDTOENTCNT)"))?;
-    entropy::restart(&device).map_err(failed("restart (RNDRESEEDCRNG)"))
+    entropy::reseed(&device).map_err(failed("restart (RNDRESEEDCRNG)"))
 }
 
 #[cfg(test)]

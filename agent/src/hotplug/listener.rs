@@ -50,7 +50,7 @@ impl Uevents {
     }
 
     async fn wait_for(&mut self, matches: impl Fn(&Uevent<'_>) -> bool) -> io::Result<()> {
-        let matches = |event: &Uevent<'_>| event.is_news() && matches(event);
+        let matches = |event: &Uevent<'_>| event.can_add_device() && matches(event);
         loop {
             let mut ready = self.socket.readable().await?;
             let mut changed = false;

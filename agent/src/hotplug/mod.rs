@@ -16,7 +16,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use firstlight_pci::{Address, Found, Place};
+use firstlight_pci::{Address, PciPath, ResolvedFunction};
 use tokio::time::{Instant, timeout_at};
 
 use self::block::Disk;
@@ -59,7 +59,7 @@ impl Hotplug {
         let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("disk at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, dir } = match place.find(&at.sysfs) {
+            let ResolvedFunction { address, dir } = match place.resolve(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
@@ -123,7 +123,7 @@ impl Hotplug {
         let (place, at, path) = (parse_path(path)?, self.clone(), path.to_owned());
         let what = format!("network interface at PCI path {path}");
         self.wait(&what, move || {
-            let Found { address, dir } = match place.find(&at.sysfs) {
+            let ResolvedFunction { address, dir } = match place.resolve(&at.sysfs) {
                 Ok(found) => found,
                 Err(missing) => return Ok(Lookup::NotYet(missing.to_string())),
             };
@@ -152,7 +152,7 @@ impl Hotplug {
     /// The PCI path is invalid, or no function appeared in time.
     pub async fn pci_function(&self, path: &str) -> Result<Address> {
         let (place, sysfs) = (parse_path(path)?, self.sysfs.clone());
-        self.wait(&format!("PCI function at {path}"), move || match place.find(&sysfs) {
+        self.wait(&format!("PCI function at {path}"), move || match place.resolve(&sysfs) {
             Ok(found) => Ok(Lookup::Found(found.address)),
             Err(missing) => Ok(Lookup::NotYet(missing.to_string())),
         })
@@ -229,8 +229,8 @@ where
     .await
 }
 
-fn parse_path(path: &str) -> Result<Place> {
-    path.parse().map_err(|error: firstlight_pci::ParsePlaceError| Error::invalid(error.to_string()))
+fn parse_path(path: &str) -> Result<PciPath> {
+    path.parse().map_err(|error: firstlight_pci::ParsePciPathError| Error::invalid(error.to_string()))
 }
 
 /// Returns the name of a node directly below `/dev`.

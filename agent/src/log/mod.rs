@@ -69,7 +69,7 @@ fn priority(level: Level) -> u8 {
 fn line(priority: u8, text: &str, kernel: bool) -> String {
     // The kernel prints errors on the console, where untrusted text must not pass for a line of the
     // boot record.
-    let text: String = firstlight_boot_record::clean(text.as_bytes()).chars().take(MAX_KMSG).collect();
+    let text: String = firstlight_boot_record::sanitize(text.as_bytes()).chars().take(MAX_KMSG).collect();
     if kernel { format!("<{priority}>agent: {text}\n") } else { format!("agent: {text}\n") }
 }
 

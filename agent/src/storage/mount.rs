@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use firstlight_sys::mount::Change;
+use firstlight_sys::mount::AttributeChange;
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
@@ -120,14 +120,14 @@ impl Detached {
         flags.set(OpenTreeFlags::AT_RECURSIVE, options.recursive);
         let mount = rustix::mount::open_tree(source, "", flags)
             .map_err(|error| Error::internal(format!("failed to bind: {error}")))?;
-        let change = Change {
+        let change = AttributeChange {
             set: options.set,
             clear: options.clear,
             propagation: MountPropagationFlags::empty(),
             recursive: options.recursive_attributes,
         };
         if !(options.set.is_empty() && options.clear.is_empty()) {
-            firstlight_sys::mount::change(&mount, &change)
+            firstlight_sys::mount::set_attributes(&mount, &change)
                 .map_err(|error| Error::internal(format!("failed to set the options of a bind mount: {error}")))?;
         }
         Ok(Self(mount))
@@ -150,13 +150,13 @@ impl Detached {
         }
         let mounted = Mounted { fd: self.0, trusted: trusted.to_owned(), path, kind, made };
         if let Some(propagation) = options.propagation {
-            let change = Change {
+            let change = AttributeChange {
                 set: MountAttrFlags::empty(),
                 clear: MountAttrFlags::empty(),
                 propagation: propagation - MountPropagationFlags::REC,
                 recursive: propagation.contains(MountPropagationFlags::REC),
             };
-            firstlight_sys::mount::change(&mounted.fd, &change)
+            firstlight_sys::mount::set_attributes(&mounted.fd, &change)
                 .map_err(|error| Error::internal(format!("failed to set the mount propagation: {error}")))?;
         }
         Ok(mounted)

@@ -167,7 +167,7 @@ async fn once(mount: SharedMount, from: Inside, to: Inside) -> Result<()> {
     background::blocking(move || {
         // A dedicated thread: after setns it cannot be reused for other work.
         let thread = std::thread::Builder::new().name("shared-mount".to_owned()).spawn(move || {
-            firstlight_sys::mount::separate_thread().map_err(|error| Error::internal(error.to_string()))?;
+            firstlight_sys::mount::unshare_fs().map_err(|error| Error::internal(error.to_string()))?;
             from.enter()?;
             let tree = tree(&from, &mount.src_path)?;
             to.enter()?;

@@ -126,7 +126,7 @@ fn create_waits_for_its_gpu_and_gets_no_other() {
         // PID 1 has received all events.
         let mut events = Vec::new();
         while events.len() < 6 {
-            if let ToInit::Event { what, object, detail, .. } = init.receive().await {
+            if let ToInit::Event { kind: what, object, detail, .. } = init.receive().await {
                 events.push(format!("{what} {object} {detail}").trim_end().to_owned());
             }
         }

@@ -1,4 +1,4 @@
-//! The wire of the Kata agent and of our own services, generated from .proto.
+//! ttrpc API of the Kata agent and of Firstlight's own services, generated from .proto.
 //!
 //! Each module is one file of `proto/`; the modules that end in `_ttrpc` hold
 //! the asynchronous clients and server traits. The service name on the wire is
@@ -10,5 +10,5 @@ mod json;
 
 include!(concat!(env!("OUT_DIR"), "/mod.rs"));
 
-/// The port on which a guest's agent listens, on vsock.
+/// The vsock port of a guest's agent.
 pub const AGENT_PORT: u32 = 1024;

@@ -1,4 +1,4 @@
-//! Bytes encoded by hand, so that a field that changes its number or type is noticed.
+//! Golden bytes encoded by hand, which detect a changed field number or type.
 #![forbid(unsafe_code)]
 
 use firstlight_agent_api::agent::{
@@ -12,7 +12,7 @@ use firstlight_agent_api::oci::{LinuxResources, LinuxSyscall, Spec, linux_syscal
 use firstlight_agent_api::types::{FSGroupChangePolicy, IPFamily, Interface};
 use protobuf::Message;
 
-fn same<M: Message + PartialEq + std::fmt::Debug>(message: &M, bytes: &[u8]) {
+fn assert_encodes<M: Message + PartialEq + std::fmt::Debug>(message: &M, bytes: &[u8]) {
     assert_eq!(message.write_to_bytes().ok().as_deref(), Some(bytes));
     assert_eq!(M::parse_from_bytes(bytes).ok().as_ref(), Some(message));
 }
@@ -29,7 +29,7 @@ fn strings_and_nested_messages() {
     request.OCI = Some(spec).into();
     request.sandbox_pidns = true;
     request.stderr_port = 300;
-    same(
+    assert_encodes(
         &request,
         &[
             0x0a, 2, b'c', b'1', // 1 container_id
@@ -55,7 +55,7 @@ fn storages_and_groups() {
     let mut request = CreateSandboxRequest::new();
     request.storages = vec![storage];
     request.sandbox_id = "s".into();
-    same(
+    assert_encodes(
         &request,
         &[
             0x1a, 20, // 3 storages
@@ -71,17 +71,17 @@ fn storages_and_groups() {
 
 #[test]
 fn numbers() {
-    same(
+    assert_encodes(
         &WaitProcessResponse { status: -1, ..Default::default() },
         &[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
     );
-    same(&SetGuestDateTimeRequest { Sec: 1, Usec: 2, ..Default::default() }, &[0x08, 1, 0x10, 2]);
-    same(
+    assert_encodes(&SetGuestDateTimeRequest { Sec: 1, Usec: 2, ..Default::default() }, &[0x08, 1, 0x10, 2]);
+    assert_encodes(
         &MemHotplugByProbeRequest { memHotplugProbeAddr: vec![1, 300], ..Default::default() },
         &[0x0a, 3, 1, 0xac, 0x02],
     );
-    same(&ReseedRandomDevRequest { data: vec![9], ..Default::default() }, &[0x12, 1, 9]);
-    same(
+    assert_encodes(&ReseedRandomDevRequest { data: vec![9], ..Default::default() }, &[0x12, 1, 9]);
+    assert_encodes(
         &ReadStreamRequest { container_id: "c".into(), exec_id: "c".into(), len: 32768, ..Default::default() },
         &[0x0a, 1, b'c', 0x12, 1, b'c', 0x18, 0x80, 0x80, 2],
     );
@@ -89,34 +89,37 @@ fn numbers() {
 
 #[test]
 fn explicit_presence() {
-    same(&MemAgentMemcgConfig { swap: Some(false), period_secs: Some(0), ..Default::default() }, &[0x10, 0, 0x20, 0]);
+    assert_encodes(
+        &MemAgentMemcgConfig { swap: Some(false), period_secs: Some(0), ..Default::default() },
+        &[0x10, 0, 0x20, 0],
+    );
     let mut call = LinuxSyscall::new();
     call.Names = vec!["x".into()];
     call.ErrnoRet = Some(linux_syscall::ErrnoRet::Errnoret(0));
-    same(&call, &[0x0a, 1, b'x', 0x18, 0]);
+    assert_encodes(&call, &[0x0a, 1, b'x', 0x18, 0]);
 }
 
 #[test]
 fn enums_and_other_packages() {
-    same(&HealthCheckResponse { status: ServingStatus::SERVING.into(), ..Default::default() }, &[0x08, 1]);
+    assert_encodes(&HealthCheckResponse { status: ServingStatus::SERVING.into(), ..Default::default() }, &[0x08, 1]);
     let mut interface = Interface::new();
     interface.type_ = "t".into();
     interface.raw_flags = 128;
     interface.IPAddresses = vec![Default::default()];
     interface.IPAddresses[0].family = IPFamily::v6.into();
-    same(&interface, &[0x1a, 2, 0x08, 1, 0x3a, 1, b't', 0x40, 0x80, 1]);
-    same(&BootRecordReply { json: "{}".into(), ..Default::default() }, &[0x0a, 2, b'{', b'}']);
+    assert_encodes(&interface, &[0x1a, 2, 0x08, 1, 0x3a, 1, b't', 0x40, 0x80, 1]);
+    assert_encodes(&BootRecordReply { json: "{}".into(), ..Default::default() }, &[0x0a, 2, b'{', b'}']);
 }
 
 #[test]
 fn maps_of_statistics() {
     let mut reply = StatsContainerResponse::new();
     reply.cgroup_stats.mut_or_insert_default().memory_stats.mut_or_insert_default().stats.insert("a".into(), 1);
-    same(&reply, &[0x0a, 9, 0x12, 7, 0x32, 5, 0x0a, 1, b'a', 0x10, 1]);
+    assert_encodes(&reply, &[0x0a, 9, 0x12, 7, 0x32, 5, 0x0a, 1, b'a', 0x10, 1]);
 }
 
 #[test]
-fn unknown_fields_do_not_hurt() {
+fn unknown_fields_are_ignored() {
     let resources = LinuxResources::parse_from_bytes(&[0xfa, 0x01, 1, b'x']).unwrap();
     assert!(resources.Memory.is_none());
 }

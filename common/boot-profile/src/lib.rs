@@ -1,6 +1,6 @@
-//! A boot record as a table and as a picture.
+//! Boot records as a terminal table and as SVG.
 //!
-//! [`rows`] puts everything with a beginning and an end on one axis: the
+//! [`rows`] puts everything with a start and an end on one time axis: the
 //! kernel, each unit, each GPU's attach, each container, the power-off;
 //! [`table`] prints them for a terminal, [`svg`] draws them.
 #![forbid(unsafe_code)]
@@ -9,6 +9,6 @@ mod rows;
 mod svg;
 mod table;
 
-pub use rows::{Look, Row, rows};
+pub use rows::{Row, RowStyle, rows};
 pub use svg::svg;
 pub use table::table;

@@ -1,50 +1,50 @@
-//! What is on the axis.
+//! Rows of the time axis.
 
 use firstlight_boot_record::{BootRecord, Event, GpuPhase, Outcome, Unit};
 
-/// How a row is drawn.
+/// The style of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum RowStyle {
     /// The kernel before PID 1.
     Kernel,
-    /// Ended well.
+    /// Succeeded.
     Good,
-    /// Runs on: a daemon or a container, from ready.
+    /// A daemon or container that is ready and keeps running.
     Serving,
-    /// Ended badly.
+    /// Failed or timed out.
     Bad,
-    /// Never ran or never ended.
+    /// Not started or not ended.
     Missing,
 }
 
-/// One line of the picture; times in µs since the kernel's start.
+/// One row of the time axis; times in µs since the kernel's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What it is.
+    /// Name of the unit, GPU or container.
     pub name: String,
-    /// Its beginning.
+    /// Start.
     pub start_us: Option<u64>,
-    /// When others could use it, if before its end.
+    /// When it became ready, if before its end.
     pub ready_us: Option<u64>,
-    /// Its end.
+    /// End.
     pub end_us: Option<u64>,
-    /// Its own processor time.
+    /// CPU time of its thread.
     pub processor_us: Option<u64>,
-    /// How it is drawn.
-    pub look: Look,
-    /// How it ended, one word.
+    /// Style.
+    pub style: RowStyle,
+    /// Result, one word.
     pub outcome: String,
-    /// One line more.
+    /// One line of detail.
     pub detail: String,
 }
 
 fn unit(unit: &Unit) -> Row {
-    let look = match unit.outcome {
-        // A daemon that is ready and has not ended serves on.
-        Outcome::Ok | Outcome::Running if unit.ready_us.is_some() && unit.end_us.is_none() => Look::Serving,
-        Outcome::Ok => Look::Good,
-        Outcome::Failed | Outcome::TimedOut => Look::Bad,
-        Outcome::Pending | Outcome::Running | Outcome::Skipped => Look::Missing,
+    let style = match unit.outcome {
+        // A daemon that is ready and has not ended keeps serving.
+        Outcome::Ok | Outcome::Running if unit.ready_us.is_some() && unit.end_us.is_none() => RowStyle::Serving,
+        Outcome::Ok => RowStyle::Good,
+        Outcome::Failed | Outcome::TimedOut => RowStyle::Bad,
+        Outcome::Pending | Outcome::Running | Outcome::Skipped => RowStyle::Missing,
     };
     Row {
         name: unit.name.clone(),
@@ -52,28 +52,28 @@ fn unit(unit: &Unit) -> Row {
         ready_us: unit.ready_us,
         end_us: unit.end_us,
         processor_us: unit.processor_us,
-        look,
-        outcome: unit.outcome.word().to_owned(),
+        style,
+        outcome: unit.outcome.as_str().to_owned(),
         detail: unit.detail.clone(),
     }
 }
 
 fn container(events: &[Event], started: &Event) -> Row {
-    let exited = events.iter().find(|e| e.what == "container-exited" && e.object == started.object);
+    let exited = events.iter().find(|e| e.kind == "container-exited" && e.object == started.object);
     Row {
         name: format!("container {}", started.object),
         start_us: Some(started.at_us),
         ready_us: None,
         end_us: exited.map(|e| e.at_us),
         processor_us: None,
-        look: Look::Serving,
+        style: RowStyle::Serving,
         outcome: if exited.is_some() { "exited" } else { "running" }.to_owned(),
         detail: exited.map(|e| e.detail.clone()).unwrap_or_default(),
     }
 }
 
-/// The rows of a record in the order of their beginnings; what never began
-/// comes last. GPUs have rows of their own only where no unit is about them.
+/// Returns the rows of a record ordered by start; those that never started come
+/// last. A GPU has a row of its own only if no unit covers it.
 #[must_use]
 pub fn rows(record: &BootRecord) -> Vec<Row> {
     let mut rows = vec![Row {
@@ -82,7 +82,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
         ready_us: None,
         end_us: Some(record.pid1_start_us),
         processor_us: None,
-        look: Look::Kernel,
+        style: RowStyle::Kernel,
         outcome: "ok".to_owned(),
         detail: record.kernel.release.clone(),
     }];
@@ -91,10 +91,10 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
         if record.units.iter().any(|unit| unit.pci == Some(gpu.pci)) {
             continue;
         }
-        let look = match gpu.phase {
-            GpuPhase::Ready => Look::Good,
-            GpuPhase::Found | GpuPhase::Attaching | GpuPhase::Removed => Look::Missing,
-            GpuPhase::Failed | GpuPhase::TimedOut => Look::Bad,
+        let style = match gpu.phase {
+            GpuPhase::Ready => RowStyle::Good,
+            GpuPhase::Found | GpuPhase::Attaching | GpuPhase::Removed => RowStyle::Missing,
+            GpuPhase::Failed | GpuPhase::TimedOut => RowStyle::Bad,
         };
         rows.push(Row {
             name: format!("gpu {}", gpu.pci),
@@ -102,12 +102,12 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             ready_us: None,
             end_us: gpu.end_us,
             processor_us: None,
-            look,
-            outcome: gpu.phase.word().to_owned(),
+            style,
+            outcome: gpu.phase.as_str().to_owned(),
             detail: gpu.detail.clone(),
         });
     }
-    let started = record.events.iter().filter(|event| event.what == "container-started");
+    let started = record.events.iter().filter(|event| event.kind == "container-started");
     rows.extend(started.map(|event| container(&record.events, event)));
     if let Some(off) = record.event("power-off") {
         rows.push(Row {
@@ -116,7 +116,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
             ready_us: None,
             end_us: Some(off.at_us),
             processor_us: None,
-            look: Look::Good,
+            style: RowStyle::Good,
             outcome: "ok".to_owned(),
             detail: off.detail.clone(),
         });
@@ -125,7 +125,7 @@ pub fn rows(record: &BootRecord) -> Vec<Row> {
     rows
 }
 
-/// The last moment on the axis, at least 1.
+/// Returns the end of the time axis, at least 1.
 pub(crate) fn last_us(rows: &[Row]) -> u64 {
     rows.iter().flat_map(|row| [row.start_us, row.ready_us, row.end_us]).flatten().max().unwrap_or(0).max(1)
 }

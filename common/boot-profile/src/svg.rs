@@ -1,23 +1,23 @@
-//! The boot as a picture, self-contained.
+//! Boot records as self-contained SVG.
 
 use std::fmt::Write as _;
 
 use firstlight_boot_record::BootRecord;
 
-use crate::rows::{Look, last_us, rows};
+use crate::rows::{RowStyle, last_us, rows};
 
 const ROW: u32 = 20;
 const NAMES: u32 = 250;
 const AXIS: u32 = 860;
 const TOP: u32 = 56;
 
-fn colour(look: Look) -> &'static str {
-    match look {
-        Look::Kernel => "#b0b7c3",
-        Look::Good => "#3b82f6",
-        Look::Serving => "#34a853",
-        Look::Bad => "#dc2626",
-        Look::Missing => "#f59e0b",
+fn colour(style: RowStyle) -> &'static str {
+    match style {
+        RowStyle::Kernel => "#b0b7c3",
+        RowStyle::Good => "#3b82f6",
+        RowStyle::Serving => "#34a853",
+        RowStyle::Bad => "#dc2626",
+        RowStyle::Missing => "#f59e0b",
     }
 }
 
@@ -29,7 +29,7 @@ fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            // XML has no way to write most control characters.
+            // XML cannot represent most control characters.
             c if c.is_control() => out.push(' '),
             c => out.push(c),
         }
@@ -42,7 +42,7 @@ fn x(us: u64, last: u64) -> f64 {
     f64::from(NAMES) + us as f64 / last as f64 * f64::from(AXIS)
 }
 
-/// The distance of two ticks: 1, 2 or 5 times a power of ten, for 5 to 12 ticks.
+/// Returns the distance of two ticks: 1, 2 or 5 times a power of ten, for 5 to 12 ticks.
 fn tick(last: u64) -> u64 {
     let mut step: u64 = 1;
     loop {
@@ -56,7 +56,7 @@ fn tick(last: u64) -> u64 {
     }
 }
 
-/// The boot as an SVG document: a bar per row, details as tooltips.
+/// Renders the boot as an SVG document: a bar per row, details as tooltips.
 #[must_use]
 pub fn svg(record: &BootRecord) -> String {
     let rows = rows(record);
@@ -93,11 +93,11 @@ pub fn svg(record: &BootRecord) -> String {
     for row in &rows {
         let middle = y + ROW / 2 + 3;
         let _ = writeln!(out, r#"<text x="{}" y="{middle}" text-anchor="end">{}</text>"#, NAMES - 8, escape(&row.name));
-        let worked = row.processor_us.map(|us| format!(" ({}.{} ms of processor time)", us / 1000, us % 1000 / 100));
+        let worked = row.processor_us.map(|us| format!(" ({}.{} ms of CPU time)", us / 1000, us % 1000 / 100));
         let tooltip = format!("{}: {}{} {}", row.name, row.outcome, worked.unwrap_or_default(), row.detail);
         let _ = writeln!(out, "<g><title>{}</title>", escape(&tooltip));
         if let Some(start) = row.start_us {
-            let end = row.end_us.unwrap_or(if row.look == Look::Good { start } else { last });
+            let end = row.end_us.unwrap_or(if row.style == RowStyle::Good { start } else { last });
             let mut part = |from: u64, to: u64, fill: &str| {
                 let (left, right) = (x(from, last), x(to.max(from), last));
                 let width = (right - left).max(1.5);
@@ -110,10 +110,10 @@ pub fn svg(record: &BootRecord) -> String {
             };
             match row.ready_us {
                 Some(ready) => {
-                    part(start, ready, colour(Look::Good));
-                    part(ready, end, colour(row.look));
+                    part(start, ready, colour(RowStyle::Good));
+                    part(ready, end, colour(row.style));
                 }
-                None => part(start, end, colour(row.look)),
+                None => part(start, end, colour(row.style)),
             }
             let took = row.ready_us.unwrap_or(end).saturating_sub(start);
             let right = x(end.max(start), last) + 5.0;
@@ -123,7 +123,7 @@ pub fn svg(record: &BootRecord) -> String {
             let _ = writeln!(
                 out,
                 r#"<text x="{NAMES}" y="{middle}" fill="{}">{}</text>"#,
-                colour(row.look),
+                colour(row.style),
                 escape(&row.outcome)
             );
         }
@@ -142,14 +142,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_record_is_well_formed(name in "\\PC{0,12}", detail in ".{0,20}", start in proptest::option::of(any::<u64>()), end in proptest::option::of(any::<u64>())) {
+        fn svg_of_any_record_is_well_formed(name in "\\PC{0,12}", detail in ".{0,20}", start in proptest::option::of(any::<u64>()), end in proptest::option::of(any::<u64>())) {
             let mut record = BootRecord::new("1", 5);
             record.units.push(Unit {
                 name, need: vec![], severity: Severity::Optional, deadline_us: 0, start_us: start, ready_us: None,
                 end_us: end, processor_us: end, outcome: Outcome::Failed, detail, pci: None,
             });
             let text = svg(&record);
-            // Every '<' opens a tag of ours, and every group is closed.
+            // Every '<' opens a known tag, and every group is closed.
             for (at, _) in text.match_indices('<') {
                 let rest = &text[at + 1..];
                 prop_assert!(["svg", "/svg", "rect", "text", "/text", "line", "g>", "/g>", "title", "/title"].iter().any(|t| rest.starts_with(t)), "{}", &rest[..20.min(rest.len())]);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
+    fn tick_distances_are_round_numbers() {
         assert_eq!(tick(4_800_000), 500_000);
         assert_eq!(tick(1), 1);
         assert!(tick(u64::MAX) > 0);

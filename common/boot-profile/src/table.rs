@@ -1,15 +1,15 @@
-//! The boot as a table for a terminal.
+//! Boot records as a table for a terminal.
 
 use std::fmt::Write as _;
 
 use firstlight_boot_record::BootRecord;
 
-use crate::rows::{Look, Row, last_us, rows};
+use crate::rows::{Row, RowStyle, last_us, rows};
 
-/// Columns of the bar.
+/// Width of the bar, columns.
 const BAR: u64 = 40;
 
-/// Characters of a detail that fit on a line beside the rest.
+/// Longest detail shown, characters.
 const DETAIL: usize = 90;
 
 fn milliseconds(us: Option<u64>) -> String {
@@ -21,7 +21,7 @@ fn took(row: &Row) -> String {
     milliseconds(row.start_us.zip(end).map(|(start, end)| end.saturating_sub(start)))
 }
 
-/// The column of a moment, 0 to `BAR - 1`.
+/// Returns the column of a time, 0 to `BAR - 1`.
 fn column(us: u64, last: u64) -> u64 {
     (u128::from(us) * u128::from(BAR - 1) / u128::from(last)).try_into().unwrap_or(BAR - 1)
 }
@@ -32,13 +32,13 @@ fn bar(row: &Row, last: u64) -> String {
     };
     let begin = column(start, last);
     let ready = row.ready_us.map(|us| column(us, last));
-    let end = row.end_us.map_or(if row.look == Look::Good { begin } else { BAR - 1 }, |us| column(us, last));
-    let mark = match row.look {
-        Look::Kernel => ':',
-        Look::Good => '=',
-        Look::Serving => '-',
-        Look::Bad => '!',
-        Look::Missing => '?',
+    let end = row.end_us.map_or(if row.style == RowStyle::Good { begin } else { BAR - 1 }, |us| column(us, last));
+    let mark = match row.style {
+        RowStyle::Kernel => ':',
+        RowStyle::Good => '=',
+        RowStyle::Serving => '-',
+        RowStyle::Bad => '!',
+        RowStyle::Missing => '?',
     };
     (0..BAR)
         .map(|at| match at {
@@ -49,8 +49,8 @@ fn bar(row: &Row, last: u64) -> String {
         .collect()
 }
 
-/// A detail as one short line without control characters.
-fn short(text: &str) -> String {
+/// Truncates a detail to one line without control characters.
+fn shorten(text: &str) -> String {
     let mut line: String = text.chars().filter(|c| !c.is_control()).take(DETAIL).collect();
     if text.chars().count() > DETAIL {
         line.push('…');
@@ -58,9 +58,9 @@ fn short(text: &str) -> String {
     line
 }
 
-/// The boot as a table: one line per row, times in milliseconds since the
-/// kernel's start. `=` works, `-` serves, `!` failed, `?` never ended. CPU is
-/// the processor time of the unit's own thread.
+/// Renders the boot as a table: one line per row, times in milliseconds since the
+/// kernel's start. `=` running, `-` serving, `!` failed, `?` never ended. CPU is
+/// the CPU time of the unit's thread.
 #[must_use]
 pub fn table(record: &BootRecord) -> String {
     let rows = rows(record);
@@ -84,7 +84,7 @@ pub fn table(record: &BootRecord) -> String {
             milliseconds(row.processor_us),
             bar(row, last),
             row.outcome,
-            short(&row.detail)
+            shorten(&row.detail)
         );
     }
     if let Some(failure) = &record.failure {
@@ -120,9 +120,9 @@ mod tests {
             unit("agent", 1_010_000, Some(1_050_000), None, Outcome::Running, "pid 7"),
             unit("never", 0, None, None, Outcome::Skipped, "needs late"),
         ];
-        let event = |at_us, what: &str, object: &str, detail: &str| Event {
+        let event = |at_us, kind: &str, object: &str, detail: &str| Event {
             at_us,
-            what: what.into(),
+            kind: kind.into(),
             object: object.into(),
             detail: detail.into(),
         };
@@ -135,16 +135,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_in_time_order_with_their_times() {
+    fn rows_are_in_time_order_with_their_times() {
         let text = table(&sample());
         let names: Vec<_> =
             text.lines().skip(1).map(|line| line.split("  ").next().unwrap().trim().to_owned()).collect();
         assert_eq!(names, ["kernel", "mounts", "agent", "late", "container c1", "power-off", "never"]);
         let agent = text.lines().find(|line| line.starts_with("agent")).unwrap();
         assert!(agent.contains("1010.0") && agent.contains("1050.0") && agent.contains(" 40.0 "), "{agent}");
-        assert!(agent.contains("=-"), "works, then serves: {agent}");
+        assert!(agent.contains("=-"), "running, then serving: {agent}");
         let mounts = text.lines().find(|line| line.starts_with("mounts")).unwrap();
-        assert!(mounts.contains(" 2.2     0.5  "), "took and worked: {mounts}");
+        assert!(mounts.contains(" 2.2     0.5  "), "duration and CPU time: {mounts}");
         let late = text.lines().find(|line| line.starts_with("late")).unwrap();
         assert!(late.contains("!!!") && late.contains("failed") && !late.contains('\u{7}'), "{late}");
     }
@@ -165,7 +165,7 @@ mod tests {
             ready_us: Some(0),
             end_us: Some(1),
             processor_us: None,
-            look: Look::Good,
+            style: RowStyle::Good,
             outcome: String::new(),
             detail: String::new(),
         };

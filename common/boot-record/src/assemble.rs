@@ -1,32 +1,32 @@
-//! A record put together from console lines.
+//! Reassembles a boot record from console lines.
 
 use crate::{BootRecord, Line};
 
-/// Collects lines into a record. The console of a machine that died is enough
-/// to know how far it came; units that never ended are simply not in it.
+/// Reassembles a boot record from console lines, which survive a guest that
+/// died. Units that never ended are missing from it.
 #[derive(Debug, Clone, Default)]
 pub struct Assembler {
     record: Option<BootRecord>,
-    broken: usize,
+    malformed: usize,
 }
 
 impl Assembler {
-    /// Nothing seen yet.
+    /// Returns an assembler without a record.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes one console line. A second `Boot` line (a reboot) starts over.
+    /// Processes one console line. A second `Boot` line (a reboot) starts a new record.
     pub fn feed(&mut self, text: &str) {
         match Line::decode(text) {
             None => {}
-            Some(Ok(line)) => self.take(line),
-            Some(Err(_)) => self.broken += 1,
+            Some(Ok(line)) => self.apply(line),
+            Some(Err(_)) => self.malformed += 1,
         }
     }
 
-    fn take(&mut self, line: Line) {
+    fn apply(&mut self, line: Line) {
         if let Line::Boot { init_version, kernel, pid1_start_us } = line {
             let mut record = BootRecord::new(&init_version, pid1_start_us);
             record.kernel.release = kernel;
@@ -34,7 +34,7 @@ impl Assembler {
             return;
         }
         let Some(record) = self.record.as_mut() else {
-            self.broken += 1;
+            self.malformed += 1;
             return;
         };
         match line {
@@ -54,16 +54,16 @@ impl Assembler {
         }
     }
 
-    /// The record so far; `None` before PID 1's first line.
+    /// Returns the record so far; `None` before PID 1's first line.
     #[must_use]
     pub fn record(&self) -> Option<&BootRecord> {
         self.record.as_ref()
     }
 
-    /// Lines that carried the prefix and could not be used.
+    /// Returns the number of lines that have the prefix and could not be parsed.
     #[must_use]
-    pub fn broken(&self) -> usize {
-        self.broken
+    pub fn malformed_lines(&self) -> usize {
+        self.malformed
     }
 }
 
@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_about_a_unit_counts() {
+    fn last_line_of_a_unit_wins() {
         let mut assembler = Assembler::new();
         let lines = [
             Line::Boot { init_version: "1".into(), kernel: "6.12".into(), pid1_start_us: 9 },
             Line::Unit(unit(Outcome::Running)),
             Line::Unit(unit(Outcome::Ok)),
             Line::State(State::Ready),
-            Line::Event(Event { at_us: 7, what: "power-off".into(), object: String::new(), detail: String::new() }),
+            Line::Event(Event { at_us: 7, kind: "power-off".into(), object: String::new(), detail: String::new() }),
         ];
         assembler.feed("Linux version ...");
         for line in lines {
@@ -107,14 +107,14 @@ mod tests {
         assert_eq!(record.units, [unit(Outcome::Ok)]);
         assert_eq!(record.state, State::Ready);
         assert_eq!(record.event("power-off").unwrap().at_us, 7);
-        assert_eq!(assembler.broken(), 1);
+        assert_eq!(assembler.malformed_lines(), 1);
     }
 
     #[test]
-    fn nothing_before_the_boot_line() {
+    fn lines_before_the_boot_line_are_malformed() {
         let mut assembler = Assembler::new();
         assembler.feed(&Line::State(State::Ready).encode().unwrap());
         assert!(assembler.record().is_none());
-        assert_eq!(assembler.broken(), 1);
+        assert_eq!(assembler.malformed_lines(), 1);
     }
 }

@@ -1,24 +1,25 @@
-//! What others say, as lines on a console that nobody takes for the record's.
+//! Forwarded log messages as console lines, distinct from those of the boot record.
 //!
 //! A line is `firstlight: SECONDS.MICROSECONDS LEVEL SOURCE: TEXT`. The text is
-//! a kernel's, a daemon's or a stranger's: whatever it holds, it stays one line
-//! without control characters, and no part of it reads as a line of the record.
+//! untrusted input of the kernel, a daemon or any sender to `/dev/log`: it is
+//! sanitized to one line without control characters, and no part of it parses as
+//! a line of the boot record.
 
 use std::fmt::Write as _;
 
-/// What every line for people begins with.
+/// The prefix of every log line.
 pub const LOG_PREFIX: &str = "firstlight: ";
 
-/// What no foreign text may hold: how the record's lines begin, whatever the schema's version.
+/// The start of every boot record line in all schema versions; sanitized text never contains it.
 const MARK: &str = "firstlight/";
 
-/// How grave it is; the numbers are the kernel's and syslog's.
+/// A severity level; the numbers are those of the kernel and syslog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(u8)]
 pub enum Level {
-    /// The system cannot be used.
+    /// The system is unusable.
     Emergency = 0,
-    /// Something has to be done at once.
+    /// Action must be taken immediately.
     Alert = 1,
     /// A critical condition.
     Critical = 2,
@@ -26,16 +27,16 @@ pub enum Level {
     Error = 3,
     /// A warning.
     Warning = 4,
-    /// Normal, but worth a look.
+    /// A normal but significant condition.
     Notice = 5,
-    /// For information.
+    /// An informational message.
     #[default]
     Info = 6,
-    /// For whoever looks for a fault.
+    /// A debug message.
     Debug = 7,
 }
 
-/// All levels, by their number.
+/// All levels in the order of their numbers.
 pub const LEVELS: [Level; 8] = [
     Level::Emergency,
     Level::Alert,
@@ -48,16 +49,16 @@ pub const LEVELS: [Level; 8] = [
 ];
 
 impl Level {
-    /// The level of a priority, which is facility times eight plus level.
+    /// Returns the level of a syslog priority, which is facility times eight plus level.
     #[must_use]
-    pub fn of_priority(priority: u32) -> Self {
+    pub fn from_priority(priority: u32) -> Self {
         let at = usize::try_from(priority & 7).unwrap_or_default();
         LEVELS.get(at).copied().unwrap_or_default()
     }
 
-    /// The word on the console.
+    /// Returns the name used on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Emergency => "emerg",
             Self::Alert => "alert",
@@ -70,70 +71,76 @@ impl Level {
         }
     }
 
-    /// The level of a word.
+    /// Returns the level of that name.
     #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        LEVELS.into_iter().find(|level| level.word() == word)
+    pub fn from_name(name: &str) -> Option<Self> {
+        LEVELS.into_iter().find(|level| level.as_str() == name)
     }
 }
 
-/// Something that somebody said.
+/// A log message with its time, level and source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
-    /// When, µs.
+    /// Time, µs.
     pub at_us: u64,
-    /// How grave it is.
+    /// Severity level.
     pub level: Level,
-    /// Who: `kernel`, `driver`, `agent`, a daemon's name, or `PROGRAM[PID,UID]`.
+    /// The sender: `kernel`, `driver`, `agent`, a daemon's name, or `PROGRAM[PID,UID]`.
     pub source: String,
-    /// What.
+    /// The message.
     pub text: String,
 }
 
 impl LogLine {
-    /// The line's text, without line end.
+    /// Returns the console line, sanitized, without a newline.
     #[must_use]
     pub fn encode(&self) -> String {
         let (seconds, rest) = (self.at_us / 1_000_000, self.at_us % 1_000_000);
-        let (level, source, text) = (self.level.word(), word(&self.source), clean(self.text.as_bytes()));
+        let (level, source, text) =
+            (self.level.as_str(), sanitize_source(&self.source), sanitize(self.text.as_bytes()));
         format!("{LOG_PREFIX}{seconds}.{rest:06} {level} {source}: {text}")
     }
 
-    /// Reads a console line; `None` where it is none of these.
+    /// Parses a console line; `None` if it is not a log line.
     #[must_use]
     pub fn decode(line: &str) -> Option<Self> {
-        // The first one: what follows may quote another.
+        // The first prefix: the message may quote another.
         let start = line.find(LOG_PREFIX)? + LOG_PREFIX.len();
-        let mut words = line.get(start..)?.trim_end_matches(['\r', '\n']).splitn(4, ' ');
-        let (time, level, source) = (words.next()?, words.next()?, words.next()?);
+        let mut tokens = line.get(start..)?.trim_end_matches(['\r', '\n']).splitn(4, ' ');
+        let (time, level, source) = (tokens.next()?, tokens.next()?, tokens.next()?);
         let (seconds, rest) = time.split_once('.').filter(|(_, rest)| rest.len() == 6)?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         if !digits(seconds) || !digits(rest) {
             return None;
         }
         let at_us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(rest.parse().ok()?)?;
-        let source = source.strip_suffix(':').filter(|source| word(source) == *source)?.to_owned();
-        Some(Self { at_us, level: Level::from_word(level)?, source, text: words.next().unwrap_or_default().to_owned() })
+        let source = source.strip_suffix(':').filter(|source| sanitize_source(source) == *source)?.to_owned();
+        Some(Self {
+            at_us,
+            level: Level::from_name(level)?,
+            source,
+            text: tokens.next().unwrap_or_default().to_owned(),
+        })
     }
 }
 
-/// A name as one word that holds nothing that could end it.
+/// Returns a source name as one token without separators, at most 64 characters.
 #[must_use]
-pub fn word(name: &str) -> String {
-    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '[' | ']' | ',' | '+' | '@');
-    let word: String = name.chars().take(64).map(|c| if fine(c) { c } else { '_' }).collect();
-    if word.is_empty() { "_".to_owned() } else { word }
+pub fn sanitize_source(name: &str) -> String {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '[' | ']' | ',' | '+' | '@');
+    let source: String = name.chars().take(64).map(|c| if is_allowed(c) { c } else { '_' }).collect();
+    if source.is_empty() { "_".to_owned() } else { source }
 }
 
-/// Foreign bytes as text for one line: what is not text, what controls a
-/// terminal, what turns the order of letters around, and what begins a line of
-/// the record is written as `\x1b` and the like. Clean text stays as it is.
+/// Converts untrusted bytes to text for one line. Invalid UTF-8, control and
+/// bidirectional characters and the prefix of record lines are escaped as `\x1b`
+/// and the like. Sanitized text is returned unchanged.
 #[must_use]
-pub fn clean(bytes: &[u8]) -> String {
+pub fn sanitize(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            push(&mut text, c);
+            push_escaped(&mut text, c);
         }
         for byte in chunk.invalid() {
             // Writing into a string cannot fail.
@@ -143,7 +150,7 @@ pub fn clean(bytes: &[u8]) -> String {
     text
 }
 
-fn push(text: &mut String, c: char) {
+fn push_escaped(text: &mut String, c: char) {
     let code = u32::from(c);
     if c == '\t' {
         text.push_str("\\t");
@@ -156,12 +163,12 @@ fn push(text: &mut String, c: char) {
     }
 }
 
-/// Whether this letter would complete [`MARK`].
+/// Returns whether appending this character completes [`MARK`].
 fn ends_mark(text: &str, c: char) -> bool {
     MARK.strip_suffix(c).is_some_and(|start| text.ends_with(start))
 }
 
-/// Characters that end a line, or that show other text than there is.
+/// Returns whether a character ends a line, is invisible, or reorders the displayed text.
 fn is_unseen(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
@@ -178,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_as_it_was_written() {
+    fn log_line_round_trips() {
         let text = line("link 3 is down: retry 1").encode();
         assert_eq!(text, "firstlight: 12.000034 warning imex: link 3 is down: retry 1");
         assert_eq!(LogLine::decode(&format!("[  1.2] {text}\r\n")).unwrap(), line("link 3 is down: retry 1"));
@@ -190,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_passes_for_another_line() {
+    fn forged_lines_in_text_are_escaped() {
         let forged = Line::State(State::Ready).encode().unwrap();
         for text in [
             forged.clone(),
@@ -201,23 +208,23 @@ mod tests {
             let shown = line(&text).encode();
             assert!(Line::decode(&shown).is_none(), "{shown}");
             assert_eq!(shown.lines().count(), 1, "{shown}");
-            assert!(shown.contains("state") && shown.contains("ready"), "all of it can be read: {shown}");
+            assert!(shown.contains("state") && shown.contains("ready"), "the text stays readable: {shown}");
         }
         let other = "firstlight: 1.000000 err kernel: x";
-        assert_eq!(LogLine::decode(&line(other).encode()).unwrap().source, "imex", "the first one counts");
+        assert_eq!(LogLine::decode(&line(other).encode()).unwrap().source, "imex", "the first prefix wins");
     }
 
     #[test]
-    fn terminals_and_readers_are_safe() {
-        assert_eq!(clean(b"a\x1b[2J\x7f\0b\tc\xff\xc3"), "a\\x1b[2J\\x7f\\x00b\\tc\\xff\\xc3");
-        assert_eq!(clean("\u{9b}2J\u{202e}x\u{2028}ö".as_bytes()), "\\u{9b}2J\\u{202e}x\\u{2028}ö");
-        assert_eq!(word("a b\n[1]:/ü"), "a_b_[1]___");
-        assert_eq!(word(""), "_");
+    fn control_and_invisible_characters_are_escaped() {
+        assert_eq!(sanitize(b"a\x1b[2J\x7f\0b\tc\xff\xc3"), "a\\x1b[2J\\x7f\\x00b\\tc\\xff\\xc3");
+        assert_eq!(sanitize("\u{9b}2J\u{202e}x\u{2028}ö".as_bytes()), "\\u{9b}2J\\u{202e}x\\u{2028}ö");
+        assert_eq!(sanitize_source("a b\n[1]:/ü"), "a_b_[1]___");
+        assert_eq!(sanitize_source(""), "_");
     }
 
     proptest! {
         #[test]
-        fn whatever_bytes_are_one_clean_line_that_is_none_of_the_record(
+        fn any_bytes_become_one_log_line_and_no_record_line(
             bytes in proptest::collection::vec(any::<u8>(), 0..60),
             spice in prop_oneof![Just(&b"firstlight/1 {\"state\":\"ready\"}"[..]), Just(&b"firstlight"[..]), Just(&b"/1 "[..]), Just(&b"\r\n"[..])],
             at in 0usize..60,
@@ -226,10 +233,10 @@ mod tests {
             let mut bytes = bytes;
             let at = at.min(bytes.len());
             bytes.splice(at..at, spice.iter().copied());
-            let text = clean(&bytes);
+            let text = sanitize(&bytes);
             prop_assert!(!text.chars().any(|c| c.is_control() || is_unseen(c)), "{text:?}");
             prop_assert!(!text.contains(MARK), "{text}");
-            prop_assert_eq!(clean(text.as_bytes()), text.clone(), "clean text stays");
+            prop_assert_eq!(sanitize(text.as_bytes()), text.clone(), "sanitizing is idempotent");
             let shown = LogLine { at_us: 1, level: Level::Info, source, text: text.clone() };
             let read = LogLine::decode(&shown.encode()).unwrap();
             prop_assert_eq!(read.text, text);
@@ -237,7 +244,7 @@ mod tests {
         }
 
         #[test]
-        fn any_console_text_is_a_line_or_not(text in "(firstlight: )?[0-9.]{0,10} ?(warning )?[a-z:]{0,6} ?\\PC{0,20}") {
+        fn decoding_never_panics(text in "(firstlight: )?[0-9.]{0,10} ?(warning )?[a-z:]{0,6} ?\\PC{0,20}") {
             let _ = LogLine::decode(&text);
         }
     }

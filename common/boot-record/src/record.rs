@@ -1,4 +1,4 @@
-//! The document.
+//! The boot record document.
 
 use firstlight_pci::Address;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The value of [`BootRecord::schema`] that this crate writes and reads.
 pub const SCHEMA: &str = "firstlight.boot-record/1";
 
-/// Everything known about one boot.
+/// The record of one boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootRecord {
@@ -14,20 +14,20 @@ pub struct BootRecord {
     pub schema: String,
     /// Version of the PID 1 that wrote it.
     pub init_version: String,
-    /// The kernel that ran and when it reached what.
+    /// The kernel and its milestones.
     pub kernel: Kernel,
-    /// When PID 1's `main` began, µs.
+    /// Start of PID 1's `main`, µs.
     pub pid1_start_us: u64,
-    /// Where the boot stands.
+    /// Overall state of the boot.
     pub state: State,
-    /// What kind of guest this is, once the PCI scan has decided it.
+    /// The guest's mode, once the PCI scan has selected it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mode: Option<Mode>,
     /// Every unit of the plan, in plan order.
     pub units: Vec<Unit>,
     /// Every GPU, in PCI order.
     pub gpus: Vec<Gpu>,
-    /// What happened outside the plan, in time order: restarts, containers, power-off.
+    /// Events outside the plan in time order: restarts, containers, power-off.
     pub events: Vec<Event>,
     /// Set when a required unit failed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -39,81 +39,81 @@ pub struct BootRecord {
 pub struct Kernel {
     /// As `uname -r` prints it.
     pub release: String,
-    /// As `/proc/cmdline` holds it.
+    /// As in `/proc/cmdline`.
     pub command_line: String,
     /// Times read from the kernel's own log.
     pub milestones: Vec<Milestone>,
 }
 
-/// A moment that the kernel logged.
+/// A point in time that the kernel logged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Milestone {
-    /// What was reached, e.g. `init-exec`.
+    /// Name, e.g. `init-exec`.
     pub name: String,
-    /// When, µs.
+    /// Time, µs.
     pub at_us: u64,
 }
 
-/// Where a boot stands.
+/// The overall state of a boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Units are still to run.
+    /// Units are pending or running.
     #[default]
     Booting,
-    /// Every unit ended well.
+    /// Every unit succeeded.
     Ready,
-    /// The boot ended, and something that is not required failed.
+    /// The boot ended, and a unit that is not required failed.
     Degraded,
     /// A required unit failed.
     Failed,
-    /// On the way down.
+    /// Shutting down.
     PoweringOff,
 }
 
-/// What kind of guest this is and why.
+/// The guest's mode and why it was selected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mode {
     /// `cpu`, `gpu`, ...
     pub name: String,
-    /// The rule that chose it and what it saw.
+    /// The rule that selected it and the facts it matched.
     pub reason: String,
 }
 
-/// What failure of a unit means.
+/// The consequence of a unit's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// The guest cannot be used: the failure policy decides what happens.
+    /// The guest is unusable: the failure policy applies.
     Required,
-    /// Something is missing; the rest serves.
+    /// The guest runs without this function.
     Degraded,
-    /// Nice to have.
+    /// The failure has no consequence.
     Optional,
 }
 
-/// How a unit ended, or that it has not.
+/// The result of a unit, or its state until it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Waits for what it needs.
+    /// Waiting for the units it needs.
     Pending,
-    /// Started.
+    /// Started and not ended.
     Running,
-    /// Done as meant.
+    /// Succeeded.
     Ok,
-    /// Ended with an error: see `detail`.
+    /// Failed with the error in `detail`.
     Failed,
-    /// Did not end before its deadline.
+    /// Exceeded its deadline.
     TimedOut,
-    /// Never ran: `detail` says what it needed that is not there.
+    /// Not started: `detail` names the unmet dependency.
     Skipped,
 }
 
 impl Outcome {
-    /// The word used in JSON and on the console.
+    /// Returns the name used in JSON and on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
             Self::Running => "running",
@@ -124,7 +124,7 @@ impl Outcome {
         }
     }
 
-    /// Whether nothing more will happen.
+    /// Returns whether the unit has ended.
     #[must_use]
     pub fn ended(self) -> bool {
         !matches!(self, Self::Pending | Self::Running)
@@ -134,59 +134,59 @@ impl Outcome {
 /// One unit of the boot plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unit {
-    /// Unique in the plan; instances carry their object in brackets.
+    /// Unique in the plan; instances have their object in brackets, e.g. `gpu-attach[0000:01:00.0]`.
     pub name: String,
-    /// Names of the units it waited for.
+    /// Names of the units it depends on.
     pub need: Vec<String>,
-    /// What its failure means.
+    /// Consequence of its failure.
     pub severity: Severity,
-    /// From its start, µs.
+    /// Deadline, µs after its start.
     pub deadline_us: u64,
-    /// When it began, µs.
+    /// Start, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start_us: Option<u64>,
-    /// When others could begin to use it, µs. A daemon is ready long before it ends.
+    /// When it became ready for its dependants, µs. A daemon is ready long before it ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ready_us: Option<u64>,
-    /// When it ended, µs.
+    /// End, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub end_us: Option<u64>,
-    /// Processor time of the thread that did it, kernel's included, µs. What it
-    /// waited for is not in it, nor what other threads and processes did for it.
+    /// CPU time of the unit's thread, user and system, µs. Excludes waiting, and
+    /// work that other threads and processes did for it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub processor_us: Option<u64>,
-    /// How it ended.
+    /// Result.
     pub outcome: Outcome,
-    /// One line: what was done, or what went wrong and what to try next.
+    /// One line: what was done, or the error and the next step.
     #[serde(default)]
     pub detail: String,
-    /// The PCI function it is about.
+    /// The PCI function of an instance.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pci: Option<Address>,
 }
 
-/// How far a GPU is.
+/// The phase of a GPU's attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuPhase {
-    /// Seen on the bus; its driver is not loaded or its turn has not come.
+    /// Found on the bus; its driver is not loaded, or its attach is queued.
     Found,
-    /// Its first open runs in the driver.
+    /// The driver is processing its first open.
     Attaching,
-    /// Attached, held, and in the CDI file.
+    /// Attached, its device node held open, and listed in the CDI file.
     Ready,
-    /// Its attach ended with an error.
+    /// Its attach failed.
     Failed,
-    /// Its attach did not end before the deadline.
+    /// Its attach exceeded its deadline.
     TimedOut,
-    /// It was taken out of the guest, or its driver was taken off it.
+    /// It was unplugged, or its driver was unbound.
     Removed,
 }
 
 impl GpuPhase {
-    /// The word used in JSON and on the console.
+    /// Returns the name used in JSON and on the console.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Found => "found",
             Self::Attaching => "attaching",
@@ -198,61 +198,61 @@ impl GpuPhase {
     }
 }
 
-/// What the driver answered to `NV_ESC_WAIT_OPEN_COMPLETE`.
+/// The driver's result of `NV_ESC_WAIT_OPEN_COMPLETE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverCode {
     /// 0 or a negative errno.
     pub rc: i32,
-    /// The resource manager's own code; 0 is OK.
+    /// The resource manager (RM) status; 0 is OK.
     pub adapter_status: u32,
 }
 
 /// One GPU of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Its name everywhere.
+    /// PCI address, its name in all interfaces.
     pub pci: Address,
-    /// The index of `nvidia.com/gpu=N`: position in PCI order among those that are in the guest now.
+    /// The index N of `nvidia.com/gpu=N`: position in PCI order among the GPUs now in the guest.
     pub index: u32,
     /// PCI device id.
     pub device_id: u16,
-    /// Minor of `/dev/nvidiaN`, once the driver has told it.
+    /// Minor number of `/dev/nvidiaN`, once the driver has reported it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub minor: Option<u32>,
-    /// How far it is.
+    /// Phase of its attach.
     pub phase: GpuPhase,
-    /// The step it is in or failed in, e.g. `open`, `wait-open-complete`, `cdi`.
+    /// The current or failed step, e.g. `open`, `wait-open-complete`, `cdi`.
     pub step: String,
-    /// Attempts begun; 2 after a serial retry.
+    /// Attempts started; 2 after a serial retry.
     pub attempts: u32,
-    /// When the first attempt began, µs.
+    /// Start of the first attempt, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start_us: Option<u64>,
     /// When it became ready or failed, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub end_us: Option<u64>,
-    /// From the first open to the answer, µs.
+    /// Duration from the first open to the driver's result, µs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attach_us: Option<u64>,
-    /// What the driver answered, when it answered.
+    /// The driver's result, if it returned one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub driver: Option<DriverCode>,
-    /// One line: what went wrong, with the driver's last words, and what to try next.
+    /// One line: the error with the driver's last log line, and the next step.
     #[serde(default)]
     pub detail: String,
 }
 
-/// Something that happened outside the plan.
+/// An event outside the boot plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, µs.
+    /// Time, µs.
     pub at_us: u64,
-    /// What, one word: `agent-listening`, `container-started`, `agent-restarted`, `power-off`, ...
-    pub what: String,
-    /// Whom it is about: a container id, a process, a PCI address; may be empty.
+    /// Kind, one word: `agent-listening`, `container-started`, `agent-restarted`, `power-off`, ...
+    pub kind: String,
+    /// The object: a container id, a process, a PCI address; may be empty.
     #[serde(default)]
     pub object: String,
-    /// One line more.
+    /// One line of detail.
     #[serde(default)]
     pub detail: String,
 }
@@ -262,27 +262,27 @@ pub struct Event {
 pub struct Failure {
     /// The required unit that failed.
     pub unit: String,
-    /// When, µs.
+    /// Time, µs.
     pub at_us: u64,
     /// Its error.
     pub detail: String,
-    /// What was done about it: the failure policy's word.
+    /// The action taken, as the failure policy names it.
     pub action: String,
 }
 
 /// Why a document is not a boot record.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Not JSON, or not this shape.
+    /// Not JSON, or not of this schema.
     #[error("not a boot record: {0}")]
     Json(#[from] serde_json::Error),
-    /// A later or foreign schema.
-    #[error("this boot record has schema {0:?}, this program reads {SCHEMA:?}: use the version that wrote it")]
+    /// Another schema.
+    #[error("unsupported boot record schema {0:?}, this program reads {SCHEMA:?}; use the version that wrote it")]
     Schema(String),
 }
 
 impl BootRecord {
-    /// A record with nothing in it yet.
+    /// Returns an empty record.
     #[must_use]
     pub fn new(init_version: &str, pid1_start_us: u64) -> Self {
         Self {
@@ -299,10 +299,10 @@ impl BootRecord {
         }
     }
 
-    /// Reads a document.
+    /// Parses a boot record.
     ///
     /// # Errors
-    /// It is not JSON, lacks something, or has another schema.
+    /// It is not JSON, lacks a field, or has another schema.
     pub fn from_json(text: &str) -> Result<Self, ReadError> {
         let value: serde_json::Value = serde_json::from_str(text)?;
         match value.get("schema").and_then(serde_json::Value::as_str) {
@@ -312,16 +312,16 @@ impl BootRecord {
         }
     }
 
-    /// The unit of that name.
+    /// Returns the unit of that name.
     #[must_use]
     pub fn unit(&self, name: &str) -> Option<&Unit> {
         self.units.iter().find(|unit| unit.name == name)
     }
 
-    /// The first event of that kind.
+    /// Returns the first event of that kind.
     #[must_use]
-    pub fn event(&self, what: &str) -> Option<&Event> {
-        self.events.iter().find(|event| event.what == what)
+    pub fn event(&self, kind: &str) -> Option<&Event> {
+        self.events.iter().find(|event| event.kind == kind)
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn another_schema_is_named() {
+    fn unsupported_schema_is_named_in_the_error() {
         let text = serde_json::to_string(&BootRecord::new("x", 0)).unwrap().replace("record/1", "record/2");
         let error = BootRecord::from_json(&text).unwrap_err().to_string();
         assert!(error.contains("firstlight.boot-record/2"), "{error}");
@@ -346,11 +346,11 @@ mod tests {
     }
 
     #[test]
-    fn words_are_the_json_words() {
+    fn as_str_equals_the_json_name() {
         for outcome in
             [Outcome::Pending, Outcome::Running, Outcome::Ok, Outcome::Failed, Outcome::TimedOut, Outcome::Skipped]
         {
-            assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.word());
+            assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.as_str());
         }
         for phase in [
             GpuPhase::Found,
@@ -360,7 +360,7 @@ mod tests {
             GpuPhase::TimedOut,
             GpuPhase::Removed,
         ] {
-            assert_eq!(serde_json::to_value(phase).unwrap(), phase.word());
+            assert_eq!(serde_json::to_value(phase).unwrap(), phase.as_str());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Edits applied to an OCI configuration.
+//! Applying container edits to an OCI configuration.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -11,45 +11,45 @@ use oci_spec::runtime::{
 
 use crate::{ContainerEdits, DeviceNode, Mount};
 
-/// Why edits were not applied. The configuration may have been changed in part.
+/// Why edits could not be applied. The configuration may be partially changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// A hook would run a program of the guest next to the tenant's files.
+    /// The edits have a hook, which would run a guest program beside the tenant's files.
     #[error(
         "CDI hook {name} ({path}) is refused: hooks are not run; describe its effect as env, mounts or device nodes"
     )]
     Hook {
-        /// When it would run.
+        /// Its stage, e.g. `createContainer`.
         name: String,
-        /// The program.
+        /// Its program.
         path: String,
     },
-    /// The node's numbers are not given, and it could not be looked at.
-    #[error("CDI device node {path}: {source}; is its driver loaded?")]
+    /// The node's numbers are not given, and `stat` failed.
+    #[error("failed to stat CDI device node {path}: {source}; is its driver loaded?")]
     Node {
-        /// Where it was looked for.
+        /// The path that was looked up.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// Neither a character nor a block device.
-    #[error("CDI device node {path} is of type {what:?}; expected c or b")]
+    /// The node is neither a character nor a block device.
+    #[error("CDI device node {path} has type {kind:?}; expected c or b")]
     Type {
         /// The node.
         path: PathBuf,
-        /// What it is.
-        what: String,
+        /// Its type.
+        kind: String,
     },
-    /// A value does not fit the configuration.
-    #[error("CDI edits: {0}")]
+    /// A value is invalid in an OCI configuration.
+    #[error("invalid value in CDI edits: {0}")]
     Value(String),
 }
 
-/// Applies `edits` to `spec`. Numbers that a device node leaves out are looked
-/// up below `root` (normally `/`). Doing it twice is doing it once.
+/// Applies `edits` to `spec`. Device numbers that a node omits are looked up
+/// below `root` (normally `/`). Idempotent.
 ///
 /// # Errors
-/// There is a hook, or a device node cannot be looked up.
+/// The edits have a hook, or a device node cannot be looked up.
 pub fn apply(spec: &mut Spec, edits: &ContainerEdits, root: &Path) -> Result<(), ApplyError> {
     if let Some(hook) = edits.hooks.first() {
         return Err(ApplyError::Hook { name: hook.hook_name.clone(), path: hook.path.clone() });
@@ -87,7 +87,7 @@ fn set_env(env: &mut Vec<String>, entry: &str) {
 }
 
 /// Type, numbers and mode of a node.
-struct Facts {
+struct NodeAttributes {
     kind: LinuxDeviceType,
     major: i64,
     minor: i64,
@@ -99,44 +99,44 @@ fn device(
     (uid, gid): (u32, u32),
     root: &Path,
 ) -> Result<(LinuxDevice, LinuxDeviceCgroup), ApplyError> {
-    let facts = facts(node, root)?;
+    let attributes = node_attributes(node, root)?;
     let value = |error: oci_spec::OciSpecError| ApplyError::Value(format!("{}: {error}", node.path));
     let device = LinuxDeviceBuilder::default()
         .path(&node.path)
-        .typ(facts.kind)
-        .major(facts.major)
-        .minor(facts.minor)
-        .file_mode(node.file_mode.unwrap_or(facts.mode))
-        // The container's user owns its devices unless the specification says otherwise.
+        .typ(attributes.kind)
+        .major(attributes.major)
+        .minor(attributes.minor)
+        .file_mode(node.file_mode.unwrap_or(attributes.mode))
+        // The container's user owns its devices unless the specification sets an owner.
         .uid(node.uid.unwrap_or(uid))
         .gid(node.gid.unwrap_or(gid))
         .build()
         .map_err(value)?;
     let rule = LinuxDeviceCgroupBuilder::default()
         .allow(true)
-        .typ(facts.kind)
-        .major(facts.major)
-        .minor(facts.minor)
+        .typ(attributes.kind)
+        .major(attributes.major)
+        .minor(attributes.minor)
         .access(node.permissions.as_deref().unwrap_or("rwm"))
         .build()
         .map_err(value)?;
     Ok((device, rule))
 }
 
-fn facts(node: &DeviceNode, root: &Path) -> Result<Facts, ApplyError> {
-    let place = node.host_path.as_deref().unwrap_or(&node.path);
-    let path = root.join(place.trim_start_matches('/'));
+fn node_attributes(node: &DeviceNode, root: &Path) -> Result<NodeAttributes, ApplyError> {
+    let host_path = node.host_path.as_deref().unwrap_or(&node.path);
+    let path = root.join(host_path.trim_start_matches('/'));
     if let (Some(kind), Some(major), Some(minor)) = (&node.node_type, node.major, node.minor) {
-        return Ok(Facts { kind: kind_of(kind, &path)?, major, minor, mode: 0o666 });
+        return Ok(NodeAttributes { kind: kind_of(kind, &path)?, major, minor, mode: 0o666 });
     }
     let found = fs::metadata(&path).map_err(|source| ApplyError::Node { path: path.clone(), source })?;
     let kind = match &node.node_type {
         Some(kind) => kind_of(kind, &path)?,
         None if found.file_type().is_char_device() => LinuxDeviceType::C,
         None if found.file_type().is_block_device() => LinuxDeviceType::B,
-        None => return Err(ApplyError::Type { path, what: "file".to_owned() }),
+        None => return Err(ApplyError::Type { path, kind: "file".to_owned() }),
     };
-    Ok(Facts {
+    Ok(NodeAttributes {
         kind,
         major: node.major.unwrap_or_else(|| rustix::fs::major(found.rdev()).into()),
         minor: node.minor.unwrap_or_else(|| rustix::fs::minor(found.rdev()).into()),
@@ -148,7 +148,7 @@ fn kind_of(text: &str, path: &Path) -> Result<LinuxDeviceType, ApplyError> {
     match text {
         "c" | "u" => Ok(LinuxDeviceType::C),
         "b" => Ok(LinuxDeviceType::B),
-        other => Err(ApplyError::Type { path: path.to_owned(), what: other.chars().take(20).collect() }),
+        other => Err(ApplyError::Type { path: path.to_owned(), kind: other.chars().take(20).collect() }),
     }
 }
 
@@ -158,7 +158,7 @@ fn bind(mount: &Mount) -> Result<oci_spec::runtime::Mount, ApplyError> {
         options.extend(["ro", "nosuid", "nodev"].map(str::to_owned));
     }
     let kind = mount.mount_type.as_deref().filter(|kind| !kind.is_empty() && *kind != "none").unwrap_or("bind");
-    // Type "bind" alone is no flag to mount(2); the option is.
+    // The type "bind" sets no mount(2) flag; the option does.
     if kind == "bind" && !options.iter().any(|option| option == "bind" || option == "rbind") {
         options.push("rbind".to_owned());
     }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_becomes_node_rule_mount_and_variable() {
+    fn gpu_edits_add_node_rule_mount_and_variable() {
         let mut spec = Spec::default();
         let edits = ContainerEdits {
             env: vec!["PATH=/x".into(), "A=1".into()],
@@ -204,7 +204,7 @@ mod tests {
         apply(&mut spec, &edits, Path::new("/")).unwrap();
         let once = spec.clone();
         apply(&mut spec, &edits, Path::new("/")).unwrap();
-        assert_eq!(spec, once, "twice is once");
+        assert_eq!(spec, once, "applying is idempotent");
 
         let env = spec.process().as_ref().unwrap().env().clone().unwrap();
         assert_eq!(env.iter().filter(|entry| entry.starts_with("PATH=")).collect::<Vec<_>>(), ["PATH=/x"]);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_looked_up_and_owned_by_the_containers_user() {
+    fn omitted_numbers_are_looked_up_and_the_containers_user_owns_the_node() {
         let mut spec = Spec::default();
         spec.process_mut().get_or_insert_with(Process::default).user_mut().set_uid(1000);
         let edits = ContainerEdits {
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn applying_is_idempotent_and_never_lets_more_in_than_asked(
+        fn applying_is_idempotent_and_allows_only_listed_devices(
             env in proptest::collection::vec("[A-Z]{1,3}=[a-z]{0,3}", 0..5),
             minors in proptest::collection::vec(0i64..256, 0..5),
             paths in proptest::collection::vec("/[a-z]{1,4}", 0..4),

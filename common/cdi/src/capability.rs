@@ -1,17 +1,17 @@
-//! Parts of a driver, as `NVIDIA_DRIVER_CAPABILITIES` names them.
+//! Driver capabilities, as `NVIDIA_DRIVER_CAPABILITIES` names them.
 //!
-//! The driver's files are devices of a kind of their own, [`DRIVER_KIND`]: one
-//! per part, without device nodes. A container that has a GPU also gets those
-//! that its environment names. They are apart from the GPUs so that the file
-//! about GPUs stays small (it is written each time one becomes ready), and so
-//! that any CDI runtime can give them: `nvidia.com/gpu=0`, `nvidia.com/driver=compute`.
+//! The driver's files are CDI devices of a separate kind, [`DRIVER_KIND`]: one
+//! per capability, without device nodes. A container that has a GPU also gets
+//! those that its environment names. They are separate from the GPUs so that the
+//! GPU specification stays small (it is rewritten each time a GPU becomes ready), and so
+//! that any CDI runtime can inject them: `nvidia.com/gpu=0`, `nvidia.com/driver=compute`.
 
 use crate::DeviceName;
 
-/// The kind under which the driver's files are published.
+/// The CDI kind of the driver's files.
 pub const DRIVER_KIND: &str = "nvidia.com/driver";
 
-/// What a program uses of a driver.
+/// A driver capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Capability {
     /// CUDA and OpenCL.
@@ -30,8 +30,8 @@ pub enum Capability {
     Compat32,
 }
 
-/// Every part and its word.
-const WORDS: &[(Capability, &str)] = &[
+/// Every capability and its name.
+const NAMES: &[(Capability, &str)] = &[
     (Capability::Compute, "compute"),
     (Capability::Utility, "utility"),
     (Capability::Video, "video"),
@@ -41,44 +41,44 @@ const WORDS: &[(Capability, &str)] = &[
     (Capability::Compat32, "compat32"),
 ];
 
-/// What a container gets that does not say, as with NVIDIA's own toolkit.
-const USUAL: &[Capability] = &[Capability::Compute, Capability::Utility];
+/// The default set, equal to that of NVIDIA Container Toolkit.
+const DEFAULT_SET: &[Capability] = &[Capability::Compute, Capability::Utility];
 
 impl Capability {
-    /// The word that stands for it.
+    /// Returns its name.
     #[must_use]
-    pub fn word(self) -> &'static str {
-        WORDS.iter().find(|(known, _)| *known == self).map_or("", |(_, word)| word)
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
     }
 
-    /// The name of the device that has its files, 64-bit or 32-bit.
+    /// Returns the name of the CDI device with its 64-bit or 32-bit files.
     #[must_use]
-    pub fn device(self, narrow: bool) -> String {
-        if narrow { format!("{}-32", self.word()) } else { self.word().to_owned() }
+    pub fn device(self, is_32bit: bool) -> String {
+        if is_32bit { format!("{}-32", self.name()) } else { self.name().to_owned() }
     }
 }
 
-/// A set of parts.
+/// A set of driver capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities(Vec<Capability>);
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self(USUAL.to_vec())
+        Self(DEFAULT_SET.to_vec())
     }
 }
 
 impl Capabilities {
-    /// Reads the variable's value, and returns the words that are none of ours.
-    /// Nothing, an empty value or one without any known word is the usual set.
+    /// Parses the variable's value; also returns unknown names. An empty value, or
+    /// one without a known name, is the default set.
     #[must_use]
     pub fn parse(text: &str) -> (Self, Vec<String>) {
         let mut known = Vec::new();
         let mut unknown = Vec::new();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             if word == "all" {
-                known = WORDS.iter().map(|(capability, _)| *capability).collect();
-            } else if let Some((capability, _)) = WORDS.iter().find(|(_, known)| *known == word) {
+                known = NAMES.iter().map(|(capability, _)| *capability).collect();
+            } else if let Some((capability, _)) = NAMES.iter().find(|(_, known)| *known == word) {
                 if !known.contains(capability) {
                     known.push(*capability);
                 }
@@ -89,15 +89,19 @@ impl Capabilities {
         (if known.is_empty() { Self::default() } else { Self(known) }, unknown)
     }
 
-    /// The devices that have these parts' files. Not every image has each of them.
+    /// Returns the CDI devices with these capabilities' files. An image may lack some of them.
     pub fn devices(&self) -> impl Iterator<Item = DeviceName> {
-        let narrow = self.0.contains(&Capability::Compat32);
+        let with_32bit = self.0.contains(&Capability::Compat32);
         let name = |device| DeviceName { kind: DRIVER_KIND.to_owned(), device };
-        let wide = self.0.iter().filter(|capability| **capability != Capability::Compat32);
-        wide.flat_map(move |capability| {
-            [false, true].into_iter().filter(move |bits| !bits || narrow).map(|bits| capability.device(bits))
-        })
-        .map(name)
+        let capabilities = self.0.iter().filter(|capability| **capability != Capability::Compat32);
+        capabilities
+            .flat_map(move |capability| {
+                [false, true]
+                    .into_iter()
+                    .filter(move |is_32bit| !is_32bit || with_32bit)
+                    .map(|is_32bit| capability.device(is_32bit))
+            })
+            .map(name)
     }
 }
 
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_devices() {
+    fn capability_names_select_devices() {
         assert_eq!(names(""), ["compute", "utility"]);
         assert_eq!(names("utility"), ["utility"]);
         assert_eq!(names("video, compat32,video"), ["video", "video-32"]);
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_has_a_name_that_can_be_asked_for() {
+    fn device_names_are_valid_cdi_names() {
         for name in Capabilities::parse("all").0.devices() {
             assert_eq!(name.to_string().parse::<DeviceName>().unwrap(), name);
         }
@@ -129,9 +133,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_set_of_known_parts(text in "([a-z0-9]{0,9},?){0,40}") {
+        fn any_text_is_a_nonempty_set_of_known_capabilities(text in "([a-z0-9]{0,9},?){0,40}") {
             let (set, unknown) = Capabilities::parse(&text);
-            prop_assert!(!set.0.is_empty() && set.0.len() <= WORDS.len() && unknown.len() <= 8);
+            prop_assert!(!set.0.is_empty() && set.0.len() <= NAMES.len() && unknown.len() <= 8);
         }
     }
 }

@@ -1,36 +1,36 @@
-//! All specifications of a directory, and devices by name.
+//! The specifications of a directory, and device lookup by name.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use crate::{Device, DeviceName, Spec, SpecError};
 
-/// Why a directory of specifications could not be used.
+/// Why a directory of specifications could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// The directory or a file in it could not be read.
-    #[error("CDI directory: cannot read {path}: {source}")]
+    #[error("CDI directory: failed to read {path}: {source}")]
     Read {
-        /// What was read.
+        /// The directory or file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A file is no specification.
+    /// A file is not a valid specification.
     #[error(transparent)]
     Spec(#[from] SpecError),
 }
 
-/// A device that no specification has.
+/// The device is in no specification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no CDI device {name}: {dir} has {known}")]
+#[error("unknown CDI device {name}: {dir} has {known}")]
 pub struct UnknownDevice {
     name: DeviceName,
     dir: PathBuf,
     known: String,
 }
 
-/// The specifications of a directory as they were when it was read.
+/// A snapshot of the specifications in a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Directory {
     path: PathBuf,
@@ -38,11 +38,11 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Reads every `*.json` in `path`, in the order of their names. A directory
-    /// that does not exist is an empty one.
+    /// Reads every `*.json` in `path` in name order. A missing directory counts as
+    /// empty.
     ///
     /// # Errors
-    /// Something cannot be read, or a file is no specification.
+    /// The directory or a file cannot be read, or a file is not a valid specification.
     pub fn read(path: &Path) -> Result<Self, DirectoryError> {
         let wrong = |path: &Path, source| DirectoryError::Read { path: path.to_owned(), source };
         let mut files = match fs::read_dir(path) {
@@ -63,11 +63,11 @@ impl Directory {
         Ok(Self { path: path.to_owned(), specs })
     }
 
-    /// The device of that name and the specification that has it. Of several
-    /// the last file's counts.
+    /// Finds the device of that name and its specification. If several files have
+    /// it, the last one wins.
     ///
     /// # Errors
-    /// No specification has it.
+    /// No specification has the device.
     pub fn find(&self, name: &DeviceName) -> Result<(&Spec, &Device), UnknownDevice> {
         let mut kind = self.specs.iter().rev().filter(|spec| spec.kind == name.kind);
         kind.find_map(|spec| spec.device(&name.device).map(|device| (spec, device))).ok_or_else(|| UnknownDevice {
@@ -77,7 +77,7 @@ impl Directory {
         })
     }
 
-    /// Whether a device of that name is there.
+    /// Returns whether a device of that name exists.
     #[must_use]
     pub fn has(&self, name: &DeviceName) -> bool {
         self.find(name).is_ok()
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_devices_and_lists_what_there_is() {
+    fn unknown_device_error_lists_existing_devices() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "a.json", "nvidia.com/gpu", &["0", "0000:01:00.0"]);
         plant(root.path(), "b.json", "x.y/z", &["q"]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn no_directory_is_no_device_and_rubbish_is_named() {
+    fn missing_directory_is_empty_and_malformed_file_is_named() {
         let root = tempfile::tempdir().unwrap();
         let dir = Directory::read(&root.path().join("none")).unwrap();
         assert!(dir.find(&"a.b/c=0".parse().unwrap()).unwrap_err().to_string().contains("no devices"));

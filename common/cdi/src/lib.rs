@@ -1,7 +1,7 @@
-//! Container Device Interface specifications: read, written and applied.
+//! Container Device Interface (CDI) specifications: parsing, writing, applying.
 //!
-//! The subset of CDI 0.5.0 that a guest needs, with our own types: the
-//! published crate brings an HTTPS client and a JSON schema validator along.
+//! Implements the subset of CDI 0.5.0 that a guest needs: the published crate
+//! depends on an HTTPS client and a JSON schema validator.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "apply")]
@@ -18,8 +18,8 @@ pub use dir::{Directory, DirectoryError, UnknownDevice};
 pub use name::{DeviceName, ParseNameError};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, SPEC_VERSION, Spec, SpecError};
 
-/// The directory in which specifications are looked for, inside the guest.
+/// The guest's directory of specifications.
 pub const SPEC_DIR: &str = "/var/run/cdi";
 
-/// The kind under which this project publishes GPUs.
+/// The CDI kind of GPUs.
 pub const GPU_KIND: &str = "nvidia.com/gpu";

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A device as requests name it.
+/// A qualified CDI device name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceName {
     /// `vendor/class`, e.g. `nvidia.com/gpu`.
@@ -12,7 +12,7 @@ pub struct DeviceName {
     pub device: String,
 }
 
-/// A text that is no qualified device name.
+/// Why a text is not a qualified device name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a CDI device name: {reason}; expected vendor/class=device, e.g. nvidia.com/gpu=0")]
 pub struct ParseNameError {
@@ -32,7 +32,7 @@ fn well_formed(text: &str, first_is_letter: bool, extra: &str) -> bool {
     starts && last.is_some_and(|c| c.is_ascii_alphanumeric()) && text.chars().all(|c| middle(c, extra))
 }
 
-/// Whether `text` may be a spec's kind.
+/// Checks that `text` is a valid kind.
 pub(crate) fn kind_is_valid(text: &str) -> Result<(), &'static str> {
     let (vendor, class) = text.split_once('/').ok_or("the kind has no '/'")?;
     if !well_formed(vendor, true, "_-.") {
@@ -44,7 +44,7 @@ pub(crate) fn kind_is_valid(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether `text` may be a device's name inside a spec.
+/// Checks that `text` is a valid device name within a specification.
 pub(crate) fn device_is_valid(text: &str) -> Result<(), &'static str> {
     if well_formed(text, false, "_-.:") { Ok(()) } else { Err("the device is not letters, digits, '_', '-', '.', ':'") }
 }
@@ -73,14 +73,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_indices_addresses_and_uuids() {
+    fn indices_addresses_and_uuids_are_parsed() {
         for text in ["nvidia.com/gpu=0", "nvidia.com/gpu=0000:01:00.0", "nvidia.com/gpu=GPU-1-2", "a/b=all"] {
             assert_eq!(text.parse::<DeviceName>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn refuses_paths_and_half_names() {
+    fn paths_and_incomplete_names_are_refused() {
         for text in
             ["", "gpu=0", "nvidia.com/gpu", "nvidia.com/gpu=", "nvidia.com/gpu=../x", "/gpu=0", "n/=0", "n/g=a b"]
         {
@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_name_or_an_error(text in "\\PC{0,60}") {
+        fn parsed_text_round_trips(text in "\\PC{0,60}") {
             if let Ok(name) = text.parse::<DeviceName>() {
                 prop_assert_eq!(name.to_string(), text);
             }

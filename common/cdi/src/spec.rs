@@ -1,4 +1,4 @@
-//! The specification document, as CDI 0.5.0 has it.
+//! The CDI 0.5.0 specification document.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::name::{device_is_valid, kind_is_valid};
 /// The `cdiVersion` that is written.
 pub const SPEC_VERSION: &str = "0.5.0";
 
-/// A CDI specification: what a runtime does to a container that asks for a device.
+/// A CDI specification: the changes a runtime makes to containers that request its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
@@ -20,7 +20,7 @@ pub struct Spec {
     pub kind: String,
     /// The devices of this kind.
     pub devices: Vec<Device>,
-    /// What every container gets that has any device of this spec.
+    /// Edits for every container that has any device of this specification.
     #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
@@ -29,9 +29,9 @@ pub struct Spec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
-    /// Unique in its spec.
+    /// Unique in its specification.
     pub name: String,
-    /// What a container gets that has it.
+    /// Edits for a container that has it.
     pub container_edits: ContainerEdits,
 }
 
@@ -42,13 +42,13 @@ pub struct ContainerEdits {
     /// `NAME=value` entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes to make and to allow.
+    /// Device nodes to create and to allow in the device cgroup.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Bind mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
-    /// Programs to run. We write none, and the agent runs none.
+    /// Hooks. Firstlight writes none, and the agent refuses them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
 }
@@ -57,24 +57,24 @@ pub struct ContainerEdits {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// Where it appears in the container.
+    /// Path in the container.
     pub path: String,
-    /// Where it is in the guest; the same as `path` if left out.
+    /// Path in the guest; equal to `path` if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// `c` or `b`; looked up if left out.
+    /// `c` or `b`; looked up if omitted.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub node_type: Option<String>,
-    /// Looked up if left out.
+    /// Major number; looked up if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// Looked up if left out.
+    /// Minor number; looked up if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
     /// Mode bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// What the device controller allows: any of `r`, `w`, `m`.
+    /// Access that the device cgroup allows: any of `r`, `w`, `m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
     /// Owner.
@@ -89,9 +89,9 @@ pub struct DeviceNode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// The guest's path.
+    /// Path in the guest.
     pub host_path: String,
-    /// The container's path.
+    /// Path in the container.
     pub container_path: String,
     /// Mount options.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -105,7 +105,7 @@ pub struct Mount {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
-    /// When it runs, e.g. `createContainer`.
+    /// Its stage, e.g. `createContainer`.
     pub hook_name: String,
     /// The program.
     pub path: String,
@@ -115,47 +115,47 @@ pub struct Hook {
 }
 
 impl ContainerEdits {
-    /// Whether nothing is changed.
+    /// Returns whether there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.env.is_empty() && self.device_nodes.is_empty() && self.mounts.is_empty() && self.hooks.is_empty()
     }
 }
 
-/// Why a document is no specification.
+/// Why a document is not a valid specification.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// Not JSON, or not this shape.
-    #[error("CDI spec {path}: {source}")]
+    /// Not JSON, or not of this schema.
+    #[error("failed to parse CDI spec {path}: {source}")]
     Json {
         /// The file.
         path: PathBuf,
-        /// Where it is wrong.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// The shape is right and a value is not.
-    #[error("CDI spec {path}: {what}: {reason}")]
+    /// A value is invalid.
+    #[error("invalid CDI spec {path}: {value:?}: {reason}")]
     Invalid {
         /// The file.
         path: PathBuf,
         /// The value.
-        what: String,
-        /// What is wrong with it.
+        value: String,
+        /// Why it is invalid.
         reason: &'static str,
     },
 }
 
 impl Spec {
-    /// Reads and checks a document; `path` only names it in errors.
+    /// Parses and validates a document; `path` only names it in errors.
     ///
     /// # Errors
-    /// It is not JSON of this shape, or a name, path or environment entry is malformed.
+    /// It is not JSON of this schema, or a name, path or environment entry is malformed.
     pub fn from_json(text: &str, path: &Path) -> Result<Self, SpecError> {
         let spec: Self =
             serde_json::from_str(text).map_err(|source| SpecError::Json { path: path.to_owned(), source })?;
         match spec.check() {
             Ok(()) => Ok(spec),
-            Err((what, reason)) => Err(SpecError::Invalid { path: path.to_owned(), what, reason }),
+            Err((value, reason)) => Err(SpecError::Invalid { path: path.to_owned(), value, reason }),
         }
     }
 
@@ -172,7 +172,7 @@ impl Spec {
         Ok(())
     }
 
-    /// The device of that name.
+    /// Returns the device of that name.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.devices.iter().find(|device| device.name == name)
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_published_example() {
+    fn published_example_is_parsed() {
         let spec = read(
             r#"{"cdiVersion":"0.5.0","kind":"vendor.com/device","devices":[{"name":"myDevice","containerEdits":
             {"deviceNodes":[{"hostPath":"/vendor/dev/card1","path":"/dev/card1","type":"c","major":25,"minor":25,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn invalid_value_is_named() {
         let device = |name: &str, edits: &str| {
             format!(
                 r#"{{"cdiVersion":"0.5.0","kind":"a.b/c","devices":[{{"name":"{name}","containerEdits":{{{edits}}}}}]}}"#
@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_spec_or_an_error(text in "\\PC{0,120}") {
+        fn parsing_never_panics(text in "\\PC{0,120}") {
             let _ = read(&text);
         }
     }

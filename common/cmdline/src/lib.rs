@@ -1,8 +1,8 @@
-//! The kernel command line as parameters.
+//! Kernel command line parser.
 //!
-//! Splits as the kernel does: at white space outside double quotes; quotes
-//! around a value or around the whole parameter are dropped. `-` and `_` in
-//! names are the same character, and of several the last one counts.
+//! Splits like the kernel: at white space outside double quotes; quotes around a
+//! value or around the whole parameter are removed. `-` and `_` in names are
+//! equivalent, and the last of several parameters wins.
 #![forbid(unsafe_code)]
 
 /// One parameter: `key` or `key=value`.
@@ -10,12 +10,12 @@
 pub struct Param {
     /// The name, as written.
     pub key: String,
-    /// What follows the first `=`, without quotes; `None` for a bare flag.
+    /// The text after the first `=`, without quotes; `None` for a bare flag.
     pub value: Option<String>,
 }
 
 impl Param {
-    /// Whether this parameter has that name, `-` and `_` being the same.
+    /// Returns whether this parameter has that name; `-` and `_` are equivalent.
     #[must_use]
     pub fn is(&self, key: &str) -> bool {
         self.key.len() == key.len() && self.key.bytes().zip(key.bytes()).all(|(a, b)| fold(a) == fold(b))
@@ -33,8 +33,8 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Splits a command line such as `/proc/cmdline` holds. Never fails: what
-    /// the kernel accepted has to be accepted here too.
+    /// Parses a command line as found in `/proc/cmdline`. Never fails: the kernel
+    /// has already accepted it.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut params = Vec::new();
@@ -61,18 +61,18 @@ impl CommandLine {
         Self { params }
     }
 
-    /// Every parameter in the order in which it was written.
+    /// Iterates over the parameters in their order.
     pub fn iter(&self) -> impl Iterator<Item = &Param> {
         self.params.iter()
     }
 
-    /// The last parameter of that name.
+    /// Returns the last parameter of that name.
     #[must_use]
     pub fn last(&self, key: &str) -> Option<&Param> {
         self.params.iter().rev().find(|param| param.is(key))
     }
 
-    /// The value of the last parameter of that name; `None` also for a bare flag.
+    /// Returns the value of the last parameter of that name; `None` also for a bare flag.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<&str> {
         self.last(key).and_then(|param| param.value.as_deref())
@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn splits_as_the_kernel_does() {
+    fn command_line_is_split_like_the_kernel_does() {
         let line = CommandLine::parse("quiet  a=1 dm=\"x y\" \"b=2 3\" a=4 e= \n");
         let all: Vec<_> = line.iter().map(|p| (p.key.as_str(), p.value.as_deref())).collect();
         assert_eq!(
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn dash_and_underscore_are_the_same() {
+    fn dash_and_underscore_are_equivalent() {
         let line = CommandLine::parse("firstlight.on_failure=hold");
         assert_eq!(line.value("firstlight.on-failure"), Some("hold"));
         assert_eq!(line.value("firstlight.on-failur"), None);
@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_taken(text in "\\PC{0,200}") {
+        fn parsing_never_panics_and_keys_have_no_equals_sign(text in "\\PC{0,200}") {
             for param in CommandLine::parse(&text).iter() {
                 prop_assert!(!param.key.contains('='));
             }

@@ -1,8 +1,8 @@
 //! The files of NVIDIA's user-space driver as CDI devices, one per capability.
 //!
-//! Files are found by the version of the driver: a library of another one is of
-//! no use. They are looked for in an image in the making, so that a guest need
-//! not; and by PID 1 in images that have no such specification.
+//! Files are found by driver version: libraries of another version do not work.
+//! The image builder searches them at build time, so that a guest need not; PID 1
+//! searches them in images without such a specification.
 
 mod table;
 
@@ -10,71 +10,71 @@ use std::ffi::OsString;
 
 use firstlight_cdi::{Capability, ContainerEdits, DRIVER_KIND, Device, Mount, SPEC_VERSION, Spec};
 
-/// How files are mounted.
+/// Mount options of the files.
 const OPTIONS: &[&str] = &["ro", "nosuid", "nodev", "rbind"];
 
-/// Bytes of a file that tell what it is.
+/// Bytes at the start of a file that identify an ELF file and its class.
 pub const HEAD: usize = 5;
 
 /// `EI_CLASS` of an ELF file.
 const ELF_32: u8 = 1;
 const ELF_64: u8 = 2;
 
-/// Where files are looked for: below a guest's root, or in a tree that becomes
-/// one. Paths are absolute there, and links are followed.
+/// A file tree that is searched: a guest's root, or an image tree during its build.
+/// Paths are absolute within it, and symbolic links are followed.
 pub trait Files {
-    /// The names in a directory; none where there is no directory.
+    /// Lists the names in a directory; empty if it does not exist.
     fn names(&self, dir: &str) -> Vec<OsString>;
-    /// Whether there is a regular file.
+    /// Returns whether the path is a regular file.
     fn is_file(&self, path: &str) -> bool;
-    /// How a file begins, if it is that long.
+    /// Reads the first bytes of a file; `None` if it is shorter.
     fn head(&self, path: &str) -> Option<[u8; HEAD]>;
 }
 
-/// Where an image, or an extension below its place, has the specification that
-/// was made with it for the driver of this version. PID 1 looks for it under
-/// the version of the driver that runs.
+/// Returns the path of the specification built into an image, or into an extension
+/// (below its mount point), for this driver version. PID 1 looks it up by the
+/// version of the loaded driver.
 #[must_use]
-pub fn written(version: &str) -> String {
+pub fn spec_path(version: &str) -> String {
     format!("/etc/cdi/nvidia-driver-{version}.json")
 }
 
-/// The specification of the files of the driver of this version below `places`
-/// (`""` is the root itself); an earlier place comes before a later one.
-/// `None` if none of them is there.
+/// Builds the specification of this driver version's files below `roots` (`""` is
+/// the root itself); earlier roots take precedence. `None` if no file is found.
 #[must_use]
-pub fn spec(files: &impl Files, places: &[&str], version: &str) -> Option<Spec> {
+pub fn spec(files: &impl Files, roots: &[&str], version: &str) -> Option<Spec> {
     let mut devices: Vec<Device> = Vec::new();
-    let mut add = |part: Capability, narrow: bool, mounts: &[Mount]| {
-        let name = part.device(narrow);
+    let mut add = |part: Capability, is_32bit: bool, mounts: &[Mount]| {
+        let name = part.device(is_32bit);
         let at = devices.iter().position(|device| device.name == name).unwrap_or_else(|| {
             devices.push(Device { name, ..Device::default() });
             devices.len() - 1
         });
         devices[at].container_edits.mounts.extend_from_slice(mounts);
     };
-    for (narrow, class, dirs, inside) in
-        [(false, ELF_64, table::WIDE, table::WIDE_INSIDE), (true, ELF_32, table::NARROW, table::NARROW_INSIDE)]
-    {
-        let libraries = Listing::of(files, places, dirs);
+    for (is_32bit, class, dirs, targets) in [
+        (false, ELF_64, table::LIB64_DIRS, table::LIB64_TARGETS),
+        (true, ELF_32, table::LIB32_DIRS, table::LIB32_TARGETS),
+    ] {
+        let libraries = Listing::of(files, roots, dirs);
         for library in table::LIBRARIES {
             let file = format!("{}.so.{}", library.stem, library.fixed.unwrap_or(version));
             let Some(host) = libraries.find(&file, |path| elf_class(files, path) == Some(class)) else { continue };
             let other = library.names.iter().map(|ending| format!("{}{ending}", library.stem));
             let names: Vec<String> = std::iter::once(file.clone()).chain(other).collect();
-            let inside = inside.iter().flat_map(|dir| names.iter().map(move |name| format!("{dir}/{name}")));
-            let mounts: Vec<Mount> = inside.map(|place| mount(&host, &place)).collect();
-            library.parts.iter().for_each(|part| add(*part, narrow, &mounts));
+            let targets = targets.iter().flat_map(|dir| names.iter().map(move |name| format!("{dir}/{name}")));
+            let mounts: Vec<Mount> = targets.map(|target| mount(&host, &target)).collect();
+            library.parts.iter().for_each(|part| add(*part, is_32bit, &mounts));
         }
     }
-    let programs = Listing::of(files, places, table::PROGRAMS);
+    let programs = Listing::of(files, roots, table::BIN_DIRS);
     for (tool, part) in table::TOOLS {
         if let Some(host) = programs.find(tool, |path| files.is_file(path)) {
-            add(*part, false, &[mount(&host, &format!("{}/{tool}", table::PROGRAMS_INSIDE))]);
+            add(*part, false, &[mount(&host, &format!("{}/{tool}", table::BIN_TARGET))]);
         }
     }
     for (file, part) in table::DATA {
-        let all = places.iter().map(|place| format!("{place}{file}"));
+        let all = roots.iter().map(|root| format!("{root}{file}"));
         if let Some(host) = all.into_iter().find(|path| files.is_file(path)) {
             add(*part, false, &[mount(&host, file)]);
         }
@@ -90,22 +90,22 @@ pub fn spec(files: &impl Files, places: &[&str], version: &str) -> Option<Spec> 
     })
 }
 
-fn mount(host: &str, inside: &str) -> Mount {
+fn mount(host: &str, target: &str) -> Mount {
     Mount {
         host_path: host.to_owned(),
-        container_path: inside.to_owned(),
+        container_path: target.to_owned(),
         options: OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
         mount_type: None,
     }
 }
 
-/// What is in some directories of each place, each read once: hundreds of names are
-/// looked for, and most images have few of them.
+/// Listings of directories below each root, each read once: hundreds of names are
+/// looked up, and most images have few of them.
 struct Listing(Vec<(String, Vec<OsString>)>);
 
 impl Listing {
-    fn of(files: &impl Files, places: &[&str], dirs: &[&str]) -> Self {
-        let all = places.iter().flat_map(|place| dirs.iter().map(move |dir| format!("{place}{dir}")));
+    fn of(files: &impl Files, roots: &[&str], dirs: &[&str]) -> Self {
+        let all = roots.iter().flat_map(|root| dirs.iter().map(move |dir| format!("{root}{dir}")));
         let names = |dir: String| {
             let mut names = files.names(&dir);
             names.sort_unstable();
@@ -114,15 +114,15 @@ impl Listing {
         Self(all.map(names).collect())
     }
 
-    /// The first that has the file, if it is the right one.
-    fn find(&self, file: &str, right: impl Fn(&str) -> bool) -> Option<String> {
+    /// Finds the first file of that name that passes the check.
+    fn find(&self, file: &str, is_valid: impl Fn(&str) -> bool) -> Option<String> {
         let there =
             self.0.iter().filter(|(_, names)| names.binary_search_by(|name| (**name).cmp(file.as_ref())).is_ok());
-        there.map(|(dir, _)| format!("{dir}/{file}")).find(|path| right(path))
+        there.map(|(dir, _)| format!("{dir}/{file}")).find(|path| is_valid(path))
     }
 }
 
-/// Whether a library is of 32 or of 64 bits; systems disagree on which directory has which.
+/// Returns the ELF class of a library (32 or 64 bits): distributions disagree on the directories.
 fn elf_class(files: &impl Files, path: &str) -> Option<u8> {
     files.head(path).filter(|head| head.starts_with(b"\x7fELF")).map(|head| head[4])
 }
@@ -135,7 +135,7 @@ mod tests {
 
     const VERSION: &str = "580.159.04";
 
-    /// Files and how they begin.
+    /// Files and their first bytes.
     #[derive(Default)]
     struct Planted(BTreeMap<String, &'static [u8]>);
 
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_found_by_version_in_any_directory_and_goes_under_all_its_names() {
-        for dir in table::WIDE {
+    fn library_is_found_by_version_in_any_directory_and_mounted_under_all_its_names() {
+        for dir in table::LIB64_DIRS {
             let library = format!("{dir}/libcuda.so.580.159.04");
             let files = planted(&[&library, "/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1"]);
             let found = places(&found(&files), "compute");
             assert_eq!(found.len(), 6, "{found:?}");
             assert!(found.iter().all(|(host, _)| *host == library), "{found:?}");
-            for inside in table::WIDE_INSIDE {
+            for inside in table::LIB64_TARGETS {
                 for name in ["libcuda.so.1", "libcuda.so", "libcuda.so.580.159.04"] {
                     assert!(found.iter().any(|(_, place)| *place == format!("{inside}/{name}")), "{name}");
                 }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_an_extension_are_mounted_from_there_to_their_plain_places() {
+    fn files_of_an_extension_are_mounted_at_their_standard_paths() {
         let place = |path: &str| format!("/run/kata-extensions/gpu{path}");
         let (library, icd) = ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/etc/OpenCL/vendors/nvidia.icd");
         let spec = found(&planted(&[&place(library), &place(icd), &place("/usr/bin/nvidia-smi")]));
@@ -195,7 +195,7 @@ mod tests {
         assert!(compute.contains(&(place(library), "/usr/lib/x86_64-linux-gnu/libcuda.so.1".to_owned())), "{spec:?}");
         assert_eq!(compute.last().unwrap(), &(place(icd), icd.to_owned()));
         assert_eq!(places(&spec, "utility"), [(place("/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())]);
-        // Of a file that both have the extension's is taken, and the image's serves for what only it has.
+        // The extension's file takes precedence; the image's is used if only the image has it.
         let ml = "/usr/lib64/libnvidia-ml.so.580.159.04";
         let spec = found(&planted(&[&place(library), library, ml]));
         assert!(places(&spec, "compute").iter().all(|(host, _)| *host == place(library)));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_grouped_by_what_they_are_for() {
+    fn files_are_grouped_by_capability() {
         let mut files = planted(&[
             "/usr/lib64/libnvidia-ml.so.580.159.04",
             "/usr/lib64/libnvidia-nvvm70.so.4",
@@ -237,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn without_any_of_the_files_there_is_nothing() {
+    fn no_files_make_no_specification() {
         assert_eq!(spec(&Planted::default(), PLACES, VERSION), None);
         assert_eq!(spec(&planted(&["/usr/lib64/libcuda.so.535.1"]), PLACES, VERSION), None);
     }
 
     #[test]
-    fn the_table_has_no_library_twice_and_none_for_nothing() {
+    fn table_has_unique_libraries_each_with_a_capability() {
         for (at, library) in table::LIBRARIES.iter().enumerate() {
             assert!(!library.parts.is_empty() && !library.parts.contains(&Capability::Compat32), "{}", library.stem);
             assert!(table::LIBRARIES[..at].iter().all(|other| other.stem != library.stem), "{}", library.stem);
@@ -251,13 +251,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is there, only files that are there are mounted, and never from two places.
+        /// Only existing files are mounted, and no target has two sources.
         #[test]
-        fn only_what_is_there_is_mounted(chosen in prop::collection::vec((0..2_usize, 0..table::WIDE.len(), 0..table::LIBRARIES.len()), 0..8)) {
+        fn only_existing_files_are_mounted(chosen in prop::collection::vec((0..2_usize, 0..table::LIB64_DIRS.len(), 0..table::LIBRARIES.len()), 0..8)) {
             let paths: Vec<String> = chosen.iter().map(|&(place, dir, library)| {
                 let library = &table::LIBRARIES[library];
                 let version = library.fixed.unwrap_or(VERSION);
-                format!("{}{}/{}.so.{version}", PLACES[place], table::WIDE[dir], library.stem)
+                format!("{}{}/{}.so.{version}", PLACES[place], table::LIB64_DIRS[dir], library.stem)
             }).collect();
             let files = planted(&paths.iter().map(String::as_str).collect::<Vec<_>>());
             let spec = spec(&files, PLACES, VERSION);

@@ -1,18 +1,18 @@
-//! The files of NVIDIA's user-space driver, and what they are for.
+//! Table of the files of NVIDIA's user-space driver and their capabilities.
 //!
 //! From the file lists of the driver's packages (535 to 595) and the published
-//! list of capabilities of NVIDIA's container toolkit. A file that a release
-//! does not have is not missed; one that is not listed is not given.
+//! capability list of NVIDIA Container Toolkit. Files that a release lacks are
+//! skipped; files that are not listed are not injected.
 
 use firstlight_cdi::Capability::{self, Compute, Display, Graphics, Ngx, Utility, Video};
 
-/// Directories with 64-bit libraries, in the order in which they are searched; the
-/// second last is Debian's own, the last that of container-optimised systems.
-pub(super) const WIDE: &[&str] =
+/// Directories of 64-bit libraries in search order; the second last is that of
+/// Debian's driver packages, the last that of Container-Optimized OS.
+pub(super) const LIB64_DIRS: &[&str] =
     &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/local/nvidia/lib64"];
 
 /// The same for 32-bit libraries.
-pub(super) const NARROW: &[&str] = &[
+pub(super) const LIB32_DIRS: &[&str] = &[
     "/usr/lib/i386-linux-gnu",
     "/usr/lib32",
     "/usr/lib",
@@ -20,29 +20,29 @@ pub(super) const NARROW: &[&str] = &[
     "/usr/local/nvidia/lib",
 ];
 
-/// Where a container's loader looks without a cache and without variables:
-/// Debian's and its relatives', then everybody else's. Which one a container
-/// has cannot be known before its root is mounted, so both are used.
-pub(super) const WIDE_INSIDE: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+/// Default directories of a container's dynamic loader, without cache or environment
+/// variables: Debian's and its derivatives', then those of other distributions. The
+/// container's is unknown until its root is mounted, so both are used.
+pub(super) const LIB64_TARGETS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
 /// The same for 32-bit libraries.
-pub(super) const NARROW_INSIDE: &[&str] = &["/usr/lib/i386-linux-gnu", "/usr/lib"];
+pub(super) const LIB32_TARGETS: &[&str] = &["/usr/lib/i386-linux-gnu", "/usr/lib"];
 
-/// Directories with programs.
-pub(super) const PROGRAMS: &[&str] = &["/usr/bin", "/usr/lib/nvidia/current", "/usr/local/nvidia/bin"];
+/// Directories of programs.
+pub(super) const BIN_DIRS: &[&str] = &["/usr/bin", "/usr/lib/nvidia/current", "/usr/local/nvidia/bin"];
 
-/// Where programs go.
-pub(super) const PROGRAMS_INSIDE: &str = "/usr/bin";
+/// Target directory of programs.
+pub(super) const BIN_TARGET: &str = "/usr/bin";
 
 /// A library.
 pub(super) struct Library {
     /// The file's name before `.so.`.
     pub(super) stem: &'static str,
-    /// The file's version where it is not the driver's.
+    /// The file's version if it is not the driver's.
     pub(super) fixed: Option<&'static str>,
-    /// Endings under which programs ask for it, besides the file's own.
+    /// Suffixes of its additional names (sonames).
     pub(super) names: &'static [&'static str],
-    /// What it is for.
+    /// Capabilities that need it.
     pub(super) parts: &'static [Capability],
 }
 
@@ -50,11 +50,11 @@ const fn library(stem: &'static str, names: &'static [&'static str], parts: &'st
     Library { stem, fixed: None, names, parts }
 }
 
-/// Every library.
+/// All libraries.
 pub(super) const LIBRARIES: &[Library] = &[
     library("libnvidia-ml", &[".so.1"], &[Utility]),
     library("libnvidia-cfg", &[".so.1"], &[Utility]),
-    // Programs that are linked without a version, and Python's bindings, ask for the bare name.
+    // Programs linked without a version, and Python bindings, load the unversioned name.
     library("libcuda", &[".so.1", ".so"], &[Compute]),
     library("libcudadebugger", &[".so.1"], &[Compute]),
     library("libnvidia-ptxjitcompiler", &[".so.1"], &[Compute]),
@@ -96,7 +96,7 @@ pub(super) const TOOLS: &[(&str, Capability)] = &[
     ("nvidia-cuda-mps-server", Compute),
 ];
 
-/// Other files, at the same place inside and outside.
+/// Other files, with the same path in guest and container.
 pub(super) const DATA: &[(&str, Capability)] = &[
     ("/etc/OpenCL/vendors/nvidia.icd", Compute),
     ("/usr/share/nvidia/nvoptix.bin", Graphics),

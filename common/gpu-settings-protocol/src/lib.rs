@@ -1,33 +1,33 @@
-//! Settings of GPUs: how they are asked for on the kernel command line, what
-//! PID 1 hands to `firstlight-gpu-settings`, and what that program answers.
+//! GPU settings: their grammar on the kernel command line, the request that
+//! PID 1 passes to `firstlight-gpu-settings`, and that program's reports.
 //!
-//! The grammar, the same for every setting (no blanks):
+//! The grammar, the same for every setting (no spaces):
 //!
 //! ```text
-//! setting  = part (';' part)*            the last part that names a GPU counts
+//! setting  = part (';' part)*            the last part that selects a GPU wins
 //! part     = [gpus ':'] value            without gpus: all of them
 //! gpus     = "all" | index | index '-' index | PCI address      indices in PCI order, from 0
-//! value    = "keep" | what the setting takes                    keep: as it was found
-//! clocks   = "default" | MHz | MHz ',' MHz                      fixed, or lowest and highest
+//! value    = "keep" | what the setting takes                    keep: unchanged
+//! clocks   = "default" | MHz | MHz ',' MHz                      fixed, or minimum and maximum
 //! power    = "default" | watts
 //! compute  = "default" | "exclusive-process" | "prohibited"
-//! mig      = "off" | "on" | instances (',' instances)*          on: whatever instances there are
+//! mig      = "off" | "on" | instances (',' instances)*          on: instances stay unchanged
 //! instances= profile ['*' count]
-//! profile  = name as nvidia-smi's, "3g.71gb" or "1g.18gb+me"  | its number
+//! profile  = name as in nvidia-smi, "3g.71gb" or "1g.18gb+me"  | profile id
 //! ```
 #![forbid(unsafe_code)]
 
-mod asked;
+mod messages;
 mod mig;
+mod requested;
 mod value;
-mod work;
 
-pub use asked::{Asked, PerGpu, Ready};
-pub use mig::{Mig, Part, Profile};
+pub use messages::{Gpu, Outcome, SYSTEM, SettingsRequest, StepReport};
+pub use mig::{InstanceCount, Mig, Profile};
+pub use requested::{PerGpu, Ready, RequestedSettings};
 pub use value::{Clocks, ComputeMode, Malformed, Power};
-pub use work::{Gpu, Line, Outcome, SYSTEM, Work};
 
-/// A whole number as people write it: digits, and no more of them than anybody needs.
+/// Parses a decimal number of at most eight digits; `None` if it exceeds `most`.
 fn number(text: &str, most: u32) -> Option<u32> {
     let digits = !text.is_empty() && text.len() <= 8 && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|number| digits && *number <= most)

@@ -1,4 +1,4 @@
-//! How a GPU is divided (MIG).
+//! MIG mode and GPU instances.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,43 +8,43 @@ use serde::{Deserialize, Serialize};
 use crate::number;
 use crate::value::{Malformed, as_text};
 
-/// More instances than a GPU has.
-const MOST: u32 = 32;
+/// Maximum number of instances accepted, more than any GPU has.
+const MAX_INSTANCES: u32 = 32;
 
-/// More than the number of any profile.
-const MOST_ID: u32 = 9999;
+/// Maximum profile id accepted, above that of any profile.
+const MAX_ID: u32 = 9999;
 
-/// What a GPU is divided into.
+/// The requested MIG mode and instances of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Mig {
-    /// MIG mode is off: the GPU is whole.
+    /// MIG mode off.
     Off,
-    /// MIG mode is on; instances stay as they are.
+    /// MIG mode on; instances stay unchanged.
     On,
-    /// MIG mode is on, with these instances and no others.
-    Parts(Vec<Part>),
+    /// MIG mode on, with exactly these instances.
+    Instances(Vec<InstanceCount>),
 }
 
-/// Instances of one kind.
+/// A number of GPU instances of one profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Their kind.
+pub struct InstanceCount {
+    /// Profile.
     pub profile: Profile,
-    /// How many.
+    /// Number of instances.
     pub count: u32,
 }
 
-/// A kind of GPU instance.
+/// A GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Profile {
-    /// By its name, in small letters: `1g.18gb+me`.
+    /// By name, in lower case: `1g.18gb+me`.
     Name(String),
-    /// By its number.
+    /// By id.
     Id(u32),
 }
 
-/// Whether this is such a name: slices, memory, and perhaps what it has more or less.
+/// Returns whether `text` is a profile name: slices, memory, optional attributes (`+me`, `-me`).
 fn is_name(text: &str) -> bool {
     let Some((slices, rest)) = text.split_once("g.") else { return false };
     let Some((memory, more)) = rest.split_once("gb") else { return false };
@@ -63,7 +63,7 @@ impl FromStr for Profile {
 
     fn from_str(text: &str) -> Result<Self, Malformed> {
         let text = text.to_ascii_lowercase();
-        match number(&text, MOST_ID) {
+        match number(&text, MAX_ID) {
             Some(id) => Ok(Self::Id(id)),
             None if is_name(&text) => Ok(Self::Name(text)),
             None => Err(Malformed),
@@ -93,14 +93,14 @@ impl FromStr for Mig {
         let mut total = 0;
         for part in text.split(',') {
             let (profile, count) = part.split_once('*').unwrap_or((part, "1"));
-            let count = number(count, MOST).filter(|count| *count > 0).ok_or(Malformed)?;
+            let count = number(count, MAX_INSTANCES).filter(|count| *count > 0).ok_or(Malformed)?;
             total += count;
-            if total > MOST {
+            if total > MAX_INSTANCES {
                 return Err(Malformed);
             }
-            parts.push(Part { profile: profile.parse()?, count });
+            parts.push(InstanceCount { profile: profile.parse()?, count });
         }
-        Ok(Self::Parts(parts))
+        Ok(Self::Instances(parts))
     }
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for Mig {
         let parts = match self {
             Self::Off => return f.write_str("off"),
             Self::On => return f.write_str("on"),
-            Self::Parts(parts) => parts,
+            Self::Instances(parts) => parts,
         };
         for (at, part) in parts.iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
@@ -130,8 +130,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn layouts_are_as_nvidia_smi_names_them() {
-        let name = |name: &str, count| Part { profile: Profile::Name(name.to_owned()), count };
+    fn layouts_use_profile_names_of_nvidia_smi() {
+        let name = |name: &str, count| InstanceCount { profile: Profile::Name(name.to_owned()), count };
         for (text, parts) in [
             ("3g.71gb,4g.71gb", vec![name("3g.71gb", 1), name("4g.71gb", 1)]),
             ("1g.18gb*7", vec![name("1g.18gb", 7)]),
@@ -139,11 +139,14 @@ mod tests {
             ("1g.24gb-me,1g.24gb+me.all,2g.48gb+gfx", {
                 vec![name("1g.24gb-me", 1), name("1g.24gb+me.all", 1), name("2g.48gb+gfx", 1)]
             }),
-            ("19*7", vec![Part { profile: Profile::Id(19), count: 7 }]),
+            ("19*7", vec![InstanceCount { profile: Profile::Id(19), count: 7 }]),
         ] {
-            assert_eq!((text.parse(), Mig::Parts(parts.clone()).to_string().as_str()), (Ok(Mig::Parts(parts)), text));
+            assert_eq!(
+                (text.parse(), Mig::Instances(parts.clone()).to_string().as_str()),
+                (Ok(Mig::Instances(parts)), text)
+            );
         }
-        assert_eq!("3G.71GB".parse(), Ok(Mig::Parts(vec![name("3g.71gb", 1)])));
+        assert_eq!("3G.71GB".parse(), Ok(Mig::Instances(vec![name("3g.71gb", 1)])));
         assert_eq!(("on".parse(), "off".parse()), (Ok(Mig::On), Ok(Mig::Off)));
         for text in [
             "",
@@ -172,18 +175,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_layout_that_is_written_is_read_as_the_same(
+        fn layout_round_trips(
             parts in proptest::collection::vec(("([1-9]g\\.[1-9][0-9]{0,2}gb([+-](me|gfx|me\\.all))?|[0-9]{1,3})", 1..5u32), 1..7)
         ) {
-            let parts: Vec<Part> = parts.into_iter()
-                .map(|(profile, count)| Part { profile: profile.parse().unwrap(), count })
+            let parts: Vec<InstanceCount> = parts.into_iter()
+                .map(|(profile, count)| InstanceCount { profile: profile.parse().unwrap(), count })
                 .collect();
-            let mig = Mig::Parts(parts);
+            let mig = Mig::Instances(parts);
             prop_assert_eq!(mig.to_string().parse(), Ok(mig));
         }
 
         #[test]
-        fn any_text_is_a_layout_or_not(text in "\\PC{0,40}|[0-9g.b+*,-]{0,30}") {
+        fn parsed_text_round_trips(text in "\\PC{0,40}|[0-9g.b+*,-]{0,30}") {
             if let Ok(mig) = text.parse::<Mig>() {
                 prop_assert_eq!(mig.to_string().parse(), Ok(mig));
             }

@@ -1,4 +1,4 @@
-//! Values of settings that are numbers or words.
+//! Setting values: clocks, power limits, compute modes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,34 +7,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::number;
 
-/// A text that is no value of its setting.
+/// The text is not a valid value of its setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it is no value of this setting")
+        f.write_str("not a valid value of this setting")
     }
 }
 
 impl std::error::Error for Malformed {}
 
-/// The word for what a GPU has by itself.
+/// The keyword for the GPU's default.
 const DEFAULT: &str = "default";
 
-/// More megahertz than any GPU has.
-const MOST_MHZ: u32 = 20_000;
+/// Highest clock accepted, MHz, above that of any GPU.
+const MAX_MHZ: u32 = 20_000;
 
-/// More watts than any GPU takes.
-const MOST_WATTS: u32 = 20_000;
+/// Highest power limit accepted, watts, above that of any GPU.
+const MAX_WATTS: u32 = 20_000;
 
-/// Clocks that a GPU is held to, MHz.
+/// Locked clocks of a GPU, MHz.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Clocks {
-    /// As the GPU likes.
+    /// Not locked.
     Default,
-    /// Between these two, both included.
+    /// Locked between minimum and maximum, both inclusive.
     Between(u32, u32),
 }
 
@@ -46,7 +46,7 @@ impl FromStr for Clocks {
             return Ok(Self::Default);
         }
         let (low, high) = text.split_once(',').unwrap_or((text, text));
-        match (number(low, MOST_MHZ), number(high, MOST_MHZ)) {
+        match (number(low, MAX_MHZ), number(high, MAX_MHZ)) {
             (Some(low), Some(high)) if 0 < low && low <= high => Ok(Self::Between(low, high)),
             _ => Err(Malformed),
         }
@@ -63,13 +63,13 @@ impl fmt::Display for Clocks {
     }
 }
 
-/// What a GPU may take from its supply.
+/// The power limit of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Power {
-    /// What its maker meant.
+    /// The GPU's default limit.
     Default,
-    /// That many watts.
+    /// A limit in watts.
     Watts(u32),
 }
 
@@ -77,7 +77,7 @@ impl FromStr for Power {
     type Err = Malformed;
 
     fn from_str(text: &str) -> Result<Self, Malformed> {
-        match number(text, MOST_WATTS) {
+        match number(text, MAX_WATTS) {
             _ if text == DEFAULT => Ok(Self::Default),
             Some(watts @ 1..) => Ok(Self::Watts(watts)),
             _ => Err(Malformed),
@@ -94,20 +94,20 @@ impl fmt::Display for Power {
     }
 }
 
-/// Who may compute on a GPU.
+/// The compute mode of a GPU, as nvidia-smi's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ComputeMode {
-    /// Any number of processes.
+    /// Any number of processes may compute.
     Default,
-    /// One process at a time.
+    /// One process at a time may compute.
     ExclusiveProcess,
-    /// None.
+    /// No process may compute.
     Prohibited,
 }
 
 impl ComputeMode {
-    const WORDS: [(&'static str, Self); 3] =
+    const KEYWORDS: [(&'static str, Self); 3] =
         [(DEFAULT, Self::Default), ("exclusive-process", Self::ExclusiveProcess), ("prohibited", Self::Prohibited)];
 }
 
@@ -115,18 +115,18 @@ impl FromStr for ComputeMode {
     type Err = Malformed;
 
     fn from_str(text: &str) -> Result<Self, Malformed> {
-        Self::WORDS.iter().find(|(word, _)| *word == text).map(|(_, mode)| *mode).ok_or(Malformed)
+        Self::KEYWORDS.iter().find(|(word, _)| *word == text).map(|(_, mode)| *mode).ok_or(Malformed)
     }
 }
 
 impl fmt::Display for ComputeMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.iter().find(|(_, mode)| mode == self).map_or(DEFAULT, |(word, _)| word);
+        let word = Self::KEYWORDS.iter().find(|(_, mode)| mode == self).map_or(DEFAULT, |(word, _)| word);
         f.write_str(word)
     }
 }
 
-/// Values travel as the text that they are written as.
+/// Serialises values as the text that `Display` and `FromStr` use.
 macro_rules! as_text {
     ($($kind:ty),*) => {$(
         impl TryFrom<String> for $kind {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_are_one_number_or_two_in_order() {
+    fn clocks_are_one_number_or_an_ascending_pair() {
         for (text, clocks) in [
             ("1980", Clocks::Between(1980, 1980)),
             ("345,1980", Clocks::Between(345, 1980)),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn watts_are_a_whole_number() {
+    fn power_limit_is_a_whole_number_of_watts() {
         for (text, power) in [("500", Power::Watts(500)), ("default", Power::Default)] {
             assert_eq!((text.parse(), power.to_string().as_str()), (Ok(power), text));
         }
@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn compute_modes_are_words() {
-        for (word, mode) in ComputeMode::WORDS {
+    fn compute_modes_round_trip_as_keywords() {
+        for (word, mode) in ComputeMode::KEYWORDS {
             assert_eq!((word.parse(), mode.to_string().as_str()), (Ok(mode), word));
         }
         assert_eq!("exclusive".parse::<ComputeMode>(), Err(Malformed));

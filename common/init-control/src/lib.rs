@@ -1,127 +1,126 @@
-//! What PID 1 and the agent say to each other.
+//! Messages between PID 1 and the agent.
 //!
 //! One Unix stream socket, [`SOCKET`], in a directory that only root in the
 //! guest's own mount namespace can reach; PID 1 also checks the peer's
 //! credentials. Each message is one line of JSON, at most [`MAX_LINE`] bytes.
-//! PID 1 sends [`FromInit::Gpus`] as soon as a client says
-//! [`ToInit::Subscribe`] and again at every change, so a client never asks
-//! twice and never polls.
+//! PID 1 sends [`FromInit::Gpus`] when a client sends [`ToInit::Subscribe`] and
+//! again at every change, so a client never polls.
 #![forbid(unsafe_code)]
 
 use firstlight_boot_record::{BootRecord, Gpu};
 use serde::{Deserialize, Serialize};
 
-/// Where PID 1 listens.
+/// Path of PID 1's control socket.
 pub const SOCKET: &str = "/run/firstlight/control.sock";
 
-/// Where PID 1 keeps the boot record.
+/// Path of the boot record that PID 1 writes.
 pub const RECORD: &str = "/run/firstlight/boot-record.json";
 
-/// The longest line either side accepts, bytes, line end included.
+/// The longest line either side accepts, bytes, newline included.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// What a client says to PID 1.
+/// A message from a client to PID 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ToInit {
-    /// Send me the GPUs now and whenever one changes.
+    /// Requests the GPUs, now and at every change.
     Subscribe,
-    /// Send me what others in the guest say, as it comes: see [`FromInit::Log`].
+    /// Requests the guest's log messages as they arrive: see [`FromInit::Log`].
     SubscribeLog,
-    /// The agent's server accepts connections.
+    /// Reports that the agent's server accepts connections.
     Listening {
-        /// When, µs of `CLOCK_BOOTTIME`.
+        /// Time, µs of `CLOCK_BOOTTIME`.
         at_us: u64,
     },
-    /// Put this into the boot record's events.
+    /// Adds an event to the boot record.
     Event {
-        /// When, µs of `CLOCK_BOOTTIME`.
+        /// Time, µs of `CLOCK_BOOTTIME`.
         at_us: u64,
-        /// What, one word.
-        what: String,
-        /// Whom it is about.
+        /// Kind, one word.
+        kind: String,
+        /// The object: a container id, a process, a PCI address.
         object: String,
-        /// One line more.
+        /// One line of detail.
         detail: String,
     },
-    /// Send me the boot record as it is now.
+    /// Requests the current boot record.
     Record,
-    /// Load a kernel module, and what it needs.
+    /// Requests a kernel module and its dependencies.
     LoadModule {
         /// Its name.
         name: String,
-        /// Its parameters, separated by spaces.
+        /// Module parameters, separated by spaces.
         parameters: String,
     },
-    /// Stop everything in order and power off.
+    /// Requests an orderly shutdown and power-off.
     PowerOff {
-        /// Who wants it and why, for the record.
+        /// The requester and its reason, for the boot record.
         reason: String,
     },
 }
 
-/// What PID 1 says to a client.
+/// A message from PID 1 to a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum FromInit {
-    /// All GPUs as they are now.
+    /// The current state of all GPUs.
     Gpus {
-        /// Whether the PCI bus has been scanned: before that the list says nothing.
+        /// Whether the PCI bus has been scanned; until then the list is meaningless.
         scanned: bool,
         /// In PCI order.
         gpus: Vec<Gpu>,
     },
-    /// A daemon that PID 1 keeps running serves now, or does not any more. Sent
-    /// to subscribers: at once for each that was started, then at every change.
+    /// A daemon that PID 1 supervises became ready or stopped being ready. Sent
+    /// to subscribers: immediately for each started daemon, then at every change.
     Daemon {
-        /// Its name, which is its unit's in the boot record.
+        /// Its name, equal to its unit's in the boot record.
         name: String,
-        /// Whether it serves.
+        /// Whether it is ready.
         ready: bool,
-        /// What happened.
+        /// The reason of the change.
         detail: String,
     },
-    /// What the kernel, a daemon or a stranger at `/dev/log` says. Bounded, and
-    /// clean of control characters, but foreign text all the same. A client that
-    /// reads too slowly misses some.
+    /// A log message of the kernel, a daemon or any sender to `/dev/log`: bounded
+    /// and without control characters, but still untrusted input. Messages to a
+    /// client that reads too slowly are dropped.
     Log {
-        /// When, µs of `CLOCK_BOOTTIME`.
+        /// Time, µs of `CLOCK_BOOTTIME`.
         at_us: u64,
-        /// `emerg` to `debug`.
+        /// Severity level, `emerg` to `debug`.
         level: String,
-        /// Who.
+        /// The sender.
         source: String,
-        /// What.
+        /// The message.
         text: String,
     },
-    /// The answer to [`ToInit::Record`].
+    /// The reply to [`ToInit::Record`].
     Record(Box<BootRecord>),
-    /// The answer to [`ToInit::LoadModule`].
+    /// The reply to [`ToInit::LoadModule`].
     Module {
-        /// The module's name, as it was asked for.
+        /// The module's name as requested.
         name: String,
-        /// Why it is not loaded, if it is not.
+        /// Why loading failed, if it did.
         error: Option<String>,
     },
-    /// The client's last message could not be used; the connection stays.
+    /// The client's last message was invalid; the connection stays open.
     Refused {
-        /// Why.
+        /// Why it was refused.
         reason: String,
     },
 }
 
-/// A line that is no message.
+/// Why a line is not a valid message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// Longer than [`MAX_LINE`].
-    #[error("control socket: a line of {0} bytes is longer than {MAX_LINE}")]
+    #[error("control socket: line of {0} bytes exceeds the limit of {MAX_LINE}")]
     TooLong(usize),
     /// Not JSON or not a known message.
-    #[error("control socket: not a message: {0}")]
+    #[error("control socket: invalid message: {0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// A message as one line, line end included.
+/// Encodes a message as one line, newline included.
 ///
 /// # Errors
 /// Never for the types of this crate; serialisation is fallible by type.
@@ -131,10 +130,10 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, serde_json::Error> {
     Ok(line)
 }
 
-/// A line, with or without its line end, as a message.
+/// Decodes a message from a line with or without its newline.
 ///
 /// # Errors
-/// The line is too long, or not a message.
+/// The line is too long, or not a valid message.
 pub fn decode<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, DecodeError> {
     if line.len() > MAX_LINE {
         return Err(DecodeError::TooLong(line.len()));
@@ -148,7 +147,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn messages_are_one_line_each() {
+    fn encoded_message_is_one_line_and_round_trips() {
         let message = ToInit::PowerOff { reason: "two\nlines".into() };
         let line = encode(&message).unwrap();
         assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1);
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_unknown_lines_are_refused() {
+    fn overlong_and_unknown_lines_are_refused() {
         let long = vec![b' '; MAX_LINE + 1];
         assert!(matches!(decode::<ToInit>(&long), Err(DecodeError::TooLong(_))));
         assert!(decode::<ToInit>(b"{\"reboot\":null}\n").is_err());

@@ -1,4 +1,4 @@
-//! A PCI address, the one name of a GPU that no driver can renumber.
+//! PCI addresses, the only GPU name that no driver can renumber.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Domain, bus, device and function; written `0000:01:00.0`.
 ///
-/// Ordered as the bus is scanned, which is the order of GPU indices.
+/// Ordered by bus scan order, which is the order of GPU indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Address {
@@ -21,7 +21,7 @@ pub struct Address {
     pub function: u8,
 }
 
-/// A text that is not a PCI address.
+/// Why a text is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a PCI address: {reason}; expected DDDD:BB:DD.F in hexadecimal, e.g. 0000:01:00.0")]
 pub struct ParseAddressError {
@@ -86,14 +86,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_sysfs_writes() {
+    fn sysfs_addresses_are_parsed() {
         let address: Address = "0000:c1:1f.7".parse().unwrap();
         assert_eq!(address, Address { domain: 0, bus: 0xc1, device: 0x1f, function: 7 });
         assert_eq!("10000:e1:00.0".parse::<Address>().unwrap().domain, 0x10000);
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn malformed_addresses_name_the_wrong_part() {
         for (text, part) in [
             ("", "domain"),
             ("0000", "domain"),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_sort_as_the_bus_is_scanned() {
+    fn addresses_sort_in_bus_scan_order() {
         let sorted: Vec<Address> = ["0000:02:00.0", "0000:0a:00.0", "0000:10:00.0", "0001:00:00.0"]
             .iter()
             .map(|a| a.parse().unwrap())
@@ -121,13 +121,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_round_trips(domain in 0u32.., bus: u8, device in 0u8..32, function in 0u8..8) {
+        fn addresses_round_trip(domain in 0u32.., bus: u8, device in 0u8..32, function in 0u8..8) {
             let address = Address { domain, bus, device, function };
             prop_assert_eq!(address.to_string().parse::<Address>(), Ok(address));
         }
 
         #[test]
-        fn any_text_is_an_address_or_an_error(text in ".{0,24}") {
+        fn parsed_text_round_trips(text in ".{0,24}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string(), text.to_ascii_lowercase());
             }

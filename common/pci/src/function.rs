@@ -1,4 +1,4 @@
-//! The functions that sysfs lists.
+//! PCI functions listed in sysfs.
 
 use std::fs;
 use std::io::{self, Read};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::{Address, Kind, kind_of};
 
-/// One PCI function as sysfs shows it.
+/// A PCI function as listed in sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Where it is.
+    /// PCI address.
     pub address: Address,
     /// Vendor id.
     pub vendor: u16,
@@ -17,15 +17,15 @@ pub struct Function {
     pub device: u16,
     /// Base class, sub-class and programming interface: 24 bits.
     pub class: u32,
-    /// The bound driver's name, if there is one; of functions that have a
-    /// [`kind`](Self::kind), others' are asked for with [`driver`].
+    /// Name of the bound driver. Read only for functions that have a
+    /// [`kind`](Self::kind); use [`driver`] for others.
     pub driver: Option<String>,
-    /// Whether its VPD says that it manages NVSwitches.
+    /// Whether its VPD marks it as an NVSwitch manager (`SW_MNG`).
     pub nvlink_bridge: bool,
 }
 
 impl Function {
-    /// What this function is to Firstlight.
+    /// Returns the role of this function, if Firstlight uses it.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match kind_of(self.vendor, self.class) {
@@ -35,28 +35,28 @@ impl Function {
     }
 }
 
-/// Why the PCI bus could not be read.
+/// Why the PCI bus could not be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
     /// The directory or a file in it could not be read.
-    #[error("PCI scan: cannot read {path}: {source}; is sysfs mounted?")]
+    #[error("PCI scan: failed to read {path}: {source}; is sysfs mounted?")]
     Read {
-        /// What was read.
+        /// The directory or file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A file holds something other than a PCI function's identity.
-    #[error("PCI scan: {path} holds {text:?}, not what the kernel writes for a PCI function (pci:v...d...sv...sd...)")]
+    /// A `modalias` is not that of a PCI function.
+    #[error("PCI scan: unexpected content {text:?} of {path}; expected pci:v...d...sv...sd...")]
     Modalias {
-        /// What was read.
+        /// The file.
         path: PathBuf,
-        /// What it held.
+        /// Its content, truncated.
         text: String,
     },
 }
 
-/// What a function is, as its `modalias` says: `pci:v000010DEd00002330sv...sd...bc03sc02i00`.
+/// Ids and class of a function from its `modalias`: `pci:v000010DEd00002330sv...sd...bc03sc02i00`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     vendor: u16,
@@ -64,7 +64,7 @@ struct Identity {
     class: u32,
 }
 
-/// Reads `digits` upper-case hexadecimal digits behind `mark`, and says what is behind them.
+/// Parses `mark` and `digits` upper-case hexadecimal digits; returns the number and the remaining text.
 fn hexadecimal<'a>(text: &'a str, mark: &str, digits: usize) -> Option<(u32, &'a str)> {
     let (number, rest) = text.strip_prefix(mark)?.split_at_checked(digits)?;
     let good = number.bytes().all(|byte| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte));
@@ -85,32 +85,32 @@ impl Identity {
         rest.is_empty().then_some(Self { vendor: ids.0, device: ids.1, class })
     }
 
-    /// One small file, which is one open instead of the three of `vendor`,
-    /// `device` and `class`. `uevent` would have the driver too, but it goes on
-    /// naming one that is just being taken off, and some kernels make a reader wait
-    /// for that, while the driver may be waiting for whoever reads.
+    /// Reads `modalias`: one open instead of three for `vendor`, `device` and
+    /// `class`. `uevent` also has the driver, but it keeps naming a driver that is
+    /// being unbound, and on some kernels the read blocks until the unbind ends,
+    /// while the driver may be waiting for the reader.
     fn read(dir: &Path) -> Result<Self, ScanError> {
         let path = dir.join("modalias");
         let mut bytes = [0; 128];
-        // The kernel gives such a file in one piece.
+        // One read returns the whole attribute.
         let len = fs::File::open(&path).and_then(|mut file| file.read(&mut bytes));
         let len = len.map_err(|source| ScanError::Read { path: path.clone(), source })?;
         let text = String::from_utf8_lossy(&bytes[..len]);
-        let shown = || text.trim().chars().take(MOST_SHOWN).collect();
+        let shown = || text.trim().chars().take(MAX_SHOWN).collect();
         Self::from_modalias(&text).ok_or_else(|| ScanError::Modalias { path, text: shown() })
     }
 }
 
-/// Characters of a wrong file that are shown.
-const MOST_SHOWN: usize = 64;
+/// Characters of unexpected content shown in an error.
+const MAX_SHOWN: usize = 64;
 
 fn read(dir: &Path, address: Address) -> Result<Function, ScanError> {
     let Identity { vendor, device, class } = Identity::read(dir)?;
     let kind = kind_of(vendor, class);
-    // A guest has a port for every device, and each look costs the kernel two objects.
+    // A guest has a root port per device, and each lookup allocates two kernel objects.
     let driver = kind.and_then(|_| bound(dir));
-    // Reading a VPD takes the kernel milliseconds, so nobody else's is read.
-    let nvlink_bridge = kind == Some(Kind::Mellanox) && vpd_says(dir, SWITCH_MANAGER);
+    // Reading a VPD takes milliseconds, so only candidates are read.
+    let nvlink_bridge = kind == Some(Kind::Mellanox) && vpd_contains(dir, SWITCH_MANAGER);
     Ok(Function { address, vendor, device, class, driver, nvlink_bridge })
 }
 
@@ -119,24 +119,24 @@ fn bound(dir: &Path) -> Option<String> {
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The name of the driver that is bound to any function below `sysfs`.
+/// Returns the name of the driver bound to a function, of any kind.
 #[must_use]
 pub fn driver(sysfs: &Path, address: Address) -> Option<String> {
     bound(&sysfs.join("bus/pci/devices").join(address.to_string()))
 }
 
-/// What the VPD of an NVLink 5 management bridge has as the value of `SMDL`.
+/// The value of `SMDL` in the VPD of an NVLink 5 management bridge.
 const SWITCH_MANAGER: &[u8] = b"SW_MNG";
 
-/// The format's limit, bytes.
-const LONGEST_VPD: usize = 32 << 10;
+/// Maximum size of a VPD by its format, bytes.
+const MAX_VPD: usize = 32 << 10;
 
-/// Whether a function's VPD has these bytes. One that has no VPD, or does not
-/// give it out, has not.
-fn vpd_says(dir: &Path, bytes: &[u8]) -> bool {
+/// Returns whether a function's VPD contains these bytes; `false` if the VPD is
+/// absent or unreadable.
+fn vpd_contains(dir: &Path, bytes: &[u8]) -> bool {
     let Ok(mut file) = fs::File::open(dir.join("vpd")) else { return false };
     let (mut vpd, mut piece) = (Vec::new(), [0; 256]);
-    while vpd.len() < LONGEST_VPD {
+    while vpd.len() < MAX_VPD {
         match file.read(&mut piece) {
             Ok(0) | Err(_) => return false,
             Ok(len) => vpd.extend_from_slice(&piece[..len]),
@@ -148,13 +148,13 @@ fn vpd_says(dir: &Path, bytes: &[u8]) -> bool {
     false
 }
 
-/// All PCI functions below `sysfs` (normally `/sys`), sorted by address.
+/// Lists all PCI functions below `sysfs` (normally `/sys`), sorted by address.
 ///
-/// A guest without a PCI bus has none: an empty list, not an error. A function
-/// that disappears while it is read (hot-unplug) is left out.
+/// Without a PCI bus the list is empty, which is not an error. A function that
+/// disappears while it is read (hot-unplug) is omitted.
 ///
 /// # Errors
-/// The bus directory or a file in it cannot be read, or holds something else.
+/// The bus directory or a file in it cannot be read or has unexpected content.
 pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
     let bus = sysfs.join("bus/pci/devices");
     let entries = match fs::read_dir(&bus) {
@@ -176,10 +176,10 @@ pub fn scan(sysfs: &Path) -> Result<Vec<Function>, ScanError> {
     Ok(functions)
 }
 
-/// The functions below `sysfs` whose vendor and class are of a kind, sorted by
-/// address. Takes one small read for each function, and what cannot be read is none.
+/// Lists the functions below `sysfs` whose vendor and class match a kind, sorted
+/// by address. Costs one small read per function; unreadable functions are omitted.
 #[must_use]
-pub fn of_kind(sysfs: &Path, kind: Kind) -> Vec<Address> {
+pub fn functions_of_kind(sysfs: &Path, kind: Kind) -> Vec<Address> {
     let entries = fs::read_dir(sysfs.join("bus/pci/devices")).into_iter().flatten().flatten();
     let mut found: Vec<Address> = entries
         .filter(|entry| {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_functions_in_bus_order_with_their_kind() {
+    fn scan_lists_functions_in_bus_order_with_their_kind() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:0a:00.0", &[("modalias", &modalias(0x10de, 0x2330, 0x030200))]);
         plant(root.path(), "0000:02:00.0", &[("modalias", &modalias(0x10de, 0x22a3, 0x068000))]);
@@ -231,39 +231,39 @@ mod tests {
         assert_eq!(driver(root.path(), functions[2].address).as_deref(), Some("pcieport"));
         assert_eq!(driver(root.path(), functions[0].address), None);
         plant(root.path(), "0000:03:00.0", &[("modalias", "rubbish\n")]);
-        assert_eq!(of_kind(root.path(), Kind::Gpu), [functions[1].address]);
-        assert_eq!(of_kind(&root.path().join("none"), Kind::Gpu), []);
+        assert_eq!(functions_of_kind(root.path(), Kind::Gpu), [functions[1].address]);
+        assert_eq!(functions_of_kind(&root.path().join("none"), Kind::Gpu), []);
     }
 
     #[test]
-    fn a_management_bridge_is_known_by_its_vpd_only() {
+    fn management_bridge_is_detected_by_its_vpd_only() {
         let root = tempfile::tempdir().unwrap();
-        let nic_says = modalias(0x15b3, 0x1021, 0x02_0700);
-        let nic = [("modalias", &nic_says[..])];
+        let nic_modalias = modalias(0x15b3, 0x1021, 0x02_0700);
+        let nic = [("modalias", &nic_modalias[..])];
         let long = format!("{}SMDL=SW_MNG", "x".repeat(1000));
         for (address, vpd) in [("0000:05:00.0", &long[..]), ("0000:05:00.1", "PN MCX75310AAS"), ("0000:05:00.2", "")] {
             plant(root.path(), address, &nic);
             plant(root.path(), address, &[("vpd", vpd)]);
         }
         plant(root.path(), "0000:05:00.3", &nic);
-        // Whoever is no Mellanox function is not asked.
+        // The VPD of another vendor's function is not read.
         plant(root.path(), "0000:06:00.0", &[("modalias", &modalias(0x8086, 0x1, 0x020000))]);
         plant(root.path(), "0000:06:00.0", &[("vpd", &long)]);
         let kinds: Vec<_> = scan(root.path()).unwrap().iter().map(Function::kind).collect();
         let (bridge, nic) = (Some(Kind::NvLinkBridge), Some(Kind::Mellanox));
         assert_eq!(kinds, [bridge, nic, nic, nic, None]);
-        std::fs::write(root.path().join("bus/pci/devices/0000:05:00.1/vpd"), vec![0; LONGEST_VPD + 256]).unwrap();
-        assert_eq!(scan(root.path()).unwrap()[1].kind(), nic, "it ends somewhere");
+        std::fs::write(root.path().join("bus/pci/devices/0000:05:00.1/vpd"), vec![0; MAX_VPD + 256]).unwrap();
+        assert_eq!(scan(root.path()).unwrap()[1].kind(), nic, "an overlong VPD is read up to the limit");
     }
 
     #[test]
-    fn no_bus_is_no_function() {
+    fn missing_bus_is_an_empty_list() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(scan(root.path()).unwrap(), []);
     }
 
     #[test]
-    fn half_removed_function_is_left_out_and_rubbish_is_named() {
+    fn disappearing_function_is_omitted_and_malformed_modalias_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         plant(root.path(), "0000:01:00.0", &[]);
         assert_eq!(scan(root.path()).unwrap(), []);
@@ -288,13 +288,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn every_identity_is_read_back(vendor: u16, device: u16, class in 0u32..1 << 24) {
+        fn modalias_round_trips(vendor: u16, device: u16, class in 0u32..1 << 24) {
             let read = Identity::from_modalias(&modalias(vendor, device, class));
             proptest::prop_assert_eq!(read, Some(Identity { vendor, device, class }));
         }
 
         #[test]
-        fn any_text_may_be_there(text in ".{0,80}") {
+        fn parsing_a_modalias_never_panics(text in ".{0,80}") {
             let _ = Identity::from_modalias(&text);
         }
     }

@@ -1,15 +1,15 @@
-//! PCI addresses and the functions that sysfs lists.
+//! PCI addresses, paths and functions.
 //!
-//! Everything here reads a tree below a root path, so that tests hand in a
-//! directory of their own instead of `/sys`.
+//! All functions take the sysfs root as a path, so tests pass a directory
+//! instead of `/sys`.
 #![forbid(unsafe_code)]
 
 mod address;
 mod function;
 mod kind;
-mod place;
+mod path;
 
 pub use address::{Address, ParseAddressError};
-pub use function::{Function, ScanError, driver, of_kind, scan};
+pub use function::{Function, ScanError, driver, functions_of_kind, scan};
 pub use kind::{KINDS, Kind, kind_of};
-pub use place::{Found, Missing, ParsePlaceError, Place};
+pub use path::{ParsePciPathError, PciPath, ResolveError, ResolvedFunction};

@@ -1,4 +1,4 @@
-//! Programs that decide which devices a resource group (cgroup v2) may use.
+//! BPF device programs of cgroups v2: loading, attaching, querying.
 
 use std::ffi::c_long;
 use std::io;
@@ -13,36 +13,36 @@ const BPF_PROG_QUERY: c_long = 16;
 const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
 
-/// Groups below this one may have programs of their own, and all of them must
-/// say yes. Without it a service manager in a container could set none up.
+/// Child cgroups may attach programs too, and all of them must allow an access.
+/// Without it a service manager in a container could not attach any.
 const BPF_F_ALLOW_MULTI: u32 = 2;
 
-/// The kernel's own limit of programs of one group (`BPF_CGROUP_MAX_PROGS`).
-const MOST_ATTACHED: usize = 64;
+/// The kernel's limit of programs per cgroup (`BPF_CGROUP_MAX_PROGS`).
+const MAX_ATTACHED: usize = 64;
 
-/// What the verifier may say, bytes.
-const LOG: usize = 64 * 1024;
+/// Size of the verifier's log buffer, bytes.
+const LOG_SIZE: usize = 64 * 1024;
 
-/// What is told of that: its end, where the reason is, bytes.
-const TOLD: usize = 600;
+/// Bytes of the log in an error: its end, which has the reason.
+const LOG_TAIL: usize = 600;
 
-/// A load that a signal interrupts is to be tried again; this often, as others do.
-const TRIES: usize = 5;
+/// Attempts of a load that signals interrupt (`EAGAIN`), as in libbpf.
+const ATTEMPTS: usize = 5;
 
-/// Why the kernel does not take a program.
+/// Why the kernel refused a program.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel refuses a program of {length} instructions: {source}{}", of_log(log))]
-pub struct Refused {
-    /// How long the program is.
+#[error("failed to load a BPF device program of {length} instructions: {source}{}", log_suffix(log))]
+pub struct LoadError {
+    /// Length of the program, instructions.
     pub length: usize,
-    /// The end of what the verifier says; nothing if it was not asked.
+    /// The end of the verifier's log; empty if it was not requested.
     pub log: String,
     /// The system call's error.
     pub source: io::Error,
 }
 
-fn of_log(log: &str) -> String {
-    if log.is_empty() { String::new() } else { format!("; its verifier says: {log}") }
+fn log_suffix(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("; verifier log: {log}") }
 }
 
 /// `union bpf_attr` for `BPF_PROG_LOAD`, as far as it is used.
@@ -97,7 +97,7 @@ struct Info {
 /// writable where the command writes.
 unsafe fn bpf<T>(command: c_long, attribute: &mut T) -> io::Result<c_long> {
     // SAFETY: the kernel reads and writes no more of the attribute than its size, which is that of
-    // `T`, live and exclusively borrowed; the caller vouches for what it points to.
+    // `T`, live and exclusively borrowed; the caller guarantees what it points to.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -113,7 +113,7 @@ fn try_load(instructions: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
         kind: BPF_PROG_TYPE_CGROUP_DEVICE,
         instruction_count: number(instructions.len()),
         instructions: instructions.as_ptr() as u64,
-        // Ours. The functions for which the kernel wants another one are not used.
+        // This project's license. GPL-only helper functions are not used.
         license: c"Apache-2.0".as_ptr() as u64,
         log_level: (!log.is_empty()).into(),
         log_size: number(log.len()),
@@ -123,24 +123,23 @@ fn try_load(instructions: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
         name,
     };
     // SAFETY: `Load` is that attribute's beginning without padding. The instructions are as many as
-    // counted, of 8 bytes each as the kernel's are, and only read; the licence ends with a zero; the
-    // log is as long as told and exclusively borrowed.
+    // counted, of 8 bytes each as the kernel's are, and only read; the licence is NUL-terminated; the
+    // log has the size given and is exclusively borrowed.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut attribute) }?;
     let fd = RawFd::try_from(fd).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    // SAFETY: the kernel just made this descriptor, and nobody else owns it.
+    // SAFETY: the kernel just returned this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Has the kernel check and translate a program of type
-/// `BPF_PROG_TYPE_CGROUP_DEVICE`. It lives as long as the descriptor, which
-/// is closed on exec, and where it is attached. The caller needs `CAP_BPF`
-/// and, for long programs, `CAP_PERFMON`.
+/// Loads a program of type `BPF_PROG_TYPE_CGROUP_DEVICE`. It lives as long as the
+/// descriptor, which is closed on exec, or its attachment. The caller needs
+/// `CAP_BPF` and, for long programs, `CAP_PERFMON`.
 ///
 /// # Errors
-/// The kernel refuses; the verifier is asked for its reasons only then.
-pub fn load_device_program(instructions: &[[u8; 8]]) -> Result<OwnedFd, Refused> {
+/// The kernel refuses the program; the verifier's log is requested only then.
+pub fn load_device_program(instructions: &[[u8; 8]]) -> Result<OwnedFd, LoadError> {
     let mut last = io::Error::from(io::ErrorKind::Interrupted);
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         match try_load(instructions, &mut []) {
             Ok(program) => return Ok(program),
             Err(error) => last = error,
@@ -149,16 +148,16 @@ pub fn load_device_program(instructions: &[[u8; 8]]) -> Result<OwnedFd, Refused>
             break;
         }
     }
-    let mut log = vec![0; LOG];
+    let mut log = vec![0; LOG_SIZE];
     let log = match try_load(instructions, &mut log) {
         Ok(program) => return Ok(program),
         Err(_) => {
             let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
-            let said = &said[said.len().saturating_sub(TOLD)..];
+            let said = &said[said.len().saturating_sub(LOG_TAIL)..];
             String::from_utf8_lossy(said).split_whitespace().collect::<Vec<_>>().join(" ")
         }
     };
-    Err(Refused { length: instructions.len(), log, source: last })
+    Err(LoadError { length: instructions.len(), log, source: last })
 }
 
 fn attach_or_detach(command: c_long, program: RawFd, group: RawFd, flags: u32) -> io::Result<()> {
@@ -167,32 +166,32 @@ fn attach_or_detach(command: c_long, program: RawFd, group: RawFd, flags: u32) -
     unsafe { bpf(command, &mut attribute) }.map(|_| ())
 }
 
-/// Has a program asked for every device that the group's processes use, beside
-/// those of the groups above and those that the group has already: all of them
-/// must say yes. `group` is the group's directory.
+/// Attaches a program to a cgroup, in addition to its other programs and those of
+/// its ancestors: all of them must allow a device access. `group` is the cgroup's
+/// directory.
 ///
 /// # Errors
-/// `EBADF` if it is no cgroup v2, `EINVAL` if the program is attached to it
-/// already, `EPERM` if the caller or a group above does not let it.
+/// `EBADF` if it is not a cgroup v2, `EINVAL` if the program is already attached,
+/// `EPERM` if the caller lacks privileges or an ancestor forbids it.
 pub fn attach(program: impl AsFd, group: impl AsFd) -> io::Result<()> {
     let (program, group) = (program.as_fd().as_raw_fd(), group.as_fd().as_raw_fd());
     attach_or_detach(BPF_PROG_ATTACH, program, group, BPF_F_ALLOW_MULTI)
 }
 
-/// Has it asked no more.
+/// Detaches a program from a cgroup.
 ///
 /// # Errors
-/// `ENOENT` if it is not attached to that group.
+/// `ENOENT` if it is not attached to that cgroup.
 pub fn detach(program: impl AsFd, group: impl AsFd) -> io::Result<()> {
     attach_or_detach(BPF_PROG_DETACH, program.as_fd().as_raw_fd(), group.as_fd().as_raw_fd(), 0)
 }
 
-/// The numbers of the device programs that are attached to this very group.
+/// Returns the ids of the device programs attached to this cgroup itself.
 ///
 /// # Errors
-/// It is no cgroup v2, or the caller may not know (`CAP_NET_ADMIN`).
+/// It is not a cgroup v2, or the caller lacks `CAP_NET_ADMIN`.
 pub fn attached(group: impl AsFd) -> io::Result<Vec<u32>> {
-    let mut ids = vec![0_u32; MOST_ATTACHED];
+    let mut ids = vec![0_u32; MAX_ATTACHED];
     let mut attribute = Query {
         group: group.as_fd().as_raw_fd(),
         kind: BPF_CGROUP_DEVICE,
@@ -203,25 +202,25 @@ pub fn attached(group: impl AsFd) -> io::Result<Vec<u32>> {
         padding: 0,
     };
     // SAFETY: `Query` is that attribute's beginning without padding of the compiler's; the kernel
-    // writes at most `count` numbers, and there is room for as many.
+    // writes at most `count` numbers, and the buffer holds that many.
     unsafe { bpf(BPF_PROG_QUERY, &mut attribute) }?;
     ids.truncate(usize::try_from(attribute.count).unwrap_or_default());
     Ok(ids)
 }
 
-/// A loaded program's number.
+/// Returns a loaded program's id.
 ///
 /// # Errors
-/// The descriptor is no program's.
+/// The descriptor is not a device program's.
 pub fn id(program: impl AsFd) -> io::Result<u32> {
-    // `struct bpf_prog_info` begins with type and id; the kernel writes no more than there is room for.
+    // `struct bpf_prog_info` starts with type and id; the kernel writes no more than the size given.
     let mut info = [0_u32; 2];
     let mut attribute = Info {
         program: program.as_fd().as_raw_fd(),
         length: number(size_of_val(&info)),
         info: info.as_mut_ptr() as u64,
     };
-    // SAFETY: `Info` is that attribute's beginning without padding; `info` is as long as told, and ours.
+    // SAFETY: `Info` is that attribute's beginning without padding; `info` has the size given and is exclusively borrowed.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attribute) }?;
     if info[0] == BPF_PROG_TYPE_CGROUP_DEVICE { Ok(info[1]) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
@@ -231,30 +230,30 @@ mod tests {
     use super::*;
     use std::fs::File;
 
-    /// Where there is no right to load programs the kernel says so before it reads them.
-    fn may_load() -> bool {
-        rustix::process::geteuid().is_root() && try_load(&YES, &mut []).is_ok()
+    /// Without the privilege to load programs the kernel fails before it reads them.
+    fn can_load() -> bool {
+        rustix::process::geteuid().is_root() && try_load(&ALLOW, &mut []).is_ok()
     }
 
     const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
     /// r0 = 1
-    const YES: [[u8; 8]; 2] = [[0xb4, 0, 0, 0, 1, 0, 0, 0], EXIT];
-    /// r0 = 7, which is neither yes nor no.
-    const NEITHER: [[u8; 8]; 2] = [[0xb4, 0, 0, 0, 7, 0, 0, 0], EXIT];
+    const ALLOW: [[u8; 8]; 2] = [[0xb4, 0, 0, 0, 1, 0, 0, 0], EXIT];
+    /// r0 = 7, which is neither allow (1) nor deny (0).
+    const INVALID: [[u8; 8]; 2] = [[0xb4, 0, 0, 0, 7, 0, 0, 0], EXIT];
 
     #[test]
-    fn the_attributes_have_the_kernels_layout() {
+    fn attributes_have_the_kernels_layout() {
         assert_eq!([size_of::<Load>(), size_of::<Attach>(), size_of::<Query>(), size_of::<Info>()], [64, 16, 32, 16]);
         assert_eq!([std::mem::offset_of!(Load, license), std::mem::offset_of!(Load, name)], [16, 48]);
         assert_eq!([std::mem::offset_of!(Query, ids), std::mem::offset_of!(Query, count)], [16, 24]);
     }
 
     #[test]
-    fn a_refused_program_is_an_error_with_its_length_and_a_reason() {
-        let error = load_device_program(&NEITHER).unwrap_err();
+    fn refused_program_is_an_error_with_length_and_reason() {
+        let error = load_device_program(&INVALID).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("2 instructions"), "{text}");
-        if may_load() {
+        if can_load() {
             assert!(error.log.contains("R0") && !text.contains('\n'), "{text}");
         } else {
             assert_eq!((error.source.raw_os_error(), error.log.as_str()), (Some(libc::EPERM), ""));
@@ -263,12 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_group_takes_no_program() {
+    fn attaching_to_other_than_a_cgroup_fails() {
         let (file, dir) = (File::open("/dev/null").unwrap(), File::open("/proc").unwrap());
         assert!(id(&file).is_err() && attached(&dir).is_err());
         assert!(attach(&file, &dir).is_err() && detach(&file, &dir).is_err());
-        if may_load() {
-            let program = load_device_program(&YES).unwrap();
+        if can_load() {
+            let program = load_device_program(&ALLOW).unwrap();
             assert!(id(&program).unwrap() > 0);
             assert_eq!(attach(&program, &dir).unwrap_err().raw_os_error(), Some(libc::EBADF));
             let flags = rustix::io::fcntl_getfd(&program).unwrap();

@@ -1,28 +1,27 @@
-//! Datagrams of a Unix socket, and who sent them.
+//! Datagrams of a Unix socket with their senders' credentials.
 //!
-//! `rustix` can receive credentials, but takes the sender's process number for
-//! one that is never zero; it is zero for a sender that this process's
-//! namespace does not have.
+//! `rustix` can receive credentials, but assumes that the sender's process id is
+//! never zero; it is zero for a sender outside this process's PID namespace.
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Who sent a datagram, as the kernel says.
+/// A datagram's sender, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sender {
-    /// Its process, if it has a number here.
+    /// Process id, if it has one in this PID namespace.
     pub pid: Option<i32>,
-    /// Its user.
+    /// User id.
     pub user: u32,
 }
 
-/// A datagram.
+/// A received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Datagram {
-    /// How long it was; what the buffer had no room for is gone.
+    /// Its full length; bytes beyond the buffer are lost.
     pub length: usize,
-    /// Who sent it; known only where `SO_PASSCRED` was set before it came.
+    /// Its sender; known only if `SO_PASSCRED` was set before it arrived.
     pub sender: Option<Sender>,
 }
 
@@ -30,18 +29,18 @@ pub struct Datagram {
 const CREDENTIALS: u32 = 12;
 const _: () = assert!(mem::size_of::<libc::ucred>() == 12);
 
-/// Room for the credentials and nothing else: descriptors that somebody sends along do not fit and are closed.
+/// Space for the credentials only: descriptors that a sender passes do not fit, and the kernel closes them.
 // SAFETY: an arithmetic of numbers.
 const SPACE: usize = unsafe { libc::CMSG_SPACE(CREDENTIALS) } as usize;
 
-/// Control messages are read as structures of words.
+/// Control buffer, aligned for `cmsghdr`.
 #[repr(C, align(8))]
 struct Control([u8; SPACE]);
 
-/// Takes the next datagram, without waiting for one.
+/// Receives the next datagram without blocking.
 ///
 /// # Errors
-/// `WouldBlock` if there is none; what else the kernel says.
+/// `WouldBlock` if none is pending; other errors of the kernel.
 pub fn receive<F: AsFd>(socket: F, buffer: &mut [u8]) -> io::Result<Datagram> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = Control([0; SPACE]);
@@ -53,7 +52,7 @@ pub fn receive<F: AsFd>(socket: F, buffer: &mut [u8]) -> io::Result<Datagram> {
     message.msg_controllen = SPACE as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the message points to one buffer and one control buffer of the
-    // lengths given, both live and ours alone until the call is back.
+    // lengths given, both live and exclusively borrowed until the call returns.
     let length = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     // SAFETY: the kernel has filled the control buffer and set its length.
@@ -62,7 +61,7 @@ pub fn receive<F: AsFd>(socket: F, buffer: &mut [u8]) -> io::Result<Datagram> {
     if !first.is_null() {
         // SAFETY: a header that the macro hands out lies within the control buffer, which is aligned for it.
         let header = unsafe { first.read() };
-        // The length is of another type in another C library.
+        // The length has another type in other C libraries.
         // SAFETY: an arithmetic of numbers.
         let whole = header.cmsg_len >= unsafe { libc::CMSG_LEN(CREDENTIALS) } as _;
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_CREDENTIALS && whole {
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_are_known_and_long_datagrams_are_cut_and_measured() {
+    fn senders_are_reported_and_long_datagrams_are_truncated_with_their_full_length() {
         let (ours, theirs) = pair();
         let mut buffer = [0; 4];
         assert_eq!(receive(&ours, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -106,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn without_passcred_nobody_is_known() {
+    fn without_passcred_the_sender_is_unknown() {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         theirs.send(b"x").unwrap();
         assert_eq!(receive(&ours, &mut [0; 4]).unwrap().sender, None);
     }
 
     #[test]
-    fn descriptors_that_come_along_are_not_kept() {
+    fn passed_descriptors_are_closed() {
         let (ours, theirs) = pair();
         let (reader, writer) = std::io::pipe().unwrap();
         let descriptors = [writer.as_fd(), writer.as_fd()];
@@ -124,11 +123,11 @@ mod tests {
         let datagram = receive(&ours, &mut [0; 4]).unwrap();
         assert!(datagram.length == 1 && datagram.sender.is_some(), "{datagram:?}");
         drop(writer);
-        // The end of the pipe comes when nobody has its other end any more.
-        // A process that another test is starting has it too, until it runs its program.
+        // The pipe reports end of file when no process has its other end open.
+        // A child that another test is starting has it too, until it executes its program.
         let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
         let mut ends = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
-        assert_eq!(rustix::event::poll(&mut ends, Some(&limit)).unwrap(), 1, "somebody keeps it");
+        assert_eq!(rustix::event::poll(&mut ends, Some(&limit)).unwrap(), 1, "a process keeps it open");
         rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).unwrap();
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
     }

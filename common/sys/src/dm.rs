@@ -1,9 +1,9 @@
-//! The kernel's device mapper: one read-only device over others.
+//! Device mapper: creates a read-only device with one target.
 //!
 //! The request is a buffer that begins with a header of fixed layout
 //! (`linux/dm-ioctl.h`): three 32-bit version numbers, sizes, counts and flags,
-//! then a name and a UUID in fields of fixed length. What a target is given
-//! follows it.
+//! then a name and a UUID in fields of fixed length. The target and
+//! its parameters follow.
 
 use std::ffi::CString;
 use std::io;
@@ -49,39 +49,39 @@ pub struct Device<'a> {
     pub sectors: u64,
     /// The target's kind, such as `verity`, at most 15 bytes.
     pub kind: &'a str,
-    /// What the target is told.
+    /// The target's parameters.
     pub parameters: &'a str,
 }
 
-/// Which step failed.
+/// A failed step of creating a device.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {step}: {source}")]
+#[error("failed to {step}: {source}")]
 pub struct Error {
-    /// What was to be done.
+    /// The step.
     pub step: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Makes a read-only device through `control`, `/dev/mapper/control`, and says
-/// its number within the device mapper's: its node is `/dev/dm-NUMBER`. One
-/// that cannot be started does not stay.
+/// Creates a read-only device through `control` (`/dev/mapper/control`) and
+/// returns its minor number: its node is `/dev/dm-NUMBER`. A device that cannot
+/// be activated is removed.
 ///
 /// # Errors
-/// A text that is too long or has a zero byte; a name that is taken; devices or
-/// parameters that the target does not take (the kernel log has its words).
+/// A text is too long or has a NUL; the name is in use; the target refuses the
+/// devices or parameters (the kernel log has the reason).
 pub fn create(control: impl AsFd, device: &Device<'_>) -> Result<u32, Error> {
     let step = |step| move |source| Error { step, source };
     let header = || header(device);
-    let mut made = header().map_err(step("name the device"))?;
-    call(&control, CREATE, &mut made).map_err(step("make the device"))?;
-    let number = minor(&made);
+    let mut created = header().map_err(step("name the device"))?;
+    call(&control, CREATE, &mut created).map_err(step("create the device"))?;
+    let number = minor(&created);
     let started = table(device)
         .and_then(|mut table| call(&control, LOAD, &mut table))
         .map_err(step("load the device's table"))
         .and_then(|()| {
             let mut resume = header().map_err(step("name the device"))?;
-            call(&control, RESUME, &mut resume).map_err(step("start the device"))
+            call(&control, RESUME, &mut resume).map_err(step("activate the device"))
         });
     if started.is_err()
         && let Ok(mut remove) = header()
@@ -91,7 +91,7 @@ pub fn create(control: impl AsFd, device: &Device<'_>) -> Result<u32, Error> {
     started.map(|()| number)
 }
 
-/// The kernel's encoding of a device number in 64 bits: minor's low byte, major, the rest of the minor.
+/// Decodes the minor number from the kernel's 64-bit device number: minor's low byte, major, rest of the minor.
 fn minor(buffer: &[u8]) -> u32 {
     let bytes = buffer.get(DEVICE..DEVICE + 4).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default();
     let device = u32::from_ne_bytes(bytes);
@@ -104,7 +104,7 @@ fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Puts a text with its final zero byte.
+/// Writes a text with its terminating NUL.
 fn put_text(buffer: &mut [u8], (at, room): (usize, usize), text: &str) -> io::Result<()> {
     let text = CString::new(text).map_err(io::Error::from)?;
     let bytes = text.as_bytes_with_nul();
@@ -126,7 +126,7 @@ fn header(device: &Device<'_>) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// The header with the one target behind it.
+/// Returns the header followed by the target.
 fn table(device: &Device<'_>) -> io::Result<Vec<u8>> {
     let mut buffer = header(device)?;
     let parameters = CString::new(device.parameters).map_err(io::Error::from)?;
@@ -134,7 +134,7 @@ fn table(device: &Device<'_>) -> io::Result<Vec<u8>> {
     put(&mut target, 8, &device.sectors.to_ne_bytes());
     put_text(&mut target, KIND, device.kind)?;
     target.extend_from_slice(parameters.as_bytes_with_nul());
-    // The next target would begin at a multiple of eight.
+    // Targets are aligned to eight bytes.
     target.resize(target.len().next_multiple_of(8), 0);
     buffer.extend_from_slice(&target);
     let size = u32::try_from(buffer.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
@@ -145,9 +145,9 @@ fn table(device: &Device<'_>) -> io::Result<Vec<u8>> {
 
 fn call(control: &impl AsFd, request: c_ulong, buffer: &mut [u8]) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as `control` is borrowed. The
-    // request reads and writes at most as many bytes behind the pointer as the
-    // header's data_size says, which is the buffer's length at most: `header`
-    // and `table` write it so, and the buffer is exclusively ours meanwhile.
+    // request reads and writes at most `data_size` bytes behind the pointer, which
+    // is at most the buffer's length: `header` and `table` write it so, and the
+    // buffer is exclusively borrowed.
     let answer = unsafe { libc::ioctl(control.as_fd().as_raw_fd(), request, buffer.as_mut_ptr()) };
     check(answer)
 }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_requests_and_the_layout_are_the_kernels() {
+    fn requests_and_layout_match_the_kernels() {
         assert_eq!((CREATE, RESUME, LOAD), (0xc138_fd03, 0xc138_fd06, 0xc138_fd09));
         let buffer = table(&DEVICE).unwrap();
         assert_eq!((word(&buffer, 0), word(&buffer, 12), word(&buffer, 16)), (4, 312 + 40 + 16, 312));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_taken_apart() {
+    fn minor_is_decoded_from_the_device_number() {
         let mut buffer = header(&DEVICE).unwrap();
         for (device, number) in [(0xfd00_u32, 0), (0xfd03, 3), (0x0010_fd01, 0x101)] {
             put(&mut buffer, super::DEVICE, &device.to_ne_bytes());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_do_not_fit_are_refused() {
+    fn overlong_texts_and_nul_are_refused() {
         let long = "x".repeat(128);
         assert!(header(&Device { name: &long, ..DEVICE }).is_err());
         assert!(header(&Device { name: &long[..127], uuid: &long, ..DEVICE }).is_ok());
@@ -199,9 +199,9 @@ mod tests {
     }
 
     #[test]
-    fn another_device_is_no_control() {
+    fn other_device_node_is_refused() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let error = create(&null, &DEVICE).unwrap_err();
-        assert_eq!((error.step, error.source.raw_os_error()), ("make the device", Some(libc::ENOTTY)));
+        assert_eq!((error.step, error.source.raw_os_error()), ("create the device", Some(libc::ENOTTY)));
     }
 }

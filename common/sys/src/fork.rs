@@ -1,29 +1,31 @@
-//! Copies of this process, what they hand on, and signals to them.
+//! Forking, signal state of children, namespaces, and `kill`.
 
 use std::{fs, io, ptr};
 
-/// Which side of a [`fork`] this is.
+/// The side of a [`fork`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The copy.
+    /// The child.
     Child,
-    /// The original, with the copy's process id.
+    /// The parent, with the child's process id.
     Parent(i32),
 }
 
-/// Copies this process.
+/// Forks this process.
 ///
 /// # Errors
 /// The process has more than one thread (a lock held by another thread would
-/// stay locked in the copy for ever), its threads cannot be counted because
-/// `/proc` is not mounted, or the kernel has no room for another process.
+/// stay locked in the child forever), its threads cannot be counted because
+/// `/proc` is not mounted, or the process limit is reached.
 pub fn fork() -> io::Result<Side> {
     let threads = fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
-        return Err(io::Error::other(format!("this process has {threads} threads; only a process with one can fork")));
+        return Err(io::Error::other(format!(
+            "failed to fork: this process has {threads} threads; fork is only safe with one"
+        )));
     }
-    // SAFETY: with a single thread nobody else can hold a lock or be in the
-    // middle of a change, so the copy may do whatever the original may do.
+    // SAFETY: with a single thread no other thread can hold a lock or be in the
+    // middle of a change, so the child may do whatever the parent may do.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Side::Child),
@@ -31,7 +33,7 @@ pub fn fork() -> io::Result<Side> {
     }
 }
 
-/// Gives the calling thread the signal state that a program expects at its
+/// Resets the calling thread to the signal state that a program expects at its
 /// start: nothing blocked, and the default action for `SIGPIPE`, which the
 /// Rust runtime ignores and which would stay ignored across an `execve`.
 ///
@@ -45,13 +47,13 @@ pub fn default_signals() -> io::Result<()> {
     unblock_signals()
 }
 
-/// Blocks no signal in the calling thread.
+/// Unblocks all signals in the calling thread.
 ///
 /// # Errors
 /// Never for the arguments used here; the call is fallible by type.
 pub fn unblock_signals() -> io::Result<()> {
     // SAFETY: `sigset_t` is plain data; sigemptyset initialises it before it is
-    // read, and a null third argument means that the old mask is not wanted.
+    // read, and a null third argument means that the old mask is not returned.
     let rc = unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
@@ -60,11 +62,11 @@ pub fn unblock_signals() -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
 }
 
-/// Moves the calling process into IPC and UTS namespaces of its own.
+/// Moves the calling process into new IPC and UTS namespaces.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC` above the kernel's limit.
-pub fn new_ipc_and_uts() -> io::Result<()> {
+pub fn unshare_ipc_and_uts() -> io::Result<()> {
     // SAFETY: neither flag takes anything away that safe code relies on, as
     // unsharing the descriptor table would.
     if unsafe { libc::unshare(libc::CLONE_NEWIPC | libc::CLONE_NEWUTS) } == 0 {
@@ -74,22 +76,22 @@ pub fn new_ipc_and_uts() -> io::Result<()> {
     }
 }
 
-/// Moves the calling process into a mount namespace of its own. Mounts still
-/// spread to where it came from until their propagation is changed.
+/// Moves the calling process into a new mount namespace. Mounts still propagate to
+/// the previous namespace until their propagation is changed.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC` above the kernel's limit.
-pub fn new_mounts() -> io::Result<()> {
+pub fn unshare_mounts() -> io::Result<()> {
     // SAFETY: the flag takes nothing away that safe code relies on; of what a
     // thread shares only its working directory and root become its own.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends any signal, the real-time ones included, to one process.
+/// Sends any signal, real-time signals included, to one process.
 ///
 /// # Errors
-/// `EINVAL` for a number that is no signal and for a process id below 1, which
-/// would mean more than one process; `ESRCH` when the process is gone.
+/// `EINVAL` for an invalid signal and for a process id below 1, which would
+/// address several processes; `ESRCH` if the process does not exist.
 pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     if pid < 1 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -103,8 +105,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_threads_does_not_fork() {
-        // The test harness runs tests on threads of their own.
+    fn process_with_several_threads_does_not_fork() {
+        // The test harness runs each test in its own thread.
         let error = fork().unwrap_err().to_string();
         assert!(error.contains("threads"), "{error}");
     }
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_default_afterwards() {
+    fn default_signals_unblocks_and_resets_sigpipe() {
         std::thread::spawn(|| {
             default_signals().unwrap();
             let status = fs::read_to_string("/proc/thread-self/status").unwrap();

@@ -1,7 +1,7 @@
 //! System calls and ioctls that no safe library covers: the one crate with unsafe code.
 //!
-//! One module per idea. Whatever rustix or the standard library offers safely
-//! is not wrapped again.
+//! One module per topic. Calls that rustix or the standard library wrap safely are
+//! not wrapped again.
 #![allow(unsafe_code, reason = "this crate is where system calls are wrapped")]
 pub mod bpf;
 pub mod child;
@@ -18,7 +18,7 @@ pub mod nvfm;
 pub mod nvidia;
 #[cfg(feature = "nvml")]
 pub mod nvml;
-pub mod own;
+pub mod process_mark;
 pub mod signals;
 pub mod spawn;
 pub mod swap;

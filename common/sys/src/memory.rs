@@ -1,43 +1,43 @@
-//! Pages of this process: before they are touched, and after they were.
+//! Prefaulting and releasing pages of this process.
 
 use std::ffi::c_void;
 use std::{fs, io};
 
-/// Larger mappings are left alone, bytes.
-const LARGEST: usize = 16 << 20;
+/// Larger mappings are skipped, bytes.
+const MAX_MAPPING: usize = 16 << 20;
 
-/// Maps this process's program now: a copy of another process otherwise gets
-/// each piece of it at the first touch, by a fault of its own.
+/// Prefaults this process's program: a forked child otherwise takes a page fault at
+/// the first access to each page.
 ///
 /// # Errors
-/// `/proc` is not mounted, or the kernel (before 5.14) knows no such advice.
+/// `/proc` is not mounted, or the kernel (before 5.14) lacks `MADV_POPULATE_READ`.
 pub fn populate_program() -> io::Result<()> {
     for_program(|start, len| {
         // SAFETY: the advice faults pages in as reading would and changes no
-        // byte, whatever is mapped there; a range that is not mapped (any more)
-        // is an error and nothing else.
+        // byte, whatever is mapped there; a range that is no longer mapped
+        // is only an error.
         unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) }
     })
 }
 
-/// Gives back what this process does not need while it has nothing to do: free
-/// memory of the heap, and its hold on its program, whose pages the kernel may
-/// then drop or keep as it likes; what is touched again is mapped again.
+/// Releases memory that an idle process does not need: free heap memory, and the
+/// mapped pages of its program, which then remain only in the page cache; they are
+/// mapped again at the next access.
 ///
 /// # Errors
-/// `/proc` is not mounted; the heap's part is done all the same.
-pub fn give_back() -> io::Result<()> {
-    // SAFETY: no precondition; only memory that the heap has free is given back.
+/// `/proc` is not mounted; the heap is trimmed regardless.
+pub fn release_unused() -> io::Result<()> {
+    // SAFETY: no precondition; only free heap memory is released.
     unsafe { libc::malloc_trim(0) };
     for_program(|start, len| {
         // SAFETY: the range is code of a file, mapped private and not for
-        // writing, so that every page of it is the file's, and comes from there
-        // again at the next touch: also the one that runs this.
+        // writing, so every page of it is the file's and is read from there
+        // again at the next access, including the page of this code.
         unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) }
     })
 }
 
-/// Does something with each mapping that has code of a file.
+/// Calls `advise` for each executable mapping of a file.
 fn for_program(mut advise: impl FnMut(*mut c_void, usize) -> libc::c_int) -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     for (start, len) in maps.lines().filter_map(program) {
@@ -48,7 +48,7 @@ fn for_program(mut advise: impl FnMut(*mut c_void, usize) -> libc::c_int) -> io:
     Ok(())
 }
 
-/// Start and length of a mapping that has code of a file.
+/// Parses start and length of an executable mapping of a file.
 fn program(line: &str) -> Option<(usize, usize)> {
     let mut fields = line.split_ascii_whitespace();
     let (range, access) = (fields.next()?, fields.next()?);
@@ -56,7 +56,7 @@ fn program(line: &str) -> Option<(usize, usize)> {
     let start = usize::from_str_radix(start, 16).ok()?;
     let len = usize::from_str_radix(end, 16).ok()?.checked_sub(start)?;
     let file = fields.nth(3).is_some_and(|name| name.starts_with('/'));
-    (file && access == "r-xp" && len <= LARGEST).then_some((start, len))
+    (file && access == "r-xp" && len <= MAX_MAPPING).then_some((start, len))
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_code_of_files_is_mapped() {
+    fn only_executable_file_mappings_are_selected() {
         let text = "55d0a1000-55d0a3000 r-xp 00001000 08:01 42                  /usr/bin/agent";
         assert_eq!(program(text), Some((0x5_5d0a_1000, 0x2000)));
         for left in [
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Resident pages of this process, of files and others, KiB.
+    /// Returns resident file and anonymous memory of this process, KiB.
     fn resident() -> (usize, usize) {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let value = |name: &str| {
@@ -91,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_is_given_back_and_comes_again() {
-        // Blocks with a kept one after every 64th: the heap's end cannot sink.
+    fn released_memory_is_mapped_again_on_access() {
+        // Every 64th block stays allocated, so the heap's end cannot shrink.
         const BLOCKS: usize = 16 << 10;
         let mut blocks: Vec<Option<Box<[u8; 1024]>>> = (0..BLOCKS).map(|_| Some(Box::new([7; 1024]))).collect();
         for (number, block) in blocks.iter_mut().enumerate() {
@@ -102,7 +102,7 @@ mod tests {
         }
         populate_program().unwrap();
         let before = resident();
-        give_back().unwrap();
+        release_unused().unwrap();
         let after = resident();
         assert!(after.0 + 100 < before.0, "of files: {before:?} {after:?} KiB");
         assert!(after.1 + (BLOCKS >> 1) < before.1, "others: {before:?} {after:?} KiB");

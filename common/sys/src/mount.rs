@@ -1,4 +1,4 @@
-//! Attributes of mounts, and threads that look at another mount namespace.
+//! Mount attributes, and threads that enter another mount namespace.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -6,16 +6,16 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, c_long};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 
-/// What to change about a mount.
+/// A change of a mount's attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
-    /// Attributes it shall have.
+pub struct AttributeChange {
+    /// Attributes to set.
     pub set: MountAttrFlags,
-    /// Attributes it shall no longer have; applied first.
+    /// Attributes to clear; applied first.
     pub clear: MountAttrFlags,
-    /// How mounts below it spread; empty leaves that as it is.
+    /// Propagation type; empty leaves it unchanged.
     pub propagation: MountPropagationFlags,
-    /// Whether the mounts below it change as well.
+    /// Whether to change the mounts below it too.
     pub recursive: bool,
 }
 
@@ -28,12 +28,12 @@ struct Attributes {
     user_namespace: u64,
 }
 
-/// Changes a mount, attached or not, by a descriptor of its root.
+/// Changes the attributes of a mount, attached or detached, by a descriptor of its root.
 ///
 /// # Errors
-/// `EINVAL`: the descriptor is no mount's root, or the kernel does not know an
-/// attribute; `EPERM`: an attribute is locked.
-pub fn change(mount: impl AsFd, change: &Change) -> io::Result<()> {
+/// `EINVAL`: the descriptor is not a mount's root, or an attribute is unsupported;
+/// `EPERM`: an attribute is locked.
+pub fn set_attributes(mount: impl AsFd, change: &AttributeChange) -> io::Result<()> {
     let attributes = Attributes {
         set: change.set.bits().into(),
         clear: change.clear.bits().into(),
@@ -57,13 +57,13 @@ pub fn change(mount: impl AsFd, change: &Change) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Gives the calling thread a root and a working directory of its own, which
-/// the kernel demands before a thread enters another mount namespace. The thread
-/// must end after that: it is no place for anybody else's work.
+/// Gives the calling thread its own root and working directory (`CLONE_FS`), which
+/// the kernel requires before a thread enters another mount namespace. The thread
+/// must then end: it must not be reused for other work.
 ///
 /// # Errors
-/// No memory.
-pub fn separate_thread() -> io::Result<()> {
+/// Out of memory.
+pub fn unshare_fs() -> io::Result<()> {
     // SAFETY: CLONE_FS takes nothing from other threads; it copies root, working
     // directory and umask. Descriptors stay shared.
     if unsafe { libc::unshare(libc::CLONE_FS) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -74,24 +74,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_mount_is_refused() {
+    fn path_that_is_not_a_mount_is_refused() {
         let dir = std::fs::File::open("/proc/self").unwrap();
-        let nothing = Change {
+        let nothing = AttributeChange {
             set: MountAttrFlags::empty(),
             clear: MountAttrFlags::empty(),
             propagation: MountPropagationFlags::PRIVATE,
             recursive: false,
         };
         // Without privileges the answer is EPERM.
-        let error = change(&dir, &nothing).unwrap_err().raw_os_error();
+        let error = set_attributes(&dir, &nothing).unwrap_err().raw_os_error();
         assert!(matches!(error, Some(libc::EINVAL | libc::EPERM)), "{error:?}");
     }
 
     #[test]
-    fn a_separate_thread_leaves_the_others_where_they_are() {
+    fn unshared_thread_does_not_change_the_working_directory_of_others() {
         let before = std::env::current_dir().unwrap();
         std::thread::spawn(|| {
-            separate_thread().unwrap();
+            unshare_fs().unwrap();
             std::env::set_current_dir("/proc").unwrap();
         })
         .join()

@@ -1,4 +1,4 @@
-//! Network interfaces by name.
+//! Network interfaces.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,7 +11,7 @@ fn socket() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` was just returned by the kernel and is owned by nobody else.
+    // SAFETY: `fd` was just returned by the kernel and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -30,12 +30,12 @@ fn request(name: &str) -> io::Result<ifreq> {
 /// Brings an interface up, as `ip link set NAME up` does.
 ///
 /// # Errors
-/// There is no such interface (`ENODEV`), or the caller may not configure it.
+/// The interface does not exist (`ENODEV`), or the caller lacks privileges.
 pub fn set_up(name: &str) -> io::Result<()> {
     let socket = socket()?;
     let mut request = request(name)?;
     // SAFETY: SIOCGIFFLAGS reads the name and writes the flags of the `ifreq`
-    // it is given, which is live and exclusively ours.
+    // it is given, which is live and exclusively borrowed.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }

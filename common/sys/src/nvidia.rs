@@ -1,4 +1,4 @@
-//! The one ioctl of the NVIDIA driver that an attach needs.
+//! The NVIDIA driver's ioctl that waits for a GPU's attach.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,12 +8,12 @@ use libc::c_ulong;
 /// `_IOWR('F', 218, 8 bytes)`.
 const WAIT_OPEN_COMPLETE: c_ulong = 0xC008_46DA;
 
-/// What the driver says about a finished open.
+/// The driver's result of a completed open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenComplete {
     /// 0 or a negative errno.
     pub rc: i32,
-    /// The resource manager's own code; 0 is OK.
+    /// The resource manager (RM) status; 0 is OK.
     pub adapter_status: u32,
 }
 
@@ -24,13 +24,13 @@ struct Argument {
     adapter_status: u32,
 }
 
-/// Sleeps until the open that returned `device` has initialised its GPU.
+/// Blocks until the open that returned `device` has initialised its GPU.
 ///
 /// The descriptor comes from an open of `/dev/nvidiaN` with `O_NONBLOCK`.
 ///
 /// # Errors
-/// `EINTR` when a signal came first; `ENOTTY` or `EINVAL` from a driver that
-/// has no non-blocking open (before 550), whose plain open has already waited.
+/// `EINTR` if a signal arrived first; `ENOTTY` or `EINVAL` from a driver without
+/// non-blocking open (before 550), whose open has already blocked.
 pub fn wait_open_complete(device: impl AsFd) -> io::Result<OpenComplete> {
     let mut argument = Argument { rc: 0, adapter_status: 0 };
     // SAFETY: the descriptor is open for as long as `device` is borrowed. The
@@ -48,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_request_is_the_drivers() {
+    fn request_matches_the_drivers() {
         let size = c_ulong::try_from(std::mem::size_of::<Argument>()).unwrap();
         assert_eq!(WAIT_OPEN_COMPLETE, (3 << 30) | (size << 16) | (0x46 << 8) | 218);
     }
 
     #[test]
-    fn another_device_does_not_know_it() {
+    fn other_device_node_is_refused() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let error = wait_open_complete(&null).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));

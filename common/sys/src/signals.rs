@@ -1,4 +1,4 @@
-//! Signals as something to read.
+//! Signals by signalfd.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -27,15 +27,15 @@ fn set_of(signals: &[c_int]) -> io::Result<sigset_t> {
 }
 
 impl SignalFd {
-    /// Blocks `signals` for the calling thread, and for every thread that it
-    /// starts from now on, and makes them readable instead. Call it before the
-    /// first thread exists.
+    /// Blocks `signals` in the calling thread and in all threads that it starts
+    /// later, and makes them readable instead. Must be called before any thread is
+    /// started.
     ///
     /// # Errors
-    /// A number is no signal, or no descriptor is left.
+    /// A number is not a signal, or the descriptor limit is reached.
     pub fn block(signals: &[c_int]) -> io::Result<Self> {
         let set = set_of(signals)?;
-        // SAFETY: the set is initialised and the old mask is not asked for.
+        // SAFETY: the set is initialised and the old mask is not returned.
         let code = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if code != 0 {
             return Err(io::Error::from_raw_os_error(code));
@@ -45,11 +45,11 @@ impl SignalFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `fd` was just returned by the kernel and is owned by nobody else.
+        // SAFETY: `fd` was just returned by the kernel and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next pending signal and who sent it; `None` when there is none.
+    /// Reads the next pending signal and its sender; `None` if none is pending.
     ///
     /// # Errors
     /// The read failed.
@@ -88,7 +88,7 @@ impl AsFd for SignalFd {
 pub struct Signal {
     /// Its number.
     pub number: c_int,
-    /// The sender's process id; 0 when the kernel sent it.
+    /// The sender's process id; 0 for the kernel.
     pub sender: u32,
 }
 
@@ -97,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blocked_signal_is_read_with_its_sender() {
-        // In a thread of its own: the mask is the thread's and the signal is sent to it alone.
+    fn blocked_signal_is_read_with_its_sender() {
+        // In a separate thread: the mask is per thread, and the signal is sent to this thread only.
         std::thread::spawn(|| {
             let signals = SignalFd::block(&[libc::SIGUSR2]).unwrap();
             assert_eq!(signals.next().unwrap(), None);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_signal_is_refused() {
+    fn invalid_signal_number_is_refused() {
         assert_eq!(SignalFd::block(&[0]).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 }

@@ -1,8 +1,8 @@
 //! Starting a program from PID 1.
 //!
-//! The standard library's `Command` hands the caller's signal mask on, and to
-//! clear it would need code between fork and exec. `posix_spawn` clears it in
-//! the kernel-facing half of the C library, without copying the parent.
+//! The standard library's `Command` passes on the caller's signal mask; clearing it
+//! would need code between fork and exec. `posix_spawn` clears it in the C
+//! library, without copying the parent's memory.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,10 +11,10 @@ use std::ptr;
 
 use libc::{c_char, c_int, c_short, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t, sigset_t};
 
-/// What a program gets as one of its first three descriptors.
+/// The source of a standard descriptor.
 #[derive(Debug, Clone, Copy)]
 pub enum Stdio<'a> {
-    /// What the caller has.
+    /// The caller's descriptor.
     Inherit,
     /// This file, opened for reading and writing.
     Open(&'a CStr),
@@ -23,11 +23,11 @@ pub enum Stdio<'a> {
 /// A program to start.
 #[derive(Debug, Clone, Copy)]
 pub struct Program<'a> {
-    /// Its file.
+    /// Path of its executable.
     pub path: &'a CStr,
     /// Its arguments, its own name first.
     pub arguments: &'a [&'a CStr],
-    /// Its environment, `NAME=value` each, and nothing else.
+    /// Its whole environment, `NAME=value` each.
     pub environment: &'a [&'a CStr],
     /// Standard input, output and error.
     pub stdio: [Stdio<'a>; 3],
@@ -40,11 +40,11 @@ fn check(code: c_int) -> io::Result<()> {
 struct Attributes(posix_spawnattr_t);
 
 impl Attributes {
-    /// A session of its own and no blocked signal. `SIGPIPE` is the only one that Rust programs ignore;
-    /// handlers end with the exec anyway.
+    /// Sets a new session and an empty signal mask. `SIGPIPE` is the only signal that Rust programs ignore;
+    /// exec resets handlers anyway.
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: the call initialises what it is given, or says that it did not.
+        // SAFETY: the call initialises its argument, or reports a failure.
         check(unsafe { libc::posix_spawnattr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: initialised above.
         let mut this = Self(unsafe { attributes.assume_init() });
@@ -52,7 +52,7 @@ impl Attributes {
         let signals = libc::POSIX_SPAWN_SETSIGMASK | libc::POSIX_SPAWN_SETSIGDEF;
         let flags = c_short::try_from(signals).unwrap_or_default() | libc::POSIX_SPAWN_SETSID;
         // SAFETY: both sets are initialised before they are read, and the
-        // attributes are initialised and ours alone.
+        // attributes are initialised and exclusively owned.
         unsafe {
             libc::sigemptyset(none.as_mut_ptr());
             libc::sigemptyset(pipe.as_mut_ptr());
@@ -77,7 +77,7 @@ struct Actions(posix_spawn_file_actions_t);
 impl Actions {
     fn new(stdio: &[Stdio<'_>; 3]) -> io::Result<Self> {
         let mut actions = MaybeUninit::uninit();
-        // SAFETY: the call initialises what it is given, or says that it did not.
+        // SAFETY: the call initialises its argument, or reports a failure.
         check(unsafe { libc::posix_spawn_file_actions_init(actions.as_mut_ptr()) })?;
         // SAFETY: initialised above.
         let mut this = Self(unsafe { actions.assume_init() });
@@ -90,7 +90,7 @@ impl Actions {
                 check(code)?;
             }
         }
-        // Ours close by themselves; what a library or a mistake left open must not reach anybody.
+        // Our descriptors close on exec; those that a library or a bug left inheritable must not leak.
         // SAFETY: the actions are initialised.
         check(unsafe { libc::posix_spawn_file_actions_addclosefrom_np(&raw mut this.0, 3) })?;
         Ok(this)
@@ -108,8 +108,8 @@ fn pointers(texts: &[&CStr]) -> Vec<*mut c_char> {
     texts.iter().map(|text| text.as_ptr().cast_mut()).chain([ptr::null_mut()]).collect()
 }
 
-/// Starts a program in a session of its own, with no signal blocked or
-/// ignored and no descriptor but the first three. Whoever calls has to wait for it.
+/// Starts a program in a new session, with no signal blocked or ignored and only
+/// the first three descriptors. The caller must wait for the process.
 ///
 /// # Errors
 /// It could not be started, `ENOENT` and the like included.
@@ -143,13 +143,13 @@ mod tests {
         let program = Program { path: c"/bin/sh", arguments, environment: &[c"FL=1"], stdio };
         let pid = spawn(&program).unwrap();
         let mut status = 0;
-        // SAFETY: waits for a child of ours; the status is a live local.
+        // SAFETY: waits for a child of this process; the status is a live local.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         status
     }
 
     #[test]
-    fn blocked_signals_are_not_handed_on() {
+    fn blocked_signals_are_not_inherited() {
         std::thread::spawn(|| {
             let _signals = SignalFd::block(&[libc::SIGTERM, libc::SIGUSR1]).unwrap();
             let code = c"exec 9</proc/self/status; while read -r k v <&9; do [ \"$k\" = SigBlk: ] && exec test $v = 0000000000000000; done; exit 9";
@@ -160,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn environment_session_and_input_are_as_asked() {
+    fn environment_session_and_input_are_as_requested() {
         let code = c"test \"$FL\" = 1 && test -z \"$HOME\" && ! read -r line && read -r pid n s p g sid rest </proc/self/stat && test $sid = $$";
         let input = Stdio::Open(c"/dev/null");
         assert_eq!(status(&[c"sh", c"-c", code], [input, Stdio::Inherit, Stdio::Inherit]), 0);
     }
 
     #[test]
-    fn a_missing_program_is_an_error() {
+    fn missing_program_is_an_error() {
         let program = Program { path: c"/none", arguments: &[], environment: &[], stdio: [Stdio::Inherit; 3] };
         assert_eq!(spawn(&program).unwrap_err().raw_os_error(), Some(libc::ENOENT));
     }

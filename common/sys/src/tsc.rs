@@ -1,10 +1,10 @@
-//! The processor's time-stamp counter.
+//! The CPU's time-stamp counter (TSC).
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long its ticks are counted.
-const COUNTED: Duration = Duration::from_millis(20);
+/// Measurement interval.
+const INTERVAL: Duration = Duration::from_millis(20);
 
 fn ticks() -> u64 {
     // SAFETY: every processor of this architecture has the instruction, and it touches no memory. A kernel that
@@ -12,11 +12,11 @@ fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Its ticks in a millisecond, to about one in a thousand on a quiet machine. Takes 20 ms.
+/// Measures the TSC frequency, kHz, to about 0.1 % on an idle machine. Takes 20 ms.
 #[must_use]
 pub fn khz() -> u64 {
     let (begin, first) = (Instant::now(), ticks());
-    sleep(COUNTED);
+    sleep(INTERVAL);
     let (elapsed, passed) = (begin.elapsed(), ticks().wrapping_sub(first));
     let per_ms = u128::from(passed) * 1_000_000 / elapsed.as_nanos().max(1);
     u64::try_from(per_ms).unwrap_or(u64::MAX)
@@ -27,10 +27,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ticks_at_one_rate_that_processors_have() {
+    fn frequency_is_plausible_and_stable() {
         let mut all: Vec<u64> = (0..5).map(|_| khz()).collect();
         all.sort_unstable();
-        // Not the outer ones: a busy machine may have stopped the test between two readings.
+        // Without the extremes: a busy machine may have preempted the test between two readings.
         assert!((500_000..8_000_000).contains(&all[2]), "{all:?}");
         assert!(all[3] - all[1] < all[2] / 20, "{all:?}");
     }

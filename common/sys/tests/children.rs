@@ -1,5 +1,5 @@
-//! What children of a process find, with real ones. A program of its own, with
-//! one test, because a process with one thread is needed.
+//! Tests of forked and spawned children. Without the test harness, because `fork`
+//! needs a process with one thread.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -11,15 +11,15 @@ use std::os::fd::AsFd as _;
 use std::panic::catch_unwind;
 
 use firstlight_sys::fork::{Side, fork};
-use firstlight_sys::own::Own;
+use firstlight_sys::process_mark::ProcessMark;
 use firstlight_sys::spawn::{Program, Stdio, spawn};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 fn main() {
-    a_copy_that_panics_does_not_do_what_the_original_would();
-    a_program_finds_three_descriptors_and_no_more();
-    println!("children: both hold");
+    panic_in_a_forked_child_does_not_run_the_original_hook();
+    spawned_program_has_only_three_descriptors();
+    println!("children: both tests passed");
 }
 
 fn wait(pid: i32) -> i32 {
@@ -27,34 +27,34 @@ fn wait(pid: i32) -> i32 {
     status.exit_status().unwrap_or(-1)
 }
 
-/// As PID 1's hook, which would turn the power off.
-fn a_copy_that_panics_does_not_do_what_the_original_would() {
-    let own = Own::mark().unwrap();
+/// Like PID 1's panic hook, which would power off.
+fn panic_in_a_forked_child_does_not_run_the_original_hook() {
+    let mark = ProcessMark::mark().unwrap();
     let (mut reader, writer) = std::io::pipe().unwrap();
-    let mut said = writer.try_clone().unwrap();
+    let mut output = writer.try_clone().unwrap();
     std::panic::set_hook(Box::new(move |_| {
-        if own.is_original() {
+        if mark.is_original() {
             let _ = (&writer).write_all(b"original;");
         }
     }));
     match fork().unwrap() {
         Side::Child => {
-            let _ = catch_unwind(|| panic!("in the copy"));
-            let _ = said.write_all(b"copy went on;");
+            let _ = catch_unwind(|| panic!("in the child"));
+            let _ = output.write_all(b"child continued;");
             std::process::exit(7);
         }
         Side::Parent(pid) => assert_eq!(wait(pid), 7),
     }
     let _ = catch_unwind(|| panic!("in the original"));
     let _ = std::panic::take_hook();
-    drop(said);
+    drop(output);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "copy went on;original;");
+    assert_eq!(text, "child continued;original;");
 }
 
-fn a_program_finds_three_descriptors_and_no_more() {
-    // Kept open across exec: what a library, or a mistake, may do.
+fn spawned_program_has_only_three_descriptors() {
+    // Left open across exec, as by a library or a bug.
     let leak = std::fs::File::open("/dev/null").unwrap();
     fcntl_setfd(&leak, FdFlags::empty()).unwrap();
     let (other, _end) = std::io::pipe().unwrap();
@@ -68,5 +68,5 @@ fn a_program_finds_three_descriptors_and_no_more() {
         environment: &[],
         stdio: [null, Stdio::Inherit, Stdio::Inherit],
     };
-    assert_eq!(wait(spawn(&program).unwrap()), 0, "it finds descriptors of its parent");
+    assert_eq!(wait(spawn(&program).unwrap()), 0, "the program inherited descriptors of its parent");
 }

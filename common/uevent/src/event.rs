@@ -1,46 +1,46 @@
-//! What the kernel says when a device comes, changes or goes.
+//! Parser of uevent messages.
 
-/// One message of the kernel about one of its objects.
+/// A uevent: a kernel message about one kobject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uevent<'a> {
     /// `add`, `remove`, `change`, `move`, `online`, `offline`, `bind` or `unbind`.
     pub action: &'a str,
-    /// The object's directory below `/sys`, e.g. `/devices/pci0000:00/0000:00:02.0`.
+    /// The kobject's path below `/sys`, e.g. `/devices/pci0000:00/0000:00:02.0`.
     pub path: &'a str,
-    /// What kind of object, e.g. `block`.
+    /// The subsystem, e.g. `block`.
     pub subsystem: &'a str,
     /// All variables, as `NAME=value`, with NULs between them.
     variables: &'a str,
 }
 
 impl<'a> Uevent<'a> {
-    /// Reads a message: `ACTION@DEVPATH` and variables, each ended by a NUL.
-    /// `None` if it is nothing that a kernel would say.
+    /// Parses a message: `ACTION@DEVPATH` and variables, each terminated by a NUL.
+    /// `None` if it does not have the kernel's format.
     #[must_use]
     pub fn parse(message: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(message).ok()?;
         let (head, variables) = text.split_once('\0')?;
         let (action, path) = head.split_once('@')?;
         let mut event = Self { action, path, subsystem: "", variables };
-        let told = |name| event.variable(name);
-        // The kernel says both twice; a message in which they differ is not its own.
-        if !path.starts_with('/') || told("ACTION") != Some(action) || told("DEVPATH") != Some(path) {
+        let variable = |name| event.variable(name);
+        // The kernel repeats both as variables; a message in which they differ is not the kernel's.
+        if !path.starts_with('/') || variable("ACTION") != Some(action) || variable("DEVPATH") != Some(path) {
             return None;
         }
         event.subsystem = event.variable("SUBSYSTEM")?;
         Some(event)
     }
 
-    /// A variable of the message.
+    /// Returns the value of a variable.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&'a str> {
         let mut all = self.variables.split('\0').filter_map(|entry| entry.split_once('='));
         all.find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
-    /// Whether it can make something appear. A thing that goes makes nobody's wait end.
+    /// Returns whether it can add a device. A removal never satisfies a wait for a device.
     #[must_use]
-    pub fn is_news(&self) -> bool {
+    pub fn can_add_device(&self) -> bool {
         !matches!(self.action, "remove" | "unbind" | "offline")
     }
 }
@@ -55,15 +55,15 @@ mod tests {
         DEVNAME=vda\0DEVTYPE=disk\0SEQNUM=812\0";
 
     #[test]
-    fn a_disks_message_is_read() {
+    fn disk_uevent_is_parsed() {
         let event = Uevent::parse(DISK).unwrap();
         assert_eq!((event.action, event.subsystem, event.variable("DEVNAME")), ("add", "block", Some("vda")));
-        assert!(event.path.ends_with("/block/vda") && event.is_news());
+        assert!(event.path.ends_with("/block/vda") && event.can_add_device());
         assert_eq!(event.variable("DEV"), None);
     }
 
     #[test]
-    fn what_a_kernel_would_not_say_is_nothing() {
+    fn malformed_messages_are_ignored() {
         for message in [
             &b""[..],
             b"add@/x",
@@ -77,12 +77,12 @@ mod tests {
             assert_eq!(Uevent::parse(message), None, "{:?}", String::from_utf8_lossy(message));
         }
         let gone = b"remove@/x\0ACTION=remove\0DEVPATH=/x\0SUBSYSTEM=block\0";
-        assert!(!Uevent::parse(gone).unwrap().is_news());
+        assert!(!Uevent::parse(gone).unwrap().can_add_device());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..250) {
+        fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..250) {
             let _ = Uevent::parse(&bytes);
             let mut spliced = DISK.to_vec();
             spliced.splice(at.min(DISK.len())..(at + 3).min(DISK.len()), bytes);

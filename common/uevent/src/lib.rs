@@ -1,8 +1,7 @@
-//! What the kernel says when a device comes, changes or goes: messages of its
-//! netlink family for objects of sysfs.
+//! Kernel uevents: netlink messages about added, changed and removed devices.
 //!
-//! A message is a reason to look, never a fact: messages are lost when many
-//! come at once, and what was true when one was sent need not be true when it is read.
+//! A uevent only triggers a rescan: messages are lost when the socket buffer
+//! overflows, and the state may have changed before a message is read.
 #![forbid(unsafe_code)]
 
 mod event;
@@ -15,39 +14,39 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvf
 
 pub use event::Uevent;
 
-/// The kernel's own messages; udev's go to group 2.
-const FROM_KERNEL: u32 = 1;
+/// Netlink group of the kernel's messages; udev's is group 2.
+const KERNEL_GROUP: u32 = 1;
 
-/// Bytes for one message: the kernel's longest is 2 KiB of variables behind a path.
+/// Buffer size for one message, bytes: the kernel's longest is 2 KiB of variables after a path.
 pub const MAX_MESSAGE: usize = 8 * 1024;
 
-/// A socket that hears everything from now on, and does not block.
+/// Opens a non-blocking socket that receives all uevents from now on.
 ///
 /// # Errors
-/// The kernel gives no socket.
+/// The kernel refuses the socket.
 pub fn open() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
-    bind(&socket, &SocketAddrNetlink::new(0, FROM_KERNEL))?;
+    bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
     Ok(socket)
 }
 
-/// Takes one message; whether it is one of the kernel that is `wanted`, or
-/// messages were lost, so that one of them may have been.
+/// Receives one message. Returns whether it is a kernel message that satisfies
+/// `matches`, or messages were lost, one of which may have satisfied it.
 ///
 /// # Errors
-/// `WouldBlock` when nothing is left; else the kernel's.
-pub fn receive(socket: &OwnedFd, buffer: &mut [u8], wanted: impl Fn(&Uevent<'_>) -> bool) -> io::Result<bool> {
-    // With TRUNC the length is the whole message's, also where the buffer is shorter.
+/// `WouldBlock` if no message is pending; other errors of the kernel.
+pub fn receive(socket: &OwnedFd, buffer: &mut [u8], matches: impl Fn(&Uevent<'_>) -> bool) -> io::Result<bool> {
+    // With TRUNC the length is that of the whole message, even if the buffer is shorter.
     match recvfrom(socket, &mut *buffer, RecvFlags::TRUNC) {
         Ok((_, len, from)) => {
-            // Anybody in the guest who may can send to the group as well.
-            let kernel =
+            // Any privileged process in the guest can send to the group as well.
+            let from_kernel =
                 from.and_then(|from| SocketAddrNetlink::try_from(from).ok()).is_some_and(|from| from.pid() == 0);
-            let news = |message| Uevent::parse(message).is_some_and(|event| wanted(&event));
-            Ok(kernel && buffer.get(..len).is_none_or(news))
+            let is_match = |message| Uevent::parse(message).is_some_and(|event| matches(&event));
+            Ok(from_kernel && buffer.get(..len).is_none_or(is_match))
         }
-        // More came than the socket holds.
+        // The socket buffer overflowed.
         Err(rustix::io::Errno::NOBUFS) => Ok(true),
         Err(error) => Err(error.into()),
     }
@@ -59,7 +58,7 @@ mod tests {
     use rustix::net::{SendFlags, getsockname, sendto};
 
     #[test]
-    fn what_is_not_the_kernels_is_not_heard() {
+    fn messages_of_other_processes_are_ignored() {
         let socket = open().unwrap();
         let forged = b"add@/x\0ACTION=add\0DEVPATH=/x\0SUBSYSTEM=forged\0";
         let flags = SocketFlags::CLOEXEC;
@@ -68,16 +67,16 @@ mod tests {
         let sent = sendto(&sender, forged, SendFlags::empty(), &SocketAddrNetlink::new(to.pid(), 0));
         assert!(sent.is_ok(), "the forged message arrives: {sent:?}");
         let mut buffer = [0; MAX_MESSAGE];
-        // The machine's own messages may come in between.
+        // The kernel's own messages may arrive in between.
         let mut messages = 0;
         loop {
             match receive(&socket, &mut buffer, |event| event.subsystem == "forged") {
-                Ok(wanted) => assert!(!wanted),
+                Ok(matched) => assert!(!matched),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => panic!("{error}"),
             }
             messages += 1;
         }
-        assert!(messages > 0, "it has arrived");
+        assert!(messages > 0, "the forged message was received");
     }
 }

@@ -1,16 +1,16 @@
-//! What guests and those who build their images say to each other about disks
-//! with dm-verity: the parameters of a hash tree, and the names of extensions.
+//! Formats shared by guests and image builders for dm-verity disks: the
+//! parameters of a hash tree, and the names of extensions.
 #![forbid(unsafe_code)]
 
 pub mod extension;
 mod params;
 
-pub use params::{LONGEST_SALT, Params, ParamsError, bytes_of, hex};
+pub use params::{MAX_SALT, Params, ParamsError, hex, parse_hex};
 
-/// Bytes of a block, of data and of hashes.
+/// Block size of data and hashes, bytes.
 pub const BLOCK: usize = 4096;
-/// Bytes of a hash.
+/// Size of a hash, bytes.
 pub const DIGEST: usize = 32;
 
-/// A hash.
+/// A SHA-256 hash.
 pub type Hash = [u8; DIGEST];

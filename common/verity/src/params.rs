@@ -1,16 +1,16 @@
-//! What names a hash tree, in the words of Kata's configuration.
+//! dm-verity parameters in the format of Kata's configuration.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{BLOCK, DIGEST, Hash};
 
-/// The kernel takes no longer salt.
-pub const LONGEST_SALT: usize = 256;
-/// No device has more sectors than fit into 63 bits.
-const MOST_BLOCKS: u64 = (1 << 63) / BLOCK as u64;
+/// Maximum salt size of the kernel, bytes.
+pub const MAX_SALT: usize = 256;
+/// Maximum data blocks: sector counts are limited to 63 bits.
+const MAX_BLOCKS: u64 = (1 << 63) / BLOCK as u64;
 
-/// What the kernel must be told to check a device.
+/// The parameters by which the kernel verifies a device.
 ///
 /// As text: `root_hash=..,salt=..,data_blocks=N,data_block_size=4096,hash_block_size=4096`,
 /// which is the value of Kata's `kernel_verity_params` and `verity_params`.
@@ -18,20 +18,20 @@ const MOST_BLOCKS: u64 = (1 << 63) / BLOCK as u64;
 pub struct Params {
     /// The hash of the topmost block.
     pub root_hash: Hash,
-    /// What is hashed before every block.
+    /// Salt hashed before every block.
     pub salt: Vec<u8>,
     /// Blocks of data, each of 4096 bytes.
     pub data_blocks: u64,
 }
 
-/// Why a text names no hash tree.
+/// Why dm-verity parameters are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no dm-verity parameters: {key}: {what}")]
+#[error("invalid dm-verity parameters: {key}: {reason}")]
 pub struct ParamsError {
     /// The key.
     pub key: String,
-    /// What is wrong with it.
-    pub what: &'static str,
+    /// Why it is invalid.
+    pub reason: &'static str,
 }
 
 impl fmt::Display for Params {
@@ -47,27 +47,27 @@ impl fmt::Display for Params {
 }
 
 impl Params {
-    /// Bytes of data.
+    /// Returns the size of the data, bytes.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.data_blocks * BLOCK as u64
     }
 
-    /// The salt in hexadecimal; `-` is the kernel's word for none.
+    /// Returns the salt in hexadecimal; `-` means no salt, as in the kernel.
     #[must_use]
     pub fn salt_text(&self) -> String {
         if self.salt.is_empty() { "-".to_owned() } else { hex(&self.salt) }
     }
 
-    /// Sectors of 512 bytes of the device that the device mapper makes of it.
+    /// Returns the size of the mapped device in sectors of 512 bytes.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.data_bytes() / 512
     }
 
-    /// What the device mapper's target `verity` is told, version first
-    /// (`Documentation/admin-guide/device-mapper/verity.rst`): without a super
-    /// block the tree begins with the first block of the hash device.
+    /// Returns the table parameters of the device mapper's `verity` target, version first
+    /// (`Documentation/admin-guide/device-mapper/verity.rst`): without a superblock
+    /// the tree starts at the first block of the hash device.
     #[must_use]
     pub fn target(&self, data: &str, hashes: &str) -> String {
         let (blocks, root, salt) = (self.data_blocks, hex(&self.root_hash), self.salt_text());
@@ -79,13 +79,13 @@ impl FromStr for Params {
     type Err = ParamsError;
 
     fn from_str(text: &str) -> Result<Self, ParamsError> {
-        let wrong = |key: &str, what| ParamsError { key: key.to_owned(), what };
+        let wrong = |key: &str, reason| ParamsError { key: key.to_owned(), reason };
         let mut values: [Option<&str>; 5] = [None; 5];
         const KEYS: [&str; 5] = ["root_hash", "salt", "data_blocks", "data_block_size", "hash_block_size"];
         for pair in text.split(',') {
             let (key, value) = pair.split_once('=').ok_or_else(|| wrong(pair, "expected KEY=VALUE"))?;
             let Some(slot) = KEYS.iter().position(|known| *known == key).and_then(|at| values.get_mut(at)) else {
-                return Err(wrong(key, "nobody knows this key"));
+                return Err(wrong(key, "unknown key"));
             };
             if slot.replace(value).is_some() {
                 return Err(wrong(key, "given twice"));
@@ -93,24 +93,24 @@ impl FromStr for Params {
         }
         let [root_hash, salt, data_blocks, data_block_size, hash_block_size] = values;
         let given = |value: Option<&'_ str>, key: &str| value.map(str::to_owned).ok_or_else(|| wrong(key, "missing"));
-        let root_hash = bytes_of(&given(root_hash, "root_hash")?)
+        let root_hash = parse_hex(&given(root_hash, "root_hash")?)
             .and_then(|bytes| Hash::try_from(bytes).ok())
             .ok_or_else(|| wrong("root_hash", "expected 64 hexadecimal digits"))?;
         let salt = match given(salt, "salt")?.as_str() {
             "-" => Vec::new(),
-            text => bytes_of(text)
-                .filter(|salt| !salt.is_empty() && salt.len() <= LONGEST_SALT)
+            text => parse_hex(text)
+                .filter(|salt| !salt.is_empty() && salt.len() <= MAX_SALT)
                 .ok_or_else(|| wrong("salt", "expected up to 256 bytes in hexadecimal, or -"))?,
         };
         for (key, value) in [("data_block_size", data_block_size), ("hash_block_size", hash_block_size)] {
             if given(value, key)? != BLOCK.to_string() {
-                return Err(wrong(key, "only 4096 is known here"));
+                return Err(wrong(key, "only 4096 is supported"));
             }
         }
         let data_blocks = given(data_blocks, "data_blocks")?
             .parse()
             .ok()
-            .filter(|blocks| (1..=MOST_BLOCKS).contains(blocks))
+            .filter(|blocks| (1..=MAX_BLOCKS).contains(blocks))
             .ok_or_else(|| wrong("data_blocks", "expected a number of blocks, at least 1"))?;
         Ok(Self { root_hash, salt, data_blocks })
     }
@@ -118,15 +118,15 @@ impl FromStr for Params {
 
 const _: () = assert!(DIGEST == 32);
 
-/// `bytes` in hexadecimal.
+/// Formats `bytes` in hexadecimal.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What `text` says in hexadecimal.
+/// Parses hexadecimal `text`.
 #[must_use]
-pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
+pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
     if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_is_told_what_the_text_says() {
+    fn target_parameters_match_the_text() {
         let root = "f2".repeat(32);
         let target = params().target("/dev/vda1", "/dev/vda2");
         assert_eq!(target, format!("1 /dev/vda1 /dev/vda2 4096 4096 92041 0 sha256 {root} 065c"));
@@ -154,14 +154,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_refused_or_says_itself(text in "[a-z_=,0-9-]{0,120}") {
+        fn any_text_is_refused_or_round_trips(text in "[a-z_=,0-9-]{0,120}") {
             if let Ok(params) = text.parse::<Params>() {
                 prop_assert_eq!(params.to_string().parse::<Params>().unwrap(), params);
             }
         }
 
         #[test]
-        fn a_damaged_text_is_refused_or_says_itself(at in 0..130_usize, byte in 32_u8..127) {
+        fn damaged_text_is_refused_or_round_trips(at in 0..130_usize, byte in 32_u8..127) {
             let mut text = params().to_string().into_bytes();
             let at = at % text.len();
             text[at] = byte;

@@ -1,4 +1,4 @@
-//! What a guest printed: as text, and as a boot record.
+//! Guest console: log file, recent lines and boot record.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,88 +10,92 @@ use tokio::sync::watch;
 
 use crate::VmError;
 
-/// Lines kept for error messages.
-const KEPT_LINES: usize = 30;
+/// Number of recent lines for error messages.
+const TAIL_LINES: usize = 30;
 
-/// The longest line kept; a guest that prints no line end is cut here.
+/// Maximum line length, bytes; longer lines of a guest are split.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// Bytes of console after which nothing more is written to the log file: a
-/// hostile guest must not fill the host's disk.
+/// Maximum size of the log file, bytes: a hostile guest must not fill the host's disk.
 const MAX_LOG: u64 = 64 * 1024 * 1024;
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Received {
     assembler: Assembler,
-    last: std::collections::VecDeque<String>,
+    lines: std::collections::VecDeque<String>,
 }
 
 /// The console of a running or ended guest.
 #[derive(Debug, Clone)]
 pub struct Console {
-    seen: Arc<Mutex<Seen>>,
+    received: Arc<Mutex<Received>>,
     changed: watch::Receiver<u64>,
 }
 
 impl Console {
-    /// Follows `stream` in a task of its own, writing all of it to `log`.
+    /// Spawns a task that reads `stream` and writes it to `log`.
     ///
     /// # Errors
-    /// The log file cannot be made.
+    /// The log file cannot be created.
     pub(crate) async fn follow<S>(stream: S, log: &Path) -> Result<Self, VmError>
     where
         S: AsyncRead + Unpin + Send + 'static,
     {
         let file = File::create(log).await.map_err(|source| VmError::File { path: log.to_owned(), source })?;
         let (sender, changed) = watch::channel(0);
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let console = Self { seen: Arc::clone(&seen), changed };
-        tokio::spawn(async move { pump(stream, file, &seen, &sender).await });
+        let received = Arc::new(Mutex::new(Received::default()));
+        let console = Self { received: Arc::clone(&received), changed };
+        tokio::spawn(async move { process_stream(stream, file, &received, &sender).await });
         Ok(console)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn received(&self) -> MutexGuard<'_, Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The boot record as far as the console tells it.
+    /// Returns the boot record as received on the console so far.
     #[must_use]
     pub fn record(&self) -> Option<BootRecord> {
-        self.seen().assembler.record().cloned()
+        self.received().assembler.record().cloned()
     }
 
-    /// The last lines that are worth reading: ours and the kernel's.
+    /// Returns the last lines of the console, indented.
     #[must_use]
-    pub fn last_words(&self) -> String {
-        let seen = self.seen();
-        if seen.last.is_empty() {
-            return "  (nothing: the kernel did not come up, or its console is elsewhere)".to_owned();
+    pub fn tail(&self) -> String {
+        let received = self.received();
+        if received.lines.is_empty() {
+            return "  (no output: the kernel did not start, or its console is another device)".to_owned();
         }
-        let lines: Vec<_> = seen.last.iter().map(|line| format!("  {line}")).collect();
+        let lines: Vec<_> = received.lines.iter().map(|line| format!("  {line}")).collect();
         lines.join("\n")
     }
 
-    /// Waits until `done` holds for the record; `false` if the console ended first.
+    /// Waits until `done` holds for the record; returns `false` if the console closed first.
     pub async fn wait_for(&self, done: impl Fn(&BootRecord) -> bool) -> bool {
         let mut changed = self.changed.clone();
         loop {
-            if self.seen().assembler.record().is_some_and(&done) {
+            if self.received().assembler.record().is_some_and(&done) {
                 return true;
             }
             if changed.changed().await.is_err() {
-                return self.seen().assembler.record().is_some_and(&done);
+                return self.received().assembler.record().is_some_and(&done);
             }
         }
     }
 
-    /// Waits until the guest's end of the console is closed and all of it read.
+    /// Waits until the guest has closed the console and all of it is read.
     pub async fn ended(&self) {
         let mut changed = self.changed.clone();
         while changed.changed().await.is_ok() {}
     }
 }
 
-async fn pump<S: AsyncRead + Unpin>(stream: S, mut file: File, seen: &Mutex<Seen>, changed: &watch::Sender<u64>) {
+async fn process_stream<S: AsyncRead + Unpin>(
+    stream: S,
+    mut file: File,
+    received: &Mutex<Received>,
+    changed: &watch::Sender<u64>,
+) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     let mut written = 0;
@@ -102,19 +106,19 @@ async fn pump<S: AsyncRead + Unpin>(stream: S, mut file: File, seen: &Mutex<Seen
             Ok(_) => {}
         }
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        // A full disk must not stop the guest from being watched.
+        // A full disk must not stop the monitoring of the guest.
         if written + length <= MAX_LOG && file.write_all(&line).await.is_ok() {
             written += length;
         }
         let text = printable(&line);
         {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.assembler.feed(&text);
+            let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+            received.assembler.feed(&text);
             if !text.is_empty() {
-                if seen.last.len() == KEPT_LINES {
-                    seen.last.pop_front();
+                if received.lines.len() == TAIL_LINES {
+                    received.lines.pop_front();
                 }
-                seen.last.push_back(text.chars().take(400).collect());
+                received.lines.push_back(text.chars().take(400).collect());
             }
         }
         changed.send_modify(|count| *count += 1);
@@ -122,8 +126,8 @@ async fn pump<S: AsyncRead + Unpin>(stream: S, mut file: File, seen: &Mutex<Seen
     let _ = file.flush().await;
 }
 
-/// A console line without the control characters that a guest could use to
-/// redraw the terminal of whoever reads it.
+/// Removes the control characters from a console line, with which a guest could
+/// redraw the reader's terminal.
 fn printable(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     text.trim_end().chars().filter(|c| !c.is_control() || *c == '\t').collect()
@@ -135,7 +139,7 @@ mod tests {
     use firstlight_boot_record::{Line, State};
 
     #[tokio::test]
-    async fn text_becomes_a_record_and_last_words() {
+    async fn console_text_becomes_a_record_and_a_tail() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("console.log");
         let boot = Line::Boot { init_version: "1".into(), kernel: "k".into(), pid1_start_us: 3 }.encode().unwrap();
@@ -145,18 +149,18 @@ mod tests {
         assert!(console.wait_for(|record| record.state == State::Ready).await);
         console.ended().await;
         assert!(!console.wait_for(|record| record.state == State::Failed).await);
-        assert!(console.last_words().contains("[2Jkernel says"));
-        assert!(!console.last_words().contains('\x1b'));
-        assert!(console.last_words().ends_with("unfinished"));
+        assert!(console.tail().contains("[2Jkernel says"));
+        assert!(!console.tail().contains('\x1b'));
+        assert!(console.tail().ends_with("unfinished"));
         assert_eq!(std::fs::read_to_string(&log).unwrap(), text);
     }
 
     #[tokio::test]
-    async fn endless_line_is_cut() {
+    async fn overlong_line_is_split() {
         let dir = tempfile::tempdir().unwrap();
         let text = "x".repeat(200_000);
         let console = Console::follow(std::io::Cursor::new(text), &dir.path().join("l")).await.unwrap();
         console.ended().await;
-        assert_eq!(console.last_words().lines().count(), 4);
+        assert_eq!(console.tail().lines().count(), 4);
     }
 }

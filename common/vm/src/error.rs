@@ -1,63 +1,63 @@
-//! What can go wrong with a virtual machine.
+//! Errors of a virtual machine.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a virtual machine did not start, or is not what it was.
+/// Why an operation on a virtual machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// A file or directory for the machine could not be made.
-    #[error("virtual machine: {path}: {source}")]
+    /// A file or directory of the machine could not be created.
+    #[error("virtual machine: failed to create {path}: {source}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A program could not be started.
-    #[error("virtual machine: cannot start {name} ({program}): {source}")]
+    #[error("virtual machine: failed to start {name} ({program}): {source}")]
     Spawn {
-        /// Its part.
+        /// Its role.
         name: String,
         /// Its path.
         program: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A daemon ended or did not begin to listen.
-    #[error("virtual machine: {name} {what} after {} ms; its last words: {last_words}", elapsed.as_millis())]
+    /// A daemon exited or did not listen in time.
+    #[error("virtual machine: {name} {problem} after {} ms; end of its log: {log_tail}", elapsed.as_millis())]
     Helper {
-        /// Its part.
+        /// Its role.
         name: String,
-        /// `ended` or `did not listen`.
-        what: &'static str,
-        /// Since its start.
+        /// `exited` or `did not listen`.
+        problem: &'static str,
+        /// Time since its start.
         elapsed: Duration,
         /// The end of its log.
-        last_words: String,
+        log_tail: String,
     },
     /// The guest did not accept a connection.
-    #[error("virtual machine: vsock port {port}: no connection after {} ms ({last}); the console's last words:\n{last_words}", elapsed.as_millis())]
+    #[error("virtual machine: vsock port {port}: no connection after {} ms ({last}); end of the console:\n{console_tail}", elapsed.as_millis())]
     Connect {
         /// The guest's port.
         port: u32,
-        /// Since the first try.
+        /// Time since the first attempt.
         elapsed: Duration,
-        /// The last try's error.
+        /// The last attempt's error.
         last: String,
         /// The end of the console.
-        last_words: String,
+        console_tail: String,
     },
-    /// QEMU's monitor did not do what it was asked.
-    #[error("virtual machine: monitor: {command}: {what}")]
+    /// A monitor (QMP) command failed.
+    #[error("virtual machine: monitor: {command}: {reason}")]
     Monitor {
         /// The command.
         command: String,
-        /// What QEMU says about it.
-        what: String,
+        /// QEMU's error.
+        reason: String,
     },
-    /// QEMU could not be waited for.
-    #[error("virtual machine: cannot wait for QEMU: {0}")]
+    /// Waiting for QEMU failed.
+    #[error("virtual machine: failed to wait for QEMU: {0}")]
     Wait(#[source] io::Error),
 }

@@ -1,4 +1,4 @@
-//! A daemon beside QEMU: started, waited for, and ended with the machine.
+//! Daemons beside QEMU: started, awaited and stopped with the machine.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tokio::time::sleep;
 
 use crate::VmError;
 
-/// How long a daemon has to make its socket.
+/// Timeout for a daemon to create its socket.
 const LISTEN: Duration = Duration::from_secs(20);
 
-/// Between two looks for a daemon's socket.
+/// Poll interval for a daemon's socket.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts `command`, its output going to `NAME.log` in `directory`.
+    /// Starts `command` with its output in `NAME.log` in `dir`.
     pub(crate) fn start(name: &str, mut command: std::process::Command, dir: &Path) -> Result<Self, VmError> {
         let log = dir.join(format!("{name}.log"));
         let file = |path: &Path| File::create(path).map_err(|source| VmError::File { path: path.to_owned(), source });
@@ -47,11 +47,11 @@ impl Helper {
         &self.log
     }
 
-    /// Waits until the daemon has made its socket.
-    pub(crate) async fn listens(&mut self, socket: &Path) -> Result<(), VmError> {
+    /// Waits until the daemon has created its socket.
+    pub(crate) async fn wait_for_socket(&mut self, socket: &Path) -> Result<(), VmError> {
         while !socket.exists() {
             if let Ok(Some(_)) = self.child.try_wait() {
-                return Err(self.error("ended"));
+                return Err(self.error("exited"));
             }
             if self.started.elapsed() > LISTEN {
                 return Err(self.error("did not listen"));
@@ -61,14 +61,14 @@ impl Helper {
         Ok(())
     }
 
-    fn error(&self, what: &'static str) -> VmError {
+    fn error(&self, problem: &'static str) -> VmError {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = text.lines().rev().take(5).collect();
-        let last_words = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
-        VmError::Helper { name: self.name.clone(), what, elapsed: self.started.elapsed(), last_words }
+        let log_tail = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
+        VmError::Helper { name: self.name.clone(), problem, elapsed: self.started.elapsed(), log_tail }
     }
 
-    /// Ends the daemon and waits for it.
+    /// Kills the daemon and waits for it.
     pub(crate) async fn stop(mut self) {
         let _ = self.child.kill().await;
     }

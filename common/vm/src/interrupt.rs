@@ -1,21 +1,21 @@
-//! Ending early when the user wants it.
+//! Cancellation by signals.
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The signal that ended a run.
+/// The signal that cancelled the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupted(pub i32);
 
 impl Interrupted {
-    /// The exit status that shells expect.
+    /// Returns the exit status by shell convention, 128 plus the signal number.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         u8::try_from(128 + self.0).unwrap_or(u8::MAX)
     }
 }
 
-/// Runs `work` until it ends or SIGINT, SIGTERM or SIGHUP arrives. Then `work`
-/// is dropped, and with it everything it owns: machines, daemons, directories.
+/// Runs `work` until it ends or SIGINT, SIGTERM or SIGHUP arrives. A signal drops
+/// `work` and everything it owns: machines, daemons, directories.
 ///
 /// # Errors
 /// The signal that arrived.

@@ -1,10 +1,10 @@
-//! A QEMU virtual machine: command line, life, console, vsock.
+//! QEMU virtual machines: command line, lifecycle, console, vsock.
 //!
-//! [`Machine`] says what to run and turns itself into a QEMU command line;
-//! [`Vm`] is one running, with the daemons that it needs (vsock, virtio-fs),
-//! all of which die with it. [`Console`] is what the guest printed, as text and
-//! as a boot record. [`vsock`] opens streams to the guest's ports.
-//! [`or_interrupted`] ends all of it when the user wants that.
+//! [`Machine`] is the configuration and generates the QEMU command line; [`Vm`] is
+//! a running machine with its daemons (vsock, virtio-fs), which are killed with
+//! it. [`Console`] has the guest's output as text and as a boot record. [`vsock`]
+//! opens streams to the guest's ports. [`or_interrupted`] cancels all of it on a
+//! signal.
 #![forbid(unsafe_code)]
 
 mod console;
@@ -22,7 +22,7 @@ pub use console::Console;
 pub use device::Device;
 pub use error::VmError;
 pub use interrupt::{Interrupted, or_interrupted};
-pub use machine::{Accelerator, Machine, Memory, Share};
+pub use machine::{Accelerator, Machine, Nvdimm, Share};
 pub use qmp::Qmp;
 pub use tool::Tool;
 pub use vm::{Exit, Vm};

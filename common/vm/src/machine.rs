@@ -1,4 +1,4 @@
-//! What a virtual machine is made of, and its QEMU command line.
+//! Configuration of a virtual machine and its QEMU command line.
 
 use std::ffi::OsString;
 use std::fs;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use crate::{Device, Tool};
 
-/// How guest instructions are run.
+/// QEMU's accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The processor's own virtualisation.
+    /// Hardware virtualisation.
     Kvm,
-    /// Translation, for machines without it.
+    /// Emulation by translation, for machines without hardware virtualisation.
     Tcg,
-    /// Translation with one virtual nanosecond per instruction: the guest's
-    /// clock then counts instructions. One processor only.
+    /// Emulation with one virtual nanosecond per instruction (`-icount`): the
+    /// guest's clock counts instructions. One CPU only.
     TcgCounting,
 }
 
 impl Accelerator {
-    /// KVM where the processor has it. The presence of `/dev/kvm` alone proves
-    /// nothing: paravirtual KVM opens there and runs no stock kernel.
+    /// Selects KVM if the CPU supports it. `/dev/kvm` alone does not prove that:
+    /// paravirtual KVM also provides it and runs no stock kernel.
     #[must_use]
     pub fn detect() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -34,7 +34,7 @@ impl Accelerator {
     }
 }
 
-/// A directory of the host, shared by virtio-fs.
+/// A host directory shared by virtio-fs.
 #[derive(Debug, Clone)]
 pub struct Share {
     /// The tag by which the guest mounts it.
@@ -43,27 +43,27 @@ pub struct Share {
     pub dir: PathBuf,
 }
 
-/// A file as persistent memory (NVDIMM).
+/// An NVDIMM backed by a file.
 #[derive(Debug, Clone)]
-pub struct Memory {
-    /// The file, of at least that size.
+pub struct Nvdimm {
+    /// The file, at least `mib` large.
     pub file: PathBuf,
     /// Its size, MiB; a multiple of 2.
     pub mib: u32,
 }
 
-/// Everything that a virtual machine is made of.
+/// The configuration of a virtual machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
     /// QEMU, 10.1 or newer for vfio-user.
     pub qemu: Tool,
     /// vhost-device-vsock.
     pub vhost_vsock: Tool,
-    /// virtiofsd; needed if anything is shared.
+    /// virtiofsd; needed for shared directories.
     pub virtiofsd: Tool,
     /// An uncompressed kernel with a PVH entry.
     pub kernel: PathBuf,
-    /// The initramfs; none where the kernel mounts a disk by itself.
+    /// The initramfs; `None` if the kernel mounts its root disk itself.
     pub initrd: Option<PathBuf>,
     /// The kernel command line, console included.
     pub command_line: String,
@@ -71,29 +71,29 @@ pub struct Machine {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
-    /// Processors that can be plugged in while it runs, beside those.
+    /// Additional CPUs available for hotplug.
     pub spare_cpus: u32,
-    /// Memory that can be plugged in while it runs, beside that, MiB; in at most
-    /// four pieces. Not on a microvm.
+    /// Additional memory available for hotplug, MiB, in at most four DIMMs. Not on a
+    /// microvm.
     pub spare_memory_mib: u32,
-    /// How instructions are run.
+    /// Accelerator.
     pub accelerator: Accelerator,
-    /// Devices; those of PCI in the order of their root ports.
+    /// Devices; PCI devices in the order of their root ports.
     pub devices: Vec<Device>,
-    /// Memory that keeps its content.
-    pub persistent: Vec<Memory>,
-    /// Whether the guest has an IOMMU for its devices.
+    /// NVDIMMs.
+    pub persistent: Vec<Nvdimm>,
+    /// Whether the guest has an IOMMU.
     pub iommu: bool,
     /// Shared directories.
     pub shares: Vec<Share>,
     /// The guest's vsock context id, 3 or more.
     pub cid: u32,
-    /// The console is a serial port that takes so many bytes a second, instead
-    /// of a virtual one that takes all; the command line has to say `console=ttyS0`.
+    /// Rate of a serial console, bytes per second, instead of an unlimited virtio
+    /// console; requires `console=ttyS0` on the kernel command line.
     pub slow_console: Option<u32>,
 }
 
-/// Names of the files of a machine inside its directory.
+/// Paths of a machine's files in its directory.
 pub(crate) struct Files<'a>(pub(crate) &'a Path);
 
 impl Files<'_> {
@@ -102,12 +102,12 @@ impl Files<'_> {
         self.0.join("vsock-backend.sock")
     }
 
-    /// The socket on which the host speaks to guest ports.
+    /// The socket through which the host connects to guest ports.
     pub(crate) fn vsock(&self) -> PathBuf {
         self.0.join("vsock.sock")
     }
 
-    /// QEMU's monitor.
+    /// QEMU's monitor socket.
     pub(crate) fn monitor(&self) -> PathBuf {
         self.0.join("monitor.sock")
     }
@@ -118,54 +118,53 @@ impl Files<'_> {
     }
 }
 
-/// For devices in other processes: notify of every buffer. Without KVM, about
-/// one boot in forty had a vsock that stayed silent for ever while the agent
-/// listened; with event indices off it has not been seen again. The likely
-/// cause is a lost interrupt, which the next buffer's now makes up for.
-const EVERY_EVENT: &str = "event_idx=off";
+/// Disables event indices of vhost-user devices, so every buffer is notified.
+/// Without KVM, about one boot in forty had a vsock that hung while the agent
+/// listened; this has not recurred with event indices off. The likely cause is a
+/// lost interrupt, for which the next buffer's now compensates.
+const NO_EVENT_INDEX: &str = "event_idx=off";
 
-/// 46 bits of address hold eight BARs of 256 GiB; the default of 40 does not.
-/// Translated `cmpxchg16b` has been seen to corrupt flags, and the kernel, which
-/// uses it in its allocator, to die of that.
+/// Eight BARs of 256 GiB fit in 46 address bits, not in the default of 40.
+/// Emulated `cmpxchg16b` has been observed to corrupt flags, which crashes the
+/// kernel's allocator.
 const TCG_CPU: &str = "max,phys-bits=46,-cx16";
 
-/// Places for memory that is plugged in. A vhost-user daemon may take no more
-/// than eight regions, of which the guest's own memory is two.
-const SPARE_SLOTS: usize = 4;
+/// DIMM slots for memory hotplug. A vhost-user daemon may support no more than
+/// eight regions, of which the guest's initial memory takes two.
+const HOTPLUG_SLOTS: usize = 4;
 
-/// Linux believes in spare processors only under a hypervisor that it knows, and
-/// it knows no QEMU that translates. This serial number has it ask for VMware,
-/// where QEMU answers (vmport), unless the processor says that it is virtual.
-const HYPERVISOR: &str = "type=1,serial=VMware-translated";
+/// SMBIOS serial number that makes Linux detect VMware, to which QEMU responds
+/// (vmport), unless CPUID has the hypervisor bit. Linux enables CPU hotplug only
+/// under a known hypervisor, and QEMU's emulation is none.
+const VMWARE_SMBIOS: &str = "type=1,serial=VMware-translated";
 
-/// QEMU's board without anything that is older than ACPI's short form, which it
-/// describes itself by. Linux does not set up an interval timer and an old
-/// interrupt controller there, so the first tick of one would be taken for a
-/// division by zero: there are none.
-const MICRO: &str = "microvm,acpi=on,pcie=on,pit=off,pic=off,memory-backend=mem";
+/// QEMU's microvm machine type, which uses hardware-reduced ACPI. Linux does not
+/// initialise PIT and PIC there, so the first PIT tick would arrive as the
+/// divide-error exception: both are disabled.
+const MICROVM: &str = "microvm,acpi=on,pcie=on,pit=off,pic=off,memory-backend=mem";
 
-/// Ticks of the time-stamp counter per millisecond when instructions are counted.
+/// TSC frequency when instructions are counted, kHz.
 const COUNTING_KHZ: u64 = 1_000_000;
 
 impl Machine {
-    /// Whether it has to be QEMU's microvm.
-    fn micro(&self) -> bool {
+    /// Returns whether the machine type must be microvm.
+    fn is_microvm(&self) -> bool {
         self.devices.iter().any(|device| matches!(device, Device::MmioDisk { .. }))
     }
 
-    /// The board with its bus.
-    fn board(&self) -> &'static str {
-        match (self.micro(), self.persistent.is_empty()) {
-            (true, _) => MICRO,
+    /// Returns QEMU's machine type with its options.
+    fn machine_type(&self) -> &'static str {
+        match (self.is_microvm(), self.persistent.is_empty()) {
+            (true, _) => MICROVM,
             (false, true) => "q35,memory-backend=mem",
             (false, false) => "q35,memory-backend=mem,nvdimm=on",
         }
     }
 
-    /// The kernel's command line. A microvm has no clock by which a kernel could
-    /// find out how fast the processor counts, and KVM alone tells it.
+    /// Returns the kernel command line. A microvm has no clock to calibrate the TSC
+    /// with, and only KVM reports the frequency.
     fn kernel_command_line(&self) -> String {
-        let khz = match (self.micro(), self.accelerator) {
+        let khz = match (self.is_microvm(), self.accelerator) {
             (false, _) | (_, Accelerator::Kvm) => return self.command_line.clone(),
             (true, Accelerator::TcgCounting) => COUNTING_KHZ,
             (true, Accelerator::Tcg) => firstlight_sys::tsc::khz(),
@@ -173,38 +172,38 @@ impl Machine {
         format!("{} tsc_early_khz={khz}", self.command_line)
     }
 
-    /// The guest's memory and the room beside it.
+    /// Returns the guest's memory size and hotplug capacity.
     fn memory(&self) -> String {
         let persistent = self.persistent.iter().map(|memory| memory.mib);
         let most = persistent.chain([self.spare_memory_mib]).fold(self.memory_mib, u32::saturating_add);
-        let slots = self.persistent.len() + if self.spare_memory_mib > 0 { SPARE_SLOTS } else { 0 };
+        let slots = self.persistent.len() + if self.spare_memory_mib > 0 { HOTPLUG_SLOTS } else { 0 };
         let room = if slots > 0 { format!(",slots={slots},maxmem={most}M") } else { String::new() };
         format!("{}M{room}", self.memory_mib)
     }
 
-    /// QEMU's arguments for this machine with its sockets in `directory` and the
-    /// serial port's text in `serial`.
+    /// Returns QEMU's arguments with sockets in `dir` and the serial port's output
+    /// in `serial`.
     #[must_use]
     pub fn arguments(&self, dir: &Path, serial: &Path) -> Vec<OsString> {
         let files = Files(dir);
         let mut line = Arguments::default();
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.pair("-display", "none");
-        line.pair("-machine", self.board());
-        if self.micro() {
-            // The other form is one that the specification has left behind.
+        line.pair("-machine", self.machine_type());
+        if self.is_microvm() {
+            // The legacy virtio-mmio interface is obsolete.
             line.pair("-global", "virtio-mmio.force-legacy=off");
         }
         line.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
         line.pair("-m", self.memory());
         let most = self.cpus.saturating_add(self.spare_cpus);
-        // A socket for each, as Kata has it: new sockets are what Linux expects.
+        // One socket per CPU, as in Kata: Linux expects hot-plugged CPUs in new sockets.
         let sockets = format!(",maxcpus={most},sockets={most},cores=1,threads=1");
         let room = if self.spare_cpus > 0 { sockets } else { String::new() };
         line.pair("-smp", format!("{}{room}", self.cpus));
         let translated = if self.spare_cpus > 0 { format!("{TCG_CPU},-hypervisor") } else { TCG_CPU.to_owned() };
         if self.spare_cpus > 0 && self.accelerator != Accelerator::Kvm {
-            line.pair("-smbios", HYPERVISOR);
+            line.pair("-smbios", VMWARE_SMBIOS);
         }
         match self.accelerator {
             Accelerator::Kvm => {
@@ -236,19 +235,19 @@ impl Machine {
             line.pair("-serial", "chardev:serial");
         }
         line.pair("-chardev", option("socket,id=vsock,path=", &files.vsock_backend()));
-        line.pair("-device", format!("vhost-user-vsock-pci,chardev=vsock,{EVERY_EVENT}"));
+        line.pair("-device", format!("vhost-user-vsock-pci,chardev=vsock,{NO_EVENT_INDEX}"));
         for (at, share) in self.shares.iter().enumerate() {
             line.pair("-chardev", option(&format!("socket,id=fs{at},path="), &files.share(at)));
-            line.pair("-device", format!("vhost-user-fs-pci,chardev=fs{at},tag={},{EVERY_EVENT}", share.tag));
+            line.pair("-device", format!("vhost-user-fs-pci,chardev=fs{at},tag={},{NO_EVENT_INDEX}", share.tag));
         }
         let mut monitor = option("unix:", &files.monitor());
         monitor.push(",server=on,wait=off");
         line.pair("-qmp", monitor);
         if self.iommu {
-            // Without its caching mode QEMU aborts when the guest enables it.
+            // Without caching mode QEMU aborts when the guest enables the IOMMU.
             line.pair("-device", "intel-iommu,intremap=on,caching-mode=on");
         }
-        for (at, Memory { file, mib }) in self.persistent.iter().enumerate() {
+        for (at, Nvdimm { file, mib }) in self.persistent.iter().enumerate() {
             line.pair(
                 "-object",
                 option(&format!("memory-backend-file,id=pmem{at},share=on,size={mib}M,mem-path="), file),
@@ -264,7 +263,7 @@ impl Machine {
     }
 }
 
-/// `head` and a path, with the commas of the path doubled as QEMU wants them.
+/// Appends a path to `head`, with its commas doubled as QEMU requires.
 fn option(head: &str, path: &Path) -> OsString {
     format!("{head}{}", path.to_string_lossy().replace(',', ",,")).into()
 }
@@ -310,16 +309,16 @@ mod tests {
     }
 
     fn text(machine: &Machine) -> String {
-        let words: Vec<_> = machine
+        let arguments: Vec<_> = machine
             .arguments(Path::new("/d,x"), Path::new("/d,x/serial.log"))
             .iter()
             .map(|a| a.to_string_lossy().into_owned())
             .collect();
-        words.join(" ")
+        arguments.join(" ")
     }
 
     #[test]
-    fn every_device_has_a_root_port_of_its_own() {
+    fn every_device_has_its_own_root_port() {
         let text = text(&machine());
         assert_eq!(text.matches("pcie-root-port").count(), 9);
         assert!(text.contains("addr=10.7,multifunction=on"), "{text}");
@@ -333,25 +332,25 @@ mod tests {
     }
 
     #[test]
-    fn persistent_memory_has_room_beside_the_guests_own() {
+    fn nvdimm_adds_a_slot_and_address_space() {
         let mut machine = machine();
-        machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
+        machine.persistent = vec![Nvdimm { file: "/p".into(), mib: 64 }];
         let text = text(&machine);
         assert!(text.contains("nvdimm=on") && text.contains("-m 512M,slots=1,maxmem=576M"), "{text}");
     }
 
     #[test]
-    fn spare_memory_is_room_beside_all_other() {
+    fn spare_memory_adds_slots_and_address_space() {
         let mut machine = machine();
         assert!(text(&machine).contains("-m 512M -smp"));
         machine.spare_memory_mib = 256;
         assert!(text(&machine).contains("-m 512M,slots=4,maxmem=768M "));
-        machine.persistent = vec![Memory { file: "/p".into(), mib: 64 }];
+        machine.persistent = vec![Nvdimm { file: "/p".into(), mib: 64 }];
         assert!(text(&machine).contains("-m 512M,slots=5,maxmem=832M "));
     }
 
     #[test]
-    fn spare_processors_are_room_and_no_processors() {
+    fn spare_cpus_raise_the_maximum_only() {
         let mut machine = machine();
         assert!(text(&machine).contains("-smp 2 "));
         machine.spare_cpus = 3;
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_pci_is_on_a_board_that_has_places_for_it() {
+    fn mmio_disk_selects_the_microvm_machine_type() {
         let mut machine = machine();
         assert!(!text(&machine).contains("microvm") && !text(&machine).contains("tsc_early_khz"));
         machine.devices.push(Device::MmioDisk { file: "/d".into() });

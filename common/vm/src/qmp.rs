@@ -1,4 +1,4 @@
-//! QEMU's monitor: what is plugged in while the guest runs.
+//! QEMU's monitor (QMP): hotplug of devices, CPUs and memory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,39 +10,39 @@ use tokio::time::timeout;
 
 use crate::{Device, VmError};
 
-/// One command may take this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of one command.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// QEMU's longest answer to what is asked here is far below.
+/// Maximum line length; QEMU's longest reply to these commands is far shorter.
 const MAX_LINE: u64 = 1 << 20;
 
-/// A connection to the monitor. Events are passed over.
+/// A connection to the monitor. Events are ignored.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
 }
 
 impl Qmp {
-    /// Connects and takes the commands on.
+    /// Connects and negotiates capabilities.
     ///
     /// # Errors
-    /// Nothing listens, or it is no monitor.
+    /// Nothing listens on the socket, or the peer is not a monitor.
     pub async fn connect(socket: &Path) -> Result<Self, VmError> {
-        let wrong = |what: String| VmError::Monitor { command: "connect".to_owned(), what };
+        let wrong = |reason: String| VmError::Monitor { command: "connect".to_owned(), reason };
         let stream = UnixStream::connect(socket).await.map_err(|error| wrong(error.to_string()))?;
         let mut monitor = Self { stream: BufReader::new(stream) };
         let greeting = monitor.line().await.map_err(wrong)?;
         if greeting.get("QMP").is_none() {
-            return Err(wrong(format!("greeted with {greeting}")));
+            return Err(wrong(format!("unexpected greeting {greeting}")));
         }
         monitor.execute("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
 
-    /// Runs one command; what it returns.
+    /// Executes one command and returns its result.
     ///
     /// # Errors
-    /// QEMU refuses it, is gone, or does not answer.
+    /// QEMU refuses it, has exited, or does not reply in time.
     pub async fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, VmError> {
         let request = format!("{}\n", json!({"execute": command, "arguments": arguments}));
         let answer = async {
@@ -50,45 +50,45 @@ impl Qmp {
             loop {
                 let mut line = self.line().await?;
                 if let Some(error) = line.get("error") {
-                    return Err(error.get("desc").and_then(Value::as_str).unwrap_or("no reason").to_owned());
+                    return Err(error.get("desc").and_then(Value::as_str).unwrap_or("no error description").to_owned());
                 }
                 if let Some(result) = line.get_mut("return") {
                     return Ok(result.take());
                 }
             }
         };
-        let answer = timeout(PATIENCE, answer).await.unwrap_or_else(|_| Err(format!("no answer in {PATIENCE:?}")));
-        answer.map_err(|what| VmError::Monitor { command: command.to_owned(), what })
+        let answer = timeout(TIMEOUT, answer).await.unwrap_or_else(|_| Err(format!("no reply within {TIMEOUT:?}")));
+        answer.map_err(|reason| VmError::Monitor { command: command.to_owned(), reason })
     }
 
-    /// Plugs a device into the machine's empty port number `at`.
+    /// Hot-plugs a device into the machine's empty root port number `at`.
     ///
     /// # Errors
-    /// QEMU refuses a part of it.
+    /// QEMU refuses the backend or the device.
     pub async fn plug(&mut self, at: usize, device: &Device) -> Result<(), VmError> {
-        if let Some((option, value)) = device.back(at) {
+        if let Some((option, value)) = device.backend(at) {
             let command = if option == "-netdev" { "netdev_add" } else { "blockdev-add" };
             self.execute(command, value).await?;
         }
-        for value in device.front(at) {
+        for value in device.frontend(at) {
             self.execute("device_add", value).await?;
         }
         Ok(())
     }
 
-    /// Plugs `count` of the machine's spare processors in, lowest number first.
+    /// Hot-plugs `count` of the machine's spare CPUs, lowest number first.
     ///
     /// # Errors
-    /// There are not so many, or QEMU refuses one.
+    /// There are fewer spare CPUs, or QEMU refuses one.
     pub async fn plug_cpus(&mut self, count: usize) -> Result<(), VmError> {
         let command = "query-hotpluggable-cpus";
         let all = self.execute(command, json!({})).await?;
-        // QEMU tells the highest first; those with a path are in.
+        // QEMU lists the highest first; CPUs with a QOM path are plugged.
         let all = all.as_array().map(Vec::as_slice).unwrap_or_default();
         let spare: Vec<&Value> = all.iter().rev().filter(|cpu| cpu.get("qom-path").is_none()).collect();
         if spare.len() < count {
-            let what = format!("{} spare processors, not {count}; see spare_cpus of the machine", spare.len());
-            return Err(VmError::Monitor { command: command.to_owned(), what });
+            let reason = format!("{} spare CPUs, not {count}; raise spare_cpus of the machine", spare.len());
+            return Err(VmError::Monitor { command: command.to_owned(), reason });
         }
         for cpu in &spare[..count] {
             let mut device = cpu.get("props").and_then(Value::as_object).cloned().unwrap_or_default();
@@ -98,16 +98,16 @@ impl Qmp {
         Ok(())
     }
 
-    /// Plugs `mib` of the machine's spare memory in, as one module (DIMM).
+    /// Hot-plugs `mib` of the machine's spare memory as one DIMM.
     ///
     /// # Errors
-    /// There is not so much, or no place for another module, or QEMU refuses.
+    /// The spare memory or the DIMM slots are exhausted, or QEMU refuses.
     pub async fn plug_memory(&mut self, mib: u32) -> Result<(), VmError> {
         let all = self.execute("query-memory-devices", json!({})).await?;
         let at = all.as_array().map_or(0, Vec::len);
         let back = format!("spare{at}");
         let size = u64::from(mib) << 20;
-        // Shared, as the daemons that serve the guest read its buffers there.
+        // Shared, because vhost-user daemons access the guest's buffers in it.
         let backend = json!({"qom-type": "memory-backend-memfd", "id": back, "size": size, "share": true});
         self.execute("object-add", backend).await?;
         let plugged =
@@ -124,9 +124,9 @@ impl Qmp {
         let mut bounded = (&mut self.stream).take(MAX_LINE);
         let read = bounded.read_until(b'\n', &mut line).await.map_err(|error| error.to_string())?;
         if read == 0 {
-            return Err("the monitor has closed".to_owned());
+            return Err("the monitor closed the connection".to_owned());
         }
-        serde_json::from_slice(&line).map_err(|error| format!("not an answer: {error}"))
+        serde_json::from_slice(&line).map_err(|error| format!("malformed reply: {error}"))
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use tokio::net::UnixListener;
 
-    /// Serves one connection these answers, the greeting first; what was asked.
+    /// Serves these replies on one connection, the greeting first; returns the requests.
     async fn serve(listener: UnixListener, answers: &[&str]) -> Vec<String> {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn spare_processors_are_plugged_in_from_the_lowest_and_never_too_many() {
+    async fn spare_cpus_are_plugged_lowest_first_and_never_too_many() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
@@ -171,11 +171,11 @@ mod tests {
         let (asked, error) = tokio::join!(serve(listener, &answers), client);
         assert!(asked[2].contains("device_add") && asked[2].contains("\"core-id\":1"), "{asked:?}");
         assert!(asked[2].contains("max-x86_64-cpu"), "{asked:?}");
-        assert!(error.contains("2 spare processors, not 3"), "{error}");
+        assert!(error.contains("2 spare CPUs, not 3"), "{error}");
     }
 
     #[tokio::test]
-    async fn memory_has_a_name_of_its_own_and_what_is_behind_a_refused_one_goes() {
+    async fn memory_has_a_unique_id_and_a_refused_dimm_removes_its_backend() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commands_are_answered_past_events_and_refusals_are_named() {
+    async fn events_are_skipped_and_errors_name_the_command() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();

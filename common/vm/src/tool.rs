@@ -1,16 +1,16 @@
-//! How to run a program that may live in a private tree with its own loader.
+//! Programs, including those in a private tree with their own dynamic loader.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A program and the arguments that always come first.
+/// A program and its leading arguments.
 ///
-/// QEMU from a newer Debian than the host's runs through that tree's own
-/// `ld.so`, so "the program" is a loader, a library path and a file.
+/// QEMU from a newer Debian than the host's runs through that tree's `ld.so`, so
+/// the command is a loader, a library path and a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
-    /// What is executed.
+    /// The executable.
     pub program: PathBuf,
     /// Arguments before the caller's own.
     pub args: Vec<OsString>,
@@ -19,13 +19,13 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A program that needs nothing but its path.
+    /// Creates a tool of a path without leading arguments.
     #[must_use]
     pub fn plain(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), args: Vec::new(), env: Vec::new() }
     }
 
-    /// A command ready for the caller's arguments.
+    /// Returns a command to which the caller appends arguments.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);

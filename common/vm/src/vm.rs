@@ -23,39 +23,39 @@ pub struct Vm {
     qemu: Child,
     helpers: Vec<Helper>,
     console: Console,
-    /// A slow console passes what is left at once.
-    hurry: Arc<AtomicBool>,
+    /// Set to stop throttling a slow console.
+    unthrottle: Arc<AtomicBool>,
     dir: PathBuf,
     serial: PathBuf,
     started: Instant,
 }
 
-/// What the serial port said, beside the console's log: only the kernel, when it dies early.
+/// Log of the serial port, beside the console's: only the kernel's early failures.
 const SERIAL_LOG: &str = "serial.log";
 
-/// How a virtual machine ended.
+/// The exit of a virtual machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
-    /// QEMU's own status: 0 also for a guest that powered off after a failure.
+    /// QEMU's exit status: 0 also for a guest that powered off after a failure.
     pub status: ExitStatus,
-    /// From QEMU's start to its end.
-    pub lived: Duration,
+    /// Time from QEMU's start to its exit.
+    pub uptime: Duration,
 }
 
-/// Passes a stream on at so many bytes a second, with as little room in between as there can be.
-/// Once it is told to hurry, the rest passes at once.
-fn slowly(mut from: ChildStdout, rate: u32, hurry: Arc<AtomicBool>) -> DuplexStream {
-    // A pipe holds a whole boot's text otherwise. One that stays as it is only makes the start less slow.
+/// Throttles a stream to `rate` bytes per second, with minimal buffering. Once
+/// `unthrottle` is set, the rest passes unthrottled.
+fn throttle(mut from: ChildStdout, rate: u32, unthrottle: Arc<AtomicBool>) -> DuplexStream {
+    // A pipe otherwise buffers the output of a whole boot. On failure only the start is throttled less.
     let _ = rustix::pipe::fcntl_setpipe_size(from.as_fd(), 4096);
     let (mut to, slow) = tokio::io::duplex(64);
     tokio::spawn(async move {
-        let piece = usize::try_from(rate.div_ceil(10)).unwrap_or(1);
-        let mut buffer = vec![0; piece];
+        let chunk = usize::try_from(rate.div_ceil(10)).unwrap_or(1);
+        let mut buffer = vec![0; chunk];
         while let Ok(len @ 1..) = from.read(&mut buffer).await {
             if to.write_all(&buffer[..len]).await.is_err() {
                 break;
             }
-            if !hurry.load(Ordering::Relaxed) {
+            if !unthrottle.load(Ordering::Relaxed) {
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -64,12 +64,12 @@ fn slowly(mut from: ChildStdout, rate: u32, hurry: Arc<AtomicBool>) -> DuplexStr
 }
 
 impl Vm {
-    /// Starts the daemons, then QEMU. All files of the machine are made in
-    /// `directory`, whose path must be short enough for a Unix socket; the
-    /// console's text goes to `console_log`, the serial port's to `serial.log` beside it.
+    /// Starts the daemons, then QEMU. All files of the machine are created in `dir`,
+    /// whose path must be short enough for a Unix socket; the console is logged to
+    /// `console_log`, the serial port to `serial.log` beside it.
     ///
     /// # Errors
-    /// A program cannot be started, or a daemon ended before it listened.
+    /// A program cannot be started, or a daemon exited before it listened.
     pub async fn start(machine: &Machine, dir: &Path, console_log: &Path) -> Result<Self, VmError> {
         let files = Files(dir);
         let mut helpers = Vec::new();
@@ -86,10 +86,10 @@ impl Vm {
             command.arg("--socket-path").arg(files.share(at)).arg("--shared-dir").arg(&share.dir);
             command.args(["--cache", "auto", "--log-level", "warn"]);
             let mut helper = Helper::start(&format!("virtiofsd{at}"), command, dir)?;
-            helper.listens(&files.share(at)).await?;
+            helper.wait_for_socket(&files.share(at)).await?;
             helpers.push(helper);
         }
-        vsock.listens(&files.vsock_backend()).await?;
+        vsock.wait_for_socket(&files.vsock_backend()).await?;
         helpers.push(vsock);
 
         let mut command = machine.qemu.command();
@@ -105,67 +105,68 @@ impl Vm {
         let started = Instant::now();
         let mut qemu = command.spawn().map_err(spawn)?;
         let stdout = qemu.stdout.take().ok_or_else(|| spawn(io::Error::other("no standard output")))?;
-        let hurry = Arc::new(AtomicBool::new(false));
+        let unthrottle = Arc::new(AtomicBool::new(false));
         let console = match machine.slow_console {
             None => Console::follow(stdout, console_log).await?,
-            Some(rate) => Console::follow(slowly(stdout, rate, Arc::clone(&hurry)), console_log).await?,
+            Some(rate) => Console::follow(throttle(stdout, rate, Arc::clone(&unthrottle)), console_log).await?,
         };
-        Ok(Self { qemu, helpers, console, hurry, dir: dir.to_owned(), serial, started })
+        Ok(Self { qemu, helpers, console, unthrottle, dir: dir.to_owned(), serial, started })
     }
 
-    /// What the guest prints.
+    /// Returns the guest's console.
     #[must_use]
     pub fn console(&self) -> &Console {
         &self.console
     }
 
-    /// Since QEMU's start.
+    /// Returns the time since QEMU's start.
     #[must_use]
-    pub fn lived(&self) -> Duration {
+    pub fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The process id of QEMU, while it runs.
+    /// Returns QEMU's process id while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.qemu.id()
     }
 
-    /// The Unix socket through which guest ports are reached.
+    /// Returns the path of the Unix socket that leads to guest ports.
     #[must_use]
     pub fn vsock(&self) -> PathBuf {
         Files(&self.dir).vsock()
     }
 
-    /// Connects to a port of the guest, trying until `deadline` has passed.
+    /// Connects to a port of the guest, with retries until `deadline` has passed.
     ///
     /// # Errors
-    /// The guest accepted nothing in that time.
+    /// The guest did not accept a connection in that time.
     pub async fn connect(&self, port: u32, deadline: Duration) -> Result<UnixStream, VmError> {
         let begin = Instant::now();
         let socket = self.vsock();
-        let mut last = String::from("no try ended");
+        let mut last = String::from("no attempt finished");
         match timeout(deadline, vsock::connect(&socket, port, |error| last = error.to_string())).await {
             Ok(stream) => Ok(stream),
             Err(_) => {
-                let last_words = self.last_words();
-                Err(VmError::Connect { port, elapsed: begin.elapsed(), last, last_words })
+                let console_tail = self.console_tail();
+                Err(VmError::Connect { port, elapsed: begin.elapsed(), last, console_tail })
             }
         }
     }
 
-    /// Connects to QEMU's monitor; one at a time.
+    /// Connects to QEMU's monitor, which accepts one connection at a time.
     ///
     /// # Errors
-    /// QEMU has not made its socket yet, or has ended.
+    /// QEMU has not created its socket yet, or has exited.
     pub async fn monitor(&self) -> Result<Qmp, VmError> {
         Qmp::connect(&Files(&self.dir).monitor()).await
     }
 
-    /// The end of the console, of QEMU's and the daemons' errors; of the serial port where the console is empty.
+    /// Returns the last lines of the console, of QEMU's and the daemons' logs, and
+    /// of the serial port if the console has no boot record.
     #[must_use]
-    pub fn last_words(&self) -> String {
-        let mut words = self.console.last_words();
+    pub fn console_tail(&self) -> String {
+        let mut tail = self.console.tail();
         let silent = self.console.record().is_none();
         let mut files = vec![("QEMU", self.dir.join("qemu.log"))];
         files.extend(self.helpers.iter().map(|helper| (helper.name(), helper.log().to_owned())));
@@ -178,26 +179,26 @@ impl Vm {
             for line in text.lines().rev().take(4).collect::<Vec<_>>().into_iter().rev() {
                 let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
                 if !line.is_empty() {
-                    words.push_str(&format!("\n  {name}: {line}"));
+                    tail.push_str(&format!("\n  {name}: {line}"));
                 }
             }
         }
-        words
+        tail
     }
 
-    /// Waits until QEMU has ended and its console is read to the end.
+    /// Waits until QEMU has exited and its console is read completely.
     ///
     /// # Errors
-    /// QEMU cannot be waited for.
+    /// Waiting for QEMU fails.
     pub async fn wait(&mut self) -> Result<Exit, VmError> {
         let status = self.qemu.wait().await.map_err(VmError::Wait)?;
-        let lived = self.started.elapsed();
-        self.hurry.store(true, Ordering::Relaxed);
+        let uptime = self.started.elapsed();
+        self.unthrottle.store(true, Ordering::Relaxed);
         self.console.ended().await;
-        Ok(Exit { status, lived })
+        Ok(Exit { status, uptime })
     }
 
-    /// Kills what still runs and waits for it.
+    /// Kills QEMU and the daemons and waits for them.
     pub async fn stop(mut self) {
         let _ = self.qemu.kill().await;
         for helper in self.helpers.drain(..) {

@@ -1,8 +1,8 @@
 //! Streams to a guest's vsock ports through a hybrid Unix socket.
 //!
-//! The host connects, writes `CONNECT port`, reads `OK ...`, and then has the
-//! stream. A guest that is not up yet resets the connection, so tries repeat
-//! until one holds.
+//! The host connects, writes `CONNECT port`, reads `OK ...`, and then uses the
+//! stream. A guest that has not booted resets the connection, so connects are
+//! retried.
 
 use std::io;
 use std::path::Path;
@@ -12,15 +12,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-/// Between two tries. The guest is up within seconds; this decides by how much
-/// its first answer can be seen late.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Retry interval. Guests boot within seconds; this bounds the delay of the first
+/// connection.
+const RETRY: Duration = Duration::from_millis(5);
 
-/// One try may take this long: a guest that accepts and never answers is not up.
-const ONE_TRY: Duration = Duration::from_secs(2);
+/// Timeout of one attempt: a guest that accepts and never replies has not booted.
+const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Longest answer line.
-const MAX_ANSWER: usize = 64;
+/// Maximum length of the reply line.
+const MAX_REPLY: usize = 64;
 
 async fn once(socket: &Path, port: u32) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(socket).await?;
@@ -32,36 +32,36 @@ async fn once(socket: &Path, port: u32) -> io::Result<UnixStream> {
             break;
         }
         answer.push(byte);
-        if answer.len() > MAX_ANSWER {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer to CONNECT is not a short line"));
+        if answer.len() > MAX_REPLY {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the reply to CONNECT is too long"));
         }
     }
     if answer.starts_with(b"OK") {
         return Ok(stream);
     }
     let text = String::from_utf8_lossy(&answer).into_owned();
-    Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("answered {text:?}")))
+    Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("unexpected reply {text:?} to CONNECT")))
 }
 
-/// One try to reach the guest's `port`.
+/// Makes one attempt to connect to the guest's `port`.
 ///
 /// # Errors
-/// The socket is not there, the guest is not up, or nothing listens.
+/// The socket does not exist, the guest has not booted, or nothing listens.
 pub async fn try_connect(socket: &Path, port: u32) -> io::Result<UnixStream> {
-    match timeout(ONE_TRY, once(socket, port)).await {
+    match timeout(ATTEMPT, once(socket, port)).await {
         Ok(result) => result,
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to CONNECT")),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no reply to CONNECT")),
     }
 }
 
-/// Tries until the guest accepts; the caller bounds the time.
+/// Retries until the guest accepts; the caller sets the deadline.
 pub async fn connect(socket: &Path, port: u32, mut failed: impl FnMut(&io::Error)) -> UnixStream {
     loop {
         match try_connect(socket, port).await {
             Ok(stream) => return stream,
             Err(error) => failed(&error),
         }
-        sleep(PAUSE).await;
+        sleep(RETRY).await;
     }
 }
 
@@ -79,12 +79,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retries_until_the_guest_is_up() {
+    async fn connect_is_retried_until_the_guest_accepts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let server = async {
-            // Not up yet: closed without a word; then a refusal; then up.
+            // Not booted: closed without a reply; then a refusal; then accepted.
             drop(listener.accept().await.unwrap());
             answer(&listener, b"NO\n").await;
             answer(&listener, b"OK 77\nhello").await;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_answer_is_refused() {
+    async fn overlong_reply_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The agent's client: what a Kata shim says, with deadlines.
+//! Client of the agent: the calls of a Kata shim, with timeouts.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use tokio::net::UnixStream;
 use ttrpc::r#async::transport::Socket;
 use ttrpc::context::{self, Context};
 
-/// Where an unmodified shim has its shared directory mounted in the guest.
+/// Mount point of the shared directory in the guest, as in Kata.
 pub const SHARED: &str = "/run/kata-containers/shared/containers/";
 
 /// The tag of the shared directory, as Kata calls it.
 pub const SHARED_TAG: &str = "kataShared";
 
-/// The most bytes asked for in one read; what Kata's Go shim asks for.
+/// Bytes requested per read, equal to Kata's Go shim.
 const READ: u32 = 32 * 1024;
 
-/// Output kept for the report; the rest is counted only.
+/// Maximum output in the report, bytes; the rest is discarded.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// The longest error text taken from a guest, characters.
+/// Maximum length of a guest's error text, characters.
 const MAX_TEXT: usize = 2000;
 
-/// What a shim asks to have mounted for every sandbox: the shared directory and `/dev/shm`.
+/// Returns the storages that a shim requests for every sandbox: the shared directory and `/dev/shm`.
 #[must_use]
 pub fn sandbox_storages() -> Vec<Storage> {
     let storage = |driver: &str, source: &str, fstype: &str, options: &[&str], mount_point: &str| Storage {
@@ -53,32 +53,32 @@ pub fn sandbox_storages() -> Vec<Storage> {
 /// Why a call to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The agent answered with an error.
+    /// The agent returned an error.
     #[error("{call}: {code}: {text}")]
     Refused {
         /// The call.
         call: &'static str,
         /// The status code's name, e.g. `NOT_FOUND`.
         code: String,
-        /// What the agent says about it.
+        /// The agent's error text.
         text: String,
     },
-    /// The agent did not answer.
-    #[error("{call}: no answer: {source}")]
+    /// The agent did not reply.
+    #[error("{call}: no reply: {source}")]
     Lost {
         /// The call.
         call: &'static str,
-        /// What happened to the connection.
+        /// The connection's error.
         source: ttrpc::Error,
     },
-    /// The agent's boot record cannot be read.
+    /// The agent's boot record is invalid.
     #[error("BootRecord.Get: {0}")]
     Record(#[from] ReadError),
 }
 
 fn failed(call: &'static str) -> impl FnOnce(ttrpc::Error) -> AgentError {
     move |error| match error {
-        // The text comes from the guest: one line, without control characters.
+        // Untrusted input from the guest: reduce it to one line without control characters.
         ttrpc::Error::RpcStatus(status) => AgentError::Refused {
             call,
             code: format!("{:?}", status.code()),
@@ -94,8 +94,8 @@ pub struct Agent {
     agent: AgentServiceClient,
     health: HealthClient,
     record: BootRecordClient,
-    /// For calls that should be quick.
-    short: Duration,
+    /// Timeout of calls that do not wait for an event.
+    call_timeout: Duration,
 }
 
 impl std::fmt::Debug for Agent {
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// Which of a process's two outputs.
+/// An output stream of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// Standard output.
@@ -114,54 +114,54 @@ pub enum Output {
 }
 
 impl Agent {
-    /// Speaks ttrpc over `stream`; `short` bounds every call that does not
-    /// wait for something by its nature.
+    /// Creates a ttrpc client on `stream`; `call_timeout` bounds every call that does
+    /// not wait for an event.
     #[must_use]
-    pub fn new(stream: UnixStream, short: Duration) -> Self {
+    pub fn new(stream: UnixStream, call_timeout: Duration) -> Self {
         let client = ttrpc::r#async::Client::new(Socket::new(stream));
         Self {
             agent: AgentServiceClient::new(client.clone()),
             health: HealthClient::new(client.clone()),
             record: BootRecordClient::new(client),
-            short,
+            call_timeout,
         }
     }
 
-    /// The same connection with another bound for quick calls.
+    /// Returns the same connection with another timeout for calls that do not wait.
     #[must_use]
-    pub fn with_patience(mut self, short: Duration) -> Self {
-        self.short = short;
+    pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
+        self.call_timeout = call_timeout;
         self
     }
 
-    /// Every call that the agent serves, for what has no method here.
+    /// Returns the generated client, for calls without a method here.
     #[must_use]
     pub fn calls(&self) -> &AgentServiceClient {
         &self.agent
     }
 
     fn context(&self) -> Context {
-        context::with_duration(self.short)
+        context::with_duration(self.call_timeout)
     }
 
-    /// Whether the agent serves.
+    /// Calls `Health.Check`.
     ///
     /// # Errors
-    /// It does not answer in time.
+    /// The agent does not reply in time.
     pub async fn check(&self) -> Result<(), AgentError> {
         self.health.check(self.context(), &CheckRequest::new()).await.map(drop).map_err(failed("Health.Check"))
     }
 
-    /// The boot record as PID 1 holds it now.
+    /// Returns PID 1's current boot record.
     ///
     /// # Errors
-    /// No answer, or not a record.
+    /// The agent does not reply, or the record is invalid.
     pub async fn boot_record(&self) -> Result<BootRecord, AgentError> {
         let call = self.record.get(self.context(), &GetBootRecordRequest::new()).await;
         Ok(BootRecord::from_json(&call.map_err(failed("BootRecord.Get"))?.json)?)
     }
 
-    /// Begins the sandbox as a shim does: shared directory, `/dev/shm`, host name; then its details.
+    /// Creates the sandbox as a shim does: shared directory, `/dev/shm`, host name; then gets the guest's details.
     ///
     /// # Errors
     /// The agent refused, or a storage cannot be mounted.
@@ -169,7 +169,7 @@ impl Agent {
         self.create_sandbox_with(id, sandbox_storages()).await
     }
 
-    /// Begins the sandbox with these storages; then its details.
+    /// Creates the sandbox with these storages; then gets the guest's details.
     ///
     /// # Errors
     /// The agent refused, or a storage cannot be mounted.
@@ -186,10 +186,10 @@ impl Agent {
         self.agent.get_guest_details(self.context(), &details).await.map(drop).map_err(failed("GetGuestDetails"))
     }
 
-    /// Creates a container; waits in the agent for its GPUs, up to `deadline`.
+    /// Creates a container; the agent waits for its GPUs, up to `deadline`.
     ///
     /// # Errors
-    /// As the agent says, which names the GPU if it was one.
+    /// The agent's, which names the GPU that failed or is missing.
     pub async fn create_container(&self, id: &str, spec: Spec, deadline: Duration) -> Result<(), AgentError> {
         let request = CreateContainerRequest {
             container_id: id.into(),
@@ -204,16 +204,16 @@ impl Agent {
     /// Starts a created container.
     ///
     /// # Errors
-    /// As the agent says.
+    /// The agent's.
     pub async fn start_container(&self, id: &str) -> Result<(), AgentError> {
         let request = StartContainerRequest { container_id: id.into(), ..StartContainerRequest::default() };
         self.agent.start_container(self.context(), &request).await.map(drop).map_err(failed("StartContainer"))
     }
 
-    /// Reads one output to its end; at most 1 MiB is kept.
+    /// Reads an output stream to its end; returns at most 1 MiB.
     ///
     /// # Errors
-    /// As the agent says.
+    /// The agent's.
     pub async fn read_all(&self, id: &str, output: Output) -> Result<String, AgentError> {
         let request = ReadStreamRequest {
             container_id: id.into(),
@@ -236,10 +236,10 @@ impl Agent {
         }
     }
 
-    /// Waits for a container's end; its exit code, or 128 and the signal.
+    /// Waits for a container's exit; returns its exit code, or 128 plus the signal number.
     ///
     /// # Errors
-    /// As the agent says.
+    /// The agent's.
     pub async fn wait(&self, id: &str) -> Result<i32, AgentError> {
         let request =
             WaitProcessRequest { container_id: id.into(), exec_id: id.into(), ..WaitProcessRequest::default() };
@@ -247,19 +247,19 @@ impl Agent {
         Ok(reply.status)
     }
 
-    /// Removes an ended container.
+    /// Removes an exited container.
     ///
     /// # Errors
-    /// As the agent says.
+    /// The agent's.
     pub async fn remove_container(&self, id: &str) -> Result<(), AgentError> {
         let request = RemoveContainerRequest { container_id: id.into(), ..RemoveContainerRequest::default() };
         self.agent.remove_container(self.context(), &request).await.map(drop).map_err(failed("RemoveContainer"))
     }
 
-    /// Ends the sandbox, which powers the guest off.
+    /// Destroys the sandbox, which powers the guest off.
     ///
     /// # Errors
-    /// As the agent says.
+    /// The agent's.
     pub async fn destroy_sandbox(&self) -> Result<(), AgentError> {
         let call = self.agent.destroy_sandbox(self.context(), &DestroySandboxRequest::new()).await;
         call.map(drop).map_err(failed("DestroySandbox"))

@@ -1,12 +1,12 @@
-//! The container that `firstlight run` asks for, as a shim would describe it.
+//! OCI configuration of the container of `firstlight run`, as a shim sends it.
 
 use firstlight_agent_api::oci::{Linux, LinuxCapabilities, LinuxNamespace, Mount, Process, Root, Spec, User};
 use firstlight_oci::Image;
 
 use crate::agent::SHARED;
 
-/// Capabilities of an ordinary container. `MKNOD` is among them on purpose:
-/// the device controller, not its absence, keeps foreign GPUs closed.
+/// Default capabilities of containers. `CAP_MKNOD` is included on purpose: the
+/// device cgroup, not its absence, denies access to other GPUs.
 const CAPABILITIES: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -39,16 +39,15 @@ const MASKED: &[&str] =
 
 const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// How many minors of `/dev/nvidiaN` the default command tries.
+/// Number of minors of `/dev/nvidiaN` that the default command tries to open.
 const PROBED_MINORS: u32 = 8;
 
-/// What a line of the default command's output begins with when it reports an open.
+/// Prefix of the default command's output lines that report an open.
 const PROBE: &str = "open char 195:";
 
-/// What runs when neither the user nor the test says otherwise: shows what the
-/// container sees and tries to open every GPU, its own and the others. The
-/// nodes are made in `/dev`: on the root, which is mounted `nodev`, no device
-/// opens, and the device controller would not be what refused.
+/// Returns the default command: it lists the container's GPU nodes and tries to
+/// open every GPU, granted or not. The nodes are created in `/dev`: on the root,
+/// which is mounted `nodev`, opens fail regardless of the device cgroup.
 #[must_use]
 pub fn default_command() -> Vec<String> {
     let script = format!(
@@ -70,20 +69,20 @@ done"#
     vec!["/bin/sh".into(), "-c".into(), script]
 }
 
-/// What the default command found: minors that opened and minors that the
-/// device controller refused.
+/// Result of the default command: minors that opened and minors that the device
+/// cgroup denied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Could be opened.
+    /// Minors that opened.
     pub opened: Vec<u32>,
-    /// `Operation not permitted`.
+    /// Minors that failed with `Operation not permitted`.
     pub refused: Vec<u32>,
-    /// Failed in another way.
+    /// Minors that failed with another error.
     pub other: Vec<u32>,
 }
 
 impl Probe {
-    /// Reads the default command's output.
+    /// Parses the default command's output.
     #[must_use]
     pub fn read(stdout: &str) -> Self {
         let mut probe = Self::default();
@@ -101,8 +100,8 @@ impl Probe {
         probe
     }
 
-    /// Whether exactly the `granted` minors opened and every other one was
-    /// refused by the device controller; `None` where nothing was tried.
+    /// Returns whether exactly the `granted` minors opened and the device cgroup
+    /// denied all others; `None` if the output has no results.
     #[must_use]
     pub fn denied_open(&self, granted: &[u32]) -> Option<bool> {
         if self.opened.is_empty() && self.refused.is_empty() && self.other.is_empty() {
@@ -114,8 +113,8 @@ impl Probe {
     }
 }
 
-/// Whether the agent has to make `PATH` up.
-fn with_path(mut env: Vec<String>) -> Vec<String> {
+/// Adds default values of `PATH` and `HOME`.
+fn with_defaults(mut env: Vec<String>) -> Vec<String> {
     for (name, value) in [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/root")] {
         if !env.iter().any(|entry| entry.split_once('=').is_some_and(|(n, _)| n == name)) {
             env.push(format!("{name}={value}"));
@@ -124,7 +123,7 @@ fn with_path(mut env: Vec<String>) -> Vec<String> {
     env
 }
 
-/// The container's description: `command` in `image`, with the CDI devices `devices`.
+/// Builds the OCI configuration: `command` in `image`, with the CDI devices `devices`.
 #[must_use]
 pub fn spec(id: &str, image: &Image, command: &[String], devices: &[String]) -> Spec {
     let strings = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -136,7 +135,7 @@ pub fn spec(id: &str, image: &Image, command: &[String], devices: &[String]) -> 
         Process: Some(Process {
             User: Some(User::default()).into(),
             Args: command,
-            Env: with_path(image.environment()),
+            Env: with_defaults(image.environment()),
             Cwd: image.working_directory().unwrap_or_else(|| "/".into()),
             Capabilities: Some(LinuxCapabilities {
                 Bounding: capabilities.clone(),
@@ -162,7 +161,7 @@ pub fn spec(id: &str, image: &Image, command: &[String], devices: &[String]) -> 
             .collect(),
         Linux: Some(Linux {
             CgroupsPath: format!("/firstlight/{id}"),
-            // As the shims send them: no network namespace, the sandbox is the VM.
+            // As Kata's shims send them: no network namespace, because the VM is the sandbox.
             Namespaces: ["ipc", "uts", "mount", "pid"]
                 .iter()
                 .map(|kind| LinuxNamespace { Type: (*kind).into(), ..LinuxNamespace::default() })
@@ -189,10 +188,10 @@ mod tests {
         open char 195:1: refused: Operation not permitted\nopen char 195:x: opened\nopen char 195:2: refused: No such device\n";
 
     #[test]
-    fn probe_reads_what_the_script_prints() {
+    fn probe_parses_the_scripts_output() {
         let probe = Probe::read(OUTPUT);
         assert_eq!(probe, Probe { opened: vec![0], refused: vec![1], other: vec![2] });
-        assert_eq!(probe.denied_open(&[0]), Some(false), "minor 2 failed, but nobody refused it");
+        assert_eq!(probe.denied_open(&[0]), Some(false), "minor 2 failed, but not by the device cgroup");
         let clean = Probe { other: vec![], ..probe };
         assert_eq!(clean.denied_open(&[0]), Some(true));
         assert_eq!(clean.denied_open(&[]), Some(false), "a GPU opened that was not granted");
@@ -201,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn image_without_a_path_gets_one() {
-        assert!(with_path(vec!["A=b".into()]).iter().any(|e| e.starts_with("PATH=")));
-        assert_eq!(with_path(vec!["PATH=/x".into(), "HOME=/h".into()]), ["PATH=/x", "HOME=/h"]);
+    fn image_without_path_and_home_gets_defaults() {
+        assert!(with_defaults(vec!["A=b".into()]).iter().any(|e| e.starts_with("PATH=")));
+        assert_eq!(with_defaults(vec!["PATH=/x".into(), "HOME=/h".into()]), ["PATH=/x", "HOME=/h"]);
     }
 }

@@ -1,7 +1,7 @@
 //! The host side of Firstlight.
 //!
-//! [`run`] boots a guest, runs one container in it through the agent and
-//! reports what happened and when.
+//! [`run`] boots a guest, runs one container in it through the agent and returns a
+//! report with a timeline.
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -1,4 +1,4 @@
-//! `firstlight`: the host's command.
+//! `firstlight`: the host's command-line tool.
 #![forbid(unsafe_code)]
 
 mod service_vm;
@@ -22,17 +22,17 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boot a guest in QEMU, run one container in it, show the boot.
+    /// Boot a guest in QEMU, run one container in it, print the boot profile.
     Run(Box<RunArgs>),
-    /// Show a boot record (boot-record.json, or the report of `run --json`).
+    /// Print the boot profile of a boot record (boot-record.json, or the report of `run --json`).
     BootProfile {
         /// The file.
         file: PathBuf,
-        /// Draw it into this file as well.
+        /// Also write it as SVG to this file.
         #[arg(long)]
         svg: Option<PathBuf>,
     },
-    /// The VM that owns the NVLink fabric, at libvirt.
+    /// Manage the service VM of the NVLink fabric, through libvirt.
     #[command(subcommand)]
     ServiceVm(service_vm::Command),
 }
@@ -48,16 +48,16 @@ struct RunArgs {
     /// Kernel command line.
     #[arg(long, default_value = "console=hvc0 quiet panic=-1")]
     append: String,
-    /// OCI image layout of the container.
+    /// OCI image layout of the container image.
     #[arg(long)]
     image: PathBuf,
-    /// Serve a device from this vfio-user socket; may be repeated.
+    /// Attach the device of this vfio-user socket; may be repeated.
     #[arg(long = "vfio-user", value_name = "SOCKET")]
     vfio_user: Vec<PathBuf>,
-    /// Pass this host device through by vfio-pci; may be repeated.
+    /// Pass through this host device by vfio-pci; may be repeated.
     #[arg(long = "vfio", value_name = "PCI-ADDRESS")]
     vfio: Vec<String>,
-    /// GPUs for the container: indices, PCI addresses or `all`, comma-separated.
+    /// GPUs that the container requests: indices, PCI addresses or `all`, comma-separated.
     #[arg(long, value_delimiter = ',')]
     request: Vec<String>,
     /// QEMU, 10.1 or newer for vfio-user.
@@ -78,13 +78,13 @@ struct RunArgs {
     /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
-    /// Write the whole report here.
+    /// Write the report as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Leave the guest running after the container.
+    /// Keep the guest running after the container has exited.
     #[arg(long)]
     keep: bool,
-    /// What to run instead of the default probe.
+    /// Command to run instead of the default probe.
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -127,9 +127,10 @@ fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     outputs.prepare()?;
     let plan = args.run(&outputs);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    let mut say = |line: &str| eprintln!("firstlight: {line}");
-    match runtime.block_on(or_interrupted(run::run(&plan, &mut say))) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
+    let mut progress = |line: &str| eprintln!("firstlight: {line}");
+    match runtime.block_on(or_interrupted(run::run(&plan, &mut progress))) {
         Err(signal) => Ok(ExitCode::from(signal.exit_code())),
         Ok(Err(error)) => {
             if let Some(record) = error.record() {
@@ -147,27 +148,27 @@ fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCode> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    let text = std::fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
     let inner = serde_json::from_str::<serde_json::Value>(&text).ok().and_then(|v| v.get("boot_record").cloned());
     let text = inner.map_or(text, |record| record.to_string());
     let record = BootRecord::from_json(&text).with_context(|| file.display().to_string())?;
     print!("{}", firstlight_boot_profile::table(&record));
     if let Some(path) = svg {
         std::fs::write(path, firstlight_boot_profile::svg(&record))
-            .with_context(|| format!("write {}", path.display()))?;
+            .with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
-    // Causes, but no backtrace: that helps nobody who typed a command.
-    do_it().unwrap_or_else(|error| {
+    // Causes, but no backtrace, which does not help the user.
+    execute().unwrap_or_else(|error| {
         eprintln!("firstlight: {}", firstlight::explain(error.as_ref()));
         ExitCode::FAILURE
     })
 }
 
-fn do_it() -> anyhow::Result<ExitCode> {
+fn execute() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => boot(&args),
         Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),

@@ -1,53 +1,53 @@
-//! What can be wrong with an image.
+//! Errors of images.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an image could not be used.
+/// Why an image is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum OciError {
     /// A file could not be read or written.
     #[error("image: {path}: {source}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The directory is no image layout.
+    /// The directory is not an image layout.
     #[error(
         "image: {path} is not an OCI image layout: {reason}; expected a directory with oci-layout, index.json and blobs/, as `image-builder pull` and `skopeo copy ... oci:DIR` write"
     )]
     NotALayout {
         /// The directory.
         path: PathBuf,
-        /// What is missing.
+        /// The missing file.
         reason: String,
     },
-    /// A JSON document of the image is broken.
-    #[error("image: {path}: not a valid {what}: {reason}")]
+    /// A JSON document of the image is malformed.
+    #[error("image: {path}: malformed {kind}: {reason}")]
     Document {
         /// The file.
         path: PathBuf,
-        /// What it should be.
-        what: &'static str,
-        /// What the parser said.
+        /// The kind of document.
+        kind: &'static str,
+        /// The parser's error.
         reason: String,
     },
-    /// A blob is not what its digest says.
+    /// A blob does not match its descriptor.
     #[error("image: blob {digest}: {reason}; the layout is damaged or was tampered with: copy it again")]
     Blob {
         /// Its digest.
         digest: String,
-        /// What differs.
+        /// The mismatch.
         reason: String,
     },
-    /// The image is for other machines.
-    #[error("image: {path} has nothing for linux/amd64; it has {found}")]
+    /// The layout has no image for this platform.
+    #[error("image: {path} has no image for linux/amd64; it has {found}")]
     Platform {
         /// The layout.
         path: PathBuf,
-        /// The platforms that it has.
+        /// Its platforms.
         found: String,
     },
     /// A layer cannot be unpacked.
@@ -57,7 +57,7 @@ pub enum OciError {
         digest: String,
         /// The path inside the layer.
         entry: String,
-        /// What is wrong with it.
+        /// Why it cannot be unpacked.
         reason: String,
     },
 }

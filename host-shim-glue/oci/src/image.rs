@@ -1,4 +1,4 @@
-//! An image in a layout.
+//! Images of a layout.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use oci_spec::image::{Arch, Config, Descriptor, ImageConfiguration, ImageIndex, 
 
 use crate::{OciError, blob, unpack};
 
-/// An image of a layout, its documents read and checked.
+/// An image of a layout, with its documents parsed and verified.
 #[derive(Debug)]
 pub struct Image {
     layout: PathBuf,
@@ -15,35 +15,35 @@ pub struct Image {
     config: ImageConfiguration,
 }
 
-/// Indexes inside indexes, at most this deep.
+/// Maximum nesting depth of indexes.
 const MAX_DEPTH: usize = 4;
 
-fn wanted(descriptor: &Descriptor) -> bool {
+fn matches_platform(descriptor: &Descriptor) -> bool {
     descriptor.platform().as_ref().is_none_or(|p| *p.os() == Os::Linux && *p.architecture() == Arch::Amd64)
 }
 
-fn parse<T>(path: &Path, what: &'static str, read: impl FnOnce() -> oci_spec::Result<T>) -> Result<T, OciError> {
-    read().map_err(|error| OciError::Document { path: path.to_owned(), what, reason: error.to_string() })
+fn parse<T>(path: &Path, kind: &'static str, read: impl FnOnce() -> oci_spec::Result<T>) -> Result<T, OciError> {
+    read().map_err(|error| OciError::Document { path: path.to_owned(), kind, reason: error.to_string() })
 }
 
 impl Image {
-    /// Opens the layout in `directory` and picks its image for linux/amd64: the
-    /// first that says so, or that says nothing.
+    /// Opens the layout in `dir` and selects its image for linux/amd64: the first
+    /// with that platform or without a platform.
     ///
     /// # Errors
-    /// The directory is no layout, a document is broken or not what its digest
-    /// says, or nothing fits this machine.
+    /// The directory is not a layout, a document is malformed or does not match its
+    /// digest, or no image matches the platform.
     pub fn open(dir: &Path) -> Result<Self, OciError> {
-        let not = |reason: String| OciError::NotALayout { path: dir.to_owned(), reason };
+        let not_a_layout = |reason: String| OciError::NotALayout { path: dir.to_owned(), reason };
         for name in ["oci-layout", "index.json"] {
             if !dir.join(name).is_file() {
-                return Err(not(format!("it has no {name}")));
+                return Err(not_a_layout(format!("no {name}")));
             }
         }
         let path = dir.join("index.json");
         let text = fs::read(&path).map_err(OciError::file(&path))?;
         let index = parse(&path, "image index", || ImageIndex::from_reader(text.as_slice()))?;
-        let descriptor = pick(dir, index, 0)?;
+        let descriptor = select_manifest(dir, index, 0)?;
         let (path, bytes) = blob::document(dir, &descriptor)?;
         let manifest = parse(&path, "image manifest", || ImageManifest::from_reader(bytes.as_slice()))?;
         let (path, bytes) = blob::document(dir, manifest.config())?;
@@ -55,7 +55,7 @@ impl Image {
         self.config.config().as_ref()
     }
 
-    /// Entry point and command: what runs when nobody says otherwise.
+    /// Returns entry point and command, the image's default command.
     #[must_use]
     pub fn default_command(&self) -> Vec<String> {
         let settings = self.settings();
@@ -64,13 +64,13 @@ impl Image {
         entrypoint.into_iter().chain(command).collect()
     }
 
-    /// The environment that the image sets.
+    /// Returns the image's environment.
     #[must_use]
     pub fn environment(&self) -> Vec<String> {
         self.settings().and_then(|c| c.env().clone()).unwrap_or_default()
     }
 
-    /// The working directory that the image sets.
+    /// Returns the image's working directory.
     #[must_use]
     pub fn working_directory(&self) -> Option<String> {
         self.settings().and_then(|c| c.working_dir().clone()).filter(|path| !path.is_empty())
@@ -79,27 +79,31 @@ impl Image {
     /// Unpacks all layers, lowest first, into `target`, which must be an empty directory.
     ///
     /// # Errors
-    /// A blob is damaged, a layer's format is not known, or an entry cannot be made.
+    /// A blob is damaged, a layer's format is unsupported, or an entry cannot be created.
     pub fn unpack(&self, target: &Path) -> Result<(), OciError> {
         for layer in self.manifest.layers() {
             let file = blob::open(&self.layout, layer)?;
-            unpack::layer(file, layer, target)?;
+            unpack::unpack_layer(file, layer, target)?;
         }
         Ok(())
     }
 }
 
-fn pick(dir: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciError> {
+fn select_manifest(dir: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciError> {
     let found: Vec<String> = index
         .manifests()
         .iter()
-        .map(|d| d.platform().as_ref().map_or("an unnamed one".into(), |p| format!("{}/{}", p.os(), p.architecture())))
+        .map(|d| {
+            d.platform()
+                .as_ref()
+                .map_or("an unspecified platform".into(), |p| format!("{}/{}", p.os(), p.architecture()))
+        })
         .collect();
     let none = || OciError::Platform {
         path: dir.to_owned(),
-        found: if found.is_empty() { "no image at all".into() } else { found.join(", ") },
+        found: if found.is_empty() { "no images".into() } else { found.join(", ") },
     };
-    let chosen = index.manifests().iter().find(|d| wanted(d)).cloned().ok_or_else(none)?;
+    let chosen = index.manifests().iter().find(|d| matches_platform(d)).cloned().ok_or_else(none)?;
     if *chosen.media_type() != MediaType::ImageIndex {
         return Ok(chosen);
     }
@@ -108,5 +112,5 @@ fn pick(dir: &Path, index: ImageIndex, depth: usize) -> Result<Descriptor, OciEr
         return Err(OciError::Blob { digest: chosen.digest().to_string(), reason });
     }
     let (path, bytes) = blob::document(dir, &chosen)?;
-    pick(dir, parse(&path, "image index", || ImageIndex::from_reader(bytes.as_slice()))?, depth + 1)
+    select_manifest(dir, parse(&path, "image index", || ImageIndex::from_reader(bytes.as_slice()))?, depth + 1)
 }

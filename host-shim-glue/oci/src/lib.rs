@@ -1,8 +1,8 @@
-//! OCI image layouts: read, checked, unpacked, made.
+//! OCI image layouts: reading, verifying, unpacking, creating.
 //!
-//! Everything in a layout is somebody else's: every blob's size and digest are
-//! checked before it is used, and layers are unpacked by directory
-//! descriptors, so that no link in one can lead out of the target directory.
+//! A layout is untrusted input: the size and digest of every blob are verified
+//! before use, and layers are unpacked relative to directory descriptors, so that
+//! no link can escape the target directory.
 #![forbid(unsafe_code)]
 
 mod blob;

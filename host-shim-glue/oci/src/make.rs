@@ -1,4 +1,4 @@
-//! Making a one-layer image, for tests and first steps.
+//! Creating a one-layer image, for tests and examples.
 
 use std::fs;
 use std::io::Read;
@@ -20,16 +20,16 @@ pub enum File {
         /// Mode bits.
         mode: u32,
     },
-    /// A copy of a file of the host.
+    /// A copy of a host file.
     Copy {
         /// Path inside the image.
         path: String,
-        /// The host's file.
+        /// The host file.
         source: PathBuf,
         /// Mode bits.
         mode: u32,
     },
-    /// A file with this text.
+    /// A text file.
     Text {
         /// Path inside the image.
         path: String,
@@ -40,19 +40,19 @@ pub enum File {
     Link {
         /// Path inside the image.
         path: String,
-        /// Where it points.
+        /// Its target.
         target: String,
     },
 }
 
-/// What goes into a new image. The same input gives the same bytes.
+/// The content of a new image. Reproducible: equal input gives equal bytes.
 #[derive(Debug, Clone, Default)]
 pub struct NewImage {
-    /// In the order in which they are written.
+    /// Entries in the order in which they are written.
     pub files: Vec<File>,
     /// `NAME=value` entries.
     pub env: Vec<String>,
-    /// What runs when nobody says otherwise.
+    /// Default command.
     pub command: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl NewImage {
         builder.into_inner().map_err(OciError::file("layer"))
     }
 
-    /// Writes the image as a layout into `directory`, which is made if missing.
+    /// Writes the image as a layout to `dir`, which is created if missing.
     ///
     /// # Errors
     /// A file cannot be read or written.

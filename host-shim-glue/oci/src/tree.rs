@@ -1,5 +1,5 @@
-//! A directory in which paths from a layer are followed as a container would
-//! follow them: every link is resolved inside the directory, by the kernel.
+//! A directory in which the paths of a layer are resolved as in a container: the
+//! kernel resolves every link inside the directory (`RESOLVE_IN_ROOT`).
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) struct Tree {
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
-/// A path inside the tree as its components; `None` if it has a `..` or is the root itself.
+/// Splits a path into parent and name; `None` if it has a `..` or is the root itself.
 pub(crate) fn split(path: &Path) -> Option<(PathBuf, &OsStr)> {
     let mut parent = PathBuf::new();
     let mut last: Option<&OsStr> = None;
@@ -40,14 +40,14 @@ impl Tree {
         Ok(Self { root: open(path, DIRECTORY, Mode::empty())? })
     }
 
-    /// The directory at `path`, made with its parents where missing.
+    /// Opens the directory at `path`; creates it and its parents if missing.
     pub(crate) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
         match self.resolve(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
         let Some((parent, name)) = split(path) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path leads out of the image"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path escapes the image"));
         };
         let parent = self.dir(&parent)?;
         match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
@@ -63,8 +63,8 @@ impl Tree {
     }
 }
 
-/// Removes what is called `name` in `directory`, with everything below it; no
-/// link is followed. Nothing there is fine.
+/// Removes the entry `name` of `dir` recursively, without following links.
+/// Succeeds if it does not exist.
 pub(crate) fn remove(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -76,7 +76,7 @@ pub(crate) fn remove(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
     Ok(unlinkat(dir, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Removes everything in `directory`.
+/// Removes all entries of `dir`.
 pub(crate) fn clear(dir: &OwnedFd) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let mut names = Vec::new();
@@ -97,7 +97,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_are_followed_inside_only() {
+    fn links_are_resolved_inside_the_tree() {
         let outside = tempfile::tempdir().unwrap();
         let inside = tempfile::tempdir().unwrap();
         symlink(outside.path(), inside.path().join("abs")).unwrap();
@@ -105,14 +105,14 @@ mod tests {
         let tree = Tree::open(inside.path()).unwrap();
         tree.dir(Path::new("up/made")).unwrap();
         assert!(inside.path().join("made").is_dir(), ".. stops at the image's root");
-        // An absolute link means a path inside the image, which is not there.
+        // An absolute link refers to a path inside the image, which does not exist.
         assert!(tree.dir(Path::new("abs/made")).is_err());
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         assert!(split(Path::new("a/../b")).is_none());
     }
 
     #[test]
-    fn removal_does_not_follow_links() {
+    fn remove_does_not_follow_links() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("keep"), "").unwrap();
         let inside = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Unpacking one layer.
+//! Unpacking of a layer.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,13 +19,13 @@ use tar::{Archive, Entry, EntryType};
 use crate::OciError;
 use crate::tree::{Tree, clear, remove, split};
 
-/// A whiteout: the rest of the name is removed from the layers below.
+/// Prefix of a whiteout: the entry with the rest of the name is removed.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// An opaque whiteout: everything below the directory is removed.
+/// Name of an opaque whiteout: all entries of its directory are removed.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Result<(), OciError> {
+pub(crate) fn unpack_layer(file: File, descriptor: &Descriptor, target: &Path) -> Result<(), OciError> {
     let digest = descriptor.digest().to_string();
     let wrong =
         |entry: &str, reason: String| OciError::Entry { digest: digest.clone(), entry: entry.to_owned(), reason };
@@ -34,7 +34,7 @@ pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Resul
         MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Box::new(io::BufReader::new(file)),
         MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => Box::new(MultiGzDecoder::new(file)),
         MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => Box::new(zstd(file)?),
-        // Docker's own: vnd.docker.image.rootfs.diff.tar.gzip.
+        // Docker's media types: vnd.docker.image.rootfs.diff.tar.gzip.
         other => match other.to_string().rsplit_once(".diff.").map(|(_, packing)| packing) {
             Some("tar") => Box::new(io::BufReader::new(file)),
             Some("tar.gzip") => Box::new(MultiGzDecoder::new(file)),
@@ -48,13 +48,13 @@ pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Resul
     let tree = Tree::open(target).map_err(OciError::file(target))?;
     let mut archive = Archive::new(reader);
     let entries = archive.entries().map_err(|error| wrong("", error.to_string()))?;
-    // A directory's own mode may forbid writing into it, so modes come last.
+    // A directory's mode may forbid writing to it, so modes are set last.
     let mut dirs = Vec::new();
     for entry in entries {
         let mut entry = entry.map_err(|error| wrong("", error.to_string()))?;
         let path = entry.path().map_err(|error| wrong("", error.to_string()))?.into_owned();
         let name = path.display().to_string();
-        one(&tree, &mut entry, &path, &mut dirs).map_err(|error| wrong(&name, error.to_string()))?;
+        unpack_entry(&tree, &mut entry, &path, &mut dirs).map_err(|error| wrong(&name, error.to_string()))?;
     }
     for (path, mode) in dirs.into_iter().rev() {
         let dir = tree.dir(&path).map_err(|error| wrong(&path.display().to_string(), error.to_string()))?;
@@ -63,13 +63,18 @@ pub(crate) fn layer(file: File, descriptor: &Descriptor, target: &Path) -> Resul
     Ok(())
 }
 
-fn one<R: Read>(tree: &Tree, entry: &mut Entry<'_, R>, path: &Path, dirs: &mut Vec<(PathBuf, Mode)>) -> io::Result<()> {
+fn unpack_entry<R: Read>(
+    tree: &Tree,
+    entry: &mut Entry<'_, R>,
+    path: &Path,
+    dirs: &mut Vec<(PathBuf, Mode)>,
+) -> io::Result<()> {
     let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
     let mode = Mode::from_raw_mode(entry.header().mode()? & 0o7777);
     let Some((parent, name)) = split(path) else {
-        // The root's own entry ("./") is common; ".." is not to be believed.
+        // An entry for the root ("./") is common; ".." is refused.
         if path.components().any(|c| matches!(c, std::path::Component::ParentDir)) {
-            return Err(invalid("the path has '..'"));
+            return Err(invalid("the path contains '..'"));
         }
         dirs.push((PathBuf::new(), mode));
         return Ok(());
@@ -80,14 +85,14 @@ fn one<R: Read>(tree: &Tree, entry: &mut Entry<'_, R>, path: &Path, dirs: &mut V
     }
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
         if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.contains(&b'/') {
-            return Err(invalid("a whiteout of nothing"));
+            return Err(invalid("whiteout without a valid name"));
         }
         return remove(&dir, OsStr::from_bytes(hidden));
     }
     let kind = entry.header().entry_type();
     if kind == EntryType::Directory {
         make_directory(&dir, name)?;
-        own(&dir, name, entry)?;
+        set_owner(&dir, name, entry)?;
         dirs.push((path.to_owned(), mode));
         return Ok(());
     }
@@ -100,17 +105,17 @@ fn one<R: Read>(tree: &Tree, entry: &mut Entry<'_, R>, path: &Path, dirs: &mut V
             if let (uid, gid, true) = owner(entry)? {
                 fchown(&file, Some(uid), Some(gid))?;
             }
-            // After the owner: a change of owner clears set-uid bits.
+            // After chown, which clears set-uid bits.
             fchmod(&file, mode)?;
         }
         EntryType::Symlink => {
-            let target = entry.link_name()?.ok_or_else(|| invalid("a symbolic link to nothing"))?;
+            let target = entry.link_name()?.ok_or_else(|| invalid("symbolic link without a target"))?;
             symlinkat(target.as_ref(), &dir, name)?;
-            own(&dir, name, entry)?;
+            set_owner(&dir, name, entry)?;
         }
         EntryType::Link => {
-            let target = entry.link_name()?.ok_or_else(|| invalid("a hard link to nothing"))?;
-            let (parent, old) = split(&target).ok_or_else(|| invalid("a hard link out of the image"))?;
+            let target = entry.link_name()?.ok_or_else(|| invalid("hard link without a target"))?;
+            let (parent, old) = split(&target).ok_or_else(|| invalid("hard link escapes the image"))?;
             linkat(tree.dir(&parent)?, old, &dir, name, AtFlags::empty())?;
         }
         EntryType::Fifo | EntryType::Char | EntryType::Block => {
@@ -122,7 +127,7 @@ fn one<R: Read>(tree: &Tree, entry: &mut Entry<'_, R>, path: &Path, dirs: &mut V
                 _ => FileType::BlockDevice,
             };
             mknodat(&dir, name, kind, mode, device)?;
-            own(&dir, name, entry)?;
+            set_owner(&dir, name, entry)?;
             chmodat(&dir, name, mode, AtFlags::empty())?;
         }
         EntryType::XGlobalHeader => {}
@@ -146,17 +151,17 @@ fn make_directory(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// Owner and group of an entry, and whether this process may set them.
+/// Returns owner and group of an entry, and whether this process can set them.
 fn owner<R: Read>(entry: &Entry<'_, R>) -> io::Result<(Uid, Gid, bool)> {
-    let id = |value: u64| u32::try_from(value).map_err(|_| io::Error::other(format!("owner {value} is no user id")));
+    let id = |value: u64| u32::try_from(value).map_err(|_| io::Error::other(format!("invalid owner id {value}")));
     let uid = Uid::from_raw(id(entry.header().uid()?)?);
     let gid = Gid::from_raw(id(entry.header().gid()?)?);
     Ok((uid, gid, rustix::process::geteuid().is_root()))
 }
 
-fn own<R: Read>(dir: &OwnedFd, name: &OsStr, entry: &Entry<'_, R>) -> io::Result<()> {
-    let (uid, gid, may) = owner(entry)?;
-    if may {
+fn set_owner<R: Read>(dir: &OwnedFd, name: &OsStr, entry: &Entry<'_, R>) -> io::Result<()> {
+    let (uid, gid, can_set) = owner(entry)?;
+    if can_set {
         chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())

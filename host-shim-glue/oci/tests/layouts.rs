@@ -1,4 +1,4 @@
-//! Layouts as users hand them in: whole, damaged, and hostile.
+//! Valid, damaged and hostile layouts.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
@@ -22,7 +22,7 @@ fn image() -> NewImage {
 }
 
 #[test]
-fn made_image_opens_and_unpacks() {
+fn created_image_opens_and_unpacks() {
     let layout = tempfile::tempdir().unwrap();
     image().write(layout.path()).unwrap();
     let image = Image::open(layout.path()).unwrap();
@@ -35,7 +35,7 @@ fn made_image_opens_and_unpacks() {
 }
 
 #[test]
-fn same_input_same_bytes() {
+fn equal_input_gives_equal_bytes() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     image().write(a.path()).unwrap();
     image().write(b.path()).unwrap();
@@ -44,14 +44,14 @@ fn same_input_same_bytes() {
 }
 
 #[test]
-fn directory_that_is_no_layout_says_what_is_missing() {
+fn missing_layout_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = Image::open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("no oci-layout") && error.contains("skopeo"), "{error}");
 }
 
 #[test]
-fn damaged_blob_is_named() {
+fn damaged_blob_is_refused_by_digest_and_size() {
     let layout = tempfile::tempdir().unwrap();
     image().write(layout.path()).unwrap();
     let largest = fs::read_dir(layout.path().join("blobs/sha256"))
@@ -72,7 +72,7 @@ fn damaged_blob_is_named() {
 }
 
 #[test]
-fn image_of_another_machine_is_refused() {
+fn image_of_another_platform_is_refused() {
     let layout = tempfile::tempdir().unwrap();
     image().write(layout.path()).unwrap();
     let path = layout.path().join("index.json");
@@ -82,7 +82,7 @@ fn image_of_another_machine_is_refused() {
     assert!(error.contains("linux/arm64"), "{error}");
 }
 
-/// Replaces the layer of a made image by these tar bytes and unpacks it.
+/// Creates an image with these tar layers and unpacks it.
 fn unpack_layers(layers: &[Vec<u8>], target: &Path) -> Result<(), String> {
     let layout = tempfile::tempdir().unwrap();
     let blobs = layout.path().join("blobs/sha256");
@@ -105,7 +105,7 @@ fn unpack_layers(layers: &[Vec<u8>], target: &Path) -> Result<(), String> {
     Image::open(layout.path()).unwrap().unpack(target).map_err(|e| e.to_string())
 }
 
-/// A tar entry with any path, also those that the tar crate refuses to write.
+/// Appends a tar entry with any path, including those that the tar crate refuses to write.
 fn entry(out: &mut Vec<u8>, kind: u8, path: &str, link: &str, data: &[u8]) {
     let mut header = tar::Header::new_ustar();
     header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
@@ -123,7 +123,7 @@ fn entry(out: &mut Vec<u8>, kind: u8, path: &str, link: &str, data: &[u8]) {
 }
 
 #[test]
-fn whiteouts_remove_what_lower_layers_brought() {
+fn whiteouts_remove_entries_of_lower_layers() {
     let (mut low, mut high) = (Vec::new(), Vec::new());
     entry(&mut low, b'5', "d/", "", b"");
     entry(&mut low, b'0', "d/a", "", b"a");
@@ -139,7 +139,7 @@ fn whiteouts_remove_what_lower_layers_brought() {
 }
 
 #[test]
-fn hostile_layers_stay_inside() {
+fn hostile_layers_do_not_escape_the_target() {
     let outside = tempfile::tempdir().unwrap();
     let victim = outside.path().join("victim");
     fs::write(&victim, "untouched").unwrap();
@@ -185,7 +185,7 @@ fn hostile_layers_stay_inside() {
         make(&mut layer);
         let _ = unpack_layers(&[layer], &root);
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched", "{name}");
-        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 2, "{name}: something new outside");
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 2, "{name}: created an entry outside");
         fs::remove_dir_all(&root).unwrap();
     }
 }

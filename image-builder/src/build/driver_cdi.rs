@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use firstlight_cdi::{DRIVER_KIND, Spec};
-use firstlight_driver_files::{Files, HEAD, spec, written};
+use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 use firstlight_verity::extension;
 
 use super::Error;
@@ -54,7 +54,7 @@ impl Files for Image<'_> {
 /// guest's root, or that is mounted as the extension of that name. Its path; none
 /// if no container can have a file of the driver, or the manifest has one itself.
 pub(super) fn add(tree: &mut Tree, extension: Option<&str>, version: &str) -> Result<Option<String>, Error> {
-    let path = written(version).trim_start_matches('/').to_owned();
+    let path = spec_path(version).trim_start_matches('/').to_owned();
     if let Some(node) = tree.get(&path) {
         return checked(node, &path).map(|()| None);
     }

@@ -307,7 +307,7 @@ impl Plan {
 }
 
 fn salt_of(text: &str) -> Result<Vec<u8>, Wrong> {
-    let salt = verity::bytes_of(text).filter(|salt| !salt.is_empty() && salt.len() <= verity::LONGEST_SALT);
+    let salt = verity::parse_hex(text).filter(|salt| !salt.is_empty() && salt.len() <= verity::MAX_SALT);
     salt.ok_or_else(|| wrong("verity.salt", text, "expected 1 to 256 bytes in hexadecimal"))
 }
 

@@ -2,7 +2,7 @@
 //! now, so they are set even if nothing changes by it.
 
 use firstlight_gpu_settings_protocol::Clocks;
-use firstlight_sys::nvml::{Gpu, Refused};
+use firstlight_sys::nvml::{Gpu, NvmlError};
 
 use crate::step::Todo;
 
@@ -13,7 +13,7 @@ const FEW: usize = 8;
 struct Range(Vec<u32>);
 
 impl Range {
-    fn of(asked: Result<Vec<u32>, Refused>) -> Result<Self, String> {
+    fn of(asked: Result<Vec<u32>, NvmlError>) -> Result<Self, String> {
         let mut clocks = asked.map_err(|error| format!("its clocks cannot be read: {error}"))?;
         clocks.sort_unstable();
         clocks.dedup();
@@ -63,7 +63,7 @@ pub(crate) fn processors(gpu: Gpu<'_>, wanted: Clocks) -> Result<Todo<'_>, Strin
 fn prepare<'a>(
     wanted: Clocks,
     range: impl FnOnce() -> Result<Range, String>,
-    set: impl FnOnce(Option<(u32, u32)>) -> Result<(), Refused> + 'a,
+    set: impl FnOnce(Option<(u32, u32)>) -> Result<(), NvmlError> + 'a,
 ) -> Result<Todo<'a>, String> {
     let (low, high) = match wanted {
         Clocks::Default => {
@@ -82,7 +82,7 @@ fn prepare<'a>(
     let done = words.clone();
     Ok(Todo::change(words.clone(), move || match set(Some((low, high))) {
         Ok(()) => Ok(done),
-        Err(error) if error.code == Refused::NOT_SUPPORTED => {
+        Err(error) if error.code == NvmlError::NOT_SUPPORTED => {
             Err(format!("{words} was asked for: {error}; the clock of this GPU cannot be held, leave it out"))
         }
         Err(error) => Err(format!("{words} was asked for, and not set: {error}; this GPU has {}", range.words())),

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use firstlight_sys::nvml::{Gpu, Library, Refused};
+use firstlight_sys::nvml::{Gpu, Library, NvmlError};
 use serde_json::{Map, Value};
 
 /// Prints it. A GPU that does not say where it is is named, and is a failure: a map
@@ -48,7 +48,7 @@ fn lines(places: &[&OsStr]) -> Result<(Vec<Value>, Vec<String>), String> {
     Ok((lines, complaints))
 }
 
-fn line(gpu: Gpu<'_>) -> Result<Value, Refused> {
+fn line(gpu: Gpu<'_>) -> Result<Value, NvmlError> {
     let mut line = Map::new();
     line.insert("guest_pci".to_owned(), gpu.pci()?.into());
     line.insert("module_id".to_owned(), gpu.module_id()?.into());

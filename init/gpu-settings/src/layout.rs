@@ -2,8 +2,8 @@
 //! way from one to the other. Each GPU instance has one compute instance that
 //! is all of it.
 
-use firstlight_gpu_settings_protocol::{Part, Profile as Asked};
-use firstlight_sys::nvml::{Gpu, Instance, Placement, Profile};
+use firstlight_gpu_settings_protocol::{InstanceCount, Profile as Asked};
+use firstlight_sys::nvml::{Gpu, GpuInstance, Placement, Profile};
 
 use crate::place;
 use crate::step::Todo;
@@ -15,14 +15,18 @@ fn plain(error: impl ToString) -> String {
 /// What a GPU can be divided into, with what there is room for now.
 pub(crate) fn words(gpu: Gpu<'_>, kinds: &[Profile]) -> String {
     let all = kinds.iter().map(|kind| {
-        let free = gpu.room(kind.id).map_or_else(|_| String::new(), |free| format!("{free} free "));
+        let free = gpu.remaining_capacity(kind.id).map_or_else(|_| String::new(), |free| format!("{free} free "));
         format!("{} ({}: {free}of {})", kind.name, kind.id, kind.most)
     });
     all.collect::<Vec<_>>().join(", ")
 }
 
 /// The kinds that were asked for, one per instance.
-pub(crate) fn resolve<'a>(gpu: Gpu<'_>, kinds: &'a [Profile], parts: &[Part]) -> Result<Vec<&'a Profile>, String> {
+pub(crate) fn resolve<'a>(
+    gpu: Gpu<'_>,
+    kinds: &'a [Profile],
+    parts: &[InstanceCount],
+) -> Result<Vec<&'a Profile>, String> {
     let mut all = Vec::new();
     for part in parts {
         let is_it = |kind: &&Profile| match &part.profile {
@@ -44,7 +48,7 @@ pub(crate) fn resolve<'a>(gpu: Gpu<'_>, kinds: &'a [Profile], parts: &[Part]) ->
 }
 
 /// All instances of a GPU.
-fn instances<'a>(gpu: Gpu<'a>, kinds: &[Profile]) -> Result<Vec<Instance<'a>>, String> {
+fn instances<'a>(gpu: Gpu<'a>, kinds: &[Profile]) -> Result<Vec<GpuInstance<'a>>, String> {
     let mut all = Vec::new();
     for kind in kinds {
         let found = gpu.instances(kind.id);
@@ -54,7 +58,7 @@ fn instances<'a>(gpu: Gpu<'a>, kinds: &[Profile]) -> Result<Vec<Instance<'a>>, S
 }
 
 /// The kind of compute instance that is all of its GPU instance.
-fn whole(instance: &Instance<'_>) -> Result<u32, String> {
+fn whole(instance: &GpuInstance<'_>) -> Result<u32, String> {
     let kinds = instance.compute_profiles().map_err(plain)?;
     let whole = kinds.iter().max_by_key(|kind| (kind.slices, kind.multiprocessors));
     whole.map(|kind| kind.id).ok_or_else(|| format!("GPU instance {} can have no compute instance", instance.id))
@@ -68,11 +72,11 @@ enum Inside {
     Other,
 }
 
-fn inside(instance: &Instance<'_>) -> Result<Inside, String> {
+fn inside(instance: &GpuInstance<'_>) -> Result<Inside, String> {
     let whole = whole(instance)?;
     let mut found = Vec::new();
     for kind in instance.compute_profiles().map_err(plain)? {
-        found.extend(instance.computes(kind.id).map_err(plain)?.iter().map(|compute| compute.profile));
+        found.extend(instance.compute_instances(kind.id).map_err(plain)?.iter().map(|compute| compute.profile));
     }
     Ok(match found[..] {
         [] => Inside::Nothing,
@@ -113,9 +117,9 @@ pub(crate) fn destroy_all(gpu: Gpu<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn destroy_inside(instance: &Instance<'_>) -> Result<(), String> {
+fn destroy_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
     for kind in instance.compute_profiles().map_err(plain)? {
-        for compute in instance.computes(kind.id).map_err(plain)? {
+        for compute in instance.compute_instances(kind.id).map_err(plain)? {
             let id = compute.id;
             compute.destroy().map_err(|error| {
                 format!(
@@ -133,7 +137,7 @@ fn names(kinds: &[&Profile]) -> String {
 }
 
 /// What is left to do on a GPU that is in MIG mode.
-pub(crate) fn prepare<'a>(gpu: Gpu<'a>, parts: &[Part]) -> Result<Todo<'a>, String> {
+pub(crate) fn prepare<'a>(gpu: Gpu<'a>, parts: &[InstanceCount]) -> Result<Todo<'a>, String> {
     let kinds = gpu.profiles().map_err(|error| format!("its profiles cannot be read: {error}"))?;
     let wanted = resolve(gpu, &kinds, parts)?;
     let now = instances(gpu, &kinds)?;
@@ -190,15 +194,15 @@ pub(crate) fn prepare<'a>(gpu: Gpu<'a>, parts: &[Part]) -> Result<Todo<'a>, Stri
     }))
 }
 
-fn name_of(kinds: &[Profile], instance: &Instance<'_>) -> String {
+fn name_of(kinds: &[Profile], instance: &GpuInstance<'_>) -> String {
     let kind = kinds.iter().find(|kind| kind.id == instance.profile);
     kind.map_or_else(|| format!("profile {}", instance.profile), |kind| kind.name.clone())
 }
 
 fn make(gpu: Gpu<'_>, kind: u32, place: Placement) -> Result<(), String> {
-    make_inside(&gpu.make_instance(kind, place).map_err(plain)?)
+    make_inside(&gpu.create_instance(kind, place).map_err(plain)?)
 }
 
-fn make_inside(instance: &Instance<'_>) -> Result<(), String> {
-    instance.make_compute(whole(instance)?).map(drop).map_err(plain)
+fn make_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
+    instance.create_compute_instance(whole(instance)?).map(drop).map_err(plain)
 }

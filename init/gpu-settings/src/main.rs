@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use firstlight_gpu_settings_protocol::{Gpu as Wanted, SYSTEM, Work};
+use firstlight_gpu_settings_protocol::{Gpu as Wanted, SYSTEM, SettingsRequest};
 use firstlight_sys::nvml::{Gpu, Library};
 
 use crate::step::{Steps, Todo};
@@ -51,7 +51,7 @@ const PLACES: &[&str] = &[
 enum Command {
     Tell(String),
     Inventory { library: Option<String> },
-    Run { library: Option<String>, work: Option<Work>, apply: bool },
+    Run { library: Option<String>, work: Option<SettingsRequest>, apply: bool },
 }
 
 fn command(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
@@ -111,7 +111,7 @@ fn places(library: Option<&str>) -> Vec<&OsStr> {
     }
 }
 
-fn run(library: Option<&str>, work: Option<Work>, apply: bool) -> ExitCode {
+fn run(library: Option<&str>, work: Option<SettingsRequest>, apply: bool) -> ExitCode {
     let steps = Steps::new(apply);
     let places = places(library);
     let mut opened = None;
@@ -217,7 +217,7 @@ mod tests {
         let none = Command::Run { library: None, work: None, apply: false };
         assert_eq!(said(&["check"]), Ok(none));
         assert_eq!(said(&["inventory"]), Ok(Command::Inventory { library: None }));
-        let work = Some(Work::default());
+        let work = Some(SettingsRequest::default());
         let library = Some("/x".to_owned());
         assert_eq!(said(&["--library", "/x", "apply", "{}"]), Ok(Command::Run { library, work, apply: true }));
         for (words, part) in [

@@ -1,14 +1,14 @@
 //! MIG mode, and what it takes to change it.
 
 use firstlight_gpu_settings_protocol::Mig;
-use firstlight_sys::nvml::{Gpu, MigMode, Refused};
+use firstlight_sys::nvml::{Gpu, MigMode, NvmlError};
 
 use crate::layout;
 use crate::step::Todo;
 
 fn mode(gpu: Gpu<'_>) -> Result<MigMode, String> {
     gpu.mig_mode().map_err(|error| match error.code {
-        Refused::NOT_SUPPORTED => format!("this GPU cannot be divided: {error}; leave it out of firstlight.mig"),
+        NvmlError::NOT_SUPPORTED => format!("this GPU cannot be divided: {error}; leave it out of firstlight.mig"),
         _ => format!("its MIG mode cannot be read: {error}"),
     })
 }
@@ -32,8 +32,8 @@ pub(crate) fn prepare<'a>(gpu: Gpu<'a>, wanted: &'a Mig) -> Result<Todo<'a>, Str
             turn(gpu, true)?;
             Ok("on, before off".to_owned())
         })),
-        Mig::Parts(parts) if now.current => layout::prepare(gpu, parts),
-        Mig::Parts(parts) => {
+        Mig::Instances(parts) if now.current => layout::prepare(gpu, parts),
+        Mig::Instances(parts) => {
             // Some drivers tell what there will be while the mode is off.
             let kinds = gpu.profiles().unwrap_or_default();
             if !kinds.is_empty() {

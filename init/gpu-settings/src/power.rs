@@ -25,7 +25,7 @@ fn limits(gpu: Gpu<'_>) -> Result<Limits, String> {
         let (least, most) = gpu.power_limits()?;
         Ok(Limits { least, most, default: gpu.default_power_limit()?, now: gpu.power_limit()? })
     };
-    read().map_err(|error: firstlight_sys::nvml::Refused| format!("its power limits cannot be read: {error}"))
+    read().map_err(|error: firstlight_sys::nvml::NvmlError| format!("its power limits cannot be read: {error}"))
 }
 
 pub(crate) fn tell(gpu: Gpu<'_>) -> Result<String, String> {

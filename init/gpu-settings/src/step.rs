@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use firstlight_gpu_settings_protocol::{Line, Outcome};
+use firstlight_gpu_settings_protocol::{Outcome, StepReport};
 
 /// The change of a step; what it says is in the place of what was planned.
 pub(crate) type Act<'a> = Box<dyn FnOnce() -> Result<String, String> + 'a>;
@@ -46,10 +46,10 @@ impl Steps {
     /// Looks, changes unless this is a check, and says both when it begins and how it ended.
     pub(crate) fn run<'a>(&self, object: &str, step: &str, prepare: impl FnOnce() -> Result<Todo<'a>, String>) {
         let begin = Instant::now();
-        say(object, step, Outcome::Begun, 0, String::new());
+        say(object, step, Outcome::Started, 0, String::new());
         let (outcome, detail) = match prepare() {
             Ok(Todo::Nothing(words)) => (Outcome::Unchanged, words),
-            Ok(Todo::Change(words, _)) if !self.apply => (Outcome::Would, words),
+            Ok(Todo::Change(words, _)) if !self.apply => (Outcome::WouldChange, words),
             Ok(Todo::Change(_, act)) => match act() {
                 Ok(words) => (Outcome::Done, words),
                 Err(error) => (Outcome::Failed, error),
@@ -70,7 +70,7 @@ impl Steps {
 }
 
 fn say(object: &str, step: &str, result: Outcome, us: u64, detail: String) {
-    let line = Line { object: object.to_owned(), step: step.to_owned(), result, us, detail };
+    let line = StepReport { object: object.to_owned(), step: step.to_owned(), result, elapsed_us: us, detail };
     let mut text = serde_json::to_string(&line).unwrap_or_default();
     text.push('\n');
     // In one piece: other threads write too, and the library may. Nobody is left to tell of a failure.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use firstlight_gpu_settings_protocol::{Line, Outcome};
+use firstlight_gpu_settings_protocol::{Outcome, StepReport};
 
 const ONE: &str = "0000:01:00.0";
 const TWO: &str = "0000:02:00.0";
@@ -62,15 +62,15 @@ impl Gpus {
     }
 
     /// Runs the program to its end; whether it was content, and how each step ended.
-    fn run(&self, words: &[&str]) -> (bool, Vec<Line>) {
+    fn run(&self, words: &[&str]) -> (bool, Vec<StepReport>) {
         let output = self.program(words).output().unwrap();
         let lines = lines(&output);
-        let ended = lines.iter().filter(|line| line.result != Outcome::Begun).cloned().collect();
-        assert!(lines.iter().filter(|line| line.result == Outcome::Begun).count() > 0, "{output:?}");
+        let ended = lines.iter().filter(|line| line.result != Outcome::Started).cloned().collect();
+        assert!(lines.iter().filter(|line| line.result == Outcome::Started).count() > 0, "{output:?}");
         (output.status.success(), ended)
     }
 
-    fn apply(&self, gpu: &str, settings: &str) -> (bool, Vec<Line>) {
+    fn apply(&self, gpu: &str, settings: &str) -> (bool, Vec<StepReport>) {
         self.run(&["apply", &format!(r#"{{"gpus":[{{"pci":"{gpu}",{settings}}}]}}"#)])
     }
 
@@ -84,7 +84,7 @@ impl Gpus {
     }
 }
 
-fn lines(output: &Output) -> Vec<Line> {
+fn lines(output: &Output) -> Vec<StepReport> {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
@@ -143,7 +143,7 @@ fn a_check_changes_nothing_and_tells_what_can_be() {
         ("power-limit", "500 W, before 700 W"),
         ("ready", "GPUs accept work from now on"),
     ] {
-        assert_eq!((of(step).result, of(step).detail.as_str()), (Outcome::Would, detail));
+        assert_eq!((of(step).result, of(step).detail.as_str()), (Outcome::WouldChange, detail));
     }
     for (step, part) in [
         ("has-power-limit", "700 W; takes 200 W to 700 W, by default 700 W"),
@@ -342,7 +342,7 @@ fn a_step_that_hangs_has_begun_and_the_other_gpus_steps_have_ended() {
     let output = child.wait_with_output().unwrap();
     let of: Vec<(String, Outcome)> =
         lines(&output).into_iter().filter(|line| line.object == ONE).map(|line| (line.step, line.result)).collect();
-    assert_eq!(of, [("power-limit".to_owned(), Outcome::Begun)]);
+    assert_eq!(of, [("power-limit".to_owned(), Outcome::Started)]);
     assert_eq!((gpus.has(TWO, "power"), gpus.has(TWO, "clocks")), ("500000".into(), "1980,1980".into()));
 }
 

@@ -372,7 +372,7 @@ impl Daemon {
             arguments: &arguments,
             environment: ENVIRONMENT,
             output: writer.as_fd(),
-            group: group.as_fd(),
+            cgroup: group.as_fd(),
             user: launch.user.map(|user| (user.user, user.group)),
             oom_score: OOM_SCORE,
         })

@@ -6,7 +6,7 @@ use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use firstlight_boot_record::clean;
+use firstlight_boot_record::sanitize;
 
 /// The longest line, bytes; the rest of a longer one is left out.
 const MOST_LINE: usize = 512;
@@ -40,7 +40,7 @@ impl Lines {
     pub fn end(&mut self, out: &mut Vec<String>) {
         let line = self.line.trim_ascii_end();
         // Whoever reads the log must see that this is one line of one daemon.
-        let mut text = clean(line);
+        let mut text = sanitize(line);
         self.line.clear();
         if std::mem::take(&mut self.cut) {
             text.push_str(" [...]");

@@ -19,7 +19,7 @@ pub struct Wanted {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// By a name that no extension has.
-    #[error("kernel parameter {0:?}: {source}", source = extension::NoName)]
+    #[error("kernel parameter {0:?}: {source}", source = extension::InvalidName)]
     Name(String),
     /// Without a value: its disk would be mounted unchecked.
     #[error(
@@ -52,7 +52,7 @@ pub struct Asked {
 impl Asked {
     /// Takes a parameter; `false` if it is about something else.
     pub fn take(&mut self, param: &Param) -> bool {
-        let Some(name) = extension::of_parameter(&param.key) else { return false };
+        let Some(name) = extension::name_from_parameter(&param.key) else { return false };
         match wanted(name, param) {
             Ok(wanted) if self.has(&wanted.name) => self.refused.push(Refused::Twice(wanted.name)),
             Ok(wanted) => self.wanted.push(wanted),
@@ -84,8 +84,8 @@ fn wanted(name: &str, param: &Param) -> Result<Wanted, Refused> {
         Some(value) => match value.parse() {
             Ok(params) => Ok(Wanted { name, params }),
             Err(error) => {
-                let ParamsError { key, what } = error;
-                let source = ParamsError { key: key.chars().take(SHOWN).collect(), what };
+                let ParamsError { key, reason } = error;
+                let source = ParamsError { key: key.chars().take(SHOWN).collect(), reason };
                 Err(Refused::Params { name, source })
             }
         },
@@ -146,9 +146,9 @@ mod tests {
             ("kata.extension.gpu.verity_params=".to_owned(), "no value"),
             (
                 "kata.extension.gpu.verity_params=x".to_owned(),
-                "extension gpu: no dm-verity parameters: x: expected KEY",
+                "extension gpu: invalid dm-verity parameters: x: expected KEY",
             ),
-            (format!("kata.extension.gpu.verity_params={good},x=1"), "x: nobody knows this key"),
+            (format!("kata.extension.gpu.verity_params={good},x=1"), "x: unknown key"),
             (format!("kata.extension.gpu.verity_params={}", params(0)), "data_blocks"),
             (format!("kata.extension.gpu.verity_params={}", good.replace("abab", "ab")), "64 hexadecimal digits"),
             (format!("kata.extension.gpu.verity_params={}", good.replace("00ff", "0 ")), "salt"),

@@ -1,7 +1,7 @@
 //! What programs send to `/dev/log`: `<PRIORITY>Nov 21 18:40:02 program[7]: text`,
 //! more or less (RFC 3164).
 
-use firstlight_boot_record::{Level, clean};
+use firstlight_boot_record::{Level, sanitize};
 
 /// What is shown of a message, bytes.
 pub const MOST_TEXT: usize = 1024;
@@ -23,7 +23,7 @@ pub struct Message {
 #[must_use]
 pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
     let (level, rest) = match priority(bytes) {
-        Some((priority, rest)) => (Level::of_priority(priority), rest),
+        Some((priority, rest)) => (Level::from_priority(priority), rest),
         None => (Level::Notice, bytes),
     };
     let rest = without_time(rest);
@@ -34,7 +34,7 @@ pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
     if text.is_empty() {
         return None;
     }
-    let mut text = clean(text);
+    let mut text = sanitize(text);
     let missing = rest.len() - shown.len() + length.saturating_sub(bytes.len());
     if missing > 0 {
         text.push_str(&format!(" [{missing} bytes more]"));

@@ -34,7 +34,7 @@ impl Supervisor {
                 }
             }
             ToInit::Listening { at_us } => self.agent_listens(at_us.min(now_us())),
-            ToInit::Event { at_us, what, object, detail } => {
+            ToInit::Event { at_us, kind: what, object, detail } => {
                 self.recorder.event(at_us.min(now_us()), &cut(what), &cut(object), &cut(detail));
             }
             ToInit::Record => {

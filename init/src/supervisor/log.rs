@@ -162,7 +162,7 @@ impl Supervisor {
     fn publish_line(&mut self, line: LogLine) {
         if let Some(server) = self.server.as_mut().filter(|server| server.has_readers()) {
             let LogLine { at_us, level, source, text } = line;
-            server.publish_log(&FromInit::Log { at_us, level: level.word().to_owned(), source, text });
+            server.publish_log(&FromInit::Log { at_us, level: level.as_str().to_owned(), source, text });
         }
     }
 }

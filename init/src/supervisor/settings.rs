@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use firstlight_boot_record::GpuPhase;
-use firstlight_gpu_settings_protocol::{Outcome, Work};
+use firstlight_gpu_settings_protocol::{Outcome, SettingsRequest};
 use firstlight_pci::Address;
 use rustix::process::{Pid, WaitStatus};
 
@@ -56,8 +56,8 @@ impl Supervisor {
     }
 
     /// What has to be set of these GPUs, if anything.
-    fn settings_of(&self, gpus: &[(u32, Address)]) -> Option<Work> {
-        self.params.settings.work(gpus, self.is_confidential())
+    fn settings_of(&self, gpus: &[(u32, Address)]) -> Option<SettingsRequest> {
+        self.params.settings.request_for(gpus, self.is_confidential())
     }
 
     /// Whether a GPU that has just attached is to wait until its settings are
@@ -91,7 +91,8 @@ impl Supervisor {
         gpus.retain(|gpu| self.waits_for_settings(*gpu));
         let all = self.gpus.places();
         // Where GPUs may come later, so may those.
-        let strange = if self.params.gpu_hotplug { Vec::new() } else { self.params.settings.strange(&all) };
+        let strange =
+            if self.params.gpu_hotplug { Vec::new() } else { self.params.settings.settings_for_unknown_gpus(&all) };
         let strange: Vec<String> = strange
             .into_iter()
             .map(|name| {
@@ -183,14 +184,14 @@ impl Supervisor {
             match said {
                 Said::Words(words) => self.daemon_says(&crate::log::Source::Daemon("gpu-settings"), words),
                 // How far it is matters only if it does not end.
-                Said::Step(line) if line.result == Outcome::Begun => {}
+                Said::Step(line) if line.result == Outcome::Started => {}
                 Said::Step(line) => {
                     let what = match line.result {
                         Outcome::Failed => "gpu-setting-failed",
                         Outcome::Done => "gpu-setting",
                         _ => "gpu-setting-unchanged",
                     };
-                    let detail = format!("{}: {} ({} us)", line.step, line.detail, line.us);
+                    let detail = format!("{}: {} ({} us)", line.step, line.detail, line.elapsed_us);
                     self.recorder.event(now, what, &line.object, &detail);
                 }
             }

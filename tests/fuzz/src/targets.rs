@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> String {
 const RECORD: &[u8] = br#"{"schema":"firstlight.boot-record/1","init_version":"1","kernel":{"release":"6","command_line":"quiet",
 "milestones":[{"name":"init-exec","at_us":5}]},"pid1_start_us":7,"state":"booting","units":[{"name":"gpu-attach[0000:01:00.0]",
 "need":["nodes"],"severity":"degraded","deadline_us":9,"start_us":1,"outcome":"ok","detail":"","pci":"0000:01:00.0"}],"gpus":[],
-"events":[{"at_us":1,"what":"container-started","object":"c","detail":""}]}"#;
+"events":[{"at_us":1,"kind":"container-started","object":"c","detail":""}]}"#;
 
 /// Every target.
 pub(crate) const TARGETS: &[Target] = &[
@@ -70,8 +70,8 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "pci-path",
         seeds: &[b"02/03", b"10.3/00.1", b"20/00/02", b"00/01/02/03/04/05/06/07"],
         read: |bytes| {
-            if let Ok(place) = text(bytes).parse::<firstlight_pci::Place>() {
-                let _ = (place.to_string(), place.find(Path::new("/sys")));
+            if let Ok(path) = text(bytes).parse::<firstlight_pci::PciPath>() {
+                let _ = (path.to_string(), path.resolve(Path::new("/sys")));
             }
         },
     },
@@ -83,7 +83,7 @@ pub(crate) const TARGETS: &[Target] = &[
         ],
         read: |bytes| {
             if let Some(event) = firstlight_uevent::Uevent::parse(bytes) {
-                let _ = (event.is_news(), event.variable("DEVNAME"));
+                let _ = (event.can_add_device(), event.variable("DEVNAME"));
             }
         },
     },

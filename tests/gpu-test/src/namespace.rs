@@ -46,7 +46,7 @@ pub(crate) fn exec_agent(bundle: &Path, dir: &Path) -> anyhow::Error {
 
 fn prepare(bundle: &Path, dir: &Path) -> anyhow::Result<()> {
     let image = Image::open(&bundle.join("image"))?;
-    firstlight_sys::fork::new_mounts().context("failed to create a mount namespace (needs CAP_SYS_ADMIN)")?;
+    firstlight_sys::fork::unshare_mounts().context("failed to create a mount namespace (needs CAP_SYS_ADMIN)")?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).context("failed to make the mounts private")?;
     if dir.starts_with("/run") || bundle.starts_with("/run") {

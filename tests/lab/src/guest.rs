@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use firstlight_synthetic_gpu::{Device as Gpu, PROFILES, profile};
-use firstlight_vm::{Accelerator, Device, Machine, Memory, Share};
+use firstlight_vm::{Accelerator, Device, Machine, Nvdimm, Share};
 use tempfile::TempDir;
 
 use crate::gpus::{GpuError, SyntheticGpus};
@@ -27,7 +27,7 @@ pub struct Guest {
     /// What else is plugged in, on the root ports after the GPUs'.
     pub hardware: Vec<Device>,
     /// Memory that keeps its content.
-    pub persistent: Vec<Memory>,
+    pub persistent: Vec<Nvdimm>,
     /// Whether it has an IOMMU of its own.
     pub iommu: bool,
     /// Directories of the host.
@@ -136,7 +136,7 @@ impl Lab {
         let there = guest.devices.len();
         let spare = gpus.sockets().iter().enumerate().skip(there).map(|(at, socket)| (at, gpu(socket))).collect();
         let plugged = gpus.sockets().iter().take(there).map(gpu);
-        let ports = guest.spare_gpus.iter().map(|_| Device::EmptyForGpu);
+        let ports = guest.spare_gpus.iter().map(|_| Device::EmptyGpuPort);
         let devices = plugged.chain(ports).chain(guest.hardware.iter().cloned()).collect();
         let slow = guest.slow_console.map(|_| "console=ttyS0".to_owned());
         let accelerator = if guest.counting { Accelerator::TcgCounting } else { accelerator() };

@@ -56,9 +56,9 @@ fn complaint(report: &Report) -> Option<String> {
         return Some(format!("the container: {:?}", report.container));
     }
     // The record ends on the way down: what it came from is in its units.
-    let bad = record.units.iter().find(|unit| !matches!(unit.outcome.word(), "ok" | "skipped" | "running"));
+    let bad = record.units.iter().find(|unit| !matches!(unit.outcome.as_str(), "ok" | "skipped" | "running"));
     if let Some(unit) = bad {
-        return Some(format!("unit {} {}: {}", unit.name, unit.outcome.word(), unit.detail));
+        return Some(format!("unit {} {}: {}", unit.name, unit.outcome.as_str(), unit.detail));
     }
     if record.state != State::PoweringOff || record.event("power-off").is_none() {
         return Some(format!("its state at the end is {:?}", record.state));

@@ -1,27 +1,27 @@
-//! One GPU: clocks, power, compute mode.
+//! Identity, clocks, power limit and compute mode of a GPU.
 
 use libc::c_uint;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t, nvmlProcessInfo_t};
 
-use super::{Library, Refused, ask, list, text};
+use super::{Library, NvmlError, ask, list, text};
 
 /// `NVML_DEVICE_ARCH_AMPERE`.
 const AMPERE: c_uint = 7;
 
-/// Who may compute on a GPU.
+/// A GPU's compute mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// Any number of processes.
+    /// Any number of processes may compute.
     Default,
-    /// One process at a time.
+    /// One process at a time may compute.
     ExclusiveProcess,
-    /// None.
+    /// No process may compute.
     Prohibited,
-    /// Another one, by its number.
+    /// Another mode, by its number.
     Other(u32),
 }
 
-/// One GPU.
+/// A GPU handle of NVML.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu<'a> {
     pub(super) library: &'a Library,
@@ -39,11 +39,11 @@ impl<'a> Gpu<'a> {
         Self { library, handle }
     }
 
-    /// Its PCI address, as Linux writes it.
+    /// Returns its PCI address in Linux's format.
     ///
     /// # Errors
     /// NVML's.
-    pub fn pci(&self) -> Result<String, Refused> {
+    pub fn pci(&self) -> Result<String, NvmlError> {
         let mut info = nvmlPciInfo_t {
             busIdLegacy: [0; 16],
             domain: 0,
@@ -57,61 +57,61 @@ impl<'a> Gpu<'a> {
         Ok(format!("{:04x}:{:02x}:{:02x}.0", info.domain, info.bus, info.device))
     }
 
-    /// Which place of the baseboard it is in.
+    /// Returns its module id on the baseboard.
     ///
     /// # Errors
     /// NVML's.
-    pub fn module_id(&self) -> Result<u32, Refused> {
+    pub fn module_id(&self) -> Result<u32, NvmlError> {
         let mut id = 0;
         ask!(self.library, nvmlDeviceGetModuleId(self.handle, &raw mut id))?;
         Ok(id)
     }
 
-    /// Its UUID, as nvidia-smi prints it.
+    /// Returns its UUID, as nvidia-smi prints it.
     ///
     /// # Errors
     /// NVML's.
-    pub fn uuid(&self) -> Result<String, Refused> {
+    pub fn uuid(&self) -> Result<String, NvmlError> {
         let mut buffer = [0; 96];
         ask!(self.library, nvmlDeviceGetUUID(self.handle, buffer.as_mut_ptr(), 96))?;
         Ok(text(&buffer))
     }
 
-    /// Its serial number.
+    /// Returns its serial number.
     ///
     /// # Errors
     /// NVML's.
-    pub fn serial(&self) -> Result<String, Refused> {
+    pub fn serial(&self) -> Result<String, NvmlError> {
         let mut buffer = [0; 96];
         ask!(self.library, nvmlDeviceGetSerial(self.handle, buffer.as_mut_ptr(), 96))?;
         Ok(text(&buffer))
     }
 
-    /// Its model.
+    /// Returns its product name.
     ///
     /// # Errors
     /// NVML's.
-    pub fn name(&self) -> Result<String, Refused> {
+    pub fn name(&self) -> Result<String, NvmlError> {
         let mut buffer = [0; 96];
         ask!(self.library, nvmlDeviceGetName(self.handle, buffer.as_mut_ptr(), 96))?;
         Ok(text(&buffer))
     }
 
-    /// Whether it is of the generation whose MIG mode changes only by a reset.
+    /// Returns whether it is an Ampere GPU, whose MIG mode changes only by a reset.
     ///
     /// # Errors
     /// NVML's.
-    pub fn is_ampere(&self) -> Result<bool, Refused> {
+    pub fn is_ampere(&self) -> Result<bool, NvmlError> {
         let mut number = 0;
         ask!(self.library, nvmlDeviceGetArchitecture(self.handle, &raw mut number))?;
         Ok(number == AMPERE)
     }
 
-    /// Who may compute on it.
+    /// Returns its compute mode.
     ///
     /// # Errors
     /// NVML's.
-    pub fn compute_mode(&self) -> Result<ComputeMode, Refused> {
+    pub fn compute_mode(&self) -> Result<ComputeMode, NvmlError> {
         let mut mode = 0;
         ask!(self.library, nvmlDeviceGetComputeMode(self.handle, &raw mut mode))?;
         Ok(match mode {
@@ -122,11 +122,11 @@ impl<'a> Gpu<'a> {
         })
     }
 
-    /// Sets who may compute on it.
+    /// Sets its compute mode.
     ///
     /// # Errors
     /// NVML's.
-    pub fn set_compute_mode(&self, mode: ComputeMode) -> Result<(), Refused> {
+    pub fn set_compute_mode(&self, mode: ComputeMode) -> Result<(), NvmlError> {
         let mode = match mode {
             ComputeMode::Default => 0,
             ComputeMode::Prohibited => 2,
@@ -136,31 +136,31 @@ impl<'a> Gpu<'a> {
         ask!(self.library, nvmlDeviceSetComputeMode(self.handle, mode))
     }
 
-    /// The least and the most that its power limit can be, milliwatts.
+    /// Returns the minimum and maximum of its power limit, milliwatts.
     ///
     /// # Errors
     /// NVML's.
-    pub fn power_limits(&self) -> Result<(u32, u32), Refused> {
-        let (mut least, mut most) = (0, 0);
-        ask!(self.library, nvmlDeviceGetPowerManagementLimitConstraints(self.handle, &raw mut least, &raw mut most))?;
-        Ok((least, most))
+    pub fn power_limits(&self) -> Result<(u32, u32), NvmlError> {
+        let (mut min, mut max) = (0, 0);
+        ask!(self.library, nvmlDeviceGetPowerManagementLimitConstraints(self.handle, &raw mut min, &raw mut max))?;
+        Ok((min, max))
     }
 
-    /// Its power limit as it comes, milliwatts.
+    /// Returns its default power limit, milliwatts.
     ///
     /// # Errors
     /// NVML's.
-    pub fn default_power_limit(&self) -> Result<u32, Refused> {
+    pub fn default_power_limit(&self) -> Result<u32, NvmlError> {
         let mut limit = 0;
         ask!(self.library, nvmlDeviceGetPowerManagementDefaultLimit(self.handle, &raw mut limit))?;
         Ok(limit)
     }
 
-    /// Its power limit, milliwatts.
+    /// Returns its power limit, milliwatts.
     ///
     /// # Errors
     /// NVML's.
-    pub fn power_limit(&self) -> Result<u32, Refused> {
+    pub fn power_limit(&self) -> Result<u32, NvmlError> {
         let mut limit = 0;
         ask!(self.library, nvmlDeviceGetPowerManagementLimit(self.handle, &raw mut limit))?;
         Ok(limit)
@@ -170,55 +170,55 @@ impl<'a> Gpu<'a> {
     ///
     /// # Errors
     /// NVML's.
-    pub fn set_power_limit(&self, limit: u32) -> Result<(), Refused> {
+    pub fn set_power_limit(&self, limit: u32) -> Result<(), NvmlError> {
         ask!(self.library, nvmlDeviceSetPowerManagementLimit(self.handle, limit))
     }
 
-    /// The clocks that its memory can have, MHz.
+    /// Lists its supported memory clocks, MHz.
     ///
     /// # Errors
     /// NVML's.
-    pub fn memory_clocks(&self) -> Result<Vec<u32>, Refused> {
+    pub fn memory_clocks(&self) -> Result<Vec<u32>, NvmlError> {
         list(&0, |count, clocks| ask!(self.library, nvmlDeviceGetSupportedMemoryClocks(self.handle, count, clocks)))
     }
 
-    /// The clocks that its processors can have while its memory has that one, MHz.
+    /// Lists its supported graphics clocks at that memory clock, MHz.
     ///
     /// # Errors
     /// NVML's.
-    pub fn clocks(&self, memory: u32) -> Result<Vec<u32>, Refused> {
+    pub fn clocks(&self, memory: u32) -> Result<Vec<u32>, NvmlError> {
         list(&0, |count, clocks| {
             ask!(self.library, nvmlDeviceGetSupportedGraphicsClocks(self.handle, memory, count, clocks))
         })
     }
 
-    /// Holds its processors' clocks between these two, MHz, or lets them go.
+    /// Locks its graphics clocks to a range, MHz, or resets them.
     ///
     /// # Errors
     /// NVML's.
-    pub fn lock_clocks(&self, between: Option<(u32, u32)>) -> Result<(), Refused> {
-        match between {
+    pub fn lock_clocks(&self, range: Option<(u32, u32)>) -> Result<(), NvmlError> {
+        match range {
             Some((low, high)) => ask!(self.library, nvmlDeviceSetGpuLockedClocks(self.handle, low, high)),
             None => ask!(self.library, nvmlDeviceResetGpuLockedClocks(self.handle)),
         }
     }
 
-    /// Holds its memory's clock between these two, MHz, or lets it go.
+    /// Locks its memory clock to a range, MHz, or resets it.
     ///
     /// # Errors
     /// NVML's.
-    pub fn lock_memory_clock(&self, between: Option<(u32, u32)>) -> Result<(), Refused> {
-        match between {
+    pub fn lock_memory_clock(&self, range: Option<(u32, u32)>) -> Result<(), NvmlError> {
+        match range {
             Some((low, high)) => ask!(self.library, nvmlDeviceSetMemoryLockedClocks(self.handle, low, high)),
             None => ask!(self.library, nvmlDeviceResetMemoryLockedClocks(self.handle)),
         }
     }
 
-    /// Processes that compute on it, by their ids in NVML's view.
+    /// Lists the ids of processes that compute on it, as NVML reports them.
     ///
     /// # Errors
     /// NVML's.
-    pub fn processes(&self) -> Result<Vec<u32>, Refused> {
+    pub fn processes(&self) -> Result<Vec<u32>, NvmlError> {
         let empty = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
         let found = list(&empty, |count, infos| {
             ask!(self.library, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, count, infos))

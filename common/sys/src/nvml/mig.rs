@@ -1,4 +1,4 @@
-//! How a GPU is divided: MIG mode, GPU instances and the compute instances in them.
+//! MIG mode, GPU instances and their compute instances.
 
 use libc::c_uint;
 use nvml_wrapper_sys::bindings::{
@@ -7,78 +7,78 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceProfileInfo_v2_t,
 };
 
-use super::{Gpu, Library, Refused, ask, list, text, version};
+use super::{Gpu, Library, NvmlError, ask, list, text, version};
 
-/// More kinds of instances than any driver knows; there are gaps between those that a GPU has.
-const MOST_KINDS: c_uint = 32;
+/// Profile numbers to query, more than any driver has; those of a GPU are not contiguous.
+const MAX_PROFILES: c_uint = 32;
 
-/// MIG mode: as it is, and as it will be after a reset.
+/// Current and pending MIG mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigMode {
-    /// Now.
+    /// The current mode.
     pub current: bool,
-    /// After a reset.
+    /// The mode after a reset.
     pub pending: bool,
 }
 
-/// A kind of GPU instance.
+/// A GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// Its number, as nvidia-smi shows it.
+    /// Profile id, as nvidia-smi shows it.
     pub id: u32,
-    /// Its name, as nvidia-smi shows it, but without "MIG " before it.
+    /// Name as nvidia-smi shows it, without the prefix "MIG ".
     pub name: String,
-    /// How many the whole GPU holds.
+    /// Maximum number of instances per GPU.
     pub most: u32,
-    /// Slices of processors that one has.
+    /// Compute slices per instance.
     pub slices: u32,
 }
 
-/// Slices of memory that an instance has.
+/// The placement of an instance in memory slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placement {
-    /// The first.
+    /// The first slice.
     pub start: u32,
-    /// How many.
+    /// Number of slices.
     pub size: u32,
 }
 
-/// A kind of compute instance.
+/// A compute instance profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComputeProfile {
-    /// Its number.
+    /// Profile id.
     pub id: u32,
-    /// Slices of processors that one has.
+    /// Compute slices per instance.
     pub slices: u32,
-    /// Multiprocessors that one has.
+    /// Multiprocessors per instance.
     pub multiprocessors: u32,
 }
 
 /// A GPU instance.
 #[derive(Debug)]
-pub struct Instance<'a> {
+pub struct GpuInstance<'a> {
     library: &'a Library,
     handle: nvmlGpuInstance_t,
-    /// Its number on its GPU.
+    /// Instance id on its GPU.
     pub id: u32,
-    /// The number of its kind.
+    /// Its profile id.
     pub profile: u32,
 }
 
 /// A compute instance.
 #[derive(Debug)]
-pub struct Compute<'a> {
+pub struct ComputeInstance<'a> {
     library: &'a Library,
     handle: nvmlComputeInstance_t,
-    /// Its number in its GPU instance.
+    /// Instance id in its GPU instance.
     pub id: u32,
-    /// The number of its kind.
+    /// Its profile id.
     pub profile: u32,
 }
 
-/// What a GPU does not have is no error.
-fn kind(asked: Result<(), Refused>) -> Result<bool, Refused> {
-    match asked {
+/// Returns whether the GPU has the profile; its absence is not an error.
+fn has_profile(result: Result<(), NvmlError>) -> Result<bool, NvmlError> {
+    match result {
         Ok(()) => Ok(true),
         Err(error) if error.is_unsupported() => Ok(false),
         Err(error) => Err(error),
@@ -86,33 +86,33 @@ fn kind(asked: Result<(), Refused>) -> Result<bool, Refused> {
 }
 
 impl<'a> Gpu<'a> {
-    /// Its MIG mode; not supported on GPUs that have none.
+    /// Returns its MIG mode; not supported on GPUs without MIG.
     ///
     /// # Errors
     /// NVML's.
-    pub fn mig_mode(&self) -> Result<MigMode, Refused> {
+    pub fn mig_mode(&self) -> Result<MigMode, NvmlError> {
         let (mut current, mut pending) = (0, 0);
         ask!(self.library, nvmlDeviceGetMigMode(self.handle, &raw mut current, &raw mut pending))?;
         Ok(MigMode { current: current != 0, pending: pending != 0 })
     }
 
-    /// Turns its MIG mode on or off.
+    /// Enables or disables MIG mode.
     ///
     /// # Errors
-    /// NVML's; those of the mode's activation too: then the mode is pending.
-    pub fn set_mig_mode(&self, on: bool) -> Result<(), Refused> {
+    /// NVML's, including those of the activation; then the mode is pending.
+    pub fn set_mig_mode(&self, on: bool) -> Result<(), NvmlError> {
         let mut activation = 0;
         ask!(self.library, nvmlDeviceSetMigMode(self.handle, c_uint::from(on), &raw mut activation))?;
         if activation == 0 { Ok(()) } else { Err(self.library.refused("nvmlDeviceSetMigMode, activation", activation)) }
     }
 
-    /// The kinds of instances that it can have.
+    /// Lists its GPU instance profiles.
     ///
     /// # Errors
     /// NVML's.
-    pub fn profiles(&self) -> Result<Vec<Profile>, Refused> {
+    pub fn profiles(&self) -> Result<Vec<Profile>, NvmlError> {
         let mut found = Vec::new();
-        for number in 0..MOST_KINDS {
+        for number in 0..MAX_PROFILES {
             let mut info = nvmlGpuInstanceProfileInfo_v2_t {
                 version: 0,
                 id: 0,
@@ -129,8 +129,8 @@ impl<'a> Gpu<'a> {
                 name: [0; 96],
             };
             info.version = version(&info, 2);
-            let asked = ask!(self.library, nvmlDeviceGetGpuInstanceProfileInfoV(self.handle, number, &raw mut info));
-            if kind(asked)? {
+            let result = ask!(self.library, nvmlDeviceGetGpuInstanceProfileInfoV(self.handle, number, &raw mut info));
+            if has_profile(result)? {
                 let name = text(&info.name);
                 let name = name.strip_prefix("MIG ").unwrap_or(&name).to_owned();
                 found.push(Profile { id: info.id, name, most: info.instanceCount, slices: info.sliceCount });
@@ -139,57 +139,57 @@ impl<'a> Gpu<'a> {
         Ok(found)
     }
 
-    /// Where instances of a kind can be, if no other is in the way.
+    /// Lists the possible placements of a profile, regardless of existing instances.
     ///
     /// # Errors
     /// NVML's.
-    pub fn placements(&self, profile: u32) -> Result<Vec<Placement>, Refused> {
+    pub fn placements(&self, profile: u32) -> Result<Vec<Placement>, NvmlError> {
         let empty = nvmlGpuInstancePlacement_t { start: 0, size: 0 };
-        let found = list(&empty, |count, places| {
-            ask!(self.library, nvmlDeviceGetGpuInstancePossiblePlacements_v2(self.handle, profile, places, count))
+        let found = list(&empty, |count, placements| {
+            ask!(self.library, nvmlDeviceGetGpuInstancePossiblePlacements_v2(self.handle, profile, placements, count))
         })?;
         Ok(found.iter().map(|place| Placement { start: place.start, size: place.size }).collect())
     }
 
-    /// How many more of a kind it holds, beside those that are there.
+    /// Returns how many more instances of a profile can be created.
     ///
     /// # Errors
     /// NVML's.
-    pub fn room(&self, profile: u32) -> Result<u32, Refused> {
+    pub fn remaining_capacity(&self, profile: u32) -> Result<u32, NvmlError> {
         let mut count = 0;
         ask!(self.library, nvmlDeviceGetGpuInstanceRemainingCapacity(self.handle, profile, &raw mut count))?;
         Ok(count)
     }
 
-    /// Its instances of a kind.
+    /// Lists its instances of a profile.
     ///
     /// # Errors
     /// NVML's.
-    pub fn instances(&self, profile: u32) -> Result<Vec<Instance<'a>>, Refused> {
+    pub fn instances(&self, profile: u32) -> Result<Vec<GpuInstance<'a>>, NvmlError> {
         let found = list(&(std::ptr::null_mut() as nvmlGpuInstance_t), |count, handles| {
             ask!(self.library, nvmlDeviceGetGpuInstances(self.handle, profile, handles, count))
         })?;
-        found.into_iter().map(|handle| Instance::new(self.library, handle)).collect()
+        found.into_iter().map(|handle| GpuInstance::new(self.library, handle)).collect()
     }
 
-    /// Makes an instance.
+    /// Creates a GPU instance.
     ///
     /// # Errors
     /// NVML's.
-    pub fn make_instance(&self, profile: u32, place: Placement) -> Result<Instance<'a>, Refused> {
-        let place = nvmlGpuInstancePlacement_t { start: place.start, size: place.size };
+    pub fn create_instance(&self, profile: u32, placement: Placement) -> Result<GpuInstance<'a>, NvmlError> {
+        let placement = nvmlGpuInstancePlacement_t { start: placement.start, size: placement.size };
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
-        let made = ask!(
+        let result = ask!(
             self.library,
-            nvmlDeviceCreateGpuInstanceWithPlacement(self.handle, profile, &raw const place, &raw mut handle)
+            nvmlDeviceCreateGpuInstanceWithPlacement(self.handle, profile, &raw const placement, &raw mut handle)
         );
-        made?;
-        Instance::new(self.library, handle)
+        result?;
+        GpuInstance::new(self.library, handle)
     }
 }
 
-impl<'a> Instance<'a> {
-    fn new(library: &'a Library, handle: nvmlGpuInstance_t) -> Result<Self, Refused> {
+impl<'a> GpuInstance<'a> {
+    fn new(library: &'a Library, handle: nvmlGpuInstance_t) -> Result<Self, NvmlError> {
         let mut info = nvmlGpuInstanceInfo_t {
             device: std::ptr::null_mut(),
             id: 0,
@@ -200,13 +200,13 @@ impl<'a> Instance<'a> {
         Ok(Self { library, handle, id: info.id, profile: info.profileId })
     }
 
-    /// The kinds of compute instances that it can have.
+    /// Lists its compute instance profiles.
     ///
     /// # Errors
     /// NVML's.
-    pub fn compute_profiles(&self) -> Result<Vec<ComputeProfile>, Refused> {
+    pub fn compute_profiles(&self) -> Result<Vec<ComputeProfile>, NvmlError> {
         let mut found = Vec::new();
-        for number in 0..MOST_KINDS {
+        for number in 0..MAX_PROFILES {
             let mut info = nvmlComputeInstanceProfileInfo_v2_t {
                 version: 0,
                 id: 0,
@@ -221,12 +221,12 @@ impl<'a> Instance<'a> {
                 name: [0; 96],
             };
             info.version = version(&info, 2);
-            // Engines are shared: there is no other kind.
-            let asked = ask!(
+            // 0: shared engines, the only engine profile.
+            let result = ask!(
                 self.library,
                 nvmlGpuInstanceGetComputeInstanceProfileInfoV(self.handle, number, 0, &raw mut info)
             );
-            if kind(asked)? {
+            if has_profile(result)? {
                 let multiprocessors = info.multiprocessorCount;
                 found.push(ComputeProfile { id: info.id, slices: info.sliceCount, multiprocessors });
             }
@@ -234,38 +234,38 @@ impl<'a> Instance<'a> {
         Ok(found)
     }
 
-    /// Its compute instances of a kind.
+    /// Lists its compute instances of a profile.
     ///
     /// # Errors
     /// NVML's.
-    pub fn computes(&self, profile: u32) -> Result<Vec<Compute<'a>>, Refused> {
+    pub fn compute_instances(&self, profile: u32) -> Result<Vec<ComputeInstance<'a>>, NvmlError> {
         let found = list(&(std::ptr::null_mut() as nvmlComputeInstance_t), |count, handles| {
             ask!(self.library, nvmlGpuInstanceGetComputeInstances(self.handle, profile, handles, count))
         })?;
-        found.into_iter().map(|handle| Compute::new(self.library, handle)).collect()
+        found.into_iter().map(|handle| ComputeInstance::new(self.library, handle)).collect()
     }
 
-    /// Makes a compute instance.
+    /// Creates a compute instance.
     ///
     /// # Errors
     /// NVML's.
-    pub fn make_compute(&self, profile: u32) -> Result<Compute<'a>, Refused> {
+    pub fn create_compute_instance(&self, profile: u32) -> Result<ComputeInstance<'a>, NvmlError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         ask!(self.library, nvmlGpuInstanceCreateComputeInstance(self.handle, profile, &raw mut handle))?;
-        Compute::new(self.library, handle)
+        ComputeInstance::new(self.library, handle)
     }
 
-    /// Unmakes it. No compute instance may be left in it.
+    /// Destroys the instance, which must have no compute instance.
     ///
     /// # Errors
-    /// NVML's; it is still there then.
-    pub fn destroy(self) -> Result<(), Refused> {
+    /// NVML's; the instance still exists then.
+    pub fn destroy(self) -> Result<(), NvmlError> {
         ask!(self.library, nvmlGpuInstanceDestroy(self.handle))
     }
 }
 
-impl<'a> Compute<'a> {
-    fn new(library: &'a Library, handle: nvmlComputeInstance_t) -> Result<Self, Refused> {
+impl<'a> ComputeInstance<'a> {
+    fn new(library: &'a Library, handle: nvmlComputeInstance_t) -> Result<Self, NvmlError> {
         let mut info = nvmlComputeInstanceInfo_t {
             device: std::ptr::null_mut(),
             gpuInstance: std::ptr::null_mut(),
@@ -277,11 +277,11 @@ impl<'a> Compute<'a> {
         Ok(Self { library, handle, id: info.id, profile: info.profileId })
     }
 
-    /// Unmakes it. Nobody may be using it.
+    /// Destroys the instance, which must not be in use.
     ///
     /// # Errors
-    /// NVML's; it is still there then.
-    pub fn destroy(self) -> Result<(), Refused> {
+    /// NVML's; the instance still exists then.
+    pub fn destroy(self) -> Result<(), NvmlError> {
         ask!(self.library, nvmlComputeInstanceDestroy(self.handle))
     }
 }

@@ -1,13 +1,12 @@
-//! NVML, NVIDIA's library for looking after GPUs, found when it is needed.
+//! NVML, NVIDIA's management library, opened at run time.
 //!
-//! `nvml-wrapper-sys` has the interface's text: the functions' types and the
-//! layouts of what they fill in. Here is the way from there to plain values;
-//! what they mean is decided elsewhere. A function that the driver's library
-//! does not have is an error of the call, not of the program.
+//! `nvml-wrapper-sys` has the function types and structure layouts. This module
+//! converts them to plain values without interpreting them. A function that the
+//! driver's library lacks is an error of that call only.
 //!
-//! Every call goes through [`ask`]; its promise holds for this module as a
-//! whole: pointers that are handed to NVML are to live locals of the type that
-//! the function's signature names, or to buffers whose length goes along.
+//! Every call goes through [`ask`]; its safety condition holds for this whole
+//! module: pointers passed to NVML are to live locals of the type in the
+//! function's signature, or to buffers whose length is passed along.
 
 mod gpu;
 mod mig;
@@ -21,7 +20,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 pub use gpu::{ComputeMode, Gpu};
-pub use mig::{Compute, ComputeProfile, Instance, MigMode, Placement, Profile};
+pub use mig::{ComputeInstance, ComputeProfile, GpuInstance, MigMode, Placement, Profile};
 
 /// `NVML_SUCCESS`.
 const SUCCESS: c_uint = 0;
@@ -30,7 +29,7 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const FUNCTION_NOT_FOUND: c_uint = 13;
 
-/// Asks NVML: `ask!(library, function(arguments))`, an error unless it succeeds.
+/// Calls NVML: `ask!(library, function(arguments))`; an error unless it succeeds.
 macro_rules! ask {
     ($library:expr, $function:ident($($argument:expr),*)) => {
         match &$library.raw.$function {
@@ -38,31 +37,31 @@ macro_rules! ask {
             // compiler checks the arguments' types against NVML's interface; what they point to is
             // live and large enough, see the module's documentation.
             Ok(function) => $crate::nvml::check($library, stringify!($function), unsafe { function($($argument),*) }),
-            Err(_) => Err($crate::nvml::Refused::missing(stringify!($function))),
+            Err(_) => Err($crate::nvml::NvmlError::missing(stringify!($function))),
         }
     };
 }
 use ask;
 
-/// NVML did not do what it was asked to.
+/// An NVML call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Refused {
+pub struct NvmlError {
     /// The function.
     pub call: &'static str,
     /// `nvmlReturn_t`.
     pub code: u32,
-    /// What NVML calls that.
+    /// NVML's text for the code.
     pub text: String,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for NvmlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} ({})", self.call, self.text, self.code)
     }
 }
 
-impl Refused {
-    /// `NVML_ERROR_INVALID_ARGUMENT`: also what there is none of.
+impl NvmlError {
+    /// `NVML_ERROR_INVALID_ARGUMENT`: also returned for an object that does not exist.
     pub const INVALID_ARGUMENT: u32 = 2;
     /// `NVML_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 3;
@@ -72,34 +71,34 @@ impl Refused {
     pub const IN_USE: u32 = 19;
 
     fn missing(call: &'static str) -> Self {
-        Self { call, code: FUNCTION_NOT_FOUND, text: "this driver's NVML does not have it".to_owned() }
+        Self { call, code: FUNCTION_NOT_FOUND, text: "this driver's NVML lacks the function".to_owned() }
     }
 
-    /// Whether the driver's library is too old to have the function.
+    /// Returns whether the driver's library is too old to have the function.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.code == FUNCTION_NOT_FOUND
     }
 
-    /// Whether there is no such thing on this GPU.
+    /// Returns whether this GPU does not support the call or lacks the object.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         [Self::INVALID_ARGUMENT, Self::NOT_SUPPORTED].contains(&self.code)
     }
 }
 
-/// Why there is no NVML.
+/// Why NVML could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It is nowhere.
-    #[error("cannot open libnvidia-ml.so.1, NVML: {0}; add the driver's libraries to the image")]
+    /// The library was not found.
+    #[error("failed to open libnvidia-ml.so.1 (NVML): {0}; add the driver's libraries to the image")]
     Library(String),
-    /// It does not work.
-    #[error("NVML does not begin: {0}; is the driver loaded, and of the same version as its libraries?")]
-    Init(Refused),
+    /// `nvmlInit` failed.
+    #[error("failed to initialise NVML: {0}; is the driver loaded, and of the same version as its libraries?")]
+    Init(NvmlError),
 }
 
-/// NVML, initialised.
+/// The initialised NVML library.
 pub struct Library {
     raw: NvmlLib,
 }
@@ -110,103 +109,105 @@ impl fmt::Debug for Library {
     }
 }
 
-fn check(library: &Library, call: &'static str, code: c_uint) -> Result<(), Refused> {
+fn check(library: &Library, call: &'static str, code: c_uint) -> Result<(), NvmlError> {
     if code == SUCCESS { Ok(()) } else { Err(library.refused(call, code)) }
 }
 
-/// A text that NVML wrote, without what is behind its end.
+/// Converts a NUL-terminated text of NVML.
 fn text(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A list of which NVML says the length: `call` is given room and fills it in.
+/// Reads a list of unknown length: `call` fills a buffer, which grows until the list fits.
 fn list<T: Clone>(
     empty: &T,
-    mut call: impl FnMut(*mut c_uint, *mut T) -> Result<(), Refused>,
-) -> Result<Vec<T>, Refused> {
-    // More than there is of anything; NVML says so if not.
-    let mut room: c_uint = 512;
+    mut call: impl FnMut(*mut c_uint, *mut T) -> Result<(), NvmlError>,
+) -> Result<Vec<T>, NvmlError> {
+    // Larger than any list expected; NVML reports if not.
+    let mut capacity: c_uint = 512;
     loop {
-        let mut items = vec![empty.clone(); usize::try_from(room).unwrap_or_default()];
-        let mut count = room;
+        let mut items = vec![empty.clone(); usize::try_from(capacity).unwrap_or_default()];
+        let mut count = capacity;
         match call(&raw mut count, items.as_mut_ptr()) {
             Ok(()) => {
                 items.truncate(usize::try_from(count).unwrap_or_default());
                 return Ok(items);
             }
-            Err(error) if error.code == INSUFFICIENT_SIZE && room < 1 << 20 => room = room.max(count).saturating_mul(2),
+            Err(error) if error.code == INSUFFICIENT_SIZE && capacity < 1 << 20 => {
+                capacity = capacity.max(count).saturating_mul(2);
+            }
             Err(error) => return Err(error),
         }
     }
 }
 
 impl Library {
-    /// Opens NVML at the first of these places where there is one, and begins.
+    /// Opens NVML at the first of these paths that exists, and initialises it.
     ///
     /// # Errors
-    /// It is at none of them, or does not begin.
-    pub fn open(places: &[&OsStr]) -> Result<Self, OpenError> {
-        let mut error = "there is no place to look".to_owned();
-        for place in places {
-            // SAFETY: opening a library runs its initialisers. Places are those of the driver's own
-            // library, which the image vouches for as it does for the driver.
-            match unsafe { NvmlLib::new(*place) } {
+    /// It is at none of them, or fails to initialise.
+    pub fn open(paths: &[&OsStr]) -> Result<Self, OpenError> {
+        let mut error = "no path given".to_owned();
+        for path in paths {
+            // SAFETY: opening a library runs its initialisers. The paths are those of the driver's
+            // library, which is part of the image and as trusted as the driver.
+            match unsafe { NvmlLib::new(*path) } {
                 Ok(raw) => {
                     let library = Self { raw };
                     ask!(&library, nvmlInit_v2()).map_err(OpenError::Init)?;
                     return Ok(library);
                 }
-                // The first place is where it is looked for as a rule.
-                Err(other) if error.starts_with("there") => error = other.to_string(),
+                // The first path is the usual one, so its error is reported.
+                Err(other) if error.starts_with("no path") => error = other.to_string(),
                 Err(_) => {}
             }
         }
         Err(OpenError::Library(error))
     }
 
-    fn refused(&self, call: &'static str, code: c_uint) -> Refused {
-        let words = match &self.raw.nvmlErrorString {
+    fn refused(&self, call: &'static str, code: c_uint) -> NvmlError {
+        let name = match &self.raw.nvmlErrorString {
             // SAFETY: takes any number, needs no initialisation, and returns a constant of the library.
-            Ok(words) => unsafe { words(code) },
+            Ok(name_of) => unsafe { name_of(code) },
             Err(_) => std::ptr::null(),
         };
-        let text = if words.is_null() {
-            "an error without a name".to_owned()
+        let text = if name.is_null() {
+            "unnamed error".to_owned()
         } else {
-            // SAFETY: not null, and a text with its end that lives as long as the library.
-            unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
+            // SAFETY: not null, and a NUL-terminated text that lives as long as the library.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         };
-        Refused { call, code, text }
+        NvmlError { call, code, text }
     }
 
-    /// The driver's version.
+    /// Returns the driver's version.
     ///
     /// # Errors
     /// NVML's.
-    pub fn driver_version(&self) -> Result<String, Refused> {
+    pub fn driver_version(&self) -> Result<String, NvmlError> {
         let mut buffer = [0; 96];
         ask!(self, nvmlSystemGetDriverVersion(buffer.as_mut_ptr(), 96))?;
         Ok(text(&buffer))
     }
 
-    /// The GPU with that PCI address.
+    /// Returns the GPU with that PCI address.
     ///
     /// # Errors
     /// NVML's.
-    pub fn gpu(&self, pci: &str) -> Result<Gpu<'_>, Refused> {
-        // A text with a zero byte in it names no GPU, and neither does an empty one.
+    pub fn gpu(&self, pci: &str) -> Result<Gpu<'_>, NvmlError> {
+        // A text with a NUL names no GPU, nor does an empty one.
         let pci = CString::new(pci).unwrap_or_default();
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         ask!(self, nvmlDeviceGetHandleByPciBusId_v2(pci.as_ptr(), &raw mut handle))?;
         Ok(Gpu::new(self, handle))
     }
 
-    /// All GPUs that NVML sees.
+    /// Lists all GPUs that NVML sees.
     ///
     /// # Errors
     /// NVML's.
-    pub fn gpus(&self) -> Result<Vec<Gpu<'_>>, Refused> {
+    pub fn gpus(&self) -> Result<Vec<Gpu<'_>>, NvmlError> {
         let mut count = 0;
         ask!(self, nvmlDeviceGetCount_v2(&raw mut count))?;
         let gpu = |index| {
@@ -217,12 +218,12 @@ impl Library {
         (0..count).map(gpu).collect()
     }
 
-    /// Whether confidential computing is on for the GPUs: for each by itself, or
-    /// for all together with their links.
+    /// Returns whether confidential computing is on for the GPUs, in single-GPU or
+    /// multi-GPU mode.
     ///
     /// # Errors
     /// NVML's.
-    pub fn is_confidential(&self) -> Result<bool, Refused> {
+    pub fn is_confidential(&self) -> Result<bool, NvmlError> {
         let mut settings = nvmlSystemConfComputeSettings_t {
             version: 0,
             environment: 0,
@@ -240,33 +241,33 @@ impl Library {
         Ok(state.ccFeature != 0)
     }
 
-    /// Whether the GPUs accept work under confidential computing.
+    /// Returns the GPU ready state under confidential computing.
     ///
     /// # Errors
     /// NVML's.
-    pub fn is_ready(&self) -> Result<bool, Refused> {
+    pub fn is_ready(&self) -> Result<bool, NvmlError> {
         let mut ready = 0;
         ask!(self, nvmlSystemGetConfComputeGpusReadyState(&raw mut ready))?;
         Ok(ready != 0)
     }
 
-    /// Tells the GPUs whether to accept work.
+    /// Sets the GPU ready state.
     ///
     /// # Errors
     /// NVML's.
-    pub fn set_ready(&self, ready: bool) -> Result<(), Refused> {
+    pub fn set_ready(&self, ready: bool) -> Result<(), NvmlError> {
         ask!(self, nvmlSystemSetConfComputeGpusReadyState(c_uint::from(ready)))
     }
 }
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // A library that cannot end ends with the process.
+        // A failed shutdown has no effect beyond the process.
         let _ = ask!(self, nvmlShutdown());
     }
 }
 
-/// NVML's number of a structure's version.
+/// Encodes a structure's version for NVML: size and number.
 fn version<T>(_of: &T, number: c_uint) -> c_uint {
     c_uint::try_from(std::mem::size_of::<T>()).unwrap_or_default() | number << 24
 }
@@ -276,25 +277,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_nowhere_or_another_is_told() {
+    fn missing_and_wrong_libraries_are_named_in_the_error() {
         let error = Library::open(&[OsStr::new("/nowhere/libnvidia-ml.so.1")]).unwrap_err().to_string();
         assert!(
             error.contains("/nowhere/libnvidia-ml.so.1") && error.contains("add the driver's libraries"),
             "{error}"
         );
         let error = Library::open(&[OsStr::new("libc.so.6")]).unwrap_err();
-        assert!(matches!(error, OpenError::Init(Refused { code: FUNCTION_NOT_FOUND, .. })), "{error}");
+        assert!(matches!(error, OpenError::Init(NvmlError { code: FUNCTION_NOT_FOUND, .. })), "{error}");
     }
 
     #[test]
-    fn texts_end_where_they_end() {
+    fn texts_end_at_the_first_nul() {
         assert_eq!(text(&[65, 66, 0, 67]), "AB");
         assert_eq!(text(&[65]), "A");
     }
 
     #[test]
-    fn lists_grow_until_they_hold_everything() {
-        let refused = |code| Refused { call: "x", code, text: String::new() };
+    fn list_buffer_grows_until_the_list_fits() {
+        let refused = |code| NvmlError { call: "x", code, text: String::new() };
         let mut calls = 0;
         let all = list(&0u32, |count, items| {
             calls += 1;

@@ -1,4 +1,4 @@
-//! One guest, one container, and what happened when.
+//! Runs one container in one guest and reports a timeline.
 
 mod drive;
 mod output;
@@ -19,42 +19,42 @@ pub use report::{Container, GpuReport, Report, Timeline};
 
 use crate::agent::AgentError;
 
-/// What to run.
+/// A run: guest, image and container.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// The guest; its shared directory is added by the run.
+    /// The guest; the run adds its shared directory.
     pub machine: Machine,
     /// The image's OCI layout.
     pub image: PathBuf,
     /// CDI device names of kind `nvidia.com/gpu`: indices, PCI addresses, `all`.
     pub devices: Vec<String>,
-    /// The command; empty for the default one, which shows and probes GPUs.
+    /// The command; if empty, the default one, which lists and probes GPUs.
     pub command: Vec<String>,
-    /// Where the console's text goes.
+    /// Path of the console's log.
     pub console_log: PathBuf,
-    /// Bounds.
+    /// Deadlines.
     pub deadlines: Deadlines,
-    /// Leave the guest running after the container, until interrupted.
+    /// Keep the guest running after the container has exited, until interrupted.
     pub keep: bool,
 }
 
-/// How long each part of a run may take.
+/// Deadlines of the steps of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From QEMU's start to the agent's first answer.
+    /// From QEMU's start to the agent's first reply.
     pub boot: Duration,
-    /// One call to the agent that does not wait by its nature.
+    /// One call to the agent that does not wait for an event.
     pub call: Duration,
     /// Creating the container, its wait for GPUs included.
     pub create: Duration,
-    /// The container's life.
+    /// Start to exit of the container.
     pub container: Duration,
-    /// From the request to power off to QEMU's end.
+    /// From the power-off request to QEMU's exit.
     pub power_off: Duration,
 }
 
 impl Default for Deadlines {
-    /// For a loaded machine without virtualisation.
+    /// Returns deadlines for a loaded machine without hardware virtualisation.
     fn default() -> Self {
         Self {
             boot: Duration::from_secs(60),
@@ -66,54 +66,54 @@ impl Default for Deadlines {
     }
 }
 
-/// Why a run gave no report. What the guest itself reported before is kept.
+/// Why a run failed, with the guest's partial boot record if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A file or directory of the run could not be made.
-    #[error("run: {path}: {source}")]
+    /// A file or directory of the run could not be created.
+    #[error("run: failed to create {path}: {source}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The image cannot be used.
+    /// The image is unusable.
     #[error(transparent)]
     Image(#[from] OciError),
     /// The virtual machine could not be started or reached.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The agent refused something that every guest must do.
-    #[error("agent: {0}; the console's last words:\n{1}")]
+    /// The agent refused a call that every guest must support.
+    #[error("agent: {0}; end of the console:\n{1}")]
     Agent(AgentError, String),
-    /// The guest ended before it should.
-    #[error("guest ended {} ms after its start, in step {step:?}: {why}", lived.as_millis())]
+    /// The guest exited early.
+    #[error("guest exited {} ms after its start, in step {step:?}: {why}", uptime.as_millis())]
     Ended {
-        /// What the run was doing.
+        /// The step of the run.
         step: &'static str,
-        /// QEMU's life.
-        lived: Duration,
-        /// The boot record's failure, or the console's last words.
+        /// Time from QEMU's start to its exit.
+        uptime: Duration,
+        /// The boot record's failure, or the end of the console.
         why: String,
-        /// The record as the console told it.
+        /// The boot record from the console.
         record: Option<Box<BootRecord>>,
     },
-    /// The guest is alive and does not go on.
-    #[error("guest hangs in step {step:?}: nothing for {} ms; the console's last words:\n{last_words}", elapsed.as_millis())]
+    /// The guest runs and makes no progress.
+    #[error("guest hangs in step {step:?}: no progress for {} ms; end of the console:\n{console_tail}", elapsed.as_millis())]
     Hangs {
-        /// What the run was doing.
+        /// The step of the run.
         step: &'static str,
-        /// How long it waited.
+        /// Time waited.
         elapsed: Duration,
         /// The end of the console.
-        last_words: String,
-        /// The record as the console told it.
+        console_tail: String,
+        /// The boot record from the console.
         record: Option<Box<BootRecord>>,
     },
 }
 
 impl RunError {
-    /// The boot record as far as it got, for those errors that have one.
+    /// Returns the partial boot record, if the error has one.
     #[must_use]
     pub fn record(&self) -> Option<&BootRecord> {
         match self {

@@ -1,4 +1,4 @@
-//! What a run leaves behind: files, and text for whoever watched.
+//! Output of a run: files, and text for the terminal.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,31 +9,31 @@ use firstlight_boot_record::BootRecord;
 
 use super::{Report, RunError};
 
-/// The files of a run.
+/// The output files of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outputs {
-    /// `boot-record.json`, `boot.svg` and `console.log` go here.
+    /// Directory of `boot-record.json`, `boot.svg` and `console.log`.
     pub dir: PathBuf,
-    /// The whole report, if wanted.
+    /// Path of the report as JSON, if requested.
     pub json: Option<PathBuf>,
 }
 
 impl Outputs {
-    /// The console's log.
+    /// Returns the path of the console's log.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// Makes the directory.
+    /// Creates the directory.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn prepare(&self) -> Result<(), RunError> {
         fs::create_dir_all(&self.dir).map_err(|source| RunError::File { path: self.dir.clone(), source })
     }
 
-    /// Writes what is known of a boot, whole or broken off.
+    /// Writes a boot record, complete or partial, and its SVG.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -43,7 +43,7 @@ impl Outputs {
         fs::write(&path, svg(record)).map_err(|source| RunError::File { path, source })
     }
 
-    /// Writes everything.
+    /// Writes all files.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -60,25 +60,25 @@ fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), RunErro
     fs::write(path, text).map_err(file)
 }
 
-/// The report as text: the container, the boot as a table, what is resident.
+/// Formats the report as text: container, boot table, resident memory.
 #[must_use]
 pub fn print(report: &Report) -> String {
     let mut text = String::new();
     let container = &report.container;
     for line in container.stdout.lines() {
-        let _ = writeln!(text, "  | {}", clean(line));
+        let _ = writeln!(text, "  | {}", sanitize(line));
     }
     for line in container.stderr.lines() {
-        let _ = writeln!(text, "  ! {}", clean(line));
+        let _ = writeln!(text, "  ! {}", sanitize(line));
     }
     match (container.exit_code, &container.error) {
-        (_, Some(error)) => drop(writeln!(text, "container: not run: {error}")),
+        (_, Some(error)) => drop(writeln!(text, "container: failed to run: {error}")),
         (Some(code), None) => drop(writeln!(text, "container: exit code {code}")),
         (None, None) => text.push_str("container: no exit code\n"),
     }
     match container.denied_open {
-        Some(true) => text.push_str("device control: every GPU that was not requested was refused\n"),
-        Some(false) => text.push_str("device control: FAILED: opened and requested GPUs differ, see above\n"),
+        Some(true) => text.push_str("device cgroup: access to every GPU that was not requested was denied\n"),
+        Some(false) => text.push_str("device cgroup: FAILED: opened and requested GPUs differ, see above\n"),
         None => {}
     }
     let _ = writeln!(text, "\n{}", table(&report.boot_record));
@@ -89,15 +89,15 @@ pub fn print(report: &Report) -> String {
     let host = &report.host;
     let _ = writeln!(
         text,
-        "host: first answered Check {} ms, QEMU's end {} ms after QEMU's start",
+        "host: first Check reply {} ms, QEMU's exit {} ms after QEMU's start",
         host.first_check_us / 1000,
         host.qemu_exit_us / 1000
     );
     text
 }
 
-/// Container output may hold anything; a terminal gets only its text.
-fn clean(line: &str) -> String {
+/// Removes control characters: container output is untrusted input to the terminal.
+fn sanitize(line: &str) -> String {
     line.chars().filter(|c| !c.is_control() || *c == '\t').collect()
 }
 
@@ -107,7 +107,7 @@ mod tests {
     use crate::run::report::{Container, HostTimes};
 
     #[test]
-    fn files_and_text_hold_the_report() {
+    fn files_and_text_contain_the_report() {
         let dir = tempfile::tempdir().unwrap();
         let outputs = Outputs { dir: dir.path().join("a/b"), json: Some(dir.path().join("r.json")) };
         outputs.prepare().unwrap();

@@ -1,4 +1,4 @@
-//! What a run reports.
+//! The report of a run.
 
 use std::time::Duration;
 
@@ -6,34 +6,34 @@ use firstlight_boot_record::{BootRecord, GpuPhase};
 use firstlight_pci::Address;
 use serde::Serialize;
 
-/// The report of one run; with `--json` this is the file.
+/// The report of one run; `--json` writes it to a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The container.
     pub container: Container,
     /// Every GPU of the guest.
     pub gpus: Vec<GpuReport>,
-    /// The moments that matter, µs of the guest's `CLOCK_BOOTTIME`.
+    /// Milestones, µs of the guest's `CLOCK_BOOTTIME`.
     pub timeline: Timeline,
-    /// Seen from outside.
+    /// Times by the host's clock.
     pub host: HostTimes,
-    /// Everything.
+    /// The boot record.
     pub boot_record: BootRecord,
 }
 
-/// How the container fared.
+/// The result of the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Container {
-    /// Its exit code; absent if it never ran.
+    /// Its exit code; absent if it was not started.
     pub exit_code: Option<i32>,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// Its standard error.
     pub stderr: String,
-    /// Whether every GPU that was not requested was refused and every requested
-    /// one opened; absent if the command did not try.
+    /// Whether access to every GPU that was not requested was denied and every
+    /// requested one opened; absent if the command did not probe.
     pub denied_open: Option<bool>,
-    /// Why it did not run.
+    /// Why it failed to run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -43,33 +43,33 @@ pub struct Container {
 pub struct GpuReport {
     /// Its address.
     pub pci: Address,
-    /// From its first open to the driver's answer, µs.
+    /// Duration from its first open to the driver's result, µs.
     pub attach_us: Option<u64>,
     /// `ready`, `failed`, `timed-out`, `attaching`, `found`, `removed`.
     pub outcome: &'static str,
-    /// Why, if not ready.
+    /// Why it is not ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
-/// Moments of a run, µs since the kernel's start; absent where they never came.
+/// Milestones of a run, µs since the kernel's start; absent if not reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Timeline {
-    /// Zero by definition of the clock.
+    /// Start of the kernel; zero by definition of the clock.
     pub kernel_start_us: u64,
-    /// PID 1's `main`.
+    /// Start of PID 1's `main`.
     pub pid1_start_us: u64,
-    /// The agent's server accepts connections.
+    /// The agent's server accepted connections.
     pub agent_listening_us: Option<u64>,
-    /// The first GPU can be used.
+    /// The first GPU was ready.
     pub first_gpu_ready_us: Option<u64>,
-    /// Every GPU can be used.
+    /// Every GPU was ready.
     pub all_gpus_ready_us: Option<u64>,
-    /// The container's process runs.
+    /// The container's process was started.
     pub container_started_us: Option<u64>,
-    /// It ended.
+    /// The container exited.
     pub container_exited_us: Option<u64>,
-    /// PID 1 began to power off... and said so last.
+    /// PID 1's last event, logged right before power-off.
     pub power_off_us: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ pub struct Timeline {
 pub struct HostTimes {
     /// The agent answered its first Check.
     pub first_check_us: u64,
-    /// QEMU ended.
+    /// QEMU exited.
     pub qemu_exit_us: u64,
 }
 
@@ -88,9 +88,9 @@ pub(super) fn micros(duration: Duration) -> u64 {
 
 impl Timeline {
     fn of(record: &BootRecord, container: &str) -> Self {
-        let event = |what: &str| record.event(what).map(|event| event.at_us);
+        let event = |kind: &str| record.event(kind).map(|event| event.at_us);
         let of_container =
-            |what: &str| record.events.iter().find(|e| e.what == what && e.object == container).map(|e| e.at_us);
+            |kind: &str| record.events.iter().find(|e| e.kind == kind && e.object == container).map(|e| e.at_us);
         let ready: Vec<_> = record.gpus.iter().filter(|g| g.phase == GpuPhase::Ready).map(|g| g.end_us).collect();
         let all_ready = !record.gpus.is_empty() && ready.len() == record.gpus.len();
         Self {
@@ -107,25 +107,25 @@ impl Timeline {
 }
 
 impl Report {
-    /// Puts a report together from the record and what the run saw itself.
+    /// Builds a report from the boot record and the run's own results.
     #[must_use]
     pub fn new(record: BootRecord, container: Container, id: &str, host: HostTimes) -> Self {
         let gpus = record.gpus.iter().map(|gpu| GpuReport {
             pci: gpu.pci,
             attach_us: gpu.attach_us,
-            outcome: gpu.phase.word(),
+            outcome: gpu.phase.as_str(),
             detail: gpu.detail.clone(),
         });
         Self { gpus: gpus.collect(), timeline: Timeline::of(&record, id), container, host, boot_record: record }
     }
 
-    /// Resident memory as the guest reported it: process and text, e.g. `init`, `1800 KiB`.
+    /// Iterates over resident memory as reported by the guest: process and size, e.g. `init`, `1800 KiB`.
     pub fn resident(&self) -> impl Iterator<Item = (&str, &str)> {
-        let events = self.boot_record.events.iter().filter(|event| event.what == "resident");
+        let events = self.boot_record.events.iter().filter(|event| event.kind == "resident");
         events.map(|event| (event.object.as_str(), event.detail.as_str()))
     }
 
-    /// Whether the container ran, ended with 0, and was refused what it should be refused.
+    /// Returns whether the container ran, exited with 0, and was denied every GPU that it did not request.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         self.container.error.is_none()
@@ -157,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn all_ready_only_if_all_are() {
+    fn all_gpus_ready_needs_every_gpu() {
         let mut record = BootRecord::new("1", 10);
         record.gpus = vec![gpu("0000:01:00.0", GpuPhase::Ready, 50), gpu("0000:02:00.0", GpuPhase::Ready, 40)];
-        let event = |what: &str, object: &str, at_us| Event {
+        let event = |kind: &str, object: &str, at_us| Event {
             at_us,
-            what: what.into(),
+            kind: kind.into(),
             object: object.into(),
             detail: String::new(),
         };
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn success_needs_all_three() {
+    fn success_needs_no_error_exit_code_0_and_denied_opens() {
         let record = BootRecord::new("1", 10);
         let good = Container { exit_code: Some(0), denied_open: Some(true), ..Container::default() };
         let report = |container: &Container| Report::new(record.clone(), container.clone(), "c", HostTimes::default());

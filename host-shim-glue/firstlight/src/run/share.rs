@@ -1,4 +1,4 @@
-//! The directory that a guest sees, and everything else a run puts on disk.
+//! Temporary directories of a run, including the guest's shared directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use tempfile::TempDir;
 
 use super::RunError;
 
-/// The directories of one run; gone when dropped.
+/// The directories of one run, removed on drop.
 #[derive(Debug)]
 pub(super) struct Directories {
     root: TempDir,
 }
 
 impl Directories {
-    /// Short paths below the system's directory for temporary files: Unix sockets
-    /// allow 107 bytes.
-    pub(super) fn make() -> Result<Self, RunError> {
+    /// Creates them with short paths below the system's temporary directory: Unix
+    /// socket paths are limited to 107 bytes.
+    pub(super) fn create() -> Result<Self, RunError> {
         let root = tempfile::Builder::new()
             .prefix("firstlight-")
             .tempdir()
@@ -29,17 +29,17 @@ impl Directories {
         Ok(dirs)
     }
 
-    /// Sockets and logs of the machine.
+    /// Returns the directory of the machine's sockets and logs.
     pub(super) fn machine(&self) -> PathBuf {
         self.root.path().join("vm")
     }
 
-    /// What the guest mounts.
+    /// Returns the directory shared with the guest.
     pub(super) fn shared(&self) -> PathBuf {
         self.root.path().join("shared")
     }
 
-    /// Unpacks `image` as the root of container `id`.
+    /// Unpacks `image` as the root file system of container `id`.
     pub(super) fn unpack(&self, image: &Image, id: &str) -> Result<(), RunError> {
         let path = self.shared().join(id).join("rootfs");
         fs::create_dir_all(&path).map_err(|source| RunError::File { path: path.clone(), source })?;

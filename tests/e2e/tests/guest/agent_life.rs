@@ -21,13 +21,13 @@ fn killed_agent_is_restarted_and_serves_again() {
     mortal().watched(async |vm| {
         let console = vm.console().clone();
         let listens = |record: &BootRecord| record.event("agent-listening").is_some();
-        assert!(console.wait_for(listens).await, "it listened once:\n{}", vm.last_words());
+        assert!(console.wait_for(listens).await, "it listened once:\n{}", vm.console_tail());
         // A sandbox that the first agent leaves behind.
         begin(vm).await;
         let twice =
-            |record: &BootRecord| record.events.iter().filter(|event| event.what == "agent-listening").count() == 2;
+            |record: &BootRecord| record.events.iter().filter(|event| event.kind == "agent-listening").count() == 2;
         let again = timeout(Duration::from_secs(60), console.wait_for(twice)).await;
-        assert!(again.is_ok_and(|seen| seen), "it listened twice:\n{}", vm.last_words());
+        assert!(again.is_ok_and(|seen| seen), "it listened twice:\n{}", vm.console_tail());
         let record = console.record().unwrap();
         let exited = record.event("agent-exited").expect("an event for the exit");
         assert!(exited.detail.contains("signal 9"), "{exited:?}");

@@ -8,7 +8,7 @@ use firstlight_lab::Guest;
 use tokio::time::timeout;
 
 fn details<'a>(record: &'a BootRecord, what: &str, daemon: &str) -> Vec<&'a str> {
-    let of = record.events.iter().filter(|event| event.what == what && event.object == daemon);
+    let of = record.events.iter().filter(|event| event.kind == what && event.object == daemon);
     of.map(|event| event.detail.as_str()).collect()
 }
 
@@ -78,8 +78,8 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     let order: Vec<(&str, &str)> = record
         .events
         .iter()
-        .filter(|event| ["agent-exited", "daemon-stopped", "power-off"].contains(&event.what.as_str()))
-        .map(|event| (event.what.as_str(), event.object.as_str()))
+        .filter(|event| ["agent-exited", "daemon-stopped", "power-off"].contains(&event.kind.as_str()))
+        .map(|event| (event.kind.as_str(), event.object.as_str()))
         .collect();
     let stopped = |name| ("daemon-stopped", name);
     assert_eq!(
@@ -92,7 +92,7 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
             ("power-off", "")
         ]
     );
-    let at = |what: &str| record.events.iter().rfind(|event| event.what == what).unwrap().at_us;
+    let at = |what: &str| record.events.iter().rfind(|event| event.kind == what).unwrap().at_us;
     let way = at("power-off") - at("agent-exited");
     assert!((5_000_000..30_000_000).contains(&way), "one took no notice and was killed after its grace: {way} us");
 }
@@ -146,5 +146,5 @@ fn a_guest_without_gpus_needs_no_gpu_daemon() {
         assert_eq!(unit.outcome, Outcome::Skipped, "{unit:?}");
         assert!(unit.detail.contains("not needed") || unit.detail.contains("no such fabric"), "{unit:?}");
     }
-    assert!(record.events.iter().all(|event| !event.what.starts_with("daemon-")), "{:?}", record.events);
+    assert!(record.events.iter().all(|event| !event.kind.starts_with("daemon-")), "{:?}", record.events);
 }

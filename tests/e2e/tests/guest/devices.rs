@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use firstlight_agent_api::agent::{AddSwapPathRequest, AddSwapRequest};
-use firstlight_vm::{Device, Memory};
+use firstlight_vm::{Device, Nvdimm};
 use ttrpc::context::with_duration;
 
 use crate::support::{CALL, Files, SIZE, output, ready, refused};
@@ -32,13 +32,13 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
         Device::Disk { file: files.disk("virtio") },
         Device::Nvme { file: files.disk("nvme") },
         Device::Scsi { file: files.disk("scsi"), target: 3, lun: 2 },
-        Device::Beyond { bus: 0x20, device: beyond },
+        Device::BehindRootComplex { bus: 0x20, device: beyond },
         Device::Disk { file: files.disk("foreign") },
-        Device::Empty,
+        Device::EmptyPort,
     ];
     let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
     let mut scenario = files.scenario("devices", hardware);
-    scenario.guest.persistent = vec![Memory { file: files.disk("persistent"), mib: SIZE }];
+    scenario.guest.persistent = vec![Nvdimm { file: files.disk("persistent"), mib: SIZE }];
     scenario.parameter("agent.hotplug_timeout=2").watched(async |vm| {
         let agent = ready(vm).await;
         let script = "for d in a b c d e; do head -n 1 /dev/xd$d; done; \
@@ -85,7 +85,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
 fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
     let files = Files::make();
     let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
-    let hardware = vec![Device::Empty, Device::Empty, Device::Empty];
+    let hardware = vec![Device::EmptyPort, Device::EmptyPort, Device::EmptyPort];
     let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
     files.scenario("devices", hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
         let agent = ready(vm).await;

@@ -18,8 +18,8 @@ fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
     let mut record = None;
     let console = scenario.watched(async |vm| {
         let begin = Instant::now();
-        while !vm.last_words().contains("all doors tried") {
-            assert!(begin.elapsed() < Duration::from_secs(90), "{}", vm.last_words());
+        while !vm.console_tail().contains("all doors tried") {
+            assert!(begin.elapsed() < Duration::from_secs(90), "{}", vm.console_tail());
             sleep(Duration::from_millis(100)).await;
         }
         record = vm.console().record();

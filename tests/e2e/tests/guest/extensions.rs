@@ -167,9 +167,14 @@ fn bad_parameters_and_a_disk_without_a_hash_tree_are_refused() {
     let bare = vec![extension(&disk(), "extension-gpu")];
     let good = parameter();
     let console = refusal(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
-    assert!(console.contains("kernel parameter \"kata.extension.GPU.verity_params\": it is 1 to 10 of"), "{console}");
+    assert!(
+        console.contains(
+            "kernel parameter \"kata.extension.GPU.verity_params\": invalid extension name; expected 1 to 10 of"
+        ),
+        "{console}"
+    );
     let console = refusal(bare, &["kata.extension.gpu.verity_params=root_hash=x".to_owned()]);
-    assert!(console.contains("extension gpu: no dm-verity parameters: root_hash:"), "{console}");
+    assert!(console.contains("extension gpu: invalid dm-verity parameters: root_hash:"), "{console}");
 
     let files = Files::make();
     let half = files.path("half");

@@ -108,9 +108,9 @@ fn held_guest_ends_the_host_command_with_its_last_words() {
     scenario.guest.initrd = Some(image.initrd);
     scenario.deadlines.boot = Duration::from_secs(12);
     let error = scenario.go().unwrap_err();
-    let RunError::Hangs { step, last_words, record, .. } = &error else { panic!("{error}") };
+    let RunError::Hangs { step, console_tail, record, .. } = &error else { panic!("{error}") };
     assert_eq!(*step, "wait for the agent");
-    assert!(last_words.contains("boot failed"), "{last_words}");
+    assert!(console_tail.contains("boot failed"), "{console_tail}");
     assert_eq!(record.as_ref().unwrap().state, State::Failed);
 }
 
@@ -119,6 +119,6 @@ fn kernel_that_finds_no_init_ends_the_host_command_with_its_panic() {
     let mut scenario = Scenario::gpus(0).parameter("rdinit=/no/such/init");
     scenario.deadlines.boot = Duration::from_secs(30);
     let error = scenario.go().unwrap_err().to_string();
-    assert!(error.contains("ended") || error.contains("hangs"), "{error}");
+    assert!(error.contains("exited") || error.contains("hangs"), "{error}");
     assert!(error.contains("Kernel panic") || error.contains("No working init"), "{error}");
 }

@@ -75,14 +75,14 @@ fn record_names_every_unit_with_its_times() {
 fn idle_guest_is_small() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
-        let told = |record: &BootRecord| record.events.iter().filter(|event| event.what == "resident").count() >= 3;
+        let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
         let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
-        assert!(seen.is_ok_and(|seen| seen), "{}", vm.last_words());
+        assert!(seen.is_ok_and(|seen| seen), "{}", vm.console_tail());
         record = vm.console().record();
     });
     let record = record.unwrap();
     let kib = |process: &str| {
-        let event = record.events.iter().find(|event| event.what == "resident" && event.object == process);
+        let event = record.events.iter().find(|event| event.kind == "resident" && event.object == process);
         event.unwrap().detail.trim_end_matches(" KiB").parse::<u64>().unwrap()
     };
     assert!(kib("init") <= 3 * 1024, "init: {} KiB", kib("init"));

@@ -24,7 +24,7 @@ const SYS_MODULE: u64 = 1 << 16;
 async fn detail(vm: &mut Vm) -> String {
     let ended = |record: &BootRecord| record.unit("modules").is_some_and(|unit| unit.end_us.is_some());
     let seen = timeout(Duration::from_secs(60), vm.console().wait_for(ended)).await;
-    assert!(seen.is_ok_and(|seen| seen), "the unit ends:\n{}", vm.last_words());
+    assert!(seen.is_ok_and(|seen| seen), "the unit ends:\n{}", vm.console_tail());
     let record = vm.console().record().unwrap();
     let unit = record.unit("modules").unwrap();
     assert_eq!(unit.outcome, Outcome::Ok, "{unit:?}");
@@ -59,10 +59,10 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         // silent; so does what was asked for.
         assert!(lines[0].starts_with("0000:"), "{said}");
         assert_eq!(lines[1..], ["5", "64", "3", "4"], "{said}");
-        let told = |record: &BootRecord| record.events.iter().any(|event| event.what == "module-asked");
+        let told = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-asked");
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(told)).await.unwrap());
         let record = vm.console().record().unwrap();
-        let event = record.events.iter().find(|event| event.what == "module-asked").unwrap();
+        let event = record.events.iter().find(|event| event.kind == "module-asked").unwrap();
         println!("  {}", event.detail);
         let place = |name: &str| event.detail.find(&format!("{name} ")).unwrap_or_else(|| panic!("{name}: {event:?}"));
         assert!(place("loop") < place("dummy") && place("dummy") < place("ifb"), "{event:?}");
@@ -82,7 +82,7 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
             assert_eq!(bits, ((1 << all.len()) - 1) & !SYS_MODULE, "{said}");
         }
         let remarked = |record: &BootRecord| {
-            let event = record.events.iter().find(|event| event.what == "container-warning");
+            let event = record.events.iter().find(|event| event.kind == "container-warning");
             event.is_some_and(|event| event.object == "privileged" && event.detail.contains("cannot have CAP_SYS_MODULE"))
         };
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(remarked)).await.unwrap());

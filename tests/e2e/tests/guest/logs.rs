@@ -61,7 +61,7 @@ fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
         assembler.feed(line);
         failed |= assembler.record().is_some_and(|record| record.state == State::Failed);
     }
-    assert!(!failed && assembler.broken() == 0, "{} broken lines in\n{console}", assembler.broken());
+    assert!(!failed && assembler.malformed_lines() == 0, "{} broken lines in\n{console}", assembler.malformed_lines());
     let units = &assembler.record().unwrap().units;
     for unit in &record.units {
         assert!(units.iter().any(|seen| seen.name == unit.name), "{} is missing in\n{console}", unit.name);
@@ -92,7 +92,7 @@ fn the_log_port_has_what_others_say() {
             }
         };
         let seen = timeout(Duration::from_secs(60), read).await;
-        assert!(seen.is_ok() && kernel, "{seen:?} {kernel} {own}\n{}", vm.last_words());
+        assert!(seen.is_ok() && kernel, "{seen:?} {kernel} {own}\n{}", vm.console_tail());
         assert_eq!(word, Some("INFO".into()), "notice, which is what logger says");
     });
 }

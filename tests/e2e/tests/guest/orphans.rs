@@ -63,7 +63,7 @@ fn orphans_by_the_thousand_are_reaped_and_pid_1_does_not_grow() {
         assert!(number(&after, "zombies=") <= ZOMBIES, "{after}");
         assert!(number(&after, "rss=") <= before + GROWTH, "{before} KiB became {after}");
         let record = agent.boot_record().await.unwrap();
-        assert!(!record.events.iter().any(|event| event.what == "agent-exited"), "{:?}", record.events);
+        assert!(!record.events.iter().any(|event| event.kind == "agent-exited"), "{:?}", record.events);
         let _ = agent.destroy_sandbox().await;
         timeout(Duration::from_secs(60), vm.wait()).await.expect("it powers off").unwrap();
         let record = vm.console().record().unwrap();

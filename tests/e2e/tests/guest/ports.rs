@@ -22,7 +22,7 @@ fn with_shell() -> Scenario {
 
 async fn listens(vm: &Vm) {
     let seen = vm.console().wait_for(|record| record.event("agent-listening").is_some()).await;
-    assert!(seen, "the agent listens:\n{}", vm.last_words());
+    assert!(seen, "the agent listens:\n{}", vm.console_tail());
 }
 
 /// The text until something is in it.

@@ -23,7 +23,7 @@ fn scenario(disk: Option<&Path>) -> Scenario {
     let image = lab().service_vm().unwrap();
     let devices = vec!["nvswitch".parse().unwrap(); 4];
     let serial = "firstlight-state".to_owned();
-    let hardware = disk.map(|file| Device::Named { file: file.to_owned(), serial }).into_iter().collect();
+    let hardware = disk.map(|file| Device::DiskWithSerial { file: file.to_owned(), serial }).into_iter().collect();
     Scenario::guest(Guest { devices, hardware, initrd: Some(image.initrd), ..Guest::default() })
         .parameter("firstlight.baseboard-serial=1650123456789")
         .parameter("agent.debug_console")

@@ -15,7 +15,7 @@ fn scenario(parameters: &[&str]) -> Scenario {
 
 /// What the record says of a GPU's settings, without the times.
 fn events<'a>(record: &'a BootRecord, what: &str, object: &str) -> Vec<&'a str> {
-    let of = record.events.iter().filter(|event| event.what == what && event.object == object);
+    let of = record.events.iter().filter(|event| event.kind == what && event.object == object);
     of.map(|event| event.detail.rsplit_once(" (").map_or(event.detail.as_str(), |(detail, _)| detail)).collect()
 }
 

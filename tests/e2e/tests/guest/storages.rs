@@ -15,7 +15,7 @@ use firstlight_agent_api::types::{IPAddress, Interface};
 use firstlight_e2e::lab;
 use firstlight_lab::FileSystem::{self, Erofs, Ext4, Squashfs, Xfs};
 use firstlight_lab::toolbox::EXPORT;
-use firstlight_vm::{Device, Memory};
+use firstlight_vm::{Device, Nvdimm};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
 
@@ -176,12 +176,12 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         Device::Disk { file: disk(Squashfs, "squashfs") },
         Device::Nvme { file: disk(Erofs, "erofs") },
         Device::Scsi { file: disk(Ext4, "scsi"), target: 3, lun: 2 },
-        Device::Empty,
-        Device::Empty,
+        Device::EmptyPort,
+        Device::EmptyPort,
     ];
     let paths: Vec<String> = hardware.iter().enumerate().map(|(at, device)| device.pci_path(at)).collect();
     let mut scenario = files.scenario("storages", hardware);
-    scenario.guest.persistent = vec![Memory { file: disk(Ext4, "persistent"), mib: DISK }];
+    scenario.guest.persistent = vec![Nvdimm { file: disk(Ext4, "persistent"), mib: DISK }];
     scenario.parameter("agent.hotplug_timeout=5").watched(async |vm| {
         let agent = booted(vm).await;
         // A guest that has locked its kernel says so, and can have a sandbox all the same.

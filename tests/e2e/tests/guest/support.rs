@@ -98,7 +98,7 @@ impl Files {
 pub(crate) async fn booted(vm: &Vm) -> Agent {
     let booted = |record: &BootRecord| matches!(record.state, State::Ready | State::Degraded);
     let seen = timeout(Duration::from_secs(90), vm.console().wait_for(booted)).await;
-    assert!(seen.is_ok_and(|seen| seen), "the guest has booted:\n{}", vm.last_words());
+    assert!(seen.is_ok_and(|seen| seen), "the guest has booted:\n{}", vm.console_tail());
     Agent::new(vm.connect(1024, Duration::from_secs(30)).await.unwrap(), CALL)
 }
 

@@ -8,7 +8,7 @@ use firstlight_lab::Guest;
 use tokio::time::timeout;
 
 fn late(record: &BootRecord) -> Vec<(&str, &str)> {
-    let late = record.events.iter().filter(|event| event.what == "shutdown-late");
+    let late = record.events.iter().filter(|event| event.kind == "shutdown-late");
     late.map(|event| (event.object.as_str(), event.detail.as_str())).collect()
 }
 
@@ -29,7 +29,7 @@ fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
     assert_eq!((agent, daemon), ("agent", "persistenced"));
     assert!(why.contains("did not end within 3000 ms of SIGTERM"), "{why}");
     assert!(rest.contains("8400 ms"), "{rest}");
-    let stopped: Vec<_> = record.events.iter().filter(|event| event.what == "daemon-stopped").collect();
+    let stopped: Vec<_> = record.events.iter().filter(|event| event.kind == "daemon-stopped").collect();
     assert!(matches!(stopped[..], [one] if one.object == "imex"), "{stopped:?}");
 
     let at = |what: &str| record.event(what).unwrap_or_else(|| panic!("no {what}: {:?}", record.events)).at_us;

@@ -1,29 +1,29 @@
-//! What is asked for, for some GPUs or for all.
+//! Requested settings, per GPU or for all GPUs.
 
 use std::str::FromStr;
 
 use firstlight_pci::Address;
 use serde::{Deserialize, Serialize};
 
+use crate::messages::{Gpu, SettingsRequest};
 use crate::value::{Clocks, ComputeMode, Power};
-use crate::work::{Gpu, Work};
 use crate::{Mig, number};
 
-/// More GPUs than a guest has.
+/// Highest GPU index accepted, above the number of GPUs in any guest.
 const MOST_INDEX: u32 = 999;
 
-/// Leaves a GPU as it was found.
+/// The value that leaves a GPU unchanged.
 const KEEP: &str = "keep";
 
-/// Whom a value is for.
+/// Selects the GPUs that a value applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whom {
+enum GpuSelector {
     All,
     Between(u32, u32),
     One(Address),
 }
 
-impl Whom {
+impl GpuSelector {
     fn parse(text: &str) -> Option<Self> {
         if text == "all" {
             return Some(Self::All);
@@ -47,10 +47,10 @@ impl Whom {
     }
 }
 
-/// One setting's values, by GPU; none where a GPU stays as it is.
+/// The values of one setting by GPU; `None` leaves a GPU unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerGpu<T> {
-    rows: Vec<(Whom, Option<T>)>,
+    rows: Vec<(GpuSelector, Option<T>)>,
 }
 
 impl<T> Default for PerGpu<T> {
@@ -59,27 +59,27 @@ impl<T> Default for PerGpu<T> {
     }
 }
 
-/// The parts of a setting: for whom, and the value's text.
-fn parts(text: &str) -> Option<Vec<(Whom, &str)>> {
+/// Splits a setting into its parts: selector and value.
+fn parts(text: &str) -> Option<Vec<(GpuSelector, &str)>> {
     let part = |part| match str::rsplit_once(part, ':') {
-        Some((whom, value)) => Some((Whom::parse(whom)?, value)),
-        None => Some((Whom::All, part)),
+        Some((selector, value)) => Some((GpuSelector::parse(selector)?, value)),
+        None => Some((GpuSelector::All, part)),
     };
     text.split(';').map(part).collect()
 }
 
 impl<T: FromStr> PerGpu<T> {
-    /// Reads a setting; `None` if it is malformed.
+    /// Parses a setting; `None` if it is malformed.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut rows = Vec::new();
-        for (whom, value) in parts(text)? {
+        for (selector, value) in parts(text)? {
             let value = if value == KEEP { None } else { Some(value.parse().ok()?) };
-            if whom == Whom::All {
+            if selector == GpuSelector::All {
                 rows.clear();
             }
-            if whom != Whom::All || value.is_some() {
-                rows.push((whom, value));
+            if selector != GpuSelector::All || value.is_some() {
+                rows.push((selector, value));
             }
         }
         Some(Self { rows })
@@ -87,57 +87,57 @@ impl<T: FromStr> PerGpu<T> {
 }
 
 impl<T> PerGpu<T> {
-    /// What is asked of this GPU.
+    /// Returns the value requested for this GPU.
     #[must_use]
     pub fn of(&self, index: u32, pci: Address) -> Option<&T> {
-        self.rows.iter().rev().find(|(whom, _)| whom.has(index, pci)).and_then(|(_, value)| value.as_ref())
+        self.rows.iter().rev().find(|(selector, _)| selector.has(index, pci)).and_then(|(_, value)| value.as_ref())
     }
 
-    /// Whether something is asked of a GPU that is none of these.
-    fn strange(&self, gpus: &[(u32, Address)]) -> bool {
-        let known = |whom: Whom| gpus.iter().any(|(index, pci)| whom.has(*index, *pci));
-        self.rows.iter().any(|(whom, _)| match *whom {
-            Whom::All => false,
-            // Each of them has to be there.
-            Whom::Between(low, high) => (low..=high).any(|index| !known(Whom::Between(index, index))),
+    /// Returns whether the setting selects a GPU that is not in `gpus`.
+    fn names_unknown_gpu(&self, gpus: &[(u32, Address)]) -> bool {
+        let known = |selector: GpuSelector| gpus.iter().any(|(index, pci)| selector.has(*index, *pci));
+        self.rows.iter().any(|(selector, _)| match *selector {
+            GpuSelector::All => false,
+            // Every index of the range must exist.
+            GpuSelector::Between(low, high) => (low..=high).any(|index| !known(GpuSelector::Between(index, index))),
             one => !known(one),
         })
     }
 }
 
-/// Whether GPUs are told to accept work under confidential computing. Until
-/// then nothing computes on them.
+/// Whether to set the GPU ready state under confidential computing; until then
+/// GPUs accept no work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ready {
-    /// If confidential computing is on.
+    /// Set it if confidential computing is on.
     #[default]
     Auto,
-    /// In any case.
+    /// Always set it.
     Yes,
-    /// Somebody else does it, for example after an attestation.
+    /// Never set it: another program does, for example after attestation.
     No,
 }
 
-/// Everything that is asked of GPUs.
+/// All requested GPU settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// How they are divided.
+pub struct RequestedSettings {
+    /// MIG mode and instances.
     pub mig: PerGpu<Mig>,
-    /// Who may compute on them.
+    /// Compute mode.
     pub compute_mode: PerGpu<ComputeMode>,
-    /// What they may take.
+    /// Power limit.
     pub power_limit: PerGpu<Power>,
-    /// Their memory's clock.
+    /// Memory clock.
     pub memory_clock: PerGpu<Clocks>,
-    /// Their processors' clocks.
+    /// Graphics clocks.
     pub clocks: PerGpu<Clocks>,
-    /// Whether they are told to accept work.
+    /// GPU ready state under confidential computing.
     pub ready: Ready,
 }
 
-impl Asked {
-    /// What is asked of one GPU.
+impl RequestedSettings {
+    /// Returns the settings requested for one GPU.
     #[must_use]
     pub fn of(&self, index: u32, pci: Address) -> Gpu {
         Gpu {
@@ -150,32 +150,32 @@ impl Asked {
         }
     }
 
-    /// What has to be done for these GPUs, by index and address; nothing if
-    /// nothing was asked of them. `confidential` is whether this guest is: no
-    /// other has GPUs that have to be told that they are ready.
+    /// Returns the request for these GPUs, by index and address; `None` if no
+    /// setting is requested for them. `confidential` is whether this is a
+    /// confidential guest: only those need the GPU ready state.
     #[must_use]
-    pub fn work(&self, gpus: &[(u32, Address)], confidential: bool) -> Option<Work> {
-        let wanted: Vec<Gpu> =
+    pub fn request_for(&self, gpus: &[(u32, Address)], confidential: bool) -> Option<SettingsRequest> {
+        let changed: Vec<Gpu> =
             gpus.iter().map(|(index, pci)| self.of(*index, *pci)).filter(|gpu| !gpu.is_empty()).collect();
         let ready = match self.ready {
             Ready::No => None,
             Ready::Auto if !confidential => None,
             other => Some(other).filter(|_| !gpus.is_empty()),
         };
-        (!wanted.is_empty() || ready.is_some()).then_some(Work { gpus: wanted, ready })
+        (!changed.is_empty() || ready.is_some()).then_some(SettingsRequest { gpus: changed, ready })
     }
 
-    /// Names of the settings that speak of GPUs that this guest does not have.
+    /// Returns the names of the settings that select GPUs which this guest does not have.
     #[must_use]
-    pub fn strange(&self, gpus: &[(u32, Address)]) -> Vec<&'static str> {
+    pub fn settings_for_unknown_gpus(&self, gpus: &[(u32, Address)]) -> Vec<&'static str> {
         let settings = [
-            ("firstlight.mig", self.mig.strange(gpus)),
-            ("firstlight.gpu-compute-mode", self.compute_mode.strange(gpus)),
-            ("firstlight.gpu-power-limit", self.power_limit.strange(gpus)),
-            ("firstlight.gpu-memory-clock", self.memory_clock.strange(gpus)),
-            ("firstlight.gpu-clocks", self.clocks.strange(gpus)),
+            ("firstlight.mig", self.mig.names_unknown_gpu(gpus)),
+            ("firstlight.gpu-compute-mode", self.compute_mode.names_unknown_gpu(gpus)),
+            ("firstlight.gpu-power-limit", self.power_limit.names_unknown_gpu(gpus)),
+            ("firstlight.gpu-memory-clock", self.memory_clock.names_unknown_gpu(gpus)),
+            ("firstlight.gpu-clocks", self.clocks.names_unknown_gpu(gpus)),
         ];
-        settings.into_iter().filter(|(_, strange)| *strange).map(|(name, _)| name).collect()
+        settings.into_iter().filter(|(_, unknown)| *unknown).map(|(name, _)| name).collect()
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_part_that_names_a_gpu_counts() {
+    fn last_part_that_selects_a_gpu_wins() {
         let list = |texts: [&str; 3]| Some(texts.map(|text| (text != "-").then(|| text.to_owned())).to_vec());
         for (text, expected) in [
             ("500", ["500", "500", "500"]),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_go_by_gpu() {
+    fn mig_layouts_are_per_gpu() {
         let setting = PerGpu::<Mig>::parse("0:3g.71gb,4g.71gb;1:off;0000:03:00.0:19*7").unwrap();
         let texts: Vec<String> =
             gpus().iter().map(|(index, pci)| setting.of(*index, *pci).unwrap().to_string()).collect();
@@ -223,40 +223,47 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_is_no_work() {
-        let mut asked = Asked::default();
-        assert_eq!(asked.work(&gpus(), false), None);
-        assert_eq!(asked.work(&gpus(), true), Some(Work { gpus: Vec::new(), ready: Some(Ready::Auto) }));
-        assert_eq!(asked.work(&[], true), None);
-        asked.ready = Ready::No;
-        asked.clocks = PerGpu::parse("1:1980").unwrap();
-        let work = asked.work(&gpus(), true).unwrap();
-        assert_eq!((work.gpus.len(), work.gpus[0].pci.to_string().as_str(), work.ready), (1, "0000:02:00.0", None));
-        asked.clocks = PerGpu::parse("1:keep").unwrap();
-        assert_eq!(asked.work(&gpus(), true), None);
+    fn no_requested_setting_makes_no_request() {
+        let mut requested = RequestedSettings::default();
+        assert_eq!(requested.request_for(&gpus(), false), None);
+        assert_eq!(
+            requested.request_for(&gpus(), true),
+            Some(SettingsRequest { gpus: Vec::new(), ready: Some(Ready::Auto) })
+        );
+        assert_eq!(requested.request_for(&[], true), None);
+        requested.ready = Ready::No;
+        requested.clocks = PerGpu::parse("1:1980").unwrap();
+        let request = requested.request_for(&gpus(), true).unwrap();
+        assert_eq!(
+            (request.gpus.len(), request.gpus[0].pci.to_string().as_str(), request.ready),
+            (1, "0000:02:00.0", None)
+        );
+        requested.clocks = PerGpu::parse("1:keep").unwrap();
+        assert_eq!(requested.request_for(&gpus(), true), None);
     }
 
     #[test]
-    fn gpus_that_are_not_there_are_told() {
-        for (text, strange) in
+    fn settings_for_missing_gpus_are_named() {
+        for (text, unknown) in
             [("3:500", true), ("0-3:500", true), ("0-2:500", false), ("0000:09:00.0:1", true), ("500", false)]
         {
-            let asked = Asked { power_limit: PerGpu::parse(text).unwrap(), ..Asked::default() };
-            let expected: &[&str] = if strange { &["firstlight.gpu-power-limit"] } else { &[] };
-            assert_eq!(asked.strange(&gpus()), expected, "{text}");
+            let requested =
+                RequestedSettings { power_limit: PerGpu::parse(text).unwrap(), ..RequestedSettings::default() };
+            let expected: &[&str] = if unknown { &["firstlight.gpu-power-limit"] } else { &[] };
+            assert_eq!(requested.settings_for_unknown_gpus(&gpus()), expected, "{text}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_text_is_a_setting_or_not(text in "\\PC{0,40}|[0-9a-z:;,.*+-]{0,40}") {
+        fn parsing_never_panics(text in "\\PC{0,40}|[0-9a-z:;,.*+-]{0,40}") {
             let _ = PerGpu::<Mig>::parse(&text);
             let _ = PerGpu::<Clocks>::parse(&text);
             let _ = PerGpu::<ComputeMode>::parse(&text);
         }
 
         #[test]
-        fn every_gpu_has_the_value_of_the_last_part_with_it(
+        fn every_gpu_has_the_value_of_the_last_part_that_selects_it(
             rows in proptest::collection::vec((0..3u32, 0..3u32, proptest::option::of(1..900u32)), 1..6)
         ) {
             let word = |value: &Option<u32>| value.map_or("keep".to_owned(), |value| value.to_string());

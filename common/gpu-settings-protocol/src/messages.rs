@@ -1,52 +1,52 @@
-//! What PID 1 hands to the helper, and what that answers.
+//! The request of PID 1 to `firstlight-gpu-settings`, and that program's reports.
 
 use firstlight_pci::Address;
 use serde::{Deserialize, Serialize};
 
 use crate::Mig;
-use crate::asked::Ready;
+use crate::requested::Ready;
 use crate::value::{Clocks, ComputeMode, Power};
 
-/// The object of what is about all GPUs.
+/// The object of reports about all GPUs.
 pub const SYSTEM: &str = "system";
 
-/// The helper's task, one argument of JSON.
+/// The request, passed as one command-line argument of JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Work {
-    /// GPUs of which something is asked.
+pub struct SettingsRequest {
+    /// GPUs with requested settings.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
-    /// Whether they are told to accept work; nothing is said to them if `None`.
+    /// GPU ready state under confidential computing; unchanged if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
 }
 
-/// What is asked of one GPU, in the order in which it is done.
+/// The settings requested for one GPU, in the order in which they are applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Gpu {
-    /// Which.
+    /// PCI address.
     pub pci: Address,
-    /// How it is divided.
+    /// MIG mode and instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
-    /// Who may compute on it.
+    /// Compute mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
-    /// What it may take.
+    /// Power limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit: Option<Power>,
-    /// Its memory's clock.
+    /// Memory clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_clock: Option<Clocks>,
-    /// Its processors' clocks.
+    /// Graphics clocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clocks: Option<Clocks>,
 }
 
 impl Gpu {
-    /// Whether nothing is asked of it.
+    /// Returns whether no setting is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let numbers = self.power_limit.is_none() && self.memory_clock.is_none() && self.clocks.is_none();
@@ -54,35 +54,35 @@ impl Gpu {
     }
 }
 
-/// How a step stands.
+/// The state of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It begins now.
-    Begun,
-    /// It is as asked now, and was not before, or that cannot be known.
+    /// The step has started.
+    Started,
+    /// The setting was applied: it differed before, or its previous value is unknown.
     Done,
-    /// It was as asked.
+    /// The setting already had the requested value.
     Unchanged,
-    /// It would be done, if this were no check.
-    Would,
-    /// It is not as asked.
+    /// The setting would be changed; this run only checks.
+    WouldChange,
+    /// The setting could not be applied.
     Failed,
 }
 
-/// What the helper says about one step: a line of JSON.
+/// A report of `firstlight-gpu-settings` about one step: a line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct StepReport {
     /// A GPU's address, or [`SYSTEM`].
     pub object: String,
-    /// What it is about: `mig`, `power-limit`.
+    /// The setting: `mig`, `power-limit`.
     pub step: String,
-    /// How it stands.
+    /// State of the step.
     pub result: Outcome,
-    /// How long it took, µs.
+    /// Duration, µs.
     #[serde(default)]
-    pub us: u64,
-    /// One sentence: values, and for a failure the cause and the next thing to try.
+    pub elapsed_us: u64,
+    /// One sentence: values, and for a failure the cause and the next step.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
@@ -92,21 +92,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_written_as_people_would() {
+    fn request_uses_the_same_text_as_the_kernel_parameters() {
         let text = r#"{"gpus":[{"pci":"0000:01:00.0","mig":"3g.71gb,4g.71gb","power-limit":"500"}],"ready":"auto"}"#;
-        let work: Work = serde_json::from_str(text).unwrap();
-        assert_eq!(serde_json::to_string(&work).unwrap(), text);
-        assert_eq!(work.gpus[0].power_limit, Some(Power::Watts(500)));
+        let request: SettingsRequest = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&request).unwrap(), text);
+        assert_eq!(request.gpus[0].power_limit, Some(Power::Watts(500)));
         for text in
             [r#"{"gpus":[{"pci":"x"}]}"#, r#"{"gpus":[{"pci":"0000:01:00.0","power-limit":"0"}]}"#, r#"{"gpu":1}"#]
         {
-            assert!(serde_json::from_str::<Work>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<SettingsRequest>(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_line_says_how_a_step_stands() {
-        let line: Line = serde_json::from_str(r#"{"object":"system","step":"ready","result":"begun"}"#).unwrap();
-        assert_eq!((line.result, line.us, line.detail.as_str()), (Outcome::Begun, 0, ""));
+    fn report_is_one_json_line_with_optional_fields() {
+        let report: StepReport =
+            serde_json::from_str(r#"{"object":"system","step":"ready","result":"started"}"#).unwrap();
+        assert_eq!((report.result, report.elapsed_us, report.detail.as_str()), (Outcome::Started, 0, ""));
     }
 }

@@ -1,4 +1,4 @@
-//! A place in the PCI tree, as a host names it that cannot know the guest's bus numbers.
+//! PCI paths, by which a host names a guest's function without knowing the guest's bus numbers.
 
 use std::fmt;
 use std::fs;
@@ -7,18 +7,18 @@ use std::str::FromStr;
 
 use crate::Address;
 
-/// The most bridges on the way to a function; PCI itself ends at 256 buses.
-const MAX_STEPS: usize = 32;
+/// Maximum number of slots in a path; PCI itself is limited to 256 buses.
+const MAX_SLOTS: usize = 32;
 
-/// A first number from here on is no slot but the bus of a further root complex
-/// (QEMU's `pxb-pcie`), as Kata's shims write it.
+/// A first number of at least this is not a slot but the bus of an additional root
+/// complex (QEMU's `pxb-pcie`), as Kata's shims write it.
 const FIRST_ROOT: u8 = 0x20;
 
-/// Slots from the root complex to a function, e.g. `02/03`: hexadecimal, each
-/// with an optional function number (`02.1/00`). `20/00/02` begins at the root
-/// complex whose bus is 0x20.
+/// A PCI path: slots from the root complex to a function, e.g. `02/03`:
+/// hexadecimal, each with an optional function number (`02.1/00`). `20/00/02`
+/// starts at the root complex with bus 0x20.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct PciPath {
     root: u8,
     steps: Vec<Slot>,
 }
@@ -29,57 +29,55 @@ struct Slot {
     function: u8,
 }
 
-/// A text that is no place in a PCI tree.
+/// Why a text is not a PCI path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a PCI path: {reason}; expected slots in hexadecimal such as 02/03, 02.1/00 or 20/00/02")]
-pub struct ParsePlaceError {
+pub struct ParsePciPathError {
     text: String,
     reason: &'static str,
 }
 
-/// A function that was found.
+/// The function to which a path was resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ResolvedFunction {
     /// Its address.
     pub address: Address,
     /// Its directory in sysfs.
     pub dir: PathBuf,
 }
 
-/// How far a place could be followed: what is not there (yet).
+/// The first element of a path that does not exist (yet).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Missing {
+pub enum ResolveError {
     /// The root complex.
-    #[error("there is no root complex pci0000:{bus:02x}")]
+    #[error("no root complex pci0000:{bus:02x}")]
     Root {
-        /// Its bus.
+        /// Its bus number.
         bus: u8,
     },
     /// A function on a root complex's bus.
-    #[error("there is no function {address} on root complex pci0000:{:02x}", address.bus)]
+    #[error("no function {address} on root complex pci0000:{:02x}", address.bus)]
     OnRoot {
-        /// Where it would be.
+        /// Its expected address.
         address: Address,
     },
-    /// A function behind a bridge that is there.
-    #[error("bridge {bridge} is there, function {address} behind it is not")]
+    /// A function behind an existing bridge.
+    #[error("no function {address} behind bridge {bridge}")]
     Behind {
-        /// The last bridge that was found.
+        /// The last existing bridge.
         bridge: Address,
-        /// Where the function would be.
+        /// The function's expected address.
         address: Address,
     },
-    /// A function that is there has no bus behind it.
-    #[error(
-        "{bridge} is there and has no bus behind it: it is no bridge, or one without devices that is not set up yet"
-    )]
+    /// An existing function has no secondary bus.
+    #[error("{bridge} has no bus behind it: not a bridge, or a bridge without devices that is not configured yet")]
     Bus {
         /// The function.
         bridge: Address,
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PciPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.root != 0 {
             write!(f, "{:02x}/", self.root)?;
@@ -111,58 +109,58 @@ fn slot(text: &str) -> Result<Slot, &'static str> {
     }
 }
 
-fn parse(text: &str) -> Result<Place, &'static str> {
+fn parse(text: &str) -> Result<PciPath, &'static str> {
     let mut words = text.split('/').peekable();
     let first = words.peek().and_then(|word| hex(word, "").ok()).filter(|number| *number >= FIRST_ROOT);
     if first.is_some() {
         words.next();
     }
-    let steps: Vec<Slot> = words.take(MAX_STEPS + 1).map(slot).collect::<Result<_, _>>()?;
+    let steps: Vec<Slot> = words.take(MAX_SLOTS + 1).map(slot).collect::<Result<_, _>>()?;
     match steps.len() {
-        0 => Err("a root complex alone is no function"),
-        1..=MAX_STEPS => Ok(Place { root: first.unwrap_or(0), steps }),
-        _ => Err("it has more than 32 slots"),
+        0 => Err("a root complex alone is not a function"),
+        1..=MAX_SLOTS => Ok(PciPath { root: first.unwrap_or(0), steps }),
+        _ => Err("more than 32 slots"),
     }
 }
 
-impl FromStr for Place {
-    type Err = ParsePlaceError;
+impl FromStr for PciPath {
+    type Err = ParsePciPathError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text).map_err(|reason| ParsePlaceError { text: text.chars().take(60).collect(), reason })
+        parse(text).map_err(|reason| ParsePciPathError { text: text.chars().take(60).collect(), reason })
     }
 }
 
-impl Place {
-    /// Follows the slots through `sysfs` (normally `/sys`).
+impl PciPath {
+    /// Resolves the path in `sysfs` (normally `/sys`).
     ///
     /// # Errors
-    /// The first thing on the way that is not there.
-    pub fn find(&self, sysfs: &Path) -> Result<Found, Missing> {
-        let mut dir = root_complex(sysfs, self.root).ok_or(Missing::Root { bus: self.root })?;
+    /// The first element that does not exist.
+    pub fn resolve(&self, sysfs: &Path) -> Result<ResolvedFunction, ResolveError> {
+        let mut dir = root_complex(sysfs, self.root).ok_or(ResolveError::Root { bus: self.root })?;
         let mut bridge: Option<Address> = None;
         let mut bus = self.root;
         for Slot { device, function } in &self.steps {
             if let Some(bridge) = bridge {
-                bus = bus_behind(&dir).ok_or(Missing::Bus { bridge })?;
+                bus = bus_behind(&dir).ok_or(ResolveError::Bus { bridge })?;
             }
             let address = Address { domain: 0, bus, device: *device, function: *function };
             dir.push(address.to_string());
             if !dir.is_dir() {
                 return Err(match bridge {
-                    Some(bridge) => Missing::Behind { bridge, address },
-                    None => Missing::OnRoot { address },
+                    Some(bridge) => ResolveError::Behind { bridge, address },
+                    None => ResolveError::OnRoot { address },
                 });
             }
             bridge = Some(address);
         }
-        // The parser lets no place without a slot through.
-        bridge.map(|address| Found { address, dir }).ok_or(Missing::Root { bus: self.root })
+        // The parser rejects paths without a slot.
+        bridge.map(|address| ResolvedFunction { address, dir }).ok_or(ResolveError::Root { bus: self.root })
     }
 }
 
-/// The directory of a root complex: directly below `devices`, or below a platform
-/// device where the firmware describes the machine by a device tree.
+/// Returns the directory of a root complex: directly below `devices`, or below a
+/// platform device on device-tree machines.
 fn root_complex(sysfs: &Path, bus: u8) -> Option<PathBuf> {
     let devices = sysfs.join("devices");
     let name = format!("pci0000:{bus:02x}");
@@ -174,14 +172,14 @@ fn root_complex(sysfs: &Path, bus: u8) -> Option<PathBuf> {
     platform.flatten().map(|entry| entry.path().join(&name)).find(|dir| dir.is_dir())
 }
 
-/// The bus behind a bridge: what the kernel says, or else what the functions there say.
+/// Returns the secondary bus of a bridge: from `pci_bus`, or else from the addresses of its functions.
 fn bus_behind(bridge: &Path) -> Option<u8> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
-    let told = names(&bridge.join("pci_bus"));
-    if let [only] = told.as_slice() {
+    let buses = names(&bridge.join("pci_bus"));
+    if let [only] = buses.as_slice() {
         let (_, bus) = only.rsplit_once(':')?;
         return u8::from_str_radix(bus, 16).ok();
     }
@@ -201,18 +199,18 @@ mod tests {
         }
     }
 
-    fn find(sysfs: &Path, text: &str) -> Result<String, Missing> {
-        text.parse::<Place>().unwrap().find(sysfs).map(|found| found.address.to_string())
+    fn find(sysfs: &Path, text: &str) -> Result<String, ResolveError> {
+        text.parse::<PciPath>().unwrap().resolve(sysfs).map(|found| found.address.to_string())
     }
 
     #[test]
-    fn slots_lead_through_bridges_to_a_function() {
+    fn paths_resolve_through_bridges_to_a_function() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = root.path();
         plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
         plant(sysfs, "pci0000:00/0000:00:02.0/0000:01:03.0", None);
         plant(sysfs, "pci0000:00/0000:00:05.1", None);
-        // Without pci_bus, the function behind it tells the bus.
+        // Without pci_bus, the function behind the bridge determines the bus.
         plant(sysfs, "pci0000:00/0000:00:05.1/0000:0a:00.7", None);
         plant(sysfs, "pci0000:20/0000:20:00.0", Some("0000:21"));
         plant(sysfs, "pci0000:20/0000:20:00.0/0000:21:02.0", None);
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_on_the_way_is_named() {
+    fn missing_path_element_is_named() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = root.path();
         plant(sysfs, "pci0000:00/0000:00:02.0", Some("0000:01"));
@@ -238,8 +236,8 @@ mod tests {
         for (text, parts) in [
             ("20/00/02", &["pci0000:20"][..]),
             ("04/00", &["0000:00:04.0", "root complex"][..]),
-            ("02/01", &["0000:00:02.0 is there", "0000:01:01.0"][..]),
-            ("03/00", &["0000:00:03.0 is there", "no bus"][..]),
+            ("02/01", &["bridge 0000:00:02.0", "0000:01:01.0"][..]),
+            ("03/00", &["0000:00:03.0 has", "no bus"][..]),
         ] {
             let error = find(sysfs, text).unwrap_err().to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_place_is_refused() {
+    fn malformed_paths_are_refused() {
         for (text, part) in [
             ("", "slot"),
             ("/", "slot"),
@@ -262,17 +260,17 @@ mod tests {
             ("../02", "slot"),
             (&["01"; 40].join("/"), "more than 32"),
         ] {
-            let error = text.parse::<Place>().unwrap_err().to_string();
+            let error = text.parse::<PciPath>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?}: {error}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_text_is_a_place_that_round_trips_or_an_error(text in "[0-9a-f./ ]{0,24}|\\PC{0,24}") {
-            if let Ok(place) = text.parse::<Place>() {
-                prop_assert_eq!(place.to_string().parse::<Place>(), Ok(place.clone()));
-                prop_assert!(place.find(Path::new("/nonexistent")).is_err());
+        fn parsed_text_round_trips(text in "[0-9a-f./ ]{0,24}|\\PC{0,24}") {
+            if let Ok(path) = text.parse::<PciPath>() {
+                prop_assert_eq!(path.to_string().parse::<PciPath>(), Ok(path.clone()));
+                prop_assert!(path.resolve(Path::new("/nonexistent")).is_err());
             }
         }
     }

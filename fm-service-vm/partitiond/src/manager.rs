@@ -54,7 +54,7 @@ async fn listen(socket: &Path, engine: &Handle) -> std::io::Result<()> {
             && name == NAME
         {
             let detail = detail.chars().filter(|letter| !letter.is_control()).take(MAX_DETAIL).collect();
-            engine.report_manager_state(ManagerState { ready: ready, detail });
+            engine.report_manager_state(ManagerState { ready, detail });
         }
     }
 }

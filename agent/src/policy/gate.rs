@@ -48,7 +48,7 @@ impl Gate {
     ///
     /// # Errors
     /// `PERMISSION_DENIED` with the policy's prints; `INVALID_ARGUMENT`: not a valid request.
-    pub async fn pass(&self, request: &'static str, bytes: &[u8]) -> Result<()> {
+    pub async fn authorise(&self, request: &'static str, bytes: &[u8]) -> Result<()> {
         if self.thread.get().is_none() {
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl Gate {
     /// Handles `SetPolicy`, given the encoded request.
     ///
     /// # Errors
-    /// As [`Self::pass`]; `INVALID_ARGUMENT`: the policy is unusable, and the previous one stays in
+    /// As [`Self::authorise`]; `INVALID_ARGUMENT`: the policy is unusable, and the previous one stays in
     /// force.
     pub async fn replace(&self, request: Vec<u8>) -> Result<()> {
         self.submit(|reply| Job::Replace(request, reply)).await

@@ -93,7 +93,7 @@ struct Call {
 #[async_trait]
 impl MethodHandler for Call {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        match self.gate.pass(self.request, &request.payload).await {
+        match self.gate.authorise(self.request, &request.payload).await {
             Ok(()) => self.serve.handler(context, request).await,
             Err(error) => Ok(refused(error)),
         }
@@ -113,7 +113,7 @@ impl MethodHandler for Read {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
         let payload = request.payload.clone();
         let mut response = self.serve.handler(context, request).await?;
-        if self.gate.pass(self.request, &payload).await.is_err() {
+        if self.gate.authorise(self.request, &payload).await.is_err() {
             // An empty reply: its only field is unset.
             response.payload.clear();
         }

@@ -43,10 +43,7 @@ async fn fatal_sxid_blocks_new_multi_gpu_partitions_until_release() {
     kernel_says(&mut kernel, &format!("3,2,1,-;{}", FATAL.replace("Fatal", "Non-fatal")));
     let health = fixture.until("the note", |health| !health.notes.is_empty()).await;
     assert!(health.ok, "{health:?}");
-    assert!(
-        health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 errors, the last: SXid 20034"),
-        "{health:?}"
-    );
+    assert!(health.notes[0].starts_with("NVSwitch 0000:05:00.0: 1 errors, the last: SXid 20034"), "{health:?}");
     client.activate(activate("r1", 2, "a")).await.unwrap();
 
     kernel_says(&mut kernel, &format!("3,3,1,-;{FATAL}"));

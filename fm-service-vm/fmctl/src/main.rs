@@ -125,12 +125,12 @@ enum Command {
     /// Return a GPU to allocation, or clear the fatal error of a switch.
     Release {
         /// A GPU's module id, or a switch's PCI address as health names it.
-        what: String,
+        target: String,
     },
     /// Show the PCI address of each GPU and its evidence, or update the module map.
     Inventory {
         #[command(subcommand)]
-        what: Option<inventory::InventoryCommand>,
+        command: Option<inventory::InventoryCommand>,
     },
     /// Check each component and print remedies.
     Doctor,
@@ -226,11 +226,11 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             client.quarantine(api::QuarantineRequest { gpu: *gpu, reason: reason.clone() }).await?;
             show::line(out, json, "quarantined", &format!("GPU {gpu} is quarantined"))?;
         }
-        Command::Release { what } => {
+        Command::Release { target } => {
             use api::release_request::Target;
-            let (of, name) = match what.parse() {
+            let (of, name) = match target.parse() {
                 Ok(gpu) => (Target::Gpu(gpu), format!("GPU {gpu}")),
-                Err(_) => (Target::Switch(what.to_ascii_lowercase()), format!("NVSwitch {what}")),
+                Err(_) => (Target::Switch(target.to_ascii_lowercase()), format!("NVSwitch {target}")),
             };
             let was = client.release(api::ReleaseRequest { target: Some(of) }).await?.into_inner().was_quarantined;
             let (word, text) = match was {
@@ -257,7 +257,7 @@ async fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
                 left -= 1;
             }
         }
-        Command::Inventory { what } => inventory::run(&mut client, what.as_ref(), out, json).await?,
+        Command::Inventory { command } => inventory::run(&mut client, command.as_ref(), out, json).await?,
         Command::Completions { .. } | Command::Doctor => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -177,12 +177,9 @@ fn run<F: Fabric>(
     let observer = views.clone();
     engine.observe(move |state| {
         observer.send_modify(|view| {
-            let is_pending = state.in_progress.is_some() && view.state.in_progress != state.in_progress;
-            view.in_progress = if is_pending {
-                Some(Instant::now())
-            } else {
-                view.in_progress.filter(|_| state.in_progress.is_some())
-            };
+            let is_new = state.in_progress.is_some() && view.state.in_progress != state.in_progress;
+            view.in_progress =
+                if is_new { Some(Instant::now()) } else { view.in_progress.filter(|_| state.in_progress.is_some()) };
             view.state = state.clone();
         });
     });
@@ -193,7 +190,7 @@ fn run<F: Fabric>(
             Ok(Command::KernelFault { boot_id, sequence, fault }) => {
                 match engine.kernel_fault(&boot_id, sequence, &fault) {
                     Ok(true) => show(&engine, views),
-                    Ok(false) => views.send_modify(|view| view.record_nonfatal(fault)),
+                    Ok(false) => views.send_modify(|view| view.note_fault(fault)),
                     Err(error) => {
                         eprintln!("fm-partitiond: {}: {fault}: failed to write the journal: {error}", fault.device)
                     }

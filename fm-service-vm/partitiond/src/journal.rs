@@ -24,7 +24,7 @@ const COMPACT_AFTER: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file operation failed.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("failed to {what} {}: {source}", path.display())]
     File {
         /// The operation.
         what: &'static str,

@@ -36,7 +36,7 @@ pub struct Tls {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
-    #[error("cannot {what} {object}: {source}")]
+    #[error("failed to {what} {object}: {source}")]
     System {
         /// The operation.
         what: &'static str,

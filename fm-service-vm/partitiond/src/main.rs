@@ -55,7 +55,7 @@ struct Args {
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/nv-fabricmanager")]
     fabric_manager_program: PathBuf,
     /// Policy for a tenant whose driver version differs from the fabric manager's.
-    #[arg(long, value_name = "WHAT", default_value = "refuse")]
+    #[arg(long, value_name = "POLICY", default_value = "refuse")]
     guest_driver_mismatch: DriverMismatchPolicy,
     /// Where the fabric manager listens: HOST[:PORT], unix:PATH or vsock:CID:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]

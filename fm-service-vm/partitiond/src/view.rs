@@ -31,7 +31,7 @@ pub struct View {
     pub manager: Option<ManagerState>,
     /// Non-fatal SXids, and Xids of GPUs without a known module id, since the daemon's start: by device, the count
     /// and the last one.
-    pub nonfatal_faults: BTreeMap<String, (u64, Fault)>,
+    pub noted_faults: BTreeMap<String, (u64, Fault)>,
     /// The module map.
     pub module_map: Arc<ModuleMapState>,
     /// Counts and durations of changes.
@@ -45,7 +45,7 @@ impl View {
     #[must_use]
     pub fn new(state: State) -> Self {
         let (fabric, module_map, change_stats) = (FabricSnapshot::default(), Arc::default(), ChangeStats::default());
-        let (manager, nonfatal_faults) = (None, BTreeMap::new());
+        let (manager, noted_faults) = (None, BTreeMap::new());
         Self {
             fabric,
             polled_at: None,
@@ -53,7 +53,7 @@ impl View {
             in_progress: None,
             poll_error: None,
             manager,
-            nonfatal_faults,
+            noted_faults,
             module_map,
             change_stats,
             journal_end: 0,
@@ -138,26 +138,26 @@ impl View {
     }
 }
 
-/// Maximum number of devices with non-fatal errors.
+/// Maximum number of devices with noted errors.
 const MAX_DEVICES: usize = 64;
 
 impl View {
-    /// Records a non-fatal SXid, or an Xid of an unknown GPU.
-    pub fn record_nonfatal(&mut self, fault: Fault) {
-        if self.nonfatal_faults.contains_key(&fault.device) || self.nonfatal_faults.len() < MAX_DEVICES {
-            let entry = self.nonfatal_faults.entry(fault.device.clone()).or_insert_with(|| (0, fault.clone()));
+    /// Notes a non-fatal SXid, or an Xid of an unknown GPU.
+    pub fn note_fault(&mut self, fault: Fault) {
+        if self.noted_faults.contains_key(&fault.device) || self.noted_faults.len() < MAX_DEVICES {
+            let entry = self.noted_faults.entry(fault.device.clone()).or_insert_with(|| (0, fault.clone()));
             *entry = (entry.0 + 1, fault);
         }
     }
 
-    /// Returns the non-fatal errors: a switch with many of them may fail soon.
+    /// Returns the noted errors: a switch with many of them may fail soon.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let note = |(device, (count, last)): (&String, &(u64, Fault))| {
             let what = if last.kind == Kind::Xid { "GPU" } else { "NVSwitch" };
             format!("{what} {device}: {count} errors, the last: {last}")
         };
-        self.nonfatal_faults.iter().map(note).collect()
+        self.noted_faults.iter().map(note).collect()
     }
 }
 

@@ -98,7 +98,7 @@ fn several_gpus_are_given_by_a_verified_map_only() {
     assert!(engine.activate("r8", PartitionSelector::Count(2), "u").is_err());
     // Measurements may be partial.
     assert!(!engine.set_map("m2", update(&[1, 2, 3, 4, 5, 6, 7], nvml())).unwrap().verification.is_verified());
-    assert!(refusal(engine, "r9", PartitionSelector::Count(4)).contains("only an operator's word for GPUs 8; run"));
+    assert!(refusal(engine, "r9", PartitionSelector::Count(4)).contains("only operator statements for GPUs 8; run"));
     let probe = Evidence::Probe { recorded_at: 0, partition: 14 };
     let result = engine.set_map("m3", update(&[8], probe)).unwrap();
     assert!(result.verification.is_verified(), "{result:?}");

@@ -52,7 +52,7 @@ pub(crate) enum Ended {
 
 /// Boots and runs; `say` gets a line per step.
 pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMut(&str)) -> anyhow::Result<Ended> {
-    outputs.prepare()?;
+    let _lock = outputs.prepare()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
         let work = async {

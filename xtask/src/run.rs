@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::bail;
 use firstlight::run::{Outputs, print};
-use firstlight_boot_profile::table;
 use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
@@ -50,6 +49,9 @@ pub(crate) struct Args {
     /// Leave the guest running after the container, until Ctrl-C.
     #[arg(long)]
     keep: bool,
+    /// Exit with 3 instead of 0 if the boot was degraded: a unit or a GPU failed.
+    #[arg(long)]
+    fail_on_degraded: bool,
     /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
@@ -106,21 +108,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     );
     let mut say = |line: &str| eprintln!("run: {line}");
     match steps.run(&BOOT, |_| boot(&lab, &plan, &outputs, &mut say))? {
-        Ended::Interrupted(signal) => Ok(ExitCode::from(signal.exit_code())),
+        Ended::Interrupted(signal) => {
+            print!("{}", outputs.interrupted());
+            Ok(ExitCode::from(signal.exit_code()))
+        }
         Ended::Failed(error) => {
-            if let Some(record) = error.record() {
-                outputs.write_record(record)?;
-                print!("{}", table(record));
-            }
-            eprintln!("console: {}", outputs.console_log().display());
+            print!("{}", outputs.failed(&error));
             Err(error.into())
         }
         Ended::Report(report) => {
             outputs.write(&report)?;
             print!("{}", print(&report));
-            let dir = outputs.dir.display();
-            println!("written: {dir}/boot-record.json {dir}/boot.svg {dir}/console.log");
-            Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            println!("{}", outputs.written());
+            Ok(ExitCode::from(report.exit_code(args.fail_on_degraded)))
         }
     }
 }

@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use firstlight::run::{self, Deadlines, Outputs, Run};
-use firstlight_boot_record::BootRecord;
 use firstlight_vm::{Accelerator, Device, Machine, Tool, or_interrupted};
 
 /// The host side of Firstlight.
@@ -84,6 +83,9 @@ struct RunArgs {
     /// Keep the guest running after the container has exited.
     #[arg(long)]
     keep: bool,
+    /// Exit with 3 instead of 0 if the boot was degraded: a unit or a GPU failed.
+    #[arg(long)]
+    fail_on_degraded: bool,
     /// Command to run instead of the default probe.
     #[arg(last = true)]
     command: Vec<String>,
@@ -125,33 +127,32 @@ impl RunArgs {
 
 fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
-    outputs.prepare()?;
+    let _lock = outputs.prepare()?;
     let plan = args.run(&outputs);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
     let mut progress = |line: &str| eprintln!("firstlight: {line}");
     match runtime.block_on(or_interrupted(run::run(&plan, &mut progress))) {
-        Err(signal) => Ok(ExitCode::from(signal.exit_code())),
+        Err(signal) => {
+            print!("{}", outputs.interrupted());
+            Ok(ExitCode::from(signal.exit_code()))
+        }
         Ok(Err(error)) => {
-            if let Some(record) = error.record() {
-                outputs.write_record(record)?;
-                print!("{}", firstlight_boot_profile::table(record));
-            }
+            print!("{}", outputs.failed(&error));
             Err(error.into())
         }
         Ok(Ok(report)) => {
             outputs.write(&report)?;
             print!("{}", run::print(&report));
-            Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(ExitCode::from(report.exit_code(args.fail_on_degraded)))
         }
     }
 }
 
 fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCode> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
-    let inner = serde_json::from_str::<serde_json::Value>(&text).ok().and_then(|v| v.get("boot_record").cloned());
-    let text = inner.map_or(text, |record| record.to_string());
-    let record = BootRecord::from_json(&text).with_context(|| file.display().to_string())?;
+    let text = std::fs::read(file).with_context(|| format!("failed to read {}", file.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    let record = run::parse_record(&text).with_context(|| file.display().to_string())?;
     print!("{}", firstlight_boot_profile::table(&record));
     if let Some(path) = svg {
         std::fs::write(path, firstlight_boot_profile::svg(&record))

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use firstlight_boot_profile::table;
 use firstlight_boot_record::{BootRecord, GpuPhase, State};
 use firstlight_oci::Image;
-use firstlight_vm::{Share, Vm};
+use firstlight_vm::{Exit, Share, Vm};
 use tokio::time::{sleep, timeout};
 
+use super::output::sanitize;
 use super::report::{Container, HostTimes, Report, micros};
 use super::share::Directories;
 use super::{Run, RunError};
@@ -61,8 +63,9 @@ async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&
         let attaching = record.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Ready).count();
         progress(&format!("{attaching} of {} GPUs found are not ready yet", record.gpus.len()));
     }
-    let with_console = |error, vm: &Vm| RunError::Agent(error, vm.console_tail());
-    agent.create_sandbox(SANDBOX).await.map_err(|error| with_console(error, vm))?;
+    if let Err(error) = agent.create_sandbox(SANDBOX).await {
+        return Err(agent_error(vm, "create the sandbox", error).await);
+    }
 
     let begin = Instant::now();
     let mut container = Container::default();
@@ -71,20 +74,31 @@ async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&
             container = exited;
             progress(&format!("the container ran for {} ms, its wait for GPUs included", begin.elapsed().as_millis()));
         }
+        Err(error @ AgentError::Lost { .. }) => return Err(agent_error(vm, "run the container", error).await),
         Err(error) => {
             progress(&format!("the container did not run: {error}"));
             container.error = Some(error.to_string());
         }
     }
-    if run.keep {
-        progress(&format!("guest keeps running: agent at {} (CONNECT 1024), Ctrl-C stops it", vm.vsock().display()));
-        vm.wait().await?;
-    }
     // The record is complete when the last GPU is ready or has failed.
     let ended = |record: &BootRecord| !matches!(record.state, State::Booting);
     let console = vm.console().clone();
     let _ = timeout(run.deadlines.create, console.wait_for(ended)).await;
-    let record = agent.boot_record().await.map_err(|error| with_console(error, vm))?;
+    if run.keep {
+        // Shown now: the guest may run for days, and may be killed.
+        match agent.boot_record().await {
+            Ok(record) => progress(&format!("the boot:\n{}", table(&record))),
+            Err(error) => progress(&format!("failed to read the boot record: {error}")),
+        }
+        container.stdout.lines().for_each(|line| progress(&format!("container: {}", sanitize(line))));
+        progress(&format!("guest keeps running: agent at {} (CONNECT 1024), Ctrl-C stops it", vm.vsock().display()));
+        let exit = vm.wait().await?;
+        return Err(exit_error(vm, "keep the guest running", &exit));
+    }
+    let record = match agent.boot_record().await {
+        Ok(record) => record,
+        Err(error) => return Err(agent_error(vm, "read the boot record", error).await),
+    };
     if run.command.is_empty() {
         let granted = granted_minors(&record, &run.devices);
         container.denied_open = Probe::read(&container.stdout).denied_open(&granted);
@@ -193,15 +207,37 @@ async fn step<T>(
         Some(Err(_)) => Err(hang_error(vm, name, deadline)),
         None => {
             let exit = vm.wait().await?;
-            let record = vm.console().record();
-            let failure = record.as_ref().and_then(|record| record.failure.as_ref());
-            let why = failure.map_or_else(
-                || format!("QEMU exited with {}; end of the console:\n{}", exit.status, vm.console_tail()),
-                |failure| format!("boot failed in {}: {}", failure.unit, failure.detail),
-            );
-            Err(RunError::Ended { step: name, uptime: exit.uptime, why, record: record.map(Box::new) })
+            Err(exit_error(vm, name, &exit))
         }
     }
+}
+
+/// Returns the error of a guest that exited.
+fn exit_error(vm: &Vm, step: &'static str, exit: &Exit) -> RunError {
+    let record = vm.console().record();
+    let failure = record.as_ref().and_then(|record| record.failure.as_ref());
+    let why = failure.map_or_else(
+        || format!("QEMU exited with {}; end of the console:\n{}", exit.status, vm.console_tail()),
+        |failure| format!("boot failed in {}: {}", failure.unit, failure.detail),
+    );
+    RunError::Ended { step, uptime: exit.uptime, why, record: record.map(Box::new) }
+}
+
+/// Time for a guest to exit after its agent's connection broke: PID 1 reports a failed boot and powers off.
+const EXIT_AFTER_LOSS: Duration = Duration::from_secs(15);
+
+/// Returns the error of a failed call: that of the guest, if it has exited or exits now.
+async fn agent_error(vm: &mut Vm, step: &'static str, source: AgentError) -> RunError {
+    let console = vm.console().clone();
+    let lost = matches!(source, AgentError::Lost { .. });
+    if lost
+        && timeout(EXIT_AFTER_LOSS, console.ended()).await.is_ok()
+        && let Ok(exit) = vm.wait().await
+    {
+        return exit_error(vm, step, &exit);
+    }
+    let record = vm.console().record().map(Box::new);
+    RunError::Agent { step, source, console_tail: vm.console_tail(), record }
 }
 
 fn hang_error(vm: &Vm, step: &'static str, elapsed: Duration) -> RunError {

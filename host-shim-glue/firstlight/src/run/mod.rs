@@ -14,8 +14,8 @@ use firstlight_oci::OciError;
 use firstlight_vm::{Machine, VmError};
 
 pub use drive::run;
-pub use output::{Outputs, print};
-pub use report::{Container, GpuReport, Report, Timeline};
+pub use output::{Outputs, OutputsLock, parse_record, print};
+pub use report::{Container, GpuReport, Report, Timeline, problems};
 
 use crate::agent::AgentError;
 
@@ -83,9 +83,24 @@ pub enum RunError {
     /// The virtual machine could not be started or reached.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The agent refused a call that every guest must support.
-    #[error("agent: {0}; end of the console:\n{1}")]
-    Agent(AgentError, String),
+    /// The output directory is in use.
+    #[error("run: {} is in use by another run: wait for it, or choose another directory with --out", dir.display())]
+    Busy {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The agent refused a call that every guest must support, or its connection broke while the guest went on.
+    #[error("agent failed in step {step:?}: {source}; end of the console:\n{console_tail}")]
+    Agent {
+        /// The step of the run.
+        step: &'static str,
+        /// The agent's error.
+        source: AgentError,
+        /// The end of the console.
+        console_tail: String,
+        /// The boot record from the console.
+        record: Option<Box<BootRecord>>,
+    },
     /// The guest exited early.
     #[error("guest exited {} ms after its start, in step {step:?}: {why}", uptime.as_millis())]
     Ended {
@@ -117,7 +132,7 @@ impl RunError {
     #[must_use]
     pub fn record(&self) -> Option<&BootRecord> {
         match self {
-            Self::Ended { record, .. } | Self::Hangs { record, .. } => record.as_deref(),
+            Self::Ended { record, .. } | Self::Hangs { record, .. } | Self::Agent { record, .. } => record.as_deref(),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firstlight_boot_record::{BootRecord, GpuPhase};
+use firstlight_boot_record::{BootRecord, GpuPhase, Outcome};
 use firstlight_pci::Address;
 use serde::Serialize;
 
@@ -125,6 +125,20 @@ impl Report {
         events.map(|event| (event.object.as_str(), event.detail.as_str()))
     }
 
+    /// Returns the exit code for the shell: the container's own, 127 if its command does not exist, 125 if it was not
+    /// started, 1 if it could open a GPU that it had not requested; with `fail_on_degraded` 3 instead of 0 if a unit or
+    /// GPU failed.
+    #[must_use]
+    pub fn exit_code(&self, fail_on_degraded: bool) -> u8 {
+        match (&self.container.error, self.container.exit_code) {
+            (Some(error), _) if error.contains("not found") || error.contains("No such file") => COMMAND_NOT_FOUND,
+            (Some(_), _) | (None, None) => NOT_STARTED,
+            (None, Some(0)) if self.container.denied_open == Some(false) => 1,
+            (None, Some(0)) if fail_on_degraded && !problems(&self.boot_record).is_empty() => DEGRADED,
+            (None, Some(code)) => u8::try_from(code & 0xff).unwrap_or(1),
+        }
+    }
+
     /// Returns whether the container ran, exited with 0, and was denied every GPU that it did not request.
     #[must_use]
     pub fn succeeded(&self) -> bool {
@@ -133,6 +147,27 @@ impl Report {
             && self.container.denied_open != Some(false)
     }
 }
+
+/// Returns what went wrong in a boot that went on: units and GPUs that failed, one line each.
+#[must_use]
+pub fn problems(record: &BootRecord) -> Vec<String> {
+    // A failed attach is in the GPU's row, with more detail.
+    let units = record.units.iter().filter(|unit| unit.pci.is_none());
+    let units = units.filter(|unit| matches!(unit.outcome, Outcome::Failed | Outcome::TimedOut));
+    let units = units.map(|unit| format!("unit {} {}: {}", unit.name, unit.outcome.as_str(), unit.detail));
+    let gpus = record.gpus.iter().filter(|gpu| matches!(gpu.phase, GpuPhase::Failed | GpuPhase::TimedOut));
+    let gpus = gpus.map(|gpu| format!("GPU {} {} in {}: {}", gpu.pci, gpu.phase.as_str(), gpu.step, gpu.detail));
+    units.chain(gpus).collect()
+}
+
+/// Exit code of a run whose container could not be started, as of `docker run`.
+const NOT_STARTED: u8 = 125;
+
+/// Exit code of a degraded boot, where that was requested.
+const DEGRADED: u8 = 3;
+
+/// Exit code where the container's command does not exist, as of a shell.
+const COMMAND_NOT_FOUND: u8 = 127;
 
 #[cfg(test)]
 mod tests {
@@ -193,5 +228,31 @@ mod tests {
         assert!(!report(&Container { exit_code: Some(3), ..good.clone() }).succeeded());
         assert!(!report(&Container { exit_code: None, ..good.clone() }).succeeded());
         assert!(!report(&Container { error: Some("x".into()), ..good }).succeeded());
+    }
+
+    #[test]
+    fn exit_code_is_the_containers_or_says_why_there_is_none() {
+        let code = |exit_code, error: Option<&str>, denied_open| {
+            let error = error.map(str::to_owned);
+            let container = Container { exit_code, error, denied_open, ..Container::default() };
+            Report::new(BootRecord::new("1", 10), container, "c", HostTimes::default()).exit_code(false)
+        };
+        assert_eq!(
+            (code(Some(0), None, None), code(Some(0), None, Some(true)), code(Some(42), None, None)),
+            (0, 0, 42)
+        );
+        assert_eq!(code(Some(0), None, Some(false)), 1);
+        assert_eq!(code(None, Some("StartContainer: /bin/x: No such file or directory"), None), 127);
+        assert_eq!((code(None, Some("no GPU 7"), None), code(None, None, None)), (125, 125));
+        assert_eq!(code(Some(128 + 9), None, None), 137);
+
+        let mut record = BootRecord::new("1", 10);
+        let container = |code| Container { exit_code: Some(code), ..Container::default() };
+        let report =
+            |record: &BootRecord, code| Report::new(record.clone(), container(code), "c", HostTimes::default());
+        assert_eq!(report(&record, 0).exit_code(true), 0);
+        record.gpus = vec![gpu("0000:01:00.0", GpuPhase::Failed, 50)];
+        assert_eq!((report(&record, 0).exit_code(true), report(&record, 0).exit_code(false)), (3, 0));
+        assert_eq!(report(&record, 42).exit_code(true), 42, "the container's own code wins");
     }
 }

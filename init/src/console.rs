@@ -82,7 +82,7 @@ fn missing(kind: &str, lines: usize) -> String {
 #[derive(Debug, Default)]
 struct Shared {
     queues: Mutex<Queues>,
-    news: Condvar,
+    changed: Condvar,
     /// Processor time of the writer so far, µs.
     spent_us: AtomicU64,
 }
@@ -120,13 +120,13 @@ impl Console {
     /// Puts one line, given without its end, behind those of its kind that wait.
     pub fn line(&mut self, line: String) {
         self.shared.queues().push(line);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
     }
 
     /// Puts one line of what others say behind all that waits.
     pub fn log(&mut self, line: String) {
         self.shared.queues().push_log(line);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
     }
 
     /// Puts one line before all that are kept, except the first, which says who
@@ -159,7 +159,7 @@ impl Console {
         self.start();
         let (sender, receiver) = channel();
         self.shared.queues().flushes.push(sender);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
         let _ = receiver.recv_timeout(limit);
     }
 }
@@ -194,7 +194,7 @@ fn write_all(shared: &Shared) {
             }
             queues = shared.queues();
         } else {
-            queues = shared.news.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues = shared.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -89,7 +89,7 @@ const LONGEST: usize = 200;
 #[derive(Debug, Clone, Default)]
 pub struct Log {
     milestones: Vec<Milestone>,
-    words: BTreeMap<Address, Vec<String>>,
+    messages: BTreeMap<Address, Vec<String>>,
     /// About whom the driver has said something since somebody asked.
     spoken: BTreeSet<Address>,
 }
@@ -108,7 +108,7 @@ impl Log {
         } else if entry.is_drivers() {
             let Some(pci) = address_in(entry.text) else { return };
             self.spoken.insert(pci);
-            let words = self.words.entry(pci).or_default();
+            let words = self.messages.entry(pci).or_default();
             if words.len() >= KEPT {
                 words.remove(0);
             }
@@ -129,8 +129,8 @@ impl Log {
 
     /// The driver's last words about a GPU, on one line.
     #[must_use]
-    pub fn last_words(&self, pci: Address) -> Option<String> {
-        self.words.get(&pci).map(|words| words.join(" / "))
+    pub fn last_message(&self, pci: Address) -> Option<String> {
+        self.messages.get(&pci).map(|words| words.join(" / "))
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
         log.feed("3,2,2,-;NVRM: GPU 0000:03:00.0: rm_init_adapter failed, device minor number 2");
         log.feed("3,3,3,-;NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.");
         log.feed("6,4,4,-;pci 0000:04:00.0: BAR 0 assigned");
-        let words = |pci: &str| log.last_words(pci.parse().unwrap());
+        let words = |pci: &str| log.last_message(pci.parse().unwrap());
         let text = words("0000:03:00.0").unwrap();
         assert!(text.contains("(0x22:0x56:894) / NVRM") && !text.contains("early"), "{text}");
         assert!(words("0000:04:00.0").unwrap().contains("Xid"));
@@ -243,7 +243,7 @@ mod tests {
              supported by open\\x0aNVRM: nvidia.ko because of its age.\\x0a",
         );
         assert_eq!(
-            log.last_words("0000:03:00.0".parse().unwrap()).unwrap(),
+            log.last_message("0000:03:00.0".parse().unwrap()).unwrap(),
             "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open \
              nvidia.ko because of its age."
         );
@@ -259,7 +259,7 @@ mod tests {
         let mut log = Log::default();
         log.feed("11,1,1,-;NVRM: GPU 0000:03:00.0: RmInitAdapter failed!");
         log.feed("14,1,1,-;Run /init as init process");
-        assert_eq!((log.last_words("0000:03:00.0".parse().unwrap()), log.milestones().len()), (None, 0));
+        assert_eq!((log.last_message("0000:03:00.0".parse().unwrap()), log.milestones().len()), (None, 0));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub const QUEUE: (&str, &str) = ("/proc/sys/net/unix/max_dgram_qlen", "512");
 const MOST_NAMES: usize = 16;
 
 /// How long a sender's name is believed, µs: process numbers come again.
-const BELIEVED_US: u64 = 1_000_000;
+const CACHED_US: u64 = 1_000_000;
 
 /// The socket.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl DevLog {
         let mut before = None;
         if let Some(at) = self.names.iter().position(|(known, ..)| *known == sender) {
             let (_, since, source) = &self.names[at];
-            if now.saturating_sub(*since) < BELIEVED_US {
+            if now.saturating_sub(*since) < CACHED_US {
                 return source.clone();
             }
             before = Some(self.names.remove(at).2);
@@ -198,15 +198,15 @@ mod tests {
         client.send(b"<14>x").unwrap();
         assert_eq!(log.read(1, 1).unwrap()[0].0, Source::Daemon("imex"), "believed for a while");
         client.send(b"<14>x").unwrap();
-        assert!(matches!(log.read(BELIEVED_US, 1).unwrap()[0].0, Source::Peer(_)), "there is no such daemon");
+        assert!(matches!(log.read(CACHED_US, 1).unwrap()[0].0, Source::Peer(_)), "there is no such daemon");
         fs::remove_dir_all(dir.path().join("proc")).unwrap();
         client.send(b"<14>x").unwrap();
         assert!(
-            matches!(log.read(9 * BELIEVED_US, 1).unwrap()[0].0, Source::Peer(Peer { ref program, .. }) if program == "x")
+            matches!(log.read(9 * CACHED_US, 1).unwrap()[0].0, Source::Peer(Peer { ref program, .. }) if program == "x")
         );
         log.names.clear();
         client.send(b"<14>x").unwrap();
-        let ended = log.read(9 * BELIEVED_US, 1).unwrap().remove(0).0;
+        let ended = log.read(9 * CACHED_US, 1).unwrap().remove(0).0;
         assert!(ended.name().starts_with("ended["), "{ended:?}");
         for text in ["0::/", "0::/../firstlight/imex", "1:memory:/firstlight/imex", "", "0::/firstlight/"] {
             assert_eq!(daemon_of(text), None, "{text}");

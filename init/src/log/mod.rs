@@ -11,7 +11,7 @@ pub mod syslog;
 
 use firstlight_boot_record::{Level, LogLine};
 
-use limit::{LeftOut, Limiter};
+use limit::{DroppedLines, Limiter};
 
 /// Who says something.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,16 +70,16 @@ impl Forwarder {
         self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
     }
 
-    /// When [`Forwarder::remarks`] has something to say, µs.
+    /// When [`Forwarder::dropped_lines`] has something to say, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.limiter.next_deadline()
     }
 
     /// What was left out, where that is due; with `all`, whether it is or not.
-    pub fn remarks(&mut self, now: u64, all: bool) -> Vec<LogLine> {
-        let rows = self.limiter.left_out(now, all).into_iter();
-        rows.map(|LeftOut { name, lines, since }| {
+    pub fn dropped_lines(&mut self, now: u64, all: bool) -> Vec<LogLine> {
+        let rows = self.limiter.take_dropped(now, all).into_iter();
+        rows.map(|DroppedLines { name, lines, since }| {
             let seconds = now.saturating_sub(since).div_ceil(1_000_000).max(1);
             let text = format!("{lines} lines of {name} left out in the last {seconds} s");
             LogLine { at_us: now, level: Level::Warning, source: "init".to_owned(), text }
@@ -100,11 +100,11 @@ mod tests {
         assert_eq!(line.encode(), "firstlight: 0.000005 err x_y[7,901]: a\\x0ab");
         let imex = Source::Daemon("imex");
         let passed = (0..1000).filter(|_| forwarder.take(9, 9, &imex, Level::Info, "x".into()).is_some()).count();
-        assert!(forwarder.remarks(9, false).is_empty());
+        assert!(forwarder.dropped_lines(9, false).is_empty());
         let at = forwarder.next_deadline().unwrap();
-        let remarks: Vec<_> = forwarder.remarks(at, false).iter().map(LogLine::encode).collect();
+        let remarks: Vec<_> = forwarder.dropped_lines(at, false).iter().map(LogLine::encode).collect();
         let expected = format!(" warning init: {} lines of imex left out in the last 5 s", 1000 - passed);
-        assert!(matches!(&remarks[..], [one] if one.ends_with(&expected)), "{remarks:?}");
-        assert_eq!((forwarder.next_deadline(), forwarder.remarks(at, true)), (None, vec![]));
+        assert!(matches!(&dropped_lines[..], [one] if one.ends_with(&expected)), "{remarks:?}");
+        assert_eq!((forwarder.next_deadline(), forwarder.dropped_lines(at, true)), (None, vec![]));
     }
 }

@@ -9,12 +9,12 @@ use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;
 use super::gpus::{SETTINGS, micros};
-use crate::agent::end_in_words;
+use crate::agent::describe_exit;
 use crate::clock::now_us;
-use crate::daemons::group::PARENT;
+use crate::daemons::cgroup::PARENT;
 use crate::executor::{End, Event};
 use crate::nodes::{self, Mknod};
-use crate::settings::{Run, Said, missing};
+use crate::settings::{OutputLine, Run, missing};
 
 /// What is set, and who waits for it.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl Supervisor {
 
     /// Whether a GPU that has just attached is to wait until its settings are
     /// made; whoever calls leaves it to [`Supervisor::serve`] then.
-    pub(super) fn settings_come_first(&self, gpu: usize) -> bool {
+    pub(super) fn needs_settings(&self, gpu: usize) -> bool {
         let gpu = self.gpus.row(gpu).map(|row| (row.index, row.pci));
         gpu.is_some_and(|gpu| self.settings_of(&[gpu]).is_some())
     }
@@ -145,15 +145,15 @@ impl Supervisor {
     }
 
     /// Takes what runs have said, and ends those that are past their deadline.
-    pub(super) fn turn_settings(&mut self) {
+    pub(super) fn poll_settings(&mut self) {
         for at in 0..self.settings.rows.len() {
-            self.hear_settings(at, false);
+            self.handle_settings_output(at, false);
         }
         let now = now_us();
         while let Some(at) = self.settings.rows.iter().position(|row| row.deadline_us <= now) {
             // First, so that what it says comes to an end.
             self.settings.rows[at].run.kill();
-            self.hear_settings(at, true);
+            self.handle_settings_output(at, true);
             let row = self.settings.rows.remove(at);
             let limit = self.params.settings_deadline;
             let why = format!("killed, as it did not end within {limit:?}, firstlight.gpu-settings-deadline");
@@ -167,24 +167,24 @@ impl Supervisor {
         let Some(at) = self.settings.rows.iter().position(|row| row.run.is(pid)) else { return false };
         // Nobody may be left of it.
         self.settings.rows[at].run.kill();
-        self.hear_settings(at, true);
+        self.handle_settings_output(at, true);
         let row = self.settings.rows.remove(at);
         let told = status.exit_status() == Some(1) && !row.run.tally.complaints().is_empty();
-        let words = end_in_words(status.exit_status(), status.terminating_signal());
+        let words = describe_exit(status.exit_status(), status.terminating_signal());
         let why = if status.exit_status() == Some(0) || told { None } else { Some(words) };
         self.settings_ended(&row, why.as_deref(), End::Failed);
         true
     }
 
-    fn hear_settings(&mut self, at: usize, all: bool) {
+    fn handle_settings_output(&mut self, at: usize, all: bool) {
         let now = now_us();
         let Some(row) = self.settings.rows.get_mut(at) else { return };
         for said in row.run.listen(all) {
             match said {
-                Said::Words(words) => self.daemon_says(&crate::log::Source::Daemon("gpu-settings"), words),
+                OutputLine::Text(words) => self.log_daemon_line(&crate::log::Source::Daemon("gpu-settings"), words),
                 // How far it is matters only if it does not end.
-                Said::Step(line) if line.result == Outcome::Begun => {}
-                Said::Step(line) => {
+                OutputLine::Step(line) if line.result == Outcome::Begun => {}
+                OutputLine::Step(line) => {
                     let what = match line.result {
                         Outcome::Failed => "gpu-setting-failed",
                         Outcome::Done => "gpu-setting",
@@ -228,14 +228,14 @@ impl Supervisor {
     fn serve_after(&mut self, gpus: &[usize], undivided: impl Fn(Address) -> Option<String>) {
         // Instances have come or gone, and with them the driver's capabilities.
         if let Err(error) = nodes::make_capabilities(&self.root, &mut Mknod) {
-            self.recorder.event(now_us(), "nodes-left-out", "", &error.to_string());
+            self.recorder.event(now_us(), "device-nodes-skipped", "", &error.to_string());
         }
         for gpu in gpus {
             let place = self.gpus.row(*gpu).map(|row| (row.index, row.pci));
             let Some((index, pci)) = place.filter(|_| self.waits_for_settings(*gpu)) else { continue };
             let asked = self.params.settings.mig.of(index, pci).is_some();
             match undivided(pci).filter(|_| asked) {
-                Some(why) => self.refuse_undivided(*gpu, &why),
+                Some(why) => self.fail_undivided(*gpu, &why),
                 None => self.serve(*gpu),
             }
         }

@@ -11,7 +11,7 @@ fn phases(record: &BootRecord) -> Vec<GpuPhase> {
 }
 
 fn late(record: &BootRecord) -> Vec<&str> {
-    record.events.iter().filter(|event| event.what == "gpu-late").map(|event| event.object.as_str()).collect()
+    record.events.iter().filter(|event| event.what == "gpu-attached-after-deadline").map(|event| event.object.as_str()).collect()
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What an image and its devices say about kernel modules.
 
-use firstlight_init::modules::config::{Config, soft};
+use firstlight_init::modules::config::{Config, parse_softdep};
 use firstlight_init::modules::dep::Dependencies;
 use firstlight_init::modules::name::{same, stem};
 use firstlight_init::modules::{alias, glob};
@@ -50,7 +50,7 @@ pub(super) fn aliases(bytes: &[u8]) {
 }
 
 pub(super) fn company(bytes: &[u8]) {
-    if let Some(soft) = soft(&text(bytes)) {
+    if let Some(soft) = parse_softdep(&text(bytes)) {
         assert!(
             soft.before
                 .iter()

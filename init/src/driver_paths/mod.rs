@@ -13,7 +13,7 @@ use crate::root::Root;
 pub const EXTENSION: &str = "/run/kata-extensions/gpu";
 
 /// What paths are looked for below, in this order: who plugs in a driver wants it used.
-pub const PLACES: &[&str] = &[EXTENSION, ""];
+pub const SEARCH_ROOTS: &[&str] = &[EXTENSION, ""];
 
 /// Directories with libraries, for programs of the extension.
 const LIBRARIES: &[&str] = &[
@@ -32,8 +32,8 @@ const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";
 ///
 /// # Errors
 /// None does; all are named.
-pub fn first_of(root: &Root, paths: &[&str]) -> Result<String, String> {
-    let all = PLACES.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
+pub fn find_first(root: &Root, paths: &[&str]) -> Result<String, String> {
+    let all = SEARCH_ROOTS.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
     all.into_iter()
         .find(|path| root.path(path).is_file())
         .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
@@ -49,7 +49,8 @@ pub fn command(root: &Root, program: &str) -> Vec<String> {
         return direct();
     }
     let Some(loader) = interpreter::of(&root.path(program)) else { return direct() };
-    let Some(loader) = PLACES.iter().map(|place| format!("{place}{loader}")).find(|path| root.path(path).is_file())
+    let Some(loader) =
+        SEARCH_ROOTS.iter().map(|place| format!("{place}{loader}")).find(|path| root.path(path).is_file())
     else {
         return direct();
     };
@@ -125,9 +126,9 @@ mod tests {
     #[test]
     fn the_extension_comes_before_the_image() {
         let (_directory, root) = guest(&[("/usr/bin/a", ""), ("/opt/b", ""), ("/run/kata-extensions/gpu/opt/b", "")]);
-        assert_eq!(first_of(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
-        assert_eq!(first_of(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
-        assert_eq!(first_of(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
+        assert_eq!(find_first(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
+        assert_eq!(find_first(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
+        assert_eq!(find_first(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
     }
 
     #[test]

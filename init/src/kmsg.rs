@@ -1,5 +1,5 @@
-//! The kernel's log: when it reached what, what the GPU driver said last about a
-//! GPU, and what of it is worth a line of ours.
+//! Reads the kernel log: boot milestones, the driver's last messages about each GPU,
+//! and lines to forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::root::Root;
 /// One record of `/dev/kmsg`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Facility times eight plus level; the kernel's own facility is 0, and nobody else can have it.
+    /// Facility times eight plus level; facility 0 is the kernel's; processes cannot use it.
     pub priority: u32,
     /// When, µs.
     pub at_us: u64,
@@ -35,7 +35,7 @@ impl<'a> Entry<'a> {
         Some(Self { priority, at_us, text: text.lines().next().unwrap_or_default() })
     }
 
-    /// Whether the kernel itself says it, not a process by `/dev/kmsg`.
+    /// Returns whether the kernel logged it, not a process by `/dev/kmsg`.
     #[must_use]
     pub fn is_kernels(&self) -> bool {
         self.priority < 8
@@ -51,7 +51,7 @@ impl<'a> Entry<'a> {
         self.is_kernels() && DRIVER.iter().any(|start| self.text.starts_with(start))
     }
 
-    /// Who says it, and what.
+    /// Returns its source and text.
     #[must_use]
     pub fn source(&self) -> (Source, &'a str) {
         match self.text.strip_prefix("agent: ") {
@@ -90,7 +90,7 @@ const LONGEST: usize = 200;
 pub struct Log {
     milestones: Vec<Milestone>,
     messages: BTreeMap<Address, Vec<String>>,
-    /// About whom the driver has said something since somebody asked.
+    /// GPUs with driver messages since the last [`Log::take_spoken`].
     spoken: BTreeSet<Address>,
 }
 
@@ -122,12 +122,12 @@ impl Log {
         &self.milestones
     }
 
-    /// About which GPUs the driver has said something since this was asked last.
+    /// Takes the GPUs with driver messages since the last call.
     pub fn take_spoken(&mut self) -> BTreeSet<Address> {
         std::mem::take(&mut self.spoken)
     }
 
-    /// The driver's last words about a GPU, on one line.
+    /// Returns the driver's last messages about a GPU, on one line.
     #[must_use]
     pub fn last_message(&self, pci: Address) -> Option<String> {
         self.messages.get(&pci).map(|words| words.join(" / "))
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_last_words_go_to_their_gpu() {
+    fn driver_messages_are_assigned_to_their_gpu() {
         let mut log = Log::default();
         log.feed("4,1,1,-;NVRM: GPU 0000:03:00.0: something early");
         log.feed("3,1,1,-;NVRM: GPU 0000:03:00.0: RmInitAdapter failed! (0x22:0x56:894)");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_several_lines_is_kept_whole() {
+    fn multi_line_message_is_joined() {
         let mut log = Log::default();
         log.feed(
             "3,1,1,-;NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8)\\x0aNVRM: installed in this system is not \
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_for_the_kernel_or_its_driver() {
+    fn processes_cannot_impersonate_kernel_or_driver() {
         let of = |record: &'static str| Entry::parse(record).map(|entry| (entry.source(), entry.level())).unwrap();
         assert_eq!(of("3,1,1,-;NVRM: Xid 79"), ((Source::Driver, "NVRM: Xid 79"), Level::Error));
         assert_eq!(of("4,1,1,-;agent: x"), ((Source::Kernel, "agent: x"), Level::Warning));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_prints_is_its_own_setting() {
+    fn console_level_is_read_from_printk() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert_eq!(printed_below(&root), 0);

@@ -346,7 +346,7 @@ pub const PARAMS: &[ParamSpec] = &[
         default: "integrity",
         effect: "how far the kernel is closed even to root, where it can be, with `firstlight.lockdown`: no writing to it \
                  by `/dev/mem`, PCI configuration space, BARs in sysfs, ports, MSRs, kexec or unsigned modules; \
-                 `confidentiality` lets nobody read its memory either, by BPF, perf or tracing",
+                 `confidentiality` also blocks reading its memory, by BPF, perf or tracing",
         set: |params, value| {
             let all = ["none", "integrity", "confidentiality"];
             choose(&mut params.kernel_lockdown, value, &all.map(|word| (word, word)))

@@ -1,5 +1,4 @@
-//! The program that sets what is asked of GPUs (`firstlight-gpu-settings`): its
-//! start, what it says, and what that comes to.
+//! Runs `firstlight-gpu-settings`, parses its output and evaluates the result.
 
 use std::ffi::{CStr, CString};
 use std::io::{PipeReader, Read as _};
@@ -144,7 +143,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Starts the program, in a resource group below `groups`.
+    /// Starts the program, in a cgroup below `groups`.
     ///
     /// # Errors
     /// What could not be done.
@@ -228,7 +227,7 @@ impl Run {
         self.parser.words.last()
     }
 
-    /// Kills it. One that the kernel holds stays, and nobody waits for it.
+    /// Kills it without waiting; a process blocked in the kernel may remain.
     pub fn kill(&self) {
         let _ = self.group.kill();
     }
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_words_are_told_apart() {
+    fn steps_and_text_lines_are_distinguished() {
         let (mut ear, mut out) = (OutputParser::default(), Vec::new());
         for piece in ["{\"object\":\"a\",\"step\":\"mig\",\"res", "ult\":\"done\"}\nwarn\x1bing\n\n{\"x\":1}\n", "rest"]
         {
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_or_never_ends_is_told() {
+    fn failed_and_unfinished_steps_are_reported() {
         let mut tally = Tally::default();
         for (object, step, result, detail) in [
             ("a", "mig", Outcome::Begun, ""),
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_the_program_is_told_which_file_it_lacks() {
+    fn missing_program_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let text = missing(&Root::at(dir.path())).unwrap();
         assert_eq!(text, "/usr/bin/firstlight-gpu-settings is not in the image; add it");

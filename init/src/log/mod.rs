@@ -1,9 +1,8 @@
-//! What others say, on its way to the console and the host: the kernel,
-//! daemons, the agent, and whoever writes to `/dev/log`.
+//! Log forwarding to the console and the host: the kernel, daemons, the agent, and
+//! writers to `/dev/log`.
 //!
-//! Nothing here is a signal: readiness and failures come from elsewhere. All of
-//! it is foreign text, bounded in length and number, and escaped where it
-//! becomes a line ([`firstlight_boot_record::LogLine`]).
+//! Logs are never a readiness or failure signal. All text is untrusted input,
+//! bounded in length and rate, and escaped where it becomes a line ([`firstlight_boot_record::LogLine`]).
 
 pub mod devlog;
 pub mod limit;
@@ -13,7 +12,7 @@ use firstlight_boot_record::{Level, LogLine};
 
 use limit::{DroppedLines, Limiter};
 
-/// Who says something.
+/// The source of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The kernel.
@@ -22,13 +21,13 @@ pub enum Source {
     Driver,
     /// The agent, in the kernel's log.
     Agent,
-    /// Somebody else who writes to the kernel's log: never taken for the kernel.
+    /// Another process that writes to the kernel's log.
     Kmsg,
     /// A daemon, by its outputs or `/dev/log`.
     Daemon(&'static str),
     /// A daemon's log file, which what else it writes does not drown.
     DaemonFile(&'static str),
-    /// Somebody else who writes to `/dev/log`.
+    /// Another process that writes to `/dev/log`.
     Peer(Peer),
 }
 
@@ -58,14 +57,14 @@ impl Source {
     }
 }
 
-/// The way of foreign lines.
+/// Forwards lines within their rate limits.
 #[derive(Debug, Default)]
 pub struct Forwarder {
     limiter: Limiter,
 }
 
 impl Forwarder {
-    /// Takes what somebody said at `at_us` and hands it on if its source has not used up its budget.
+    /// Returns the line of `at_us` if its source is within its rate limit.
     pub fn take(&mut self, now: u64, at_us: u64, source: &Source, level: Level, text: String) -> Option<LogLine> {
         self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
     }
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_carry_who_when_and_what_and_what_is_missing_is_told() {
+    fn lines_have_source_time_and_text_and_drops_are_reported() {
         let mut forwarder = Forwarder::default();
         let peer = Peer { pid: 7, user: 901, program: "x y".into() };
         let line = forwarder.take(9, 5, &Source::Peer(peer), Level::Error, "a\nb".into()).unwrap();

@@ -76,7 +76,7 @@ impl Supervisor {
     }
 
     /// Has all subscribers told how the GPUs stand, at the end of this turn of
-    /// the loop: eight that become ready at once are one piece of news.
+    /// the loop: eight that become ready at once are one coalesced update.
     pub(super) fn publish_gpus(&mut self) {
         self.gpus_changed = true;
     }

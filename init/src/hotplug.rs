@@ -153,7 +153,7 @@ mod tests {
                 std::fs::write(information.join("information"), "").unwrap();
             }
         }
-        let look = BusSnapshot::read(&root).unwrap();
+        let snapshot = BusSnapshot::read(&root).unwrap();
         assert_eq!(snapshot.functions.len(), 2);
         assert_eq!(snapshot.taken, [pci(1)]);
     }

@@ -101,9 +101,9 @@ mod tests {
         let passed = (0..1000).filter(|_| forwarder.take(9, 9, &imex, Level::Info, "x".into()).is_some()).count();
         assert!(forwarder.dropped_lines(9, false).is_empty());
         let at = forwarder.next_deadline().unwrap();
-        let remarks: Vec<_> = forwarder.dropped_lines(at, false).iter().map(LogLine::encode).collect();
+        let dropped_lines: Vec<_> = forwarder.dropped_lines(at, false).iter().map(LogLine::encode).collect();
         let expected = format!(" warning init: {} lines of imex left out in the last 5 s", 1000 - passed);
-        assert!(matches!(&dropped_lines[..], [one] if one.ends_with(&expected)), "{remarks:?}");
+        assert!(matches!(&dropped_lines[..], [one] if one.ends_with(&expected)), "{dropped_lines:?}");
         assert_eq!((forwarder.next_deadline(), forwarder.dropped_lines(at, true)), (None, vec![]));
     }
 }

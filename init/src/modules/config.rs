@@ -223,7 +223,7 @@ mod tests {
         assert!(install.contains("no install line") && install.contains("x.conf line 9"), "{install}");
         assert!(remove.contains("no remove line") && what.contains("what") && alias.contains("alias"));
         assert!(softdep.contains("line 14"), "{softdep}");
-        let driver = soft("nvidia pre: ecdh_generic,ecdsa_generic").unwrap();
+        let driver = parse_softdep("nvidia pre: ecdh_generic,ecdsa_generic").unwrap();
         assert_eq!(driver.before, ["ecdh_generic", "ecdsa_generic"]);
         assert!(of(&format!("options x a={}", "x".repeat(LONGEST_LINE))).options.is_empty());
         assert!(of("options x a=\0").options.is_empty());
@@ -270,13 +270,13 @@ mod tests {
         #[test]
         fn any_text_is_read(text in any::<String>()) {
             let config = of(&text);
-            let _ = (config.options("x"), config.soft_dependencies("x"), soft(&text));
+            let _ = (config.options("x"), config.soft_dependencies("x"), parse_softdep(&text));
         }
 
         #[test]
         fn what_is_written_is_read(module in "[a-z]{1,8}", before in prop::collection::vec("[a-z]{1,5}", 0..4), after in prop::collection::vec("[a-z]{1,5}", 0..4)) {
             let written = format!("{module} pre: {} post: {}", before.join(" "), after.join(" "));
-            prop_assert_eq!(soft(&written), Some(SoftDependency { module, before, after }));
+            prop_assert_eq!(parse_softdep(&written), Some(SoftDependency { module, before, after }));
         }
     }
 }

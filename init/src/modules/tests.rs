@@ -28,7 +28,7 @@ impl Image {
 
 /// The set's modules in the order in which one thread takes them.
 fn turns(modules: &Modules, names: &[&str], order: LoadOrder) -> (Vec<String>, Outcome) {
-    let set = modules.set(names, turn);
+    let set = modules.set(names, order);
     let (_, done) = load::run(set.nodes, 1, &|_| Ok(true));
     (done.loaded.into_iter().map(|(name, _)| name).collect(), set.outcome)
 }

@@ -1,5 +1,5 @@
-//! What each unit does. Actions take what earlier units produced and hand back
-//! what later ones need; nothing is shared.
+//! The action of each unit. An action takes the products of earlier units and
+//! returns its own; nothing is shared.
 
 use std::fs;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use firstlight_cmdline::CommandLine;
 use firstlight_pci::{Address, Function, Kind};
 
+use crate::driver_paths;
 use crate::executor::End;
 use crate::extensions::unit as extensions;
-use crate::mode::{self, Decision, OnOddDevices};
-use crate::modules::{Modules, Outcome, Turn, devices, name};
+use crate::mode::{self, Decision, OnUnsupportedTopology};
+use crate::modules::{LoadOrder, Modules, Outcome, devices, name};
 use crate::mounts::{self, When};
 use crate::nodes::{self, Minor, Mknod, NodesError};
 use crate::params::Params;
-use crate::places;
 use crate::root::{Root, leave_first_root};
 use crate::state_disk;
 use crate::sysctls;
@@ -24,20 +24,20 @@ use crate::{cdi, confidential};
 /// The directory that only root in the guest's own mount namespace reaches.
 const OWN_DIRECTORY: &str = "/run/firstlight";
 
-/// Shows that the virtio transport of vsock is there, as module or built in.
+/// Exists if the virtio transport of vsock is loaded or built in.
 const VSOCK_DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
 
-/// What vsock needs. Some kernels have the PCI bus driver of virtio as a
-/// module, which nothing depends on by name.
+/// Modules for vsock. Some kernels have the PCI bus driver of virtio as a
+/// module that no other depends on by name.
 const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 
-/// What virtio's devices are found through. They are all on the bus before a
-/// driver for any of them is, so that disks are named in the bus's order: those on
-/// PCI first, as a shim expects that names the others by letter.
+/// The virtio transports. They are loaded before any virtio driver, so that disks
+/// are named in bus order: those on PCI first, as shims that refer to disks by
+/// letter expect.
 pub(crate) const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
 
-/// What containers' file systems and networks are made of, as far as the image
-/// has it: nothing in the guest loads a module when it is first used.
+/// Modules for file systems and networks of containers, loaded if the image has
+/// them: nothing in the guest loads modules on demand.
 const CONTAINER_MODULES: &[&str] = &[
     "overlay",
     "erofs",
@@ -60,10 +60,9 @@ const CONTAINER_MODULES: &[&str] = &[
     "vfio-pci",
 ];
 
-/// What SetIPTables' rules are made of, as far as the image has it: the
-/// translation that `iptables-nft` speaks, tables that change addresses, and
-/// the matches and targets of usual rules. The kernel asks for each by itself,
-/// in vain.
+/// Modules for SetIPTables, loaded if the image has them: nft compatibility for
+/// `iptables-nft`, NAT tables, and the common matches and targets. The kernel's
+/// own `request_module` fails, as there is no modprobe.
 const FILTER_MODULES: &[&str] = &[
     "nf_tables",
     "nft_compat",
@@ -93,17 +92,17 @@ const FILTER_MODULES: &[&str] = &[
     "ip6t_REJECT",
 ];
 
-/// What the manager of an NVLink 5 fabric speaks through. Nothing asks for it by
-/// name or by device; the drivers below it come by what is on the bus.
+/// The module that the NVLink 5 subnet manager uses. No dependency or modalias loads
+/// it; the drivers below it are loaded by modalias.
 const FABRIC_MODULES: &[&str] = &["ib_umad"];
 
-/// The GPU driver, in the order in which it is loaded.
+/// The GPU driver's modules in load order.
 const NVIDIA_MODULES: &[&str] = &["nvidia", "nvidia-uvm"];
 
-/// What an action may look at: everything that is known when it starts.
+/// The inputs of an action: everything that is known when it starts.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// Where files are.
+    /// The root of all paths.
     pub root: Root,
     /// The kernel's release.
     pub release: String,
@@ -121,7 +120,7 @@ pub struct Inputs {
     pub units: usize,
 }
 
-/// What an action hands back besides its end.
+/// What an action returns besides its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Product {
     /// Nothing.
@@ -143,8 +142,8 @@ fn plain(result: Result<String, String>) -> Report {
     (result.map_or_else(End::Failed, End::Ok), Product::Nothing)
 }
 
-/// Runs an action to its end. The agent, GPUs, daemons, and what is already known need
-/// no thread and are not run here.
+/// Runs an action to its end, on its thread. The agent, GPUs and daemons have no thread and
+/// are not run here.
 #[must_use]
 pub fn run(action: Action, inputs: &Inputs) -> Report {
     match action {
@@ -152,19 +151,19 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
         Action::CommandLine => command_line(inputs),
         Action::Vsock => plain(vsock(inputs)),
         Action::Extensions => plain(extensions::mount(inputs)),
-        Action::ExtensionDisks => plain(extensions::judge(inputs)),
+        Action::ExtensionDisks => plain(extensions::check_unrequested(inputs)),
         Action::ContainerModules => plain(container_modules(inputs)),
         Action::PciScan => pci_scan(inputs),
         Action::Mode => decide(inputs),
         Action::State => plain(state_disk::mount(&inputs.root)),
         Action::NvidiaModules => nvidia_modules(inputs),
         Action::Nodes => make_nodes(inputs),
-        Action::Cdi => judge_cdi(inputs),
+        Action::Cdi => check_cdi(inputs),
         Action::Cgroup2 => plain(cgroup2(&inputs.root)),
         Action::Sysctl => plain(sysctls::apply(&inputs.root, sysctls::SETTINGS).sentence()),
         Action::Loopback => plain(loopback()),
         Action::LaterMounts => later_mounts(),
-        Action::CloseRoot => close_root(inputs),
+        Action::ReadOnlyRoot => remount_root_read_only(inputs),
         Action::Lockdown => lockdown(inputs),
         Action::BootDone => plain(Ok(format!("{} units have ended", inputs.units.saturating_sub(1)))),
         Action::Agent | Action::GpuAttach | Action::GpuSettings | Action::Daemon(_) | Action::DevLog => {
@@ -173,16 +172,18 @@ pub fn run(action: Action, inputs: &Inputs) -> Report {
     }
 }
 
-/// The quick half of an action: its report if nothing has to be waited for.
+/// Returns an action's report if it needs no thread.
 #[must_use]
 pub fn at_once(action: Action, inputs: &Inputs) -> Option<Report> {
     match action {
         Action::Mounts | Action::CommandLine | Action::Mode | Action::BootDone => Some(run(action, inputs)),
         Action::Vsock if inputs.root.path(VSOCK_DRIVER).exists() => Some(plain(Ok("the kernel has it".to_owned()))),
-        Action::Extensions => extensions::needless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
-        Action::ExtensionDisks => extensions::diskless(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
+        Action::Extensions => extensions::nothing_requested(inputs).map(|why| (End::NotNeeded(why), Product::Nothing)),
+        Action::ExtensionDisks => {
+            extensions::no_disk_to_check(inputs).map(|why| (End::NotNeeded(why), Product::Nothing))
+        }
         Action::State if !inputs.decision.as_ref().is_some_and(Decision::is_service) => {
-            Some((End::NotNeeded("only a service VM keeps anything".to_owned()), Product::Nothing))
+            Some((End::NotNeeded("only a service VM has a state disk".to_owned()), Product::Nothing))
         }
         Action::ContainerModules if !Modules::any(&inputs.root, &inputs.release) => {
             Some((End::NotNeeded("this image has no modules".to_owned()), Product::Nothing))
@@ -195,8 +196,8 @@ fn join<E: ToString>(errors: &[E]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// What nodes were left out, not longer than anybody reads.
-fn left_out(errors: &[NodesError]) -> String {
+/// Lists the skipped nodes, at most four.
+fn skipped_nodes(errors: &[NodesError]) -> String {
     let more = errors.len().saturating_sub(4);
     let text = join(&errors[..errors.len() - more]);
     if more == 0 { format!("; left out: {text}") } else { format!("; left out: {text}; and {more} more") }
@@ -208,7 +209,7 @@ fn first_mounts() -> Result<String, String> {
     mounts::make_links();
     match rustix::fs::mkdir(OWN_DIRECTORY, rustix::fs::Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(format!("cannot make {OWN_DIRECTORY}: {error}")),
+        Err(error) => return Err(format!("failed to create {OWN_DIRECTORY}: {error}")),
     }
     let root = if moved { "; the root has a parent mount now" } else { "" };
     Ok(format!("{count} file systems{root}"))
@@ -228,13 +229,13 @@ fn later_mounts() -> Report {
     plain(Ok(detail))
 }
 
-fn close_root(inputs: &Inputs) -> Report {
+fn remount_root_read_only(inputs: &Inputs) -> Report {
     if inputs.params.root_writable {
         return (End::NotNeeded("firstlight.root=rw".to_owned()), Product::Nothing);
     }
-    plain(mounts::close_root().map(|()| "read-only".to_owned()).map_err(|error| {
+    plain(mounts::remount_root_read_only().map(|()| "read-only".to_owned()).map_err(|error| {
         format!(
-            "cannot make / read-only: {error}; does something on it stay open for writing? firstlight.root=rw leaves it"
+            "cannot make / read-only: {error}; is a file on it open for writing? firstlight.root=rw keeps it writable"
         )
     }))
 }
@@ -252,24 +253,23 @@ fn command_line(inputs: &Inputs) -> Report {
     (end, Product::CommandLine(text, Box::new(params)))
 }
 
-pub(crate) fn load(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
-    modules.load(names, turn, &|module| settings(modules, inputs, module))
+pub(crate) fn load(modules: &Modules, names: &[&str], order: LoadOrder, inputs: &Inputs) -> Outcome {
+    modules.load(names, order, &|module| settings(modules, inputs, module))
 }
 
-/// Loads a module, or those that a name is an alias of, that somebody asked
-/// for after the boot plan was made; what came of it.
+/// Loads a module or the modules of an alias on request of a client; returns the outcome.
 ///
 /// # Errors
 /// The module is not in the image, or the kernel did not take it.
-pub fn load_asked(inputs: &Inputs, asked: &str, parameters: &str) -> Result<String, String> {
+pub fn load_requested(inputs: &Inputs, asked: &str, parameters: &str) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
-    let meant = modules.meant(asked, &|module| name::has(&inputs.params.blacklist, module));
+    let meant = modules.resolve(asked, &|module| name::has(&inputs.params.blacklist, module));
     let names: Vec<&str> = meant.iter().map(String::as_str).collect();
-    let outcome = modules.load(&names, Turn::Free, &|module| {
+    let outcome = modules.load(&names, LoadOrder::Free, &|module| {
         let own = settings(&modules, inputs, module);
         if name::has(&meant, module) { format!("{own} {parameters}").trim().to_owned() } else { own }
     });
-    outcome.told().map_err(|error| {
+    outcome.to_result().map_err(|error| {
         if locked(&inputs.root) {
             format!(
                 "kernel module {asked}: the guest has locked module loading, as it does when it has booted; have the \
@@ -281,15 +281,15 @@ pub fn load_asked(inputs: &Inputs, asked: &str, parameters: &str) -> Result<Stri
     })
 }
 
-/// Whether the kernel takes no more modules.
+/// Returns whether module loading is locked.
 fn locked(root: &Root) -> bool {
     fs::read_to_string(root.path("/proc/sys/kernel/modules_disabled")).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Loads the driver for the first GPU that was plugged in, and locks what waited for that.
+/// Loads the driver for the first hotplugged GPU, then applies the locks that were deferred for it.
 ///
 /// # Errors
-/// A module is not in the image, the kernel did not take it, or takes none any more.
+/// A module is not in the image, the kernel rejected it, or module loading is locked.
 pub fn load_driver(inputs: &Inputs) -> Result<String, String> {
     match nvidia_modules(inputs).0 {
         End::Ok(text) | End::NotNeeded(text) => {
@@ -310,8 +310,8 @@ pub fn load_driver(inputs: &Inputs) -> Result<String, String> {
 
 fn vsock(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
-    let mut outcome = load(&modules, VSOCK_MODULES, Turn::Free, inputs);
-    // The last one is what counts; without the first, a kernel may have it built in and not say so.
+    let mut outcome = load(&modules, VSOCK_MODULES, LoadOrder::Free, inputs);
+    // Only the last is required: the first may be built in without being listed.
     if inputs.root.path(VSOCK_DRIVER).exists() {
         return Ok(outcome.detail());
     }
@@ -323,9 +323,10 @@ fn container_modules(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
     let params = &inputs.params;
     let mut outcome = Outcome::default();
-    for (lists, turn) in
-        [(&[TRANSPORT_MODULES][..], Turn::InOrder), (&[CONTAINER_MODULES, FILTER_MODULES, FABRIC_MODULES], Turn::Free)]
-    {
+    for (lists, turn) in [
+        (&[TRANSPORT_MODULES][..], LoadOrder::InOrder),
+        (&[CONTAINER_MODULES, FILTER_MODULES, FABRIC_MODULES], LoadOrder::Free),
+    ] {
         let wanted = lists.iter().copied().flatten().copied();
         let (held, names): (Vec<&str>, Vec<&str>) =
             wanted.filter(|name| modules.has(name)).partition(|name| name::has(&params.forbidden, name));
@@ -342,10 +343,10 @@ fn container_modules(inputs: &Inputs) -> Result<String, String> {
         }
         let drivers = modules.drivers(&undriven, &blocked);
         let drivers: Vec<&str> = drivers.iter().map(String::as_str).filter(|name| modules.has(name)).collect();
-        outcome.add(load(&modules, &drivers, Turn::Free, inputs));
+        outcome.add(load(&modules, &drivers, LoadOrder::Free, inputs));
     }
     outcome.remarks.extend(modules.config.complaints.iter().cloned());
-    outcome.told()
+    outcome.to_result()
 }
 
 fn pci_scan(inputs: &Inputs) -> Report {
@@ -357,11 +358,11 @@ fn pci_scan(inputs: &Inputs) -> Report {
 
 fn decide(inputs: &Inputs) -> Report {
     let decision = mode::decide(&inputs.functions, inputs.params.mode);
-    let decision = if decision.attach { decision.in_confidence(confidential(inputs)) } else { decision };
+    let decision = if decision.attach { decision.with_confidential(confidential(inputs)) } else { decision };
     let detail = format!("{}: {}", decision.mode.name, decision.mode.reason);
-    let end = match inputs.params.on_odd_devices {
-        OnOddDevices::Fail if decision.odd.is_some() => {
-            End::Failed(format!("{detail}; firstlight.on-odd-devices=degrade uses what can be used"))
+    let end = match inputs.params.on_unsupported_topology {
+        OnUnsupportedTopology::Fail if decision.unsupported.is_some() => {
+            End::Failed(format!("{detail}; firstlight.on-unsupported-topology=degrade uses what can be used"))
         }
         _ => End::Ok(detail),
     };
@@ -381,22 +382,22 @@ fn nvidia_modules(inputs: &Inputs) -> Report {
         let why = format!("mode {}: {}", decision.mode.name, decision.mode.reason);
         return (End::NotNeeded(why), Product::Nothing);
     }
-    if awaited(inputs) {
+    if driver_waits_for_gpu(inputs) {
         let why = "no GPU is on the PCI bus yet; the driver is loaded for the first one (firstlight.gpu-hotplug=on)";
         return (End::NotNeeded(why.to_owned()), Product::Nothing);
     }
-    let place = match places::modules(&inputs.root, &inputs.release) {
+    let place = match driver_paths::modules(&inputs.root, &inputs.release) {
         Ok(place) => place,
         Err(error) => return plain(Err(error)),
     };
-    if let Err(error) = places::offer_firmware(&inputs.root) {
+    if let Err(error) = driver_paths::offer_firmware(&inputs.root) {
         return plain(Err(error));
     }
     let modules = Modules::read_at(&inputs.root, place, &inputs.release);
     // A service VM computes nothing.
     let attach = inputs.decision.as_ref().is_none_or(|decision| decision.attach);
     let names = &NVIDIA_MODULES[..if attach { NVIDIA_MODULES.len() } else { 1 }];
-    plain(load(&modules, names, Turn::InOrder, inputs).told())
+    plain(load(&modules, names, LoadOrder::InOrder, inputs).to_result())
 }
 
 /// Keeps the driver from waiting for links of a GPU that has none.
@@ -407,7 +408,7 @@ const NO_LINKS: &str = "NVreg_NvLinkDisable";
 fn settings(modules: &Modules, inputs: &Inputs, module: &str) -> String {
     let (image, line) = (modules.config.options(module), inputs.params.for_module(module));
     let given = format!("{image} {line}").trim().to_owned();
-    let lone = inputs.decision.as_ref().is_some_and(|decision| decision.lone_gpu);
+    let lone = inputs.decision.as_ref().is_some_and(|decision| decision.single_gpu);
     if lone && module == NVIDIA_MODULES[0] && !given.contains(NO_LINKS) {
         return format!("{given} {NO_LINKS}=1").trim().to_owned();
     }
@@ -421,9 +422,9 @@ fn make_nodes(inputs: &Inputs) -> Report {
             let mut detail = format!("nodes for {known} of {} GPUs", inputs.gpus.len());
             // GPUs can be attached and used without these.
             if !made.left_out.is_empty() {
-                detail.push_str(&left_out(&made.left_out));
+                detail.push_str(&skipped_nodes(&made.left_out));
             }
-            // Before the first GPU is given to anybody. The unit that ends the GPUs' part tries again and fails.
+            // Before the first GPU is published. The unit `cdi` tries again, and fails if that fails.
             match cdi::publish_driver(&inputs.root) {
                 Ok(None) => {}
                 Ok(Some(path)) => detail.push_str(&format!("; the driver's files as {path} has them")),
@@ -435,7 +436,7 @@ fn make_nodes(inputs: &Inputs) -> Report {
     }
 }
 
-fn judge_cdi(inputs: &Inputs) -> Report {
+fn check_cdi(inputs: &Inputs) -> Report {
     let total = inputs.gpus.len();
     if inputs.ready == 0 {
         let why = if total == 0 { "there is no GPU" } else { "no GPU is ready, so no file was written" };
@@ -446,10 +447,10 @@ fn judge_cdi(inputs: &Inputs) -> Report {
     }
     // A GPU is ready only when the file that names it has been written.
     let detail = format!("names for {} of {total} GPUs", inputs.ready);
-    // An attach can bring instances of the GPU; those whose capabilities cannot be read have no name.
+    // An attach can create MIG instances; those whose capabilities cannot be read have no CDI name.
     match nodes::make_capabilities(&inputs.root, &mut Mknod) {
         Ok(errors) if errors.is_empty() => plain(Ok(detail)),
-        Ok(errors) => plain(Err(format!("{detail}{}", left_out(&errors)))),
+        Ok(errors) => plain(Err(format!("{detail}{}", skipped_nodes(&errors)))),
         Err(error) => plain(Err(error.to_string())),
     }
 }
@@ -458,15 +459,15 @@ fn cgroup2(root: &Root) -> Result<String, String> {
     let dir = root.path("/sys/fs/cgroup");
     let list = dir.join("cgroup.controllers");
     let controllers = fs::read_to_string(&list).map_err(|error| format!("cannot read {}: {error}", list.display()))?;
-    let wish: Vec<String> = controllers.split_ascii_whitespace().map(|name| format!("+{name}")).collect();
+    let enable: Vec<String> = controllers.split_ascii_whitespace().map(|name| format!("+{name}")).collect();
     let control = dir.join("cgroup.subtree_control");
-    fs::write(&control, wish.join(" "))
-        .map_err(|error| format!("cannot write {wish:?} to {}: {error}", control.display()))?;
+    fs::write(&control, enable.join(" "))
+        .map_err(|error| format!("failed to write {enable:?} to {}: {error}", control.display()))?;
     Ok(controllers.trim().to_owned())
 }
 
 fn loopback() -> Result<String, String> {
-    firstlight_sys::net::set_up("lo").map_err(|error| format!("cannot bring lo up: {error}"))?;
+    firstlight_sys::net::set_up("lo").map_err(|error| format!("failed to bring lo up: {error}"))?;
     Ok(String::new())
 }
 
@@ -474,18 +475,20 @@ fn lockdown(inputs: &Inputs) -> Report {
     if !inputs.params.lockdown {
         return (End::NotNeeded("firstlight.lockdown=off".to_owned()), Product::Nothing);
     }
-    // Without a driver: the first GPU is still to come, and the kernel would refuse an unsigned module.
+    // The driver is not loaded yet, and lockdown would reject its unsigned module.
     if inputs.params.gpu_hotplug && nodes::driver_major(&inputs.root).is_none() {
         let now: Vec<_> =
             sysctls::LOCKS.iter().filter(|(name, _)| *name != sysctls::MODULES_DISABLED).copied().collect();
         let sentence = sysctls::apply(&inputs.root, &now).sentence();
         let later = sysctls::MODULES_DISABLED;
-        return plain(sentence.map(|text| format!("{text}; {later} and kernel lockdown when the first GPU has come")));
+        return plain(
+            sentence.map(|text| format!("{text}; {later} and kernel lockdown are deferred to the first GPU")),
+        );
     }
     plain(lock_all(inputs))
 }
 
-/// Closes all doors: settings, and the kernel itself.
+/// Applies the sysctl locks and kernel lockdown.
 fn lock_all(inputs: &Inputs) -> Result<String, String> {
     let settings = sysctls::apply(&inputs.root, sysctls::LOCKS).sentence();
     let kernel = sysctls::lock_kernel(&inputs.root, inputs.params.kernel_lockdown);
@@ -496,9 +499,9 @@ fn lock_all(inputs: &Inputs) -> Result<String, String> {
     }
 }
 
-/// Whether the driver has nothing to start with yet, but is to have. Without a
-/// GPU or a switch its module does not load.
-fn awaited(inputs: &Inputs) -> bool {
+/// Returns whether the driver has to wait for a hotplugged GPU. Without a GPU or an
+/// NVSwitch its module does not load.
+fn driver_waits_for_gpu(inputs: &Inputs) -> bool {
     let some = |function: &Function| matches!(function.kind(), Some(Kind::Gpu | Kind::NvSwitch));
     inputs.params.gpu_hotplug && !inputs.functions.iter().any(some)
 }
@@ -527,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_parameter_fails_its_unit_and_the_others_still_count() {
+    fn unknown_parameter_fails_unit_and_others_apply() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir, "proc/cmdline", "quiet firstlight.mod=gpu firstlight.on-failure=hold\n");
         let (end, product) = run(Action::CommandLine, &inputs(&dir));
@@ -548,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn vsock_that_is_there_costs_one_look() {
+    fn vsock_already_present_needs_no_thread() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(at_once(Action::Vsock, &inputs(&dir)), None);
         let (end, _) = run(Action::Vsock, &inputs(&dir));
@@ -558,22 +561,22 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_guest_needs_no_driver_and_a_gpu_guest_without_one_says_so() {
+    fn cpu_guest_needs_no_driver_and_gpu_guest_without_driver_fails() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
         inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Auto));
         assert!(matches!(run(Action::NvidiaModules, &inputs).0, End::NotNeeded(_)));
-        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
+        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::GUEST_MODES[1])));
         let (end, _) = run(Action::NvidiaModules, &inputs);
         assert!(matches!(&end, End::Failed(text) if text.contains("module nvidia is neither in")), "{end:?}");
     }
 
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
-    fn the_driver_of_an_extension_is_loaded_by_its_own_lists() {
+    fn extension_driver_is_loaded_by_extension_modules_dep() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
-        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::KITS[1])));
+        inputs.decision = Some(mode::decide(&[], mode::ModeChoice::Chosen(&mode::GUEST_MODES[1])));
         write(&dir, "lib/modules/6.12/modules.dep", "base.ko:\n");
         let list = "run/kata-extensions/gpu/lib/modules/6.12/modules.dep";
         write(
@@ -590,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_gpu_waits_for_no_links_unless_told() {
+    fn single_gpu_disables_nvlink_unless_overridden() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
         let gpu = |number: u8| Function {
@@ -614,7 +617,7 @@ mod tests {
             assert_eq!(settings(&modules, &inputs, "nvidia"), expected, "{gpus} {line}");
             assert_eq!(settings(&modules, &inputs, "nvidia-uvm"), "");
         }
-        // The command line comes behind the image's options, and the mode's wish only where neither has one.
+        // The command line comes after the image's options; the mode's default applies only if neither sets it.
         write(&dir, "etc/modprobe.d/x.conf", "options nvidia NVreg_A=1 NVreg_NvLinkDisable=0\n");
         inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse("nvidia.NVreg_A=2")));
         inputs.decision = Some(mode::decide(&[gpu(0)], mode::ModeChoice::Auto));
@@ -623,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn confidence_is_told_by_the_processor_or_the_command_line() {
+    fn confidential_mode_is_set_by_cpu_flags_or_command_line() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
         write(&dir, "proc/cpuinfo", "flags : fpu tdx_guest\n");
@@ -641,22 +644,24 @@ mod tests {
     }
 
     #[test]
-    fn odd_devices_fail_the_mode_only_where_that_is_wished() {
+    fn unsupported_topology_fails_mode_only_if_requested() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
-        for (line, fails) in [("firstlight.mode=service-vm-nvl4", false), ("firstlight.on-odd-devices=fail", false)] {
+        for (line, fails) in
+            [("firstlight.mode=service-vm-nvl4", false), ("firstlight.on-unsupported-topology=fail", false)]
+        {
             inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
             assert_eq!(matches!(run(Action::Mode, &inputs).0, End::Failed(_)), fails, "{line}");
         }
-        let line = "firstlight.mode=service-vm-nvl4 firstlight.on-odd-devices=fail";
+        let line = "firstlight.mode=service-vm-nvl4 firstlight.on-unsupported-topology=fail";
         inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
         let (end, product) = run(Action::Mode, &inputs);
         assert!(matches!(&end, End::Failed(text) if text.contains("no NVSwitch is on the PCI bus")), "{end:?}");
-        assert!(matches!(product, Product::Mode(decision) if decision.odd.is_some()));
+        assert!(matches!(product, Product::Mode(decision) if decision.unsupported.is_some()));
     }
 
     #[test]
-    fn container_modules_are_those_the_image_has() {
+    fn container_modules_missing_in_image_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(at_once(Action::ContainerModules, &inputs(&dir)), Some((End::NotNeeded(_), _))));
         write(&dir, "lib/modules/6.12/modules.dep", "kernel/other.ko:\n");
@@ -666,7 +671,7 @@ mod tests {
 
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
-    fn devices_on_the_bus_have_their_drivers_loaded_but_for_gpus_and_what_is_held_back() {
+    fn drivers_are_loaded_for_devices_except_gpus_and_blacklisted() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
         let list = |name: &str, text: &str| write(&dir, &format!("lib/modules/6.12/modules.{name}"), text);
@@ -693,24 +698,24 @@ mod tests {
         write(&dir, "usr/lib/modprobe.d/x.conf", "blacklist nvme\nblacklist ext4\n");
         let line = "modprobe.blacklist=mlx5-ib module_blacklist=ib_umad,i6300esb";
         inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse(line)));
-        assert_eq!(tried(&inputs), ["ext4"], "what is asked for by name is not held back by modprobe.d");
+        assert_eq!(tried(&inputs), ["ext4"], "a blacklist in modprobe.d does not apply to modules loaded by name");
         let End::Failed(text) = run(Action::ContainerModules, &inputs).0 else { panic!() };
         assert!(text.contains("left out: ib_umad, named by module_blacklist="), "{text}");
     }
 
     #[test]
-    fn a_locked_kernel_is_named_as_the_reason() {
+    fn locked_module_loading_is_reported_as_cause() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(load_asked(&inputs(&dir), "dm-mod", "").unwrap_err().contains("modules.dep"));
+        assert!(load_requested(&inputs(&dir), "dm-mod", "").unwrap_err().contains("modules.dep"));
         write(&dir, "lib/modules/6.12/modules.builtin", "kernel/fs/fuse/virtiofs.ko\n");
-        assert_eq!(load_asked(&inputs(&dir), "virtiofs", "").unwrap(), "virtiofs built in");
+        assert_eq!(load_requested(&inputs(&dir), "virtiofs", "").unwrap(), "virtiofs built in");
         write(&dir, "proc/sys/kernel/modules_disabled", "1\n");
-        let text = load_asked(&inputs(&dir), "dm-mod", "").unwrap_err();
+        let text = load_requested(&inputs(&dir), "dm-mod", "").unwrap_err();
         assert!(text.contains("dm-mod") && text.contains("firstlight.lockdown=off"), "{text}");
     }
 
     #[test]
-    fn lockdown_can_be_switched_off() {
+    fn lockdown_can_be_disabled() {
         let dir = tempfile::tempdir().unwrap();
         let mut inputs = inputs(&dir);
         inputs.params = Arc::new(Params { lockdown: false, ..Params::default() });

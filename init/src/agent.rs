@@ -85,7 +85,7 @@ fn hint(error: &io::Error) -> &'static str {
 
 /// A process's end in words, from its exit status or the signal that killed it.
 #[must_use]
-pub fn end_in_words(status: Option<i32>, signal: Option<i32>) -> String {
+pub fn describe_exit(status: Option<i32>, signal: Option<i32>) -> String {
     match (status, signal) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
@@ -131,7 +131,7 @@ mod tests {
         use std::os::unix::process::ExitStatusExt as _;
         let end = |code: &str| {
             let status = Command::new("/bin/sh").args(["-c", code]).status().unwrap();
-            end_in_words(status.code(), status.signal())
+            describe_exit(status.code(), status.signal())
         };
         assert_eq!(end("exit 3"), "exit status 3");
         assert_eq!(end("kill -9 $$"), "killed by signal 9");

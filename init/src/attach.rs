@@ -1,4 +1,4 @@
-//! The attach of all GPUs as a state machine: who is attached when, who is tried again.
+//! The attach of all GPUs as a state machine: order, deadlines and retries.
 //!
 //! An attach that has begun is never interrupted: a driver that is killed in
 //! the middle can leave a GPU unusable until it is reset. One that misses its
@@ -124,7 +124,7 @@ enum State {
     /// Waits for its first attempt.
     Queued,
     /// In the driver.
-    Flight {
+    InProgress {
         /// Since then, µs.
         since: u64,
         /// When something moved last, µs.
@@ -133,7 +133,7 @@ enum State {
     /// In the driver, past its deadline.
     Hung,
     /// Failed; waits for its next attempt.
-    Again,
+    AwaitingRetry,
     /// Has ended.
     Ended,
 }
@@ -145,7 +145,7 @@ struct Slot {
     given_up: bool,
 }
 
-/// All GPUs of a guest on their way.
+/// The attach state of all GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     policy: Policy,
@@ -162,7 +162,7 @@ impl Group {
         Self { policy, limits, slots: vec![NEW; gpus] }
     }
 
-    /// A GPU begins anew, or is one more: it was plugged in. `false` while an
+    /// Resets or adds the slot of a hotplugged GPU. `false` while an
     /// attempt is in the driver.
     pub fn renew(&mut self, gpu: usize) -> bool {
         if gpu >= self.slots.len() {
@@ -196,27 +196,27 @@ impl Group {
     fn deadline(&self, slot: &Slot) -> Option<u64> {
         let Limits { silence_us, whole_us } = self.limits;
         match slot.state {
-            State::Flight { since, moved } => {
+            State::InProgress { since, moved } => {
                 Some(moved.saturating_add(silence_us).min(since.saturating_add(whole_us)))
             }
             _ => None,
         }
     }
 
-    /// Who would be given up at `now` for want of a sign: the time to look for one.
+    /// Returns the GPUs that time out at `now` unless activity is found.
     pub fn silent(&self, now: u64) -> impl Iterator<Item = usize> {
         let due = move |slot: &Slot| self.deadline(slot).is_some_and(|at| at <= now) && !self.too_long(slot, now);
         self.slots.iter().enumerate().filter(move |(_, slot)| due(slot)).map(|(gpu, _)| gpu)
     }
 
     fn too_long(&self, slot: &Slot, now: u64) -> bool {
-        matches!(slot.state, State::Flight { since, .. } if since.saturating_add(self.limits.whole_us) <= now)
+        matches!(slot.state, State::InProgress { since, .. } if since.saturating_add(self.limits.whole_us) <= now)
     }
 
     /// The driver answered for one GPU, so it may have been what others waited for.
     fn all_moved(&mut self, now: u64) {
         for slot in &mut self.slots {
-            if let State::Flight { moved, .. } = &mut slot.state {
+            if let State::InProgress { moved, .. } = &mut slot.state {
                 *moved = now;
             }
         }
@@ -242,7 +242,7 @@ impl Group {
                 let most = self.policy.attempts();
                 if let Some(slot) = self.in_driver(gpu) {
                     if slot.attempts < most {
-                        slot.state = State::Again;
+                        slot.state = State::AwaitingRetry;
                         effects.push(Effect::Retry(gpu));
                     } else {
                         slot.state = State::Ended;
@@ -258,7 +258,7 @@ impl Group {
                 }
             }
             Event::Progress(gpu) => {
-                if let Some(Slot { state: State::Flight { moved, .. }, .. }) = self.slots.get_mut(gpu) {
+                if let Some(Slot { state: State::InProgress { moved, .. }, .. }) = self.slots.get_mut(gpu) {
                     *moved = now;
                 }
             }
@@ -280,19 +280,21 @@ impl Group {
     }
 
     fn in_driver(&mut self, gpu: usize) -> Option<&mut Slot> {
-        self.slots.get_mut(gpu).filter(|slot| matches!(slot.state, State::Flight { .. } | State::Hung))
+        self.slots.get_mut(gpu).filter(|slot| matches!(slot.state, State::InProgress { .. } | State::Hung))
     }
 
     fn launch(&mut self, now: u64, effects: &mut Vec<Effect>) {
-        let flying = |slots: &[Slot]| slots.iter().any(|slot| matches!(slot.state, State::Flight { .. }));
+        let in_progress = |slots: &[Slot]| slots.iter().any(|slot| matches!(slot.state, State::InProgress { .. }));
         for gpu in 0..self.slots.len() {
             let free = match self.slots[gpu].state {
-                State::Queued => self.policy != Policy::Serial || !flying(&self.slots),
-                State::Again => !flying(&self.slots) && !self.slots.iter().any(|slot| slot.state == State::Queued),
+                State::Queued => self.policy != Policy::Serial || !in_progress(&self.slots),
+                State::AwaitingRetry => {
+                    !in_progress(&self.slots) && !self.slots.iter().any(|slot| slot.state == State::Queued)
+                }
                 _ => false,
             };
             if free {
-                self.slots[gpu].state = State::Flight { since: now, moved: now };
+                self.slots[gpu].state = State::InProgress { since: now, moved: now };
                 self.slots[gpu].attempts += 1;
                 effects.push(Effect::Start(gpu));
             }

@@ -104,13 +104,13 @@ fn capability(node: nodes::CapabilityNode) -> DeviceNode {
 
 /// What the driver's files say of a GPU.
 #[derive(Debug)]
-struct Said {
+struct OutputLine {
     minor: u32,
     nodes: Nodes,
     uuid: Option<String>,
 }
 
-impl Said {
+impl OutputLine {
     fn of(root: &Root, gpu: &ReadyGpu) -> Self {
         Self { minor: gpu.minor, nodes: Nodes::of(root, gpu), uuid: nodes::uuid(root, gpu.pci) }
     }
@@ -120,7 +120,7 @@ impl Said {
 /// ready the file is written anew, with all that are.
 #[derive(Debug, Default)]
 pub struct Catalogue {
-    said: BTreeMap<Address, Said>,
+    said: BTreeMap<Address, OutputLine>,
 }
 
 impl Catalogue {
@@ -147,10 +147,10 @@ impl Catalogue {
     pub fn spec(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Spec {
         for gpu in gpus {
             if self.said.get(&gpu.pci).is_none_or(|said| said.minor != gpu.minor) {
-                self.said.insert(gpu.pci, Said::of(root, gpu));
+                self.said.insert(gpu.pci, OutputLine::of(root, gpu));
             }
         }
-        let rows: Vec<(&ReadyGpu, &Said)> =
+        let rows: Vec<(&ReadyGpu, &OutputLine)> =
             gpus.iter().filter_map(|gpu| Some((gpu, self.said.get(&gpu.pci)?))).collect();
         let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
         devices.extend(rows.iter().map(|(gpu, said)| device(gpu.index.to_string(), said.nodes.whole())));

@@ -1,7 +1,7 @@
 //! Lines to the console, through a thread: a slow console never delays a unit.
 //!
-//! The record's lines go before what others say, however much that is, and
-//! neither takes more memory than it may.
+//! Lines of the boot record have priority over forwarded log lines; both queues
+//! are bounded.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -22,7 +22,7 @@ const DEVICE: &str = "/dev/console";
 /// Lines of the record that may wait. A console that takes none any more costs no more memory than these.
 const MOST: usize = 2048;
 
-/// What may wait of what others say, bytes.
+/// The bound of queued log lines, bytes.
 const MOST_LOG: usize = 128 << 10;
 
 /// Lines on their way.
@@ -30,13 +30,13 @@ const MOST_LOG: usize = 128 << 10;
 struct Queues {
     /// The record's and PID 1's own.
     record: VecDeque<String>,
-    /// What others say.
+    /// Forwarded log lines.
     log: VecDeque<String>,
     log_bytes: usize,
     /// Lines of each kind for which there was no room.
     dropped: usize,
     log_dropped: usize,
-    /// Who waits until everything is written.
+    /// Waiters of [`Console::flush`].
     flushes: Vec<Sender<()>>,
 }
 
@@ -82,7 +82,7 @@ fn missing(kind: &str, lines: usize) -> String {
 #[derive(Debug, Default)]
 struct Shared {
     queues: Mutex<Queues>,
-    news: Condvar,
+    changed: Condvar,
     /// Processor time of the writer so far, µs.
     spent_us: AtomicU64,
 }
@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-/// The way to the console. Lines are kept until [`Console::start`].
+/// The console writer. Lines are queued until [`Console::start`].
 #[derive(Debug, Default)]
 pub struct Console {
     shared: Arc<Shared>,
@@ -120,13 +120,13 @@ impl Console {
     /// Puts one line, given without its end, behind those of its kind that wait.
     pub fn line(&mut self, line: String) {
         self.shared.queues().push(line);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
     }
 
     /// Puts one line of what others say behind all that waits.
     pub fn log(&mut self, line: String) {
         self.shared.queues().push_log(line);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
     }
 
     /// Puts one line before all that are kept, except the first, which says who
@@ -159,7 +159,7 @@ impl Console {
         self.start();
         let (sender, receiver) = channel();
         self.shared.queues().flushes.push(sender);
-        self.shared.news.notify_one();
+        self.shared.changed.notify_one();
         let _ = receiver.recv_timeout(limit);
     }
 }
@@ -194,7 +194,7 @@ fn write_all(shared: &Shared) {
             }
             queues = shared.queues();
         } else {
-            queues = shared.news.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues = shared.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_goes_before_what_others_say() {
+    fn record_lines_precede_log_lines() {
         let mut console = Console::new();
         for n in 0..3 {
             console.log(format!("log {n}"));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_others_costs_bounded_memory_and_no_line_of_the_record() {
+    fn log_flood_is_bounded_and_drops_no_record_line() {
         let mut console = Console::new();
         for _ in 0..10_000 {
             console.log("x".repeat(1000));

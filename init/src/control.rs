@@ -22,7 +22,7 @@ const MOST_LOG: usize = 64 << 10;
 /// What is read from one client before others have their turn, bytes.
 const TURN: usize = 64 << 10;
 
-/// The socket and everybody connected to it.
+/// The control socket and its clients.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
@@ -79,7 +79,7 @@ impl Server {
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             let root = socket_peercred(&stream).is_ok_and(|peer| peer.uid.is_root());
-            // Dropping the stream is all the answer that a stranger gets.
+            // Connections of non-root peers are dropped.
             if root && self.clients.len() < MOST_CLIENTS && stream.set_nonblocking(true).is_ok() {
                 let id = ClientId(self.next);
                 self.next += 1;
@@ -111,14 +111,14 @@ impl Server {
         }
     }
 
-    /// Whether anybody reads the log.
+    /// Returns whether a client subscribed to the log.
     #[must_use]
     pub fn has_readers(&self) -> bool {
         self.clients.iter().any(|client| client.reads_log.is_some())
     }
 
-    /// Sends a line of the log to all who read it. One who reads too slowly
-    /// misses it, and is told so with the next.
+    /// Sends a line of the log to all who read it. A slow reader misses
+    /// lines, and the next line reports how many.
     pub fn publish_log(&mut self, message: &FromInit) {
         let Ok(line) = encode(message) else { return };
         for client in &mut self.clients {
@@ -149,7 +149,7 @@ impl Server {
         }
     }
 
-    /// Whether anybody hears of changes.
+    /// Returns whether a client subscribed to changes.
     #[must_use]
     pub fn has_subscribers(&self) -> bool {
         self.clients.iter().any(|client| client.subscribed)
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_the_connection_stays() {
+    fn invalid_message_is_refused_and_connection_stays() {
         let (_directory, mut server, mut client) = pair();
         client.write_all(b"{\"reboot\":1}\n").unwrap();
         assert_eq!(server.turn(), []);

@@ -7,7 +7,7 @@ use std::io::Read as _;
 
 use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 
-use crate::places::{EXTENSION, PLACES};
+use crate::driver_paths::{EXTENSION, SEARCH_ROOTS};
 use crate::root::Root;
 
 /// Where the driver says its version.
@@ -57,7 +57,7 @@ pub fn known(root: &Root) -> Result<Known, serde_json::Error> {
     if let Some((path, text)) = of_image(root, &version) {
         return Ok(Known::Written { path, text });
     }
-    let found = spec(&Guest(root), PLACES, &version);
+    let found = spec(&Guest(root), SEARCH_ROOTS, &version);
     found.map_or(Ok(Known::Nothing), |spec| serde_json::to_vec(&spec).map(Known::Found))
 }
 

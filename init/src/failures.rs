@@ -25,13 +25,13 @@ pub enum Fault {
 
 /// What became of the guest.
 #[derive(Debug)]
-pub struct Fate {
+pub struct FaultResult {
     /// The unit that was struck; of GPUs, the second.
     pub victim: usize,
     /// All units, at the end.
     pub executor: Executor,
     /// From the unit's start to its end in the record.
-    pub noticed: Duration,
+    pub detected_after: Duration,
     /// What the executor asked for, in order.
     pub effects: Vec<Effect>,
 }
@@ -58,7 +58,7 @@ fn micros(time: Duration) -> u64 {
 ///
 /// # Errors
 /// The plan makes no sense.
-pub fn strike(unit: usize, fault: Fault) -> Result<Fate, PlanError> {
+pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError> {
     let graph: Graph = check(PLAN)?;
     let mut executor = Executor::new(&graph);
     let template = |executor: &Executor, at: usize| executor.slots()[at].template.unwrap_or(at);
@@ -113,11 +113,11 @@ pub fn strike(unit: usize, fault: Fault) -> Result<Fate, PlanError> {
         }
     }
     let slot = &executor.slots()[victim];
-    let noticed = slot.end_us.unwrap_or_default().saturating_sub(slot.start_us.unwrap_or_default());
-    Ok(Fate { victim, executor, noticed: Duration::from_micros(noticed), effects })
+    let detected_after = slot.end_us.unwrap_or_default().saturating_sub(slot.start_us.unwrap_or_default());
+    Ok(FaultResult { victim, executor, detected_after: Duration::from_micros(detected_after), effects })
 }
 
-impl Fate {
+impl FaultResult {
     /// Names of units that did not run because of it.
     #[must_use]
     pub fn skipped(&self) -> Vec<&str> {
@@ -139,8 +139,8 @@ impl Fate {
         match (self.serves(Action::Agent), self.serves(Action::GpuAttach)) {
             _ if self.executor.failed().is_some() => "`firstlight.on-failure`",
             _ if !self.serves(Action::Vsock) => "degraded, and the host cannot reach the agent",
-            (false, _) => "degraded, and nobody can ask it for anything",
-            (true, false) => "degraded; containers without a GPU run, others are told why not",
+            (false, _) => "degraded, and it serves no requests",
+            (true, false) => "degraded; containers without a GPU run, others fail with the cause",
             (true, true) => "degraded; containers run",
         }
     }
@@ -157,13 +157,13 @@ fn listed(names: &[&str]) -> String {
 /// The plan makes no sense.
 pub fn print() -> Result<String, PlanError> {
     let mut text = String::from(
-        "| unit | fault | told after | outcome | does not run | the guest | where to look |\n|---|---|---|---|---|---|---|\n",
+        "| unit | fault | reported after | outcome | does not run | the guest | where to look |\n|---|---|---|---|---|---|---|\n",
     );
     for (unit, spec) in PLAN.iter().enumerate() {
         for (fault, word) in [(Fault::Fails, "fails"), (Fault::Hangs, "hangs")] {
-            let fate = strike(unit, fault)?;
+            let fate = inject_fault(unit, fault)?;
             let slot = &fate.executor.slots()[fate.victim];
-            let after = if fault == Fault::Fails { "at once".to_owned() } else { format!("{:?}", fate.noticed) };
+            let after = if fault == Fault::Fails { "at once".to_owned() } else { format!("{:?}", fate.detected_after) };
             let skipped = match slot.node.severity {
                 Severity::Required => "all that has not begun".to_owned(),
                 _ => listed(&fate.skipped()),
@@ -206,14 +206,14 @@ pub fn print() -> Result<String, PlanError> {
 mod tests {
     use super::*;
 
-    fn all() -> Vec<(usize, Fault, Fate)> {
+    fn all() -> Vec<(usize, Fault, FaultResult)> {
         let faults = [Fault::Fails, Fault::Hangs];
         let each = (0..PLAN.len()).flat_map(|unit| faults.map(|fault| (unit, fault)));
-        each.map(|(unit, fault)| (unit, fault, strike(unit, fault).unwrap())).collect()
+        each.map(|(unit, fault)| (unit, fault, inject_fault(unit, fault).unwrap())).collect()
     }
 
     #[test]
-    fn every_fault_is_told_in_time_with_its_cause() {
+    fn every_fault_is_reported_in_time_with_its_cause() {
         for (unit, fault, fate) in all() {
             let (spec, slot) = (&PLAN[unit], &fate.executor.slots()[fate.victim]);
             let name = spec.name;
@@ -222,7 +222,11 @@ mod tests {
             assert_eq!(slot.outcome, expected, "{name} {fault:?}");
             assert!(fate.executor.finished(), "{name} {fault:?}: the boot does not end");
             let most = if fault == Fault::Fails { Duration::from_secs(1) } else { limit(spec.action, spec.deadline) };
-            assert!(fate.noticed <= most && most > Duration::ZERO, "{name} {fault:?}: {:?}", fate.noticed);
+            assert!(
+                fate.detected_after <= most && most > Duration::ZERO,
+                "{name} {fault:?}: {:?}",
+                fate.detected_after
+            );
             if fault == Fault::Hangs && spec.deadline.is_some() {
                 assert!(slot.detail.contains("deadline of") && slot.detail.ends_with(spec.hint), "{}", slot.detail);
             }

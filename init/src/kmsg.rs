@@ -1,5 +1,5 @@
-//! The kernel's log: when it reached what, what the GPU driver said last about a
-//! GPU, and what of it is worth a line of ours.
+//! Reads the kernel log: boot milestones, the driver's last messages about each GPU,
+//! and lines to forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::root::Root;
 /// One record of `/dev/kmsg`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Facility times eight plus level; the kernel's own facility is 0, and nobody else can have it.
+    /// Facility times eight plus level; facility 0 is the kernel's; processes cannot use it.
     pub priority: u32,
     /// When, µs.
     pub at_us: u64,
@@ -35,7 +35,7 @@ impl<'a> Entry<'a> {
         Some(Self { priority, at_us, text: text.lines().next().unwrap_or_default() })
     }
 
-    /// Whether the kernel itself says it, not a process by `/dev/kmsg`.
+    /// Returns whether the kernel logged it, not a process by `/dev/kmsg`.
     #[must_use]
     pub fn is_kernels(&self) -> bool {
         self.priority < 8
@@ -51,7 +51,7 @@ impl<'a> Entry<'a> {
         self.is_kernels() && DRIVER.iter().any(|start| self.text.starts_with(start))
     }
 
-    /// Who says it, and what.
+    /// Returns its source and text.
     #[must_use]
     pub fn source(&self) -> (Source, &'a str) {
         match self.text.strip_prefix("agent: ") {
@@ -89,8 +89,8 @@ const LONGEST: usize = 200;
 #[derive(Debug, Clone, Default)]
 pub struct Log {
     milestones: Vec<Milestone>,
-    words: BTreeMap<Address, Vec<String>>,
-    /// About whom the driver has said something since somebody asked.
+    messages: BTreeMap<Address, Vec<String>>,
+    /// GPUs with driver messages since the last [`Log::take_spoken`].
     spoken: BTreeSet<Address>,
 }
 
@@ -108,7 +108,7 @@ impl Log {
         } else if entry.is_drivers() {
             let Some(pci) = address_in(entry.text) else { return };
             self.spoken.insert(pci);
-            let words = self.words.entry(pci).or_default();
+            let words = self.messages.entry(pci).or_default();
             if words.len() >= KEPT {
                 words.remove(0);
             }
@@ -122,15 +122,15 @@ impl Log {
         &self.milestones
     }
 
-    /// About which GPUs the driver has said something since this was asked last.
+    /// Takes the GPUs with driver messages since the last call.
     pub fn take_spoken(&mut self) -> BTreeSet<Address> {
         std::mem::take(&mut self.spoken)
     }
 
-    /// The driver's last words about a GPU, on one line.
+    /// Returns the driver's last messages about a GPU, on one line.
     #[must_use]
-    pub fn last_words(&self, pci: Address) -> Option<String> {
-        self.words.get(&pci).map(|words| words.join(" / "))
+    pub fn last_message(&self, pci: Address) -> Option<String> {
+        self.messages.get(&pci).map(|words| words.join(" / "))
     }
 }
 
@@ -221,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_last_words_go_to_their_gpu() {
+    fn driver_messages_are_assigned_to_their_gpu() {
         let mut log = Log::default();
         log.feed("4,1,1,-;NVRM: GPU 0000:03:00.0: something early");
         log.feed("3,1,1,-;NVRM: GPU 0000:03:00.0: RmInitAdapter failed! (0x22:0x56:894)");
         log.feed("3,2,2,-;NVRM: GPU 0000:03:00.0: rm_init_adapter failed, device minor number 2");
         log.feed("3,3,3,-;NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus.");
         log.feed("6,4,4,-;pci 0000:04:00.0: BAR 0 assigned");
-        let words = |pci: &str| log.last_words(pci.parse().unwrap());
+        let words = |pci: &str| log.last_message(pci.parse().unwrap());
         let text = words("0000:03:00.0").unwrap();
         assert!(text.contains("(0x22:0x56:894) / NVRM") && !text.contains("early"), "{text}");
         assert!(words("0000:04:00.0").unwrap().contains("Xid"));
@@ -236,21 +236,21 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_several_lines_is_kept_whole() {
+    fn multi_line_message_is_joined() {
         let mut log = Log::default();
         log.feed(
             "3,1,1,-;NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8)\\x0aNVRM: installed in this system is not \
              supported by open\\x0aNVRM: nvidia.ko because of its age.\\x0a",
         );
         assert_eq!(
-            log.last_words("0000:03:00.0".parse().unwrap()).unwrap(),
+            log.last_message("0000:03:00.0".parse().unwrap()).unwrap(),
             "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open \
              nvidia.ko because of its age."
         );
     }
 
     #[test]
-    fn nobody_passes_for_the_kernel_or_its_driver() {
+    fn processes_cannot_impersonate_kernel_or_driver() {
         let of = |record: &'static str| Entry::parse(record).map(|entry| (entry.source(), entry.level())).unwrap();
         assert_eq!(of("3,1,1,-;NVRM: Xid 79"), ((Source::Driver, "NVRM: Xid 79"), Level::Error));
         assert_eq!(of("4,1,1,-;agent: x"), ((Source::Kernel, "agent: x"), Level::Warning));
@@ -259,11 +259,11 @@ mod tests {
         let mut log = Log::default();
         log.feed("11,1,1,-;NVRM: GPU 0000:03:00.0: RmInitAdapter failed!");
         log.feed("14,1,1,-;Run /init as init process");
-        assert_eq!((log.last_words("0000:03:00.0".parse().unwrap()), log.milestones().len()), (None, 0));
+        assert_eq!((log.last_message("0000:03:00.0".parse().unwrap()), log.milestones().len()), (None, 0));
     }
 
     #[test]
-    fn what_the_kernel_prints_is_its_own_setting() {
+    fn console_level_is_read_from_printk() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert_eq!(printed_below(&root), 0);

@@ -1,11 +1,11 @@
-//! What kind of guest this is: rules over what is on the PCI bus.
+//! Decides the guest mode by rules over the functions on the PCI bus.
 
 use firstlight_boot_record::Mode;
 use firstlight_pci::{Function, Kind};
 
-/// Generation of NVLink, by how its switches are reached.
+/// NvLinkGeneration of NVLink, by how its switches are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Generation {
+pub enum NvLinkGeneration {
     /// Up to NVLink 4 (A100, H100, H200): NVSwitches are PCI functions that `nvidia.ko` drives.
     NvLink4,
     /// NVLink 5 (B200, B300): switches are behind management bridges, InfiniBand functions of a ConnectX-7.
@@ -16,33 +16,33 @@ pub enum Generation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fabric {
     /// How its switches are reached.
-    pub generation: Generation,
+    pub generation: NvLinkGeneration,
     /// Whether it is shared among other guests (a service VM) or all this guest's own.
     pub shared: bool,
 }
 
-/// What kind of guest it is to be.
+/// The requested guest mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// What the rules say.
+    /// Decided by the rules.
     #[default]
     Auto,
-    /// This one, whatever is on the bus.
-    Chosen(&'static Kit),
+    /// This mode, regardless of the bus.
+    Chosen(&'static GuestMode),
 }
 
-/// What is done about devices that are no system.
+/// The reaction to an unsupported device topology.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnOddDevices {
-    /// What can be used is used.
+pub enum OnUnsupportedTopology {
+    /// Use what can be used.
     #[default]
     Degrade,
-    /// The failure policy.
+    /// Apply the failure policy.
     Fail,
 }
 
-impl OnOddDevices {
-    /// The word on the command line.
+impl OnUnsupportedTopology {
+    /// Returns the value on the command line.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -52,9 +52,9 @@ impl OnOddDevices {
     }
 }
 
-/// A kind of guest and what it takes.
+/// A guest mode and what it loads.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Kit {
+pub struct GuestMode {
     /// Its name in the record and on the command line.
     pub name: &'static str,
     /// Whether the driver is loaded.
@@ -65,25 +65,29 @@ pub struct Kit {
     pub fabric: Option<Fabric>,
 }
 
-const fn fabric(generation: Generation, shared: bool) -> Option<Fabric> {
+const fn fabric(generation: NvLinkGeneration, shared: bool) -> Option<Fabric> {
     Some(Fabric { generation, shared })
 }
 
-const CPU: Kit = Kit { name: "cpu", driver: false, attach: false, fabric: None };
-const GPU: Kit = Kit { name: "gpu", driver: true, attach: true, fabric: None };
-const GPU_NVL4: Kit =
-    Kit { name: "gpu+fabric-nvl4", driver: true, attach: true, fabric: fabric(Generation::NvLink4, false) };
-const GPU_NVL5: Kit =
-    Kit { name: "gpu+fabric-nvl5", driver: true, attach: true, fabric: fabric(Generation::NvLink5, false) };
-const SERVICE_NVL4: Kit =
-    Kit { name: "service-vm-nvl4", driver: true, attach: false, fabric: fabric(Generation::NvLink4, true) };
-const SERVICE_NVL5: Kit =
-    Kit { name: "service-vm-nvl5", driver: false, attach: false, fabric: fabric(Generation::NvLink5, true) };
+const CPU: GuestMode = GuestMode { name: "cpu", driver: false, attach: false, fabric: None };
+const GPU: GuestMode = GuestMode { name: "gpu", driver: true, attach: true, fabric: None };
+const GPU_NVL4: GuestMode =
+    GuestMode { name: "gpu+fabric-nvl4", driver: true, attach: true, fabric: fabric(NvLinkGeneration::NvLink4, false) };
+const GPU_NVL5: GuestMode =
+    GuestMode { name: "gpu+fabric-nvl5", driver: true, attach: true, fabric: fabric(NvLinkGeneration::NvLink5, false) };
+const SERVICE_NVL4: GuestMode =
+    GuestMode { name: "service-vm-nvl4", driver: true, attach: false, fabric: fabric(NvLinkGeneration::NvLink4, true) };
+const SERVICE_NVL5: GuestMode = GuestMode {
+    name: "service-vm-nvl5",
+    driver: false,
+    attach: false,
+    fabric: fabric(NvLinkGeneration::NvLink5, true),
+};
 
-/// Every kind of guest.
-pub static KITS: [Kit; 6] = [CPU, GPU, GPU_NVL4, GPU_NVL5, SERVICE_NVL4, SERVICE_NVL5];
+/// All guest modes.
+pub static GUEST_MODES: [GuestMode; 6] = [CPU, GPU, GPU_NVL4, GPU_NVL5, SERVICE_NVL4, SERVICE_NVL5];
 
-/// What was decided.
+/// The mode decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// For the record.
@@ -94,12 +98,12 @@ pub struct Decision {
     pub attach: bool,
     /// The fabric, if it is managed here.
     pub fabric: Option<Fabric>,
-    /// Whether the only GPU has nothing to be linked with: the driver then need not wait for links to come up.
-    pub lone_gpu: bool,
-    /// What says that this guest's memory is closed to its host, if something does.
+    /// Whether there is a single GPU without NVLink peers: the driver then need not wait for link training.
+    pub single_gpu: bool,
+    /// Why this counts as a confidential guest, if it does.
     pub confidential: Option<String>,
-    /// Why the devices are no system that is known to work, if they are none.
-    pub odd: Option<String>,
+    /// Why the device topology is not supported, if it is not.
+    pub unsupported: Option<String>,
 }
 
 /// Functions by kind.
@@ -111,40 +115,40 @@ struct Counts {
     others: usize,
 }
 
-/// One rule. Never an exact count: any number of GPUs is a number of GPUs.
+/// One rule. Rules never test for an exact number of GPUs.
 struct Rule {
     holds: fn(Counts) -> bool,
-    kit: &'static Kit,
-    odd: &'static str,
+    guest_mode: &'static GuestMode,
+    unsupported: &'static str,
 }
 
-const TWO_FABRICS: &str = "NVSwitches and NVLink 5 management bridges in one guest: no system has both, and neither is touched; give the \
-     guest one kind, or say firstlight.mode=";
+const TWO_FABRICS: &str = "NVSwitches and NVLink 5 management bridges in one guest: no system has both, and neither is managed; assign one \
+     kind to the guest, or set firstlight.mode=";
 
 /// The rules in the order in which they are tried; the last one always holds.
 const RULES: &[Rule] = &[
-    Rule { holds: |on| on.switches > 0 && on.bridges > 0 && on.gpus > 0, kit: &GPU, odd: TWO_FABRICS },
-    Rule { holds: |on| on.switches > 0 && on.bridges > 0, kit: &CPU, odd: TWO_FABRICS },
-    Rule { holds: |on| on.gpus > 0 && on.switches > 0, kit: &GPU_NVL4, odd: "" },
-    Rule { holds: |on| on.gpus > 0 && on.bridges > 0, kit: &GPU_NVL5, odd: "" },
-    Rule { holds: |on| on.gpus > 0, kit: &GPU, odd: "" },
-    Rule { holds: |on| on.switches > 0, kit: &SERVICE_NVL4, odd: "" },
-    Rule { holds: |on| on.bridges > 0, kit: &SERVICE_NVL5, odd: "" },
-    Rule { holds: |_| true, kit: &CPU, odd: "" },
+    Rule { holds: |on| on.switches > 0 && on.bridges > 0 && on.gpus > 0, guest_mode: &GPU, unsupported: TWO_FABRICS },
+    Rule { holds: |on| on.switches > 0 && on.bridges > 0, guest_mode: &CPU, unsupported: TWO_FABRICS },
+    Rule { holds: |on| on.gpus > 0 && on.switches > 0, guest_mode: &GPU_NVL4, unsupported: "" },
+    Rule { holds: |on| on.gpus > 0 && on.bridges > 0, guest_mode: &GPU_NVL5, unsupported: "" },
+    Rule { holds: |on| on.gpus > 0, guest_mode: &GPU, unsupported: "" },
+    Rule { holds: |on| on.switches > 0, guest_mode: &SERVICE_NVL4, unsupported: "" },
+    Rule { holds: |on| on.bridges > 0, guest_mode: &SERVICE_NVL5, unsupported: "" },
+    Rule { holds: |_| true, guest_mode: &CPU, unsupported: "" },
 ];
 
-/// What a mode that was asked for misses on the bus.
-fn missing(kit: &Kit, on: Counts) -> Option<String> {
-    let what = match kit.fabric.map(|fabric| fabric.generation) {
-        _ if kit.attach && on.gpus == 0 => "GPU",
-        Some(Generation::NvLink4) if on.switches == 0 => "NVSwitch",
-        Some(Generation::NvLink5) if on.bridges == 0 => "NVLink 5 management bridge (SW_MNG in its VPD)",
+/// Returns which device the requested mode lacks on the bus.
+fn missing(guest_mode: &GuestMode, on: Counts) -> Option<String> {
+    let what = match guest_mode.fabric.map(|fabric| fabric.generation) {
+        _ if guest_mode.attach && on.gpus == 0 => "GPU",
+        Some(NvLinkGeneration::NvLink4) if on.switches == 0 => "NVSwitch",
+        Some(NvLinkGeneration::NvLink5) if on.bridges == 0 => "NVLink 5 management bridge (SW_MNG in its VPD)",
         _ => return None,
     };
-    Some(format!("mode {} was asked for, and no {what} is on the PCI bus", kit.name))
+    Some(format!("mode {} was requested, but no {what} is on the PCI bus", guest_mode.name))
 }
 
-/// Decides the mode from what is on the bus, unless it is already chosen.
+/// Decides the mode from the functions on the bus, unless one is requested.
 #[must_use]
 pub fn decide(functions: &[Function], choice: ModeChoice) -> Decision {
     let count = |kind| functions.iter().filter(|function| function.kind() == Some(kind)).count();
@@ -160,41 +164,41 @@ pub fn decide(functions: &[Function], choice: ModeChoice) -> Decision {
             seen.push_str(&format!(", {what}: {number}"));
         }
     }
-    let (kit, odd) = match choice {
-        ModeChoice::Chosen(kit) => {
-            seen.insert_str(0, &format!("firstlight.mode={}; ", kit.name));
-            (kit, missing(kit, on))
+    let (guest_mode, unsupported) = match choice {
+        ModeChoice::Chosen(guest_mode) => {
+            seen.insert_str(0, &format!("firstlight.mode={}; ", guest_mode.name));
+            (guest_mode, missing(guest_mode, on))
         }
         ModeChoice::Auto => {
             let rule = RULES.iter().find(|rule| (rule.holds)(on));
-            let odd = rule.map(|rule| rule.odd).filter(|odd| !odd.is_empty());
-            (rule.map_or(&CPU, |rule| rule.kit), odd.map(str::to_owned))
+            let unsupported = rule.map(|rule| rule.unsupported).filter(|unsupported| !unsupported.is_empty());
+            (rule.map_or(&CPU, |rule| rule.guest_mode), unsupported.map(str::to_owned))
         }
     };
-    if let Some(odd) = &odd {
-        seen.push_str(&format!("; odd: {odd}"));
+    if let Some(unsupported) = &unsupported {
+        seen.push_str(&format!("; unsupported: {unsupported}"));
     }
     Decision {
-        mode: Mode { name: kit.name.to_owned(), reason: seen },
-        driver: kit.driver,
-        attach: kit.attach,
-        fabric: kit.fabric,
-        lone_gpu: kit.attach && kit.fabric.is_none() && on.gpus == 1,
+        mode: Mode { name: guest_mode.name.to_owned(), reason: seen },
+        driver: guest_mode.driver,
+        attach: guest_mode.attach,
+        fabric: guest_mode.fabric,
+        single_gpu: guest_mode.attach && guest_mode.fabric.is_none() && on.gpus == 1,
         confidential: None,
-        odd,
+        unsupported,
     }
 }
 
 impl Decision {
-    /// Whether this is a service VM: it shares a fabric out among other guests.
+    /// Returns whether this is a service VM, which shares a fabric among other guests.
     #[must_use]
     pub fn is_service(&self) -> bool {
         self.fabric.is_some_and(|fabric| fabric.shared)
     }
 
-    /// With what says that this is a guest under confidential computing, where GPUs are attached.
+    /// Records why this is a confidential guest, if its mode attaches GPUs.
     #[must_use]
-    pub fn in_confidence(mut self, why: Option<String>) -> Self {
+    pub fn with_confidential(mut self, why: Option<String>) -> Self {
         if let Some(why) = why.filter(|_| self.attach) {
             self.mode.reason.push_str(&format!("; confidential: {why}"));
             self.confidential = Some(why);
@@ -237,9 +241,9 @@ mod tests {
         decide(functions, ModeChoice::Auto).mode.name
     }
 
-    /// Guests as they are made from the field's systems, by device id.
+    /// Guests of systems in the field, by device id.
     #[test]
-    fn systems_of_the_field_are_known() {
+    fn modes_of_known_systems() {
         let gpus = |number, device| (number, 0x10de, device, GPU_3D, false);
         let bridges = |number| (number, 0x15b3, 0x1021, INFINIBAND, true);
         for (system, parts, mode) in [
@@ -271,12 +275,12 @@ mod tests {
             ("no GPU", vec![(1, 0x1af4, 0x1053, 0xff_0000, false)], "cpu"),
         ] {
             let decision = decide(&bus(&parts), ModeChoice::Auto);
-            assert_eq!((decision.mode.name.as_str(), decision.odd), (mode, None), "{system}");
+            assert_eq!((decision.mode.name.as_str(), decision.unsupported), (mode, None), "{system}");
         }
     }
 
     #[test]
-    fn what_was_found_is_the_reason() {
+    fn reason_lists_devices_found() {
         let reason = |functions: &[Function]| decide(functions, ModeChoice::Auto).mode.reason;
         assert_eq!(reason(&functions(2, 0, 0, 0)), "GPUs on the PCI bus: 2, NVSwitches: 0");
         assert_eq!(
@@ -286,58 +290,63 @@ mod tests {
     }
 
     #[test]
-    fn who_loads_the_driver_and_who_manages_the_fabric() {
+    fn mode_decides_driver_attach_and_fabric() {
         let of = |gpus, switches, bridges| {
-            let Decision { driver, attach, fabric, lone_gpu, .. } =
+            let Decision { driver, attach, fabric, single_gpu, .. } =
                 decide(&functions(gpus, switches, bridges, 0), ModeChoice::Auto);
-            (driver, attach, fabric.map(|fabric| (fabric.generation, fabric.shared)), lone_gpu)
+            (driver, attach, fabric.map(|fabric| (fabric.generation, fabric.shared)), single_gpu)
         };
         assert_eq!(of(0, 0, 0), (false, false, None, false));
         assert_eq!(of(1, 0, 0), (true, true, None, true));
         assert_eq!(of(2, 0, 0), (true, true, None, false));
-        assert_eq!(of(1, 4, 0), (true, true, Some((Generation::NvLink4, false)), false));
-        assert_eq!(of(8, 0, 4), (true, true, Some((Generation::NvLink5, false)), false));
-        assert_eq!(of(0, 6, 0), (true, false, Some((Generation::NvLink4, true)), false));
-        assert_eq!(of(0, 0, 4), (false, false, Some((Generation::NvLink5, true)), false));
+        assert_eq!(of(1, 4, 0), (true, true, Some((NvLinkGeneration::NvLink4, false)), false));
+        assert_eq!(of(8, 0, 4), (true, true, Some((NvLinkGeneration::NvLink5, false)), false));
+        assert_eq!(of(0, 6, 0), (true, false, Some((NvLinkGeneration::NvLink4, true)), false));
+        assert_eq!(of(0, 0, 4), (false, false, Some((NvLinkGeneration::NvLink5, true)), false));
     }
 
     #[test]
-    fn two_fabrics_in_one_guest_are_odd_and_its_gpus_are_served() {
+    fn two_fabrics_are_unsupported_and_gpus_are_served() {
         for (gpus, mode) in [(0, "cpu"), (3, "gpu")] {
             let decision = decide(&functions(gpus, 4, 2, 0), ModeChoice::Auto);
             assert_eq!((decision.mode.name.as_str(), decision.fabric), (mode, None));
-            assert!(decision.odd.is_some_and(|odd| odd.contains("no system has both")));
-            assert!(decision.mode.reason.contains("; odd: NVSwitches and"), "{}", decision.mode.reason);
+            assert!(decision.unsupported.is_some_and(|unsupported| unsupported.contains("no system has both")));
+            assert!(decision.mode.reason.contains("; unsupported: NVSwitches and"), "{}", decision.mode.reason);
         }
     }
 
     #[test]
-    fn a_choice_on_the_command_line_wins_and_says_so() {
-        for kit in &KITS {
-            let decision = decide(&functions(2, 4, 4, 0), ModeChoice::Chosen(kit));
+    fn requested_mode_overrides_rules_and_is_the_reason() {
+        for guest_mode in &GUEST_MODES {
+            let decision = decide(&functions(2, 4, 4, 0), ModeChoice::Chosen(guest_mode));
             assert_eq!(
                 (decision.mode.name.as_str(), decision.attach, decision.fabric),
-                (kit.name, kit.attach, kit.fabric)
+                (guest_mode.name, guest_mode.attach, guest_mode.fabric)
             );
-            assert!(decision.mode.reason.starts_with(&format!("firstlight.mode={}; GPUs on the PCI bus: 2", kit.name)));
-            assert_eq!(decision.odd, None);
-            // On an empty bus all but one miss something.
-            let odd = decide(&[], ModeChoice::Chosen(kit)).odd;
-            assert_eq!(odd.is_none(), kit.name == "cpu", "{odd:?}");
+            assert!(
+                decision
+                    .mode
+                    .reason
+                    .starts_with(&format!("firstlight.mode={}; GPUs on the PCI bus: 2", guest_mode.name))
+            );
+            assert_eq!(decision.unsupported, None);
+            // On an empty bus every mode but cpu lacks a device.
+            let unsupported = decide(&[], ModeChoice::Chosen(guest_mode)).unsupported;
+            assert_eq!(unsupported.is_none(), guest_mode.name == "cpu", "{unsupported:?}");
         }
-        let odd = decide(&functions(8, 0, 0, 0), ModeChoice::Chosen(&SERVICE_NVL4)).odd.unwrap();
-        assert!(odd.contains("service-vm-nvl4 was asked for, and no NVSwitch"), "{odd}");
+        let unsupported = decide(&functions(8, 0, 0, 0), ModeChoice::Chosen(&SERVICE_NVL4)).unsupported.unwrap();
+        assert!(unsupported.contains("service-vm-nvl4 was requested, but no NVSwitch"), "{unsupported}");
     }
 
     proptest! {
         #[test]
-        fn any_bus_is_some_mode(gpus in 0..20_usize, switches in 0..14_usize, bridges in 0..6_usize, nics in 0..4_usize) {
+        fn every_bus_has_a_mode(gpus in 0..20_usize, switches in 0..14_usize, bridges in 0..6_usize, nics in 0..4_usize) {
             let all = functions(gpus, switches, bridges, nics);
             let decision = decide(&all, ModeChoice::Auto);
-            prop_assert!(KITS.iter().any(|kit| kit.name == decision.mode.name));
+            prop_assert!(GUEST_MODES.iter().any(|guest_mode| guest_mode.name == decision.mode.name));
             prop_assert_eq!(decision.attach, gpus > 0);
-            prop_assert_eq!(decision.odd.is_some(), switches > 0 && bridges > 0);
-            // NICs of tenants decide nothing.
+            prop_assert_eq!(decision.unsupported.is_some(), switches > 0 && bridges > 0);
+            // NICs do not affect the mode.
             prop_assert_eq!(name(&all), name(&functions(gpus, switches, bridges, 0)));
         }
     }

@@ -123,7 +123,7 @@ pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
 ///
 /// # Errors
 /// Something on it is open for writing, or the kernel refuses.
-pub fn close_root() -> io::Result<()> {
+pub fn remount_root_read_only() -> io::Result<()> {
     // With BIND it is the mount that is changed, not the file system, which the kernel may not let go.
     let flags = MountFlags::BIND.union(MountFlags::RDONLY).union(NOSUID).union(NODEV);
     Ok(mount_remount("/", flags, c"")?)

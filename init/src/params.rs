@@ -9,8 +9,8 @@ use firstlight_gpu_settings_protocol::{PerGpu, Ready, RequestedSettings};
 use firstlight_verity::extension;
 
 use crate::attach::Policy;
-use crate::extensions::asked::Asked as Extensions;
-use crate::mode::{KITS, ModeChoice, OnOddDevices};
+use crate::extensions::request::ExtensionRequests as Extensions;
+use crate::mode::{GUEST_MODES, ModeChoice, OnUnsupportedTopology};
 use crate::units::PLAN;
 
 /// What happens when a required unit fails.
@@ -91,8 +91,8 @@ pub struct Params {
     pub imex_channels: u32,
     /// What decides the mode.
     pub mode: ModeChoice,
-    /// What is done about devices that are no system.
-    pub on_odd_devices: OnOddDevices,
+    /// The reaction to an unsupported device topology.
+    pub on_unsupported_topology: OnUnsupportedTopology,
     /// What happens when a required unit fails.
     pub on_failure: OnFailure,
     /// What happens when the agent ends.
@@ -113,7 +113,7 @@ pub struct Params {
     pub baseboard_serial: Option<String>,
     /// Whether `nvidia-persistenced` runs.
     pub persistenced: bool,
-    /// How long the way down may take.
+    /// The shutdown deadline.
     pub shutdown_deadline: Duration,
     /// Disks that are mounted beside the root.
     pub extensions: Extensions,
@@ -121,7 +121,7 @@ pub struct Params {
     pub modules: Vec<ModuleParam>,
     /// Modules that are not loaded for a device or by another alias (`modprobe.blacklist=`).
     pub blacklist: Vec<String>,
-    /// Modules that the kernel refuses whoever asks (`module_blacklist=`).
+    /// Modules that the kernel refuses in any case (`module_blacklist=`).
     pub forbidden: Vec<String>,
     /// What could not be used.
     pub complaints: Vec<Complaint>,
@@ -140,7 +140,7 @@ impl Default for Params {
             settings_deadline: Duration::from_secs(60),
             imex_channels: 1,
             mode: ModeChoice::default(),
-            on_odd_devices: OnOddDevices::default(),
+            on_unsupported_topology: OnUnsupportedTopology::default(),
             on_failure: OnFailure::default(),
             agent_restart: AgentRestart::default(),
             kernel_lockdown: "integrity",
@@ -305,7 +305,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.gpu-ready",
         values: "`auto`, `yes`, `no`",
         default: "auto",
-        effect: "whether GPUs are told to accept work, without which nothing computes on them under confidential \
+        effect: "whether GPUs are set to accept work, without which nothing computes on them under confidential \
                  computing: there, in any case, or not by this guest's boot (after an attestation, say)",
         set: |params, value| {
             let all = [("auto", Ready::Auto), ("yes", Ready::Yes), ("no", Ready::No)];
@@ -346,7 +346,7 @@ pub const PARAMS: &[ParamSpec] = &[
         default: "integrity",
         effect: "how far the kernel is closed even to root, where it can be, with `firstlight.lockdown`: no writing to it \
                  by `/dev/mem`, PCI configuration space, BARs in sysfs, ports, MSRs, kexec or unsigned modules; \
-                 `confidentiality` lets nobody read its memory either, by BPF, perf or tracing",
+                 `confidentiality` also blocks reading its memory, by BPF, perf or tracing",
         set: |params, value| {
             let all = ["none", "integrity", "confidentiality"];
             choose(&mut params.kernel_lockdown, value, &all.map(|word| (word, word)))
@@ -356,7 +356,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.lockdown",
         values: "`on`, `off`",
         default: "on",
-        effect: "whether module loading and other doors into the kernel are closed after the last module is loaded",
+        effect: "whether module loading, kexec and other kernel interfaces are locked after the last module is loaded",
         set: |params, value| choose(&mut params.lockdown, value, SWITCH),
     },
     ParamSpec {
@@ -385,7 +385,7 @@ pub const PARAMS: &[ParamSpec] = &[
                  the NVLink fabric for itself, a service VM for other guests; NVLink 4 and before has NVSwitches on \
                  the bus, NVLink 5 management bridges",
         set: |params, value| {
-            let kits = KITS.iter().map(|kit| (kit.name, ModeChoice::Chosen(kit)));
+            let kits = GUEST_MODES.iter().map(|guest_mode| (guest_mode.name, ModeChoice::Chosen(guest_mode)));
             let choices: Vec<_> = kits.chain([("auto", ModeChoice::Auto)]).collect();
             choose(&mut params.mode, value, &choices)
         },
@@ -402,14 +402,14 @@ pub const PARAMS: &[ParamSpec] = &[
         },
     },
     ParamSpec {
-        name: "firstlight.on-odd-devices",
+        name: "firstlight.on-unsupported-topology",
         values: "`degrade`, `fail`",
         default: "degrade",
-        effect: "what happens when the devices on the bus are no system that is known to work, or not the one that \
-                 `firstlight.mode` asks for: what can be used is used, or the failure policy",
+        effect: "what happens when the devices on the PCI bus are not a supported topology, or not the one that \
+                 `firstlight.mode` requests: use what can be used, or apply the failure policy",
         set: |params, value| {
-            let all = [OnOddDevices::Degrade, OnOddDevices::Fail];
-            choose(&mut params.on_odd_devices, value, &all.map(|choice| (choice.word(), choice)))
+            let all = [OnUnsupportedTopology::Degrade, OnUnsupportedTopology::Fail];
+            choose(&mut params.on_unsupported_topology, value, &all.map(|choice| (choice.word(), choice)))
         },
     },
     ParamSpec {
@@ -431,8 +431,8 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.shutdown-deadline",
         values: "a duration: `90s`, `1500ms`",
         default: "30s",
-        effect: "how long the way down may take in all; what has not ended by its share of that is named and left \
-                 behind, and the power goes off",
+        effect: "how long the whole shutdown may take; what exceeds its share of that is reported and abandoned, and \
+                 the VM powers off",
         set: |params, value| {
             duration(value).is_some_and(|time| {
                 params.shutdown_deadline = time;
@@ -595,7 +595,7 @@ pub fn print() -> String {
     let _ = writeln!(
         text,
         "| `{DEADLINE}UNIT` | a duration: `90s`, `1500ms` | the plan's | how long a unit of the boot plan may take \
-         before it is told as timed out |"
+         before it is reported as timed out |"
     );
     let _ = writeln!(text, "| `{AGENT}NAME` | | | left to the agent |");
     let _ = writeln!(
@@ -641,7 +641,7 @@ mod tests {
         assert_eq!(params.complaints, []);
         assert_eq!(params.attach, Policy::Serial);
         assert_eq!(params.attach_deadline, Duration::from_millis(1500));
-        assert!(matches!(params.mode, ModeChoice::Chosen(kit) if kit.name == "cpu"));
+        assert!(matches!(params.mode, ModeChoice::Chosen(guest_mode) if guest_mode.name == "cpu"));
         assert_eq!(params.on_failure, OnFailure::Hold);
         assert_eq!(params.agent_restart, AgentRestart::PowerOff);
         assert!(!params.lockdown);
@@ -654,8 +654,8 @@ mod tests {
             attach_deadline: Duration::from_secs(1),
             attach_limit: Duration::from_secs(1),
             confidential: Some(true),
-            mode: ModeChoice::Chosen(&KITS[0]),
-            on_odd_devices: OnOddDevices::Fail,
+            mode: ModeChoice::Chosen(&GUEST_MODES[0]),
+            on_unsupported_topology: OnUnsupportedTopology::Fail,
             on_failure: OnFailure::Hold,
             agent_restart: AgentRestart::PowerOff,
             kernel_lockdown: "none",
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_gpus_are_taken_or_told_with_their_form() {
+    fn gpu_settings_are_parsed_or_rejected_with_their_syntax() {
         let params = params(
             "firstlight.mig=0:3g.71gb,4g.71gb;1:off firstlight.gpu-power-limit=500 firstlight.gpu_clocks=345,1980 \
              firstlight.gpu-memory-clock=2619 firstlight.gpu-compute-mode=prohibited firstlight.gpu-ready=no \
@@ -769,7 +769,7 @@ mod tests {
     #[test]
     fn extensions_are_no_parameters_of_modules() {
         let params = params("kata.extension.gpu.verity_params=x kata.other=1");
-        assert_eq!((params.extensions.wanted.len(), params.extensions.refused.len()), (0, 1));
+        assert_eq!((params.extensions.requested.len(), params.extensions.rejected.len()), (0, 1));
         assert_eq!(params.modules.len(), 1, "{:?}", params.modules);
     }
 

@@ -30,7 +30,7 @@ pub fn cut(mut text: String) -> String {
 /// How long lines wait for the agent after PID 1's start, µs. Every line keeps a
 /// processor busy in the kernel until the host has taken it, so they wait until
 /// the agent listens; but a boot that hangs before that has to be seen to.
-const CONSOLE_PATIENCE_US: u64 = 250_000;
+const CONSOLE_DELAY_US: u64 = 250_000;
 
 /// The record, the console, and the file.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Recorder {
         let file = root.path(firstlight_init_control::RECORD);
         let mut recorder = Self { record, console: Console::new(), file };
         let (init_version, kernel) = (version.to_owned(), kernel.to_owned());
-        recorder.say(&Line::Boot { init_version, kernel, pid1_start_us });
+        recorder.print(&Line::Boot { init_version, kernel, pid1_start_us });
         recorder
     }
 
@@ -68,10 +68,10 @@ impl Recorder {
     /// When the console has to be started at the latest, µs; nothing once it is.
     #[must_use]
     pub fn console_due(&self) -> Option<u64> {
-        (!self.console.is_started()).then(|| self.record.pid1_start_us.saturating_add(CONSOLE_PATIENCE_US))
+        (!self.console.is_started()).then(|| self.record.pid1_start_us.saturating_add(CONSOLE_DELAY_US))
     }
 
-    fn say(&mut self, line: &Line) {
+    fn print(&mut self, line: &Line) {
         // These types always encode.
         if let Ok(text) = line.encode() {
             self.console.line(text);
@@ -102,20 +102,20 @@ impl Recorder {
     pub fn state(&mut self, state: State) {
         if self.record.state != state {
             self.record.state = state;
-            self.say(&Line::State(state));
+            self.print(&Line::State(state));
         }
     }
 
     /// What kind of guest this is.
     pub fn mode(&mut self, mode: Mode) {
         self.record.mode = Some(mode.clone());
-        self.say(&Line::Mode(mode));
+        self.print(&Line::Mode(mode));
     }
 
     /// A unit as the executor has it. Its end, and only that, is said.
     pub fn unit(&mut self, unit: Unit, before: Option<&str>) {
         if unit.outcome.ended() {
-            self.say(&Line::Unit(unit.clone()));
+            self.print(&Line::Unit(unit.clone()));
         }
         let units = &mut self.record.units;
         if let Some(known) = units.iter_mut().find(|known| known.name == unit.name) {
@@ -128,7 +128,7 @@ impl Recorder {
 
     /// A GPU that was found or is in another phase now.
     pub fn gpu(&mut self, gpu: Gpu) {
-        self.say(&Line::Gpu(gpu.clone()));
+        self.print(&Line::Gpu(gpu.clone()));
         self.gpu_step(gpu);
     }
 
@@ -143,8 +143,8 @@ impl Recorder {
     /// Something happened.
     pub fn event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
         let event = Event { at_us, kind: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
-        self.say(&Line::Event(event.clone()));
-        self.remember(event);
+        self.print(&Line::Event(event.clone()));
+        self.append_event(event);
     }
 
     /// Something happened that the host waits for: its line goes before those
@@ -154,10 +154,10 @@ impl Recorder {
         if let Ok(text) = Line::Event(event.clone()).encode() {
             self.console.urgent(text);
         }
-        self.remember(event);
+        self.append_event(event);
     }
 
-    fn remember(&mut self, event: Event) {
+    fn append_event(&mut self, event: Event) {
         if self.record.events.len() >= MOST_EVENTS {
             self.record.events.remove(FIRST_EVENTS);
         }
@@ -167,7 +167,7 @@ impl Recorder {
     /// A required unit failed.
     pub fn failure(&mut self, failure: Failure) {
         self.state(State::Failed);
-        self.say(&Line::Failure(failure.clone()));
+        self.print(&Line::Failure(failure.clone()));
         self.sentence(&format!("boot failed: unit {}: {}; {}", failure.unit, failure.detail, failure.action));
         self.record.failure = Some(failure);
     }

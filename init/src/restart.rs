@@ -16,14 +16,14 @@ pub const MOST: usize = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Start it again after this pause; it is the `number`th time in the window.
-    Again {
+    Restart {
         /// The pause.
         pause: Duration,
         /// 1 to [`MOST`].
         number: usize,
     },
     /// It has ended too often: the failure policy decides.
-    GiveUp,
+    LimitReached,
 }
 
 /// The restarts so far.
@@ -46,11 +46,11 @@ impl Restarts {
     /// forgiven, however long it took to end.
     pub fn step_unserved(&mut self, now: u64) -> Decision {
         if self.recent.len() >= MOST {
-            return Decision::GiveUp;
+            return Decision::LimitReached;
         }
         let pause = FIRST_PAUSE * (1 << self.recent.len());
         self.recent.push_back(now);
-        Decision::Again { pause, number: self.recent.len() }
+        Decision::Restart { pause, number: self.recent.len() }
     }
 }
 
@@ -63,8 +63,8 @@ mod tests {
         let mut restarts = Restarts::default();
         let pauses: Vec<_> = (0..6)
             .map(|n| match restarts.step(n * 1_000_000) {
-                Decision::Again { pause, number } => (pause.as_millis(), number),
-                Decision::GiveUp => (0, 0),
+                Decision::Restart { pause, number } => (pause.as_millis(), number),
+                Decision::LimitReached => (0, 0),
             })
             .collect();
         assert_eq!(pauses, [(100, 1), (200, 2), (400, 3), (800, 4), (1600, 5), (0, 0)]);
@@ -75,7 +75,7 @@ mod tests {
         let mut restarts = Restarts::default();
         for n in 0..100 {
             let decision = restarts.step(n * 60_000_000);
-            assert_eq!(decision, Decision::Again { pause: FIRST_PAUSE, number: 1 });
+            assert_eq!(decision, Decision::Restart { pause: FIRST_PAUSE, number: 1 });
         }
     }
 }

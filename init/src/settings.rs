@@ -1,5 +1,4 @@
-//! The program that sets what is asked of GPUs (`firstlight-gpu-settings`): its
-//! start, what it says, and what that comes to.
+//! Runs `firstlight-gpu-settings`, parses its output and evaluates the result.
 
 use std::ffi::{CStr, CString};
 use std::io::{PipeReader, Read as _};
@@ -10,10 +9,10 @@ use firstlight_gpu_settings_protocol::{Outcome, SettingsRequest, StepReport};
 use firstlight_sys::daemon::{Daemon as Program, start};
 use rustix::process::Pid;
 
-use crate::daemons::group::Group;
+use crate::daemons::cgroup::Cgroup;
 use crate::daemons::launch::{ENVIRONMENT, OOM_SCORE};
 use crate::daemons::output::Lines;
-use crate::places::{command, first_of};
+use crate::driver_paths::{command, find_first};
 use crate::root::Root;
 
 /// Where the program is.
@@ -30,23 +29,23 @@ const TURN: usize = 64 << 10;
 
 /// What the program says: steps, and words of it or of the library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
+pub enum OutputLine {
     /// A step.
     Step(StepReport),
     /// Words.
-    Words(String),
+    Text(String),
 }
 
 /// Bytes of the program as what it says.
 #[derive(Debug, Default)]
-pub struct Ear {
+pub struct OutputParser {
     line: Vec<u8>,
     words: Lines,
 }
 
-impl Ear {
+impl OutputParser {
     /// Takes bytes.
-    pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<Said>) {
+    pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<OutputLine>) {
         for byte in bytes {
             if *byte == b'\n' {
                 self.end(out);
@@ -57,18 +56,18 @@ impl Ear {
     }
 
     /// Takes what was written after the last line's end as a line.
-    pub fn end(&mut self, out: &mut Vec<Said>) {
+    pub fn end(&mut self, out: &mut Vec<OutputLine>) {
         let line = std::mem::take(&mut self.line);
         if line.first() == Some(&b'{')
             && let Ok(step) = serde_json::from_slice(&line)
         {
-            out.push(Said::Step(step));
+            out.push(OutputLine::Step(step));
             return;
         }
         let mut words = Vec::new();
         self.words.feed(&line, &mut words);
         self.words.end(&mut words);
-        out.extend(words.into_iter().map(Said::Words));
+        out.extend(words.into_iter().map(OutputLine::Text));
     }
 }
 
@@ -129,33 +128,33 @@ impl Tally {
 /// What the image lacks to do it.
 #[must_use]
 pub fn missing(root: &Root) -> Option<String> {
-    first_of(root, PROGRAMS).err()
+    find_first(root, PROGRAMS).err()
 }
 
 /// The program at work.
 #[derive(Debug)]
 pub struct Run {
     pid: Option<Pid>,
-    group: Group,
+    group: Cgroup,
     output: Option<PipeReader>,
-    ear: Ear,
+    parser: OutputParser,
     /// What was said of steps so far.
     pub tally: Tally,
 }
 
 impl Run {
-    /// Starts the program, in a resource group below `groups`.
+    /// Starts the program, in a cgroup below `groups`.
     ///
     /// # Errors
     /// What could not be done.
     pub fn start(root: &Root, groups: &Path, name: &str, work: &SettingsRequest) -> Result<Self, String> {
-        let words = command(root, &first_of(root, PROGRAMS)?);
+        let words = command(root, &find_first(root, PROGRAMS)?);
         let program = words.first().cloned().unwrap_or_default();
         let work = serde_json::to_string(work).map_err(|error| format!("the work cannot be written: {error}"))?;
         let word = |text: String| CString::new(text).map_err(|error| error.to_string());
         let words = words.into_iter().chain(["apply".to_owned(), work]).map(word).collect::<Result<Vec<_>, _>>()?;
         let words: Vec<&CStr> = words.iter().map(CString::as_c_str).collect();
-        let group = Group::make(groups, name)?;
+        let group = Cgroup::make(groups, name)?;
         let pipe = || {
             let (reader, writer) = std::io::pipe()?;
             rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
@@ -173,7 +172,13 @@ impl Run {
             oom_score: OOM_SCORE,
         })
         .map_err(|error| format!("cannot start {program}: {error}"))?;
-        Ok(Self { pid: Pid::from_raw(pid), group, output: Some(reader), ear: Ear::default(), tally: Tally::default() })
+        Ok(Self {
+            pid: Pid::from_raw(pid),
+            group,
+            output: Some(reader),
+            parser: OutputParser::default(),
+            tally: Tally::default(),
+        })
     }
 
     /// Whether this is its process.
@@ -189,7 +194,7 @@ impl Run {
     }
 
     /// Takes what it has said, a turn's worth or all of it.
-    pub fn listen(&mut self, all: bool) -> Vec<Said> {
+    pub fn listen(&mut self, all: bool) -> Vec<OutputLine> {
         let mut said = Vec::new();
         let mut buffer = [0; 4096];
         let mut left = TURN;
@@ -197,7 +202,7 @@ impl Run {
             match output.read(&mut buffer) {
                 Ok(0) => self.output = None,
                 Ok(count) => {
-                    self.ear.feed(&buffer[..count], &mut said);
+                    self.parser.feed(&buffer[..count], &mut said);
                     left = left.saturating_sub(count);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -206,10 +211,10 @@ impl Run {
             }
         }
         if self.output.is_none() {
-            self.ear.end(&mut said);
+            self.parser.end(&mut said);
         }
         for line in &said {
-            if let Said::Step(line) = line {
+            if let OutputLine::Step(line) = line {
                 self.tally.take(line);
             }
         }
@@ -219,10 +224,10 @@ impl Run {
     /// The last line that was no step's: the loader's or the library's complaint, perhaps.
     #[must_use]
     pub fn last_words(&self) -> &str {
-        self.ear.words.last()
+        self.parser.words.last()
     }
 
-    /// Kills it. One that the kernel holds stays, and nobody waits for it.
+    /// Kills it without waiting; a process blocked in the kernel may remain.
     pub fn kill(&self) {
         let _ = self.group.kill();
     }
@@ -238,22 +243,27 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_words_are_told_apart() {
-        let (mut ear, mut out) = (Ear::default(), Vec::new());
+    fn steps_and_text_lines_are_distinguished() {
+        let (mut ear, mut out) = (OutputParser::default(), Vec::new());
         for piece in ["{\"object\":\"a\",\"step\":\"mig\",\"res", "ult\":\"done\"}\nwarn\x1bing\n\n{\"x\":1}\n", "rest"]
         {
             ear.feed(piece.as_bytes(), &mut out);
         }
         ear.end(&mut out);
-        let words = |text: &str| Said::Words(text.to_owned());
+        let words = |text: &str| OutputLine::Text(text.to_owned());
         assert_eq!(
             out,
-            [Said::Step(line("a", "mig", Outcome::Done, "")), words("warn\\x1bing"), words("{\"x\":1}"), words("rest")]
+            [
+                OutputLine::Step(line("a", "mig", Outcome::Done, "")),
+                words("warn\\x1bing"),
+                words("{\"x\":1}"),
+                words("rest")
+            ]
         );
     }
 
     #[test]
-    fn what_fails_or_never_ends_is_told() {
+    fn failed_and_unfinished_steps_are_reported() {
         let mut tally = Tally::default();
         for (object, step, result, detail) in [
             ("a", "mig", Outcome::Started, ""),
@@ -273,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_the_program_is_told_which_file_it_lacks() {
+    fn missing_program_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let text = missing(&Root::at(dir.path())).unwrap();
         assert_eq!(text, "/usr/bin/firstlight-gpu-settings is not in the image; add it");
@@ -285,11 +295,11 @@ mod tests {
     proptest! {
         #[test]
         fn anything_may_be_said(bytes in proptest::collection::vec(any::<u8>(), 0..20_000)) {
-            let (mut ear, mut out) = (Ear::default(), Vec::new());
+            let (mut ear, mut out) = (OutputParser::default(), Vec::new());
             ear.feed(&bytes, &mut out);
             ear.end(&mut out);
             for said in out {
-                let Said::Words(words) = said else { continue };
+                let OutputLine::Text(words) = said else { continue };
                 prop_assert!(!words.chars().any(char::is_control));
             }
         }

@@ -1,10 +1,9 @@
-//! The way down, in order: the agent, the daemons, everybody else, the GPUs and
-//! file systems, the power.
+//! Shutdown as a state machine: the agent, the daemons, all other processes, the
+//! GPUs and file systems, power-off.
 //!
-//! Pure: time and what happened come in through [`Shutdown::step`], what has to
-//! be done comes out. The whole has one deadline, of which each stage may use
-//! its share; a stage that has used it up is named and left behind. So the
-//! power goes off by the deadline, whatever happens or does not.
+//! Pure: [`Shutdown::step`] takes the time and an event and returns effects. One
+//! deadline covers the whole; each stage has a share of it. A stage that exceeds
+//! its share is reported and abandoned, so the VM powers off by the deadline.
 
 /// How it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,19 +20,19 @@ const AGENT: u64 = 5;
 const DAEMONS: u64 = 14;
 /// Killed processes are gone.
 const REAP: u64 = 1;
-/// Drivers let GPUs go, and file systems are written.
+/// GPUs are closed and file systems synced.
 const RELEASE: u64 = 8;
-/// The last words come through.
-const LAST_WORDS: u64 = 2;
+/// Console output is flushed.
+const CONSOLE_FLUSH: u64 = 2;
 /// All shares.
-const WHOLE: u64 = AGENT + DAEMONS + REAP + RELEASE + LAST_WORDS;
+const WHOLE: u64 = AGENT + DAEMONS + REAP + RELEASE + CONSOLE_FLUSH;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// It begins; whether an agent runs.
     Begin {
-        /// Whether there is somebody to ask.
+        /// Whether the agent is running.
         agent: bool,
     },
     /// The agent has ended.
@@ -42,15 +41,15 @@ pub enum Event {
     DaemonsGone,
     /// PID 1 has no child left.
     ChildrenGone,
-    /// The drivers have let the GPUs go.
+    /// All GPUs are closed.
     GpusReleased,
-    /// File systems are written.
+    /// File systems are synced.
     Synced,
     /// Time went by.
     Clock,
 }
 
-/// Whom it waited for.
+/// The stage that exceeded its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The agent, asked to end.
@@ -68,17 +67,17 @@ pub enum Step {
 /// What has to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Ask the agent to stop.
-    AskAgent,
+    /// Send SIGTERM to the agent.
+    TerminateAgent,
     /// Stop the daemons, the last one first.
     StopDaemons,
     /// Kill every process but PID 1.
     KillAll,
-    /// Let the GPUs go and write file systems, each on a thread of its own.
+    /// Close the GPUs and sync file systems, each on its own thread.
     Release,
-    /// Say that this did not end within its share of the time, this many µs.
+    /// Report that this stage exceeded its share, this many µs.
     Late(Step, u64),
-    /// Say the last word, which may take this many µs, and turn the power off, or boot again.
+    /// Flush the console for at most this many µs, then power off or reboot.
     Finish(Goal, u64),
 }
 
@@ -92,7 +91,7 @@ enum Phase {
     Finished,
 }
 
-/// A shutdown under way.
+/// A shutdown in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shutdown {
     goal: Goal,
@@ -132,10 +131,10 @@ impl Shutdown {
         let daemons = Phase::Daemons { until: until(DAEMONS) };
         let killed = Phase::Killed { until: until(REAP) };
         let releasing = Phase::Releasing { until: until(RELEASE), gpus: false, files: false };
-        let finish = Effect::Finish(self.goal, self.share(LAST_WORDS));
+        let finish = Effect::Finish(self.goal, self.share(CONSOLE_FLUSH));
         let (phase, effects) = match (self.phase, event) {
             (Phase::New, Event::Begin { agent: true }) => {
-                (Phase::Asked { until: until(AGENT) }, vec![Effect::AskAgent])
+                (Phase::Asked { until: until(AGENT) }, vec![Effect::TerminateAgent])
             }
             (Phase::New, Event::Begin { agent: false }) | (Phase::Asked { .. }, Event::AgentGone) => {
                 (daemons, vec![Effect::StopDaemons])
@@ -175,9 +174,9 @@ mod tests {
     const SECOND: u64 = 1_000_000;
 
     #[test]
-    fn a_willing_agent_is_asked_once_and_the_rest_follows() {
+    fn agent_is_terminated_once_and_stages_follow_in_order() {
         let mut down = Shutdown::new(Goal::PowerOff, TOTAL);
-        assert_eq!(down.step(0, Event::Begin { agent: true }), [Effect::AskAgent]);
+        assert_eq!(down.step(0, Event::Begin { agent: true }), [Effect::TerminateAgent]);
         assert_eq!(down.step(1, Event::Begin { agent: true }), []);
         assert_eq!(down.step(2, Event::ChildrenGone), [], "the agent's own end comes first");
         assert_eq!(down.step(3, Event::DaemonsGone), [], "daemons serve the agent's containers");
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_hold_it_up_and_all_are_named() {
+    fn stages_that_hang_are_reported_and_do_not_block_shutdown() {
         let mut down = Shutdown::new(Goal::Reboot, TOTAL);
         let mut effects = down.step(0, Event::Begin { agent: true });
         let mut ends = 0;
@@ -202,7 +201,7 @@ mod tests {
             ends = at;
         }
         let all = [
-            Effect::AskAgent,
+            Effect::TerminateAgent,
             Effect::Late(Step::Agent, 5 * SECOND),
             Effect::StopDaemons,
             Effect::Late(Step::Daemons, 14 * SECOND),
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_hangs_does_not_keep_file_systems_from_being_written() {
+    fn hanging_driver_does_not_prevent_sync() {
         let mut down = Shutdown::new(Goal::PowerOff, TOTAL);
         down.step(0, Event::Begin { agent: false });
         down.step(0, Event::DaemonsGone);
@@ -247,7 +246,7 @@ mod tests {
     /// The place of an effect in the order that is promised.
     fn place(effect: Effect) -> usize {
         match effect {
-            Effect::AskAgent => 0,
+            Effect::TerminateAgent => 0,
             Effect::Late(Step::Agent, _) => 1,
             Effect::StopDaemons => 2,
             Effect::Late(Step::Daemons, _) => 3,
@@ -262,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn from_any_state_and_whatever_happens_the_power_goes_off_by_the_deadline(
+        fn any_event_sequence_powers_off_by_the_deadline(
             total in 1u64..200_000_000,
             start in 0u64..1 << 40,
             agent in any::<bool>(),

@@ -29,7 +29,7 @@ pub const SETTINGS: &[Setting] = &[
 /// The setting after which the kernel takes no more modules.
 pub const MODULES_DISABLED: &str = "kernel.modules_disabled";
 
-/// Settings that close doors for good, once nothing of the boot needs them.
+/// Permanent locks, applied when the boot no longer needs the interfaces.
 pub const LOCKS: &[Setting] = &[
     // Both can only be set, not taken back.
     (MODULES_DISABLED, "1"),
@@ -44,32 +44,32 @@ pub const LOCKS: &[Setting] = &[
     ("kernel.yama.ptrace_scope", "1"),
 ];
 
-/// Where the kernel says how far it is closed to root, and is told.
+/// The kernel's lockdown file.
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
-/// How far, in order.
+/// Lockdown stages in order.
 const STAGES: &[&str] = &["none", "integrity", "confidentiality"];
 
-/// Closes the kernel to root as far as `wish`. It opens no more.
+/// Raises kernel lockdown to `stage`. It can only be raised.
 ///
 /// # Errors
-/// The kernel has the door and does not close it.
-pub fn lock_kernel(root: &Root, wish: &str) -> Result<String, String> {
+/// The kernel supports lockdown and rejects the write.
+pub fn lock_kernel(root: &Root, stage: &str) -> Result<String, String> {
     let path = root.path(LOCKDOWN);
     let Ok(text) = fs::read_to_string(&path) else {
         return Ok("kernel lockdown: not in this kernel".to_owned());
     };
     let now = text.split_ascii_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-    let place = |stage: &str| STAGES.iter().position(|known| *known == stage);
-    if now.and_then(place) >= place(wish) {
+    let rank = |stage: &str| STAGES.iter().position(|known| *known == stage);
+    if now.and_then(rank) >= rank(stage) {
         return Ok(format!("kernel lockdown: {}", now.unwrap_or_default()));
     }
     fs::OpenOptions::new()
         .write(true)
         .open(&path)
-        .and_then(|mut file| io::Write::write_all(&mut file, wish.as_bytes()))
-        .map(|()| format!("kernel lockdown: {wish}"))
-        .map_err(|error| format!("cannot write {wish} to {LOCKDOWN}: {error}"))
+        .and_then(|mut file| io::Write::write_all(&mut file, stage.as_bytes()))
+        .map(|()| format!("kernel lockdown: {stage}"))
+        .map_err(|error| format!("cannot write {stage} to {LOCKDOWN}: {error}"))
 }
 
 /// What writing a table came to.
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_setting_is_an_error_with_its_name() {
+    fn rejected_setting_is_reported_by_name() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("proc/sys/kernel/panic")).unwrap();
         let applied = apply(&Root::at(dir.path()), &[("kernel.panic", "-1")]);
@@ -147,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_closed_as_far_as_wished_and_never_opened() {
+    fn kernel_lockdown_is_raised_and_never_lowered() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert_eq!(lock_kernel(&root, "integrity").unwrap(), "kernel lockdown: not in this kernel");
         let file = root.path(LOCKDOWN);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
-        for (now, wish, said, left) in [
+        for (now, stage, said, left) in [
             ("[none] integrity confidentiality\n", "none", "none", "[none] integrity confidentiality\n"),
             ("none [integrity] confidentiality\n", "none", "integrity", "none [integrity] confidentiality\n"),
             (
@@ -164,7 +164,7 @@ mod tests {
             ),
         ] {
             fs::write(&file, now).unwrap();
-            assert_eq!(lock_kernel(&root, wish).unwrap(), format!("kernel lockdown: {said}"));
+            assert_eq!(lock_kernel(&root, stage).unwrap(), format!("kernel lockdown: {said}"));
             assert_eq!(fs::read_to_string(&file).unwrap(), left);
         }
         fs::write(&file, "[none] integrity").unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn no_setting_is_there_twice() {
+    fn settings_are_unique() {
         let mut names: Vec<_> = SETTINGS.iter().chain(LOCKS).map(|(name, _)| name).collect();
         names.sort();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));

@@ -49,7 +49,7 @@ pub enum Action {
     /// File systems that a kernel may lack.
     LaterMounts,
     /// No more writing to the root.
-    CloseRoot,
+    ReadOnlyRoot,
     /// No more modules.
     Lockdown,
     /// `/dev/log`.
@@ -61,8 +61,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether the processor has better things to do: nobody waits for these,
-    /// while the host is waiting for the agent's first answer.
+    /// Returns whether the unit runs at low priority: no client waits for these,
+    /// while the host waits for the agent's first answer.
     #[must_use]
     pub fn yields(self) -> bool {
         matches!(
@@ -73,7 +73,7 @@ impl Action {
                 | Self::Sysctl
                 | Self::Loopback
                 | Self::LaterMounts
-                | Self::CloseRoot
+                | Self::ReadOnlyRoot
                 | Self::Lockdown
         )
     }
@@ -100,7 +100,7 @@ const fn daemon(at: usize) -> UnitSpec<Action> {
     }
 }
 
-/// The table. Order decides only who goes first among those that may.
+/// The boot plan. Order is only the tie-break among startable units.
 pub const PLAN: &[UnitSpec<Action>] = &[
     UnitSpec {
         name: "mounts",
@@ -166,7 +166,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         after: &["cmdline", "agent"],
         // Its disks have ten seconds of that.
         deadline: seconds(30),
-        // A guest without what it was told to have is another guest.
+        // A guest must not run without a requested extension.
         severity: Required,
         action: Action::Extensions,
         about: "mounts the disks that kata.extension.NAME.verity_params names, checked by dm-verity, at \
@@ -184,7 +184,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         action: Action::ExtensionDisks,
         about: "refuses a disk that says it is an extension, by the serial number extension-NAME, and that the kernel \
                 command line does not name",
-        hint: "a disk does not tell its serial number: the host's storage",
+        hint: "a read of a disk's serial number hangs: the host's storage",
     },
     UnitSpec {
         name: "pci-scan",
@@ -334,7 +334,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         after: &["cmdline", "agent", "mounts-later"],
         deadline: seconds(5),
         severity: Degraded,
-        action: Action::CloseRoot,
+        action: Action::ReadOnlyRoot,
         about: "makes the root file system read-only; firstlight.root",
         hint: "a change of the root's mount hangs: look in the kernel log",
     },
@@ -360,7 +360,7 @@ pub const PLAN: &[UnitSpec<Action>] = &[
         severity: Degraded,
         action: Action::DevLog,
         about: "makes /dev/log, to which daemons write by syslog(3)",
-        hint: "PID 1 itself is held up: look in the kernel log",
+        hint: "PID 1's main loop is blocked: look in the kernel log",
     },
     daemon(0),
     daemon(1),

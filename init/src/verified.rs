@@ -61,10 +61,10 @@ pub fn hint(source: &io::Error) -> &'static str {
     if damage.contains(&source.raw_os_error()) { NOT_THE_SAME } else { "" }
 }
 
-/// Waits until `look` finds something, by the kernel's messages; `news` has to
+/// Waits until `look` finds something, by the kernel's messages; `uevents` has to
 /// have been opened before what is waited for can come. `None` if it has not
 /// come until then, µs.
-pub fn wait<T>(news: &OwnedFd, until_us: u64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn wait<T>(uevents: &OwnedFd, until_us: u64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let mut buffer = vec![0; firstlight_uevent::MAX_MESSAGE];
     loop {
         // A node is made before its message is sent.
@@ -79,8 +79,8 @@ pub fn wait<T>(news: &OwnedFd, until_us: u64, mut look: impl FnMut() -> Option<T
             tv_sec: i64::try_from(left / 1_000_000).unwrap_or_default(),
             tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
         };
-        let _ = poll(&mut [PollFd::new(news, PollFlags::IN)], Some(&timeout));
-        while firstlight_uevent::receive(news, &mut buffer, |_| true).is_ok() {}
+        let _ = poll(&mut [PollFd::new(uevents, PollFlags::IN)], Some(&timeout));
+        while firstlight_uevent::receive(uevents, &mut buffer, |_| true).is_ok() {}
     }
 }
 
@@ -99,11 +99,11 @@ mod tests {
 
     #[test]
     fn nothing_is_waited_for_without_end() {
-        let news = firstlight_uevent::open().unwrap();
-        assert_eq!(wait(&news, 0, || Some(1)), Some(1), "what is there is found without waiting");
+        let uevents = firstlight_uevent::open().unwrap();
+        assert_eq!(wait(&uevents, 0, || Some(1)), Some(1), "what is there is found without waiting");
         let mut looks = 0;
         let begin = now_us();
-        let none: Option<()> = wait(&news, begin + 30_000, || {
+        let none: Option<()> = wait(&uevents, begin + 30_000, || {
             looks += 1;
             None
         });

@@ -1,7 +1,7 @@
-//! Daemons as real processes, in resource groups of this machine.
+//! Daemons as real processes in real cgroups.
 //!
-//! Behind the feature `real`: they need root and a mounted cgroup2, as PID 1 has
-//! them, and fail without, saying so.
+//! Behind the feature `real`: the tests need root and a mounted cgroup2, as PID 1
+//! has them, and fail without.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::panic, reason = "a test fails by panicking")]
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use firstlight_boot_record::Severity;
 use firstlight_init::clock::now_us;
 use firstlight_init::daemons::daemon::{Daemon, Report};
-use firstlight_init::daemons::table::{Account, Arg, DaemonSpec, Ready, Wanted, Wish};
-use firstlight_init::mode::{Fabric, Generation};
+use firstlight_init::daemons::table::{Account, Arg, DaemonContext, DaemonSpec, EnabledBy, Ready};
+use firstlight_init::mode::{Fabric, NvLinkGeneration};
 use firstlight_init::root::Root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, test_kill_process, wait};
 
-/// Children are reaped for the whole process, so there is one test at a time.
+/// Children are reaped for the whole process, so tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A directory that is the daemon's root, and its groups.
+/// A root directory and a parent cgroup for the daemon.
 struct Place {
     dir: tempfile::TempDir,
     groups: PathBuf,
@@ -35,7 +35,7 @@ struct Place {
 impl Place {
     fn make() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever a daemon leaves behind comes to us, as it comes to PID 1.
+        // Orphans are reparented to this process, as to PID 1.
         set_child_subreaper(Some(Pid::INIT)).unwrap();
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let cgroup2 = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
@@ -57,9 +57,9 @@ impl Place {
         let spec = Box::leak(Box::new(DaemonSpec {
             name: "stand-in",
             programs: &["/usr/bin/stand-in"],
-            arguments: &[Arg::Again("--restart", "/run/own/state")],
+            arguments: &[Arg::Resume("--restart", "/run/own/state")],
             account: Account::Root,
-            wanted: Wanted::Parameter("firstlight.stand-in", |_| true),
+            enabled_by: EnabledBy::Parameter("firstlight.stand-in", |_| true),
             needs: &[],
             after: &[],
             dir: Some(("/run/own", 0o700)),
@@ -72,7 +72,7 @@ impl Place {
             about: "x",
             hint: "look at the script",
         }));
-        let daemon = Daemon::new(spec, Wish::default(), &Root::at(self.dir.path()), &self.groups);
+        let daemon = Daemon::new(spec, DaemonContext::default(), &Root::at(self.dir.path()), &self.groups);
         Run { place: self, daemon, reports: Vec::new() }
     }
 
@@ -96,7 +96,7 @@ impl Drop for Place {
     }
 }
 
-/// A daemon under way, with PID 1's loop around it.
+/// A running daemon with a loop like PID 1's.
 struct Run<'a> {
     place: &'a Place,
     daemon: Daemon,
@@ -111,15 +111,15 @@ impl Run<'_> {
 
     fn turn(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            let words = firstlight_init::agent::end_in_words(status.exit_status(), status.terminating_signal());
+            let words = firstlight_init::agent::describe_exit(status.exit_status(), status.terminating_signal());
             self.daemon.process_ended(now_us(), pid, status.exit_status() == Some(0), &words);
         }
         let reports = self.daemon.turn(now_us());
         self.reports.extend(reports);
     }
 
-    /// Turns until `done`. What wakes the loop is the daemon's own, and, for want of a
-    /// signal that others do not take away, a look at the children every 20 ms.
+    /// Loops until `done`. The daemon's descriptors wake the loop; children are polled
+    /// every 20 ms, because SIGCHLD may be consumed by other threads.
     fn until(&mut self, what: &str, mut done: impl FnMut(&[Report]) -> bool) {
         let begin = Instant::now();
         loop {
@@ -138,12 +138,12 @@ impl Run<'_> {
     }
 
     fn until_ready(&mut self) {
-        self.until("it serves", |reports| reports.iter().any(|report| matches!(report, Report::Ready(_))));
+        self.until("ready", |reports| reports.iter().any(|report| matches!(report, Report::Ready(_))));
     }
 
     fn stop(&mut self) {
         self.daemon.stop(now_us());
-        self.until("it is stopped", |reports| reports.contains(&Report::Stopped));
+        self.until("stopped", |reports| reports.contains(&Report::Stopped));
         assert_eq!(self.place.processes(), []);
     }
 
@@ -169,7 +169,7 @@ impl Run<'_> {
 const LONG: Duration = Duration::from_secs(15);
 
 #[test]
-fn one_that_daemonises_is_known_seen_to_end_and_started_again() {
+fn daemonised_process_is_tracked_and_restarted() {
     let place = Place::make();
     let script = "echo setting up\n(setsid sleep 1000 >/dev/null 2>&1 &) \nexit 0";
     let mut run = place.daemon(Ready::Exit, LONG, script).start();
@@ -179,28 +179,30 @@ fn one_that_daemonises_is_known_seen_to_end_and_started_again() {
     assert_eq!(processes.len(), 1, "the launcher is gone, the daemon is there");
     kill_process(processes[0], Signal::KILL).unwrap();
     let twice = |reports: &[Report]| reports.iter().filter(|report| matches!(report, Report::Ready(_))).count() == 2;
-    run.until("it serves again", twice);
+    run.until("ready again", twice);
     let exited = run.events("daemon-exited");
     assert!(exited[0].starts_with("killed by signal 9 after ") && exited[0].contains("\"setting up\""), "{exited:?}");
-    assert!(run.events("daemon-restart")[0].starts_with("number 1 of at most 5, after a pause of 100ms"));
+    assert!(run.events("daemon-restart")[0].starts_with("restart 1 of at most 5, after a pause of 100ms"));
     assert_ne!(place.processes(), processes);
     run.stop();
 }
 
 #[test]
-fn one_that_dies_at_once_is_given_up_with_its_status_and_its_last_line() {
+fn daemon_that_exits_at_once_reaches_restart_limit_with_status_and_last_line() {
     let place = Place::make();
     let script = "echo one; echo 'no NVSwitch found' >&2; exit 7";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
-    run.until("it is given up", |reports| reports.iter().any(|report| matches!(report, Report::GivenUp(_))));
+    run.until("restart limit reached", |reports| {
+        reports.iter().any(|report| matches!(report, Report::RestartLimitReached(_)))
+    });
     let exited = run.events("daemon-exited");
     assert_eq!(exited.len(), 6);
-    let right = |text: &&str| text.starts_with("exit status 7 after ") && text.contains("before it served");
+    let right = |text: &&str| text.starts_with("exit status 7 after ") && text.contains("before it was ready");
     assert!(exited.iter().all(right), "{exited:#?}");
-    let Some(Report::GivenUp(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
+    let Some(Report::RestartLimitReached(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
     for part in [
         "it ended 6 times",
-        "in its start",
+        "during start",
         "exit status 7",
         "no NVSwitch found",
         "firstlight.stand-in=on",
@@ -213,28 +215,30 @@ fn one_that_dies_at_once_is_given_up_with_its_status_and_its_last_line() {
 }
 
 #[test]
-fn one_that_hangs_is_late_in_time_killed_as_a_whole_and_tried_again() {
+fn daemon_that_hangs_times_out_is_killed_and_restarted() {
     let place = Place::make();
     let script = "echo thinking; sleep 1000 & sleep 1000";
     let begin = Instant::now();
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), Duration::from_millis(300), script).start();
-    run.until("it is late", |reports| reports.iter().any(|report| matches!(report, Report::Late(_))));
+    run.until("start timed out", |reports| reports.iter().any(|report| matches!(report, Report::StartTimedOut(_))));
     assert!((300..1300).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
-    let Some(Report::Late(text)) = run.reports.iter().find(|report| matches!(report, Report::Late(_))) else {
+    let Some(Report::StartTimedOut(text)) =
+        run.reports.iter().find(|report| matches!(report, Report::StartTimedOut(_)))
+    else {
         panic!()
     };
-    for part in ["did not serve within 300ms", "thinking", "look at the script"] {
+    for part in ["was not ready within 300ms", "thinking", "look at the script"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     run.until("both starts", |reports| {
         reports.iter().filter(|report| matches!(report, Report::Event("daemon-started", _))).count() == 2
     });
-    assert!(run.events("daemon-exited")[0].starts_with("killed, as it did not serve within 300ms"));
+    assert!(run.events("daemon-exited")[0].starts_with("killed, as it was not ready within 300ms"));
     run.stop();
 }
 
 #[test]
-fn one_that_ignores_the_signal_is_killed_after_its_grace() {
+fn daemon_that_ignores_sigterm_is_killed_after_grace_period() {
     let place = Place::make();
     let script = "trap '' TERM\necho up; (setsid sleep 1000 >/dev/null 2>&1 &)\nexit 0";
     let mut run = place.daemon(Ready::Exit, LONG, script).start();
@@ -243,11 +247,11 @@ fn one_that_ignores_the_signal_is_killed_after_its_grace() {
     run.stop();
     let took = begin.elapsed();
     assert!((Duration::from_secs(4)..Duration::from_secs(7)).contains(&took), "{took:?}");
-    assert!(run.events("daemon-exited").is_empty(), "what was wished is no failure: {:?}", run.reports);
+    assert!(run.events("daemon-exited").is_empty(), "a requested stop is not a failure: {:?}", run.reports);
 }
 
 #[test]
-fn a_socket_that_accepts_is_readiness_and_its_name_alone_is_not() {
+fn socket_path_without_listener_is_not_readiness() {
     let place = Place::make();
     let path = place.dir.path().join("run/own/socket");
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, "exec sleep 1000").start();
@@ -259,7 +263,7 @@ fn a_socket_that_accepts_is_readiness_and_its_name_alone_is_not() {
         std::thread::sleep(Duration::from_millis(5));
         run.turn();
     }
-    assert!(!run.daemon.is_ready(), "nobody listens there");
+    assert!(!run.daemon.is_ready(), "no listener");
     fs::remove_file(&path).unwrap();
     let _listener = UnixListener::bind(&path).unwrap();
     run.until_ready();
@@ -267,7 +271,7 @@ fn a_socket_that_accepts_is_readiness_and_its_name_alone_is_not() {
 }
 
 #[test]
-fn helpers_of_a_dead_daemon_go_with_it_before_the_next_one_starts() {
+fn helper_processes_are_killed_before_next_start() {
     let place = Place::make();
     let script = "(setsid sleep 1000 &)\nsleep 0.2; exit 3";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
@@ -283,23 +287,23 @@ fn helpers_of_a_dead_daemon_go_with_it_before_the_next_one_starts() {
 }
 
 #[test]
-fn one_that_cannot_go_on_where_it_was_begins_anew_and_is_not_given_up() {
+fn daemon_that_fails_to_resume_restarts_without_state_and_without_limit() {
     let place = Place::make();
-    let fabric = Some(Fabric { generation: Generation::NvLink4, shared: true });
-    // The first serves and dies, the next two cannot use its state, the fourth is told nothing of it.
+    let fabric = Some(Fabric { generation: NvLinkGeneration::NvLink4, shared: true });
+    // The first becomes ready and dies, the next two fail to resume, the fourth starts without state.
     let script = "echo \"start: $*\"; echo x >> $ROOT/run/own/state\n\
                   n=$(wc -l < $ROOT/run/own/state)\n\
                   if [ \"$1\" = --restart ]; then exit 3; fi\n\
                   echo listening > $ROOT/run/own/listening\nsleep 0.2\n[ $n -gt 3 ] && exec sleep 1000\nexit 1\n";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), Duration::from_secs(30), script);
-    run.daemon = Daemon::new(run.daemon.spec(), Wish { fabric }, &Root::at(place.dir.path()), &place.groups);
+    run.daemon = Daemon::new(run.daemon.spec(), DaemonContext { fabric }, &Root::at(place.dir.path()), &place.groups);
     let mut run = run.start();
-    // It serves when somebody listens where it says.
+    // The test listens on the daemon's behalf.
     let socket = place.dir.path().join("run/own/socket");
     let listening = place.dir.path().join("run/own/listening");
     let mut listeners = Vec::new();
     let begin = Instant::now();
-    while run.events("daemon-anew").is_empty() || !run.daemon.is_ready() {
+    while run.events("daemon-restarted-without-state").is_empty() || !run.daemon.is_ready() {
         run.turn();
         if fs::remove_file(&listening).is_ok() {
             let _ = fs::remove_file(&socket);
@@ -309,33 +313,39 @@ fn one_that_cannot_go_on_where_it_was_begins_anew_and_is_not_given_up() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(run.lines(), ["start:", "start: --restart", "start: --restart", "start:"]);
-    assert!(run.events("daemon-anew")[0].contains("takes the fabric from tenants"), "{:?}", run.reports);
+    assert!(
+        run.events("daemon-restarted-without-state")[0].contains("takes the fabric from tenants"),
+        "{:?}",
+        run.reports
+    );
     run.stop();
 }
 
 #[test]
-fn a_launcher_that_leaves_nobody_behind_has_failed() {
+fn launcher_that_leaves_no_process_has_failed() {
     let place = Place::make();
     let mut run = place.daemon(Ready::Exit, LONG, "exit 0").start();
     run.until("it ended", |reports| reports.iter().any(|report| matches!(report, Report::Event("daemon-exited", _))));
-    assert!(run.events("daemon-exited")[0].starts_with("exit status 0, and it left no daemon behind"));
+    assert!(run.events("daemon-exited")[0].starts_with("exit status 0, but no daemon process remained"));
     assert!(!run.reports.iter().any(|report| matches!(report, Report::Ready(_))));
     run.stop();
 }
 
 #[test]
-fn a_program_that_cannot_run_is_told_with_its_error() {
+fn program_that_cannot_run_is_reported_with_errno() {
     let place = Place::make();
     let mut run = place.daemon(Ready::Exit, LONG, "exit 0");
     fs::set_permissions(place.dir.path().join("usr/bin/stand-in"), fs::Permissions::from_mode(0o644)).unwrap();
     run = run.start();
-    run.until("it is given up", |reports| reports.iter().any(|report| matches!(report, Report::GivenUp(_))));
-    let Some(Report::GivenUp(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
+    run.until("restart limit reached", |reports| {
+        reports.iter().any(|report| matches!(report, Report::RestartLimitReached(_)))
+    });
+    let Some(Report::RestartLimitReached(text)) = run.reports.last() else { panic!("{:?}", run.reports) };
     assert!(text.contains("cannot execute its program: Permission denied"), "{text}");
 }
 
 #[test]
-fn it_starts_with_nothing_that_it_should_not_have() {
+fn daemon_starts_with_minimal_environment_and_privileges() {
     let place = Place::make();
     let script = "
         while read -r key value; do case $key in CapBnd:|CapEff:|SigBlk:|SigIgn:|NoNewPrivs:) echo $key $value;; esac; done < /proc/self/status
@@ -349,7 +359,7 @@ fn it_starts_with_nothing_that_it_should_not_have() {
     let careless = fs::File::open("/").unwrap();
     rustix::io::fcntl_setfd(&careless, rustix::io::FdFlags::empty()).unwrap();
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
-    run.until("all is told", |reports| reports.contains(&Report::Line("end".into())));
+    run.until("all lines", |reports| reports.contains(&Report::Line("end".into())));
     let field = |name: &str| {
         let lines = run.lines();
         let line = lines.iter().find(|line| line.split(' ').next() == Some(name));
@@ -365,7 +375,7 @@ fn it_starts_with_nothing_that_it_should_not_have() {
     assert_eq!(bits("CapEff:") & (1 << 16), 0, "CAP_SYS_MODULE");
     assert_eq!((bits("SigBlk:"), field("NoNewPrivs:").as_str()), (0, "1"));
     assert_eq!(bits("SigIgn:") & (1 << (libc::SIGPIPE - 1)), 0);
-    // Without CAP_SYS_RESOURCE it keeps ours.
+    // Without CAP_SYS_RESOURCE the score is inherited.
     let own = fs::read_to_string("/proc/self/oom_score_adj").unwrap();
     assert!(field("oom") == "-900" || field("oom") == own.trim(), "{}", field("oom"));
     assert_eq!(field("cwd"), "/");
@@ -376,7 +386,7 @@ fn it_starts_with_nothing_that_it_should_not_have() {
     let session = field("session");
     assert!(session.split_once(' ').is_some_and(|(session, pid)| session == pid), "{session}");
     let of = |what: &str| format!("/proc/{}/{what}", place.processes()[0].as_raw_nonzero());
-    // What a shell opens for itself is closed when it has become another program.
+    // The shell's own descriptors are closed after exec.
     run.until("another program", |_| fs::read_to_string(of("comm")).is_ok_and(|name| name == "sleep\n"));
     // Its loader still opens libraries and closes them; a leaked descriptor stays.
     let mut last = Vec::new();
@@ -395,7 +405,7 @@ fn it_starts_with_nothing_that_it_should_not_have() {
 }
 
 #[test]
-fn a_flood_holds_up_neither_it_nor_us() {
+fn output_flood_blocks_neither_daemon_nor_pid1() {
     let place = Place::make();
     let script = "yes flood | head -n 300000\necho done > $ROOT/run/own/done\nexec sleep 1000";
     let mut run = place.daemon(Ready::Unix("/run/own/socket"), LONG, script).start();
@@ -407,16 +417,16 @@ fn a_flood_holds_up_neither_it_nor_us() {
         run.turn();
         longest = longest.max(turn.elapsed());
         most = most.max(run.reports.len() - before);
-        assert!(begin.elapsed() < Duration::from_secs(60), "it is held up");
+        assert!(begin.elapsed() < Duration::from_secs(60), "the daemon is blocked");
     }
     assert!(longest < Duration::from_secs(2), "one turn took {longest:?}");
-    // So many are handed on in a turn; how many of them are told is the log's business.
+    // Lines forwarded per turn; the log's rate limit is applied later.
     assert!(most > 0 && most < 10_000, "{most} lines in one turn");
     run.stop();
 }
 
 #[test]
-fn messages_in_a_file_are_told_as_they_come() {
+fn log_file_lines_are_reported_as_written() {
     let place = Place::make();
     let script =
         "echo one > $ROOT/run/own/log\nread -r x < $ROOT/run/own/go\necho two >> $ROOT/run/own/log\nexec sleep 1000";
@@ -431,7 +441,7 @@ fn messages_in_a_file_are_told_as_they_come() {
 }
 
 #[test]
-fn it_runs_as_the_user_that_it_is_given() {
+fn daemon_runs_as_its_account() {
     let place = Place::make();
     fs::create_dir_all(place.dir.path().join("etc")).unwrap();
     fs::write(place.dir.path().join("etc/passwd"), "nobody:x:65534:65533::/:/bin/false\n").unwrap();
@@ -440,9 +450,10 @@ fn it_runs_as_the_user_that_it_is_given() {
     let mut run =
         place.daemon(Ready::Unix("/run/own/socket"), LONG, "echo $(id -u) $(id -g) $(id -G)\nexec sleep 1000");
     let spec = DaemonSpec { account: Account::User("nobody"), ..copy(run.daemon.spec()) };
-    run.daemon = Daemon::new(Box::leak(Box::new(spec)), Wish::default(), &Root::at(place.dir.path()), &place.groups);
+    run.daemon =
+        Daemon::new(Box::leak(Box::new(spec)), DaemonContext::default(), &Root::at(place.dir.path()), &place.groups);
     run = run.start();
-    run.until("its word", |reports| reports.iter().any(|report| matches!(report, Report::Line(_))));
+    run.until("its line", |reports| reports.iter().any(|report| matches!(report, Report::Line(_))));
     assert_eq!(run.lines(), ["65534 65533 65533"]);
     let pid = place.processes()[0];
     assert!(test_kill_process(pid).is_ok());
@@ -455,7 +466,7 @@ fn copy(spec: &'static DaemonSpec) -> DaemonSpec {
         programs: spec.programs,
         arguments: spec.arguments,
         account: spec.account,
-        wanted: spec.wanted,
+        enabled_by: spec.enabled_by,
         needs: spec.needs,
         after: spec.after,
         dir: spec.dir,

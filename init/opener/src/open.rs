@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 
 use firstlight_cmdline::CommandLine;
 use firstlight_init::clock::now_us;
-use firstlight_init::modules::{Modules, Turn};
+use firstlight_init::modules::{LoadOrder, Modules};
 use firstlight_init::root::Root;
 use firstlight_init::verified::{self, Verity};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
@@ -146,7 +146,7 @@ fn load_modules() -> Result<(), Error> {
     let text = fs::read_to_string(&index).map_err(system(format!("read {}", index.display())))?;
     let names = names(&text);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let outcome = Modules::read(&root, &release).load(&names, Turn::Free, &|_| String::new());
+    let outcome = Modules::read(&root, &release).load(&names, LoadOrder::Free, &|_| String::new());
     match outcome.errors.first() {
         Some(error) => Err(Error::Module(error.to_string())),
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Configuration files of `KEY=VALUE` lines, made from the image's.
+//! Generates configuration files of `KEY=VALUE` lines from the image's.
 
 use std::fs;
 use std::io::Write as _;
@@ -6,12 +6,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use super::table::Config;
-use crate::places::{EXTENSION, first_of};
+use crate::driver_paths::{EXTENSION, find_first};
 use crate::root::Root;
 
-/// Sets keys in a configuration. A key is what stands before `=`, whole: there
-/// are `FABRIC_MODE` and `FABRIC_MODE_RESTART`. Every line of a key is set, as
-/// nobody knows which of two counts; one that has no line gets one.
+/// Sets keys in a configuration. The whole text before `=` is the key: there are
+/// `FABRIC_MODE` and `FABRIC_MODE_RESTART`. Every line of a key is set, because it
+/// is not documented which of two is used; a key without a line is appended.
 #[must_use]
 pub fn rewritten(text: &str, settings: &[(&str, &str)]) -> String {
     let mut seen = vec![false; settings.len()];
@@ -40,8 +40,8 @@ fn put(out: &mut String, parts: &[&str]) {
     out.push('\n');
 }
 
-/// A line of the GPU extension's file that names what only the extension has,
-/// such as the directory with a fabric's topologies, as it is to be read here.
+/// Rewrites a line of the GPU extension's file whose path exists only in the
+/// extension, such as the fabric topology directory.
 fn placed(root: &Root, line: &str) -> Option<String> {
     let (key, value) = line.split_once('=').filter(|_| !line.starts_with('#'))?;
     let value = value.trim();
@@ -50,23 +50,23 @@ fn placed(root: &Root, line: &str) -> Option<String> {
     only_there.then(|| format!("{key}={there}"))
 }
 
-/// Makes a daemon's configuration, for root alone to read.
+/// Writes a daemon's configuration, readable by root only.
 ///
 /// # Errors
-/// The image's is missing, or the new one cannot be written.
+/// The image's file is missing, or the new one cannot be written.
 pub fn write(root: &Root, config: &Config, settings: &[(&str, &str)]) -> Result<(), String> {
-    let place = first_of(root, config.from)?;
+    let place = find_first(root, config.from)?;
     let from = root.path(&place);
-    let mut text = fs::read_to_string(&from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+    let mut text = fs::read_to_string(&from).map_err(|error| format!("failed to read {}: {error}", from.display()))?;
     if place.starts_with(EXTENSION) {
         text = text.lines().map(|line| placed(root, line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
     }
     let to = root.path(config.to);
-    replace(&to, &rewritten(&text, settings)).map_err(|error| format!("cannot write {}: {error}", to.display()))
+    replace(&to, &rewritten(&text, settings)).map_err(|error| format!("failed to write {}: {error}", to.display()))
 }
 
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    // The old one is read-only, and whoever reads it goes on reading it.
+    // The old file is read-only, and open readers keep it.
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -81,7 +81,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn keys_are_whole_words() {
+    fn keys_match_as_a_whole() {
         let text = "# FABRIC_MODE=2\nFABRIC_MODE_RESTART=1\nFABRIC_MODE=0\nXFABRIC_MODE=9\nDAEMONIZE = 1\n\nLAST=x";
         let new = rewritten(text, &[("FABRIC_MODE", "1"), ("DAEMONIZE", "0"), ("LOG_FILE_NAME", "")]);
         assert_eq!(
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_images_file_is_copied_each_time() {
+    fn configuration_is_generated_from_image_at_each_start() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let config = Config { from: &["/etc/none.cfg", "/etc/x.cfg"], to: "/run/x.cfg", settings: &[] };
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_only_the_extension_has_are_named_there() {
+    fn paths_only_in_extension_are_rewritten() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let place = |path: &str| root.path(&format!("{EXTENSION}{path}"));
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_key_ends_up_with_its_value_and_the_rest_stays(text in "([A-C]{1,2}=?[0-9]?\n?){0,12}") {
+        fn every_key_is_set_and_other_lines_stay(text in "([A-C]{1,2}=?[0-9]?\n?){0,12}") {
             let new = rewritten(&text, &[("A", "x"), ("BB", "y")]);
             let of = |text: &str, ours: bool| -> Vec<String> {
                 let key = |line: &str| line.split_once('=').is_some_and(|(key, _)| key == "A" || key == "BB");

@@ -1,4 +1,4 @@
-//! A daemon as it is: its life, its processes, its output.
+//! A running daemon: its lifecycle, processes and output.
 
 use std::fs::create_dir_all;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,42 +8,42 @@ use firstlight_sys::daemon::{Daemon as Program, start};
 use rustix::fs::inotify;
 use rustix::process::Pid;
 
-use super::group::Group;
+use super::cgroup::Cgroup;
 use super::launch::{self, ENVIRONMENT, Launch, OOM_SCORE};
-use super::life::{Effect, Event, Life};
+use super::lifecycle::{Effect, Event, Lifecycle};
 use super::output::{Pipe, Tail};
-use super::ready::{Door, Probe};
-use super::table::{DaemonSpec, Ready, Wish};
+use super::ready::{Probe, ReadyEndpoint};
+use super::table::{DaemonContext, DaemonSpec, Ready};
 use crate::clock::ms;
 use crate::restart::{Decision, MOST};
 use crate::root::Root;
 
-/// How long the end of a process may be known to its group only, µs. The kernel
-/// takes it from the group a moment before it tells the parent.
+/// How long to wait for the exit status after the cgroup is empty, µs. The kernel
+/// removes a process from its cgroup shortly before the parent can reap it.
 const STATUS_US: u64 = 500_000;
 
-/// One that was told to go on where the last one was, and ended within this time, has not done so, µs. The fabric manager
-/// waits 60 s for somebody who tells it what is active.
-const IN_VAIN_US: u64 = 75_000_000;
+/// A resumed instance that ended within this time has failed to resume, µs. A fabric manager with `--restart`
+/// waits 60 s for a client to activate the partitions again.
+const FAILED_RESUME_US: u64 = 75_000_000;
 
-/// So many of these in a row, and the next one begins anew.
-const MOST_IN_VAIN: usize = 2;
+/// After so many consecutive failed resumes the next instance starts without state.
+const MAX_FAILED_RESUMES: usize = 2;
 
-/// What the supervisor has to know.
+/// A report to the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// It wrote a line.
+    /// A line of its output.
     Line(String),
-    /// It wrote a line into its log file.
+    /// A line of its log file.
     FileLine(String),
-    /// Something for the boot record: what happened, one word, and one line about it.
+    /// A boot-record event: name and detail.
     Event(&'static str, String),
-    /// It serves.
+    /// It is ready.
     Ready(String),
-    /// It did not serve within the deadline of its first start.
-    Late(String),
-    /// It will not be started again.
-    GivenUp(String),
+    /// It was not ready within the deadline of its first start.
+    StartTimedOut(String),
+    /// It reached its restart limit and will not be started again.
+    RestartLimitReached(String),
     /// It is stopped.
     Stopped,
 }
@@ -52,52 +52,52 @@ pub enum Report {
 #[derive(Debug)]
 pub struct Daemon {
     spec: &'static DaemonSpec,
-    wish: Wish,
+    context: DaemonContext,
     root: Root,
     groups: PathBuf,
-    life: Life,
-    group: Option<Group>,
-    /// What tells of changes in its group, its directory and its log.
+    lifecycle: Lifecycle,
+    group: Option<Cgroup>,
+    /// inotify watch on its cgroup, directory and log file.
     watch: Option<OwnedFd>,
     pipe: Option<Pipe>,
     tail: Option<Tail>,
     probe: Option<Probe>,
-    /// The process that was started, until it has ended.
+    /// The started process, until it has ended.
     main: Option<Pid>,
-    /// Processes of which the end was not yet told to us.
+    /// Processes that were not reaped yet.
     members: Vec<Pid>,
-    /// How the last of them ended.
+    /// Exit status of the process that was reaped last.
     end: Option<String>,
-    /// Why that was, if it is known better.
+    /// A more specific cause of its end, if known.
     cause: Option<String>,
-    /// How its last life ended.
+    /// How its last instance ended.
     failure: String,
-    /// Its group is empty; when that is enough, µs.
+    /// The cgroup is empty; when to stop waiting for exit statuses, µs.
     empty_until: Option<u64>,
-    /// Whether it has served in any life.
+    /// Whether any instance was ready.
     served: bool,
-    /// Whether its first start was told to be late, or has ended well.
-    told: bool,
+    /// Whether the first start has succeeded or its timeout was reported.
+    reported: bool,
     starts: usize,
-    /// Whether the last start was to go on where the one before was.
-    goes_on: bool,
-    /// How many of these in a row did not.
-    in_vain: usize,
+    /// Whether the last start resumed from the previous state.
+    resumed: bool,
+    /// Consecutive failed resumes.
+    failed_resumes: usize,
     first_us: u64,
-    last_words: String,
+    last_line: String,
     reports: Vec<Report>,
 }
 
 impl Daemon {
-    /// A daemon that was never started, with its group below `groups`.
+    /// Creates a daemon that is not started, with its cgroup below `groups`.
     #[must_use]
-    pub fn new(spec: &'static DaemonSpec, wish: Wish, root: &Root, groups: &Path) -> Self {
+    pub fn new(spec: &'static DaemonSpec, context: DaemonContext, root: &Root, groups: &Path) -> Self {
         Self {
             spec,
-            wish,
+            context,
             root: root.clone(),
             groups: groups.to_owned(),
-            life: Life::new(spec.deadline),
+            lifecycle: Lifecycle::new(spec.deadline),
             group: None,
             watch: None,
             pipe: None,
@@ -110,50 +110,50 @@ impl Daemon {
             failure: String::new(),
             empty_until: None,
             served: false,
-            told: false,
+            reported: false,
             starts: 0,
-            goes_on: false,
-            in_vain: 0,
+            resumed: false,
+            failed_resumes: 0,
             first_us: 0,
-            last_words: String::new(),
+            last_line: String::new(),
             reports: Vec::new(),
         }
     }
 
-    /// Its row of the table.
+    /// Returns its table entry.
     #[must_use]
     pub fn spec(&self) -> &'static DaemonSpec {
         self.spec
     }
 
-    /// Where and how it runs.
+    /// Returns the guest's properties.
     #[must_use]
-    pub fn wish(&self) -> Wish {
-        self.wish
+    pub fn context(&self) -> DaemonContext {
+        self.context
     }
 
-    /// Whether it serves.
+    /// Returns whether it is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.life.is_ready()
+        self.lifecycle.is_ready()
     }
 
-    /// Whether it is stopped or given up.
+    /// Returns whether it is stopped or has reached its restart limit.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.life.is_over()
+        self.lifecycle.is_over()
     }
 
-    /// What wakes it.
+    /// Returns the descriptors to poll.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.watch.as_ref().map(OwnedFd::as_fd).into_iter().chain(self.pipe.as_ref().map(Pipe::as_fd))
     }
 
-    /// When [`Daemon::turn`] is due without anything else, µs.
+    /// Returns when [`Daemon::turn`] is due if no descriptor is ready, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         let probe = self.probe.as_ref().and_then(Probe::next_deadline);
-        [self.life.next_deadline(), self.empty_until, probe].into_iter().flatten().min()
+        [self.lifecycle.next_deadline(), self.empty_until, probe].into_iter().flatten().min()
     }
 
     /// Starts it for the first time.
@@ -167,13 +167,13 @@ impl Daemon {
         self.step(now, Event::Stop);
     }
 
-    /// Whether this process is one of its.
+    /// Returns whether this process belongs to it.
     #[must_use]
     pub fn has(&self, pid: Pid) -> bool {
         self.members.contains(&pid)
     }
 
-    /// A process of PID 1 has ended; `false` if it was none of this daemon.
+    /// Handles a reaped process; `false` if it did not belong to this daemon.
     pub fn process_ended(&mut self, now: u64, pid: Pid, good: bool, words: &str) -> bool {
         let Some(at) = self.members.iter().position(|member| *member == pid) else { return false };
         self.members.remove(at);
@@ -187,24 +187,24 @@ impl Daemon {
 
     fn main_ended(&mut self, now: u64, good: bool) {
         let group = self.group.as_ref();
-        let launcher = self.spec.ready_in(self.wish) == Ready::Exit;
-        if launcher && good && self.life.is_starting() && group.is_some_and(Group::populated) {
-            // Whom it left behind are ours now, and we are told of their end.
-            self.members = group.map(Group::processes).unwrap_or_default();
+        let launcher = self.spec.ready_in(self.context) == Ready::Exit;
+        if launcher && good && self.lifecycle.is_starting() && group.is_some_and(Cgroup::populated) {
+            // The forked processes are reparented to PID 1, which reaps them.
+            self.members = group.map(Cgroup::processes).unwrap_or_default();
             self.step(now, Event::Ready);
         } else {
             if launcher && good {
-                self.cause = Some("exit status 0, and it left no daemon behind".to_owned());
+                self.cause = Some("exit status 0, but no daemon process remained".to_owned());
             }
             self.step(now, Event::MainEnded);
         }
     }
 
-    /// Looks at everything that may have changed, and hands out what there is to tell.
+    /// Handles everything that may have changed and returns the reports.
     pub fn turn(&mut self, now: u64) -> Vec<Report> {
         let changed = self.drain_watch();
         let wrote = self.read(changed);
-        if let Some(probe) = self.probe.as_mut().filter(|_| self.life.is_starting())
+        if let Some(probe) = self.probe.as_mut().filter(|_| self.lifecycle.is_starting())
             && probe.turn(now, changed || wrote)
         {
             self.step(now, Event::Ready);
@@ -213,10 +213,10 @@ impl Daemon {
             self.look_for_end(now);
         }
         self.step(now, Event::Clock);
-        if !self.told && !self.life.is_over() && now >= self.first_deadline() {
-            self.told = true;
-            let text = self.sentence(now, "it does not serve", &self.failure);
-            self.reports.push(Report::Late(text));
+        if !self.reported && !self.lifecycle.is_over() && now >= self.first_deadline() {
+            self.reported = true;
+            let text = self.sentence(now, "it is not ready", &self.failure);
+            self.reports.push(Report::StartTimedOut(text));
         }
         std::mem::take(&mut self.reports)
     }
@@ -230,7 +230,7 @@ impl Daemon {
         let mut buffer = [std::mem::MaybeUninit::uninit(); 1024];
         let mut reader = inotify::Reader::new(watch, &mut buffer);
         let mut any = false;
-        // Who asks looks at everything, so what has changed does not matter.
+        // The caller checks everything, so the events' content does not matter.
         while reader.next().is_ok() {
             any = true;
         }
@@ -247,10 +247,10 @@ impl Daemon {
             }
             signs = lines.len();
             if signs > 0 {
-                pipe.last().clone_into(&mut self.last_words);
+                pipe.last().clone_into(&mut self.last_line);
             }
             if !open {
-                // A pipe at its end would wake PID 1 for ever.
+                // A pipe at EOF would keep waking PID 1.
                 self.pipe = None;
             }
         }
@@ -261,7 +261,7 @@ impl Daemon {
         if let Some(tail) = self.tail.as_mut().filter(|_| changed) {
             tail.read(&mut lines);
             if !lines.is_empty() {
-                tail.last().clone_into(&mut self.last_words);
+                tail.last().clone_into(&mut self.last_line);
             }
         }
         self.reports.extend(lines.into_iter().map(Report::FileLine));
@@ -269,7 +269,7 @@ impl Daemon {
     }
 
     fn look_for_end(&mut self, now: u64) {
-        if self.group.as_ref().is_none_or(Group::populated) {
+        if self.group.as_ref().is_none_or(Cgroup::populated) {
             self.empty_until = None;
             return;
         }
@@ -284,7 +284,7 @@ impl Daemon {
     }
 
     fn step(&mut self, now: u64, event: Event) {
-        for effect in self.life.step(now, event) {
+        for effect in self.lifecycle.step(now, event) {
             self.follow(now, effect);
         }
     }
@@ -301,20 +301,21 @@ impl Daemon {
             Effect::Ready(took) => self.serves(took),
             Effect::Hung => {
                 let limit = self.spec.deadline;
-                let text = format!("it did not serve within {limit:?} of its start and is killed{}", self.words());
-                self.failure = format!("killed, as it did not serve within {limit:?} of its start");
+                let text =
+                    format!("it was not ready within {limit:?} of its start and is killed{}", self.last_line_suffix());
+                self.failure = format!("killed, as it was not ready within {limit:?} of its start");
                 self.cause = Some(self.failure.clone());
-                self.reports.push(Report::Event("daemon-hung", text));
+                self.reports.push(Report::Event("daemon-start-timed-out", text));
             }
             Effect::Ended { lived, served, next } => self.ended(now, lived, served, next),
             Effect::Stuck => {
-                let left = self.group.as_ref().map(Group::processes).unwrap_or_default();
+                let left = self.group.as_ref().map(Cgroup::processes).unwrap_or_default();
                 let left: Vec<String> = left.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
                 let text = format!("killed, but the kernel still holds its processes {}", left.join(", "));
-                self.reports.push(Report::Event("daemon-stuck", text));
+                self.reports.push(Report::Event("daemon-not-killable", text));
             }
             Effect::Stopped => {
-                self.let_go();
+                self.release_resources();
                 self.reports.push(Report::Stopped);
             }
         }
@@ -322,29 +323,29 @@ impl Daemon {
 
     fn kill(&self) {
         let Some(group) = &self.group else { return };
-        // One that escapes the slower way is found by the group again.
+        // A process that escapes the fallback is still in the cgroup.
         let _ = group.kill();
     }
 
     fn launch(&mut self, now: u64) {
         self.starts += 1;
         (self.end, self.cause) = (None, None);
-        self.last_words.clear();
-        let anew = self.in_vain >= MOST_IN_VAIN;
-        if anew {
+        self.last_line.clear();
+        let from_scratch = self.failed_resumes >= MAX_FAILED_RESUMES;
+        if from_scratch {
             let text = format!(
-                "the last {MOST_IN_VAIN} were told to go on where the one before was, and ended within {} s: this one begins anew, \
-                 which takes the fabric from tenants that have it",
-                IN_VAIN_US / 1_000_000
+                "the last {MAX_FAILED_RESUMES} instances failed to resume and ended within {} s: this one starts without state, \
+                 which takes the fabric from tenants",
+                FAILED_RESUME_US / 1_000_000
             );
-            self.reports.push(Report::Event("daemon-anew", text));
-            self.in_vain = 0;
+            self.reports.push(Report::Event("daemon-restarted-without-state", text));
+            self.failed_resumes = 0;
         }
-        let launched = launch::prepare(self.spec, &self.root, self.wish, self.served && !anew)
+        let launched = launch::prepare(self.spec, &self.root, self.context, self.served && !from_scratch)
             .and_then(|launch| self.run(now, &launch).map(|pid| (launch, pid)));
         match launched {
             Ok((launch, pid)) => {
-                self.goes_on = launch.again;
+                self.resumed = launch.resumed;
                 if let Some(text) = launch.warning.filter(|_| self.starts == 1) {
                     self.reports.push(Report::Event("daemon-as-root", text));
                 }
@@ -354,7 +355,7 @@ impl Daemon {
                 self.reports.push(Report::Event("daemon-started", text));
             }
             Err(text) => {
-                self.let_go();
+                self.release_resources();
                 self.end = Some(text);
                 self.step(now, Event::NotStarted);
             }
@@ -362,10 +363,11 @@ impl Daemon {
     }
 
     fn run(&mut self, now: u64, launch: &Launch) -> Result<Pid, String> {
-        let group = Group::make(&self.groups, self.spec.name)?;
-        let door = Door::of(self.spec.ready_in(self.wish), &self.root);
-        self.watch = Some(self.watch_for(&group).map_err(|error| format!("cannot watch it: {error}"))?);
-        let (pipe, writer) = Pipe::make().map_err(|error| format!("cannot make a pipe for its output: {error}"))?;
+        let group = Cgroup::make(&self.groups, self.spec.name)?;
+        let endpoint = ReadyEndpoint::of(self.spec.ready_in(self.context), &self.root);
+        self.watch = Some(self.watch_for(&group).map_err(|error| format!("failed to set up inotify: {error}"))?);
+        let (pipe, writer) =
+            Pipe::make().map_err(|error| format!("failed to create a pipe for its output: {error}"))?;
         let arguments: Vec<_> = launch.arguments.iter().map(std::ffi::CString::as_c_str).collect();
         let pid = start(&Program {
             path: &launch.program,
@@ -376,20 +378,20 @@ impl Daemon {
             user: launch.user.map(|user| (user.user, user.group)),
             oom_score: OOM_SCORE,
         })
-        .map_err(|error| format!("cannot start {}: {error}", launch.program.to_string_lossy()))?;
+        .map_err(|error| format!("failed to start {}: {error}", launch.program.to_string_lossy()))?;
         (self.group, self.pipe, self.tail) = (Some(group), Some(pipe), None);
-        self.probe = door.map(Probe::new);
+        self.probe = endpoint.map(Probe::new);
         if let Some(probe) = &mut self.probe {
-            // A port has no name that could appear: from now on there is a next try.
+            // inotify cannot report a port: the first attempt schedules the next.
             probe.turn(now, true);
         }
         Pid::from_raw(pid).ok_or_else(|| "it has no process id".to_owned())
     }
 
-    fn watch_for(&self, group: &Group) -> rustix::io::Result<OwnedFd> {
+    fn watch_for(&self, group: &Cgroup) -> rustix::io::Result<OwnedFd> {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, group.events(), inotify::WatchFlags::MODIFY)?;
-        // The first look at the group is what makes the kernel tell of the next change.
+        // The kernel notifies of the next change only after the file was read once.
         let _ = group.populated();
         if let Some((dir, _)) = self.spec.dir {
             let dir = self.root.path(dir);
@@ -405,67 +407,70 @@ impl Daemon {
     fn serves(&mut self, took: u64) {
         self.probe = None;
         let text = if self.starts > 1 {
-            format!("serves after {} ms, start {}", ms(took), self.starts)
+            format!("ready after {} ms, start {}", ms(took), self.starts)
         } else {
-            format!("serves after {} ms", ms(took))
+            format!("ready after {} ms", ms(took))
         };
-        if self.told {
+        if self.reported {
             self.reports.push(Report::Event("daemon-ready", text.clone()));
         }
         self.reports.push(Report::Ready(text));
-        (self.served, self.told) = (true, true);
-        if self.wish.is_service() {
-            self.life.keep();
+        (self.served, self.reported) = (true, true);
+        if self.context.is_service() {
+            self.lifecycle.lift_restart_limit();
         }
     }
 
     fn ended(&mut self, now: u64, lived: u64, served: bool, next: Decision) {
-        self.let_go();
-        self.in_vain = if std::mem::take(&mut self.goes_on) && lived < IN_VAIN_US { self.in_vain + 1 } else { 0 };
+        self.release_resources();
+        self.failed_resumes =
+            if std::mem::take(&mut self.resumed) && lived < FAILED_RESUME_US { self.failed_resumes + 1 } else { 0 };
         let end =
-            self.cause.take().or_else(|| self.end.take()).unwrap_or_else(|| "ended, its status unknown".to_owned());
+            self.cause.take().or_else(|| self.end.take()).unwrap_or_else(|| "ended with unknown status".to_owned());
         self.failure.clone_from(&end);
-        let state = if served { "" } else { " before it served" };
-        let text = format!("{end} after {} ms{state}{}", ms(lived), self.words());
+        let state = if served { "" } else { " before it was ready" };
+        let text = format!("{end} after {} ms{state}{}", ms(lived), self.last_line_suffix());
         self.reports.push(Report::Event("daemon-exited", text));
         match next {
-            Decision::Again { pause, number } if number > MOST => {
-                let text = format!("tenants depend on it, so it is not given up: again after a pause of {pause:?}");
+            Decision::Restart { pause, number } if number > MOST => {
+                let text =
+                    format!("tenants depend on it, so it has no restart limit: restart after a pause of {pause:?}");
                 self.reports.push(Report::Event("daemon-restart", text));
             }
-            Decision::Again { pause, number } => {
-                let text = format!("number {number} of at most {MOST}, after a pause of {pause:?}");
+            Decision::Restart { pause, number } => {
+                let text = format!("restart {number} of at most {MOST}, after a pause of {pause:?}");
                 self.reports.push(Report::Event("daemon-restart", text));
             }
-            Decision::GiveUp => {
-                let text = self.sentence(now, &format!("it ended {} times and is given up", self.starts), &end);
-                self.told = true;
-                self.reports.push(Report::GivenUp(text));
+            Decision::LimitReached => {
+                let text =
+                    self.sentence(now, &format!("it ended {} times and reached its restart limit", self.starts), &end);
+                self.reported = true;
+                self.reports.push(Report::RestartLimitReached(text));
             }
         }
     }
 
-    fn words(&self) -> String {
-        if self.last_words.is_empty() {
+    fn last_line_suffix(&self) -> String {
+        if self.last_line.is_empty() {
             "; it wrote nothing".to_owned()
         } else {
-            format!("; its last line: {:?}", self.last_words)
+            format!("; its last line: {:?}", self.last_line)
         }
     }
 
-    /// What a user reads about a daemon that is not there: what, where, how long, why, what next.
+    /// Composes the error message: what failed, in which step, after how long, why, what to try.
     fn sentence(&self, now: u64, what: &str, end: &str) -> String {
-        let step = if self.served { "after it had served" } else { "in its start" };
+        let step = if self.served { "after it was ready" } else { "during start" };
         let took = ms(now.saturating_sub(self.first_us));
         format!(
-            "{what}, {step}, {took} ms after the first start: {end}{}; wanted by {}; {}",
-            self.words(),
-            launch::reason(self.spec),
+            "{what}, {step}, {took} ms after the first start: {end}{}; enabled by {}; {}",
+            self.last_line_suffix(),
+            launch::enabled_by(self.spec),
             self.spec.hint
         )
     }
 
-    fn let_go(&mut self) {
+    fn release_resources(&mut self) {
         (self.group, self.watch, self.pipe, self.tail, self.probe) = (None, None, None, None, None);
         (self.main, self.empty_until) = (None, None);
         self.members.clear();

@@ -1,5 +1,4 @@
-//! One start of a daemon: everything that has to be there before it, and its
-//! command line.
+//! Prepares one start of a daemon: directory, configuration, command line.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -8,43 +7,43 @@ use std::path::PathBuf;
 
 use super::config;
 use super::guid;
-use super::table::{Account, Arg, DaemonSpec, Wanted, Wish};
-use crate::mode::Generation;
-use crate::places;
+use super::table::{Account, Arg, DaemonContext, DaemonSpec, EnabledBy};
+use crate::driver_paths;
+use crate::mode::NvLinkGeneration;
 use crate::root::Root;
 
-/// What every daemon finds in its environment, and nothing else.
+/// The whole environment of every daemon.
 pub const ENVIRONMENT: &[&CStr] =
     &[c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", c"HOME=/", c"LANG=C.UTF-8"];
 
-/// What the kernel's out-of-memory killer takes before a daemon: containers, but not the agent.
+/// The `oom_score_adj` of daemons: containers are killed before them, the agent (-997) after them.
 pub const OOM_SCORE: &CStr = c"-900";
 
 /// A user of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
-    /// Its number.
+    /// The user id.
     pub user: u32,
-    /// Its group's.
+    /// The group id.
     pub group: u32,
 }
 
-/// A start that is prepared.
+/// A prepared start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The program.
     pub program: CString,
-    /// Its arguments, its own name first.
+    /// The arguments, starting with `argv[0]`.
     pub arguments: Vec<CString>,
-    /// Whether it is told to go on where the last one was: [`Arg::Again`].
-    pub again: bool,
-    /// Whom it is started as, if not as root.
+    /// Whether it is to resume from the previous state: [`Arg::Resume`].
+    pub resumed: bool,
+    /// The user it is started as, if not root.
     pub user: Option<User>,
-    /// That it runs as root although it need not, and why.
+    /// Why it runs as root although its account is another user.
     pub warning: Option<String>,
 }
 
-/// The entry of `name` in the image's list of users.
+/// Looks `name` up in the image's `/etc/passwd`.
 #[must_use]
 pub fn user(root: &Root, name: &str) -> Option<User> {
     let text = fs::read_to_string(root.path("/etc/passwd")).ok()?;
@@ -56,20 +55,20 @@ pub fn user(root: &Root, name: &str) -> Option<User> {
     })
 }
 
-/// What the image lacks to start it at all.
+/// Returns which program or configuration file the image lacks.
 #[must_use]
 pub fn missing(spec: &DaemonSpec, root: &Root) -> Option<String> {
     let config = spec.config.as_ref().map(|config| config.from).into_iter();
-    std::iter::once(spec.programs).chain(config).find_map(|paths| places::first_of(root, paths).err())
+    std::iter::once(spec.programs).chain(config).find_map(|paths| driver_paths::find_first(root, paths).err())
 }
 
 /// Prepares a start: the daemon's directory, its configuration, its command line.
-/// `again` is whether it may go on where the last one was.
+/// `resume` permits it to resume from the previous state.
 ///
 /// # Errors
-/// What is missing, and what to do about it.
-pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Result<Launch, String> {
-    let program = places::first_of(root, spec.programs)?;
+/// A file is missing or a step failed; the text names it and what to do.
+pub fn prepare(spec: &DaemonSpec, root: &Root, context: DaemonContext, resume: bool) -> Result<Launch, String> {
+    let program = driver_paths::find_first(root, spec.programs)?;
     let account = spec.account.name().and_then(|name| user(root, name));
     let warning = spec
         .account
@@ -78,21 +77,21 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
         .map(|name| format!("runs as root: the image has no user {name}; add a line for it to /etc/passwd"));
     if let Some((dir, mode)) = spec.dir {
         make_directory(&root.path(dir), mode, account)
-            .map_err(|error| format!("cannot make its directory {dir}: {error}"))?;
+            .map_err(|error| format!("failed to create its directory {dir}: {error}"))?;
     }
     if let Some(config) = &spec.config {
-        config::write(root, config, &spec.settings_in(wish))?;
+        config::write(root, config, &spec.settings_in(context))?;
     }
-    forget(spec, root, wish);
-    let command = places::command(root, &program);
-    // Without a loader before it, a program's own name is the plain path.
+    remove_stale_files(spec, root, context);
+    let command = driver_paths::command(root, &program);
+    // Without an explicit loader, argv[0] is the plain path.
     let mut arguments = if command.len() > 1 { command.clone() } else { vec![program] };
-    let mut goes_on = false;
+    let mut resumed = false;
     for arg in spec.arguments {
         match *arg {
             Arg::Word(word) => arguments.push(word.to_owned()),
             Arg::File(path) => {
-                arguments.push(places::first_of(root, &[path]).unwrap_or_else(|_| path.to_owned()));
+                arguments.push(driver_paths::find_first(root, &[path]).unwrap_or_else(|_| path.to_owned()));
             }
             Arg::Account(option) => {
                 if let (Some(name), Some(_)) = (spec.account.name(), account) {
@@ -100,23 +99,23 @@ pub fn prepare(spec: &DaemonSpec, root: &Root, wish: Wish, again: bool) -> Resul
                 }
             }
             Arg::Guid(option) => {
-                if wish.fabric.is_some_and(|fabric| fabric.generation == Generation::NvLink5) {
+                if context.fabric.is_some_and(|fabric| fabric.generation == NvLinkGeneration::NvLink5) {
                     arguments.extend([option.to_owned(), guid::of_switches(root)?]);
                 }
             }
-            Arg::Again(word, file) => {
-                if again && wish.is_service() && root.path(file).is_file() {
+            Arg::Resume(word, file) => {
+                if resume && context.is_service() && root.path(file).is_file() {
                     arguments.push(word.to_owned());
-                    goes_on = true;
+                    resumed = true;
                 }
             }
         }
     }
-    let word = |text: &str| CString::new(text).map_err(|_| format!("{text:?} holds a zero byte"));
+    let word = |text: &str| CString::new(text).map_err(|_| format!("{text:?} contains a NUL byte"));
     Ok(Launch {
         program: word(command.first().map_or("", String::as_str))?,
         arguments: arguments.iter().map(|text| word(text)).collect::<Result<_, _>>()?,
-        again: goes_on,
+        resumed,
         user: account.filter(|_| matches!(spec.account, Account::User(_))),
         warning,
     })
@@ -131,10 +130,10 @@ fn make_directory(path: &PathBuf, mode: u32, owner: Option<User>) -> std::io::Re
     }
 }
 
-/// Takes away what the last one left: a socket that nobody listens at, and messages that were read.
-fn forget(spec: &DaemonSpec, root: &Root, wish: Wish) {
-    if let super::table::Ready::Unix(path) = spec.ready_in(wish) {
-        // What is not there need not go; what cannot go is told by the daemon itself.
+/// Removes the stale socket and the log file of the previous instance.
+fn remove_stale_files(spec: &DaemonSpec, root: &Root, context: DaemonContext) {
+    if let super::table::Ready::Unix(path) = spec.ready_in(context) {
+        // It may not exist; if it cannot be removed, the daemon reports the error.
         let _ = fs::remove_file(root.path(path));
     }
     if let Some(path) = spec.log {
@@ -142,12 +141,12 @@ fn forget(spec: &DaemonSpec, root: &Root, wish: Wish) {
     }
 }
 
-/// Who wanted it, for a sentence.
+/// Returns what enabled the daemon, for a message.
 #[must_use]
-pub fn reason(spec: &DaemonSpec) -> String {
-    match spec.wanted {
-        Wanted::Parameter(name, _) => format!("{name}=on"),
-        Wanted::Fabric | Wanted::Fabric5 | Wanted::Service => "the guest's mode".to_owned(),
+pub fn enabled_by(spec: &DaemonSpec) -> String {
+    match spec.enabled_by {
+        EnabledBy::Parameter(name, _) => format!("{name}=on"),
+        EnabledBy::Fabric | EnabledBy::Fabric5 | EnabledBy::Service => "the guest's mode".to_owned(),
     }
 }
 
@@ -174,65 +173,65 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_named_with_all_its_places() {
+    fn missing_program_is_reported_with_all_search_paths() {
         let (_directory, root) = root(&[]);
-        let error = prepare(&DAEMONS[find("nvlsm").unwrap()], &root, Wish::default(), false).unwrap_err();
+        let error = prepare(&DAEMONS[find("nvlsm").unwrap()], &root, DaemonContext::default(), false).unwrap_err();
         assert_eq!(missing(&DAEMONS[find("nvlsm").unwrap()], &root).unwrap(), error);
         assert_eq!(error, "/usr/sbin/nvlsm, or /opt/nvidia/nvlsm/sbin/nvlsm is not in the image; add it");
     }
 
     #[test]
-    fn the_account_is_used_if_the_image_has_it_and_missed_if_not() {
+    fn account_missing_in_image_falls_back_to_root_with_warning() {
         let own = rustix::process::getuid().as_raw();
         let passwd = format!("root:x:0:0::/:\nbad line\nnvidia-dcgm:x:{own}:{own}::/:\n");
         let spec = &DAEMONS[find("dcgm-exporter").unwrap()];
         let (_directory, with) = root(&[("/usr/bin/dcgm-exporter", ""), ("/etc/passwd", &passwd)]);
-        let launch = prepare(spec, &with, Wish::default(), false).unwrap();
+        let launch = prepare(spec, &with, DaemonContext::default(), false).unwrap();
         assert_eq!((launch.user, launch.warning), (Some(User { user: own, group: own }), None));
         let (_directory, without) = root(&[("/usr/bin/dcgm-exporter", "")]);
-        let launch = prepare(spec, &without, Wish::default(), false).unwrap();
+        let launch = prepare(spec, &without, DaemonContext::default(), false).unwrap();
         assert_eq!(launch.user, None);
         assert!(launch.warning.unwrap().contains("no user nvidia-dcgm"));
         let engine = &DAEMONS[find("hostengine").unwrap()];
         let (_directory, with) = root(&[("/usr/bin/nv-hostengine", ""), ("/etc/passwd", &passwd)]);
-        let launch = prepare(engine, &with, Wish::default(), false).unwrap();
+        let launch = prepare(engine, &with, DaemonContext::default(), false).unwrap();
         assert!(words(&launch).ends_with(&["--service-account", "nvidia-dcgm"]), "{launch:?}");
-        assert_eq!(launch.user, None, "it becomes that user by itself");
+        assert_eq!(launch.user, None, "it drops to that user itself");
     }
 
     #[test]
-    fn a_fabric_manager_that_served_before_is_told_to_go_on_in_a_service_vm_only() {
+    fn fabric_manager_resumes_in_service_vm_only() {
         let files =
             [("/usr/bin/nv-fabricmanager", ""), ("/usr/share/nvidia/nvswitch/fabricmanager.cfg", "FABRIC_MODE=2\n")];
         let (_directory, root) = root(&files);
         let spec = &DAEMONS[find("fabricmanager").unwrap()];
-        let wish = |shared| Wish { fabric: Some(Fabric { generation: Generation::NvLink4, shared }) };
+        let context = |shared| DaemonContext { fabric: Some(Fabric { generation: NvLinkGeneration::NvLink4, shared }) };
         assert_eq!(missing(spec, &root), None);
-        let first = prepare(spec, &root, wish(true), false).unwrap();
+        let first = prepare(spec, &root, context(true), false).unwrap();
         assert_eq!(words(&first), ["/usr/bin/nv-fabricmanager", "-c", "/run/fabricmanager.cfg"]);
         assert!(fs::read_to_string(root.path("/run/fabricmanager.cfg")).unwrap().starts_with("FABRIC_MODE=1\n"));
-        let plain = prepare(spec, &root, wish(true), true).unwrap();
-        assert_eq!(plain, first, "without a state there is nothing to go on with");
+        let plain = prepare(spec, &root, context(true), true).unwrap();
+        assert_eq!(plain, first, "no state file, so no resume");
         fs::write(root.path("/run/nvidia-fabricmanager/fabricmanager.state"), "").unwrap();
-        let goes_on = prepare(spec, &root, wish(true), true).unwrap();
-        assert_eq!((words(&goes_on).last(), goes_on.again, first.again), (Some(&"--restart"), true, false));
-        assert_eq!(prepare(spec, &root, wish(false), true).unwrap(), first);
+        let resumed = prepare(spec, &root, context(true), true).unwrap();
+        assert_eq!((words(&resumed).last(), resumed.resumed, first.resumed), (Some(&"--restart"), true, false));
+        assert_eq!(prepare(spec, &root, context(false), true).unwrap(), first);
     }
 
     #[test]
-    fn a_daemon_of_the_extension_is_started_there_with_its_own_files() {
-        let place = |path: &str| format!("{}{path}", places::EXTENSION);
+    fn daemon_in_extension_uses_extension_loader_and_files() {
+        let place = |path: &str| format!("{}{path}", driver_paths::EXTENSION);
         let files = ["/usr/sbin/nvlsm", "/usr/share/nvidia/nvlsm/nvlsm.conf", "/lib64/ld-linux-x86-64.so.2"].map(place);
         let (dir, root) = root(&files.each_ref().map(|path| (path.as_str(), "")));
         let spec = &DAEMONS[find("nvlsm").unwrap()];
         let at = |path: &str| dir.path().join(path.trim_start_matches('/')).display().to_string();
         let [program, config, loader] = files.each_ref().map(String::as_str);
-        // No program that names a loader.
-        let launch = prepare(spec, &root, Wish::default(), false).unwrap();
+        // An empty file has no ELF interpreter.
+        let launch = prepare(spec, &root, DaemonContext::default(), false).unwrap();
         assert_eq!(launch.program.to_str().unwrap(), at(program));
         assert_eq!(words(&launch), [program, "-F", config, "-f", "stdout"]);
-        fs::write(root.path(program), places::interpreter::sample(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
-        let launch = prepare(spec, &root, Wish::default(), false).unwrap();
+        fs::write(root.path(program), driver_paths::interpreter::sample(b"/lib64/ld-linux-x86-64.so.2\0")).unwrap();
+        let launch = prepare(spec, &root, DaemonContext::default(), false).unwrap();
         assert_eq!(launch.program.to_str().unwrap(), at(loader));
         let words = words(&launch);
         assert_eq!(
@@ -243,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_was_left_behind_is_taken_away() {
-        let left = "/run/nvidia-dcgm/socket";
-        let (_directory, root) = root(&[("/usr/bin/nv-hostengine", ""), (left, "")]);
-        prepare(&DAEMONS[find("hostengine").unwrap()], &root, Wish::default(), false).unwrap();
-        assert!(!root.path(left).exists());
+    fn stale_socket_is_removed_before_start() {
+        let stale = "/run/nvidia-dcgm/socket";
+        let (_directory, root) = root(&[("/usr/bin/nv-hostengine", ""), (stale, "")]);
+        prepare(&DAEMONS[find("hostengine").unwrap()], &root, DaemonContext::default(), false).unwrap();
+        assert!(!root.path(stale).exists());
         let mode = root.path("/run/nvidia-dcgm").metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
     }

@@ -5,12 +5,12 @@
 //! the machine; [`daemon`] puts them together. Who is told of it is the
 //! supervisor's business.
 
+pub mod cgroup;
 pub mod config;
 pub mod daemon;
-pub mod group;
 pub mod guid;
 pub mod launch;
-pub mod life;
+pub mod lifecycle;
 pub mod output;
 pub mod ready;
 pub mod table;

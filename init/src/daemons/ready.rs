@@ -1,8 +1,8 @@
-//! Whether a daemon takes connections at its socket.
+//! Detects whether a daemon accepts connections on its socket.
 //!
-//! inotify tells when a socket's name appears. The kernel tells nobody when a
-//! socket begins to listen, so a connection that is refused is tried again: at
-//! every sign of life from the daemon, and after pauses that double.
+//! inotify reports when the socket's path appears. The kernel has no notification
+//! for `listen(2)`, so a refused connection is retried: at every activity of the
+//! daemon, and with exponential backoff.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -16,20 +16,20 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::table::Ready;
 use crate::root::Root;
 
-/// The first pause, µs, and the longest.
+/// The first and the longest backoff, µs.
 const FIRST_PAUSE_US: u64 = 1_000;
 const LAST_PAUSE_US: u64 = 256_000;
 
-/// Where to knock.
+/// The endpoint to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Door {
+pub enum ReadyEndpoint {
     /// A Unix socket.
     Unix(PathBuf),
     /// A port of the loopback interface.
     Tcp(u16),
 }
 
-/// How it answers.
+/// The result of a connection attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Accepts,
@@ -38,8 +38,8 @@ enum Answer {
     Absent,
 }
 
-impl Door {
-    /// The socket of a daemon that has one.
+impl ReadyEndpoint {
+    /// Returns the endpoint, unless readiness is [`Ready::Exit`].
     #[must_use]
     pub fn of(ready: Ready, root: &Root) -> Option<Self> {
         match ready {
@@ -49,7 +49,7 @@ impl Door {
         }
     }
 
-    fn knock(&self) -> Answer {
+    fn try_connect(&self) -> Answer {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let connected = match self {
             Self::Unix(path) => SocketAddrUnix::new(path).and_then(|address| {
@@ -58,14 +58,14 @@ impl Door {
             }),
             Self::Tcp(port) => socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).and_then(|socket| {
                 match connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, *port)) {
-                    // Both ends are here: the answer is there as soon as the call is over.
+                    // Both ends are local: the result is known when the call returns.
                     Err(Errno::INPROGRESS) => outcome(&socket),
                     other => other,
                 }
             }),
         };
         match connected {
-            // A full queue is one that somebody listens at.
+            // EAGAIN: the backlog is full, so a listener exists.
             Ok(()) | Err(Errno::AGAIN) => Answer::Accepts,
             Err(Errno::NOENT) => Answer::Absent,
             Err(_) => Answer::Refuses,
@@ -81,41 +81,41 @@ fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
     socket_error(socket)?
 }
 
-/// Tries a door until it opens.
+/// Retries connections until one is accepted.
 #[derive(Debug)]
 pub struct Probe {
-    door: Door,
+    endpoint: ReadyEndpoint,
     due: Option<u64>,
     pause_us: u64,
 }
 
 impl Probe {
-    /// A probe that has not tried yet.
+    /// Creates a probe that has not tried yet.
     #[must_use]
-    pub fn new(door: Door) -> Self {
-        Self { door, due: None, pause_us: FIRST_PAUSE_US }
+    pub fn new(endpoint: ReadyEndpoint) -> Self {
+        Self { endpoint, due: None, pause_us: FIRST_PAUSE_US }
     }
 
-    /// When it tries again by itself, µs.
+    /// Returns when the next retry is due, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.due
     }
 
-    /// Tries if it is time, or if there was a `sign` of life; `true` when the daemon takes connections.
-    pub fn turn(&mut self, now: u64, sign: bool) -> bool {
+    /// Tries to connect if a retry is due or the daemon showed `activity`; `true` when it accepts connections.
+    pub fn turn(&mut self, now: u64, activity: bool) -> bool {
         let due = self.due.is_some_and(|at| at <= now);
-        if !sign && !due {
+        if !activity && !due {
             return false;
         }
-        match self.door.knock() {
+        match self.endpoint.try_connect() {
             Answer::Accepts => return true,
             Answer::Absent => {
-                // The name's appearance is a sign.
+                // inotify reports when the path appears.
                 self.due = None;
                 self.pause_us = FIRST_PAUSE_US;
             }
-            // A sign does not put off what is planned.
+            // Activity does not postpone the scheduled retry.
             Answer::Refuses if due || self.due.is_none() => {
                 self.due = Some(now.saturating_add(self.pause_us));
                 self.pause_us = (self.pause_us * 2).min(LAST_PAUSE_US);
@@ -133,14 +133,14 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn a_port_that_listens_accepts_and_another_is_tried_again_ever_later() {
+    fn refused_port_is_retried_with_backoff() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        assert!(Probe::new(Door::Tcp(port)).turn(0, true));
+        assert!(Probe::new(ReadyEndpoint::Tcp(port)).turn(0, true));
         drop(listener);
-        let mut probe = Probe::new(Door::Tcp(port));
+        let mut probe = Probe::new(ReadyEndpoint::Tcp(port));
         assert!(!probe.turn(0, false));
-        assert_eq!(probe.next_deadline(), None, "nobody has asked yet");
+        assert_eq!(probe.next_deadline(), None, "no attempt yet");
         assert!(!probe.turn(0, true));
         let mut pauses = Vec::new();
         let mut now = 0;
@@ -154,18 +154,18 @@ mod tests {
         assert!(pauses.iter().all(|pause| *pause <= LAST_PAUSE_US));
         let before = probe.next_deadline();
         assert!(!probe.turn(now + 1, true));
-        assert_eq!(probe.next_deadline(), before, "a daemon that talks all the time does not stop the clock");
+        assert_eq!(probe.next_deadline(), before, "constant output does not postpone the retry");
     }
 
     #[test]
-    fn a_unix_socket_is_waited_for_by_name_and_then_by_answer() {
+    fn unix_socket_is_ready_only_when_it_accepts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let mut probe = Probe::new(Door::Unix(path.clone()));
+        let mut probe = Probe::new(ReadyEndpoint::Unix(path.clone()));
         assert!(!probe.turn(0, true));
         assert_eq!(probe.next_deadline(), None, "its directory is watched");
         drop(UnixListener::bind(&path).unwrap());
-        assert!(!probe.turn(0, true), "one that an ended daemon left behind");
+        assert!(!probe.turn(0, true), "stale socket of an ended daemon");
         assert_eq!(probe.next_deadline(), Some(FIRST_PAUSE_US));
         std::fs::remove_file(&path).unwrap();
         let _listener = UnixListener::bind(&path).unwrap();

@@ -1,89 +1,89 @@
-//! Which daemons there are, as data.
+//! The table of daemons.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use firstlight_boot_record::Severity;
 
-use crate::mode::{Fabric, Generation};
+use crate::mode::{Fabric, NvLinkGeneration};
 use crate::params::Params;
 
 /// One daemon.
 #[derive(Debug)]
 pub struct DaemonSpec {
-    /// Its name, which is its unit's in the boot plan.
+    /// The name, also of its unit in the boot plan.
     pub name: &'static str,
-    /// Where its program is; the first that exists counts.
+    /// Paths of the program; the first that exists is used.
     pub programs: &'static [&'static str],
-    /// Its arguments.
+    /// The arguments.
     pub arguments: &'static [Arg],
-    /// The user that it runs as, if it needs not be root.
+    /// The user that it runs as.
     pub account: Account,
-    /// Who wants it.
-    pub wanted: Wanted,
-    /// Units that must have ended well before it starts.
+    /// What enables it.
+    pub enabled_by: EnabledBy,
+    /// Units that must have succeeded before it starts.
     pub needs: &'static [&'static str],
     /// Units that must have ended.
     pub after: &'static [&'static str],
-    /// The directory of its own, and its mode. Made before each start.
+    /// Its private directory and that directory's mode. Created before each start.
     pub dir: Option<(&'static str, u32)>,
-    /// A configuration file that is made for it.
+    /// The configuration file that is generated for it.
     pub config: Option<Config>,
-    /// Where it writes its messages if not to its output.
+    /// The log file, for a daemon that does not log to its standard output.
     pub log: Option<&'static str>,
-    /// How it is known to serve.
+    /// How its readiness is detected.
     pub ready: Ready,
-    /// How long it may take to serve, at each start.
+    /// The deadline for readiness, at each start.
     pub deadline: Duration,
-    /// What it means that it was given up.
+    /// The severity of reaching its restart limit.
     pub severity: Severity,
-    /// What is different in a service VM.
+    /// Overrides for a service VM.
     pub service: Option<Service>,
-    /// What it is for.
+    /// Its purpose.
     pub about: &'static str,
-    /// What to try when it does not serve.
+    /// What to try when it does not become ready.
     pub hint: &'static str,
 }
 
-/// What is different in a service VM, where others depend on it.
+/// Overrides for a service VM, where tenants depend on the daemon.
 #[derive(Debug)]
 pub struct Service {
     /// See [`DaemonSpec::ready`].
     pub ready: Ready,
     /// See [`DaemonSpec::severity`].
     pub severity: Severity,
-    /// Further settings of its configuration, which go before [`Config::settings`].
+    /// Additional configuration settings; they override [`Config::settings`].
     pub settings: Settings,
 }
 
-/// A part of a command line.
+/// A command-line argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arg {
-    /// This word.
+    /// A literal.
     Word(&'static str),
-    /// This file, wherever it is; the word where it is nowhere.
+    /// A file, resolved in the search roots; the literal path if it is in none of them.
     File(&'static str),
-    /// This option and the account's name, if the image has the account.
+    /// An option and the account name, if the image has the account.
     Account(&'static str),
-    /// This option and the GUID of the port that leads to the NVSwitches, where they are managed through one.
+    /// An option and the GUID of the management port to the NVSwitches, on NVLink 5.
     Guid(&'static str),
-    /// In a service VM this word, when it has served before and left this file.
-    Again(&'static str, &'static str),
+    /// A literal, in a service VM, if the daemon was ready before and left this state file.
+    Resume(&'static str, &'static str),
 }
 
-/// Who it runs as.
+/// The user that a daemon runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Account {
-    /// Root: it cannot do otherwise.
+    /// Root, which it requires.
     Root,
-    /// It becomes this user by itself when [`Arg::Account`] tells it to.
+    /// It drops to this user itself, by [`Arg::Account`].
     Itself(&'static str),
-    /// It is started as this user.
+    /// PID 1 starts it as this user.
     User(&'static str),
 }
 
 impl Account {
-    /// Its name, unless it is root.
+    /// Returns the user name, unless it is root.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         match self {
@@ -93,53 +93,53 @@ impl Account {
     }
 }
 
-/// Who wants it.
+/// The condition that enables a daemon.
 #[derive(Debug, Clone, Copy)]
-pub enum Wanted {
-    /// Whoever sets this kernel parameter to `on`.
+pub enum EnabledBy {
+    /// This kernel parameter is `on`.
     Parameter(&'static str, fn(&Params) -> bool),
-    /// A guest that manages an NVLink fabric.
+    /// The guest manages an NVLink fabric.
     Fabric,
-    /// A guest that manages one of the generation whose switches are behind InfiniBand bridges.
+    /// The guest manages an NVLink 5 fabric, whose switches are behind InfiniBand bridges.
     Fabric5,
-    /// A service VM, which shares a fabric out among other guests.
+    /// The guest is a service VM, which shares a fabric among other guests.
     Service,
 }
 
-/// How a daemon is known to serve. Never by what it writes.
+/// How readiness is detected. Never by the daemon's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {
-    /// The process that was started ends with status 0 and leaves the daemon behind.
+    /// The started process exits with status 0 after forking the daemon.
     Exit,
-    /// It takes connections at this Unix socket.
+    /// It accepts connections on this Unix socket.
     Unix(&'static str),
-    /// It takes connections at this port of the loopback interface.
+    /// It accepts connections on this port of the loopback interface.
     Tcp(u16),
 }
 
 /// Keys and values of a configuration file.
 pub type Settings = &'static [(&'static str, &'static str)];
 
-/// A configuration file that is made from the image's.
+/// A configuration file that is generated from the image's.
 #[derive(Debug)]
 pub struct Config {
-    /// The image's; the first that exists counts.
+    /// Paths of the image's file; the first that exists is used.
     pub from: &'static [&'static str],
-    /// The one that the daemon reads.
+    /// The generated file, which the daemon reads.
     pub to: &'static str,
-    /// What is set in it.
+    /// Settings that are written into it.
     pub settings: Settings,
 }
 
-/// What decides who is wanted and how.
+/// The guest's properties that decide which daemons run and how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct DaemonContext {
     /// The fabric that this guest manages.
     pub fabric: Option<Fabric>,
 }
 
-impl Wish {
-    /// Whether this is a service VM.
+impl DaemonContext {
+    /// Returns whether this is a service VM.
     #[must_use]
     pub fn is_service(self) -> bool {
         self.fabric.is_some_and(|fabric| fabric.shared)
@@ -147,39 +147,42 @@ impl Wish {
 }
 
 impl DaemonSpec {
-    /// Why it is not wanted here; `None` when it is.
+    /// Returns why the daemon is disabled in this guest; `None` if it is enabled.
     #[must_use]
-    pub fn refusal(&self, params: &Params, wish: Wish) -> Option<String> {
-        match (self.wanted, wish.fabric) {
-            (Wanted::Parameter(_, on), _) if on(params) => None,
-            (Wanted::Parameter(name, _), _) => Some(format!("{name}=off")),
-            (Wanted::Fabric, Some(_)) | (Wanted::Fabric5, Some(Fabric { generation: Generation::NvLink5, .. })) => None,
-            (Wanted::Service, _) if wish.is_service() => None,
-            (Wanted::Service, _) => Some("this is no service VM".to_owned()),
-            (Wanted::Fabric, None) | (Wanted::Fabric5, _) => Some("this guest manages no such fabric".to_owned()),
+    pub fn disabled_reason(&self, params: &Params, context: DaemonContext) -> Option<String> {
+        match (self.enabled_by, context.fabric) {
+            (EnabledBy::Parameter(_, on), _) if on(params) => None,
+            (EnabledBy::Parameter(name, _), _) => Some(format!("{name}=off")),
+            (EnabledBy::Fabric, Some(_))
+            | (EnabledBy::Fabric5, Some(Fabric { generation: NvLinkGeneration::NvLink5, .. })) => None,
+            (EnabledBy::Service, _) if context.is_service() => None,
+            (EnabledBy::Service, _) => Some("this guest is not a service VM".to_owned()),
+            (EnabledBy::Fabric, None) | (EnabledBy::Fabric5, _) => {
+                Some("this guest does not manage such a fabric".to_owned())
+            }
         }
     }
 
-    fn service(&self, wish: Wish) -> Option<&Service> {
-        self.service.as_ref().filter(|_| wish.is_service())
+    fn service(&self, context: DaemonContext) -> Option<&Service> {
+        self.service.as_ref().filter(|_| context.is_service())
     }
 
-    /// How it is known to serve here.
+    /// Returns how readiness is detected in this guest.
     #[must_use]
-    pub fn ready_in(&self, wish: Wish) -> Ready {
-        self.service(wish).map_or(self.ready, |service| service.ready)
+    pub fn ready_in(&self, context: DaemonContext) -> Ready {
+        self.service(context).map_or(self.ready, |service| service.ready)
     }
 
-    /// What it means here that it was given up.
+    /// Returns the severity of reaching the restart limit in this guest.
     #[must_use]
-    pub fn severity_in(&self, wish: Wish) -> Severity {
-        self.service(wish).map_or(self.severity, |service| service.severity)
+    pub fn severity_in(&self, context: DaemonContext) -> Severity {
+        self.service(context).map_or(self.severity, |service| service.severity)
     }
 
-    /// What is set in its configuration here, each key once.
+    /// Returns the configuration settings for this guest, each key once.
     #[must_use]
-    pub fn settings_in(&self, wish: Wish) -> Vec<(&'static str, &'static str)> {
-        let first = self.service(wish).map(|service| service.settings).unwrap_or_default();
+    pub fn settings_in(&self, context: DaemonContext) -> Vec<(&'static str, &'static str)> {
+        let first = self.service(context).map(|service| service.settings).unwrap_or_default();
         let general = self.config.as_ref().map(|config| config.settings).unwrap_or_default();
         let mut all = first.to_vec();
         all.extend(general.iter().filter(|(key, _)| !first.iter().any(|(other, _)| other == key)));
@@ -191,28 +194,28 @@ const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// Where fabric manager and subnet manager meet, and the partition daemon finds the former.
+/// Sockets of the fabric manager and the subnet manager.
 const FABRIC_DIRECTORY: &str = "/run/nvidia-fabricmanager";
 
-/// The table, in the order in which they are started.
+/// The daemons in start order.
 pub const DAEMONS: &[DaemonSpec] = &[
     DaemonSpec {
         name: "persistenced",
         programs: &["/usr/bin/nvidia-persistenced"],
         arguments: &[Arg::Account("--user"), Arg::Word("--persistence-mode")],
         account: Account::Itself("nvidia-persistenced"),
-        wanted: Wanted::Parameter("firstlight.persistenced", |params| params.persistenced),
+        enabled_by: EnabledBy::Parameter("firstlight.persistenced", |params| params.persistenced),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "gpu-settings"],
         dir: Some(("/run/nvidia-persistenced", 0o755)),
         config: None,
         log: None,
-        // Its first process ends when the daemon has set up all that it serves.
+        // The first process exits when the daemon is initialised.
         ready: Ready::Exit,
         deadline: seconds(60),
         severity: Severity::Optional,
         service: None,
-        about: "keeps GPUs initialised, as PID 1's own descriptors do; for programs that want its socket",
+        about: "keeps GPUs initialised, as PID 1's own descriptors do; for programs that use its socket",
         hint: "leave firstlight.persistenced off: PID 1 keeps attached GPUs initialised without it",
     },
     DaemonSpec {
@@ -226,14 +229,14 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Word("stdout"),
         ],
         account: Account::Root,
-        wanted: Wanted::Fabric5,
+        enabled_by: EnabledBy::Fabric5,
         needs: &["mode"],
-        // Its management bridges' drivers are loaded because the bridges are there.
+        // The drivers of the management bridges are loaded by PCI id in `modules`.
         after: &["syslog", "modules", "modules-nvidia", "nodes"],
         dir: Some((FABRIC_DIRECTORY, 0o700)),
         config: None,
         log: None,
-        // The socket that the fabric manager asks.
+        // The socket that the fabric manager connects to.
         ready: Ready::Unix("/run/nvidia-fabricmanager/fm_sm_ipc.socket"),
         deadline: seconds(60),
         severity: Severity::Degraded,
@@ -252,10 +255,10 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Word("-c"),
             Arg::Word("/run/fabricmanager.cfg"),
             Arg::Guid("-g"),
-            Arg::Again("--restart", "/run/nvidia-fabricmanager/fabricmanager.state"),
+            Arg::Resume("--restart", "/run/nvidia-fabricmanager/fabricmanager.state"),
         ],
         account: Account::Root,
-        wanted: Wanted::Fabric,
+        enabled_by: EnabledBy::Fabric,
         needs: &["mode"],
         after: &["syslog", "modules-nvidia", "nodes", "gpu-attach", "nvlsm"],
         dir: Some((FABRIC_DIRECTORY, 0o700)),
@@ -265,11 +268,11 @@ pub const DAEMONS: &[DaemonSpec] = &[
             settings: &[
                 ("FABRIC_MODE", "0"),
                 ("FABRIC_MODE_RESTART", "0"),
-                // Its first process ends when the fabric is set up, which nothing else tells.
+                // The first process exits when the fabric is set up: the only readiness signal in this mode.
                 ("DAEMONIZE", "1"),
                 ("FM_STAY_RESIDENT_ON_FAILURES", "0"),
                 ("STATE_FILE_NAME", "/run/nvidia-fabricmanager/fabricmanager.state"),
-                // Containers share the guest's network: no port, but sockets that only root reaches.
+                // Containers share the guest's network: sockets that only root can reach, no TCP port.
                 ("FM_CMD_UNIX_SOCKET_PATH", "/run/nvidia-fabricmanager/socket"),
                 ("UNIX_SOCKET_PATH", "/run/nvidia-fabricmanager/internal.socket"),
                 ("LOG_USE_SYSLOG", "0"),
@@ -286,8 +289,8 @@ pub const DAEMONS: &[DaemonSpec] = &[
             severity: Severity::Required,
             settings: &[("FABRIC_MODE", "1"), ("DAEMONIZE", "0"), ("LOG_FILE_NAME", "")],
         }),
-        about: "sets up the NVLink fabric; in a service VM it shares it out among tenants",
-        hint: "check that driver, fabric manager and libraries in the image are of one version and that the guest has all NVSwitches",
+        about: "sets up the NVLink fabric; in a service VM, partitions it for tenants",
+        hint: "check that driver, fabric manager and libraries in the image have one version and that the guest has all NVSwitches",
     },
     DaemonSpec {
         name: "partitiond",
@@ -295,35 +298,35 @@ pub const DAEMONS: &[DaemonSpec] = &[
         arguments: &[
             Arg::Word("--fabric-manager"),
             Arg::Word("unix:/run/nvidia-fabricmanager/socket"),
-            // The host's way to it.
+            // For clients on the host.
             Arg::Word("--listen-vsock"),
             Arg::Word("1030"),
             Arg::Word("--init-socket"),
             Arg::Word("/run/firstlight/control.sock"),
         ],
         account: Account::Root,
-        wanted: Wanted::Service,
+        enabled_by: EnabledBy::Service,
         needs: &["mode", "state"],
-        // It answers as well while there is no fabric manager, and says so.
+        // It also answers requests while the fabric manager is not running, with that as the error.
         after: &["syslog", "vsock", "fabricmanager"],
-        // Its socket is beside PID 1's own.
+        // Shared with PID 1's control socket.
         dir: Some(("/run/firstlight", 0o700)),
         config: None,
         log: None,
         ready: Ready::Unix("/run/firstlight/fabric.sock"),
         deadline: seconds(30),
-        // Without it nobody gets a partition, but who has one keeps it: that is no reason to end.
+        // Without it no partition can be activated, but active ones stay: no reason to power off.
         severity: Severity::Degraded,
         service: None,
-        about: "the only door to the fabric of a service VM: activates partitions, and remembers whose they are (fmctl)",
-        hint: "look at its lines, and at /var/lib/firstlight, where its journal is; libnvfm.so.1 has to be in the image",
+        about: "the only endpoint to the fabric of a service VM: activates partitions, and remembers whose they are (fmctl)",
+        hint: "see its log lines and its journal in /var/lib/firstlight; libnvfm.so.1 must be in the image",
     },
     DaemonSpec {
         name: "imex",
         programs: &["/usr/bin/nvidia-imex"],
         arguments: &[Arg::Word("-c"), Arg::Word("/run/imex.cfg")],
         account: Account::Root,
-        wanted: Wanted::Parameter("firstlight.imex", |params| params.imex),
+        enabled_by: EnabledBy::Parameter("firstlight.imex", |params| params.imex),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "fabricmanager", "loopback"],
         dir: Some(("/run/nvidia-imex", 0o700)),
@@ -337,7 +340,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         deadline: seconds(60),
         severity: Severity::Degraded,
         service: None,
-        about: "memory that GPUs of several guests share (IMEX)",
+        about: "memory shared by GPUs of several guests (IMEX)",
         hint: "check /etc/nvidia-imex in the image: config.cfg and the nodes that it names",
     },
     DaemonSpec {
@@ -345,7 +348,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         programs: &["/usr/bin/nv-hostengine"],
         arguments: &[
             Arg::Word("--no-daemon"),
-            // Not a port: containers share the guest's network, and it asks nobody who they are.
+            // Not a TCP port: containers share the guest's network, and it does not authenticate clients.
             Arg::Word("--domain-socket"),
             Arg::Word("/run/nvidia-dcgm/socket"),
             Arg::Word("--pid"),
@@ -357,7 +360,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Account("--service-account"),
         ],
         account: Account::Itself("nvidia-dcgm"),
-        wanted: Wanted::Parameter("firstlight.dcgm", |params| params.dcgm),
+        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |params| params.dcgm),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "gpu-settings", "fabricmanager"],
         dir: Some(("/run/nvidia-dcgm", 0o700)),
@@ -380,7 +383,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Word(":9400"),
         ],
         account: Account::User("nvidia-dcgm"),
-        wanted: Wanted::Parameter("firstlight.dcgm", |params| params.dcgm),
+        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |params| params.dcgm),
         needs: &["nodes"],
         after: &["syslog", "gpu-attach", "hostengine", "loopback"],
         dir: None,
@@ -390,44 +393,44 @@ pub const DAEMONS: &[DaemonSpec] = &[
         deadline: seconds(60),
         severity: Severity::Optional,
         service: None,
-        about: "DCGM's telemetry for Prometheus, at port 9400",
-        hint: "check /etc/dcgm-exporter/default-counters.csv in the image and that nobody else listens at port 9400",
+        about: "DCGM telemetry for Prometheus, on port 9400",
+        hint: "check /etc/dcgm-exporter/default-counters.csv in the image and that no other process listens on port 9400",
     },
 ];
 
-/// The place of a daemon in [`DAEMONS`].
+/// Returns the index of a daemon in [`DAEMONS`].
 #[must_use]
 pub fn find(name: &str) -> Option<usize> {
     DAEMONS.iter().position(|daemon| daemon.name == name)
 }
 
-/// The table as Markdown, for the documentation.
+/// Prints the table as Markdown for the documentation.
 #[must_use]
 pub fn print() -> String {
     let mut text =
-        String::from("| daemon | wanted by | program | runs as | serves when | deadline of a start | is for |\n");
+        String::from("| daemon | enabled by | program | runs as | ready when | start deadline | purpose |\n");
     text.push_str("|---|---|---|---|---|---|---|\n");
-    let serves = |ready: Ready| match ready {
-        Ready::Exit => "its first process has ended with status 0".to_owned(),
-        Ready::Unix(path) => format!("it takes connections at `{path}`"),
-        Ready::Tcp(port) => format!("it takes connections at port {port}"),
+    let ready_when = |ready: Ready| match ready {
+        Ready::Exit => "its first process exits with status 0".to_owned(),
+        Ready::Unix(path) => format!("it accepts connections on `{path}`"),
+        Ready::Tcp(port) => format!("it accepts connections on port {port}"),
     };
     for spec in DAEMONS {
-        let wanted = match spec.wanted {
-            Wanted::Parameter(name, _) => format!("`{name}=on`"),
-            Wanted::Fabric => "modes with a fabric".to_owned(),
-            Wanted::Fabric5 => "modes with an NVLink 5 fabric".to_owned(),
-            Wanted::Service => "modes of a service VM".to_owned(),
+        let enabled_by = match spec.enabled_by {
+            EnabledBy::Parameter(name, _) => format!("`{name}=on`"),
+            EnabledBy::Fabric => "modes with a fabric".to_owned(),
+            EnabledBy::Fabric5 => "modes with an NVLink 5 fabric".to_owned(),
+            EnabledBy::Service => "service VM modes".to_owned(),
         };
-        let mut ready = serves(spec.ready);
+        let mut ready = ready_when(spec.ready);
         if let Some(service) = spec.service.as_ref().filter(|service| service.ready != spec.ready) {
-            ready = format!("{ready}; in a service VM {}", serves(service.ready));
+            ready = format!("{ready}; in a service VM {}", ready_when(service.ready));
         }
         let (program, account) = (spec.programs.join("` or `"), spec.account.name().unwrap_or("root"));
         // Writing into a string cannot fail.
         let _ = writeln!(
             text,
-            "| {} | {wanted} | `{program}` | `{account}` | {ready} | {:?} | {} |",
+            "| {} | {enabled_by} | `{program}` | `{account}` | {ready} | {:?} | {} |",
             spec.name, spec.deadline, spec.about
         );
     }
@@ -438,35 +441,35 @@ pub fn print() -> String {
 mod tests {
     use super::*;
 
-    fn wish(generation: Generation, shared: bool) -> Wish {
-        Wish { fabric: Some(Fabric { generation, shared }) }
+    fn context(generation: NvLinkGeneration, shared: bool) -> DaemonContext {
+        DaemonContext { fabric: Some(Fabric { generation, shared }) }
     }
 
-    fn wanted(params: &Params, wish: Wish) -> Vec<&'static str> {
-        DAEMONS.iter().filter(|spec| spec.refusal(params, wish).is_none()).map(|spec| spec.name).collect()
+    fn enabled(params: &Params, context: DaemonContext) -> Vec<&'static str> {
+        DAEMONS.iter().filter(|spec| spec.disabled_reason(params, context).is_none()).map(|spec| spec.name).collect()
     }
 
     #[test]
-    fn each_is_wanted_by_its_mode_or_parameter_alone() {
+    fn daemon_is_enabled_only_by_its_mode_or_parameter() {
         let none = Params::default();
-        assert!(wanted(&none, Wish::default()).is_empty());
-        assert_eq!(wanted(&none, wish(Generation::NvLink4, false)), ["fabricmanager"]);
-        assert_eq!(wanted(&none, wish(Generation::NvLink5, true)), ["nvlsm", "fabricmanager", "partitiond"]);
-        assert_eq!(wanted(&none, wish(Generation::NvLink4, true)), ["fabricmanager", "partitiond"]);
+        assert!(enabled(&none, DaemonContext::default()).is_empty());
+        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink4, false)), ["fabricmanager"]);
+        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink5, true)), ["nvlsm", "fabricmanager", "partitiond"]);
+        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink4, true)), ["fabricmanager", "partitiond"]);
         let dcgm = Params { dcgm: true, ..Params::default() };
-        assert_eq!(wanted(&dcgm, Wish::default()), ["hostengine", "dcgm-exporter"]);
+        assert_eq!(enabled(&dcgm, DaemonContext::default()), ["hostengine", "dcgm-exporter"]);
         let rest = Params { imex: true, persistenced: true, ..Params::default() };
-        assert_eq!(wanted(&rest, Wish::default()), ["persistenced", "imex"]);
-        let text = DAEMONS[0].refusal(&none, Wish::default()).unwrap();
+        assert_eq!(enabled(&rest, DaemonContext::default()), ["persistenced", "imex"]);
+        let text = DAEMONS[0].disabled_reason(&none, DaemonContext::default()).unwrap();
         assert_eq!(text, "firstlight.persistenced=off");
     }
 
     #[test]
-    fn a_service_vm_shares_the_fabric_and_cannot_do_without_its_manager() {
+    fn service_vm_shares_fabric_and_requires_fabric_manager() {
         let spec = &DAEMONS[find("fabricmanager").unwrap()];
-        let (pass, service) = (wish(Generation::NvLink4, false), wish(Generation::NvLink4, true));
-        let value = |wish, key: &str| {
-            let settings = spec.settings_in(wish);
+        let (pass, service) = (context(NvLinkGeneration::NvLink4, false), context(NvLinkGeneration::NvLink4, true));
+        let value = |context, key: &str| {
+            let settings = spec.settings_in(context);
             let mut values = settings.iter().filter(|(name, _)| *name == key).map(|(_, value)| *value);
             let value = values.next().unwrap();
             assert_eq!(values.next(), None, "{key} is set twice");
@@ -474,7 +477,7 @@ mod tests {
         };
         assert_eq!((value(pass, "FABRIC_MODE"), value(pass, "DAEMONIZE")), ("0", "1"));
         assert_eq!((value(service, "FABRIC_MODE"), value(service, "DAEMONIZE")), ("1", "0"));
-        assert_eq!(value(service, "LOG_FILE_NAME"), "", "that is its standard error");
+        assert_eq!(value(service, "LOG_FILE_NAME"), "", "empty means standard error");
         assert_eq!(spec.ready_in(pass), Ready::Exit);
         assert!(
             matches!(spec.ready_in(service), Ready::Unix(path) if path == value(service, "FM_CMD_UNIX_SOCKET_PATH"))
@@ -483,20 +486,20 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_in_the_daemons_own_directory() {
+    fn sockets_are_in_private_directories() {
         for spec in DAEMONS {
             let all = [Some(spec.ready), spec.service.as_ref().map(|service| service.ready)];
             for ready in all.into_iter().flatten() {
                 let Ready::Unix(path) = ready else { continue };
                 let (dir, mode) = spec.dir.unwrap();
                 assert!(path.starts_with(&format!("{dir}/")), "{path}");
-                assert_eq!(mode & 0o077, 0, "{dir}: nobody else asks it");
+                assert_eq!(mode & 0o077, 0, "{dir}: only root may connect");
             }
         }
     }
 
     #[test]
-    fn the_printed_table_has_every_daemon() {
+    fn printed_table_has_every_daemon() {
         let text = print();
         assert!(DAEMONS.iter().all(|spec| text.contains(&format!("| {} |", spec.name))));
         assert!(text.lines().all(|line| line.matches('|').count() == 8), "{text}");

@@ -2,12 +2,12 @@
 //! composable images. A guest without a driver and a disk with one are a guest
 //! with a driver.
 //!
-//! * [`asked`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in;
+//! * [`request`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in;
 //!   [`unit`]: what the boot plan's units do
 //! * here: from one to the other. Nothing is mounted that was not checked, and
 //!   nothing that does not fit is passed over.
 
-pub mod asked;
+pub mod request;
 pub mod unit;
 
 use std::fs;
@@ -18,18 +18,18 @@ use std::path::Path;
 use firstlight_verity::extension;
 use rustix::mount::{MountFlags, mount};
 
-use self::asked::{Asked, Wanted};
+use self::request::{ExtensionRequest, ExtensionRequests};
 use crate::clock::now_us;
 use crate::disks::{self, Disk};
 use crate::root::Root;
 use crate::verified::{self, Verity};
 
-/// How long a disk may take to come, µs: it is plugged in before the start.
-const PATIENCE_US: u64 = 10_000_000;
+/// How long to wait for a disk, µs: it is attached before boot.
+const DISK_TIMEOUT_US: u64 = 10_000_000;
 
-/// How long its partitions may take after it, µs. The kernel reads them before
-/// it tells of the disk.
-const PARTITIONS_US: u64 = 1_000_000;
+/// How long to wait for its partitions, µs. The kernel reads them before it
+/// sends the disk's uevent.
+const PARTITION_TIMEOUT_US: u64 = 1_000_000;
 
 /// The one kind of file system that they have.
 const KIND: &str = "erofs";
@@ -38,7 +38,7 @@ const KIND: &str = "erofs";
 const DATA: u32 = 1;
 const HASHES: u32 = 2;
 
-/// Why an extension is not there.
+/// An error of an extension.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its disk did not come.
@@ -121,13 +121,13 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// A disk that nobody asked for.
+    /// A disk that was not requested.
     #[error(
         "disk {disk} says that it is extension {name:?}, and the kernel command line has no good \
          kata.extension.NAME.verity_params for it: it is not used; add the parameter (verity.params in its \
          image.json), or take the disk away"
     )]
-    NotAsked {
+    NotRequested {
         /// What the disk says.
         name: String,
         /// The disk.
@@ -143,17 +143,17 @@ fn mount_hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Mounts all that are wanted; what there is to say, or all that is wrong.
-/// `news` was opened before the disks' drivers were loaded.
+/// Mounts all requested extensions; returns a description or all errors.
+/// `uevents` was opened before the disks' drivers were loaded.
 ///
 /// # Errors
 /// One of them is not there, or not what it should be.
-pub fn mount_all(root: &Root, asked: &Asked, news: &OwnedFd) -> Result<Vec<String>, Vec<String>> {
+pub fn mount_all(root: &Root, requests: &ExtensionRequests, uevents: &OwnedFd) -> Result<Vec<String>, Vec<String>> {
     let begin = now_us();
-    let mut errors: Vec<String> = asked.refused.iter().map(ToString::to_string).collect();
+    let mut errors: Vec<String> = requests.rejected.iter().map(ToString::to_string).collect();
     let mut said = Vec::new();
-    for wanted in &asked.wanted {
-        match mount_one(root, wanted, news, begin) {
+    for requested in &requests.requested {
+        match mount_one(root, requested, uevents, begin) {
             Ok(text) => said.push(text),
             Err(error) => errors.push(error.to_string()),
         }
@@ -161,18 +161,18 @@ pub fn mount_all(root: &Root, asked: &Asked, news: &OwnedFd) -> Result<Vec<Strin
     if errors.is_empty() { Ok(said) } else { Err(errors) }
 }
 
-fn mount_one(root: &Root, wanted: &Wanted, news: &OwnedFd, begin_us: u64) -> Result<String, Error> {
-    let name = &wanted.name;
-    let disk = find(root, name, news, begin_us.saturating_add(PATIENCE_US))?;
-    let [data, hashes] = partitions(root, name, &disk, news, now_us().saturating_add(PARTITIONS_US))?;
-    let parameters = wanted.params.target(&data, &hashes);
+fn mount_one(root: &Root, requested: &ExtensionRequest, uevents: &OwnedFd, begin_us: u64) -> Result<String, Error> {
+    let name = &requested.name;
+    let disk = find(root, name, uevents, begin_us.saturating_add(DISK_TIMEOUT_US))?;
+    let [data, hashes] = partitions(root, name, &disk, uevents, now_us().saturating_add(PARTITION_TIMEOUT_US))?;
+    let parameters = requested.params.target(&data, &hashes);
     let serial = extension::serial(name);
-    let verity = Verity { name: &serial, uuid: "", sectors: wanted.params.sectors(), parameters: &parameters };
+    let verity = Verity { name: &serial, uuid: "", sectors: requested.params.sectors(), parameters: &parameters };
     let made = verified::make(&verity);
     let number = made.map_err(|source| Error::Verity { name: name.clone(), disk: disk.clone(), source })?;
     let device = format!("/dev/dm-{number}");
     let there = || Path::new(&device).exists().then_some(());
-    verified::wait(news, now_us().saturating_add(PARTITIONS_US), there)
+    verified::wait(uevents, now_us().saturating_add(PARTITION_TIMEOUT_US), there)
         .ok_or_else(|| Error::NoDevice { name: name.clone(), device: device.clone() })?;
     let dir = format!("{}/{name}", extension::DIRECTORY);
     fs::create_dir_all(&dir).map_err(|source| Error::Directory { name: name.clone(), dir: dir.clone(), source })?;
@@ -181,13 +181,13 @@ fn mount_one(root: &Root, wanted: &Wanted, news: &OwnedFd, begin_us: u64) -> Res
     if let Err(source) = mount(device.as_str(), dir.as_str(), KIND, flags, None) {
         return Err(Error::Mount { name: name.clone(), device, disk, dir, source: source.into() });
     }
-    let root_hash = firstlight_verity::hex(&wanted.params.root_hash);
+    let root_hash = firstlight_verity::hex(&requested.params.root_hash);
     Ok(format!("{name}: disk {disk}, verified by {root_hash}, on {dir}"))
 }
 
 /// The disk of an extension.
-fn find(root: &Root, name: &str, news: &OwnedFd, until_us: u64) -> Result<String, Error> {
-    let found = verified::wait(news, until_us, || {
+fn find(root: &Root, name: &str, uevents: &OwnedFd, until_us: u64) -> Result<String, Error> {
+    let found = verified::wait(uevents, until_us, || {
         let mut disks = disks::extensions(root);
         disks.retain(|disk| disk.extension == name);
         (!disks.is_empty()).then_some(disks)
@@ -202,27 +202,27 @@ fn find(root: &Root, name: &str, news: &OwnedFd, until_us: u64) -> Result<String
         None => Err(Error::NoDisk {
             name: name.to_owned(),
             serial: extension::serial(name),
-            seconds: PATIENCE_US / 1_000_000,
+            seconds: DISK_TIMEOUT_US / 1_000_000,
             there: listed(disks::all(root)),
         }),
     }
 }
 
 /// The nodes of data and hash tree.
-fn partitions(root: &Root, name: &str, disk: &str, news: &OwnedFd, until_us: u64) -> Result<[String; 2], Error> {
+fn partitions(root: &Root, name: &str, disk: &str, uevents: &OwnedFd, until_us: u64) -> Result<[String; 2], Error> {
     let node = |number, what| {
-        let found = verified::wait(news, until_us, || disks::partition(root, disk, number));
+        let found = verified::wait(uevents, until_us, || disks::partition(root, disk, number));
         found.ok_or_else(|| Error::NoPartition { name: name.to_owned(), disk: disk.to_owned(), number, what })
     };
     Ok([node(DATA, "the file system")?, node(HASHES, "the hash tree")?])
 }
 
-/// Disks that say they are extensions, and that nobody asked for.
+/// Returns errors for extension disks that were not requested.
 #[must_use]
-pub fn strangers(root: &Root, asked: &Asked) -> Vec<Error> {
+pub fn unrequested_disks(root: &Root, requests: &ExtensionRequests) -> Vec<Error> {
     let mut disks = disks::extensions(root);
-    disks.retain(|disk| !asked.has(&disk.extension));
-    let error = |Disk { name, extension }: Disk| Error::NotAsked { name: extension, disk: name };
+    disks.retain(|disk| !requests.has(&disk.extension));
+    let error = |Disk { name, extension }: Disk| Error::NotRequested { name: extension, disk: name };
     disks.into_iter().map(error).collect()
 }
 
@@ -231,9 +231,9 @@ mod tests {
     use super::*;
     use firstlight_verity::Params;
 
-    fn wanted(name: &str) -> Wanted {
+    fn requested(name: &str) -> ExtensionRequest {
         let params = Params { root_hash: [1; 32], salt: vec![2], data_blocks: 3 };
-        Wanted { name: name.to_owned(), params }
+        ExtensionRequest { name: name.to_owned(), params }
     }
 
     fn guest(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
@@ -248,9 +248,9 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_named_with_all_that_is_wrong_with_it() {
-        let news = firstlight_uevent::open().unwrap();
-        let find = |root: &Root| find(root, "gpu", &news, 0).map_err(|error| error.to_string());
+    fn missing_or_ambiguous_disk_is_reported() {
+        let uevents = firstlight_uevent::open().unwrap();
+        let find = |root: &Root| find(root, "gpu", &uevents, 0).map_err(|error| error.to_string());
         let (_directory, root) = guest(&[("vda/serial", "x")]);
         let text = find(&root).unwrap_err();
         for words in ["extension gpu", "serial number extension-gpu came in 10 s", "disks are: vda;", "plug it in"] {
@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn a_missing_partition_is_named() {
-        let news = firstlight_uevent::open().unwrap();
-        let find = |root: &Root| partitions(root, "gpu", "vda", &news, 0).map_err(|error| error.to_string());
+        let uevents = firstlight_uevent::open().unwrap();
+        let find = |root: &Root| partitions(root, "gpu", "vda", &uevents, 0).map_err(|error| error.to_string());
         let one = [("vda/vda1/partition", "1\n")];
         let (_directory, root) = guest(&one);
         let text = find(&root).unwrap_err();
@@ -277,27 +277,30 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_nobody_asked_for_is_told() {
+    fn unrequested_disk_is_reported() {
         let (_directory, root) =
             guest(&[("vda/serial", "extension-gpu"), ("vdb/serial", "extension-\u{1b}"), ("vdc/serial", "x")]);
-        let asked = Asked { wanted: vec![wanted("gpu")], ..Asked::default() };
-        let errors: Vec<String> = strangers(&root, &asked).iter().map(ToString::to_string).collect();
+        let requests = ExtensionRequests { requested: vec![requested("gpu")], ..ExtensionRequests::default() };
+        let errors: Vec<String> = unrequested_disks(&root, &requests).iter().map(ToString::to_string).collect();
         assert_eq!(errors.len(), 1);
         assert!(errors[0].starts_with("disk vdb says that it is extension \"\\u{1b}\""), "{errors:?}");
-        assert_eq!(strangers(&root, &Asked::default()).len(), 2);
+        assert_eq!(unrequested_disks(&root, &ExtensionRequests::default()).len(), 2);
     }
 
     #[test]
     fn whatever_is_refused_fails_the_whole() {
-        let news = firstlight_uevent::open().unwrap();
+        let uevents = firstlight_uevent::open().unwrap();
         let (_directory, root) = guest(&[]);
-        let asked = Asked { refused: vec![asked::Refused::Twice("gpu".to_owned())], ..Asked::default() };
-        assert_eq!(mount_all(&root, &asked, &news).unwrap_err().len(), 1);
-        assert_eq!(mount_all(&root, &Asked::default(), &news).unwrap(), [""; 0]);
+        let requests = ExtensionRequests {
+            rejected: vec![request::InvalidRequest::Twice("gpu".to_owned())],
+            ..ExtensionRequests::default()
+        };
+        assert_eq!(mount_all(&root, &requests, &uevents).unwrap_err().len(), 1);
+        assert_eq!(mount_all(&root, &ExtensionRequests::default(), &uevents).unwrap(), [""; 0]);
     }
 
     #[test]
-    fn errors_of_a_mount_say_what_they_mean() {
+    fn mount_errors_have_hints() {
         let hint = |errno| mount_hint(&io::Error::from_raw_os_error(errno));
         assert!(hint(libc::EIO).contains("root hash") && hint(libc::ENODEV).contains("erofs"));
         assert!(hint(libc::EINVAL).contains("no EROFS") && hint(libc::EPERM).is_empty());

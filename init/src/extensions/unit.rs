@@ -1,29 +1,29 @@
 //! What the units `extensions` and `extension-disks` do.
 
-use super::{mount_all, strangers};
+use super::{mount_all, unrequested_disks};
 use crate::actions::{Inputs, TRANSPORT_MODULES, load};
 use crate::disks;
-use crate::modules::{Modules, Outcome, Turn};
+use crate::modules::{LoadOrder, Modules, Outcome};
 
-/// What an extension is read through.
+/// Modules that mounting an extension needs.
 const MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
 
-/// Why there is nothing to mount, if there is not: one look at what is known.
+/// Returns why there is nothing to mount, without I/O.
 #[must_use]
-pub fn needless(inputs: &Inputs) -> Option<String> {
+pub fn nothing_requested(inputs: &Inputs) -> Option<String> {
     inputs.params.extensions.is_empty().then(|| "the kernel command line names none".to_owned())
 }
 
-/// Why there is no disk to be judged. No disk is asked for that.
+/// Returns why no disk needs to be checked.
 #[must_use]
-pub fn diskless(inputs: &Inputs) -> Option<String> {
+pub fn no_disk_to_check(inputs: &Inputs) -> Option<String> {
     (!disks::any_serial(&inputs.root)).then(|| "no disk has a serial number".to_owned())
 }
 
 /// Loads those of a list that the image has as modules.
-fn load_those_there(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inputs) -> Outcome {
+fn load_available(modules: &Modules, names: &[&str], order: LoadOrder, inputs: &Inputs) -> Outcome {
     let there: Vec<&str> = names.iter().copied().filter(|name| modules.has(name)).collect();
-    load(modules, &there, turn, inputs)
+    load(modules, &there, order, inputs)
 }
 
 /// Mounts the extensions that the kernel command line names.
@@ -32,29 +32,28 @@ fn load_those_there(modules: &Modules, names: &[&str], turn: Turn, inputs: &Inpu
 /// All that is wrong with any of them.
 pub fn mount(inputs: &Inputs) -> Result<String, String> {
     // Before the drivers: what comes while they start is heard.
-    let news = firstlight_uevent::open().map_err(|error| {
-        format!("cannot hear the kernel's messages about disks: {error}; does the kernel have netlink?")
-    })?;
+    let uevents = firstlight_uevent::open()
+        .map_err(|error| format!("failed to open the uevent socket: {error}; does the kernel have netlink?"))?;
     let modules = Modules::read(&inputs.root, &inputs.release);
-    // The buses first, so that disks are named in the bus's order whoever loads their driver.
-    let mut outcome = load_those_there(&modules, TRANSPORT_MODULES, Turn::InOrder, inputs);
-    outcome.add(load_those_there(&modules, MODULES, Turn::Free, inputs));
-    let told = |words: Vec<String>, more: Option<String>| {
+    // The buses first, so that disks are named in bus order regardless of which unit loads their driver.
+    let mut outcome = load_available(&modules, TRANSPORT_MODULES, LoadOrder::InOrder, inputs);
+    outcome.add(load_available(&modules, MODULES, LoadOrder::Free, inputs));
+    let joined = |words: Vec<String>, more: Option<String>| {
         words.into_iter().chain(more).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
     };
-    match mount_all(&inputs.root, &inputs.params.extensions, &news) {
+    match mount_all(&inputs.root, &inputs.params.extensions, &uevents) {
         // What could not be loaded was not needed then.
-        Ok(said) => Ok(told(said, Some(outcome.told().unwrap_or_else(|error| error)))),
-        Err(errors) => Err(told(errors, outcome.told().err())),
+        Ok(said) => Ok(joined(said, Some(outcome.to_result().unwrap_or_else(|error| error)))),
+        Err(errors) => Err(joined(errors, outcome.to_result().err())),
     }
 }
 
-/// Looks for disks that say they are extensions and that nobody asked for.
+/// Rejects extension disks that were not requested.
 ///
 /// # Errors
 /// There is one.
-pub fn judge(inputs: &Inputs) -> Result<String, String> {
-    let found = strangers(&inputs.root, &inputs.params.extensions);
+pub fn check_unrequested(inputs: &Inputs) -> Result<String, String> {
+    let found = unrequested_disks(&inputs.root, &inputs.params.extensions);
     let words: Vec<String> = found.iter().map(ToString::to_string).collect();
     if words.is_empty() { Ok(String::new()) } else { Err(words.join("; ")) }
 }
@@ -93,11 +92,11 @@ mod tests {
     fn a_guest_without_extensions_has_nothing_to_do_for_them() {
         let dir = tempfile::tempdir().unwrap();
         let without = inputs(&dir, "quiet");
-        assert!(needless(&without).is_some() && diskless(&without).is_some());
+        assert!(nothing_requested(&without).is_some() && no_disk_to_check(&without).is_some());
         write(&dir, "sys/block/vda/serial", "disk-1");
-        assert_eq!((diskless(&without), judge(&without)), (None, Ok(String::new())));
+        assert_eq!((no_disk_to_check(&without), check_unrequested(&without)), (None, Ok(String::new())));
         write(&dir, "sys/block/vdb/serial", "extension-gpu");
-        let text = judge(&without).unwrap_err();
+        let text = check_unrequested(&without).unwrap_err();
         assert!(text.contains("disk vdb") && text.contains("\"gpu\""), "{text}");
     }
 
@@ -108,10 +107,10 @@ mod tests {
         write(&dir, "lib/modules/6.12/modules.dep", "virtio_mmio.ko:\ndm-verity.ko:\nother.ko:\n");
         write(&dir, "sys/block/vdb/serial", "extension-gpu");
         let with = inputs(&dir, "kata.extension.gpu.verity_params");
-        assert_eq!(needless(&with), None);
+        assert_eq!(nothing_requested(&with), None);
         let text = mount(&with).unwrap_err();
         assert!(text.starts_with("extension gpu: its kernel parameter has no value"), "{text}");
         assert!(text.contains("virtio_mmio.ko") && text.contains("dm-verity.ko") && !text.contains("other"), "{text}");
-        assert!(judge(&with).is_err(), "what was refused is not asked for");
+        assert!(check_unrequested(&with).is_err(), "what was refused is not asked for");
     }
 }

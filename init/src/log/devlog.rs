@@ -1,11 +1,10 @@
 //! `/dev/log`, where daemons' `syslog(3)` goes.
 //!
-//! Anybody in the guest's own mount namespace may write to it; containers have
-//! a `/dev` of their own. It is drained a few datagrams at a time, so that
-//! nobody keeps PID 1 from its work, and at once, so that no daemon waits in
-//! `syslog(3)`. What waits is bounded by the kernel: as many datagrams as
-//! `net.unix.max_dgram_qlen` said when the socket was made, each charged to
-//! who sent it.
+//! Every process in the guest's own mount namespace may write to it; containers have
+//! their own `/dev`. PID 1 drains it in small batches, so that senders cannot block
+//! it, and immediately, so that no daemon blocks in `syslog(3)`. The kernel bounds
+//! the queue: as many datagrams as `net.unix.max_dgram_qlen` when the socket was
+//! created, each charged to its sender.
 
 use std::fs;
 use std::io;
@@ -31,8 +30,8 @@ pub const QUEUE: (&str, &str) = ("/proc/sys/net/unix/max_dgram_qlen", "512");
 /// Senders of whom the name is remembered.
 const MOST_NAMES: usize = 16;
 
-/// How long a sender's name is believed, µs: process numbers come again.
-const BELIEVED_US: u64 = 1_000_000;
+/// How long a sender's identity is cached, µs: process ids are reused.
+const CACHED_US: u64 = 1_000_000;
 
 /// The socket.
 #[derive(Debug)]
@@ -44,7 +43,7 @@ pub struct DevLog {
 }
 
 impl DevLog {
-    /// Makes it, for everybody to write to.
+    /// Creates the socket with mode 0666.
     ///
     /// # Errors
     /// A step that failed, by name.
@@ -56,10 +55,10 @@ impl DevLog {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                 .map_err(|error| failed("make the socket for")(error.into()))?;
-        // Before it has a name, so that nobody's message comes without its sender.
+        // Before bind, so that every message has credentials.
         sockopt::set_socket_passcred(&socket, true).map_err(|error| failed("ask for the senders at")(error.into()))?;
         bind_to(&socket, &path).map_err(failed("bind"))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).map_err(failed("open to everybody"))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).map_err(failed("set the mode of"))?;
         Ok(Self { socket: socket.into(), root: root.clone(), names: Vec::new() })
     }
 
@@ -87,17 +86,17 @@ impl DevLog {
         Ok(messages)
     }
 
-    /// Who that is: the daemon whose resource group it is in, or itself.
+    /// Identifies a sender: the daemon whose cgroup it is in, or the process itself.
     fn source(&mut self, now: u64, sender: Sender) -> Source {
         let mut before = None;
         if let Some(at) = self.names.iter().position(|(known, ..)| *known == sender) {
             let (_, since, source) = &self.names[at];
-            if now.saturating_sub(*since) < BELIEVED_US {
+            if now.saturating_sub(*since) < CACHED_US {
                 return source.clone();
             }
             before = Some(self.names.remove(at).2);
         }
-        // What it said last may be read when it has ended: then it is who it was.
+        // Its last messages may be read after it has ended: use the cached identity.
         let source = self.look_up(sender).or(before);
         let source = source.unwrap_or_else(|| {
             let (pid, user) = (sender.pid.unwrap_or_default(), sender.user);
@@ -131,7 +130,7 @@ impl AsFd for DevLog {
 fn bind_to<F: AsFd>(socket: F, path: &Path) -> io::Result<()> {
     let address = SocketAddrUnix::new(path)?;
     match bind(&socket, &address) {
-        // A file that an image brought; nobody listens there.
+        // A stale file of the image.
         Err(rustix::io::Errno::ADDRINUSE) => {
             fs::remove_file(path)?;
             Ok(bind(&socket, &address)?)
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_is_known_by_its_group_and_not_by_its_words() {
+    fn daemon_is_identified_by_cgroup_not_by_tag() {
         let (dir, mut log, client) = log();
         process(&dir, "/firstlight/imex", "x");
         client.send(b"<14>fabricmanager: x").unwrap();
@@ -198,15 +197,15 @@ mod tests {
         client.send(b"<14>x").unwrap();
         assert_eq!(log.read(1, 1).unwrap()[0].0, Source::Daemon("imex"), "believed for a while");
         client.send(b"<14>x").unwrap();
-        assert!(matches!(log.read(BELIEVED_US, 1).unwrap()[0].0, Source::Peer(_)), "there is no such daemon");
+        assert!(matches!(log.read(CACHED_US, 1).unwrap()[0].0, Source::Peer(_)), "there is no such daemon");
         fs::remove_dir_all(dir.path().join("proc")).unwrap();
         client.send(b"<14>x").unwrap();
         assert!(
-            matches!(log.read(9 * BELIEVED_US, 1).unwrap()[0].0, Source::Peer(Peer { ref program, .. }) if program == "x")
+            matches!(log.read(9 * CACHED_US, 1).unwrap()[0].0, Source::Peer(Peer { ref program, .. }) if program == "x")
         );
         log.names.clear();
         client.send(b"<14>x").unwrap();
-        let ended = log.read(9 * BELIEVED_US, 1).unwrap().remove(0).0;
+        let ended = log.read(9 * CACHED_US, 1).unwrap().remove(0).0;
         assert!(ended.name().starts_with("ended["), "{ended:?}");
         for text in ["0::/", "0::/../firstlight/imex", "1:memory:/firstlight/imex", "", "0::/firstlight/"] {
             assert_eq!(daemon_of(text), None, "{text}");
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_bounded_and_nobody_waits() {
+    fn batch_is_bounded_and_senders_do_not_block() {
         let (_directory, mut log, client) = log();
         client.set_nonblocking(true).unwrap();
         let sent = (0..100_000).take_while(|_| client.send(&[b'x'; 100]).is_ok()).count();

@@ -1,25 +1,25 @@
-//! How many lines each source may have: a burst, and so many per second.
+//! Per-source rate limits of log lines: a burst and a sustained rate.
 //!
-//! Pure: time comes in. A source that has used up its budget takes nothing from
-//! another's. Sources that anybody can make, the processes that write to
-//! `/dev/log`, are bounded in number and share a budget beside their own.
+//! Pure: time is an argument. Sources do not share budgets. Peers (processes that
+//! write to `/dev/log`) can be created by anyone, so their number is bounded and
+//! they also share a common budget.
 
 use super::Source;
 
-/// Lines that one source may have at once.
+/// The burst of one source, lines.
 pub const BURST: u64 = 200;
 
-/// How long one line uses up, µs: what may come in the long run is the inverse.
+/// The time per line at the sustained rate, µs.
 pub const PER_LINE_US: u64 = 50_000;
 
-/// All peers together may have twice that.
+/// All peers together have twice that rate.
 const POOL_PER_LINE_US: u64 = PER_LINE_US / 2;
 
-/// Peers that are remembered.
+/// The number of tracked peers.
 pub const MOST_PEERS: usize = 32;
 
-/// How long it takes until somebody is told of lines that were left out, µs.
-pub const TELL_US: u64 = 5_000_000;
+/// The delay of a report of dropped lines, µs.
+pub const REPORT_DELAY_US: u64 = 5_000_000;
 
 /// A token bucket, by the time at which it will be full again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,17 +42,17 @@ struct Row {
     source: Source,
     bucket: Bucket,
     used: u64,
-    missing: Missing,
+    dropped: Dropped,
 }
 
-/// Lines left out and not told yet.
+/// Dropped lines that are not reported yet.
 #[derive(Debug, Clone, Copy, Default)]
-struct Missing {
+struct Dropped {
     lines: u64,
     since: u64,
 }
 
-impl Missing {
+impl Dropped {
     fn add(&mut self, now: u64, lines: u64) {
         if self.lines == 0 {
             self.since = now;
@@ -61,36 +61,36 @@ impl Missing {
     }
 
     fn due(self) -> Option<u64> {
-        (self.lines > 0).then(|| self.since.saturating_add(TELL_US))
+        (self.lines > 0).then(|| self.since.saturating_add(REPORT_DELAY_US))
     }
 }
 
-/// Lines of one source that were left out.
+/// Dropped lines of one source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
-    /// Whose.
+pub struct DroppedLines {
+    /// The source.
     pub name: String,
-    /// How many.
+    /// The number of lines.
     pub lines: u64,
-    /// Since when, µs.
+    /// The time of the first, µs.
     pub since: u64,
 }
 
-/// All budgets.
+/// The rate limiter of all sources.
 #[derive(Debug, Default)]
 pub struct Limiter {
     rows: Vec<Row>,
-    /// What all peers share.
+    /// The budget shared by all peers.
     pool: Bucket,
-    /// Of peers that are forgotten.
-    forgotten: Missing,
+    /// Dropped lines of evicted peers.
+    forgotten: Dropped,
 }
 
 fn is_peer(source: &Source) -> bool {
     matches!(source, Source::Peer(_))
 }
 
-/// Whether both have one budget: a process has one whatever it calls itself.
+/// Returns whether both share a budget: a process has one regardless of its name.
 fn same(a: &Source, b: &Source) -> bool {
     match (a, b) {
         (Source::Peer(a), Source::Peer(b)) => (a.pid, a.user) == (b.pid, b.user),
@@ -99,7 +99,7 @@ fn same(a: &Source, b: &Source) -> bool {
 }
 
 impl Limiter {
-    /// Whether a line that comes now is handed on; else it is counted.
+    /// Returns whether a line is forwarded; otherwise counts it.
     pub fn take(&mut self, now: u64, source: &Source) -> bool {
         let at = self.row(now, source);
         let pool = is_peer(source).then_some(&mut self.pool);
@@ -107,7 +107,7 @@ impl Limiter {
         row.used = now;
         let shared = pool.as_ref().is_none_or(|pool| pool.has(now, POOL_PER_LINE_US));
         if !shared || !row.bucket.has(now, PER_LINE_US) {
-            row.missing.add(now, 1);
+            row.dropped.add(now, 1);
             return false;
         }
         row.bucket.take(now, PER_LINE_US);
@@ -122,47 +122,47 @@ impl Limiter {
             return at;
         }
         if is_peer(source) && self.rows.iter().filter(|row| is_peer(&row.source)).count() >= MOST_PEERS {
-            self.forget_one(now);
+            self.evict_one(now);
         }
-        let row = Row { source: source.clone(), bucket: Bucket::default(), used: now, missing: Missing::default() };
+        let row = Row { source: source.clone(), bucket: Bucket::default(), used: now, dropped: Dropped::default() };
         self.rows.push(row);
         self.rows.len() - 1
     }
 
-    /// Forgets the peer that has been silent for longest. Its budget begins anew
-    /// should it come again; the pool's does not.
-    fn forget_one(&mut self, now: u64) {
+    /// Evicts the least recently used peer. It gets a fresh budget if it returns;
+    /// the shared budget is not reset.
+    fn evict_one(&mut self, now: u64) {
         let peers = self.rows.iter().enumerate().filter(|(_, row)| is_peer(&row.source));
         let Some(at) = peers.min_by_key(|(_, row)| row.used).map(|(at, _)| at) else { return };
         let row = self.rows.remove(at);
-        if row.missing.lines > 0 {
-            let since = row.missing.since;
-            self.forgotten.add(now, row.missing.lines);
+        if row.dropped.lines > 0 {
+            let since = row.dropped.since;
+            self.forgotten.add(now, row.dropped.lines);
             self.forgotten.since = self.forgotten.since.min(since);
         }
     }
 
-    /// When [`Limiter::left_out`] has something, µs.
+    /// Returns when [`Limiter::take_dropped`] has a report, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        self.rows.iter().map(|row| row.missing).chain([self.forgotten]).filter_map(Missing::due).min()
+        self.rows.iter().map(|row| row.dropped).chain([self.forgotten]).filter_map(Dropped::due).min()
     }
 
-    /// Who had lines left out, where that is due, or with `all` at once. They are told once.
-    pub fn left_out(&mut self, now: u64, all: bool) -> Vec<LeftOut> {
-        let mut told = Vec::new();
-        let mut tell = |missing: &mut Missing, name: &dyn Fn() -> String| {
-            if missing.due().is_some_and(|at| all || at <= now) {
-                told.push(LeftOut { name: name(), lines: missing.lines, since: missing.since });
-                *missing = Missing::default();
+    /// Takes the reports of dropped lines that are due, or with `all` every one.
+    pub fn take_dropped(&mut self, now: u64, all: bool) -> Vec<DroppedLines> {
+        let mut reported = Vec::new();
+        let mut report = |dropped: &mut Dropped, name: &dyn Fn() -> String| {
+            if dropped.due().is_some_and(|at| all || at <= now) {
+                reported.push(DroppedLines { name: name(), lines: dropped.lines, since: dropped.since });
+                *dropped = Dropped::default();
             }
         };
         for row in &mut self.rows {
             let source = &row.source;
-            tell(&mut row.missing, &|| source.name());
+            report(&mut row.dropped, &|| source.name());
         }
-        tell(&mut self.forgotten, &|| "others at /dev/log".to_owned());
-        told
+        report(&mut self.forgotten, &|| "others at /dev/log".to_owned());
+        reported
     }
 }
 
@@ -181,20 +181,20 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_passes_then_a_trickle_and_the_rest_is_told() {
+    fn burst_passes_then_sustained_rate_and_excess_is_reported() {
         let mut limiter = Limiter::default();
         assert_eq!(passed(&mut limiter, 0, &Source::Kernel, 1000), BURST);
         assert_eq!(passed(&mut limiter, 2 * PER_LINE_US, &Source::Kernel, 1000), 2);
         assert_eq!(passed(&mut limiter, BURST * PER_LINE_US * 2, &Source::Kernel, 1000), BURST);
-        assert_eq!(limiter.left_out(TELL_US - 1, false), []);
-        assert_eq!(limiter.next_deadline(), Some(TELL_US));
-        let told = limiter.left_out(TELL_US, false);
-        assert_eq!(told, [LeftOut { name: "kernel".into(), lines: 3000 - 2 * BURST - 2, since: 0 }]);
-        assert_eq!((limiter.left_out(u64::MAX, true), limiter.next_deadline()), (vec![], None));
+        assert_eq!(limiter.take_dropped(REPORT_DELAY_US - 1, false), []);
+        assert_eq!(limiter.next_deadline(), Some(REPORT_DELAY_US));
+        let reported = limiter.take_dropped(REPORT_DELAY_US, false);
+        assert_eq!(reported, [DroppedLines { name: "kernel".into(), lines: 3000 - 2 * BURST - 2, since: 0 }]);
+        assert_eq!((limiter.take_dropped(u64::MAX, true), limiter.next_deadline()), (vec![], None));
     }
 
     #[test]
-    fn nobodys_flood_takes_the_drivers_errors_away() {
+    fn floods_do_not_drop_driver_lines() {
         let mut limiter = Limiter::default();
         for source in [Source::Kernel, Source::Agent, Source::Daemon("imex"), peer(5)] {
             passed(&mut limiter, 7, &source, 5000);
@@ -207,17 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_from_many_processes_is_one_flood() {
+    fn flood_from_many_processes_shares_one_budget() {
         let mut limiter = Limiter::default();
         let all: u64 = (0..10_000).map(|pid| u64::from(limiter.take(3, &peer(pid)))).sum();
         assert!((BURST..=2 * BURST).contains(&all), "{all} lines");
         assert!(limiter.rows.len() <= MOST_PEERS, "{} rows", limiter.rows.len());
-        let told: u64 = limiter.left_out(TELL_US + 3, false).iter().map(|row| row.lines).sum();
-        assert_eq!(told, 10_000 - all, "each is counted");
+        let reported: u64 = limiter.take_dropped(REPORT_DELAY_US + 3, false).iter().map(|row| row.lines).sum();
+        assert_eq!(reported, 10_000 - all, "each is counted");
     }
 
     #[test]
-    fn a_name_is_no_new_budget() {
+    fn renamed_process_keeps_its_budget() {
         let mut limiter = Limiter::default();
         passed(&mut limiter, 0, &peer(5), 1000);
         let renamed = Source::Peer(Peer { pid: 5, user: 0, program: "other".into() });
@@ -226,11 +226,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_stays_within_its_bounds(
+        fn any_sequence_stays_within_limits(
             walk in proptest::collection::vec((0u64..400_000, 0u8..6, 0i32..100), 1..400),
         ) {
             let mut limiter = Limiter::default();
-            let (mut now, mut peers, mut driver, mut came, mut went, mut told) = (0, 0u64, 0u64, 0u64, 0u64, 0u64);
+            let (mut now, mut peers, mut driver, mut came, mut went, mut reported) = (0, 0u64, 0u64, 0u64, 0u64, 0u64);
             for (pause, kind, pid) in walk {
                 now += pause;
                 let source = match kind {
@@ -249,14 +249,14 @@ mod tests {
                         _ => {}
                     }
                 }
-                told += limiter.left_out(now, false).iter().map(|row| row.lines).sum::<u64>();
+                reported += limiter.take_dropped(now, false).iter().map(|row| row.lines).sum::<u64>();
                 prop_assert!(limiter.rows.len() <= MOST_PEERS + 3);
                 prop_assert!(driver <= BURST + now / PER_LINE_US + 1);
                 prop_assert!(peers <= 2 * BURST + now / POOL_PER_LINE_US + 1, "{peers}");
                 prop_assert!(limiter.next_deadline().is_none_or(|at| at > now));
             }
-            told += limiter.left_out(now, true).iter().map(|row| row.lines).sum::<u64>();
-            prop_assert_eq!(came, went + told, "each line is handed on or told of");
+            reported += limiter.take_dropped(now, true).iter().map(|row| row.lines).sum::<u64>();
+            prop_assert_eq!(came, went + reported, "each line is forwarded or reported");
         }
     }
 }

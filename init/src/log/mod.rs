@@ -1,9 +1,8 @@
-//! What others say, on its way to the console and the host: the kernel,
-//! daemons, the agent, and whoever writes to `/dev/log`.
+//! Log forwarding to the console and the host: the kernel, daemons, the agent, and
+//! writers to `/dev/log`.
 //!
-//! Nothing here is a signal: readiness and failures come from elsewhere. All of
-//! it is foreign text, bounded in length and number, and escaped where it
-//! becomes a line ([`firstlight_boot_record::LogLine`]).
+//! Logs are never a readiness or failure signal. All text is untrusted input,
+//! bounded in length and rate, and escaped where it becomes a line ([`firstlight_boot_record::LogLine`]).
 
 pub mod devlog;
 pub mod limit;
@@ -11,9 +10,9 @@ pub mod syslog;
 
 use firstlight_boot_record::{Level, LogLine};
 
-use limit::{LeftOut, Limiter};
+use limit::{DroppedLines, Limiter};
 
-/// Who says something.
+/// The source of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The kernel.
@@ -22,13 +21,13 @@ pub enum Source {
     Driver,
     /// The agent, in the kernel's log.
     Agent,
-    /// Somebody else who writes to the kernel's log: never taken for the kernel.
+    /// Another process that writes to the kernel's log.
     Kmsg,
     /// A daemon, by its outputs or `/dev/log`.
     Daemon(&'static str),
     /// A daemon's log file, which what else it writes does not drown.
     DaemonFile(&'static str),
-    /// Somebody else who writes to `/dev/log`.
+    /// Another process that writes to `/dev/log`.
     Peer(Peer),
 }
 
@@ -58,28 +57,28 @@ impl Source {
     }
 }
 
-/// The way of foreign lines.
+/// Forwards lines within their rate limits.
 #[derive(Debug, Default)]
 pub struct Forwarder {
     limiter: Limiter,
 }
 
 impl Forwarder {
-    /// Takes what somebody said at `at_us` and hands it on if its source has not used up its budget.
+    /// Returns the line of `at_us` if its source is within its rate limit.
     pub fn take(&mut self, now: u64, at_us: u64, source: &Source, level: Level, text: String) -> Option<LogLine> {
         self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
     }
 
-    /// When [`Forwarder::remarks`] has something to say, µs.
+    /// When [`Forwarder::dropped_lines`] has something to say, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.limiter.next_deadline()
     }
 
     /// What was left out, where that is due; with `all`, whether it is or not.
-    pub fn remarks(&mut self, now: u64, all: bool) -> Vec<LogLine> {
-        let rows = self.limiter.left_out(now, all).into_iter();
-        rows.map(|LeftOut { name, lines, since }| {
+    pub fn dropped_lines(&mut self, now: u64, all: bool) -> Vec<LogLine> {
+        let rows = self.limiter.take_dropped(now, all).into_iter();
+        rows.map(|DroppedLines { name, lines, since }| {
             let seconds = now.saturating_sub(since).div_ceil(1_000_000).max(1);
             let text = format!("{lines} lines of {name} left out in the last {seconds} s");
             LogLine { at_us: now, level: Level::Warning, source: "init".to_owned(), text }
@@ -93,18 +92,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_carry_who_when_and_what_and_what_is_missing_is_told() {
+    fn lines_have_source_time_and_text_and_drops_are_reported() {
         let mut forwarder = Forwarder::default();
         let peer = Peer { pid: 7, user: 901, program: "x y".into() };
         let line = forwarder.take(9, 5, &Source::Peer(peer), Level::Error, "a\nb".into()).unwrap();
         assert_eq!(line.encode(), "firstlight: 0.000005 err x_y[7,901]: a\\x0ab");
         let imex = Source::Daemon("imex");
         let passed = (0..1000).filter(|_| forwarder.take(9, 9, &imex, Level::Info, "x".into()).is_some()).count();
-        assert!(forwarder.remarks(9, false).is_empty());
+        assert!(forwarder.dropped_lines(9, false).is_empty());
         let at = forwarder.next_deadline().unwrap();
-        let remarks: Vec<_> = forwarder.remarks(at, false).iter().map(LogLine::encode).collect();
+        let dropped_lines: Vec<_> = forwarder.dropped_lines(at, false).iter().map(LogLine::encode).collect();
         let expected = format!(" warning init: {} lines of imex left out in the last 5 s", 1000 - passed);
-        assert!(matches!(&remarks[..], [one] if one.ends_with(&expected)), "{remarks:?}");
-        assert_eq!((forwarder.next_deadline(), forwarder.remarks(at, true)), (None, vec![]));
+        assert!(matches!(&dropped_lines[..], [one] if one.ends_with(&expected)), "{dropped_lines:?}");
+        assert_eq!((forwarder.next_deadline(), forwarder.dropped_lines(at, true)), (None, vec![]));
     }
 }

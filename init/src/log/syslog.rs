@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_for_the_record() {
+    fn message_cannot_impersonate_record_line() {
         let forged = Line::State(State::Ready).encode().unwrap();
         let (level, text) = read(format!("<11>x\n{forged}\x1b[2J").as_bytes());
         let line = LogLine { at_us: 1, level, source: "x".into(), text }.encode();

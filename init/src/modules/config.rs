@@ -17,7 +17,7 @@ pub const DIRECTORIES: &[&str] =
 /// Longer lines are no configuration.
 const LONGEST_LINE: usize = 8 << 10;
 
-/// Complaints that anybody reads.
+/// The maximum number of complaints.
 const MOST_COMPLAINTS: usize = 16;
 
 /// What is read of one file, bytes.
@@ -25,7 +25,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// Modules that are to be there before and after another, if they can be had.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Soft {
+pub struct SoftDependency {
     /// Whose they are: a name, or a pattern of names.
     pub module: String,
     /// Loaded before it.
@@ -43,8 +43,8 @@ pub struct Config {
     pub options: Vec<(String, String)>,
     /// Modules that no alias loads.
     pub blacklist: Vec<String>,
-    /// Wishes for company.
-    pub softs: Vec<Soft>,
+    /// `softdep` lines.
+    pub soft_dependencies: Vec<SoftDependency>,
     /// What is in the files and is not followed, each once.
     pub complaints: Vec<String>,
 }
@@ -52,10 +52,10 @@ pub struct Config {
 /// A line of `softdep` without that word: `NAME pre: A B post: C`. Names may
 /// have commas between them: NVIDIA's driver says `pre: ecdh_generic,ecdsa_generic`.
 #[must_use]
-pub fn soft(text: &str) -> Option<Soft> {
+pub fn parse_softdep(text: &str) -> Option<SoftDependency> {
     let apart = |c: char| c.is_ascii_whitespace() || c == ',';
     let mut words = text.split(apart).filter(|word| !word.is_empty());
-    let mut soft = Soft { module: words.next()?.to_owned(), ..Soft::default() };
+    let mut soft = SoftDependency { module: words.next()?.to_owned(), ..SoftDependency::default() };
     let mut before = None;
     for word in words {
         match (word, before) {
@@ -111,7 +111,7 @@ impl Config {
                 Err(_) => {}
             }
         }
-        // Who has no such list has no such wishes.
+        // The list is optional.
         config.take(&text_of(list, LARGEST).unwrap_or_default(), &list.display().to_string());
         config
     }
@@ -137,11 +137,11 @@ impl Config {
     }
 
     /// What is wrong with the line, if anything is.
-    fn take_line(&mut self, word: &str, rest: &str, odd: bool) -> Option<String> {
+    fn take_line(&mut self, word: &str, rest: &str, malformed: bool) -> Option<String> {
         let pair =
             || rest.split_once(|c: char| c.is_ascii_whitespace()).map(|(a, b)| (a.to_owned(), b.trim().to_owned()));
         let bad = || Some(format!("no sense is made of {}", word.chars().take(40).collect::<String>()));
-        if odd {
+        if malformed {
             return Some("a line is too long or has a zero byte".to_owned());
         }
         match word {
@@ -157,8 +157,8 @@ impl Config {
                 None => return bad(),
             },
             "blacklist" if !rest.is_empty() => self.blacklist.extend(rest.split_ascii_whitespace().map(str::to_owned)),
-            "softdep" => match soft(rest) {
-                Some(soft) => self.softs.push(soft),
+            "softdep" => match parse_softdep(rest) {
+                Some(soft) => self.soft_dependencies.push(soft),
                 None => return bad(),
             },
             // Only who makes an image asks for these.
@@ -175,10 +175,10 @@ impl Config {
         mine.map(|(_, options)| options.as_str()).collect::<Vec<_>>().join(" ")
     }
 
-    /// A module's company: the first line that is about it.
+    /// Returns a module's soft dependencies: the first line that matches.
     #[must_use]
-    pub fn company(&self, module: &str) -> Option<&Soft> {
-        self.softs.iter().find(|soft| matches(&soft.module, module))
+    pub fn soft_dependencies(&self, module: &str) -> Option<&SoftDependency> {
+        self.soft_dependencies.iter().find(|soft| matches(&soft.module, module))
     }
 
     /// Whether no alias loads this module.
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_taken_and_what_is_not_followed_is_told_once() {
+    fn unsupported_lines_are_reported_once() {
         let config = of("# alias a b\n\nalias pci:v00001AF4* virtio-net\noptions nvidia-uvm  a=1  b=\"x y\"\n\
              options nvidia_uvm c=2\nblacklist a-b\nsoftdep x pre: a b \\\n post: c\ninstall x /bin/true\n\
              install y /bin/false\nremove x /bin/true\nwhat is this\nalias one\nsoftdep x a\nweakdep a b\n");
@@ -217,13 +217,13 @@ mod tests {
         assert_eq!(config.options("nvidia_uvm"), "a=1  b=\"x y\" c=2");
         assert_eq!(config.options("nvidia"), "");
         assert!(config.blacklisted("a_b") && !config.blacklisted("a"));
-        let company = config.company("x").unwrap();
+        let company = config.soft_dependencies("x").unwrap();
         assert_eq!((company.before.join(" "), company.after.join(" ")), ("a b".to_owned(), "c".to_owned()));
         let [install, remove, what, alias, softdep] = &config.complaints[..] else { panic!("{:?}", config.complaints) };
         assert!(install.contains("no install line") && install.contains("x.conf line 9"), "{install}");
         assert!(remove.contains("no remove line") && what.contains("what") && alias.contains("alias"));
         assert!(softdep.contains("line 14"), "{softdep}");
-        let driver = soft("nvidia pre: ecdh_generic,ecdsa_generic").unwrap();
+        let driver = parse_softdep("nvidia pre: ecdh_generic,ecdsa_generic").unwrap();
         assert_eq!(driver.before, ["ecdh_generic", "ecdsa_generic"]);
         assert!(of(&format!("options x a={}", "x".repeat(LONGEST_LINE))).options.is_empty());
         assert!(of("options x a=\0").options.is_empty());
@@ -250,12 +250,12 @@ mod tests {
         }
         let config = Config::read(&root, "", &root.path("/list/modules.softdep"));
         assert_eq!(config.options("x"), "from=etc from=c");
-        assert_eq!(config.company("x").unwrap().before, ["last"]);
+        assert_eq!(config.soft_dependencies("x").unwrap().before, ["last"]);
         assert!(config.complaints[0].contains("b.conf"), "{:?}", config.complaints);
         // The image's word comes before depmod's.
         fs::write(root.path("/etc/modprobe.d/a.conf"), "softdep x pre: first").unwrap();
         let config = Config::read(&root, "", &root.path("/list/modules.softdep"));
-        assert_eq!(config.company("x").unwrap().before, ["first"]);
+        assert_eq!(config.soft_dependencies("x").unwrap().before, ["first"]);
         // What is below another place comes after all of the image's, and a file of the image hides it.
         for (at, text) in [("a.conf", "options x from=hidden"), ("d.conf", "options x from=d")] {
             let path = root.path("/ext/etc/modprobe.d").join(at);
@@ -270,13 +270,13 @@ mod tests {
         #[test]
         fn any_text_is_read(text in any::<String>()) {
             let config = of(&text);
-            let _ = (config.options("x"), config.company("x"), soft(&text));
+            let _ = (config.options("x"), config.soft_dependencies("x"), parse_softdep(&text));
         }
 
         #[test]
         fn what_is_written_is_read(module in "[a-z]{1,8}", before in prop::collection::vec("[a-z]{1,5}", 0..4), after in prop::collection::vec("[a-z]{1,5}", 0..4)) {
             let written = format!("{module} pre: {} post: {}", before.join(" "), after.join(" "));
-            prop_assert_eq!(soft(&written), Some(Soft { module, before, after }));
+            prop_assert_eq!(parse_softdep(&written), Some(SoftDependency { module, before, after }));
         }
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_need_nobody_are_loaded_at_once() {
+    fn independent_modules_are_loaded_concurrently() {
         let nodes: Vec<Node> = ["a", "b", "c", "d"].map(|name| node(name, &[], &[])).into();
         let there = AtomicUsize::new(0);
         let meet = |_: &Node| {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_costs_those_that_need_it_and_nobody_else() {
+    fn failure_affects_only_dependent_modules() {
         let nodes = vec![
             node("top", &[1, 2], &[]),
             node("bad", &[], &[]),

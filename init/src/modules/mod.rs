@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use self::config::{Config, text_of};
 use self::dep::Dependencies;
 use self::name::{has, same, stem};
-use self::order::{Node, mark_asked};
+use self::order::{Node, mark_requested};
 use crate::root::Root;
 
 /// Why a module is not there.
@@ -91,10 +91,10 @@ const LARGEST: u64 = 16 << 20;
 
 /// Whether modules that do not need each other may be loaded at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
-    /// They may.
+pub enum LoadOrder {
+    /// In any order, concurrently.
     Free,
-    /// Each needs the one before it.
+    /// Sequentially.
     InOrder,
 }
 
@@ -105,7 +105,7 @@ pub struct Outcome {
     pub loaded: Vec<(String, u64)>,
     /// Part of the kernel.
     pub built_in: Vec<String>,
-    /// What was wished for beside them and is not to be had, and what the configuration says in vain.
+    /// Missing soft dependencies and ignored configuration lines.
     pub remarks: Vec<String>,
     /// What is missing.
     pub errors: Vec<ModuleError>,
@@ -137,7 +137,7 @@ impl Outcome {
     ///
     /// # Errors
     /// Something is missing.
-    pub fn told(&self) -> Result<String, String> {
+    pub fn to_result(&self) -> Result<String, String> {
         if self.errors.is_empty() {
             return Ok(self.detail());
         }
@@ -234,7 +234,7 @@ impl Modules {
 
     /// The modules that a name means: itself, or those that it is an alias of.
     #[must_use]
-    pub fn meant(&self, name: &str, blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
+    pub fn resolve(&self, name: &str, blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
         let aliased = self.config.aliases.iter().any(|(pattern, _)| glob::matches(pattern, name));
         if !aliased && (self.has(name) || self.built_in(name)) {
             return vec![name.to_owned()];
@@ -243,10 +243,9 @@ impl Modules {
         if found.is_empty() { vec![name.to_owned()] } else { found }
     }
 
-    /// Loads modules, what they need, and the company that the configuration
-    /// wishes them. `params` gives what each is loaded with.
-    pub fn load(&self, names: &[&str], turn: Turn, params: &(dyn Fn(&str) -> String + Sync)) -> Outcome {
-        let set = self.set(names, turn);
+    /// Loads modules with their hard and soft dependencies. `params` gives what each is loaded with.
+    pub fn load(&self, names: &[&str], order: LoadOrder, params: &(dyn Fn(&str) -> String + Sync)) -> Outcome {
+        let set = self.set(names, order);
         let threads = if order::width(&set.nodes) > 1 { load::threads() } else { 1 };
         let insert =
             |node: &Node| load::insert(&self.root, &node.name, &self.dir.join(&node.file), &params(&node.name));
@@ -255,7 +254,7 @@ impl Modules {
         outcome.loaded = done.loaded;
         for (at, error) in done.failed {
             match nodes.get(at) {
-                Some(node) if !node.asked => outcome.remarks.push(format!("left out: {error}")),
+                Some(node) if !node.requested => outcome.remarks.push(format!("left out: {error}")),
                 _ => outcome.errors.push(error),
             }
         }
@@ -263,8 +262,8 @@ impl Modules {
     }
 
     /// Puts the set together: a list of what is still to be looked at, so that
-    /// circles and long chains in a file cost no stack.
-    fn set(&self, names: &[&str], turn: Turn) -> Set {
+    /// cycles and long chains in a file cost no stack.
+    fn set(&self, names: &[&str], order: LoadOrder) -> Set {
         let mut set = Set::default();
         let mut before = None;
         for name in names {
@@ -277,19 +276,19 @@ impl Modules {
                 }
                 continue;
             };
-            set.nodes[at].asked = true;
-            if turn == Turn::InOrder {
+            set.nodes[at].requested = true;
+            if order == LoadOrder::InOrder {
                 set.nodes[at].needs.extend(before.filter(|before| *before != at));
                 before = Some(at);
             }
         }
         let mut at = 0;
         while at < set.nodes.len() {
-            self.needs_of(&mut set, at);
-            self.company_of(&mut set, at);
+            self.add_dependencies(&mut set, at);
+            self.add_soft_dependencies(&mut set, at);
             at += 1;
         }
-        mark_asked(&mut set.nodes);
+        mark_requested(&mut set.nodes);
         set
     }
 
@@ -304,7 +303,7 @@ impl Modules {
         }))
     }
 
-    fn needs_of(&self, set: &mut Set, at: usize) {
+    fn add_dependencies(&self, set: &mut Set, at: usize) {
         let Some(line) = self.dependencies.find(&set.nodes[at].name).filter(|line| set.lines[at] == Some(line.at))
         else {
             return;
@@ -333,11 +332,11 @@ impl Modules {
         }
     }
 
-    fn company_of(&self, set: &mut Set, at: usize) {
+    fn add_soft_dependencies(&self, set: &mut Set, at: usize) {
         let name = set.nodes[at].name.clone();
-        let Some(soft) = self.config.company(&name) else { return };
+        let Some(soft) = self.config.soft_dependencies(&name) else { return };
         for (list, first) in [(&soft.before, true), (&soft.after, false)] {
-            for other in list.iter().flat_map(|other| self.meant(other, &|_| false)) {
+            for other in list.iter().flat_map(|other| self.resolve(other, &|_| false)) {
                 match self.place(set, &other) {
                     Some(place) if place == at => {}
                     Some(place) if first => set.nodes[at].after.push(place),

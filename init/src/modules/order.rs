@@ -1,4 +1,4 @@
-//! What is loaded after what: a graph, and who may go next. No I/O.
+//! The module dependency graph and its load order. No I/O.
 
 /// How a file of a set stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct Node {
     pub needs: Vec<usize>,
     /// What has its turn before, whatever comes of that.
     pub after: Vec<usize>,
-    /// Whether somebody asked for it, or for what needs it.
-    pub asked: bool,
+    /// Whether it was requested, or is a dependency of a requested module.
+    pub requested: bool,
     /// How it stands.
     pub state: State,
 }
@@ -38,7 +38,7 @@ pub enum Next {
     Load(usize),
     /// The first cannot be loaded because the second, which it needs, was not.
     Lost(usize, usize),
-    /// Somebody else has to get on first.
+    /// Wait for a running load.
     Wait,
     /// Nothing is left.
     Finished,
@@ -48,8 +48,8 @@ fn ended(state: State) -> bool {
     matches!(state, State::Loaded | State::Failed)
 }
 
-/// Who may go next. Those that wait for each other in a circle go in the set's
-/// order: wishes yield first, then needs, about which the kernel has the last word.
+/// Returns the next step. Cycles are broken in the set's order: first soft
+/// dependencies, then hard ones, where the kernel decides.
 #[must_use]
 pub fn next(nodes: &[Node]) -> Next {
     let state = |at: usize| nodes.get(at).map_or(State::Loaded, |node| node.state);
@@ -75,13 +75,13 @@ pub fn width(nodes: &[Node]) -> usize {
     nodes.iter().filter(|node| node.state == State::Waiting && node.needs.is_empty() && node.after.is_empty()).count()
 }
 
-/// Marks what those that were asked for need: its failure is theirs.
-pub fn mark_asked(nodes: &mut [Node]) {
-    let mut open: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].asked).collect();
+/// Marks dependencies of requested modules, whose failure is reported as an error.
+pub fn mark_requested(nodes: &mut [Node]) {
+    let mut open: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].requested).collect();
     while let Some(at) = open.pop() {
         for need in nodes[at].needs.clone() {
-            if let Some(node) = nodes.get_mut(need).filter(|node| !node.asked) {
-                node.asked = true;
+            if let Some(node) = nodes.get_mut(need).filter(|node| !node.requested) {
+                node.requested = true;
                 open.push(need);
             }
         }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_wishes_and_circles() {
+    fn hard_and_soft_dependencies_and_cycles() {
         let mut nodes = [node(&[1], &[]), node(&[], &[2]), node(&[], &[])];
         assert_eq!((next(&nodes), width(&nodes)), (Next::Load(2), 1));
         nodes[2].state = State::Running;
@@ -115,10 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_for_asks_for_its_needs() {
-        let mut nodes = [Node { asked: true, ..node(&[1], &[3]) }, node(&[2], &[]), node(&[1], &[]), node(&[], &[])];
-        mark_asked(&mut nodes);
-        assert_eq!(nodes.map(|node| node.asked), [true, true, true, false]);
+    fn dependencies_of_requested_modules_are_requested() {
+        let mut nodes =
+            [Node { requested: true, ..node(&[1], &[3]) }, node(&[2], &[]), node(&[1], &[]), node(&[], &[])];
+        mark_requested(&mut nodes);
+        assert_eq!(nodes.map(|node| node.requested), [true, true, true, false]);
     }
 
     proptest! {

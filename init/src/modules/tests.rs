@@ -27,8 +27,8 @@ impl Image {
 }
 
 /// The set's modules in the order in which one thread takes them.
-fn turns(modules: &Modules, names: &[&str], turn: Turn) -> (Vec<String>, Outcome) {
-    let set = modules.set(names, turn);
+fn turns(modules: &Modules, names: &[&str], order: LoadOrder) -> (Vec<String>, Outcome) {
+    let set = modules.set(names, order);
     let (_, done) = load::run(set.nodes, 1, &|_| Ok(true));
     (done.loaded.into_iter().map(|(name, _)| name).collect(), set.outcome)
 }
@@ -49,27 +49,27 @@ fn what_a_module_needs_comes_first() {
         ("modules.builtin", "kernel/fs/fuse/virtiofs.ko\n"),
     ]);
     let modules = image.modules();
-    let (loaded, _) = turns(&modules, &["vmw-vsock-virtio-transport"], Turn::Free);
+    let (loaded, _) = turns(&modules, &["vmw-vsock-virtio-transport"], LoadOrder::Free);
     assert_eq!(loaded, ["vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"]);
-    assert_eq!(turns(&modules, &["nvidia_uvm"], Turn::Free).0, ["nvidia", "nvidia-uvm"]);
+    assert_eq!(turns(&modules, &["nvidia_uvm"], LoadOrder::Free).0, ["nvidia", "nvidia-uvm"]);
     assert!(!modules.has("nvidia"));
-    let outcome = modules.load(&["virtiofs"], Turn::Free, &none);
-    assert_eq!(outcome.told(), Ok("virtiofs built in".to_owned()));
+    let outcome = modules.load(&["virtiofs"], LoadOrder::Free, &none);
+    assert_eq!(outcome.to_result(), Ok("virtiofs built in".to_owned()));
 }
 
 #[test]
 fn an_order_is_kept_where_one_is_asked_for() {
     let image = Image::of(&[("modules.dep", "a.ko:\nb.ko:\nc.ko:\n")]);
-    assert_eq!(turns(&image.modules(), &["c", "a", "b"], Turn::InOrder).0, ["c", "a", "b"]);
-    let set = image.modules().set(&["c", "a", "b"], Turn::InOrder);
+    assert_eq!(turns(&image.modules(), &["c", "a", "b"], LoadOrder::InOrder).0, ["c", "a", "b"]);
+    let set = image.modules().set(&["c", "a", "b"], LoadOrder::InOrder);
     assert_eq!(order::width(&set.nodes), 1);
-    assert_eq!(order::width(&image.modules().set(&["c", "a", "b"], Turn::Free).nodes), 3);
+    assert_eq!(order::width(&image.modules().set(&["c", "a", "b"], LoadOrder::Free).nodes), 3);
 }
 
 #[test]
 fn each_module_has_one_turn_and_shared_needs_come_first() {
     let image = Image::of(&[("modules.dep", "a.ko: common.ko\nb.ko: common.ko\ncommon.ko:\n")]);
-    let (loaded, _) = turns(&image.modules(), &["a", "b", "common", "a"], Turn::Free);
+    let (loaded, _) = turns(&image.modules(), &["a", "b", "common", "a"], LoadOrder::Free);
     assert_eq!(loaded, ["common", "a", "b"]);
 }
 
@@ -81,14 +81,14 @@ fn company_comes_before_and_after_if_it_can_be_had() {
         ("modules.builtin", "kernel/built.ko\n"),
         ("modules.alias", "alias nick real\n"),
     ]);
-    let (loaded, outcome) = turns(&image.modules(), &["x"], Turn::Free);
+    let (loaded, outcome) = turns(&image.modules(), &["x"], LoadOrder::Free);
     let place = |name: &str| loaded.iter().position(|one| one == name).unwrap();
     assert!(place("deep") < place("before") && place("before") < place("x") && place("need") < place("x"));
     assert!(place("real") < place("x") && place("x") < place("after"), "{loaded:?}");
     assert_eq!(loaded.len(), 6);
     assert_eq!(outcome.remarks, ["softdep of x: no module lost"]);
     // There is no file behind any of the lines: what was asked for fails, its company is left out.
-    let outcome = image.modules().load(&["x"], Turn::Free, &none);
+    let outcome = image.modules().load(&["x"], LoadOrder::Free, &none);
     let errors: Vec<String> = outcome.errors.iter().map(ToString::to_string).collect();
     assert!(errors[0].contains("need.ko") && errors[1].contains("need, which it needs"), "{errors:?}");
     assert_eq!(errors.len(), 2, "{errors:?}");
@@ -101,7 +101,7 @@ fn circles_come_to_an_end() {
         ("modules.dep", "a.ko: b.ko\nb.ko: a.ko\nself.ko: self.ko\n"),
         ("/etc/modprobe.d/x.conf", "softdep a pre: self\nsoftdep self pre: a post: a\n"),
     ]);
-    let (mut loaded, _) = turns(&image.modules(), &["a", "self"], Turn::Free);
+    let (mut loaded, _) = turns(&image.modules(), &["a", "self"], LoadOrder::Free);
     loaded.sort();
     assert_eq!(loaded, ["a", "b", "self"]);
 }
@@ -134,7 +134,7 @@ fn a_name_is_a_module_or_an_alias_of_some() {
         ("/etc/modprobe.d/x.conf", "alias slow quick\nblacklist slow\n"),
     ]);
     let modules = image.modules();
-    let meant = |name: &str| modules.meant(name, &|_| false);
+    let meant = |name: &str| modules.resolve(name, &|_| false);
     assert_eq!(
         (meant("xfs"), meant("fs_xfs"), meant("slow")),
         (vec!["xfs".to_owned()], vec!["xfs".to_owned()], vec!["quick".to_owned()])
@@ -146,7 +146,7 @@ fn a_name_is_a_module_or_an_alias_of_some() {
 #[test]
 fn errors_name_the_module_the_file_and_the_way_out() {
     let image = Image::of(&[("modules.dep", "updates/nvidia.ko:\n")]);
-    let error = |name| image.modules().load(&[name], Turn::Free, &none).told().unwrap_err();
+    let error = |name| image.modules().load(&[name], LoadOrder::Free, &none).to_result().unwrap_err();
     let text = error("nvidia");
     assert!(text.contains("updates/nvidia.ko") && text.contains("do not match"), "{text}");
     let text = error("overlay");
@@ -165,7 +165,7 @@ fn errors_name_the_module_the_file_and_the_way_out() {
 fn a_kernel_without_lists_has_no_modules() {
     let image = Image::of(&[]);
     assert!(!Modules::any(&image.root, "6.12"));
-    assert_eq!(image.modules().load(&["x"], Turn::Free, &none).errors.len(), 1);
+    assert_eq!(image.modules().load(&["x"], LoadOrder::Free, &none).errors.len(), 1);
     let image = Image::of(&[("modules.dep", "")]);
     assert!(!Modules::any(&image.root, "6.12"), "an empty list is none");
 }
@@ -186,7 +186,7 @@ fn a_long_list_is_gone_through_once() {
     let mut modules = image.modules();
     modules.dependencies = list;
     // 5999, 2999, 1499 and so on.
-    assert_eq!(turns(&modules, &["module5999"], Turn::Free).0.len(), 14);
+    assert_eq!(turns(&modules, &["module5999"], LoadOrder::Free).0.len(), 14);
 }
 
 proptest! {
@@ -197,7 +197,7 @@ proptest! {
         let names = ["a", "b", "c", "d", "e"];
         let modules = image.modules();
         let known = names.iter().filter(|name| modules.has(name)).count();
-        let (loaded, outcome) = turns(&modules, &names, Turn::Free);
+        let (loaded, outcome) = turns(&modules, &names, LoadOrder::Free);
         let mut once = loaded.clone();
         once.sort();
         once.dedup();

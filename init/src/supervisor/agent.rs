@@ -98,7 +98,7 @@ impl Supervisor {
     fn agent_ended(&mut self, status: WaitStatus) {
         let now = now_us();
         self.agent.pid = None;
-        let words = agent::end_in_words(status.exit_status(), status.terminating_signal());
+        let words = agent::describe_exit(status.exit_status(), status.terminating_signal());
         let lived = ms(now.saturating_sub(self.agent.start_us));
         self.recorder.event(now, "agent-exited", "agent", &format!("{words} after {lived} ms"));
         if self.shutdown.is_some() {
@@ -117,7 +117,7 @@ impl Supervisor {
                 );
             }
             AgentRestart::Restart => match self.agent.restarts.step(now) {
-                Decision::Again { pause, number } => {
+                Decision::Restart { pause, number } => {
                     let detail = format!(
                         "number {number} of at most {MOST} in {} s, after a pause of {pause:?}",
                         WINDOW.as_secs()
@@ -125,7 +125,7 @@ impl Supervisor {
                     self.recorder.event(now, "agent-restart", "agent", &detail);
                     self.agent.restart_at = Some(now.saturating_add(super::gpus::micros(pause)));
                 }
-                Decision::GiveUp => self.agent_given_up(&words),
+                Decision::LimitReached => self.agent_given_up(&words),
             },
         }
     }

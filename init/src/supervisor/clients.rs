@@ -1,4 +1,4 @@
-//! What clients of the control socket say.
+//! Requests of control-socket clients.
 
 use firstlight_init_control::{FromInit, ToInit};
 
@@ -10,15 +10,15 @@ use crate::record::cut;
 use crate::shutdown::Goal;
 
 impl Supervisor {
-    pub(super) fn hear_clients(&mut self) {
+    pub(super) fn handle_clients(&mut self) {
         let Some(server) = &mut self.server else { return };
         for (client, message) in server.turn() {
-            self.hear_client(client, message);
+            self.handle_client(client, message);
             self.drain();
         }
     }
 
-    fn hear_client(&mut self, client: ClientId, message: ToInit) {
+    fn handle_client(&mut self, client: ClientId, message: ToInit) {
         match message {
             ToInit::Subscribe => {
                 let now = self.gpu_message();
@@ -26,7 +26,7 @@ impl Supervisor {
                     server.subscribe(client);
                     server.send(client, &now);
                 }
-                self.tell_daemons(client);
+                self.send_daemons(client);
             }
             ToInit::SubscribeLog => {
                 if let Some(server) = &mut self.server {
@@ -54,7 +54,7 @@ impl Supervisor {
     fn load_module(&mut self, client: ClientId, name: String, parameters: String) {
         let (inputs, outbox, asked) = (self.inputs(), self.outbox.clone(), name.clone());
         let spawned = std::thread::Builder::new().name("load-module".to_owned()).stack_size(STACK).spawn(move || {
-            let result = actions::load_asked(&inputs, &asked, &parameters);
+            let result = actions::load_requested(&inputs, &asked, &parameters);
             outbox.send(Message::Module(client, asked, result));
         });
         if let Err(error) = spawned {
@@ -64,7 +64,7 @@ impl Supervisor {
 
     pub(super) fn module_loaded(&mut self, client: ClientId, name: String, result: Result<String, String>) {
         let detail = result.as_ref().unwrap_or_else(|error| error).clone();
-        self.recorder.event(now_us(), "module-asked", &cut(name.clone()), &cut(detail));
+        self.recorder.event(now_us(), "module-requested", &cut(name.clone()), &cut(detail));
         let error = result.err();
         if let Some(server) = &mut self.server {
             server.send(client, &FromInit::Module { name, error });
@@ -76,14 +76,14 @@ impl Supervisor {
     }
 
     /// Has all subscribers told how the GPUs stand, at the end of this turn of
-    /// the loop: eight that become ready at once are one piece of news.
+    /// the loop: eight that become ready at once are one coalesced update.
     pub(super) fn publish_gpus(&mut self) {
-        self.gpu_news = true;
+        self.gpus_changed = true;
     }
 
     /// Tells them.
-    pub(super) fn tell_gpus(&mut self) {
-        if !std::mem::take(&mut self.gpu_news) || !self.server.as_ref().is_some_and(Server::has_subscribers) {
+    pub(super) fn send_gpus(&mut self) {
+        if !std::mem::take(&mut self.gpus_changed) || !self.server.as_ref().is_some_and(Server::has_subscribers) {
             return;
         }
         let message = self.gpu_message();

@@ -1,4 +1,4 @@
-//! Daemons: their units, their words, their stop.
+//! Daemons in the main loop: units, log lines, stop.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use firstlight_init_control::FromInit;
 use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;
-use crate::agent::end_in_words;
+use crate::agent::describe_exit;
 use crate::clock::now_us;
 use crate::control::ClientId;
+use crate::daemons::cgroup::PARENT;
 use crate::daemons::daemon::{Daemon, Report};
-use crate::daemons::group::PARENT;
 use crate::daemons::launch;
-use crate::daemons::table::{DAEMONS, Wish};
+use crate::daemons::table::{DAEMONS, DaemonContext};
 use crate::executor::{End, Event};
 use crate::log::Source;
 use crate::shutdown;
 
-/// Those that were wanted, in the order of their start.
+/// The enabled daemons in start order.
 #[derive(Debug, Default)]
 pub(super) struct Daemons {
     rows: Vec<Row>,
@@ -47,76 +47,76 @@ impl Daemons {
     pub(super) fn process_ended(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let Some(row) = self.rows.iter_mut().find(|row| row.daemon.has(pid)) else { return false };
         let now = now_us();
-        let words = end_in_words(status.exit_status(), status.terminating_signal());
+        let words = describe_exit(status.exit_status(), status.terminating_signal());
         let good = status.exit_status() == Some(0);
         row.daemon.process_ended(now, pid, good, &words)
     }
 
-    /// Those that may still run.
+    /// Returns the daemons that may still run.
     pub(super) fn not_over(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.rows.iter().filter(|row| !row.daemon.is_over()).map(|row| row.daemon.spec().name)
     }
 
-    /// Nothing is started any more, and nobody is asked: everybody is about to be killed.
+    /// Shutting down: no restarts and no probes, as all processes are about to be killed.
     pub(super) fn forget(&mut self) {
         self.rows.clear();
     }
 }
 
 impl Supervisor {
-    fn wish(&self) -> Wish {
-        Wish { fabric: self.decision.as_ref().and_then(|decision| decision.fabric) }
+    fn context(&self) -> DaemonContext {
+        DaemonContext { fabric: self.decision.as_ref().and_then(|decision| decision.fabric) }
     }
 
-    /// A daemon's unit may start; it ends when the daemon serves, is late, or is given up.
+    /// Starts a daemon's unit; it ends when the daemon is ready, times out, or reaches its restart limit.
     pub(super) fn start_daemon_unit(&mut self, unit: usize, at: usize) {
         let Some(spec) = DAEMONS.get(at) else { return };
-        let wish = self.wish();
-        if let Some(why) = spec.refusal(&self.params, wish) {
+        let context = self.context();
+        if let Some(why) = spec.disabled_reason(&self.params, context) {
             self.feed(Event::Ended(unit, End::NotNeeded(why)));
             return;
         }
         let groups: PathBuf = self.root.path(PARENT);
-        let mut daemon = Daemon::new(spec, wish, &self.root, &groups);
-        // What the image lacks will not appear.
+        let mut daemon = Daemon::new(spec, context, &self.root, &groups);
+        // A file missing in the image will not appear later.
         let missing = launch::missing(spec, &self.root);
         if missing.is_none() {
             daemon.start(now_us());
         }
         self.daemons.rows.push(Row { daemon, unit: Some(unit) });
         if let Some(text) = missing {
-            let text = format!("not started: {text}; wanted by {}; {}", launch::reason(spec), spec.hint);
+            let text = format!("not started: {text}; enabled by {}; {}", launch::enabled_by(spec), spec.hint);
             self.daemon_failed(self.daemons.rows.len() - 1, End::Failed(text.clone()), &text);
         }
     }
 
     /// What a daemon's failure means in this guest.
     pub(super) fn daemon_severity(&self, at: usize) -> Option<Severity> {
-        DAEMONS.get(at).map(|spec| spec.severity_in(self.wish()))
+        DAEMONS.get(at).map(|spec| spec.severity_in(self.context()))
     }
 
-    /// Looks at all daemons.
-    pub(super) fn turn_daemons(&mut self) {
+    /// Polls all daemons.
+    pub(super) fn poll_daemons(&mut self) {
         let mut again = true;
         while std::mem::take(&mut again) {
             for at in 0..self.daemons.rows.len() {
-                // A required one that is given up can end the loop's reason for being.
+                // A required daemon at its restart limit can begin shutdown, which clears the rows.
                 let Some(row) = self.daemons.rows.get_mut(at) else { return };
                 for report in row.daemon.turn(now_us()) {
                     again |= report == Report::Stopped;
-                    self.hear_daemon(at, report);
+                    self.handle_daemon_report(at, report);
                 }
             }
             self.drain();
         }
     }
 
-    fn hear_daemon(&mut self, at: usize, report: Report) {
+    fn handle_daemon_report(&mut self, at: usize, report: Report) {
         let Some(row) = self.daemons.rows.get_mut(at) else { return };
         let name = row.daemon.spec().name;
         match report {
-            Report::Line(line) => self.daemon_says(&Source::Daemon(name), line),
-            Report::FileLine(line) => self.daemon_says(&Source::DaemonFile(name), line),
+            Report::Line(line) => self.log_daemon_line(&Source::Daemon(name), line),
+            Report::FileLine(line) => self.log_daemon_line(&Source::DaemonFile(name), line),
             Report::Event(what, detail) => {
                 let ended = what == "daemon-exited";
                 self.recorder.event(now_us(), what, name, &detail);
@@ -130,9 +130,9 @@ impl Supervisor {
                 }
                 self.publish_daemon(name, true, &detail);
             }
-            Report::Late(text) => self.daemon_failed(at, End::TimedOut(text.clone()), &text),
-            Report::GivenUp(text) => {
-                self.recorder.event(now_us(), "daemon-given-up", name, &text);
+            Report::StartTimedOut(text) => self.daemon_failed(at, End::TimedOut(text.clone()), &text),
+            Report::RestartLimitReached(text) => {
+                self.recorder.event(now_us(), "daemon-restart-limit-reached", name, &text);
                 self.publish_daemon(name, false, &text);
                 self.daemon_failed(at, End::Failed(text.clone()), &text);
             }
@@ -145,18 +145,18 @@ impl Supervisor {
 
     fn daemon_failed(&mut self, at: usize, end: End, text: &str) {
         let Some(row) = self.daemons.rows.get_mut(at) else { return };
-        let (spec, wish) = (row.daemon.spec(), row.daemon.wish());
+        let (spec, context) = (row.daemon.spec(), row.daemon.context());
         if let Some(unit) = row.unit.take() {
             self.feed(Event::Ended(unit, end));
-        } else if spec.severity_in(wish) != Severity::Optional && self.recorder.record().state == State::Ready {
+        } else if spec.severity_in(context) != Severity::Optional && self.recorder.record().state == State::Ready {
             self.recorder.state(State::Degraded);
         }
-        if spec.severity_in(wish) == Severity::Required {
+        if spec.severity_in(context) == Severity::Required {
             self.fail(spec.name, text);
         }
     }
 
-    /// Tells all who subscribed how a daemon stands.
+    /// Sends a daemon's state to all subscribers.
     fn publish_daemon(&mut self, name: &str, ready: bool, detail: &str) {
         let message = FromInit::Daemon { name: name.to_owned(), ready, detail: detail.to_owned() };
         if let Some(server) = &mut self.server {
@@ -164,8 +164,8 @@ impl Supervisor {
         }
     }
 
-    /// Tells one who has just subscribed.
-    pub(super) fn tell_daemons(&mut self, client: ClientId) {
+    /// Sends the state of all daemons to a new subscriber.
+    pub(super) fn send_daemons(&mut self, client: ClientId) {
         let Some(server) = &mut self.server else { return };
         for row in &self.daemons.rows {
             let (name, ready) = (row.daemon.spec().name.to_owned(), row.daemon.is_ready());
@@ -173,11 +173,11 @@ impl Supervisor {
         }
     }
 
-    /// Stops all daemons, one after the other, the last first.
+    /// Stops all daemons one by one, in reverse order.
     pub(super) fn stop_daemons(&mut self) {
         self.daemons.stopping = true;
         self.stop_next_daemon();
-        self.turn_daemons();
+        self.poll_daemons();
     }
 
     fn stop_next_daemon(&mut self) {

@@ -1,4 +1,4 @@
-//! GPUs on their way from "found" to "ready".
+//! Attach of GPUs, from "found" to "ready".
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::attach::{Effect, Event, Group, Limits, Overdue, Policy};
 use crate::cdi::{Catalogue, ReadyGpu};
 use crate::clock::{ms, now_us, thread_us};
 use crate::executor::{self, End};
+use crate::hotplug::DriverState;
 use crate::interrupts;
 use crate::nodes::Minor;
 use crate::open::{self, Answer, Refusal};
-use crate::plugged::Standing;
 use crate::units::{Action, PLAN};
 
 /// A duration as the clock counts.
@@ -32,7 +32,7 @@ pub(super) struct Entry {
     /// The unit that attaches it; none for one that was plugged in.
     unit: Option<usize>,
     pub(super) minor: Result<u32, String>,
-    pub(super) standing: Standing,
+    pub(super) driver_state: DriverState,
     /// For one that was plugged in: when the driver is to have taken it, µs.
     pub(super) bind_by: Option<u64>,
     /// For one that was plugged in: its attach is to begin.
@@ -65,7 +65,7 @@ impl Entry {
             row,
             unit: None,
             minor: Err("the driver's nodes were not made".to_owned()),
-            standing: Standing::Driven,
+            driver_state: DriverState::Driven,
             bind_by: None,
             begin: false,
             attempt_us: 0,
@@ -83,14 +83,14 @@ pub(super) struct Gpus {
     group: Option<Group>,
     pub(super) catalogue: Catalogue,
     /// Those that go into the CDI file at the end of this turn of the loop.
-    unserved: Vec<Unserved>,
+    pending_ready: Vec<PendingReady>,
 }
 
-/// One that the driver has, and that nobody has been told of.
+/// An attached GPU that is not published yet.
 #[derive(Debug, Clone, Copy)]
-struct Unserved {
+struct PendingReady {
     gpu: usize,
-    /// What its unit has to be told: whether the GPU had been given up; nothing if its unit has ended.
+    /// Whether the GPU had timed out; `None` if its unit has ended.
     late: Option<bool>,
 }
 
@@ -127,14 +127,14 @@ impl Gpus {
         }
     }
 
-    /// Gives up all descriptors: the GPUs are no longer held.
+    /// Takes all descriptors of attached GPUs.
     pub(super) fn take_held(&mut self) -> Vec<(Address, OwnedFd)> {
         self.entries.iter_mut().filter_map(|entry| Some((entry.row.pci, entry.held.take()?))).collect()
     }
 }
 
 impl Supervisor {
-    /// Makes a GPU of every function that is one, and instances of the unit that attaches it.
+    /// Creates an entry and an attach unit for each GPU function.
     pub(super) fn gpus_found(&mut self, scan: usize) {
         let functions = self.functions.iter().filter(|function| function.kind() == Some(Kind::Gpu));
         let found = |(index, function): (usize, &Function)| {
@@ -200,7 +200,7 @@ impl Supervisor {
 
     /// Begins with a GPU that was plugged in. If another one at its place is
     /// still in the driver, that one's end comes first.
-    pub(super) fn begin_plugged(&mut self, gpu: usize) {
+    pub(super) fn begin_hotplugged(&mut self, gpu: usize) {
         if !self.gpus.entries.get(gpu).is_some_and(|entry| entry.begin) {
             return;
         }
@@ -212,7 +212,7 @@ impl Supervisor {
         }
     }
 
-    /// A unit that was skipped leaves a GPU that nobody will attach.
+    /// Marks the GPU of a skipped attach unit as failed.
     pub(super) fn gpu_unit_ended(&mut self, unit: usize) {
         let Some(slot) = self.executor.slots().get(unit).filter(|slot| slot.outcome == Outcome::Skipped) else {
             return;
@@ -229,7 +229,7 @@ impl Supervisor {
         let words = if step == "module" {
             // A driver that does not take a GPU says why before the kernel says that it was not loaded.
             self.read_whole_log();
-            self.last_words(gpu)
+            self.last_message(gpu)
         } else {
             String::new()
         };
@@ -254,11 +254,11 @@ impl Supervisor {
 
     pub(super) fn gpu_answered(&mut self, gpu: usize, answer: Answer) {
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
-        if entry.standing != Standing::Driven || entry.begin {
-            // It has been taken out in the middle; its row says so already.
+        if entry.driver_state != DriverState::Driven || entry.begin {
+            // The GPU was removed during the attach; its row is already updated.
             drop(answer);
             self.step_group(Event::Abandoned(gpu));
-            self.begin_plugged(gpu);
+            self.begin_hotplugged(gpu);
             return;
         }
         let event = match answer {
@@ -276,12 +276,12 @@ impl Supervisor {
         self.step_group(event);
     }
 
-    /// Looks for a sign of work before a GPU is given up for want of one.
+    /// Checks the interrupt counters before GPUs without activity time out.
     pub(super) fn watch_gpus(&mut self, now: u64) {
         if self.gpus.next_deadline().is_none_or(|at| at > now) {
             return;
         }
-        self.watch_plugged(now);
+        self.watch_hotplugged(now);
         let silent: Vec<usize> = self.gpus.group.iter().flat_map(|group| group.silent(now)).collect();
         for gpu in silent {
             let Some(entry) = self.gpus.entries.get_mut(gpu) else { continue };
@@ -359,11 +359,11 @@ impl Supervisor {
         self.gpus.catalogue.publish(&self.root, &ready).map(drop).map_err(|error| error.to_string())
     }
 
-    /// The driver has it. What is asked of it is set before anybody is told.
+    /// Handles a successful attach. Requested settings are applied before it is published.
     fn attached(&mut self, gpu: usize, late: bool) {
         let now = now_us();
         self.change(gpu, |row| row.attach_us = row.start_us.map(|start| now.saturating_sub(start)));
-        let first = self.settings_come_first(gpu);
+        let first = self.needs_settings(gpu);
         if first {
             self.change(gpu, |row| {
                 row.phase = GpuPhase::Attaching;
@@ -374,16 +374,21 @@ impl Supervisor {
             self.wait_for_settings(gpu);
             self.attach_ended(gpu, late, "attached");
         } else {
-            self.gpus.unserved.push(Unserved { gpu, late: Some(late) });
+            self.gpus.pending_ready.push(PendingReady { gpu, late: Some(late) });
         }
     }
 
-    /// Tells the end of an attach that the driver ended well.
+    /// Reports a successful attach.
     fn attach_ended(&mut self, gpu: usize, late: bool, state: &str) {
         let now = now_us();
         if late {
             let pci = self.gpus.entries[gpu].row.pci.to_string();
-            self.recorder.event(now, "gpu-late", &pci, "it attached after it had been given up, and is served now");
+            self.recorder.event(
+                now,
+                "gpu-attached-after-deadline",
+                &pci,
+                "it attached after its deadline and is ready now",
+            );
         } else if matches!(self.gpus.entries[gpu].row.phase, GpuPhase::Failed | GpuPhase::Removed) {
             self.settle(gpu, End::Failed);
         } else {
@@ -394,9 +399,9 @@ impl Supervisor {
         }
     }
 
-    /// A GPU that is not divided as asked is given to nobody: who wants a part
-    /// finds none, and who wants less than all of it must not get all.
-    pub(super) fn refuse_undivided(&mut self, gpu: usize, why: &str) {
+    /// Excludes a GPU without its requested MIG layout: containers must not get
+    /// the whole GPU in place of an instance.
+    pub(super) fn fail_undivided(&mut self, gpu: usize, why: &str) {
         let Some(entry) = self.gpus.entries.get(gpu) else { return };
         let detail = format!("{}: not divided as firstlight.mig asks, and so not served: {why}", entry.row.pci);
         self.change(gpu, |row| {
@@ -409,20 +414,20 @@ impl Supervisor {
 
     /// A GPU whose settings are over is ready at the end of this turn.
     pub(super) fn serve(&mut self, gpu: usize) {
-        self.gpus.unserved.push(Unserved { gpu, late: None });
+        self.gpus.pending_ready.push(PendingReady { gpu, late: None });
     }
 
-    /// The CDI file has a GPU before anybody is told that it is ready. Eight that
-    /// the driver gave at once cost one file.
-    pub(super) fn serve_all(&mut self) {
-        let mut unserved = std::mem::take(&mut self.gpus.unserved);
-        if unserved.is_empty() {
+    /// Publishes attached GPUs: first in the CDI file, then to subscribers. All GPUs
+    /// of one iteration share one write.
+    pub(super) fn publish_ready_gpus(&mut self) {
+        let mut pending_ready = std::mem::take(&mut self.gpus.pending_ready);
+        if pending_ready.is_empty() {
             return;
         }
         let now = now_us();
         // One that was taken out in this very turn is not held any more.
         let held = |gpu: &usize| self.gpus.entries.get(*gpu).is_some_and(|entry| entry.held.is_some());
-        let further: Vec<usize> = unserved.iter().map(|one| one.gpu).filter(held).collect();
+        let further: Vec<usize> = pending_ready.iter().map(|one| one.gpu).filter(held).collect();
         let written = self.publish_cdi(&further);
         for gpu in further {
             let detail = written.as_ref().err().map(|text| self.sentence(gpu, "cdi", text));
@@ -434,7 +439,7 @@ impl Supervisor {
                 row.detail = detail.unwrap_or_default();
             });
         }
-        for one in unserved.drain(..) {
+        for one in pending_ready.drain(..) {
             if let Some(late) = one.late {
                 self.attach_ended(one.gpu, late, "ready");
             }
@@ -474,12 +479,12 @@ impl Supervisor {
             Overdue::Silent => {
                 let limit = self.params.attach_deadline;
                 format!(
-                    "no answer before the deadline, and nothing has moved for {limit:?} ({seen}); the attach goes on, watched"
+                    "no answer before the deadline, and nothing has moved for {limit:?} ({seen}); the attach continues"
                 )
             }
             Overdue::TooLong => {
                 let limit = self.params.attach_limit;
-                format!("no answer before the limit of {limit:?} ({seen}); the attach goes on, watched")
+                format!("no answer before the limit of {limit:?} ({seen}); the attach continues")
             }
         };
         let detail = self.sentence(gpu, &step, &reason);
@@ -493,7 +498,7 @@ impl Supervisor {
         }
     }
 
-    /// Changes a GPU's row, in the record and for all who listen.
+    /// Changes a GPU's row in the record and notifies subscribers.
     pub(super) fn change(&mut self, gpu: usize, change: impl FnOnce(&mut Gpu)) {
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
         let before = entry.row.phase;
@@ -519,16 +524,16 @@ impl Supervisor {
         }
     }
 
-    /// What the driver said last about a GPU, as the end of a sentence.
-    fn last_words(&self, gpu: usize) -> String {
-        let words = self.gpus.entries.get(gpu).and_then(|entry| self.words.kernel.last_words(entry.row.pci));
+    /// Returns the driver's last kernel-log message about a GPU as a suffix.
+    fn last_message(&self, gpu: usize) -> String {
+        let words = self.gpus.entries.get(gpu).and_then(|entry| self.logs.kernel.last_message(entry.row.pci));
         match words {
             Some(words) => format!("; driver's last words: {words:?}"),
             None => "; the driver said nothing about it".to_owned(),
         }
     }
 
-    /// What a user reads about a GPU that is not there.
+    /// Composes the error message of a GPU.
     pub(super) fn sentence(&self, gpu: usize, step: &str, reason: &str) -> String {
         let Some(entry) = self.gpus.entries.get(gpu) else { return reason.to_owned() };
         let policy = self.attach_policy();
@@ -540,7 +545,7 @@ impl Supervisor {
             0 => String::new(),
             number => format!(" (attempt {number} of {})", policy.attempts()),
         };
-        let words = self.last_words(gpu);
+        let words = self.last_message(gpu);
         let advice = match policy {
             _ if ![open::OPEN, open::WAIT].contains(&step) => "",
             Policy::Serial if self.decision.as_ref().is_some_and(|decision| decision.confidential.is_some()) => {

@@ -1,4 +1,4 @@
-//! What others say: from where it comes, and to whom it goes.
+//! Log forwarding: sources and destinations.
 
 use firstlight_boot_record::{Level, LogLine};
 use firstlight_init_control::FromInit;
@@ -13,9 +13,9 @@ use crate::log::{Forwarder, Source};
 /// Records of the kernel's log, and datagrams of `/dev/log`, that are read before others have their turn.
 const TURN: usize = 64;
 
-/// Sources of lines.
+/// The log sources.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct LogSources {
     kmsg: Option<Reader>,
     /// What the record takes from the kernel's log.
     pub(super) kernel: Log,
@@ -25,7 +25,7 @@ pub(super) struct Words {
     forwarder: Forwarder,
 }
 
-impl Words {
+impl LogSources {
     pub(super) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
         use std::os::fd::AsFd as _;
         self.kmsg.iter().map(Reader::as_fd).chain(self.devlog.iter().map(DevLog::as_fd))
@@ -41,7 +41,7 @@ impl Supervisor {
     pub(super) fn start_syslog_unit(&mut self, unit: usize) {
         let end = match DevLog::open(&self.root) {
             Ok(log) => {
-                self.words.devlog = Some(log);
+                self.logs.devlog = Some(log);
                 End::Ok(devlog::PATH.to_owned())
             }
             Err(text) => End::Failed(text),
@@ -52,36 +52,36 @@ impl Supervisor {
     /// Opens the kernel's log. It has hundreds of records from before us, so
     /// this waits until the agent serves.
     pub(super) fn open_log(&mut self) {
-        if self.words.kmsg.is_none() {
-            self.words.kmsg = Reader::open().ok();
-            self.words.printed_below = printed_below(&self.root);
+        if self.logs.kmsg.is_none() {
+            self.logs.kmsg = Reader::open().ok();
+            self.logs.printed_below = printed_below(&self.root);
             self.read_log();
         }
     }
 
-    /// Reads a turn's worth of all logs, and says what was left out of them.
-    pub(super) fn read_words(&mut self) {
+    /// Reads a batch of each log and reports dropped lines.
+    pub(super) fn read_logs(&mut self) {
         self.read_log();
         self.read_devlog();
         let now = now_us();
-        if self.words.next_deadline().is_some_and(|at| at <= now) {
-            self.remark(false);
+        if self.logs.next_deadline().is_some_and(|at| at <= now) {
+            self.report_dropped_lines(false);
         }
     }
 
-    /// Says all that is known, before the last word of all.
-    pub(super) fn read_last_words(&mut self) {
+    /// Forwards all remaining lines before the final record.
+    pub(super) fn drain_logs(&mut self) {
         self.read_log();
         // Senders that do not stop have an end here.
         let _ = (0..16).all(|_| self.read_devlog());
-        self.remark(true);
+        self.report_dropped_lines(true);
     }
 
     /// Reads a turn's worth of the kernel's log; `false` when nothing is left.
     fn read_log(&mut self) -> bool {
-        let Some(kmsg) = &mut self.words.kmsg else { return false };
-        let (mut said, kernel) = (Vec::new(), &mut self.words.kernel);
-        let printed = self.words.printed_below;
+        let Some(kmsg) = &mut self.logs.kmsg else { return false };
+        let (mut said, kernel) = (Vec::new(), &mut self.logs.kernel);
+        let printed = self.logs.printed_below;
         let most = self.params.log;
         let read = kmsg.read(TURN, |record| {
             kernel.feed(record);
@@ -98,16 +98,16 @@ impl Supervisor {
         });
         // One that cannot be read would wake the loop for ever.
         let more = read.unwrap_or_else(|_| {
-            self.words.kmsg = None;
+            self.logs.kmsg = None;
             false
         });
         for (at_us, source, level, show, text) in said {
-            self.say(at_us, &source, level, text, show);
+            self.log_line(at_us, &source, level, text, show);
         }
         more
     }
 
-    /// Reads all that the kernel's log has, before somebody's last words are quoted.
+    /// Reads the whole kernel log, so that the last driver message is current.
     pub(super) fn read_whole_log(&mut self) {
         self.open_log();
         // A log that grows faster than it is read has an end here.
@@ -116,33 +116,33 @@ impl Supervisor {
 
     /// Reads a turn's worth of `/dev/log`; `false` when nothing is left.
     fn read_devlog(&mut self) -> bool {
-        let Some(log) = &mut self.words.devlog else { return false };
+        let Some(log) = &mut self.logs.devlog else { return false };
         let now = now_us();
         // One that cannot be read would wake the loop for ever.
         let messages = log.read(now, TURN).unwrap_or_else(|_| {
-            self.words.devlog = None;
+            self.logs.devlog = None;
             Vec::new()
         });
         let more = !messages.is_empty();
         for (source, message) in messages {
             if message.level <= self.params.log {
-                self.say(now, &source, message.level, message.text, true);
+                self.log_line(now, &source, message.level, message.text, true);
             }
         }
         more
     }
 
     /// A line of a daemon's outputs, or of its file.
-    pub(super) fn daemon_says(&mut self, source: &Source, text: String) {
+    pub(super) fn log_daemon_line(&mut self, source: &Source, text: String) {
         if Level::Info <= self.params.log {
-            self.say(now_us(), source, Level::Info, text, true);
+            self.log_line(now_us(), source, Level::Info, text, true);
         }
     }
 
-    /// Hands on what somebody said, if there is budget for it; `show` is
-    /// whether the console does not have it yet.
-    fn say(&mut self, at_us: u64, source: &Source, level: Level, text: String, show: bool) {
-        let Some(line) = self.words.forwarder.take(now_us(), at_us, source, level, text) else { return };
+    /// Forwards a line within its source's rate limit; `show` is
+    /// whether the kernel has not printed it to the console itself.
+    fn log_line(&mut self, at_us: u64, source: &Source, level: Level, text: String, show: bool) {
+        let Some(line) = self.logs.forwarder.take(now_us(), at_us, source, level, text) else { return };
         if show {
             self.recorder.log(&line);
         }
@@ -152,8 +152,8 @@ impl Supervisor {
         }
     }
 
-    fn remark(&mut self, all: bool) {
-        for line in self.words.forwarder.remarks(now_us(), all) {
+    fn report_dropped_lines(&mut self, all: bool) {
+        for line in self.logs.forwarder.dropped_lines(now_us(), all) {
             self.recorder.log(&line);
             self.publish_line(line);
         }

@@ -1,14 +1,14 @@
-//! The main loop: what happens anywhere comes in here, one thing at a time.
+//! The main loop: it serialises all events of PID 1.
 //!
-//! The loop never waits for a unit. Units run on threads of their own and send
-//! their end through a channel; a descriptor wakes the loop.
+//! The loop never blocks on a unit. Units run on their own threads and send
+//! their result through a channel; an eventfd wakes the loop.
 
 mod agent;
 mod clients;
 mod daemons;
 mod gpus;
+mod hotplug;
 mod log;
-mod plug;
 mod power;
 mod settings;
 
@@ -27,10 +27,10 @@ use crate::clock::{Moment, ms, now_us, process_us, thread_us};
 use crate::control::{ClientId, Server};
 use crate::daemons::table::DAEMONS;
 use crate::executor::{Effect, End, Event, Executor};
+use crate::hotplug::BusSnapshot;
 use crate::open::Answer;
 use crate::params::Params;
 use crate::plan::{PlanError, check};
-use crate::plugged::Look;
 use crate::record::{Recorder, unit_of};
 use crate::root::Root;
 use crate::units::{Action, PLAN};
@@ -38,13 +38,13 @@ use crate::units::{Action, PLAN};
 /// Stack of a unit's thread. Address space, not memory: only what is touched counts.
 const STACK: usize = 128 << 10;
 
-/// Niceness of units that nobody waits for.
+/// Niceness of low-priority units.
 const NICE: i32 = 10;
 
-/// Processes that are reaped before others have their turn.
+/// Processes reaped per loop iteration.
 const REAP_TURN: usize = 256;
 
-/// What a thread tells the loop.
+/// A message from a thread to the loop.
 #[derive(Debug)]
 enum Message {
     /// A unit's action ended; its thread's processor time, µs.
@@ -55,17 +55,17 @@ enum Message {
     Attach(usize, Answer, u64),
     /// A module that a client asked for is loaded, and how, or why not.
     Module(ClientId, String, Result<String, String>),
-    /// What is on the bus now.
-    Looked(Result<Look, String>),
+    /// The result of a PCI bus scan.
+    BusScanned(Result<BusSnapshot, String>),
     /// The driver is loaded for a GPU that was plugged in, or why not.
     Driver(Result<String, String>),
     /// The node of a GPU that was plugged in.
     Node(firstlight_pci::Address, Result<u32, String>),
-    /// A thread of the way down has ended.
-    WayDown(crate::shutdown::Event),
+    /// A shutdown thread has ended.
+    Shutdown(crate::shutdown::Event),
 }
 
-/// How threads reach the loop.
+/// The sending side of the loop's channel.
 #[derive(Debug, Clone)]
 struct Outbox {
     sender: Sender<Message>,
@@ -92,30 +92,30 @@ pub struct Supervisor {
     inbox: Receiver<Message>,
     outbox: Outbox,
     server: Option<Server>,
-    words: log::Words,
+    logs: log::LogSources,
     params: Arc<Params>,
     functions: Arc<Vec<firstlight_pci::Function>>,
     decision: Option<crate::mode::Decision>,
     scanned: bool,
     gpus: gpus::Gpus,
-    /// Whether subscribers are to be told how they stand.
-    gpu_news: bool,
-    plug: plug::Plug,
+    /// Whether subscribers need a GPU update.
+    gpus_changed: bool,
+    hotplug: hotplug::Hotplug,
     agent: agent::Agent,
     daemons: daemons::Daemons,
     settings: settings::Settings,
-    shutdown: Option<power::WayDown>,
+    shutdown: Option<power::ShutdownState>,
     /// Processor time of the units that have ended, µs.
     processor_us: BTreeMap<usize, u64>,
     /// When this process began.
     begin: Moment,
     /// Whether processes have ended that are not reaped yet.
     more_ended: bool,
-    /// How many processes have been reaped that nobody else waited for.
+    /// Reaped orphans.
     orphans: u64,
 }
 
-/// Why PID 1 cannot even begin.
+/// An error before the boot begins.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The plan in this program is wrong.
@@ -153,14 +153,14 @@ impl Supervisor {
             inbox,
             outbox: Outbox { sender, bell: Arc::new(bell) },
             server: None,
-            words: log::Words::default(),
+            logs: log::LogSources::default(),
             params: Arc::default(),
             functions: Arc::default(),
             decision: None,
             scanned: false,
             gpus: gpus::Gpus::default(),
-            gpu_news: false,
-            plug: plug::Plug::default(),
+            gpus_changed: false,
+            hotplug: hotplug::Hotplug::default(),
             agent: agent::Agent::default(),
             daemons: daemons::Daemons::default(),
             settings: settings::Settings::default(),
@@ -172,29 +172,29 @@ impl Supervisor {
         })
     }
 
-    /// Boots, and then watches until the machine is switched off.
+    /// Boots and supervises until power-off.
     pub fn run(mut self) -> ! {
         self.feed(Event::Begin);
         loop {
             self.drain();
-            self.serve_all();
+            self.publish_ready_gpus();
             // The units of those that are served now.
             self.drain();
-            self.tell_gpus();
+            self.send_gpus();
             self.wait();
-            self.hear_signals();
+            self.handle_signals();
             if self.more_ended {
                 self.reap();
             }
             while let Ok(message) = self.inbox.try_recv() {
-                self.hear(message);
+                self.handle_message(message);
             }
-            self.hear_clients();
-            self.turn_daemons();
-            self.turn_settings();
-            self.read_words();
+            self.handle_clients();
+            self.poll_daemons();
+            self.poll_settings();
+            self.read_logs();
             self.check_drivers();
-            self.hear_uevents();
+            self.handle_uevents();
             self.watch_clock();
         }
     }
@@ -208,7 +208,7 @@ impl Supervisor {
             self.daemons.next_deadline(),
             self.settings.next_deadline(),
             self.shutdown_deadline(),
-            self.words.next_deadline(),
+            self.logs.next_deadline(),
             self.recorder.console_due(),
         ];
         let more = self.more_ended.then_some(0);
@@ -224,8 +224,8 @@ impl Supervisor {
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.outbox.bell.as_fd(), PollFlags::IN),
         ];
-        fds.extend(self.words.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        if let Some(plug) = self.plug.descriptor() {
+        fds.extend(self.logs.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        if let Some(plug) = self.hotplug.descriptor() {
             fds.push(PollFd::from_borrowed_fd(plug, PollFlags::IN));
         }
         if let Some(server) = &self.server {
@@ -260,8 +260,8 @@ impl Supervisor {
         self.effects.extend(effects);
     }
 
-    /// Follows the executor's wishes. What can be done at once goes before
-    /// what costs a thread, so that the agent waits for nobody it need not.
+    /// Applies the executor's effects. Units that need no thread run first, so
+    /// that the agent is not delayed.
     fn drain(&mut self) {
         let mut threads = VecDeque::new();
         loop {
@@ -348,7 +348,7 @@ impl Supervisor {
         }
     }
 
-    fn hear(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) {
         match message {
             Message::Unit(unit, report, processor_us) => self.unit_reported(unit, report, processor_us),
             Message::Opened(gpu) => self.gpu_opened(gpu),
@@ -357,15 +357,15 @@ impl Supervisor {
                 self.gpu_answered(gpu, answer);
             }
             Message::Module(client, name, result) => self.module_loaded(client, name, result),
-            Message::Looked(look) => self.looked(look),
+            Message::BusScanned(snapshot) => self.bus_scanned(snapshot),
             Message::Driver(result) => self.driver_loaded(result),
             Message::Node(pci, minor) => self.node_made(pci, minor),
-            Message::WayDown(event) => self.step_shutdown(event),
+            Message::Shutdown(event) => self.step_shutdown(event),
         }
         self.drain();
     }
 
-    /// Takes an action's product, then its end: whoever starts next sees both.
+    /// Takes an action's product, then its end: units started next see both.
     fn unit_reported(&mut self, unit: usize, (end, product): Report, processor_us: u64) {
         self.worked(unit, processor_us);
         match product {
@@ -386,8 +386,8 @@ impl Supervisor {
             }
             Product::Mode(decision) => {
                 self.recorder.mode(decision.mode.clone());
-                if let Some(odd) = &decision.odd {
-                    self.recorder.event(now_us(), "odd-devices", &decision.mode.name, odd);
+                if let Some(reason) = &decision.unsupported {
+                    self.recorder.event(now_us(), "unsupported-topology", &decision.mode.name, reason);
                 }
                 self.decision = Some(decision);
             }
@@ -396,7 +396,7 @@ impl Supervisor {
         self.feed(Event::Ended(unit, end));
     }
 
-    /// Adds to what a unit has cost.
+    /// Adds CPU time to a unit.
     fn worked(&mut self, unit: usize, processor_us: u64) {
         *self.processor_us.entry(unit).or_default() += processor_us;
     }
@@ -431,7 +431,7 @@ impl Supervisor {
         match self.action(unit) {
             Some(Action::PciScan) => self.scan_ended(),
             Some(Action::Mode) => self.mode_ended(unit),
-            Some(Action::Nodes) => self.open_plug(),
+            Some(Action::Nodes) => self.open_hotplug(),
             Some(Action::GpuAttach) => self.gpu_unit_ended(unit),
             Some(Action::Agent) => self.agent_unit_ended(),
             Some(Action::GpuSettings) => self.settings_unit_ended(),
@@ -439,10 +439,10 @@ impl Supervisor {
         }
     }
 
-    /// Devices that are no system are a failure of the guest, if that is wished.
+    /// Fails the boot on an unsupported topology if `firstlight.on-unsupported-topology=fail`.
     fn mode_ended(&mut self, unit: usize) {
-        let odd = self.decision.as_ref().is_some_and(|decision| decision.odd.is_some());
-        let failed = self.executor.slots().get(unit).filter(|slot| odd && slot.outcome == Outcome::Failed);
+        let unsupported = self.decision.as_ref().is_some_and(|decision| decision.unsupported.is_some());
+        let failed = self.executor.slots().get(unit).filter(|slot| unsupported && slot.outcome == Outcome::Failed);
         if let Some(detail) = failed.map(|slot| slot.detail.clone()) {
             self.fail("mode", &detail);
         }
@@ -451,8 +451,9 @@ impl Supervisor {
     fn unit_late(&mut self, unit: usize) {
         let name = self.name(unit);
         let took = self.executor.slots().get(unit).and_then(|slot| slot.start_us).map(|at| now_us() - at);
-        let detail = format!("it ended {} ms after its start, when it had been given up", ms(took.unwrap_or_default()));
-        self.recorder.event(now_us(), "unit-late", &name, &detail);
+        let detail =
+            format!("it ended {} ms after its start, after it had timed out (given up)", ms(took.unwrap_or_default()));
+        self.recorder.event(now_us(), "unit-ended-after-deadline", &name, &detail);
     }
 
     fn plan_finished(&mut self) {
@@ -465,9 +466,9 @@ impl Supervisor {
         self.save();
     }
 
-    /// Writes the record's file; a record that cannot be written says so.
+    /// Writes the boot record's file; a failure becomes an event.
     fn save(&mut self) {
-        self.recorder.milestones(self.words.kernel.milestones());
+        self.recorder.milestones(self.logs.kernel.milestones());
         if let Err(text) = self.recorder.save() {
             self.recorder.event(now_us(), "record-not-written", "", &text);
         }
@@ -487,7 +488,7 @@ impl Supervisor {
         self.recorder.event(now_us(), "processor-time", "init", &detail);
     }
 
-    /// The resident memory of what stays, once the boot is over.
+    /// Records the resident memory of PID 1 and the agent after boot.
     fn note_memory(&mut self) {
         let mut rows = vec![("init", 1)];
         if let Some(pid) = self.agent.pid {

@@ -1,4 +1,4 @@
-//! Failure, signals, and the way down.
+//! Failure policy, signals, and shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,25 +17,25 @@ use crate::params::OnFailure;
 use crate::processes;
 use crate::shutdown::{Effect, Event, Goal, Shutdown, Step};
 
-/// Beyond the deadline, before a thread of its own does what the loop did not.
+/// Delay after the deadline before the watchdog thread powers off.
 const LAST_RESORT: Duration = Duration::from_secs(2);
 
 /// Names of processes in one line, at most.
 const MOST_NAMES: usize = 8;
 
-/// The way down, and what is known of it.
+/// A shutdown in progress.
 #[derive(Debug)]
-pub(super) struct WayDown {
+pub(super) struct ShutdownState {
     machine: Shutdown,
     begin_us: u64,
-    /// GPUs that are being let go, in this order, and how many of them are.
+    /// GPUs being closed, in order, and how many are closed.
     gpus: (Vec<Address>, Arc<AtomicUsize>),
-    /// What did not end in time.
+    /// Objects that did not end in time.
     left: Vec<String>,
 }
 
 impl Supervisor {
-    /// A required unit failed: says so, writes it down, and follows the policy.
+    /// Records the failure of a required unit and applies the failure policy.
     pub(super) fn fail(&mut self, unit: &str, detail: &str) {
         if self.shutdown.is_some() {
             return;
@@ -63,7 +63,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn hear_signals(&mut self) {
+    pub(super) fn handle_signals(&mut self) {
         while let Ok(Some(signal)) = self.signals.next() {
             match signal.number {
                 libc::SIGCHLD => self.reap(),
@@ -85,7 +85,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts to stop everything in order. A second wish changes nothing.
+    /// Begins an orderly shutdown. Idempotent.
     pub(super) fn begin_shutdown(&mut self, goal: Goal, reason: &str) {
         if self.shutdown.is_some() {
             return;
@@ -97,9 +97,9 @@ impl Supervisor {
             self.recorder.state(State::PoweringOff);
         }
         self.agent.restart_at = None;
-        watch_over(goal, total);
+        start_power_off_watchdog(goal, total);
         let machine = Shutdown::new(goal, micros(total));
-        self.shutdown = Some(WayDown { machine, begin_us, gpus: Default::default(), left: Vec::new() });
+        self.shutdown = Some(ShutdownState { machine, begin_us, gpus: Default::default(), left: Vec::new() });
         self.step_shutdown(Event::Begin { agent: self.agent.pid.is_some() });
     }
 
@@ -116,15 +116,15 @@ impl Supervisor {
     pub(super) fn step_shutdown(&mut self, event: Event) {
         let Some(down) = &mut self.shutdown else { return };
         for effect in down.machine.step(now_us(), event) {
-            self.follow_shutdown(effect);
+            self.apply_shutdown_effect(effect);
         }
     }
 
-    fn follow_shutdown(&mut self, effect: Effect) {
+    fn apply_shutdown_effect(&mut self, effect: Effect) {
         match effect {
-            Effect::AskAgent => {
+            Effect::TerminateAgent => {
                 if let Some(pid) = self.agent.pid {
-                    // An agent that is gone is told by its own end.
+                    // If it has exited, it is about to be reaped.
                     let _ = kill_process(pid, Signal::TERM);
                 }
             }
@@ -136,13 +136,13 @@ impl Supervisor {
                 self.reap();
             }
             Effect::Release => self.release(),
-            Effect::Late(step, after) => self.name_late(step, after),
+            Effect::Late(step, after) => self.report_timed_out(step, after),
             Effect::Finish(goal, words) => self.finish(goal, Duration::from_micros(words)),
         }
     }
 
-    /// Says who did not end in time, by name.
-    fn name_late(&mut self, step: Step, after: u64) {
+    /// Records what did not end in time.
+    fn report_timed_out(&mut self, step: Step, after: u64) {
         let after = ms(after);
         let rows: Vec<(String, String)> = match step {
             Step::Agent => {
@@ -166,7 +166,7 @@ impl Supervisor {
                 let late = |pci: &Address| {
                     (
                         pci.to_string(),
-                        format!("its driver did not let it go within {after} ms; {more} GPUs wait for it"),
+                        format!("closing it did not return from the driver within {after} ms; {more} GPUs wait for it"),
                     )
                 };
                 held.first().map(late).into_iter().collect()
@@ -177,15 +177,14 @@ impl Supervisor {
             }
         };
         for (object, detail) in rows {
-            self.recorder.event(now_us(), "shutdown-late", &object, &detail);
+            self.recorder.event(now_us(), "shutdown-step-timed-out", &object, &detail);
             if let Some(down) = &mut self.shutdown {
                 down.left.push(object);
             }
         }
     }
 
-    /// Lets GPUs go and writes file systems. Both can hang, so not here, and not
-    /// one behind the other.
+    /// Closes GPUs and syncs file systems, on two threads because both can hang.
     fn release(&mut self) {
         let (gpus, held): (Vec<Address>, Vec<_>) = self.gpus.take_held().into_iter().unzip();
         let gone = Arc::new(AtomicUsize::new(0));
@@ -206,19 +205,24 @@ impl Supervisor {
         let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(super::STACK);
         let spawned = thread.spawn(move || {
             work();
-            outbox.send(Message::WayDown(done));
+            outbox.send(Message::Shutdown(done));
         });
         if let Err(error) = spawned {
-            self.recorder.event(now_us(), "shutdown-late", name, &format!("left out: cannot start a thread: {error}"));
+            self.recorder.event(
+                now_us(),
+                "shutdown-step-timed-out",
+                name,
+                &format!("left out: cannot start a thread: {error}"),
+            );
             self.step_shutdown(done);
         }
     }
 
     fn finish(&mut self, goal: Goal, words: Duration) -> ! {
-        self.read_last_words();
+        self.drain_logs();
         self.save();
         if self.orphans > 0 {
-            let text = format!("{} processes that nobody else waited for were reaped", self.orphans);
+            let text = format!("{} orphaned processes were reaped", self.orphans);
             self.recorder.event(now_us(), "orphans", "", &text);
         }
         let (what, command) = command(goal);
@@ -244,10 +248,10 @@ fn command(goal: Goal) -> (&'static str, RebootCommand) {
     }
 }
 
-/// Turns the power off should the loop itself be held up: by a thread that needs nothing of it.
-fn watch_over(goal: Goal, total: Duration) {
+/// Starts an independent thread that powers off if the main loop blocks.
+fn start_power_off_watchdog(goal: Goal, total: Duration) {
     let thread = std::thread::Builder::new().name("last-resort".to_owned()).stack_size(super::STACK);
-    // Without memory for it the way down has one guard less.
+    // If the thread cannot be started, shutdown continues without the watchdog.
     let _ = thread.spawn(move || {
         std::thread::sleep(total.saturating_add(LAST_RESORT));
         let (what, command) = command(goal);

@@ -1,4 +1,4 @@
-//! GPUs between attached and ready: what is asked of them is set first.
+//! Applies GPU settings between attach and ready.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,14 +9,14 @@ use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;
 use super::gpus::{SETTINGS, micros};
-use crate::agent::end_in_words;
+use crate::agent::describe_exit;
 use crate::clock::now_us;
-use crate::daemons::group::PARENT;
+use crate::daemons::cgroup::PARENT;
 use crate::executor::{End, Event};
 use crate::nodes::{self, Mknod};
-use crate::settings::{Run, Said, missing};
+use crate::settings::{OutputLine, Run, missing};
 
-/// What is set, and who waits for it.
+/// Settings runs and the GPUs that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     rows: Vec<Row>,
@@ -28,7 +28,7 @@ pub(super) struct Settings {
     runs: usize,
 }
 
-/// A run, and whose it is.
+/// A run and its GPUs.
 #[derive(Debug)]
 struct Row {
     run: Run,
@@ -36,7 +36,7 @@ struct Row {
     /// Its unit, for the first one.
     unit: Option<usize>,
     deadline_us: u64,
-    /// What is wrong beside what the run says.
+    /// Errors besides those of the run.
     strange: Vec<String>,
 }
 
@@ -60,9 +60,9 @@ impl Supervisor {
         self.params.settings.request_for(gpus, self.is_confidential())
     }
 
-    /// Whether a GPU that has just attached is to wait until its settings are
-    /// made; whoever calls leaves it to [`Supervisor::serve`] then.
-    pub(super) fn settings_come_first(&self, gpu: usize) -> bool {
+    /// Returns whether an attached GPU has to wait for its settings;
+    /// [`Supervisor::serve`] then makes it ready.
+    pub(super) fn needs_settings(&self, gpu: usize) -> bool {
         let gpu = self.gpus.row(gpu).map(|row| (row.index, row.pci));
         gpu.is_some_and(|gpu| self.settings_of(&[gpu]).is_some())
     }
@@ -79,7 +79,7 @@ impl Supervisor {
         }
     }
 
-    /// One that was taken out meanwhile waits for nothing.
+    /// Returns whether a GPU still waits; it may have been removed meanwhile.
     fn waits_for_settings(&self, gpu: usize) -> bool {
         self.gpus.row(gpu).is_some_and(|row| row.phase == GpuPhase::Attaching && row.step == SETTINGS)
     }
@@ -119,7 +119,7 @@ impl Supervisor {
         self.feed(Event::Ended(unit, end));
     }
 
-    /// The unit has ended, perhaps without a beginning: whoever comes now has a run of its own.
+    /// The unit has ended, possibly skipped: GPUs attached later have their own run.
     pub(super) fn settings_unit_ended(&mut self) {
         self.settings.begun = true;
         for gpu in std::mem::take(&mut self.settings.waiting) {
@@ -134,7 +134,7 @@ impl Supervisor {
         let work = self.settings_of(&places).unwrap_or_default();
         if let Some(text) = missing(&self.root) {
             return Err(format!(
-                "settings of GPUs were asked for, and not made: {text}, with NVML (libnvidia-ml) and the C library that it needs"
+                "GPU settings were requested but not applied: {text}, with NVML (libnvidia-ml) and the C library that it needs"
             ));
         }
         self.settings.runs += 1;
@@ -146,15 +146,15 @@ impl Supervisor {
     }
 
     /// Takes what runs have said, and ends those that are past their deadline.
-    pub(super) fn turn_settings(&mut self) {
+    pub(super) fn poll_settings(&mut self) {
         for at in 0..self.settings.rows.len() {
-            self.hear_settings(at, false);
+            self.handle_settings_output(at, false);
         }
         let now = now_us();
         while let Some(at) = self.settings.rows.iter().position(|row| row.deadline_us <= now) {
             // First, so that what it says comes to an end.
             self.settings.rows[at].run.kill();
-            self.hear_settings(at, true);
+            self.handle_settings_output(at, true);
             let row = self.settings.rows.remove(at);
             let limit = self.params.settings_deadline;
             let why = format!("killed, as it did not end within {limit:?}, firstlight.gpu-settings-deadline");
@@ -166,26 +166,26 @@ impl Supervisor {
     /// A child has ended; `false` if it was none of these.
     pub(super) fn settings_process_ended(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let Some(at) = self.settings.rows.iter().position(|row| row.run.is(pid)) else { return false };
-        // Nobody may be left of it.
+        // Kill remaining processes in its cgroup.
         self.settings.rows[at].run.kill();
-        self.hear_settings(at, true);
+        self.handle_settings_output(at, true);
         let row = self.settings.rows.remove(at);
-        let told = status.exit_status() == Some(1) && !row.run.tally.complaints().is_empty();
-        let words = end_in_words(status.exit_status(), status.terminating_signal());
-        let why = if status.exit_status() == Some(0) || told { None } else { Some(words) };
+        let reported = status.exit_status() == Some(1) && !row.run.tally.complaints().is_empty();
+        let words = describe_exit(status.exit_status(), status.terminating_signal());
+        let why = if status.exit_status() == Some(0) || reported { None } else { Some(words) };
         self.settings_ended(&row, why.as_deref(), End::Failed);
         true
     }
 
-    fn hear_settings(&mut self, at: usize, all: bool) {
+    fn handle_settings_output(&mut self, at: usize, all: bool) {
         let now = now_us();
         let Some(row) = self.settings.rows.get_mut(at) else { return };
         for said in row.run.listen(all) {
             match said {
-                Said::Words(words) => self.daemon_says(&crate::log::Source::Daemon("gpu-settings"), words),
+                OutputLine::Text(words) => self.log_daemon_line(&crate::log::Source::Daemon("gpu-settings"), words),
                 // How far it is matters only if it does not end.
-                Said::Step(line) if line.result == Outcome::Started => {}
-                Said::Step(line) => {
+                OutputLine::Step(line) if line.result == Outcome::Started => {}
+                OutputLine::Step(line) => {
                     let what = match line.result {
                         Outcome::Failed => "gpu-setting-failed",
                         Outcome::Done => "gpu-setting",
@@ -205,7 +205,7 @@ impl Supervisor {
         complaints.extend(tally.complaints());
         let words = match row.run.last_words() {
             "" => String::new(),
-            words => format!("; its last words: {words:?}"),
+            words => format!("; its last line: {words:?}"),
         };
         complaints.extend(why.map(|why| format!("firstlight-gpu-settings: {why}{words}")));
         let text = complaints.join("; ");
@@ -224,19 +224,19 @@ impl Supervisor {
         }
     }
 
-    /// Serves GPUs whose settings are over; those that are not divided as asked
-    /// are not served, as a part that somebody wants is not there.
+    /// Publishes GPUs whose run is over, except those without the requested MIG
+    /// layout, as requested instances do not exist.
     fn serve_after(&mut self, gpus: &[usize], undivided: impl Fn(Address) -> Option<String>) {
         // Instances have come or gone, and with them the driver's capabilities.
         if let Err(error) = nodes::make_capabilities(&self.root, &mut Mknod) {
-            self.recorder.event(now_us(), "nodes-left-out", "", &error.to_string());
+            self.recorder.event(now_us(), "device-nodes-skipped", "", &error.to_string());
         }
         for gpu in gpus {
             let place = self.gpus.row(*gpu).map(|row| (row.index, row.pci));
             let Some((index, pci)) = place.filter(|_| self.waits_for_settings(*gpu)) else { continue };
             let asked = self.params.settings.mig.of(index, pci).is_some();
             match undivided(pci).filter(|_| asked) {
-                Some(why) => self.refuse_undivided(*gpu, &why),
+                Some(why) => self.fail_undivided(*gpu, &why),
                 None => self.serve(*gpu),
             }
         }

@@ -261,7 +261,7 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "elf-interpreter",
         seeds: &[b"\x7fELF\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\08\0\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0x\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0/lib\0"],
         read: |bytes| {
-            let loader = firstlight_init::places::interpreter::in_head(bytes);
+            let loader = firstlight_init::driver_paths::interpreter::in_head(bytes);
             assert!(loader.is_none_or(|loader| loader.starts_with('/')));
         },
     },

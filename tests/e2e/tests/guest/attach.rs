@@ -11,7 +11,12 @@ fn phases(record: &BootRecord) -> Vec<GpuPhase> {
 }
 
 fn late(record: &BootRecord) -> Vec<&str> {
-    record.events.iter().filter(|event| event.kind == "gpu-late").map(|event| event.object.as_str()).collect()
+    record
+        .events
+        .iter()
+        .filter(|event| event.kind == "gpu-attached-after-deadline")
+        .map(|event| event.object.as_str())
+        .collect()
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn a_driver_that_hangs_in_its_start_is_named_and_the_guest_serves_without_gpus()
     assert_eq!((gpu.phase, gpu.step.as_str()), (GpuPhase::Failed, "module"), "{gpu:?}");
     assert!(gpu.detail.contains("modules-nvidia timed out"), "{gpu:?}");
     assert!(gpu.end_us.unwrap() <= driver.end_us.unwrap() + SILENCE_US * slowness(record));
-    let late = record.event("unit-late").expect("its end is told after all");
+    let late = record.event("unit-ended-after-deadline").expect("its end is told after all");
     assert!(late.object == "modules-nvidia" && late.detail.contains("given up"), "{late:?}");
 }
 

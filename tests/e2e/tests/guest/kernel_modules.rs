@@ -59,10 +59,10 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         // silent; so does what was asked for.
         assert!(lines[0].starts_with("0000:"), "{said}");
         assert_eq!(lines[1..], ["5", "64", "3", "4"], "{said}");
-        let told = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-asked");
+        let told = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-requested");
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(told)).await.unwrap());
         let record = vm.console().record().unwrap();
-        let event = record.events.iter().find(|event| event.kind == "module-asked").unwrap();
+        let event = record.events.iter().find(|event| event.kind == "module-requested").unwrap();
         println!("  {}", event.detail);
         let place = |name: &str| event.detail.find(&format!("{name} ")).unwrap_or_else(|| panic!("{name}: {event:?}"));
         assert!(place("loop") < place("dummy") && place("dummy") < place("ifb"), "{event:?}");

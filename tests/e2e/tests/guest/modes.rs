@@ -50,11 +50,11 @@ fn two_kinds_of_fabric_are_odd_and_a_failure_only_where_that_is_wished() {
     let report = guest(&devices).request(&["0"]).go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is served");
-    let event = record.events.iter().find(|event| event.kind == "odd-devices").unwrap();
+    let event = record.events.iter().find(|event| event.kind == "unsupported-topology").unwrap();
     assert!(event.detail.contains("no system has both"), "{event:?}");
     assert_eq!(report.container.error, None);
 
-    let mut strict = guest(&devices).parameter("firstlight.on-odd-devices=fail");
+    let mut strict = guest(&devices).parameter("firstlight.on-unsupported-topology=fail");
     strict.deadlines.boot = Duration::from_secs(60);
     let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("it has to power off") };
     assert!(why.contains("mode") && why.contains("no system has both"), "{why}");
@@ -67,7 +67,9 @@ fn a_mode_that_was_asked_for_wins_over_the_bus() {
     let report = with_daemons(&["h100:attach-ms=100"]).parameter("firstlight.mode=service-vm-nvl4").go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.mode.as_ref().unwrap().name, "service-vm-nvl4");
-    assert!(record.events.iter().any(|event| event.kind == "odd-devices" && event.detail.contains("no NVSwitch")));
+    assert!(
+        record.events.iter().any(|event| event.kind == "unsupported-topology" && event.detail.contains("no NVSwitch"))
+    );
     let gpu = &record.gpus[0];
     assert!(gpu.phase == GpuPhase::Failed && gpu.step == "mode" && gpu.driver.is_none(), "{gpu:?}");
 }

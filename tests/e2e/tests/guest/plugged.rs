@@ -102,7 +102,7 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
         let (second, third) = (&record.gpus[at(&record, "0000:02:00.0")], &record.gpus[at(&record, "0000:03:00.0")]);
         assert_eq!((record.gpus[0].index, second.index, third.index), (0, 1, 2), "{:#?}", record.gpus);
         assert!(third.start_us < second.end_us && second.start_us < third.end_us, "both in the driver at once");
-        assert_eq!(record.events.iter().filter(|event| event.kind == "gpu-plugged").count(), 2);
+        assert_eq!(record.events.iter().filter(|event| event.kind == "gpu-hotplugged").count(), 2);
         let node = |gpu: &Gpu| format!("nvidia{}\n", gpu.minor.unwrap());
         assert_eq!(output(&agent, &container(&files, "third", "2")).await, node(third));
         assert_ne!(node(second), node(third));
@@ -117,7 +117,7 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
         let third_now = &left.gpus[at(&left, "0000:03:00.0")];
         assert_eq!((third_now.phase, third_now.index), (GpuPhase::Ready, 1), "indices are the order of those here");
         let error = refused(&agent, &container(&files, "gone", &gone)).await;
-        assert!(error.contains("let go") || error.contains("taken out of the guest"), "{error}");
+        assert!(error.contains("unbound") || error.contains("removed from the guest"), "{error}");
         assert!(error.contains(&gone), "{error}");
         let files_of = shell(vm, "cat /var/run/cdi/nvidia.json; ls /dev").await;
         assert!(!files_of.contains(&gone) && files_of.contains(&pci(third)), "{files_of}");

@@ -8,7 +8,7 @@ use firstlight_lab::Guest;
 use tokio::time::timeout;
 
 fn late(record: &BootRecord) -> Vec<(&str, &str)> {
-    let late = record.events.iter().filter(|event| event.kind == "shutdown-late");
+    let late = record.events.iter().filter(|event| event.kind == "shutdown-step-timed-out");
     late.map(|event| (event.object.as_str(), event.detail.as_str())).collect()
 }
 

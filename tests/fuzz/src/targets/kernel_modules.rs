@@ -1,6 +1,6 @@
 //! The module metadata of an image (`modules.dep`, `modules.alias`, `modprobe.d`) and aliases of devices.
 
-use firstlight_init::modules::config::{Config, soft};
+use firstlight_init::modules::config::{Config, parse_softdep};
 use firstlight_init::modules::dep::Dependencies;
 use firstlight_init::modules::name::{same, stem};
 use firstlight_init::modules::{alias, glob};
@@ -50,7 +50,7 @@ pub(super) fn aliases(bytes: &[u8]) {
 }
 
 pub(super) fn softdep(bytes: &[u8]) {
-    if let Some(soft) = soft(&text(bytes)) {
+    if let Some(soft) = parse_softdep(&text(bytes)) {
         assert!(
             soft.before
                 .iter()

@@ -1,65 +1,64 @@
-//! One daemon's life as a state machine: when it is started, killed, started
-//! again, and given up.
+//! The lifecycle of a daemon as a state machine: start, kill, restart, restart limit.
 //!
-//! Pure: time and what happened come in through [`Life::step`], what has to be
-//! done comes out. An instance counts as there from [`Effect::Launch`] until
-//! [`Event::Gone`] says that none of its processes is left, so there are never two.
+//! Pure: [`Lifecycle::step`] takes the time and an event and returns effects. An
+//! instance exists from [`Effect::Launch`] until [`Event::Gone`], when none of its
+//! processes is left, so there are never two.
 
 use std::time::Duration;
 
 use crate::restart::{Decision, MOST, Restarts};
 
-/// How long a daemon may take to end once it was asked to, µs.
+/// Time between SIGTERM and SIGKILL, µs.
 pub const GRACE_US: u64 = 5_000_000;
 
-/// The pause of one that would be given up and is kept.
-pub const KEPT_PAUSE: Duration = Duration::from_secs(30);
+/// The restart delay of a daemon without restart limit, beyond that limit.
+pub const NO_LIMIT_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long killed processes may take to be gone, µs. Longer takes only one that the kernel holds.
+/// How long killed processes may take to exit, µs. Only a process blocked in the kernel takes longer.
 pub const REAP_US: u64 = 2_000_000;
 
-/// What happened.
+/// An input event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It is to be started for the first time.
+    /// First start.
     Start,
-    /// It could not be started.
+    /// The start failed.
     NotStarted,
-    /// It serves.
+    /// It is ready.
     Ready,
-    /// The process that was started has ended, and not because all is well.
+    /// The started process has ended unexpectedly.
     MainEnded,
     /// No process of it is left.
     Gone,
-    /// It is to be stopped for good.
+    /// Stop permanently.
     Stop,
-    /// Time went by.
+    /// Time has passed.
     Clock,
 }
 
-/// What has to be done.
+/// An effect to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Start it.
     Launch,
-    /// Ask all its processes to end.
+    /// Send SIGTERM to all its processes.
     Terminate,
     /// Kill all its processes.
     Kill,
-    /// It serves, this many µs after its start.
+    /// It is ready, this many µs after its start.
     Ready(u64),
-    /// It did not serve in time; it is being killed.
+    /// It was not ready in time; it is being killed.
     Hung,
     /// It has ended, this many µs after its start.
     Ended {
         /// How long it lived.
         lived: u64,
-        /// Whether it had served.
+        /// Whether it was ready.
         served: bool,
-        /// What follows.
+        /// The restart decision.
         next: Decision,
     },
-    /// It was killed, and the kernel still holds it.
+    /// It was killed and its processes still exist.
     Stuck,
     /// It is stopped, as far as that was possible.
     Stopped,
@@ -74,7 +73,7 @@ enum Phase {
     Ready {
         since: u64,
     },
-    /// Killed, and waited for.
+    /// Killed, not gone yet.
     Ending {
         since: u64,
         served: bool,
@@ -87,52 +86,52 @@ enum Phase {
         until: u64,
         killed: bool,
     },
-    /// Stopped or given up.
+    /// Stopped, or the restart limit is reached.
     Over,
 }
 
-/// A daemon's life so far.
+/// The lifecycle state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Life {
+pub struct Lifecycle {
     phase: Phase,
     deadline_us: u64,
     restarts: Restarts,
-    /// It is never given up.
-    kept: bool,
+    /// The restart limit does not apply.
+    no_limit: bool,
 }
 
-impl Life {
-    /// One that has not begun; each start may take `deadline`.
+impl Lifecycle {
+    /// Creates the state of a daemon that is not started; each start may take `deadline`.
     #[must_use]
     pub fn new(deadline: Duration) -> Self {
         let deadline_us = u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX);
-        Self { phase: Phase::New, deadline_us, restarts: Restarts::default(), kept: false }
+        Self { phase: Phase::New, deadline_us, restarts: Restarts::default(), no_limit: false }
     }
 
-    /// From now on it is never given up: others depend on what it has made, and would lose that with the machine.
-    pub fn keep(&mut self) {
-        self.kept = true;
+    /// Lifts the restart limit: tenants depend on the fabric that it set up, and would lose it with the VM.
+    pub fn lift_restart_limit(&mut self) {
+        self.no_limit = true;
     }
 
-    /// Whether it is between its start and [`Event::Ready`].
+    /// Returns whether it is between its start and [`Event::Ready`].
     #[must_use]
     pub fn is_starting(&self) -> bool {
         matches!(self.phase, Phase::Starting { .. })
     }
 
-    /// Whether it serves.
+    /// Returns whether it is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self.phase, Phase::Ready { .. })
     }
 
-    /// Whether it will never be started again.
+    /// Returns whether it will never be started again.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 
-    /// When [`Event::Clock`] is due next, µs.
+    /// Returns when [`Event::Clock`] is due next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         match self.phase {
@@ -143,7 +142,7 @@ impl Life {
         }
     }
 
-    /// Takes what happened at `now` and says what has to be done, in order.
+    /// Applies an event at `now` and returns the effects in order.
     pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
         let due = event == Event::Clock && self.next_deadline().is_some_and(|at| at <= now);
         let killed = Some(now.saturating_add(REAP_US));
@@ -168,7 +167,7 @@ impl Life {
             (Phase::Starting { since }, Event::Gone) => self.ended(now, since, false),
             (Phase::Ready { since }, Event::Gone) => self.ended(now, since, true),
             (Phase::Ending { since, served, .. }, Event::Gone) => self.ended(now, since, served),
-            // It is said once; another instance does not start beside it.
+            // Reported once; no second instance is started beside it.
             (Phase::Ending { since, served, .. }, _) if due => {
                 (Phase::Ending { since, served, until: None }, vec![Effect::Stuck])
             }
@@ -192,18 +191,18 @@ impl Life {
     }
 
     fn ended(&mut self, now: u64, since: u64, served: bool) -> (Phase, Vec<Effect>) {
-        // One that never serves would otherwise be started for ever, if only its ends are far enough apart.
-        let next = if served || self.kept { self.restarts.step(now) } else { self.restarts.step_unserved(now) };
+        // Otherwise a daemon that never becomes ready would be restarted for ever if its exits are far enough apart.
+        let next = if served || self.no_limit { self.restarts.step(now) } else { self.restarts.step_unserved(now) };
         let next = match next {
-            Decision::GiveUp if self.kept => Decision::Again { pause: KEPT_PAUSE, number: MOST + 1 },
+            Decision::LimitReached if self.no_limit => Decision::Restart { pause: NO_LIMIT_PAUSE, number: MOST + 1 },
             next => next,
         };
         let phase = match next {
-            Decision::Again { pause, .. } => {
+            Decision::Restart { pause, .. } => {
                 let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
                 Phase::Pausing { until: now.saturating_add(pause) }
             }
-            Decision::GiveUp => Phase::Over,
+            Decision::LimitReached => Phase::Over,
         };
         (phase, vec![Effect::Ended { lived: now.saturating_sub(since), served, next }])
     }

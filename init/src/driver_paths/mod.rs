@@ -1,6 +1,5 @@
-//! Where the driver's files are: in the GPU extension, if the guest has one,
-//! else in the image itself. Everything that looks for a file of the driver
-//! looks here.
+//! Search paths of the driver's files: the GPU extension, if the guest has one,
+//! then the image.
 
 pub mod interpreter;
 
@@ -12,8 +11,8 @@ use crate::root::Root;
 /// The mounted GPU extension.
 pub const EXTENSION: &str = "/run/kata-extensions/gpu";
 
-/// What paths are looked for below, in this order: who plugs in a driver wants it used.
-pub const PLACES: &[&str] = &[EXTENSION, ""];
+/// Prefixes of all paths, in search order: the extension overrides the image.
+pub const SEARCH_ROOTS: &[&str] = &[EXTENSION, ""];
 
 /// Directories with libraries, for programs of the extension.
 const LIBRARIES: &[&str] = &[
@@ -25,23 +24,23 @@ const LIBRARIES: &[&str] = &[
     "/usr/local/nvidia/lib64",
 ];
 
-/// Where the kernel is told of a further directory with firmware.
+/// The kernel's setting of an additional firmware directory.
 const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// The first of these files that exists, with its place before it.
 ///
 /// # Errors
 /// None does; all are named.
-pub fn first_of(root: &Root, paths: &[&str]) -> Result<String, String> {
-    let all = PLACES.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
+pub fn find_first(root: &Root, paths: &[&str]) -> Result<String, String> {
+    let all = SEARCH_ROOTS.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
     all.into_iter()
         .find(|path| root.path(path).is_file())
         .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
 }
 
-/// The words that start a program. One of the extension finds the extension's
-/// libraries, which no other program does: it is started by the loader there,
-/// or by the image's, which is told of them.
+/// Returns the command that starts a program. A program in the extension is
+/// started through the extension's loader, or the image's, with `--library-path`
+/// set to the extension's libraries; other programs do not see these.
 #[must_use]
 pub fn command(root: &Root, program: &str) -> Vec<String> {
     let direct = || vec![root.path(program).to_string_lossy().into_owned()];
@@ -49,7 +48,8 @@ pub fn command(root: &Root, program: &str) -> Vec<String> {
         return direct();
     }
     let Some(loader) = interpreter::of(&root.path(program)) else { return direct() };
-    let Some(loader) = PLACES.iter().map(|place| format!("{place}{loader}")).find(|path| root.path(path).is_file())
+    let Some(loader) =
+        SEARCH_ROOTS.iter().map(|place| format!("{place}{loader}")).find(|path| root.path(path).is_file())
     else {
         return direct();
     };
@@ -83,7 +83,7 @@ pub fn modules(root: &Root, release: &str) -> Result<&'static str, String> {
 /// Nothing has to be there to mount on, and the image's firmware stays in sight.
 ///
 /// # Errors
-/// The kernel has no such setting, or somebody uses it already.
+/// The kernel has no such setting, or it is already set.
 pub fn offer_firmware(root: &Root) -> Result<(), String> {
     let dir = format!("{EXTENSION}/lib/firmware");
     if !root.path(&dir).is_dir() {
@@ -123,11 +123,11 @@ mod tests {
     }
 
     #[test]
-    fn the_extension_comes_before_the_image() {
+    fn extension_precedes_image() {
         let (_directory, root) = guest(&[("/usr/bin/a", ""), ("/opt/b", ""), ("/run/kata-extensions/gpu/opt/b", "")]);
-        assert_eq!(first_of(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
-        assert_eq!(first_of(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
-        assert_eq!(first_of(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
+        assert_eq!(find_first(&root, &["/usr/bin/a"]).unwrap(), "/usr/bin/a");
+        assert_eq!(find_first(&root, &["/usr/bin/a", "/opt/b"]).unwrap(), "/run/kata-extensions/gpu/opt/b");
+        assert_eq!(find_first(&root, &["/x", "/y"]).unwrap_err(), "/x, or /y is not in the image; add it");
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_the_extensions_for_this_kernel() {
+    fn extension_modules_must_match_kernel() {
         let (_directory, root) = guest(&[("/lib/modules/6.12/modules.dep", "")]);
         assert_eq!(modules(&root, "6.12"), Ok(""));
         fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/modules/6.1")).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn firmware_is_offered_once_and_nobodys_setting_is_overwritten() {
+    fn firmware_path_is_set_once_and_never_overwritten() {
         let (_directory, root) = guest(&[]);
         assert_eq!(offer_firmware(&root), Ok(()), "there is none");
         fs::create_dir_all(root.path("/run/kata-extensions/gpu/lib/firmware/nvidia")).unwrap();

@@ -13,7 +13,7 @@ fn ended(effects: &[Effect]) -> (u64, bool, Decision) {
 
 #[test]
 fn it_is_started_served_and_started_again_after_its_end() {
-    let mut life = Life::new(DEADLINE);
+    let mut life = Lifecycle::new(DEADLINE);
     assert_eq!(life.step(10, Event::Start), [Effect::Launch]);
     assert_eq!(life.next_deadline(), Some(30_000_010));
     assert_eq!(life.step(50, Event::Ready), [Effect::Ready(40)]);
@@ -21,40 +21,40 @@ fn it_is_started_served_and_started_again_after_its_end() {
     assert_eq!(life.step(1000, Event::MainEnded), [Effect::Kill], "helpers that it leaves behind go with it");
     let (lived, served, next) = ended(&life.step(1010, Event::Gone));
     assert_eq!((lived, served), (1000, true));
-    assert_eq!(next, Decision::Again { pause: Duration::from_millis(100), number: 1 });
+    assert_eq!(next, Decision::Restart { pause: Duration::from_millis(100), number: 1 });
     assert_eq!(life.step(101_009, Event::Clock), []);
     assert_eq!(life.step(101_010, Event::Clock), [Effect::Launch]);
 }
 
 #[test]
 fn one_that_dies_at_once_is_given_up_after_the_last_restart() {
-    let mut life = Life::new(DEADLINE);
+    let mut life = Lifecycle::new(DEADLINE);
     let mut now = 0;
     assert_eq!(life.step(now, Event::Start), [Effect::Launch]);
     for number in 1..=MOST {
         assert_eq!(life.step(now, Event::MainEnded), [Effect::Kill]);
         let (_, served, next) = ended(&life.step(now, Event::Gone));
-        assert!(!served && matches!(next, Decision::Again { number: is, .. } if is == number));
+        assert!(!served && matches!(next, Decision::Restart { number: is, .. } if is == number));
         now = life.next_deadline().unwrap();
         assert_eq!(life.step(now, Event::Clock), [Effect::Launch]);
     }
-    assert_eq!(ended(&life.step(now, Event::Gone)).2, Decision::GiveUp);
+    assert_eq!(ended(&life.step(now, Event::Gone)).2, Decision::LimitReached);
     assert!(life.is_over() && life.next_deadline().is_none());
     assert_eq!(life.step(now, Event::Start), []);
 }
 
 #[test]
-fn one_that_others_depend_on_is_never_given_up() {
-    let mut life = Life::new(DEADLINE);
+fn daemon_with_tenants_has_no_restart_limit() {
+    let mut life = Lifecycle::new(DEADLINE);
     let mut now = 0;
     life.step(now, Event::Start);
     life.step(now, Event::Ready);
-    life.keep();
+    life.lift_restart_limit();
     for turn in 1..100 {
         let served = turn % 3 == 0;
         let (_, _, next) = ended(&life.step(now, Event::Gone));
-        let Decision::Again { pause, number } = next else { panic!("given up at turn {turn}") };
-        assert!(number <= MOST + 1 && (number <= MOST || pause == KEPT_PAUSE), "{next:?}");
+        let Decision::Restart { pause, number } = next else { panic!("given up at turn {turn}") };
+        assert!(number <= MOST + 1 && (number <= MOST || pause == NO_LIMIT_PAUSE), "{next:?}");
         now = life.next_deadline().unwrap();
         assert_eq!(life.step(now, Event::Clock), [Effect::Launch]);
         if served {
@@ -66,7 +66,7 @@ fn one_that_others_depend_on_is_never_given_up() {
 
 #[test]
 fn one_that_hangs_is_killed_and_given_up_even_if_its_ends_are_far_apart() {
-    let mut life = Life::new(Duration::from_secs(120));
+    let mut life = Lifecycle::new(Duration::from_secs(120));
     let mut launches = life.step(0, Event::Start).len();
     while let Some(at) = life.next_deadline() {
         assert_eq!(life.step(at - 1, Event::Clock), []);
@@ -82,17 +82,17 @@ fn one_that_hangs_is_killed_and_given_up_even_if_its_ends_are_far_apart() {
 
 #[test]
 fn one_that_the_kernel_holds_has_no_second_beside_it() {
-    let mut life = Life::new(DEADLINE);
+    let mut life = Lifecycle::new(DEADLINE);
     life.step(0, Event::Start);
     life.step(30_000_000, Event::Clock);
     assert_eq!(life.step(30_000_000 + REAP_US, Event::Clock), [Effect::Stuck]);
     assert_eq!(life.next_deadline(), None);
-    assert!(matches!(ended(&life.step(90_000_000, Event::Gone)).2, Decision::Again { .. }));
+    assert!(matches!(ended(&life.step(90_000_000, Event::Gone)).2, Decision::Restart { .. }));
 }
 
 #[test]
 fn stopping_asks_kills_and_has_an_end() {
-    let mut life = Life::new(DEADLINE);
+    let mut life = Lifecycle::new(DEADLINE);
     life.step(0, Event::Start);
     life.step(1, Event::Ready);
     assert_eq!(life.step(10, Event::Stop), [Effect::Terminate]);
@@ -102,7 +102,7 @@ fn stopping_asks_kills_and_has_an_end() {
     assert_eq!(life.step(10 + GRACE_US, Event::Clock), [Effect::Kill]);
     assert_eq!(life.step(10 + GRACE_US + REAP_US, Event::Clock), [Effect::Stuck, Effect::Stopped]);
     assert_eq!(life.step(99_999_999, Event::Gone), []);
-    assert_eq!(Life::new(DEADLINE).step(0, Event::Stop), [Effect::Stopped]);
+    assert_eq!(Lifecycle::new(DEADLINE).step(0, Event::Stop), [Effect::Stopped]);
     assert_eq!(willing.step(0, Event::Stop), [Effect::Stopped], "whoever waits for it hears it");
 }
 
@@ -133,7 +133,7 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #[test]
     fn there_are_never_two_and_pauses_are_bounded(acts in proptest::collection::vec(act(), 1..300)) {
-        let mut life = Life::new(DEADLINE);
+        let mut life = Lifecycle::new(DEADLINE);
         let mut now = 0;
         let (mut alive, mut fresh, mut stopped) = (false, false, false);
         let mut launches: Vec<u64> = Vec::new();
@@ -166,13 +166,13 @@ proptest! {
                             let recent = launches.iter().filter(|at| now - **at < 60_000_000).count();
                             prop_assert!(recent <= MOST + 1, "{recent} starts in a minute");
                         }
-                        Effect::Ended { next: Decision::Again { pause, number }, .. } => {
+                        Effect::Ended { next: Decision::Restart { pause, number }, .. } => {
                             last_end = Some(now);
                             prop_assert!((1..=MOST).contains(&number));
                             prop_assert!((100..=1600).contains(&pause.as_millis()), "{pause:?}");
                             prop_assert_eq!(life.next_deadline(), Some(now + u64::try_from(pause.as_micros()).unwrap()));
                         }
-                        Effect::Ended { next: Decision::GiveUp, .. } | Effect::Stopped => prop_assert!(life.is_over()),
+                        Effect::Ended { next: Decision::LimitReached, .. } | Effect::Stopped => prop_assert!(life.is_over()),
                         _ => {}
                     }
                 }

@@ -1,4 +1,4 @@
-//! GPUs that are plugged in and pulled out while the guest runs.
+//! GPU hotplug and hot-unplug.
 
 use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,31 +11,31 @@ use super::gpus::Entry;
 use super::{Message, STACK, Supervisor};
 use crate::actions::{self, Product};
 use crate::clock::now_us;
+use crate::hotplug::{BusSnapshot, Change, DriverState, changes};
 use crate::nodes::{self, Mknod};
-use crate::plugged::{Change, Look, Standing, changes};
 use crate::units::Action;
 
-/// Messages that are taken before others have their turn.
+/// uevents received per loop iteration.
 const TURN: usize = 64;
 
-/// How long the driver may take to take a GPU: its probe does not touch the hardware, so this is generous, µs.
+/// The deadline for the driver to bind a GPU, µs. Generous: its probe does not touch the hardware.
 const BIND_US: u64 = 10_000_000;
 
-/// Ears for the bus.
+/// The uevent socket and the state of bus scans.
 #[derive(Debug, Default)]
-pub(super) struct Plug {
+pub(super) struct Hotplug {
     socket: Option<OwnedFd>,
     /// What is read into, turn by turn.
     buffer: Vec<u8>,
-    /// Whether a look at the bus is on its way.
-    looking: bool,
-    /// Whether something has changed since it began.
-    again: bool,
+    /// Whether a bus scan is in progress.
+    scanning: bool,
+    /// Whether another scan is needed after it.
+    rescan: bool,
     /// Whether the driver is being loaded.
     loading: bool,
 }
 
-impl Plug {
+impl Hotplug {
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
@@ -48,110 +48,109 @@ fn about_a_gpu(event: &Uevent<'_>) -> bool {
 }
 
 impl Supervisor {
-    /// From the end of the nodes' unit on, GPUs that come are new ones. The
-    /// first look finds what came before anybody listened.
-    pub(super) fn open_plug(&mut self) {
-        if self.plug.socket.is_some() || self.shutdown.is_some() {
+    /// Opens the uevent socket when the unit `nodes` has ended. The first scan
+    /// finds GPUs that were added before.
+    pub(super) fn open_hotplug(&mut self) {
+        if self.hotplug.socket.is_some() || self.shutdown.is_some() {
             return;
         }
         match firstlight_uevent::open() {
-            Ok(socket) => self.plug.socket = Some(socket),
+            Ok(socket) => self.hotplug.socket = Some(socket),
             Err(error) => {
-                let text =
-                    format!("cannot hear the kernel's messages: {error}; GPUs that are plugged in are not found");
-                self.recorder.event(now_us(), "no-hotplug", "", &text);
+                let text = format!("failed to open the uevent socket: {error}; hotplugged GPUs are not detected");
+                self.recorder.event(now_us(), "hotplug-unavailable", "", &text);
             }
         }
-        self.look();
+        self.scan_bus();
     }
 
-    pub(super) fn hear_uevents(&mut self) {
-        let Some(socket) = &self.plug.socket else { return };
-        self.plug.buffer.resize(MAX_MESSAGE, 0);
+    pub(super) fn handle_uevents(&mut self) {
+        let Some(socket) = &self.hotplug.socket else { return };
+        self.hotplug.buffer.resize(MAX_MESSAGE, 0);
         let mut heard = false;
         for _ in 0..TURN {
-            match firstlight_uevent::receive(socket, &mut self.plug.buffer, about_a_gpu) {
+            match firstlight_uevent::receive(socket, &mut self.hotplug.buffer, about_a_gpu) {
                 Ok(wanted) => heard |= wanted,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    // One that cannot be read would wake the loop for ever.
-                    self.plug.socket = None;
+                    // An unreadable socket would keep waking the loop.
+                    self.hotplug.socket = None;
                     break;
                 }
             }
         }
         if heard {
-            self.look();
+            self.scan_bus();
         }
     }
 
-    /// The driver said something about these GPUs. It says so, and waits for
-    /// us, when it is taken off one that we hold open; whether that is so is in sysfs.
+    /// Scans the bus if the driver logged a message about an open GPU that is unbound.
+    /// On unbind of an open GPU the driver logs and waits for the last close.
     pub(super) fn check_drivers(&mut self) {
-        for pci in self.words.kernel.take_spoken() {
+        for pci in self.logs.kernel.take_spoken() {
             let held = self.gpus.entries.iter().any(|entry| entry.row.pci == pci && entry.held.is_some());
             let link = self.root.path(&format!("/sys/bus/pci/devices/{pci}/driver"));
             if held && fs::symlink_metadata(link).is_err() {
-                self.look();
+                self.scan_bus();
             }
         }
     }
 
-    /// Looks at the bus, on a thread: sysfs can be slow.
-    fn look(&mut self) {
-        if self.plug.looking || self.shutdown.is_some() {
-            self.plug.again = true;
+    /// Scans the bus on a thread: sysfs can be slow.
+    fn scan_bus(&mut self) {
+        if self.hotplug.scanning || self.shutdown.is_some() {
+            self.hotplug.rescan = true;
             return;
         }
-        (self.plug.looking, self.plug.again) = (true, false);
+        (self.hotplug.scanning, self.hotplug.rescan) = (true, false);
         let (root, outbox) = (self.root.clone(), self.outbox.clone());
-        let thread = std::thread::Builder::new().name("pci-look".to_owned()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("pci-scan".to_owned()).stack_size(STACK);
         let spawned = thread.spawn(move || {
-            outbox.send(Message::Looked(Look::at(&root).map_err(|error| error.to_string())));
+            outbox.send(Message::BusScanned(BusSnapshot::read(&root).map_err(|error| error.to_string())));
         });
         if spawned.is_err() {
-            self.plug.looking = false;
+            self.hotplug.scanning = false;
         }
     }
 
-    pub(super) fn looked(&mut self, look: Result<Look, String>) {
-        self.plug.looking = false;
-        match look {
-            Ok(look) => self.follow_bus(look),
-            Err(text) => self.recorder.event(now_us(), "pci-look-failed", "", &text),
+    pub(super) fn bus_scanned(&mut self, snapshot: Result<BusSnapshot, String>) {
+        self.hotplug.scanning = false;
+        match snapshot {
+            Ok(snapshot) => self.apply_bus_changes(snapshot),
+            Err(text) => self.recorder.event(now_us(), "pci-scan-failed", "", &text),
         }
-        if self.plug.again {
-            self.look();
+        if self.hotplug.rescan {
+            self.scan_bus();
         }
     }
 
-    fn follow_bus(&mut self, look: Look) {
-        let known: Vec<(Address, Standing)> =
-            self.gpus.entries.iter().map(|entry| (entry.row.pci, entry.standing)).collect();
-        let changes = changes(&known, &look);
+    fn apply_bus_changes(&mut self, snapshot: BusSnapshot) {
+        let known: Vec<(Address, DriverState)> =
+            self.gpus.entries.iter().map(|entry| (entry.row.pci, entry.driver_state)).collect();
+        let changes = changes(&known, &snapshot);
         if changes.is_empty() {
             return;
         }
-        self.functions = std::sync::Arc::new(look.functions);
+        self.functions = std::sync::Arc::new(snapshot.functions);
         for change in changes {
             match change {
-                Change::Left(pci) => self.gpu_left(pci, Standing::Absent, "it was taken out of the guest"),
-                Change::LetGo(pci) => {
-                    self.gpu_left(pci, Standing::Released, "its driver is being taken off it, so it was let go");
+                Change::Removed(pci) => self.gpu_removed(pci, DriverState::Absent, "it was removed from the guest"),
+                Change::Unbound(pci) => {
+                    self.gpu_removed(pci, DriverState::Released, "its driver is being unbound, so it was closed");
                 }
-                Change::Came { pci, device, bound } => self.gpu_came(pci, device, bound),
+                Change::Added { pci, device, bound } => self.gpu_added(pci, device, bound),
                 Change::Bound(pci) => self.gpu_bound(pci),
             }
         }
     }
 
     /// Indices are the order of addresses among the GPUs that are here, as the
-    /// host counts them too: they change when one comes or leaves. Who goes by
-    /// address is never mistaken.
+    /// host counts them too: they change when a GPU is added or removed. Addresses
+    /// do not change.
     fn renumber(&mut self) {
         let mut here: Vec<(Address, usize)> = Vec::new();
         for (at, entry) in self.gpus.entries.iter().enumerate() {
-            if matches!(entry.standing, Standing::Driven | Standing::Waiting) {
+            if matches!(entry.driver_state, DriverState::Driven | DriverState::Waiting) {
                 here.push((entry.row.pci, at));
             }
         }
@@ -171,11 +170,11 @@ impl Supervisor {
         }
     }
 
-    /// A GPU is here that was not.
-    fn gpu_came(&mut self, pci: Address, device: u16, bound: bool) {
+    /// Adds a GPU.
+    fn gpu_added(&mut self, pci: Address, device: u16, bound: bool) {
         let gpu = self.gpus.entries.iter().position(|entry| entry.row.pci == pci).unwrap_or(self.gpus.entries.len());
         let mut entry = Entry::found(u32::MAX, pci, device);
-        entry.standing = Standing::Waiting;
+        entry.driver_state = DriverState::Waiting;
         entry.bind_by = Some(now_us().saturating_add(BIND_US));
         if gpu < self.gpus.entries.len() {
             self.gpus.entries[gpu] = entry;
@@ -184,9 +183,9 @@ impl Supervisor {
         }
         self.renumber();
         let index = self.gpus.entries[gpu].row.index;
-        self.recorder.event(now_us(), "gpu-plugged", &pci.to_string(), &format!("index {index}"));
+        self.recorder.event(now_us(), "gpu-hotplugged", &pci.to_string(), &format!("index {index}"));
         self.publish_gpus();
-        if !self.follow_mode(gpu) {
+        if !self.update_mode(gpu) {
             return;
         }
         if bound {
@@ -196,8 +195,8 @@ impl Supervisor {
         }
     }
 
-    /// A guest that had no GPU is of another mode now. `false` if this one attaches none.
-    fn follow_mode(&mut self, gpu: usize) -> bool {
+    /// Decides the mode again for the first GPU. `false` if the mode attaches no GPUs.
+    fn update_mode(&mut self, gpu: usize) -> bool {
         let attaches = |supervisor: &Self| supervisor.decision.as_ref().is_some_and(|decision| decision.attach);
         if !attaches(self)
             && let Some((_, Product::Mode(decision))) = actions::at_once(Action::Mode, &self.inputs())
@@ -219,10 +218,10 @@ impl Supervisor {
 
     /// Loads the driver for the first GPU of a guest that had none.
     fn load_driver(&mut self) {
-        if self.plug.loading {
+        if self.hotplug.loading {
             return;
         }
-        self.plug.loading = true;
+        self.hotplug.loading = true;
         let (inputs, outbox) = (self.inputs(), self.outbox.clone());
         let thread = std::thread::Builder::new().name("driver".to_owned()).stack_size(STACK);
         let spawned = thread.spawn(move || outbox.send(Message::Driver(actions::load_driver(&inputs))));
@@ -231,28 +230,28 @@ impl Supervisor {
         }
     }
 
-    /// The module's start takes all GPUs that are there; the next look finds them taken.
+    /// The module's init binds all present GPUs; the next scan finds them bound.
     pub(super) fn driver_loaded(&mut self, result: Result<String, String>) {
-        self.plug.loading = false;
+        self.hotplug.loading = false;
         self.read_whole_log();
         match result {
             Ok(text) => self.recorder.event(now_us(), "driver-loaded", "", &text),
             Err(text) => {
                 for gpu in 0..self.gpus.entries.len() {
-                    if self.gpus.entries[gpu].standing == Standing::Waiting {
+                    if self.gpus.entries[gpu].driver_state == DriverState::Waiting {
                         self.give_up(gpu, "module", &text);
                     }
                 }
             }
         }
-        self.look();
+        self.scan_bus();
     }
 
-    /// The driver has a GPU: its node is made, on a thread.
+    /// Creates the device node of a bound GPU, on a thread.
     fn gpu_bound(&mut self, pci: Address) {
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.row.pci == pci) else { return };
         let entry = &mut self.gpus.entries[gpu];
-        (entry.standing, entry.bind_by) = (Standing::Driven, None);
+        (entry.driver_state, entry.bind_by) = (DriverState::Driven, None);
         let (root, channels, outbox) = (self.root.clone(), self.params.imex_channels, self.outbox.clone());
         let thread = std::thread::Builder::new().name(format!("nodes-{pci}")).stack_size(STACK);
         let spawned = thread.spawn(move || {
@@ -271,7 +270,7 @@ impl Supervisor {
 
     pub(super) fn node_made(&mut self, pci: Address, minor: Result<u32, String>) {
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.row.pci == pci) else { return };
-        if self.gpus.entries[gpu].standing != Standing::Driven || self.shutdown.is_some() {
+        if self.gpus.entries[gpu].driver_state != DriverState::Driven || self.shutdown.is_some() {
             return;
         }
         match &minor {
@@ -284,22 +283,22 @@ impl Supervisor {
         let begin = minor.is_ok();
         self.gpus.entries[gpu].minor = minor;
         self.gpus.entries[gpu].begin = begin;
-        self.begin_plugged(gpu);
+        self.begin_hotplugged(gpu);
     }
 
-    /// Those that the driver has not taken in time.
-    pub(super) fn watch_plugged(&mut self, now: u64) {
+    /// Fails the GPUs that were not bound in time.
+    pub(super) fn watch_hotplugged(&mut self, now: u64) {
         for gpu in 0..self.gpus.entries.len() {
             if self.gpus.entries[gpu].bind_by.is_some_and(|at| at <= now) {
                 self.gpus.entries[gpu].bind_by = None;
                 self.read_whole_log();
-                let text = format!("the driver has not taken it in {} s", BIND_US / 1_000_000);
+                let text = format!("the driver did not bind it within {} s", BIND_US / 1_000_000);
                 self.give_up(gpu, "probe", &text);
             }
         }
     }
 
-    /// A GPU that cannot be served now. One that the driver takes later is.
+    /// Marks a GPU as failed. If the driver binds it later, it is attached.
     fn give_up(&mut self, gpu: usize, step: &str, text: &str) {
         let Some(entry) = self.gpus.entries.get_mut(gpu) else { return };
         entry.bind_by = None;
@@ -312,19 +311,22 @@ impl Supervisor {
         });
     }
 
-    /// A GPU is not to be used any more: first in no file, then told, then closed.
-    fn gpu_left(&mut self, pci: Address, standing: Standing, why: &str) {
+    /// Removes a GPU: first from the CDI file, then published, then closed.
+    fn gpu_removed(&mut self, pci: Address, driver_state: DriverState, why: &str) {
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.row.pci == pci) else { return };
         let entry = &mut self.gpus.entries[gpu];
-        let was = entry.standing;
-        entry.standing = standing;
+        let was = entry.driver_state;
+        entry.driver_state = driver_state;
         entry.bind_by = None;
         let phase = entry.row.phase;
         let held = entry.held.take();
         self.gpus.catalogue.forget(pci);
         // One that never was driven (no driver in the image, one that failed) has nothing to be taken off.
-        if standing == Standing::Released && held.is_none() && matches!(phase, GpuPhase::Found | GpuPhase::Failed) {
-            entry.standing = was;
+        if driver_state == DriverState::Released
+            && held.is_none()
+            && matches!(phase, GpuPhase::Found | GpuPhase::Failed)
+        {
+            entry.driver_state = was;
             return;
         }
         if let Ok(minor) = entry.minor {

@@ -3,22 +3,22 @@
 use firstlight_cmdline::Param;
 use firstlight_verity::{Params, ParamsError, extension};
 
-/// What is shown of a text that was refused.
+/// Characters shown of rejected text.
 const SHOWN: usize = 60;
 
-/// One that is to be mounted.
+/// A requested extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ExtensionRequest {
     /// Its name.
     pub name: String,
-    /// What its disk has to be.
+    /// The dm-verity parameters of its disk.
     pub params: Params,
 }
 
-/// A parameter that names none.
+/// An invalid extension parameter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// By a name that no extension has.
+pub enum InvalidRequest {
+    /// An invalid extension name.
     #[error("kernel parameter {0:?}: {source}", source = extension::InvalidName)]
     Name(String),
     /// Without a value: its disk would be mounted unchecked.
@@ -40,23 +40,23 @@ pub enum Refused {
     Twice(String),
 }
 
-/// All that is asked for.
+/// All requested extensions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// What is to be mounted.
-    pub wanted: Vec<Wanted>,
-    /// What cannot be, and why.
-    pub refused: Vec<Refused>,
+pub struct ExtensionRequests {
+    /// Valid requests.
+    pub requested: Vec<ExtensionRequest>,
+    /// Invalid requests.
+    pub rejected: Vec<InvalidRequest>,
 }
 
-impl Asked {
+impl ExtensionRequests {
     /// Takes a parameter; `false` if it is about something else.
     pub fn take(&mut self, param: &Param) -> bool {
         let Some(name) = extension::name_from_parameter(&param.key) else { return false };
-        match wanted(name, param) {
-            Ok(wanted) if self.has(&wanted.name) => self.refused.push(Refused::Twice(wanted.name)),
-            Ok(wanted) => self.wanted.push(wanted),
-            Err(refused) => self.refused.push(refused),
+        match requested(name, param) {
+            Ok(requested) if self.has(&requested.name) => self.rejected.push(InvalidRequest::Twice(requested.name)),
+            Ok(requested) => self.requested.push(requested),
+            Err(rejected) => self.rejected.push(rejected),
         }
         true
     }
@@ -64,29 +64,29 @@ impl Asked {
     /// Whether nothing is said about extensions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.wanted.is_empty() && self.refused.is_empty()
+        self.requested.is_empty() && self.rejected.is_empty()
     }
 
     /// Whether one of that name is to be mounted.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.wanted.iter().any(|wanted| wanted.name == name)
+        self.requested.iter().any(|requested| requested.name == name)
     }
 }
 
-fn wanted(name: &str, param: &Param) -> Result<Wanted, Refused> {
+fn requested(name: &str, param: &Param) -> Result<ExtensionRequest, InvalidRequest> {
     let name = match extension::check(name) {
         Ok(()) => name.to_owned(),
-        Err(_) => return Err(Refused::Name(param.key.chars().take(SHOWN).collect())),
+        Err(_) => return Err(InvalidRequest::Name(param.key.chars().take(SHOWN).collect())),
     };
     match param.value.as_deref() {
-        None | Some("") => Err(Refused::Unchecked(name)),
+        None | Some("") => Err(InvalidRequest::Unchecked(name)),
         Some(value) => match value.parse() {
-            Ok(params) => Ok(Wanted { name, params }),
+            Ok(params) => Ok(ExtensionRequest { name, params }),
             Err(error) => {
                 let ParamsError { key, reason } = error;
                 let source = ParamsError { key: key.chars().take(SHOWN).collect(), reason };
-                Err(Refused::Params { name, source })
+                Err(InvalidRequest::Params { name, source })
             }
         },
     }
@@ -98,12 +98,12 @@ mod tests {
     use firstlight_cmdline::CommandLine;
     use proptest::prelude::*;
 
-    fn asked(line: &str) -> Asked {
-        let mut asked = Asked::default();
+    fn requests(line: &str) -> ExtensionRequests {
+        let mut requests = ExtensionRequests::default();
         for param in CommandLine::parse(line).iter() {
-            asked.take(param);
+            requests.take(param);
         }
-        asked
+        requests
     }
 
     fn params(blocks: u64) -> String {
@@ -112,25 +112,25 @@ mod tests {
     }
 
     #[test]
-    fn what_katas_runtimes_write_is_taken() {
+    fn parameters_of_kata_runtimes_are_accepted() {
         let line = format!(
             "quiet kata.extension.gpu.verity_params={} kata.extension.a_b-1.verity_params=\"{}\"",
             params(7),
             params(8)
         );
-        let asked = asked(&line);
-        assert_eq!(asked.refused, []);
-        let found: Vec<_> = asked.wanted.iter().map(|one| (one.name.as_str(), one.params.data_blocks)).collect();
+        let requests = requests(&line);
+        assert_eq!(requests.rejected, []);
+        let found: Vec<_> = requests.requested.iter().map(|one| (one.name.as_str(), one.params.data_blocks)).collect();
         assert_eq!(found, [("gpu", 7), ("a_b-1", 8)]);
-        assert!(asked.has("gpu") && !asked.has("a") && !asked.is_empty());
+        assert!(requests.has("gpu") && !requests.has("a") && !requests.is_empty());
     }
 
     #[test]
-    fn other_parameters_are_nobodys_business_here() {
+    fn other_parameters_are_ignored() {
         for line in
             ["", "kata.extension.gpu", "kata.extension.gpu.other=1", "extension.gpu.verity_params=1", "agent.log=x"]
         {
-            assert!(asked(line).is_empty(), "{line}");
+            assert!(requests(line).is_empty(), "{line}");
         }
     }
 
@@ -155,22 +155,22 @@ mod tests {
             (format!("kata.extension.gpu.verity_params={}", good.replace("_size=4096", "_size=512")), "4096"),
         ];
         for (line, words) in rows {
-            let asked = asked(&line);
-            assert!(asked.wanted.is_empty(), "{line}");
-            let text = asked.refused[0].to_string();
+            let requests = requests(&line);
+            assert!(requests.requested.is_empty(), "{line}");
+            let text = requests.rejected[0].to_string();
             assert!(text.contains(words), "{line}: {text}");
         }
-        let twice = asked(&format!("kata.extension.a.verity_params={good} kata.extension.a.verity-params={good}"));
-        assert_eq!((twice.wanted.len(), &twice.refused[..]), (1, &[Refused::Twice("a".to_owned())][..]));
+        let twice = requests(&format!("kata.extension.a.verity_params={good} kata.extension.a.verity-params={good}"));
+        assert_eq!((twice.requested.len(), &twice.rejected[..]), (1, &[InvalidRequest::Twice("a".to_owned())][..]));
     }
 
     proptest! {
         #[test]
         fn any_line_is_taken(name in "[a-z_./-]{0,14}", value in "[a-z_=,0-9-]{0,90}") {
-            let asked = asked(&format!("kata.extension.{name}.verity_params={value}"));
-            prop_assert_eq!(asked.wanted.len() + asked.refused.len(), 1);
-            prop_assert!(asked.wanted.iter().all(|one| extension::check(&one.name).is_ok()));
-            prop_assert!(asked.refused.iter().all(|one| one.to_string().len() < 400));
+            let requests = requests(&format!("kata.extension.{name}.verity_params={value}"));
+            prop_assert_eq!(requests.requested.len() + requests.rejected.len(), 1);
+            prop_assert!(requests.requested.iter().all(|one| extension::check(&one.name).is_ok()));
+            prop_assert!(requests.rejected.iter().all(|one| one.to_string().len() < 400));
         }
     }
 }

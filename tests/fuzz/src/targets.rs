@@ -201,12 +201,12 @@ pub(crate) const TARGETS: &[Target] = &[
         read: |bytes| {
             let params = firstlight_init::params::Params::from_command_line(&CommandLine::parse(&text(bytes)));
             let _ = params.for_module("nvidia");
-            for wanted in &params.extensions.wanted {
+            for request in &params.extensions.requested {
                 // It becomes a directory's name and fields of a device-mapper table.
-                assert!((1..=10).contains(&wanted.name.len()) && !wanted.name.contains(['/', '.', ' ']));
-                assert_eq!(wanted.params.target("/dev/a", "/dev/b").split(' ').count(), 10);
+                assert!((1..=10).contains(&request.name.len()) && !request.name.contains(['/', '.', ' ']));
+                assert_eq!(request.params.target("/dev/a", "/dev/b").split(' ').count(), 10);
             }
-            params.extensions.refused.iter().for_each(|refused| assert!(refused.to_string().len() < 1000));
+            params.extensions.rejected.iter().for_each(|rejected| assert!(rejected.to_string().len() < 1000));
         },
     },
     Target { name: "kernel-config", seeds: kernel_configs::CONFIGURATIONS, read: kernel_configs::configuration },

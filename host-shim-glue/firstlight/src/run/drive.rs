@@ -237,7 +237,7 @@ async fn agent_error(vm: &mut Vm, step: &'static str, source: AgentError) -> Run
         return exit_error(vm, step, &exit);
     }
     let record = vm.console().record().map(Box::new);
-    RunError::Agent { step, source, console_tail: vm.console_tail(), record }
+    RunError::Agent { step, source: Box::new(source), console_tail: vm.console_tail(), record }
 }
 
 fn hang_error(vm: &Vm, step: &'static str, elapsed: Duration) -> RunError {

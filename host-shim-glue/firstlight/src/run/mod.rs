@@ -95,7 +95,7 @@ pub enum RunError {
         /// The step of the run.
         step: &'static str,
         /// The agent's error.
-        source: AgentError,
+        source: Box<AgentError>,
         /// The end of the console.
         console_tail: String,
         /// The boot record from the console.

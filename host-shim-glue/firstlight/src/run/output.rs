@@ -170,7 +170,9 @@ pub fn print(report: &Report) -> String {
     let problems = problems(&report.boot_record);
     if !problems.is_empty() {
         let _ = writeln!(text, "degraded: {} problems", problems.len());
-        problems.iter().for_each(|problem| drop(writeln!(text, "  - {}", sanitize(problem))));
+        for problem in &problems {
+            let _ = writeln!(text, "  - {}", sanitize(problem));
+        }
     }
     text
 }

@@ -66,5 +66,5 @@ pub(super) fn configuration(bytes: &[u8]) {
     config.take(&text(bytes), "x.conf");
     assert!(config.options.iter().all(|(module, options)| !module.contains(' ') && !options.contains(['\0', '\n'])));
     assert!(config.complaints.len() <= 16 && config.complaints.iter().all(|text| text.len() < 300));
-    let _ = (config.options("nvidia"), config.company("x"), config.blacklisted("a"));
+    let _ = (config.options("nvidia"), config.soft_dependencies("x"), config.blacklisted("a"));
 }

@@ -1,4 +1,4 @@
-//! Runs cargo and other programs; prints each command, and that it still runs.
+//! Runs cargo and other programs; prints each command, and every minute that it is still running.
 
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use firstlight_lab::binaries::workspace;
 
-/// Runs a program in the workspace's root; its failure is an error that names it.
-pub(crate) fn must(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    must_with(program, arguments, &[])
+/// Runs a program in the workspace's root; fails with an error that contains the command line.
+pub(crate) fn run_program(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    run_program_with(program, arguments, &[])
 }
 
-fn must_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<()> {
+fn run_program_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<()> {
     let shown = format!("{program} {}", arguments.join(" "));
     eprintln!("xtask: {shown}");
     let mut command = Command::new(program);
@@ -25,7 +25,7 @@ fn must_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) ->
     Ok(())
 }
 
-/// How often a command that still runs is named: some compile for minutes without a line.
+/// Interval of "still running" lines: some commands compile for minutes without output.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 fn wait(mut child: Child, shown: &str) -> std::io::Result<ExitStatus> {
@@ -48,7 +48,7 @@ pub(crate) fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
     cargo_with(arguments, &[])
 }
 
-/// Runs cargo with more in its environment.
+/// Runs cargo with additional environment variables.
 pub(crate) fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<()> {
-    must_with(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments, environment)
+    run_program_with(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments, environment)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything that needs no guest.
+//! `cargo xtask check`: formatting, lints, licences and other static checks.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -6,32 +6,32 @@ use std::process::{Command, ExitCode};
 use anyhow::bail;
 use firstlight_lab::binaries::workspace;
 
-use crate::cargo::{cargo, must};
+use crate::cargo::{cargo, run_program};
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
-/// Formatting, lints, licences, documents.
+/// Checks formatting, lints, licences, crate dependencies, discouraged words and generated documents.
 pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&["fmt", "--all", "--check"])?;
-    // Tests that need more than a host has are behind features; they are linted all the same.
+    // Tests with requirements that not every host meets are behind features; they are linted too.
     let features = "firstlight-agent/real,firstlight-init/real,firstlight-lab/online";
     let clippy = ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--features", features];
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
-    deny()?;
+    check_dependencies()?;
     crate::crates::check()?;
     crate::words::check()?;
-    documents()?;
+    check_documents()?;
     crate::conformance::check()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The version that is installed where there is none: the same everywhere.
+/// The version of cargo-deny that is installed, the same on every machine.
 const DENY_VERSION: &str = "0.20.2";
 
-/// Licences, sources and bans, by cargo-deny; kept in the lab's cache.
-fn deny() -> anyhow::Result<()> {
+/// Checks licences, sources and banned crates with cargo-deny, which is installed in the lab's cache.
+fn check_dependencies() -> anyhow::Result<()> {
     let tools = firstlight_lab::cache_root()?.join("tools");
     let installed = tools.join("bin/cargo-deny");
     if !installed.is_file() {
@@ -39,14 +39,13 @@ fn deny() -> anyhow::Result<()> {
         let root = tools.display().to_string();
         cargo(&["install", "--quiet", "--locked", "--root", &root, "--version", DENY_VERSION, "cargo-deny"])?;
     }
-    // Advisories need a database from outside; a machine without one must still
-    // be able to run every check.
+    // Advisories are not checked: their database is downloaded, and all checks must run offline.
     let program = installed.display().to_string();
-    must(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])
+    run_program(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
-/// Tables in documents that come from the code: the document, and the program
-/// and option that print it, which the marker in the document names too.
+/// Generated tables: the document, and the package and option that print the table, which the marker in
+/// the document repeats.
 const TABLES: &[(&str, &str, &str)] = &[
     ("docs/kernel-command-line.md", "firstlight-init", "--print-params"),
     ("docs/kernel-command-line.md", "firstlight-agent", "--print-params"),
@@ -60,20 +59,20 @@ const TABLES: &[(&str, &str, &str)] = &[
 
 const END: &str = "<!-- generated: end -->";
 
-/// What is before a generated part.
-fn begin(program: &str, option: &str) -> String {
+/// Returns the marker before a generated part.
+fn begin_marker(program: &str, option: &str) -> String {
     format!("<!-- generated: {program} {option} -->\n")
 }
 
-/// Compares, or with `FIRSTLIGHT_BLESS=1` rewrites, the generated parts of documents.
-fn documents() -> anyhow::Result<()> {
+/// Compares the generated parts of documents with the code, or rewrites them if `FIRSTLIGHT_BLESS` is set.
+fn check_documents() -> anyhow::Result<()> {
     for (document, package, option) in TABLES {
         let path = workspace().join(document);
         let text = std::fs::read_to_string(&path)?;
         let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let mut command = Command::new(program);
         command.current_dir(workspace()).args(["run", "--quiet", "--locked", "--package", package]);
-        // An example prints a table that is no business of its program.
+        // A table that the program itself does not need to print is printed by an example.
         match option.strip_prefix("--example ") {
             Some(example) => command.args(["--example", example]),
             None => command.arg("--").args(option.split(' ')),
@@ -82,23 +81,23 @@ fn documents() -> anyhow::Result<()> {
         if !output.status.success() {
             bail!("{package} {option} failed: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let wanted = replaced(&text, &begin(package, option), &String::from_utf8(output.stdout)?, &path)?;
-        if wanted == text {
+        let expected = replace_table(&text, &begin_marker(package, option), &String::from_utf8(output.stdout)?, &path)?;
+        if expected == text {
             continue;
         }
         if std::env::var_os("FIRSTLIGHT_BLESS").is_some() {
-            std::fs::write(&path, wanted)?;
+            std::fs::write(&path, expected)?;
             eprintln!("xtask: {document} rewritten");
         } else {
-            bail!("{document} is not what the code prints: run FIRSTLIGHT_BLESS=1 cargo xtask check");
+            bail!("{document} differs from what the code prints: run FIRSTLIGHT_BLESS=1 cargo xtask check");
         }
     }
     Ok(())
 }
 
-fn replaced(text: &str, begin: &str, table: &str, path: &Path) -> anyhow::Result<String> {
+fn replace_table(text: &str, begin: &str, table: &str, path: &Path) -> anyhow::Result<String> {
     let parts = text.split_once(begin).and_then(|(head, rest)| rest.split_once(END).map(|(_, tail)| (head, tail)));
-    let Some((head, tail)) = parts else { bail!("{}: no part {begin:?}", path.display()) };
+    let Some((head, tail)) = parts else { bail!("{}: marker not found: {begin:?}", path.display()) };
     Ok(format!("{head}{begin}{table}{END}{tail}"))
 }
 
@@ -108,10 +107,10 @@ mod tests {
 
     #[test]
     fn generated_part_is_replaced_and_must_exist() {
-        let (one, two) = (begin("a", "--x"), begin("b", "--x"));
+        let (one, two) = (begin_marker("a", "--x"), begin_marker("b", "--x"));
         let text = format!("a\n{one}old\n{END}\nb\n{two}other\n{END}\n");
-        let wanted = format!("a\n{one}old\n{END}\nb\n{two}new\n{END}\n");
-        assert_eq!(replaced(&text, &two, "new\n", Path::new("x")).unwrap(), wanted);
-        assert!(replaced("a", &one, "new", Path::new("x")).is_err());
+        let expected = format!("a\n{one}old\n{END}\nb\n{two}new\n{END}\n");
+        assert_eq!(replace_table(&text, &two, "new\n", Path::new("x")).unwrap(), expected);
+        assert!(replace_table("a", &one, "new", Path::new("x")).is_err());
     }
 }

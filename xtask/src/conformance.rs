@@ -1,7 +1,7 @@
 //! The conformance table: every call of the agent, and the tests that prove it.
 //!
-//! The table is written by people, in `docs/agent-conformance.md`; what is
-//! checked is that it has every call of the protocol and that the tests exist.
+//! The table in `docs/agent-conformance.md` is written by hand; the check is that
+//! it has one row for each call of the protocol and that the tests exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,13 +12,13 @@ use firstlight_lab::binaries::workspace;
 
 const DOCUMENT: &str = "docs/agent-conformance.md";
 
-/// The services that the agent serves as Kata's does.
+/// Protocols that the agent shares with kata-agent.
 const PROTOCOLS: &[&str] = &["common/agent-api/proto/agent.proto", "common/agent-api/proto/health.proto"];
 
-/// Where tests may be.
+/// Directories that may contain tests.
 const TESTS: &[&str] = &["agent", "common", "init", "host-shim-glue", "tests", "xtask"];
 
-/// What stands in the second column of a call that is not served, for whatever reason the third gives.
+/// Beginning of the second column of a call that is not implemented; the third column has the reason.
 const REFUSED: &str = "refused";
 
 /// One row: the call, and the names of its tests.
@@ -42,14 +42,14 @@ pub(crate) fn check() -> anyhow::Result<()> {
     for dir in TESTS {
         functions(&root.join(dir), &mut known)?;
     }
-    let complaints = complaints(&rows, &calls, &known);
-    if !complaints.is_empty() {
-        bail!("{DOCUMENT}: {}", complaints.join("; "));
+    let problems = problems(&rows, &calls, &known);
+    if !problems.is_empty() {
+        bail!("{DOCUMENT}: {}", problems.join("; "));
     }
     Ok(())
 }
 
-/// The names of a protocol's calls.
+/// Returns the names of a protocol's calls.
 fn rpcs(proto: &str) -> impl Iterator<Item = String> {
     let name = |line: &str| {
         let rest = line.trim().strip_prefix("rpc ")?;
@@ -58,7 +58,7 @@ fn rpcs(proto: &str) -> impl Iterator<Item = String> {
     proto.lines().filter_map(name).collect::<Vec<_>>().into_iter()
 }
 
-/// Rows whose first cell is one name in backticks.
+/// Returns the rows whose first cell is one name in backticks.
 fn rows(document: &str) -> Vec<Row> {
     let quoted = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
     let row = |line: &str| {
@@ -88,7 +88,7 @@ fn functions(dir: &Path, known: &mut BTreeSet<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn complaints(rows: &[Row], calls: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
+fn problems(rows: &[Row], calls: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
     let mut all = Vec::new();
     for call in calls {
         match rows.iter().filter(|row| row.call == *call).count() {
@@ -104,7 +104,7 @@ fn complaints(rows: &[Row], calls: &BTreeSet<String>, known: &BTreeSet<String>) 
     }
     for row in rows {
         for test in row.tests.iter().filter(|test| !known.contains(*test)) {
-            all.push(format!("{}: there is no test {test}", row.call));
+            all.push(format!("{}: test {test} does not exist", row.call));
         }
     }
     all
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_calls_are_read() {
+    fn rows_and_calls_are_parsed() {
         let calls: Vec<String> = rpcs("service X {\n  rpc Check(CheckRequest) returns (Y);\n// rpc No\n}").collect();
         assert_eq!(calls, ["Check"]);
         let read = rows("| call | test |\n|---|---|\n| `Check` | `a_b`, `c` | why |\n| `Resize` | refused | |\ntext\n");
@@ -128,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_rows_and_tests_are_reported() {
         let rows = rows("| `A` | `exists` |\n| `B` | |\n| `D` | `gone` |\n");
-        let found = complaints(&rows, &set(&["A", "B", "C"]), &set(&["exists"]));
-        assert_eq!(found, ["no row for C", "B has no test", "D: there is no test gone"]);
+        let found = problems(&rows, &set(&["A", "B", "C"]), &set(&["exists"]));
+        assert_eq!(found, ["no row for C", "B has no test", "D: test gone does not exist"]);
     }
 }

@@ -1,7 +1,7 @@
-//! Which crate may use which, checked against `cargo metadata`.
+//! Checks the dependencies between the workspace's crates against a table.
 //!
 //! A crate's area is the first directory of its path. Development dependencies
-//! are free: tests may use everything.
+//! are not restricted: tests may use everything.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use firstlight_lab::binaries::workspace;
 use serde::Deserialize;
 
-/// Areas, and the areas that their crates may use besides their own.
+/// Areas, and the areas that their crates may depend on besides their own.
 const AREAS: &[(&str, &[&str])] = &[
     ("common", &[]),
     ("init", &["common"]),
@@ -19,12 +19,12 @@ const AREAS: &[(&str, &[&str])] = &[
     ("fm-service-vm", &["common"]),
     ("image-builder", &["common"]),
     ("host-shim-glue", &["common"]),
-    // Nothing of these ships.
+    // Not part of any product.
     ("tests", &["common", "init", "agent", "fm-service-vm", "image-builder", "host-shim-glue"]),
     ("xtask", &["common", "image-builder", "host-shim-glue", "tests"]),
 ];
 
-/// Uses that the table does not allow: crate, what it uses, why.
+/// Permitted dependencies that the table does not allow: crate, dependency, reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("firstlight", "firstlight-image-builder", "reads the record of built images; ends with the image contract"),
     ("firstlight-service-vm", "firstlight-image-builder", "reads the record of built images, too"),
@@ -49,11 +49,11 @@ struct Dependency {
     name: String,
     /// None, `dev` or `build`.
     kind: Option<String>,
-    /// Where the crate is, if it is one of the workspace's.
+    /// The crate's directory, if it is in the workspace.
     path: Option<PathBuf>,
 }
 
-/// Fails when a crate uses what it may not, or an exception is superfluous.
+/// Fails if a crate has a dependency that the table does not allow, or an exception is unused.
 pub(crate) fn check() -> anyhow::Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut command = Command::new(cargo);
@@ -70,7 +70,7 @@ pub(crate) fn check() -> anyhow::Result<()> {
     bail!("{}\nthe rules are in xtask/src/crates.rs", errors.join("\n"))
 }
 
-/// The first directory of a crate's path.
+/// Returns the first directory of a crate's path.
 fn area(path: &Path, root: &Path) -> Option<String> {
     let first = path.strip_prefix(root).ok()?.components().next()?;
     Some(first.as_os_str().to_string_lossy().into_owned())
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    fn judged(packages: Vec<Package>, exceptions: &[(&str, &str, &str)]) -> Vec<String> {
+    fn errors_of(packages: Vec<Package>, exceptions: &[(&str, &str, &str)]) -> Vec<String> {
         let workspace_members = packages.iter().map(|package| package.id.clone()).collect();
         errors(&Metadata { packages, workspace_members }, Path::new("/w"), exceptions)
     }
@@ -142,21 +142,21 @@ mod tests {
     #[test]
     fn product_may_use_common_and_its_own_area_only() {
         let fine = package("a", "init", &[("b", "common", None), ("c", "init", Some("build")), ("serde", "", None)]);
-        assert_eq!(judged(vec![fine], &[]), Vec::<String>::new());
+        assert_eq!(errors_of(vec![fine], &[]), Vec::<String>::new());
         for (area, kind) in [("tests", None), ("agent", None), ("tests", Some("build"))] {
             let bad = package("a", "init", &[("x", area, kind)]);
-            let errors = judged(vec![bad], &[]);
+            let errors = errors_of(vec![bad], &[]);
             assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(errors[0].contains("a (init) uses x") && errors[0].contains("init, common"), "{errors:?}");
         }
-        assert!(judged(vec![package("a", "init", &[("x", "tests", Some("dev"))])], &[]).is_empty());
-        assert!(judged(vec![package("a", "new", &[])], &[])[0].contains("not in the table"));
+        assert!(errors_of(vec![package("a", "init", &[("x", "tests", Some("dev"))])], &[]).is_empty());
+        assert!(errors_of(vec![package("a", "new", &[])], &[])[0].contains("not in the table"));
     }
 
     #[test]
-    fn exception_has_to_be_needed() {
+    fn unused_exception_is_an_error() {
         let bad = || vec![package("a", "init", &[("x", "agent", None)])];
-        assert!(judged(bad(), &[("a", "x", "why")]).is_empty());
-        assert!(judged(bad(), &[("a", "x", "why"), ("b", "x", "why")])[0].contains("remove the exception"));
+        assert!(errors_of(bad(), &[("a", "x", "why")]).is_empty());
+        assert!(errors_of(bad(), &[("a", "x", "why"), ("b", "x", "why")])[0].contains("remove the exception"));
     }
 }

@@ -13,24 +13,24 @@ pub(crate) struct Args {
     /// Seconds per target; 10 if not given.
     #[arg(long)]
     seconds: Option<u64>,
-    /// Half a minute for each reader of what host and kernel say first hand, two seconds for the others, after a look
-    /// at whether guidance works; part of `test`.
+    /// Run each target that parses direct input of the host or kernel for 30 seconds and the others for two, after a
+    /// self-check of coverage guidance; part of `test`.
     #[arg(long, conflicts_with = "seconds")]
     smoke: bool,
-    /// Write what reached something new into tests/fuzz/corpus, and take out what is superfluous there.
+    /// Write inputs with new coverage to tests/fuzz/corpus, and remove redundant ones there.
     #[arg(long)]
     grow: bool,
-    /// Run this one input, as a failure's message says.
+    /// Replay this one input; a failure's message contains the command.
     #[arg(long, requires = "target")]
     replay: Option<PathBuf>,
     /// Only targets whose name contains this.
     target: Option<String>,
 }
 
-/// The machine that everything is compiled for; named so that the flags are not used for build scripts.
+/// The compilation target; given explicitly so that the flags do not apply to build scripts.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Counters on every edge. All of this is in the stable compiler.
+/// Compiler flags that add counters to every edge; all are available in the stable compiler.
 const COVERAGE: (&str, &str) = (
     "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
     "-C passes=sancov-module -C llvm-args=-sanitizer-coverage-level=3 \
@@ -59,7 +59,7 @@ pub(crate) fn fuzz(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What CI runs.
+/// Runs `fuzz --smoke`, a step of `test`.
 pub(crate) fn smoke() -> anyhow::Result<()> {
     let args = Args { seconds: None, smoke: true, grow: false, replay: None, target: None };
     fuzz(&args).map(drop)
@@ -70,11 +70,11 @@ pub(crate) fn smoke() -> anyhow::Result<()> {
 enum Build {
     /// Counters in every crate, optimised: for long runs.
     Covered,
-    /// Counters in our crates alone; dependencies are those of the other tests.
+    /// Counters in our crates only; dependencies are shared with the other tests.
     Shared,
 }
 
-/// cargo runs this in the place of rustc, for the workspace's crates only.
+/// The wrapper that cargo runs instead of rustc for the workspace's crates.
 const WRAPPER: &str = "tests/fuzz/rustc-with-counters.sh";
 
 fn run(build: Build, arguments: &[&str]) -> anyhow::Result<()> {
@@ -86,7 +86,7 @@ fn run(build: Build, arguments: &[&str]) -> anyhow::Result<()> {
         }
         Build::Shared => {
             let wrapper = workspace().join(WRAPPER).display().to_string();
-            // Faster targets; dependencies have an optimisation level of their own.
+            // Optimised for speed; dependencies have their own optimisation level.
             let environment = [("RUSTC_WORKSPACE_WRAPPER", wrapper.as_str()), ("CARGO_PROFILE_DEV_OPT_LEVEL", "1")];
             cargo_with(&[&["run", "--locked"], &package[..], arguments].concat(), &environment)
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-test`: the agent beside a real NVIDIA driver.
+//! `cargo xtask gpu-test`: tests the agent with a real NVIDIA driver.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -12,25 +12,25 @@ use crate::bundle;
 /// Options of `gpu-test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only make a directory that runs on a machine without cargo: copy it there and run DIR/gpu-test as root.
+    /// Only create a directory that runs on a machine without cargo: copy it there and run DIR/gpu-test as root.
     #[arg(long, value_name = "DIR")]
     bundle: Option<PathBuf>,
-    /// Write the figures here.
+    /// Write the figures to this file.
     #[arg(long, value_name = "FILE", conflicts_with = "bundle")]
     json: Option<PathBuf>,
-    /// Which GPU, by its position in PCI order.
+    /// The GPU to test, by its position in PCI order.
     #[arg(long, default_value_t = 0, value_name = "N")]
     gpu: usize,
 }
 
-/// The most a bundle may weigh, bytes.
+/// Maximum size of the bundle, bytes.
 const BUDGET: u64 = 60_000_000;
 
-/// Makes the bundle, and runs it unless it is for elsewhere.
+/// Creates the bundle, and runs it here unless `--bundle` is given.
 pub(crate) fn gpu_test(args: &Args) -> anyhow::Result<ExitCode> {
     let dir = args.bundle.clone().unwrap_or_else(|| target().join("gpu-bundle"));
     let programs = gpu_bundle::make(&dir)?;
-    let bytes = bundle::judge(&dir, &programs, BUDGET)?;
+    let bytes = bundle::check_size(&dir, &programs, BUDGET)?;
     if args.bundle.is_some() {
         eprintln!("xtask: {} has {} kB; on a machine with an NVIDIA driver, as root:", dir.display(), bytes / 1000);
         eprintln!("  {}/gpu-test --json gpu.json", dir.display());

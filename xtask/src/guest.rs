@@ -1,4 +1,4 @@
-//! One boot of a lab guest with one container, for `run` and for the benches.
+//! Boots a lab guest and runs one container in it, for `run`, `bench` and `soak`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use firstlight::run::{self, Deadlines, Outputs, Report, Run, RunError};
 use firstlight_lab::{Guest, Lab};
 use firstlight_vm::{Interrupted, or_interrupted};
 
-/// `firstlight.attach`.
+/// Values of the kernel parameter `firstlight.attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Attach {
     /// All GPUs at once.
     Parallel,
     /// One after the other.
     Serial,
-    /// All at once, then one after the other those that failed.
+    /// All at once; those that failed are retried one after the other.
     Auto,
 }
 
@@ -30,28 +30,28 @@ impl Attach {
     }
 }
 
-/// What to boot and what to run in it.
+/// The guest to boot and the container to run in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Boot {
     pub(crate) guest: Guest,
     /// CDI names of GPUs for the container.
     pub(crate) devices: Vec<String>,
-    /// Empty for the default probe.
+    /// Arguments of the container's process; empty for the default probe.
     pub(crate) command: Vec<String>,
-    /// An OCI layout; the lab's busybox if none.
+    /// An OCI image layout; the lab's busybox image if none.
     pub(crate) image: Option<PathBuf>,
     pub(crate) keep: bool,
 }
 
-/// How a boot went.
-pub(crate) enum Ended {
+/// Result of a boot.
+pub(crate) enum BootResult {
     Report(Box<Report>),
     Failed(RunError),
     Interrupted(Interrupted),
 }
 
-/// Boots and runs; `say` gets a line per step.
-pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMut(&str)) -> anyhow::Result<Ended> {
+/// Boots a guest and runs its container; `say` receives a line per step.
+pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMut(&str)) -> anyhow::Result<BootResult> {
     let _lock = outputs.prepare()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
@@ -69,18 +69,18 @@ pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMu
             anyhow::Ok(run::run(&plan, say).await)
         };
         Ok(match or_interrupted(work).await {
-            Err(signal) => Ended::Interrupted(signal),
+            Err(signal) => BootResult::Interrupted(signal),
             Ok(result) => match result? {
-                Ok(report) => Ended::Report(Box::new(report)),
-                Err(error) => Ended::Failed(error),
+                Ok(report) => BootResult::Report(Box::new(report)),
+                Err(error) => BootResult::Failed(error),
             },
         })
     })
 }
 
-/// The usual bounds, longer by what the GPUs are told to take one after the other.
+/// The default deadlines, with CreateContainer's extended by twice the configured attach times of all GPUs.
 fn deadlines(guest: &Guest) -> Deadlines {
     let attach: u64 = guest.devices.iter().filter_map(|gpu| gpu.attach_ms).map(u64::from).sum();
-    let usual = Deadlines::default();
-    Deadlines { create: usual.create + Duration::from_millis(attach * 2), ..usual }
+    let default = Deadlines::default();
+    Deadlines { create: default.create + Duration::from_millis(attach * 2), ..default }
 }

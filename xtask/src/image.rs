@@ -1,4 +1,4 @@
-//! `cargo xtask image`: the images of `manifests/`, as they ship.
+//! `cargo xtask image`: builds the release images of `manifests/`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,30 +13,30 @@ use firstlight_lab::shipped::Programs;
 use firstlight_lab::{Lab, Toolbox, cache_root, shipped};
 use firstlight_vm::or_interrupted;
 
-/// For a boot that is translated, on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Timeout of a boot, for TCG on a busy machine.
+const BOOT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Options of `image`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which, such as base or gpu-550; if none is named, all that need nothing which is not free.
+    /// Images to build, such as base or gpu-550 [default: all that need no separately supplied archive].
     names: Vec<String>,
-    /// A value for ${NAME} in the manifests, such as where an archive is; may be given again.
+    /// A value for ${NAME} in the manifests, such as the path of an archive; may be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
-    /// Each gets a directory of its own in here.
+    /// Output directory; each image gets a subdirectory of its name.
     #[arg(long, value_name = "DIR", default_value = "out/images")]
     out: PathBuf,
-    /// Write beside each what it was built from, with all hashes: NAME.lock.
+    /// Write a lock file NAME.lock to each image's directory: all inputs, with their hashes.
     #[arg(long, conflicts_with = "locked")]
     lock: bool,
-    /// Build from exactly what NAME.lock of this directory names, or of its directories of each name.
+    /// Build from exactly the inputs in DIR/NAME.lock or DIR/NAME/NAME.lock.
     #[arg(long, value_name = "DIR")]
     locked: Option<PathBuf>,
-    /// Boot each in the lab's QEMU, and show how that went.
+    /// Boot each image in the lab's QEMU and print its boot record.
     #[arg(long)]
     boot: bool,
-    /// Install system packages that are missing without asking.
+    /// Install missing system packages without asking.
     #[arg(long)]
     yes: bool,
 }
@@ -48,7 +48,7 @@ fn assignment(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Builds our programs and the images with them, and prints their sizes.
+/// Builds our programs and the images, and prints the images' sizes.
 pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let all = shipped::all().context("list the directory manifests")?;
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
@@ -56,7 +56,7 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let free = shipped::names().context("read the directory manifests")?;
     let names = if args.names.is_empty() { &free } else { &args.names };
-    // What is missing is better told before the programs are built.
+    // Reports missing values before the programs are built, which takes minutes.
     let none = Programs {
         init: "/init".into(),
         agent: "/agent".into(),
@@ -82,14 +82,14 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     let toolbox = args.boot.then(|| Toolbox::prepare(&cache, shipped::progress())).transpose()?;
     let (mut lines, mut boots) = (Vec::new(), Vec::new());
     for name in names {
-        let image = built(args, name, &programs, &cache)?;
+        let image = build_image(args, name, &programs, &cache)?;
         let contents = &image.contents;
         let packed = contents.outputs.iter().find(|(file, _)| file.starts_with("initrd") || file.ends_with(".img"));
         let (file, bytes) = packed.map_or(("", 0), |(file, bytes)| (file.as_str(), bytes.size));
         let driver = contents.driver.as_ref().map_or("", |driver| &driver.version);
         let (raw, release) = (contents.file_bytes, &contents.kernel_release);
         if let Some(toolbox) = toolbox.as_ref().filter(|_| contents.extension.is_none()) {
-            boots.push((name, booted(toolbox, &args.out.join(name))?));
+            boots.push((name, boot_image(toolbox, &args.out.join(name))?));
         }
         lines.push(format!("| {name} | {release} | {driver} | `{file}` | {bytes} | {raw} |"));
     }
@@ -110,8 +110,8 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if all_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// An image, with or by its lock if that is asked for.
-fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::Result<Image> {
+/// Builds an image; writes its lock file, or builds from one, if requested.
+fn build_image(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::Result<Image> {
     let out = args.out.join(name);
     let (progress, file) = (shipped::progress(), format!("{name}.lock"));
     let variables = args.set.iter().cloned().collect();
@@ -137,16 +137,20 @@ fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::
     }
     let (image, verdict) = locked::build_by(&task)?;
     match verdict {
-        Verdict::Same => progress.say(format_args!("{name}: byte for byte what {} has", lock.display())),
-        Verdict::OtherInputs(which) => progress.say(format_args!("{name}: other than {}: {which}", lock.display())),
+        Verdict::Same => {
+            progress.say(format_args!("{name}: byte for byte identical to the image of {}", lock.display()))
+        }
+        Verdict::OtherInputs(which) => {
+            progress.say(format_args!("{name}: differs from the image of {}: {which}", lock.display()))
+        }
     }
     Ok(image)
 }
 
-fn booted(toolbox: &Toolbox, dir: &Path) -> anyhow::Result<Report> {
+fn boot_image(toolbox: &Toolbox, dir: &Path) -> anyhow::Result<Report> {
     let machine = toolbox.boot(dir).machine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    match runtime.block_on(or_interrupted(boot::boot(&machine, PATIENCE, None))) {
+    match runtime.block_on(or_interrupted(boot::boot(&machine, BOOT_TIMEOUT, None))) {
         Err(signal) => bail!("interrupted by signal {}", signal.0),
         Ok(report) => Ok(report?),
     }

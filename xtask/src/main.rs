@@ -1,4 +1,4 @@
-//! `cargo xtask`: the one door for contributors.
+//! `cargo xtask`: the contributors' command.
 #![forbid(unsafe_code)]
 
 mod agent_tests;
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Everything that is done to this repository, by name.
+/// Development tasks of this repository.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
 struct Cli {
@@ -35,37 +35,37 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Set up, build, boot a guest with synthetic GPUs, run a container in it, show the boot.
+    /// Build, boot a guest with synthetic GPUs, run a container in it, show the boot as a table.
     Run(run::Args),
-    /// Check, then run every test, the lab's included.
+    /// Run all checks, unit tests and lab scenarios.
     Test(test::Args),
-    /// Formatting, lints, licences, documents.
+    /// Check formatting, lints, licences, crate dependencies, discouraged words and generated documents.
     Check(check::Args),
-    /// Measure; prints figures, with --json into a file.
+    /// Run a benchmark and print its figures; --json writes them to a file.
     Bench(bench::Args),
-    /// The agent beside a real NVIDIA driver: one container, one GPU, one CUDA kernel.
+    /// Test the agent with a real NVIDIA driver: one container, one GPU, one CUDA kernel.
     GpuTest(gpu_test::Args),
-    /// A directory with the agent's own tests with real containers, for another machine.
+    /// Create a directory with the agent's tests with real containers, to run on another machine.
     AgentTests(agent_tests::Args),
-    /// Feed inputs, guided by coverage, to everything that reads somebody else's bytes.
+    /// Run coverage-guided fuzzing of every parser of untrusted input.
     Fuzz(fuzz::Args),
-    /// Boots in a row, none of which may hang.
+    /// Repeat boots, fabric cycles or scenarios; stop at the first boot that fails or hangs.
     Soak(soak::Args),
-    /// The images of `manifests/`, as they ship: our programs, Debian's kernel, NVIDIA's driver.
+    /// Build the release images of `manifests/`: our programs, Debian's kernel, NVIDIA's driver.
     Image(image::Args),
-    /// Sizes of the guest's programs against their budgets.
+    /// Compare the sizes of the guest's programs with their budgets.
     Size,
 }
 
 fn main() -> ExitCode {
-    // Causes, but no backtrace: that helps nobody who typed a command.
-    do_it().unwrap_or_else(|error| {
+    // The chain of causes without a backtrace, which is of no use to the user of a command.
+    dispatch().unwrap_or_else(|error| {
         eprintln!("xtask: {}", firstlight::explain(error.as_ref()));
         ExitCode::FAILURE
     })
 }
 
-fn do_it() -> anyhow::Result<ExitCode> {
+fn dispatch() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Test(args) => test::test(&args),

@@ -1,4 +1,4 @@
-//! `cargo xtask run`: what a newcomer types first.
+//! `cargo xtask run`: boots a guest of the lab with synthetic GPUs and runs a container in it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,44 +9,45 @@ use firstlight::run::{Outputs, print};
 use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
-use crate::guest::{Attach, Boot, Ended, boot};
+use crate::guest::{Attach, Boot, BootResult, boot};
 use crate::steps::{Step, Steps};
 
-/// The code with which `--fail-gpu` lets a GPU fail: the resource manager's "cannot initialise adapter".
+/// The adapter status of a GPU that fails with `--fail-gpu`: the resource manager's "cannot initialise adapter".
 const FAILURE: u32 = 0x22;
 
 const PREPARE: Step = Step {
     name: "prepare",
     description: "download QEMU and a kernel (about 100 MB), compile the guest's programs, build its image",
-    cold: 240,
+    cold_seconds: 240,
 };
-const BOOT: Step = Step { name: "guest", description: "boot, container, power-off", cold: 20 };
+const BOOT: Step =
+    Step { name: "guest", description: "boot the guest, run the container, power off", cold_seconds: 20 };
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Synthetic H100s in the guest.
+    /// Number of synthetic H100s in the guest.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(0..=8))]
     gpus: u8,
     /// How the guest attaches them.
     #[arg(long, value_enum, default_value_t = Attach::Auto)]
     attach: Attach,
-    /// How many GPUs the container asks for: the first N in PCI order [default: 2, or as many as there are].
+    /// Number of GPUs that the container requests: the first N in PCI order [default: 2, or all if fewer].
     #[arg(long, value_name = "N")]
     request: Option<u8>,
-    /// What the attach of one GPU costs, ms.
+    /// Duration of the attach of one GPU, ms.
     #[arg(long, default_value_t = 1500)]
     attach_ms: u64,
-    /// Let the attach of GPU K (from 0) fail.
+    /// Make the attach of GPU K (from 0) fail.
     #[arg(long, value_name = "K")]
     fail_gpu: Option<u8>,
     /// OCI image layout of the container [default: Debian's busybox].
     #[arg(long, value_name = "PATH")]
     image: Option<PathBuf>,
-    /// Added to the guest's kernel command line; may be repeated.
+    /// A parameter to append to the guest's kernel command line; may be repeated.
     #[arg(long = "param", value_name = "NAME=VALUE")]
     parameters: Vec<String>,
-    /// Leave the guest running after the container, until Ctrl-C.
+    /// Keep the guest running after the container has exited, until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// Exit with 3 instead of 0 if the boot was degraded: a unit or a GPU failed.
@@ -55,13 +56,13 @@ pub(crate) struct Args {
     /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
-    /// Write the whole report here.
+    /// Write the whole report to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Install missing system packages without asking.
     #[arg(long)]
     yes: bool,
-    /// What to run in the container instead of the default probe.
+    /// Command to run in the container instead of the default probe.
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -70,10 +71,7 @@ impl Args {
     fn boot(&self) -> anyhow::Result<Boot> {
         let request = self.request.unwrap_or(self.gpus.min(2));
         if request > self.gpus {
-            bail!(
-                "--request {request} asks for more than the guest's {} GPUs: raise --gpus or ask for fewer",
-                self.gpus
-            );
+            bail!("--request {request} exceeds the guest's {} GPUs: raise --gpus or request fewer", self.gpus);
         }
         let mut devices = vec![h100(Duration::from_millis(self.attach_ms)); usize::from(self.gpus)];
         if let Some(at) = self.fail_gpu {
@@ -94,29 +92,29 @@ impl Args {
     }
 }
 
-/// Prepares, boots, shows.
+/// Prepares the lab, boots the guest and prints the report.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = args.boot()?;
     let mut steps = Steps::announce(&[PREPARE, BOOT]);
     let lab = steps.run(&PREPARE, |_| Ok(Lab::prepare_with(args.yes, Profile::Development)?))?;
     let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
     eprintln!(
-        "run: booting kernel {} with {} GPUs; the container asks for {}",
+        "run: booting kernel {} with {} GPUs; the container requests {}",
         lab.image.contents.kernel_release,
         args.gpus,
         if plan.devices.is_empty() { "none".to_owned() } else { plan.devices.join(", ") }
     );
     let mut say = |line: &str| eprintln!("run: {line}");
     match steps.run(&BOOT, |_| boot(&lab, &plan, &outputs, &mut say))? {
-        Ended::Interrupted(signal) => {
+        BootResult::Interrupted(signal) => {
             print!("{}", outputs.interrupted());
             Ok(ExitCode::from(signal.exit_code()))
         }
-        Ended::Failed(error) => {
+        BootResult::Failed(error) => {
             print!("{}", outputs.failed(&error));
             Err(error.into())
         }
-        Ended::Report(report) => {
+        BootResult::Report(report) => {
             outputs.write(&report)?;
             print!("{}", print(&report));
             println!("{}", outputs.written());

@@ -1,4 +1,4 @@
-//! `cargo xtask size`: the guest's programs against their budgets.
+//! `cargo xtask size`: compares the sizes of the guest's programs with their budgets.
 
 use std::process::ExitCode;
 
@@ -7,18 +7,18 @@ use firstlight_lab::binaries::{Binaries, Profile, workspace};
 
 use crate::elf::needs_interpreter;
 
-/// Name and budget in bytes, as SPECIFICATION.md promises.
+/// Program and budget in bytes, as in SPECIFICATION.md.
 const BUDGETS: &[(&str, u64)] = &[("init", 2_000_000), ("agent + runtime", 8_000_000)];
 
-/// [`size`] as a step of `test`.
-pub(crate) fn must_fit() -> anyhow::Result<()> {
+/// Runs [`size`] as a step of `test`: a program over its budget is an error.
+pub(crate) fn check_budgets() -> anyhow::Result<()> {
     if size()? != ExitCode::SUCCESS {
         bail!("a guest program is over its budget or not static: see the table above");
     }
     Ok(())
 }
 
-/// Builds and weighs; fails when one is over its budget or not static.
+/// Builds the programs and prints their sizes; the exit code is 1 if one is over its budget or not static.
 pub(crate) fn size() -> anyhow::Result<ExitCode> {
     let binaries = Binaries::build(&workspace(), Profile::Shipped)?;
     let mut fine = true;

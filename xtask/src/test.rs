@@ -1,4 +1,4 @@
-//! `cargo xtask test`.
+//! `cargo xtask test`: runs checks, unit tests and scenarios, as a list of timed steps.
 
 use std::cmp::Reverse;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,7 +11,7 @@ use firstlight_lab::binaries::target;
 
 use crate::cargo::cargo;
 use crate::scenarios::{self, Options, Outcome, Scenario};
-use crate::steps::{History, Step, Steps, shown};
+use crate::steps::{History, Step, Steps, format_duration};
 use crate::{check, fuzz, size};
 
 /// Options of `test`.
@@ -20,45 +20,48 @@ pub(crate) struct Args {
     /// Install missing system packages without asking.
     #[arg(long)]
     yes: bool,
-    /// Only tests that need no guest.
+    /// Run only the checks and tests that need no guest.
     #[arg(long)]
     no_lab: bool,
-    /// The first tier: lints, unit tests, one boot.
+    /// Run only checks, unit tests and one scenario with a boot.
     #[arg(long, conflicts_with = "no_lab")]
     quick: bool,
-    /// Print the scenarios' names and expected durations, and run nothing.
+    /// Print the scenarios' names and expected durations without running them.
     #[arg(long, conflicts_with_all = ["no_lab", "quick"])]
     list: bool,
-    /// How many scenarios run at a time.
+    /// Number of scenarios to run in parallel.
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Only scenarios with one of these in their name, and nothing else than scenarios.
+    /// Run only scenarios whose name contains one of these strings, and no other step.
     #[arg(value_name = "SCENARIO", conflicts_with_all = ["no_lab", "quick"])]
     filters: Vec<String>,
 }
 
-const PACKAGES: Step = Step { name: "packages", description: "Debian packages that are missing", cold: 30 };
+const PACKAGES: Step = Step { name: "packages", description: "install missing Debian packages", cold_seconds: 30 };
 const CHECK: Step =
-    Step { name: "check", description: "formatting, clippy, licences, words, generated documents", cold: 420 };
-const UNIT: Step = Step { name: "unit", description: "unit and integration tests that need no guest", cold: 420 };
-const FUZZ: Step = Step { name: "fuzz", description: "every fuzz target for some seconds", cold: 420 };
+    Step { name: "check", description: "formatting, clippy, licences, crates, words, documents", cold_seconds: 420 };
+const UNIT: Step =
+    Step { name: "unit", description: "unit and integration tests that need no guest", cold_seconds: 420 };
+const FUZZ: Step = Step { name: "fuzz", description: "each fuzz target for some seconds", cold_seconds: 420 };
 const LAB: Step =
-    Step { name: "lab", description: "QEMU, kernel, guest programs and images for the scenarios", cold: 500 };
-const SIZE: Step = Step { name: "size", description: "sizes of the guest's programs against their budgets", cold: 5 };
-const BOOT: Step = Step { name: "boot", description: "one scenario: a boot with four GPUs and a container", cold: 60 };
+    Step { name: "lab", description: "QEMU, kernel, guest programs and images for the scenarios", cold_seconds: 500 };
+const SIZE: Step =
+    Step { name: "size", description: "sizes of the guest's programs against their budgets", cold_seconds: 5 };
+const BOOT: Step =
+    Step { name: "boot", description: "one scenario: a boot with four GPUs and a container", cold_seconds: 60 };
 const SCENARIOS: Step =
-    Step { name: "scenarios", description: "every scenario of tests/e2e, each in a process of its own", cold: 1500 };
+    Step { name: "scenarios", description: "all scenarios of tests/e2e, each in its own process", cold_seconds: 1500 };
 
-/// The scenario of `--quick`.
-const FIRST: &str = "first_light::container_gets_its_gpus";
+/// The scenario that `--quick` runs.
+const QUICK_SCENARIO: &str = "first_light::container_gets_its_gpus";
 
-/// A scenario that runs longer is stuck.
+/// Timeout of one scenario.
 pub(crate) const LIMIT: Duration = Duration::from_mins(20);
 
-/// How many of the longest scenarios are listed at the end.
+/// Number of the longest scenarios that are listed at the end.
 const LONGEST: usize = 10;
 
-/// Prepares the machine, checks, and runs tests.
+/// Runs the steps, or lists or runs scenarios only.
 pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     if args.list {
         return list(args);
@@ -85,8 +88,8 @@ fn run(args: &Args, plan: &[Step], steps: &mut Steps) -> anyhow::Result<ExitCode
             UNIT => unit(),
             FUZZ => fuzz::smoke(),
             LAB => lab(args.yes, args.quick),
-            SIZE => size::must_fit(),
-            BOOT => scenarios_matching(&[FIRST.to_owned()], args.jobs, history),
+            SIZE => size::check_budgets(),
+            BOOT => scenarios_matching(&[QUICK_SCENARIO.to_owned()], args.jobs, history),
             _ => scenarios_matching(&[], args.jobs, history),
         })?;
     }
@@ -103,14 +106,15 @@ fn packages(args: &Args) -> anyhow::Result<()> {
 }
 
 fn unit() -> anyhow::Result<()> {
-    // Two commands: the first shows what it compiles, the second a dot for each test.
+    // Two commands: the first shows which crates it compiles, the second prints a dot for each test.
     let workspace = ["test", "--locked", "--workspace", "--exclude", "firstlight-e2e"];
     cargo(&[&workspace[..], &["--no-run"]].concat())?;
     cargo(&[&workspace[..], &["--quiet"]].concat())?;
     daemons()
 }
 
-/// PID 1's daemons as real processes, where this user may make cgroups; elsewhere only a guest's scenario tests them.
+/// Runs PID 1's tests with real daemons, which need permission to create cgroups; without it, only a scenario covers
+/// them.
 fn daemons() -> anyhow::Result<()> {
     let cgroup2 = std::fs::read_to_string("/proc/self/mounts")?.lines().any(|line| line.contains(" cgroup2 rw"));
     if std::fs::metadata("/proc/self")?.uid() != 0 || !cgroup2 {
@@ -124,7 +128,7 @@ fn lab(yes: bool, quick: bool) -> anyhow::Result<()> {
     if !quick {
         Lab::install_libvirt_packages(yes)?;
     }
-    // Prepared once here, so that no scenario's duration contains a download or a compile.
+    // Prepared once, so that no scenario's duration includes a download or a compilation.
     let lab = Lab::prepare(yes)?;
     if !quick {
         lab.agent_tests()?;
@@ -132,7 +136,7 @@ fn lab(yes: bool, quick: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The scenarios with one of `filters` in their names, or all; the test programs are built first.
+/// Builds the test programs and returns the scenarios whose names contain one of `filters`, or all without filters.
 pub(crate) fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>> {
     let mut found = Vec::new();
     for program in scenarios::build()? {
@@ -141,7 +145,7 @@ pub(crate) fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>>
     if !filters.is_empty() {
         found.retain(|scenario| filters.iter().any(|filter| scenario.to_string().contains(filter.as_str())));
         if found.is_empty() {
-            bail!("no scenario has {} in its name: `cargo xtask test --list` prints them", filters.join(" or "));
+            bail!("no scenario name contains {}: `cargo xtask test --list` prints the names", filters.join(" or "));
         }
     }
     Ok(found)
@@ -157,7 +161,7 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     let seconds = scenarios::estimate(&all, &history.scenarios, args.jobs);
-    println!("{} scenarios, about {} with {} at a time", all.len(), shown(seconds), args.jobs);
+    println!("{} scenarios, expected {} with {} in parallel", all.len(), format_duration(seconds), args.jobs);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -172,7 +176,7 @@ fn only_scenarios(args: &Args) -> anyhow::Result<ExitCode> {
 fn scenarios_matching(filters: &[String], jobs: usize, history: &mut History) -> anyhow::Result<()> {
     let scenarios = all_scenarios(filters)?;
     let seconds = scenarios::estimate(&scenarios, &history.scenarios, jobs);
-    println!("{} scenarios, {jobs} at a time, about {}", scenarios.len(), shown(seconds));
+    println!("{} scenarios, {jobs} in parallel, expected {}", scenarios.len(), format_duration(seconds));
     let logs = target().join("lab/scenarios");
     let options = Options { jobs, logs, durations: history.scenarios.clone(), limit: LIMIT };
     let outcomes = scenarios::run(scenarios, &options)?;
@@ -188,7 +192,7 @@ fn scenarios_matching(filters: &[String], jobs: usize, history: &mut History) ->
     Ok(())
 }
 
-/// The longest, those that failed, and the counts.
+/// Returns the longest scenarios, the failed ones and the counts, as text.
 fn summary(outcomes: &[Outcome]) -> String {
     let mut by_time: Vec<&Outcome> = outcomes.iter().collect();
     by_time.sort_by_key(|outcome| Reverse(outcome.duration));
@@ -210,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn summary_lists_the_longest_the_failed_and_the_counts() {
+    fn summary_has_longest_scenarios_failures_and_counts() {
         let outcome = |test: &str, seconds, failure: Option<&str>| Outcome {
             scenario: Scenario { program: "guest".into(), test: test.into(), executable: "/t".into() },
             duration: Duration::from_secs(seconds),

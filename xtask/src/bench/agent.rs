@@ -1,9 +1,8 @@
-//! A container's life, a further process and a Check, through the agent, beside
-//! crun and runc.
+//! Container lifecycle, exec and Check of the agent, compared with crun and runc.
 //!
-//! On an emulated machine only ratios within the run are judged; the goals in
-//! milliseconds are for a real one: `--bundle` makes a directory to carry to it,
-//! `--from` judges what its program printed there.
+//! On an emulated machine only ratios within the run have goals; the goals in
+//! milliseconds are for a real one: `--bundle` creates a directory to copy there,
+//! `--from` evaluates the output of its program.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,22 +17,22 @@ use serde::Deserialize;
 
 use super::Figure;
 
-/// What the guest puts before each line of the bench.
+/// Prefix of the benchmark's lines on the guest's console.
 const PREFIX: &str = "bench: ";
 
-/// Far beyond what an emulated guest needs.
+/// Timeout, far above the run time in an emulated guest.
 const LIMIT: Duration = Duration::from_mins(15);
 
-/// How to measure the agent.
+/// Options of `bench agent`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Rounds of each measurement.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 30)]
     rounds: u32,
-    /// Make a directory that measures on another machine (Linux, root, cgroup v2), by DIR/run, and stop.
+    /// Only create a directory for another machine (Linux, root, cgroup v2), where DIR/run measures.
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     bundle: Option<PathBuf>,
-    /// Judge what DIR/run of such a directory printed.
+    /// Evaluate the output of DIR/run, saved in FILE.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
@@ -51,11 +50,11 @@ struct Span {
     median_us: f64,
 }
 
-/// The figures, or nothing if only a directory was made.
+/// Returns the figures, or none if only a directory was created.
 pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<Vec<Figure>>> {
     if let Some(dir) = &options.bundle {
         bundle(lab, dir)?;
-        println!("carry {0} to the machine and run, as root: {0}/run --rounds 200 > results.json", dir.display());
+        println!("copy {0} to the machine and run, as root: {0}/run --rounds 200 > results.json", dir.display());
         return Ok(None);
     }
     let (results, real) = match &options.from {
@@ -68,18 +67,18 @@ pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<Vec
     for (name, version) in &results.versions {
         eprintln!("bench: {name} is {version}");
     }
-    judge(&results, real).map(Some)
+    evaluate(&results, real).map(Some)
 }
 
 fn find<'a>(mut lines: impl Iterator<Item = &'a str>) -> anyhow::Result<Results> {
     let line = lines.find_map(|line| line.find("{\"spans\"").and_then(|at| line.get(at..)));
-    serde_json::from_str(line.context("no line of results")?.trim_end()).context("the line of results")
+    serde_json::from_str(line.context("no line with results")?.trim_end()).context("failed to parse the results")
 }
 
 fn in_guest(lab: &Lab, rounds: u32) -> anyhow::Result<Results> {
     let image = lab.agent_bench_image(&lab.agent_bench()?)?;
     let guest = Guest { cpus: 1, initrd: Some(image.initrd), ..Guest::default() }
-        // PID 1 waits in vain for its agent to listen.
+        // The benchmark runs in the agent's place and never reports that it listens.
         .parameter("firstlight.on-failure=hold")
         .parameter(format!("bench.rounds={rounds}"));
     let prepared = lab.guest(&guest).context("prepare the guest")?;
@@ -95,14 +94,15 @@ fn in_guest(lab: &Lab, rounds: u32) -> anyhow::Result<Results> {
     })?;
     let console = fs::read(&log).with_context(|| log.display().to_string())?;
     let console = String::from_utf8_lossy(&console).into_owned();
-    let said: Vec<&str> = console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1)).collect();
+    let lines: Vec<&str> = console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1)).collect();
     if !ended {
         bail!("the guest did not end in {LIMIT:?}; see {}", log.display());
     }
-    find(said.iter().copied()).with_context(|| format!("the guest said: {}; see {}", said.join(" / "), log.display()))
+    find(lines.iter().copied())
+        .with_context(|| format!("the guest printed: {}; see {}", lines.join(" / "), log.display()))
 }
 
-fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
+fn evaluate(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     let span = |name: &str| results.spans.get(name).with_context(|| format!("the results have no {name:?}"));
     let value = |name: &str| results.values.get(name).copied().with_context(|| format!("the results have no {name:?}"));
     let ms = |us: f64| us / 1000.0;
@@ -112,7 +112,7 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
         for (which, ours, theirs) in
             [("median", ours.median_us, theirs.median_us), ("minimum", ours.min_us, theirs.min_us)]
         {
-            let what = format!("container's life: create, start, wait, remove; {which}");
+            let what = format!("container lifecycle: create, start, wait, remove; {which}");
             figures.push(Figure::faster(what, "ms", ms(ours), peer, ms(theirs), factor));
         }
     }
@@ -129,7 +129,7 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     }
     let absolute = |what: &str, unit, ours, goal| match real {
         true => Figure::at_most(what, unit, ours, goal),
-        false => Figure::shown(format!("{what} (emulated: not judged)"), unit, ours),
+        false => Figure::shown(format!("{what} (emulated: no goal)"), unit, ours),
     };
     figures.push(absolute("exec of /bin/true, minimum", "ms", ms(exec.min_us), 3.0).beside("kata-agent", 5.7));
     figures.push(absolute("Check round trip, median", "us", check.median_us, 30.0).beside("kata-agent", 33.0));
@@ -155,9 +155,9 @@ fn judge(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Prepares a root of its own below the directory and measures there.
+/// The bundle's `run` script, which measures in a private root below the directory.
 const RUN: &str = r#"#!/bin/sh
-# Measures in a mount namespace and a root of its own; the machine keeps nothing of it.
+# Measures in a private mount namespace and root; leaves nothing on the machine.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 [ "$(id -u)" = 0 ] || { echo "run: needs root" >&2; exit 1; }
@@ -233,15 +233,15 @@ mod tests {
     const LINE: &str = r#"[1.2] bench: {"spans":{"lifecycle agent":{"count":1,"min_us":1000.0,"median_us":2000.0,"p99_us":1.0},"lifecycle crun":{"count":1,"min_us":2000.0,"median_us":2100.0,"p99_us":1.0}},"values":{},"versions":{}}"#;
 
     #[test]
-    fn the_line_of_results_is_found_among_others() {
+    fn results_line_is_found_among_other_lines() {
         let results = find(["noise", LINE].into_iter()).unwrap();
         assert!((results.spans["lifecycle crun"].min_us - 2000.0).abs() < 1e-9);
         assert!(find(["noise"].into_iter()).unwrap_err().to_string().contains("no line"));
     }
 
     #[test]
-    fn results_that_lack_something_are_not_judged() {
+    fn incomplete_results_are_rejected() {
         let results = find([LINE].into_iter()).unwrap();
-        assert!(judge(&results, true).unwrap_err().to_string().contains("lifecycle runc"));
+        assert!(evaluate(&results, true).unwrap_err().to_string().contains("lifecycle runc"));
     }
 }

@@ -1,8 +1,8 @@
-//! How long guests with 0 to 8 GPUs take to boot, all at once against one
-//! after the other, and whether the agent notices.
+//! Boot times of guests with 0 to 8 GPUs, attached in parallel or in series, and
+//! their effect on the agent's start.
 //!
-//! Cases take turns, a boot each, so that a machine that is busy for a while is
-//! so for all of them. Only ratios of one run are judged.
+//! Cases alternate, a boot each, so that temporary load on the machine affects
+//! all of them. Only ratios within one run have goals.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use firstlight_lab::{Guest, Lab};
 use super::{Figure, median, millis, report};
 use crate::guest::{Attach, Boot};
 
-/// What the attach of one synthetic GPU costs.
+/// Duration of the attach of one synthetic GPU.
 const ATTACH: Duration = Duration::from_millis(1500);
 
 /// The unit whose end is "driver loaded".
@@ -22,14 +22,14 @@ const DRIVER: &str = "modules-nvidia";
 /// Numbers of GPUs.
 const GPUS: [usize; 5] = [0, 1, 2, 4, 8];
 
-/// One kind of guest, and its boots so far.
+/// A configuration of the guest, and its boots so far.
 struct Case {
     gpus: usize,
     attach: Attach,
     boots: Vec<Times>,
 }
 
-/// One boot, ms.
+/// Durations of one boot, ms.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     /// PID 1's start to the agent listening.
@@ -77,7 +77,7 @@ fn find(cases: &[Case], gpus: usize, attach: Attach) -> anyhow::Result<&Case> {
 }
 
 pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
-    // Of no GPU or one, none waits for another.
+    // With fewer than two GPUs, serial and parallel attach are the same.
     let serial = GPUS.iter().filter(|gpus| **gpus > 1).map(|gpus| (*gpus, Attach::Serial));
     let mut cases: Vec<Case> = GPUS
         .iter()
@@ -85,11 +85,11 @@ pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
         .chain(serial)
         .map(|(gpus, attach)| Case { gpus, attach, boots: Vec::new() })
         .collect();
-    // The first boot of all finds nothing in the host's page cache: it counts for nobody.
+    // The first boot is discarded: the host's page cache is cold.
     cases.last_mut().context("no cases")?.boot(lab)?;
     cases.last_mut().context("no cases")?.boots.clear();
     for turn in 0..boots {
-        // Each turn begins with another, so that nobody always comes after the longest.
+        // Each turn begins with another case, so that none always follows the longest.
         cases.rotate_left(usize::from(turn > 0));
         for case in &mut cases {
             case.boot(lab)?;
@@ -112,7 +112,7 @@ pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
         }
         figures.push(
             Figure::between(
-                format!("{name}: agent listening, against 0 GPUs"),
+                format!("{name}: agent listening, relative to 0 GPUs"),
                 "x",
                 listening / none_listening,
                 0.9,
@@ -125,12 +125,12 @@ pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
     let attach = eight.median(|times| times.attach) / one_attach;
     let serial = find(&cases, 8, Attach::Serial)?.median(|times| times.attach);
     figures.extend([
-        Figure::at_most("8 GPUs at once: PID 1's start to all ready, against 1", "x", ready, 1.25)
+        Figure::at_most("8 GPUs in parallel: PID 1's start to all ready, relative to 1", "x", ready, 1.25)
             .beside("1 GPU, ms", one_ready),
-        Figure::at_most("8 GPUs at once: driver loaded to all ready, against 1", "x", attach, 1.25)
+        Figure::at_most("8 GPUs in parallel: driver loaded to all ready, relative to 1", "x", attach, 1.25)
             .beside("1 GPU, ms", one_attach),
         Figure::between(
-            "8 GPUs one after the other: driver loaded to all ready, against 1",
+            "8 GPUs in series: driver loaded to all ready, relative to 1",
             "x",
             serial / one_attach,
             7.0,

@@ -1,10 +1,10 @@
-//! What each format of an image costs a boot.
+//! Boot times of one image in each format.
 //!
-//! The same files each time, those of `manifests/gpu-550.toml`, with one
-//! synthetic H100: its real driver is loaded out of the image and gives up
-//! later, which is no part of any figure. Debian's kernel takes disks with
-//! dm-verity by the opener, which is part of theirs. Formats take turns, so
-//! that a busy moment of the machine hits all of them.
+//! All images have the files of `manifests/gpu-550.toml` and boot with one
+//! synthetic H100: the real driver is loaded from the image and fails to attach
+//! later, which no figure includes. Debian's kernel opens disks with dm-verity by
+//! the opener, whose time is included. Formats alternate, so that temporary load
+//! on the machine affects all of them.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ use firstlight_vm::or_interrupted;
 
 use super::{Figure, median};
 
-/// Whose files are booted.
+/// The image whose files are packed.
 const IMAGE: &str = "gpu-550";
 
-/// The same in two parts, which is what is recommended: this beside the base image.
+/// The recommended alternative: this extension with the base image.
 const EXTENSION: &str = "gpu-550-extension";
 
-/// For a boot that is translated, with a driver that waits for a processor which is not there.
-const PATIENCE: Duration = Duration::from_mins(3);
+/// Timeout of a boot, for TCG and a driver that waits for a processor which synthetic GPUs lack.
+const BOOT_TIMEOUT: Duration = Duration::from_mins(3);
 
 const fn packing(format: Format, compression: Compression, verity: bool) -> Packing {
     Packing { format, compression, verity }
 }
 
-/// What is measured beside that, each as one file.
+/// Formats of the single-file images to measure.
 const PACKINGS: &[Packing] = &[
     packing(Format::Initramfs, Compression::Zstd, false),
     packing(Format::Initramfs, Compression::Lz4, false),
@@ -56,7 +56,7 @@ struct Moments {
 
 impl Moments {
     fn of(record: &BootRecord) -> anyhow::Result<Self> {
-        let listening = record.event("agent-listening").context("the agent never listened")?.at_us;
+        let listening = record.event("agent-listening").context("the agent did not listen")?.at_us;
         let unit = record.unit("modules-nvidia").context("there is no unit that loads the driver")?;
         let driver = unit.end_us.with_context(|| format!("the driver was not loaded: {}", unit.detail))?;
         let ms = |us| super::millis(0, us);
@@ -86,7 +86,7 @@ impl Case {
 }
 
 fn one_boot(lab: &Lab, case: &Case) -> anyhow::Result<Moments> {
-    // The GPU's server lives as long as this.
+    // Keeps the GPU's server running until the end of the boot.
     let prepared = lab.guest(&Guest { devices: vec![h100(Duration::ZERO)], ..Guest::default() })?;
     let dir = |image: &Image| image.record.parent().map(std::path::Path::to_owned).unwrap_or_default();
     let plan = Boot {
@@ -97,12 +97,13 @@ fn one_boot(lab: &Lab, case: &Case) -> anyhow::Result<Moments> {
     };
     let machine = plan.machine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    let report = match runtime.block_on(or_interrupted(boot(&machine, PATIENCE, None))) {
+    let report = match runtime.block_on(or_interrupted(boot(&machine, BOOT_TIMEOUT, None))) {
         Err(signal) => bail!("interrupted by signal {}", signal.0),
         Ok(report) => report?,
     };
-    let record = report.record.with_context(|| format!("PID 1 said nothing:\n{}", report.last_words))?;
-    Moments::of(&record).with_context(|| format!("the console's last words:\n{}", report.last_words))
+    let record =
+        report.record.with_context(|| format!("PID 1 reported nothing; end of the console:\n{}", report.last_words))?;
+    Moments::of(&record).with_context(|| format!("end of the console:\n{}", report.last_words))
 }
 
 pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
@@ -138,10 +139,10 @@ pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
             case.median(|boot| boot.driver),
         );
     }
-    let Some((ships, others)) = cases.split_first() else { bail!("nothing is measured") };
+    let Some((ships, others)) = cases.split_first() else { bail!("no format was measured") };
     let figure = |case: &Case| {
         Figure::shown(
-            format!("{}: driver loaded, against the first", case.name),
+            format!("{}: driver loaded, relative to the recommended format", case.name),
             "x",
             case.median(|boot| boot.driver) / ships.median(|boot| boot.driver),
         )

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: figures, each beside what it is compared with.
+//! `cargo xtask bench`: benchmarks whose figures are compared with a peer or a goal.
 
 mod agent;
 mod boot;
@@ -7,7 +7,7 @@ mod fabric;
 mod formats;
 mod images;
 
-pub(crate) use fabric::Stand as FabricStand;
+pub(crate) use fabric::FabricSetup;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,14 +17,14 @@ use firstlight::run::{Outputs, Report};
 use firstlight_lab::Lab;
 use serde::Serialize;
 
-use crate::guest::{Boot, Ended, boot};
+use crate::guest::{Boot, BootResult, boot};
 
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
     bench: Bench,
-    /// Write the figures here.
+    /// Write the figures to this file.
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Boots per case; figures are medians.
@@ -34,25 +34,25 @@ pub(crate) struct Args {
 
 #[derive(Debug, Clone, Subcommand)]
 enum Bench {
-    /// Boots with 0, 1, 2, 4 and 8 GPUs, attached at once and one after the other, and whether the agent notices.
+    /// Boots with 0, 1, 2, 4 and 8 GPUs, attached in parallel and in series; also whether they delay the agent.
     Boot,
-    /// Containers through the agent, beside crun and runc.
+    /// Containers of the agent, compared with crun and runc.
     Agent(agent::Options),
     /// PID 1's start to the agent's first answer, in time and in instructions.
     BootCpu {
-        /// The kernel.
+        /// The kernel to boot.
         #[arg(long, value_enum, default_value = "own")]
-        kernel: boot_cpu::Whose,
+        kernel: boot_cpu::KernelChoice,
     },
-    /// One image in every format, up to a loaded driver.
+    /// One image in every format: boot until the driver is loaded.
     Formats,
     /// The planner and the partition daemon, with a stand-in for the fabric manager.
     Fabric,
-    /// Building an image, beside mmdebstrap and mkfs.erofs.
+    /// Image builds, compared with mmdebstrap and mkfs.erofs.
     Images,
 }
 
-/// What every bench writes.
+/// JSON document of a benchmark.
 #[derive(Debug, Serialize)]
 struct Figures {
     bench: &'static str,
@@ -60,7 +60,7 @@ struct Figures {
     figures: Vec<Figure>,
 }
 
-/// One figure.
+/// One figure: a measured value with its peer and goal.
 #[derive(Debug, Serialize)]
 struct Figure {
     what: String,
@@ -83,12 +83,12 @@ impl Figure {
         Self { what: what.into(), unit, ours, peer: None, peer_name: None, goal, holds: (low..=high).contains(&ours) }
     }
 
-    /// A figure without a goal.
+    /// Creates a figure without a goal.
     fn shown(what: impl Into<String>, unit: &'static str, ours: f64) -> Self {
         Self { what: what.into(), unit, ours, peer: None, peer_name: None, goal: "-".into(), holds: ours.is_finite() }
     }
 
-    /// Ours against the peer's of the same run, at least that many times as fast.
+    /// Creates a figure whose goal is to be at least `factor` times as fast as the peer in the same run.
     fn faster(
         what: impl Into<String>,
         unit: &'static str,
@@ -108,7 +108,7 @@ impl Figure {
     }
 }
 
-/// Runs a bench; fails when a goal does not hold.
+/// Runs a benchmark; the exit code is 1 if a goal is not met.
 pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     let lab = Lab::prepare(false)?;
     let (bench, figures) = match &args.bench {
@@ -144,7 +144,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Processor, count, and whether guests run natively.
+/// Returns the processors' count and model, and the accelerator of guests.
 fn machine() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo
@@ -155,17 +155,17 @@ fn machine() -> String {
     format!("{} x {}, {:?}", count, model.unwrap_or("unknown processor"), firstlight_lab::accelerator())
 }
 
-/// One boot for a bench; anything but a report is an error.
+/// Boots a guest once and returns its report; a failed boot or container is an error.
 fn report(lab: &Lab, plan: &Boot) -> anyhow::Result<Report> {
     let dir = firstlight_lab::cache_root()?.join("bench");
     let outputs = Outputs { dir, json: None };
     match boot(lab, plan, &outputs, &mut |_| {})? {
-        Ended::Report(report) => match &report.container.error {
+        BootResult::Report(report) => match &report.container.error {
             Some(error) => bail!("the container did not run: {error}"),
             None => Ok(*report),
         },
-        Ended::Failed(error) => Err(error.into()),
-        Ended::Interrupted(signal) => bail!("interrupted by signal {}", signal.0),
+        BootResult::Failed(error) => Err(error.into()),
+        BootResult::Interrupted(signal) => bail!("interrupted by signal {}", signal.0),
     }
 }
 
@@ -189,14 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_of_odd_even_and_nothing() {
+    fn median_of_odd_even_and_empty_inputs() {
         assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
         assert!(median(vec![]).is_nan());
     }
 
     #[test]
-    fn goals_hold_or_not() {
+    fn goals_are_evaluated_and_nan_meets_none() {
         assert!(Figure::at_most("x", "ms", 1.0, 1.0).holds);
         assert!(!Figure::at_most("x", "ms", f64::NAN, 1.0).holds);
         assert!(!Figure::between("x", "ms", 2.0, 0.9, 1.1).holds);

@@ -1,8 +1,8 @@
-//! Runs the scenarios of `tests/e2e`: each in a process of its own, several at
-//! a time, each with its duration.
+//! Runs the scenarios of `tests/e2e`: each in its own process, several in
+//! parallel, each with its duration.
 //!
 //! libtest runs the tests of one program in one process: a scenario that hangs
-//! holds up the others, and none has a duration on the stable toolchain.
+//! blocks the others, and the stable toolchain measures no durations.
 
 mod programs;
 mod queue;
@@ -33,24 +33,24 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// How one scenario ended.
+/// Result of one scenario.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     pub(crate) scenario: Scenario,
     pub(crate) duration: Duration,
-    /// Why it failed, in a few words.
+    /// Cause of the failure; none if it passed.
     pub(crate) failure: Option<String>,
-    /// All that it printed.
+    /// File with its output.
     pub(crate) log: PathBuf,
 }
 
 /// Expected durations by name, in seconds.
 pub(crate) type Durations = BTreeMap<String, f64>;
 
-/// A scenario without a recorded duration is expected to take so long.
+/// Expected duration of a scenario without a recorded one.
 pub(crate) const DEFAULT_SECONDS: f64 = 12.0;
 
-/// The expected wall-clock time of all of them, `jobs` at a time, in seconds.
+/// Returns the expected wall-clock time of `scenarios` with `jobs` in parallel, in seconds.
 pub(crate) fn estimate(scenarios: &[Scenario], durations: &Durations, jobs: usize) -> f64 {
     let seconds = |scenario: &Scenario| durations.get(&scenario.to_string()).copied().unwrap_or(DEFAULT_SECONDS);
     let (alone, shared): (Vec<_>, Vec<_>) = scenarios.iter().partition(|scenario| queue::runs_alone(scenario));

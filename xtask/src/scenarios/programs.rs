@@ -1,4 +1,4 @@
-//! The test programs of `tests/e2e`: built, and asked for their tests.
+//! Builds the test programs of `tests/e2e` and lists their tests.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ pub(crate) struct Program {
 const BUILD: &[&str] =
     &["test", "--locked", "--package", "firstlight-e2e", "--no-run", "--message-format=json-render-diagnostics"];
 
-/// One of cargo's messages; most are about other artifacts.
+/// A JSON message of cargo about an artifact.
 #[derive(serde::Deserialize)]
 struct Message {
     target: Target,
@@ -37,7 +37,7 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the test programs.
+/// Builds the test programs and returns them.
 pub(crate) fn build() -> anyhow::Result<Vec<Program>> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     eprintln!("xtask: {cargo} {}", BUILD.join(" "));
@@ -49,7 +49,7 @@ pub(crate) fn build() -> anyhow::Result<Vec<Program>> {
     }
     let programs = executables(&output.stdout);
     if programs.is_empty() {
-        bail!("failed to find the scenarios: cargo named no test program of firstlight-e2e");
+        bail!("failed to find the scenarios: cargo reported no test program of firstlight-e2e");
     }
     Ok(programs)
 }
@@ -63,7 +63,7 @@ fn executables(messages: &[u8]) -> Vec<Program> {
 }
 
 impl Program {
-    /// Its tests. An ignored test is an error: a skipped test must not pass for one that ran.
+    /// Lists its tests. An ignored test is an error: a skipped test must not count as passed.
     pub(crate) fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
         let list = |arguments: &[&str]| {
             let output = Command::new(&self.executable)
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_test_programs_are_taken_from_cargos_messages() {
+    fn only_test_programs_are_selected_from_cargo_messages() {
         let messages = br#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"firstlight_e2e"},"profile":{"test":false},"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["lib"],"name":"firstlight_e2e"},"profile":{"test":true},"executable":"/t/deps/firstlight_e2e-1"}
 not json
@@ -108,7 +108,7 @@ not json
     }
 
     #[test]
-    fn tests_are_listed_without_benchmarks_and_counts() {
+    fn names_exclude_benchmarks_and_counts() {
         assert_eq!(names("a::b: test\nc: benchmark\nd: test\n\n2 tests, 1 benchmark\n"), ["a::b", "d"]);
     }
 }

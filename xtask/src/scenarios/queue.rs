@@ -1,32 +1,32 @@
-//! Which scenario runs next. Pure.
+//! Selects the next scenario to run. Pure.
 
 use super::{DEFAULT_SECONDS, Durations, Scenario};
 
-/// Scenarios that nothing else may run beside, by program and prefix of the test's path, and why.
+/// Scenarios that run exclusively: program, prefix of the test's path, reason.
 const ALONE: &[(&str, &str, &str)] = &[
     ("guest", "first_light::container_gets_its_gpus", "asserts the time from QEMU's start to its end"),
     ("nested", "", "a host of two emulated guests: 4 GiB, three QEMUs, and a limit on silence"),
 ];
 
-/// Programs of which one scenario runs at a time, and why.
+/// Programs of which one scenario runs at a time: program, reason.
 const ONE_AT_A_TIME: &[(&str, &str)] = &[
     ("kernels", "configures and compiles with all processors, in one shared source tree"),
     ("service_vm", "each starts a libvirt daemon with its QEMU"),
 ];
 
-/// Whether nothing else may run beside it.
+/// Returns whether no other scenario may run at the same time.
 pub(super) fn runs_alone(scenario: &Scenario) -> bool {
     ALONE.iter().any(|(program, prefix, _)| scenario.program == *program && scenario.test.starts_with(prefix))
 }
 
-/// Whether the two may run at the same time.
+/// Returns whether the two may run at the same time.
 fn compatible(one: &Scenario, other: &Scenario) -> bool {
     let grouped = |program: &str| ONE_AT_A_TIME.iter().any(|(name, _)| *name == program);
     let alone = runs_alone(one) || runs_alone(other);
     !alone && (one.program != other.program || !grouped(&one.program))
 }
 
-/// What is left to run: the longest first, so that no long one is left for the end; then those that run alone.
+/// Waiting scenarios: longest first, so that no long one runs last by itself; then those that run alone.
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: Vec<Scenario>,
@@ -42,7 +42,7 @@ impl Queue {
         Self { waiting: scenarios }
     }
 
-    /// Takes the next that may run beside `running`.
+    /// Removes and returns the next scenario that may run while `running` are.
     pub(super) fn next(&mut self, running: &[Scenario], jobs: usize) -> Option<Scenario> {
         if running.len() >= jobs.max(1) {
             return None;
@@ -51,7 +51,7 @@ impl Queue {
         Some(self.waiting.remove(at))
     }
 
-    /// How many have not been started.
+    /// Returns the number of waiting scenarios.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_scenario_starts_first_and_lone_ones_last() {
+    fn longest_scenario_starts_first_and_exclusive_ones_last() {
         let durations = Durations::from([("guest b".to_owned(), 40.0), ("guest c".to_owned(), 1.0)]);
         let all = ["a", "b", "c"].map(|test| scenario("guest", test));
         let alone = scenario("nested", "x");
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_starts_beside_a_lone_scenario() {
+    fn nothing_starts_while_an_exclusive_scenario_runs() {
         let mut queue = Queue::new(vec![scenario("guest", "a")], &Durations::new());
         assert_eq!(started(&mut queue, &[scenario("nested", "x")], 2), None);
     }
 
     #[test]
-    fn grouped_scenarios_run_one_at_a_time_beside_others() {
+    fn scenarios_of_one_group_run_one_at_a_time() {
         let all = vec![scenario("kernels", "a"), scenario("kernels", "b"), scenario("guest", "z")];
         let mut queue = Queue::new(all.clone(), &Durations::from([("guest z".to_owned(), 1.0)]));
         assert_eq!(started(&mut queue, &[], 2).as_deref(), Some("a"));

@@ -16,32 +16,32 @@ use tokio::time::{sleep, timeout};
 use super::queue::Queue;
 use super::{Durations, Outcome, Scenario};
 
-/// How to run them.
+/// Options of a run.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// How many run at a time.
+    /// Number of scenarios that run in parallel.
     pub(crate) jobs: usize,
-    /// Directory for what each prints.
+    /// Directory of the output files.
     pub(crate) logs: PathBuf,
     /// Expected durations, in seconds.
     pub(crate) durations: Durations,
-    /// A scenario that runs longer is killed, with all that it started, and has failed.
+    /// Timeout of a scenario; after it, the scenario and its descendants are killed, and it counts as failed.
     pub(crate) limit: Duration,
 }
 
-/// The longest time without a line.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Interval of progress lines while no scenario ends.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How many lines of a failed scenario's log are printed.
+/// Number of lines of a failed scenario's log that are printed.
 const SHOWN_LINES: usize = 300;
 
-/// Set for scenarios: the lab was prepared a moment ago, see [`firstlight_lab::Lab::prepare`].
+/// Set for scenarios because the lab is already prepared, see [`firstlight_lab::Lab::prepare`].
 const PREPARED: (&str, &str) = ("FIRSTLIGHT_LAB_PREPARED", "1");
 
-/// Runs all of them; the outcomes in the order in which they ended.
+/// Runs the scenarios; returns the outcomes in the order in which they ended.
 ///
 /// # Errors
-/// A process could not be started, or a signal interrupted the run: what was running was killed.
+/// A process could not be started, or a signal interrupted the run; running scenarios are then killed.
 pub(crate) fn run(scenarios: Vec<Scenario>, options: &Options) -> anyhow::Result<Vec<Outcome>> {
     fs::create_dir_all(&options.logs).with_context(|| options.logs.display().to_string())?;
     let runtime =
@@ -64,10 +64,10 @@ async fn run_all(scenarios: Vec<Scenario>, options: &Options) -> anyhow::Result<
         if let Some(scenario) = queue.next(&busy, options.jobs) {
             println!("start            {scenario}");
             running.push((scenario.clone(), Instant::now()));
-            tasks.spawn(one(scenario, options.logs.clone(), options.limit));
+            tasks.spawn(run_one(scenario, options.logs.clone(), options.limit));
             continue;
         }
-        let ended = match timeout(SILENCE, tasks.join_next()).await {
+        let ended = match timeout(PROGRESS_INTERVAL, tasks.join_next()).await {
             Ok(None) => break,
             Ok(Some(ended)) => ended.context("a scenario's task failed")??,
             Err(_) => {
@@ -98,12 +98,12 @@ fn report(ended: &Outcome, count: usize, total: usize) {
             let lines: Vec<&str> = log.lines().collect();
             let first = lines.len().saturating_sub(SHOWN_LINES);
             lines[first..].iter().for_each(|line| println!("    | {line}"));
-            println!("    whole output: {}", ended.log.display());
+            println!("    full output: {}", ended.log.display());
         }
     }
 }
 
-/// A process group that is killed when this is dropped: the scenario and all that it started.
+/// A process group that is killed on drop: a scenario and its descendants.
 struct Group(rustix::process::Pid);
 
 impl Drop for Group {
@@ -112,7 +112,7 @@ impl Drop for Group {
     }
 }
 
-async fn one(scenario: Scenario, logs: PathBuf, limit: Duration) -> anyhow::Result<Outcome> {
+async fn run_one(scenario: Scenario, logs: PathBuf, limit: Duration) -> anyhow::Result<Outcome> {
     let name = format!("{}-{}.log", scenario.program, scenario.test.replace("::", "-"));
     let log = logs.join(name);
     let out = fs::File::create(&log).with_context(|| log.display().to_string())?;
@@ -125,14 +125,14 @@ async fn one(scenario: Scenario, logs: PathBuf, limit: Duration) -> anyhow::Resu
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
     let _group = pid.map(Group);
     let failure = tokio::select! {
-        status = child.wait() => verdict(status.context("failed to wait for a scenario")?, &log),
-        () = sleep(limit) => Some(format!("killed after {} s, the limit of a scenario", limit.as_secs())),
+        status = child.wait() => failure_of(status.context("failed to wait for a scenario")?, &log),
+        () = sleep(limit) => Some(format!("killed after {} s, the timeout of a scenario", limit.as_secs())),
     };
     Ok(Outcome { scenario, duration: begin.elapsed(), failure, log })
 }
 
-/// Why it has not passed: a process that ran no test has not either.
-fn verdict(status: ExitStatus, log: &Path) -> Option<String> {
+/// Returns the cause of a failure, or none if the test passed. A process that ran no test has failed.
+fn failure_of(status: ExitStatus, log: &Path) -> Option<String> {
     if let Some(signal) = status.signal() {
         return Some(format!("killed by signal {signal}"));
     }
@@ -141,7 +141,7 @@ fn verdict(status: ExitStatus, log: &Path) -> Option<String> {
     }
     let log = fs::read(log).unwrap_or_default();
     let passed = String::from_utf8_lossy(&log).contains("test result: ok. 1 passed; 0 failed; 0 ignored;");
-    (!passed).then(|| "its process ran no test".to_owned())
+    (!passed).then(|| "the process ran no test".to_owned())
 }
 
 #[cfg(test)]
@@ -178,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn scenario_beyond_its_limit_has_failed() {
+    fn scenario_that_exceeds_its_timeout_has_failed() {
         let ended = outcome("exec sleep 600", Duration::from_millis(100));
-        assert!(ended.failure.unwrap().contains("limit"));
+        assert!(ended.failure.unwrap().contains("timeout"));
     }
 
     #[test]
-    fn dropped_scenario_is_killed_with_what_it_started() {
+    fn dropped_scenario_is_killed_with_its_descendants() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let text = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", file.display());
@@ -197,7 +197,7 @@ mod tests {
                 }
             };
             tokio::select! {
-                _ = one(scenario, dir.path().to_owned(), LONG) => panic!("it has ended"),
+                _ = run_one(scenario, dir.path().to_owned(), LONG) => panic!("it has ended"),
                 () = until_started => {}
             }
         });

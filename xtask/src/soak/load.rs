@@ -1,4 +1,4 @@
-//! Two compilers that never end: the load that a developer's machine has.
+//! CPU load for the soak test: two compilers in endless loops, as on a developer's machine.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
 
-/// How many compile at the same time.
+/// Number of parallel compilers.
 const COMPILERS: usize = 2;
 
-/// Functions of the program that they compile: some seconds of rustc at its optimisation level.
+/// Number of functions of the compiled program: some seconds of rustc at this optimisation level.
 const FUNCTIONS: usize = 300;
 
-/// Compilers that run until this is dropped.
+/// Running compilers, killed on drop.
 #[derive(Debug)]
 pub(super) struct Load(Vec<Child>);
 
@@ -27,7 +27,7 @@ impl Drop for Load {
 }
 
 impl Load {
-    /// Starts them; their files are in `dir`.
+    /// Starts the compilers, with their files in `dir`.
     pub(super) fn start(dir: &Path) -> anyhow::Result<Self> {
         let source = dir.join("load.rs");
         fs::write(&source, program()).with_context(|| source.display().to_string())?;
@@ -35,7 +35,7 @@ impl Load {
         for at in 0..COMPILERS {
             let out = dir.join(format!("load-{at}.rlib"));
             let mut command = Command::new("sh");
-            // A compiler that cannot run must not end the load unnoticed.
+            // The loop ends if the compiler fails; `check` reports that.
             command.args([
                 "-c",
                 "while rustc --edition=2021 --crate-type=lib -C opt-level=3 -o \"$2\" \"$1\"; do :; done",
@@ -47,11 +47,11 @@ impl Load {
         Ok(load)
     }
 
-    /// Fails when a compiler has ended.
+    /// Fails if a compiler has exited.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         for child in &mut self.0 {
-            if let Some(status) = child.try_wait().context("failed to look at a compiler")? {
-                anyhow::bail!("a compiler of the load ended with {status}: the suite ran without its load");
+            if let Some(status) = child.try_wait().context("failed to query a compiler's status")? {
+                anyhow::bail!("a compiler of the load exited with {status}: the suite ran without its load");
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! All scenarios again and again beside a load: each failure is a defect with a cause.
+//! Runs the scenarios repeatedly under CPU load, to find rare failures.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -9,26 +9,26 @@ use firstlight_lab::binaries::target;
 
 use super::load::Load;
 use crate::scenarios::{self, Options};
-use crate::steps::{History, shown};
+use crate::steps::{History, format_duration};
 use crate::test::{LIMIT, all_scenarios};
 
-/// What one turn gave.
+/// Result of one turn.
 struct Turn {
     passed: usize,
     failed: Vec<String>,
     seconds: f64,
 }
 
-/// Runs the scenarios with one of `filters` in their names, or all, so many times; fails if any failed.
+/// Runs the scenarios whose names contain one of `filters`, or all, `turns` times; the exit code is 1 if any failed.
 pub(super) fn run(turns: u32, filters: &[String], jobs: usize) -> anyhow::Result<ExitCode> {
     Lab::prepare(false)?.agent_tests()?;
     let all = all_scenarios(filters)?;
     let durations = History::load().scenarios;
     let once = scenarios::estimate(&all, &durations, jobs);
     println!(
-        "soak: {} scenarios, {turns} times, beside two compilers; more than {}",
+        "soak: {} scenarios, {turns} times, with two compilers as load; expected more than {}",
         all.len(),
-        shown(once * f64::from(turns))
+        format_duration(once * f64::from(turns))
     );
     let dir = tempfile::tempdir().context("failed to make a directory")?;
     let mut load = Load::start(dir.path())?;
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_names_each_failure_below_its_turn() {
+    fn table_lists_each_failure_below_its_turn() {
         let turns = [
             Turn { passed: 3, failed: Vec::new(), seconds: 61.4 },
             Turn { passed: 2, failed: vec!["guest a: exit status: 101; /logs/a".into()], seconds: 70.0 },

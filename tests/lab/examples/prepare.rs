@@ -1,4 +1,4 @@
-//! Prepares the lab and says where everything is:
+//! Prepares the lab and prints the paths of its parts:
 //! `cargo run -p firstlight-lab --example prepare [SOURCE-OF-STAND-INS]`.
 
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! The directory that runs the agent's tests with real containers on a machine
-//! without cargo: `run`, and the static programs that it needs.
+//! Creates the directory that runs the agent's tests with real containers on a
+//! machine without cargo: `run`, and the static programs that it needs.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -12,27 +12,27 @@ use firstlight_image_builder::progress::Progress;
 use crate::binaries::{AgentTests, BuildError, static_program, workspace};
 use crate::toolbox;
 
-/// Why there is no bundle.
+/// Errors of creating the bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentTestsError {
-    /// A program does not build.
+    /// A program failed to build.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A file or directory could not be made.
-    #[error("the agent's tests' bundle: {path}: {source}")]
+    /// A file or directory could not be created.
+    #[error("failed to create the bundle of the agent's tests: {path}: {source}")]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The symbols could not be left out.
-    #[error("the agent's tests' bundle: strip (of the package binutils): {0}")]
+    /// The debug symbols could not be removed.
+    #[error("failed to create the bundle of the agent's tests: strip (package binutils): {0}")]
     Strip(String),
-    /// There is no place for the cache.
+    /// The cache directory could not be determined.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// busybox could not be had.
+    /// busybox could not be fetched.
     #[error(transparent)]
     Toolbox(#[from] toolbox::Error),
 }
@@ -42,14 +42,14 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> AgentTestsError {
     move |source| AgentTestsError::File { path, source }
 }
 
-/// What is a script, by its name in the bundle.
+/// Scripts, by their names in the bundle.
 const SCRIPTS: &[(&str, &str)] = &[
     ("run", include_str!("../agent-tests/run")),
     ("in-root", include_str!("../agent-tests/in-root")),
     ("one-by-one", include_str!("../agent-tests/one-by-one")),
 ];
 
-/// Makes the bundle in `directory` and returns its programs.
+/// Creates the bundle in `dir` and returns its programs.
 ///
 /// # Errors
 /// The first step that failed.
@@ -73,7 +73,7 @@ pub fn make(dir: &Path) -> Result<Vec<PathBuf>, AgentTestsError> {
     Ok(programs)
 }
 
-/// The lab's build of the tests has lines for backtraces, most of its size.
+/// Removes the debug information, which is most of the program's size.
 fn strip(program: &Path) -> Result<(), AgentTestsError> {
     let output =
         Command::new("strip").arg(program).output().map_err(|error| AgentTestsError::Strip(error.to_string()))?;
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// In the place of the test program: says what a test of this name says.
+    /// Replaces the test program: prints the output of a test with this name.
     const PROGRAM: &str = r#"#!/bin/sh
 if [ "$1" = --list ]; then
   shift 3
@@ -120,7 +120,7 @@ esac
     }
 
     #[test]
-    fn what_cannot_run_is_told_and_never_counts_as_passed() {
+    fn test_that_cannot_run_is_reported_and_never_counts_as_passed() {
         let dir = tempfile::tempdir().unwrap();
         let (text, code) = one_by_one(dir.path(), &[]);
         for part in [
@@ -137,24 +137,24 @@ esac
         let (text, code) = one_by_one(dir.path(), &["goo", "lack"]);
         assert!(text.ends_with("\n2 tests: 1 ok, 0 failed, 1 not runnable here\n"), "{text}");
         assert_eq!(code, Some(0));
-        // Nothing that ran is no success.
+        // The script fails if no test ran.
         assert_eq!(one_by_one(dir.path(), &["lacks"]).1, Some(1));
         let (text, code) = one_by_one(dir.path(), &["nowhere"]);
-        assert!(text.contains("no test has one of these in its name: nowhere") && code == Some(1), "{text}");
+        assert!(text.contains("no test name contains any of: nowhere") && code == Some(1), "{text}");
     }
 
     #[test]
-    fn run_refuses_what_it_does_not_know() {
+    fn invalid_options_are_rejected() {
         let run = |arguments: &[&str]| {
             let script = workspace().join("tests/lab/agent-tests/run");
             let output = Command::new("sh").arg(script).args(arguments).output().unwrap();
             (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
         };
         for (arguments, part) in [
-            (&["--short-processes", "many"][..], "--short-processes wants a number, not \"many\""),
-            (&["--many-containers"], "--many-containers wants a number, not \"\""),
-            (&["--fast"], "what is --fast?"),
-            (&["limits", "--list"], "options stand before the first FILTER: --list"),
+            (&["--short-processes", "many"][..], "--short-processes requires a number, not \"many\""),
+            (&["--many-containers"], "--many-containers requires a number, not \"\""),
+            (&["--fast"], "unknown option --fast"),
+            (&["limits", "--list"], "options must precede the first FILTER: --list"),
         ] {
             let (text, code) = run(arguments);
             assert!(text.contains(part) && code == Some(1), "{code:?} {text}");

@@ -1,4 +1,4 @@
-//! Our own programs, built as they are shipped.
+//! Builds our own programs with their release profiles.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 /// The target of everything that runs in a guest.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// One static binary per package.
+/// Packages of the guest, one static program each.
 const GUEST_PACKAGES: &[&str] = &["firstlight-init", "firstlight-agent"];
 
-/// Set for guest builds: no interpreter, relocations packed (a tenth of a page
-/// for each thousand, which the C library's own start-up reads), and C libraries
-/// from their archives.
+/// Environment of guest builds: no interpreter, packed relocations (a tenth of a
+/// page per thousand, which the C library reads at start-up), and static C
+/// libraries.
 const GUEST_ENVIRONMENT: &[(&str, &str)] = &[
     (
         "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
@@ -22,17 +22,17 @@ const GUEST_ENVIRONMENT: &[(&str, &str)] = &[
     ("LIBSECCOMP_LIB_PATH", "/usr/lib/x86_64-linux-gnu"),
 ];
 
-/// How the guest's programs are optimised.
+/// cargo profile of the guest's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// As they ship: small, and slow to compile.
+    /// The release profile: small programs, slow to compile.
     Shipped,
-    /// For a guest soon after a change.
+    /// The development profile: fast to compile.
     Development,
 }
 
 impl Profile {
-    /// cargo's name of it.
+    /// Returns its name in `Cargo.toml`.
     fn name(self) -> &'static str {
         match self {
             Self::Shipped => "guest",
@@ -41,24 +41,24 @@ impl Profile {
     }
 }
 
-/// Why a program could not be built.
+/// Errors of building a program.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// cargo could not be started.
-    #[error("build: cannot start cargo: {0}")]
+    #[error("build: failed to start cargo: {0}")]
     Spawn(#[source] std::io::Error),
-    /// cargo said no.
+    /// cargo failed.
     #[error("build: `cargo {0}` failed, see above")]
     Failed(String),
-    /// cargo said yes and told of no such program.
-    #[error("build: `cargo {0}` told of no program {1}")]
-    Untold(String, &'static str),
-    /// cargo said yes and the file is not there.
-    #[error("build: cargo made no {0}")]
+    /// cargo succeeded but reported no such program.
+    #[error("build: `cargo {0}` reported no program {1}")]
+    NotReported(String, &'static str),
+    /// cargo succeeded but the file does not exist.
+    #[error("build: cargo created no {0}")]
     Missing(PathBuf),
 }
 
-/// Where the built programs are.
+/// Paths of the built programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binaries {
     /// PID 1.
@@ -70,12 +70,11 @@ pub struct Binaries {
 }
 
 fn cargo(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), BuildError> {
-    cargo_says(workspace, arguments, environment).map(drop)
+    cargo_output(workspace, arguments, environment).map(drop)
 }
 
-/// Runs cargo and returns its standard output. Its messages are on standard error; that nothing had to be done is not
-/// worth a line.
-fn cargo_says(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Vec<u8>, BuildError> {
+/// Runs cargo and returns its standard output. Its messages go to standard error, except for the `Finished` line.
+fn cargo_output(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Vec<u8>, BuildError> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.current_dir(workspace).args(arguments).envs(environment.iter().copied());
@@ -89,7 +88,7 @@ fn cargo_says(workspace: &Path, arguments: &[&str], environment: &[(&str, &str)]
     });
     let output = child.wait_with_output().map_err(BuildError::Spawn)?;
     if let Some(messages) = messages {
-        // Without it lines are missing; the status still counts.
+        // A failure of this thread only loses lines.
         let _ = messages.join();
     }
     if output.status.success() { Ok(output.stdout) } else { Err(BuildError::Failed(arguments.join(" "))) }
@@ -104,16 +103,16 @@ fn build_static(workspace: &Path, package: &str, profile: Profile) -> Result<(),
     cargo(workspace, &arguments, GUEST_ENVIRONMENT)
 }
 
-/// Builds the program that opens NVML: linked to the C library of this machine, as nothing else in a guest is.
+/// Builds `firstlight-gpu-settings`, which opens NVML and is therefore linked dynamically to this machine's C library.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn gpu_settings(workspace: &Path) -> Result<PathBuf, BuildError> {
-    opening(workspace, "firstlight-gpu-settings", "firstlight-gpu-settings")
+    build_dynamic(workspace, "firstlight-gpu-settings", "firstlight-gpu-settings")
 }
 
-/// Builds a program that opens libraries at run time, as the guest's programs are built but for that.
-fn opening(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
+/// Builds a program that opens libraries at run time: dynamically linked, with the profile `guest`.
+fn build_dynamic(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
     cargo(workspace, &["build", "--locked", "--package", package, "--profile", "guest"], &[])?;
     existing(target().join("guest").join(program))
 }
@@ -123,7 +122,7 @@ fn opening(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, Bu
 pub struct ServicePrograms {
     /// The partition daemon, which opens libnvfm.
     pub partitiond: PathBuf,
-    /// What asks it, static.
+    /// Its command-line client, static.
     pub fmctl: PathBuf,
 }
 
@@ -133,17 +132,17 @@ impl ServicePrograms {
     /// # Errors
     /// cargo cannot be started or fails; its messages are on standard error.
     pub fn build(workspace: &Path) -> Result<Self, BuildError> {
-        let partitiond = opening(workspace, "firstlight-partitiond", "fm-partitiond")?;
+        let partitiond = build_dynamic(workspace, "firstlight-partitiond", "fm-partitiond")?;
         Ok(Self { partitiond, fmctl: static_program(workspace, "firstlight-fmctl", "fmctl")? })
     }
 }
 
-/// What stands in for NVIDIA's fabric manager and its library.
+/// Stand-ins for NVIDIA's fabric manager and its library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricStandIns {
-    /// The process.
+    /// The fabric manager's stand-in.
     pub manager: PathBuf,
-    /// The library.
+    /// libnvfm's stand-in.
     pub library: PathBuf,
 }
 
@@ -169,40 +168,40 @@ pub fn host_command(workspace: &Path) -> Result<PathBuf, BuildError> {
     existing(target().join("debug/firstlight"))
 }
 
-/// Where the static programs are.
-fn guest(profile: Profile) -> PathBuf {
+/// Returns the directory of the static programs.
+fn guest_dir(profile: Profile) -> PathBuf {
     target().join(TARGET).join(profile.name())
 }
 
-/// Builds one package as the guest's programs are built, and says where its program is.
+/// Builds one package as a static program with the profile `guest` and returns its path.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
 pub fn static_program(workspace: &Path, package: &str, program: &str) -> Result<PathBuf, BuildError> {
     build_static(workspace, package, Profile::Shipped)?;
-    existing(guest(Profile::Shipped).join(program))
+    existing(guest_dir(Profile::Shipped).join(program))
 }
 
 impl Binaries {
-    /// Builds what has changed.
+    /// Builds the programs.
     ///
     /// # Errors
     /// cargo cannot be started or fails; its messages are on standard error.
     pub fn build(workspace: &Path, profile: Profile) -> Result<Self, BuildError> {
         for package in GUEST_PACKAGES {
-            // One at a time: built together, each would get the other's features.
+            // Separate commands: cargo unifies the features of packages that it builds together.
             build_static(workspace, package, profile)?;
         }
         cargo(workspace, &["build", "--locked", "--package", "firstlight-synthetic-gpu"], &[])?;
         Self::built(profile)
     }
 
-    /// Returns what the last [`Binaries::build`] has built.
+    /// Returns the programs that [`Binaries::build`] has built before.
     ///
     /// # Errors
     /// A program is missing.
     pub fn built(profile: Profile) -> Result<Self, BuildError> {
-        let (target, guest) = (target(), guest(profile));
+        let (target, guest) = (target(), guest_dir(profile));
         Ok(Self {
             init: existing(guest.join("firstlight-init"))?,
             agent: existing(guest.join("firstlight-agent"))?,
@@ -211,7 +210,7 @@ impl Binaries {
     }
 }
 
-/// Builds the program that measures the agent, static as the agent is.
+/// Builds the agent's benchmark, static like the agent.
 ///
 /// # Errors
 /// cargo cannot be started or fails; its messages are on standard error.
@@ -223,12 +222,12 @@ pub fn agent_bench(workspace: &Path) -> Result<PathBuf, BuildError> {
 /// The agent's tests with real containers, to be run in a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentTests {
-    /// The test program, static. It runs the agent that `FIRSTLIGHT_AGENT` names.
+    /// The test program, static. It runs the agent at the path in `FIRSTLIGHT_AGENT`.
     pub program: PathBuf,
 }
 
-/// Not the profile `guest`: cargo builds the agent beside its tests, with the
-/// features of both, and would put it where the one that is shipped is.
+/// Not the profile `guest`: cargo builds the agent together with its tests, with
+/// the features of both, and would overwrite the agent that ships.
 const AGENT_TESTS: &[&str] = &[
     "test",
     "--locked",
@@ -245,20 +244,20 @@ const AGENT_TESTS: &[&str] = &[
 ];
 
 impl AgentTests {
-    /// Builds what has changed.
+    /// Builds the test program.
     ///
     /// # Errors
     /// cargo cannot be started or fails; its messages are on standard error.
     pub fn build(workspace: &Path) -> Result<Self, BuildError> {
-        let messages = cargo_says(workspace, AGENT_TESTS, GUEST_ENVIRONMENT)?;
+        let messages = cargo_output(workspace, AGENT_TESTS, GUEST_ENVIRONMENT)?;
         let name = "real";
         let program = executable(&messages, "test", name);
-        let program = program.ok_or_else(|| BuildError::Untold(AGENT_TESTS.join(" "), name)).and_then(existing)?;
+        let program = program.ok_or_else(|| BuildError::NotReported(AGENT_TESTS.join(" "), name)).and_then(existing)?;
         Ok(Self { program })
     }
 }
 
-/// One of cargo's messages, a line of JSON each; most are about other things.
+/// A JSON message of cargo about an artifact; other messages are ignored.
 #[derive(serde::Deserialize)]
 struct Message {
     target: Target,
@@ -271,21 +270,21 @@ struct Target {
     name: String,
 }
 
-/// The program that cargo's messages tell of.
+/// Returns the executable that cargo's messages report.
 fn executable(messages: &[u8], kind: &str, name: &str) -> Option<PathBuf> {
-    let mut told = messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+    let mut artifacts = messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
     let is_it = |message: &Message| message.target.name == name && message.target.kind.iter().any(|it| it == kind);
-    told.find(is_it).map(|message| message.executable)
+    artifacts.find(is_it).map(|message| message.executable)
 }
 
-/// The workspace's root, from any of its packages.
+/// Returns the workspace's root.
 #[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
-/// cargo's target directory.
+/// Returns cargo's target directory.
 #[must_use]
 pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
@@ -296,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_right_program_among_cargos_messages() {
+    fn executable_is_selected_by_kind_and_name() {
         let messages = br#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"real"},"executable":null}
 not json
 {"reason":"compiler-artifact","target":{"kind":["bin"],"name":"firstlight-agent"},"executable":"/t/firstlight-agent"}

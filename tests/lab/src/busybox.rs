@@ -5,11 +5,11 @@ use std::process::Command;
 
 use firstlight_oci::{File, NewImage, OciError};
 
-/// Why the image could not be made.
+/// Errors of creating the image.
 #[derive(Debug, thiserror::Error)]
 pub enum BusyboxError {
-    /// busybox does not run here.
-    #[error("busybox image: {0} --list does not run on this machine")]
+    /// busybox cannot be executed.
+    #[error("busybox image: failed to run {0} --list")]
     List(String),
     /// The layout could not be written.
     #[error(transparent)]
@@ -28,18 +28,18 @@ const DIRECTORIES: &[(&str, u32)] = &[
 
 const FILES: &[(&str, &str)] = &[("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"), ("etc/group", "root:x:0:\n")];
 
-/// Writes the layout into `directory`.
+/// Writes the layout into `dir`.
 ///
 /// # Errors
-/// busybox cannot say its applets, or a file cannot be written.
+/// busybox cannot list its applets, or a file cannot be written.
 pub(crate) fn write_layout(busybox: &Path, dir: &Path) -> Result<(), BusyboxError> {
     write_layout_with(busybox, Vec::new(), dir)
 }
 
-/// Writes the layout into `directory`, with more files than busybox.
+/// Writes the layout into `dir`, with additional files.
 ///
 /// # Errors
-/// busybox cannot say its applets, or a file cannot be read or written.
+/// busybox cannot list its applets, or a file cannot be read or written.
 pub(crate) fn write_layout_with(busybox: &Path, more: Vec<File>, dir: &Path) -> Result<(), BusyboxError> {
     let list = || BusyboxError::List(busybox.display().to_string());
     let output = Command::new(busybox).arg("--list").output().map_err(|_| list())?;

@@ -1,4 +1,4 @@
-//! One image in every format, for the boot cost of each.
+//! Builds one image in every format, to compare their boot times.
 
 use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::format::Compression;
@@ -9,19 +9,19 @@ use crate::binaries::{static_program, workspace};
 use crate::lab::{Lab, LabError, output, progress};
 use crate::shipped;
 
-/// A way to pack an image.
+/// Format, compression and verification of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packing {
     /// Its format.
     pub format: Format,
     /// How it is compressed.
     pub compression: Compression,
-    /// Whether its blocks are verified; a disk's can be.
+    /// Whether its blocks are verified by dm-verity; for disks only.
     pub verity: bool,
 }
 
 impl Packing {
-    /// In words: `erofs lz4hc, dm-verity`.
+    /// Returns its display name: `erofs lz4hc, dm-verity`.
     #[must_use]
     pub fn name(&self) -> String {
         let verity = if self.verity { ", dm-verity" } else { "" };
@@ -35,11 +35,11 @@ impl Packing {
 }
 
 impl Lab {
-    /// An image of the directory `manifests` in another packing; for a disk, the
-    /// opener beside it.
+    /// Builds an image of the directory `manifests` in another packing, and the
+    /// opener if it is a disk.
     ///
     /// # Errors
-    /// The manifest is wrong, a package cannot be had, or an image does not build.
+    /// The manifest is invalid, a package cannot be fetched, or an image fails to build.
     pub fn in_format(&self, name: &str, packing: Packing) -> Result<(Image, Option<Image>), LabError> {
         let manifest = self.manifest_in_format(name, packing)?;
         let out = output().join("formats").join(format!("{name}-{}", packing.file_name()));
@@ -51,16 +51,16 @@ impl Lab {
         Ok((image, opener))
     }
 
-    /// The manifest of an image of the directory `manifests` in another packing.
+    /// Returns the manifest of an image of the directory `manifests` in another packing.
     ///
     /// # Errors
-    /// The manifest is wrong.
+    /// The manifest is invalid.
     pub fn manifest_in_format(&self, name: &str, packing: Packing) -> Result<Manifest, LabError> {
         let mut manifest = shipped::manifest(name, &self.programs()?)?;
         if let Some(driver) = &mut manifest.driver {
             driver.untried = true;
         }
-        // What ships has a budget in its own format.
+        // The budget is that of the release format.
         manifest.budget = None;
         manifest.image.format = packing.format;
         manifest.image.compression = Some(packing.compression);
@@ -68,7 +68,7 @@ impl Lab {
         Ok(manifest)
     }
 
-    /// The opener as it ships, with this file system instead of EROFS.
+    /// Builds the release opener with this file system instead of EROFS.
     fn opener_for(&self, format: Format) -> Result<Image, LabError> {
         let program = static_program(&workspace(), "firstlight-opener", "firstlight-opener")?;
         let variables = Variables::from([("OPENER".to_owned(), program.display().to_string())]);

@@ -1,5 +1,5 @@
-//! The directory that runs `gpu-test` on a machine without cargo: two static
-//! programs and a container image with the CUDA program.
+//! Creates the directory that runs `gpu-test` on a machine without cargo: two
+//! static programs and a container image with the CUDA program.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,30 +13,30 @@ use crate::binaries::{BuildError, static_program, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::toolbox;
 
-/// Why there is no bundle.
+/// Errors of creating the bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// A program does not build.
+    /// A program failed to build.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A file or directory could not be made.
-    #[error("gpu-test's bundle: {path}: {source}")]
+    /// A file or directory could not be created.
+    #[error("failed to create gpu-test's bundle: {path}: {source}")]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The C compiler did not do its part.
-    #[error("gpu-test's bundle: gcc (of the package gcc): {0}")]
+    /// The C compiler failed.
+    #[error("failed to create gpu-test's bundle: gcc (package gcc): {0}")]
     Gcc(String),
-    /// There is no place for the cache.
+    /// The cache directory could not be determined.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// busybox could not be had.
+    /// busybox could not be fetched.
     #[error(transparent)]
     Toolbox(#[from] toolbox::Error),
-    /// The image could not be made.
+    /// The container image could not be created.
     #[error(transparent)]
     Image(#[from] BusyboxError),
 }
@@ -46,19 +46,19 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
     move |source| BundleError::File { path, source }
 }
 
-/// Package and program of what runs outside the container.
+/// Packages and programs that run outside the container.
 const PROGRAMS: &[(&str, &str)] = &[("firstlight-gpu-test", "gpu-test"), ("firstlight-agent", "firstlight-agent")];
 
-/// What libcuda and the CUDA program are linked to.
+/// Libraries that libcuda and the CUDA program are linked to.
 const C_LIBRARY: &[&str] = &["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
 
-/// The loader, by the place that programs name.
+/// The dynamic loader at the path in programs' `PT_INTERP`.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 
-/// Where Debian's loader looks; links in `lib64` are for all others.
+/// The library directory of Debian's loader; other loaders use the links in `lib64`.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Makes the bundle in `directory`, in the place of what is there, and returns its programs.
+/// Creates the bundle in `dir`, replacing its contents, and returns its programs.
 ///
 /// # Errors
 /// The first step that failed.
@@ -68,7 +68,7 @@ pub fn make(dir: &Path) -> Result<Vec<PathBuf>, BundleError> {
         built.push((static_program(&workspace(), package, program)?, dir.join(program)));
     }
     if dir.exists() {
-        // Blobs of an older image would go along.
+        // Otherwise blobs of an older image would remain.
         std::fs::remove_dir_all(dir).map_err(at(dir))?;
     }
     std::fs::create_dir_all(dir).map_err(at(dir))?;
@@ -79,7 +79,7 @@ pub fn make(dir: &Path) -> Result<Vec<PathBuf>, BundleError> {
     Ok(built.into_iter().map(|(_, to)| to).collect())
 }
 
-/// busybox, the CUDA program, and the C library that both the program and libcuda need.
+/// Creates the container image: busybox, the CUDA program, and the C library that the program and libcuda need.
 fn image(dir: &Path) -> Result<(), BundleError> {
     let work = tempfile::tempdir().map_err(at(dir))?;
     let probe = work.path().join("cuda-probe");
@@ -98,10 +98,10 @@ fn image(dir: &Path) -> Result<(), BundleError> {
     Ok(busybox::write_layout_with(&program, files, dir)?)
 }
 
-/// Packs the bundle into one file, for an image.
+/// Packs the bundle into a tar archive, for an image.
 ///
 /// # Errors
-/// tar cannot be started, or says no.
+/// tar cannot be started, or fails.
 pub fn pack(dir: &Path, tar: &Path) -> Result<(), BundleError> {
     let mut command = Command::new("tar");
     let status = command.arg("-cf").arg(tar).arg("-C").arg(dir).arg(".").status().map_err(at(tar))?;
@@ -111,7 +111,7 @@ pub fn pack(dir: &Path, tar: &Path) -> Result<(), BundleError> {
 /// Compiles the stand-in for libcuda.
 ///
 /// # Errors
-/// There is no gcc, or it does not like the source.
+/// gcc is not installed, or fails.
 pub fn stand_in_cuda(library: &Path) -> Result<(), BundleError> {
     let source = workspace().join("tests/stand-in-cuda/libcuda.c");
     compile(&source, library, &["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"])
@@ -120,24 +120,24 @@ pub fn stand_in_cuda(library: &Path) -> Result<(), BundleError> {
 /// Compiles the stand-in for NVML.
 ///
 /// # Errors
-/// There is no gcc, or it does not like the source.
+/// gcc is not installed, or fails.
 pub fn stand_in_nvml(library: &Path) -> Result<(), BundleError> {
     let source = workspace().join("tests/stand-in-nvml/libnvidia-ml.c");
     compile(&source, library, &["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-soname,libnvidia-ml.so.1"])
 }
 
-/// Compiles the program that leaves processes to process 1.
+/// Compiles the program that leaves orphans to PID 1.
 ///
 /// # Errors
-/// There is no gcc, or it does not like the source.
+/// gcc is not installed, or fails.
 pub fn orphans(program: &Path) -> Result<(), BundleError> {
     compile(&workspace().join("tests/orphans/orphans.c"), program, &["-static"])
 }
 
-/// What a program of Rust that is linked dynamically needs: its names, and where this machine has them.
+/// Returns the libraries of a dynamically linked Rust program: manifest variables, and paths on this machine.
 ///
 /// # Errors
-/// The compiler does not know one.
+/// gcc does not find a library.
 pub fn dynamic_libraries() -> Result<[(&'static str, PathBuf); 3], BundleError> {
     let loader = Path::new("/").join(LOADER);
     Ok([("LOADER", loader), ("LIBC", c_library("libc.so.6")?), ("LIBGCC", c_library("libgcc_s.so.1")?)])
@@ -153,14 +153,14 @@ fn compile(source: &Path, target: &Path, more: &[&str]) -> Result<(), BundleErro
     Err(BundleError::Gcc(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr).trim())))
 }
 
-/// Where the compiler would link a library from.
+/// Returns the path of the library that gcc would link.
 fn c_library(name: &str) -> Result<PathBuf, BundleError> {
     let output = Command::new("gcc").arg(format!("-print-file-name={name}")).output();
     let output = output.map_err(|error| BundleError::Gcc(error.to_string()))?;
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    // Without the file it answers the name alone.
+    // gcc prints the bare name if it does not find the file.
     if path.is_absolute() && path.exists() {
         return Ok(path);
     }
-    Err(BundleError::Gcc(format!("it does not know where {name} is")))
+    Err(BundleError::Gcc(format!("-print-file-name does not find {name}")))
 }

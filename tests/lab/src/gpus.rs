@@ -6,19 +6,19 @@ use std::process::{Child, Command, Stdio};
 
 use firstlight_synthetic_gpu::Device;
 
-/// Why the GPUs are not there.
+/// Errors of starting synthetic GPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
     /// The server could not be started.
-    #[error("synthetic GPUs: cannot start {program}: {source}")]
+    #[error("synthetic GPUs: failed to start {program}: {source}")]
     Spawn {
         /// The server.
         program: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The server ended before its sockets listened.
-    #[error("synthetic GPUs: the server ended before it was ready: {0}")]
+    /// The server exited before it listened on its sockets.
+    #[error("synthetic GPUs: the server exited before it was ready: {0}")]
     NotReady(String),
 }
 
@@ -30,10 +30,10 @@ pub struct SyntheticGpus {
 }
 
 impl SyntheticGpus {
-    /// Serves `devices` from sockets in `directory`; none need no server.
+    /// Starts a server for `devices` with sockets in `dir`; without devices it starts none.
     ///
     /// # Errors
-    /// The server cannot be started, or says what it does not like.
+    /// The server cannot be started, or reports an error.
     pub fn start(program: &Path, dir: &Path, devices: &[Device]) -> Result<Self, GpuError> {
         if devices.is_empty() {
             return Ok(Self { server: None, sockets: Vec::new() });
@@ -52,14 +52,14 @@ impl SyntheticGpus {
         if line.trim() == "ready" {
             return Ok(gpus);
         }
-        let mut words = String::new();
+        let mut errors = String::new();
         if let Some(stderr) = gpus.server.as_mut().and_then(|server| server.stderr.take()) {
-            let _ = stderr.take(4096).read_to_string(&mut words);
+            let _ = stderr.take(4096).read_to_string(&mut errors);
         }
-        Err(GpuError::NotReady(words.trim().to_owned()))
+        Err(GpuError::NotReady(errors.trim().to_owned()))
     }
 
-    /// A socket per device, in their order.
+    /// Returns the sockets, one per device, in the devices' order.
     #[must_use]
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
@@ -69,7 +69,7 @@ impl SyntheticGpus {
 impl Drop for SyntheticGpus {
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {
-            // The end of its standard input is its sign to clean up and end.
+            // The server cleans up and exits at the end of its standard input.
             drop(server.stdin.take());
             let _ = server.wait();
         }

@@ -1,4 +1,4 @@
-//! A guest of the lab: what is wanted of it, and the machine that is it.
+//! A guest of the lab: its configuration, and its virtual machine.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -11,44 +11,44 @@ use tempfile::TempDir;
 use crate::gpus::{GpuError, SyntheticGpus};
 use crate::lab::Lab;
 
-/// On every guest's command line: the console, a panic that ends QEMU, and no
-/// probing for hardware that is not there. `earlyprintk` gives a kernel that
-/// dies early the serial port.
+/// Kernel parameters of every guest: console, exit of QEMU on panic, and no
+/// probing for absent hardware. With `earlyprintk` a kernel that panics early
+/// prints to the serial port.
 const COMMAND_LINE: &str = "console=hvc0 earlyprintk=ttyS0 quiet panic=-1 reboot=t mitigations=off tsc=reliable \
     no_timer_check audit=0 apparmor=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on cgroup_no_v1=all";
 
-/// What is wanted of a guest.
+/// Configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct Guest {
     /// Its GPUs and other devices, in bus order.
     pub devices: Vec<Gpu>,
-    /// GPUs that can be plugged in while it runs, on the root ports after these.
+    /// GPUs that can be hot-plugged, on the root ports after `devices`.
     pub spare_gpus: Vec<Gpu>,
-    /// What else is plugged in, on the root ports after the GPUs'.
+    /// Other devices, on the root ports after the GPUs'.
     pub hardware: Vec<Device>,
-    /// Memory that keeps its content.
+    /// Persistent memory (NVDIMMs).
     pub persistent: Vec<Nvdimm>,
-    /// Whether it has an IOMMU of its own.
+    /// Whether it has a virtual IOMMU.
     pub iommu: bool,
-    /// Directories of the host.
+    /// Shared directories of the host.
     pub shares: Vec<Share>,
     /// Appended to the kernel command line.
     pub parameters: Vec<String>,
-    /// The image; the lab's own if none is given.
+    /// The initramfs; that of the lab's own image if none is given.
     pub initrd: Option<PathBuf>,
     /// The kernel; that of the lab's own image if none is given.
     pub kernel: Option<PathBuf>,
-    /// MiB.
+    /// Memory, MiB.
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
-    /// Processors that can be plugged in while it runs.
+    /// Processors that can be hot-plugged.
     pub spare_cpus: u32,
-    /// Memory that can be plugged in while it runs, MiB.
+    /// Memory that can be hot-plugged, MiB.
     pub spare_memory_mib: u32,
-    /// Bytes a second that its console takes, a serial port then; without it, as many as come.
+    /// Uses a serial console limited to this many bytes per second; otherwise the console is not limited.
     pub slow_console: Option<u32>,
-    /// Count instructions instead of time; one processor.
+    /// Count instructions instead of time; limits the guest to one processor.
     pub counting: bool,
 }
 
@@ -75,7 +75,7 @@ impl Default for Guest {
 }
 
 impl Guest {
-    /// `count` H100s that attach in `attach` each.
+    /// Creates a guest with `count` H100s whose attach takes `attach` each.
     #[must_use]
     pub fn with_gpus(count: usize, attach: Duration) -> Self {
         let devices = vec![h100(attach); count];
@@ -90,7 +90,7 @@ impl Guest {
     }
 }
 
-/// An H100 that attaches in that time.
+/// Creates an H100 whose attach takes `attach`.
 #[must_use]
 pub fn h100(attach: Duration) -> Gpu {
     let mut gpu = Gpu::new(profile("h100").unwrap_or(&PROFILES[0]));
@@ -98,30 +98,30 @@ pub fn h100(attach: Duration) -> Gpu {
     gpu
 }
 
-/// Lets a GPU's attach fail with the driver's `code`.
+/// Makes a GPU's attach fail with the adapter status `code`.
 pub fn fail_with(gpu: &mut Gpu, code: u32) {
     gpu.fail = NonZeroU32::new(code);
 }
 
-/// How guests of the lab run on this machine.
+/// Returns the accelerator of guests on this machine.
 #[must_use]
 pub fn accelerator() -> Accelerator {
     Accelerator::detect()
 }
 
-/// A machine ready to be run, and what has to live as long as it.
+/// A virtual machine that is ready to start, with the resources that it needs while it runs.
 #[derive(Debug)]
 pub struct Prepared {
     /// The machine.
     pub machine: Machine,
-    /// What can be plugged in: its port, and the device.
+    /// Devices that can be hot-plugged, each with its port.
     pub spare: Vec<(usize, Device)>,
     _gpus: SyntheticGpus,
     _directory: TempDir,
 }
 
 impl Lab {
-    /// Starts the guest's GPUs and describes its machine.
+    /// Starts the guest's synthetic GPUs and returns its virtual machine.
     ///
     /// # Errors
     /// The GPUs' server does not start.

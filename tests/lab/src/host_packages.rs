@@ -11,7 +11,7 @@ use firstlight_image_builder::progress::Progress;
 pub struct HostPackage {
     /// Name in Debian and its relatives.
     pub name: &'static str,
-    /// What fails without it.
+    /// The purpose for which it is needed.
     pub reason: &'static str,
 }
 
@@ -25,18 +25,18 @@ pub const PACKAGES: &[HostPackage] = &[
     needs("libc6-dev", "has libc.a for the static programs of the guest"),
     needs("binutils", "strips the stand-in modules"),
     needs("make", "builds the stand-in modules"),
-    needs("pkg-config", "tells the container runtime which libseccomp it links"),
+    needs("pkg-config", "finds the libseccomp that the container runtime links"),
     needs("libseccomp-dev", "has libseccomp.a, which the container runtime links"),
     needs("xz-utils", "unpacks packages with older versions of dpkg"),
     needs("ca-certificates", "lets cargo and apt verify HTTPS servers"),
     needs("debian-archive-keyring", "verifies the packages of kernel and QEMU"),
-    needs("e2fsprogs", "makes the disk on which a service VM keeps things"),
-    needs("gpgv", "says whose signatures of an archive hold"),
-    needs("gpg", "signs the archives that tests make"),
-    needs("gpg-agent", "keeps the keys of those archives"),
+    needs("e2fsprogs", "creates the state disk of a service VM"),
+    needs("gpgv", "verifies the signatures of archives"),
+    needs("gpg", "signs the archives that tests create"),
+    needs("gpg-agent", "holds the keys for these signatures"),
 ];
 
-/// What building a kernel needs beside [`PACKAGES`].
+/// Packages that building a kernel needs in addition to [`PACKAGES`].
 pub const KERNEL_PACKAGES: &[HostPackage] = &[
     needs("flex", "reads the kernel's configuration language"),
     needs("bison", "reads the kernel's configuration language"),
@@ -44,42 +44,42 @@ pub const KERNEL_PACKAGES: &[HostPackage] = &[
     needs("libelf-dev", "reads object files in objtool, which the kernel builds for itself"),
 ];
 
-/// What running libvirt needs beside [`PACKAGES`]. Nothing of it is used but its
-/// programs, so it comes without systemd's units, which would start it.
+/// Packages that running libvirt needs in addition to [`PACKAGES`]. Only its programs are
+/// used, so it is installed without systemd's units, which would start it.
 pub const LIBVIRT_PACKAGES: &[HostPackage] = &[
-    needs("libvirt-daemon-system", "has libvirt's schemas and the directories that its daemon is used to"),
-    needs("libvirt-daemon-system-sysv", "keeps libvirt from bringing systemd along"),
+    needs("libvirt-daemon-system", "has libvirt's schemas and the directories that its daemon expects"),
+    needs("libvirt-daemon-system-sysv", "satisfies libvirt's dependency on an init system without systemd"),
     needs("libvirt-daemon-driver-qemu", "is the part of libvirt that runs QEMU"),
-    needs("libvirt-clients", "has virsh, by which the host speaks to libvirt, and virt-xml-validate"),
-    needs("libxml2-utils", "has xmllint, by which virt-xml-validate reads"),
+    needs("libvirt-clients", "has virsh, which controls libvirt, and virt-xml-validate"),
+    needs("libxml2-utils", "has xmllint, which virt-xml-validate runs"),
 ];
 
-/// Why packages are still missing.
+/// Errors of checking or installing packages.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Not a Debian system.
     #[error(
-        "cannot ask dpkg-query which packages are installed; on other systems than Debian install what stands for:\n{}",
+        "failed to run dpkg-query to list installed packages; on systems other than Debian install the equivalents of:\n{}",
         listed(PACKAGES)
     )]
     NoDpkg(#[source] io::Error),
-    /// Nobody agreed to install them.
+    /// Packages are missing, and the user did not agree to install them.
     #[error("missing packages:\n{}\nrun: {command}", listed(missing))]
     Missing {
-        /// Those missing.
+        /// The missing packages.
         missing: Vec<HostPackage>,
         /// The command that installs them.
         command: String,
     },
     /// apt could not be started.
-    #[error("cannot run {command}")]
+    #[error("failed to run {command}")]
     Start {
         /// The command.
         command: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// apt failed; it has told why.
+    /// apt failed; it has printed the cause.
     #[error("{command} failed: see its messages above")]
     Failed {
         /// The command.
@@ -94,7 +94,7 @@ fn listed(packages: &[HostPackage]) -> String {
     lines.join("\n")
 }
 
-/// Those of `packages` that are not installed.
+/// Returns the `packages` that are not installed.
 ///
 /// # Errors
 /// [`Error::NoDpkg`] when the system has no `dpkg-query`.
@@ -105,7 +105,7 @@ pub fn missing(packages: &[HostPackage]) -> Result<Vec<HostPackage>, Error> {
         .stdin(Stdio::null())
         .output()
         .map_err(Error::NoDpkg)?;
-    // It fails when one package is unknown, and still lists the others.
+    // dpkg-query fails if one package is unknown, but still lists the others.
     Ok(missing_from(packages, &String::from_utf8_lossy(&output.stdout)))
 }
 
@@ -123,8 +123,8 @@ fn missing_from(packages: &[HostPackage], report: &str) -> Vec<HostPackage> {
 /// `yes` is set or the environment has `CI=true`.
 ///
 /// # Errors
-/// [`Error::Missing`], with the command to run, when nobody agreed; what apt
-/// failed with otherwise.
+/// [`Error::Missing`], with the command to run, if the user did not agree; otherwise
+/// apt's failure.
 pub fn ensure(packages: &[HostPackage], yes: bool, progress: Progress) -> Result<(), Error> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -133,7 +133,7 @@ pub fn ensure(packages: &[HostPackage], yes: bool, progress: Progress) -> Result
     let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
     let install = [&["apt-get", "install", "--yes", "--no-install-recommends"][..], &names].concat();
     let in_ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    if !(yes || in_ci || agreed(&missing)) {
+    if !(yes || in_ci || user_agrees(&missing)) {
         let command = as_root(&["apt-get", "update"]).join(" ") + " && " + &as_root(&install).join(" ");
         return Err(Error::Missing { missing, command });
     }
@@ -142,7 +142,7 @@ pub fn ensure(packages: &[HostPackage], yes: bool, progress: Progress) -> Result
     run(&as_root(&install))
 }
 
-fn agreed(missing: &[HostPackage]) -> bool {
+fn user_agrees(missing: &[HostPackage]) -> bool {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         return false;
     }
@@ -152,7 +152,7 @@ fn agreed(missing: &[HostPackage]) -> bool {
     io::stdin().lock().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-/// The command, through sudo unless we are root.
+/// Prefixes the command with sudo unless we are root.
 fn as_root<'a>(command: &[&'a str]) -> Vec<&'a str> {
     // The owner of our own process directory is our effective user.
     let root = std::fs::metadata("/proc/self").is_ok_and(|data| std::os::unix::fs::MetadataExt::uid(&data) == 0);
@@ -162,7 +162,7 @@ fn as_root<'a>(command: &[&'a str]) -> Vec<&'a str> {
 fn run(command: &[&str]) -> Result<(), Error> {
     let text = command.join(" ");
     let Some((program, arguments)) = command.split_first() else { return Ok(()) };
-    // What apt prints is for the user; our own output stays clean.
+    // apt's output goes to standard error, because standard output is for our results.
     let status = Command::new(program)
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_installed_counts() {
+    fn only_installed_packages_are_not_missing() {
         let all: String = PACKAGES.iter().map(|package| format!("{} installed\n", package.name)).collect();
         assert!(missing_from(PACKAGES, &all).is_empty());
         let removed = all.replace("make installed", "make config-files").replace("gcc installed\n", "");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_has_reasons_and_the_command() {
+    fn error_has_reasons_and_the_install_command() {
         let error = Error::Missing { missing: PACKAGES[..2].to_vec(), command: "apt-get install gcc".to_owned() };
         let text = error.to_string();
         assert!(text.contains("gcc        links Rust programs"), "{text}");

@@ -1,4 +1,4 @@
-//! The lab, ready: tools, programs, images.
+//! Prepares the lab: tools, programs, images.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,34 +16,34 @@ use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
 use crate::{StandIn, Toolbox, host_packages, shipped, stand_in, toolbox};
 
-/// Why the lab is not ready.
+/// Errors of preparing the lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A system package is missing.
     #[error(transparent)]
     Packages(#[from] host_packages::Error),
-    /// There is no place for the cache.
+    /// The cache directory could not be determined.
     #[error(transparent)]
     Cache(#[from] cache::Error),
     /// QEMU or a kernel could not be prepared.
     #[error(transparent)]
     Toolbox(#[from] toolbox::Error),
-    /// The stand-in driver does not build.
+    /// The stand-in driver failed to build.
     #[error(transparent)]
     StandIn(#[from] stand_in::Error),
-    /// Our programs do not build.
+    /// One of our programs failed to build.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The guest image could not be built.
     #[error(transparent)]
     Image(#[from] build::Error),
-    /// `gpu-test` could not be packed up.
+    /// The bundle of `gpu-test` could not be created.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// The agent's tests could not be packed up.
+    /// The bundle of the agent's tests could not be created.
     #[error(transparent)]
     AgentTests(#[from] AgentTestsError),
-    /// The container image could not be made.
+    /// The container image could not be created.
     #[error(transparent)]
     Busybox(#[from] BusyboxError),
     /// The lock that serialises builds could not be taken.
@@ -56,10 +56,10 @@ pub enum LabError {
     },
 }
 
-/// Everything that a guest of the lab is made from.
+/// The prepared tools, programs and images of the lab's guests.
 #[derive(Debug)]
 pub struct Lab {
-    /// QEMU and its daemons.
+    /// QEMU, its back ends and the kernel.
     pub toolbox: Toolbox,
     /// Our programs.
     pub binaries: Binaries,
@@ -72,7 +72,7 @@ pub struct Lab {
     pub(crate) cache: PathBuf,
 }
 
-/// A program that measures the agent, and what it measures it beside.
+/// The agent's benchmark, and the runtimes that it compares the agent with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentBench {
     /// The program, static.
@@ -81,7 +81,7 @@ pub struct AgentBench {
     pub runtimes: PathBuf,
 }
 
-/// The image's directory. One for each profile, so that neither replaces the other.
+/// Returns the image's directory, one per profile, so that neither replaces the other.
 fn image_name(profile: Profile) -> &'static str {
     match profile {
         Profile::Shipped => "image",
@@ -89,11 +89,11 @@ fn image_name(profile: Profile) -> &'static str {
     }
 }
 
-/// Set for a process whose parent has just prepared the lab: packages are installed and programs are built.
+/// Environment variable of a process whose parent has prepared the lab: packages are installed, programs are built.
 const PREPARED: &str = "FIRSTLIGHT_LAB_PREPARED";
 
-/// Held while programs or images are built: scenarios run at the same time, and several need the same files.
-fn alone() -> Result<File, LabError> {
+/// Takes the lock that serialises builds: scenarios run in parallel, and several build the same files.
+fn lock_builds() -> Result<File, LabError> {
     let path = output().join("build.lock");
     let locked = || {
         std::fs::create_dir_all(output())?;
@@ -104,22 +104,22 @@ fn alone() -> Result<File, LabError> {
     locked().map_err(|source| LabError::Lock { path: path.clone(), source })
 }
 
-/// What the lab says about long steps.
+/// Returns the lab's progress output.
 pub(crate) fn progress() -> Progress {
     Progress::stderr("lab")
 }
 
 impl Lab {
-    /// Installs the system packages that are missing, asking first unless
-    /// `yes` or in CI.
+    /// Installs missing system packages; asks for confirmation unless `yes` is set
+    /// or in CI.
     ///
     /// # Errors
-    /// This is no Debian, the user said no, or apt failed.
+    /// The system is not Debian, the user declined, or apt failed.
     pub fn install_packages(yes: bool) -> Result<(), LabError> {
         Ok(host_packages::ensure(host_packages::PACKAGES, yes, progress())?)
     }
 
-    /// [`Lab::install_packages`] for what configures and compiles a kernel.
+    /// Like [`Lab::install_packages`], for configuring and compiling a kernel.
     ///
     /// # Errors
     /// As there.
@@ -127,7 +127,7 @@ impl Lab {
         Ok(host_packages::ensure(host_packages::KERNEL_PACKAGES, yes, progress())?)
     }
 
-    /// [`Lab::install_packages`] for what runs libvirt.
+    /// Like [`Lab::install_packages`], for running libvirt.
     ///
     /// # Errors
     /// As there.
@@ -135,7 +135,8 @@ impl Lab {
         Ok(host_packages::ensure(host_packages::LIBVIRT_PACKAGES, yes, progress())?)
     }
 
-    /// Makes everything ready that is not, with guest programs as they ship; quick when nothing changed.
+    /// Prepares everything that is missing or outdated, with guest programs of the release profile; fast if nothing
+    /// changed.
     ///
     /// # Errors
     /// The first step that failed.
@@ -143,7 +144,7 @@ impl Lab {
         Self::prepare_with(yes, Profile::Shipped)
     }
 
-    /// [`Lab::prepare`] with guest programs of that profile.
+    /// Like [`Lab::prepare`], with guest programs of `profile`.
     ///
     /// # Errors
     /// As there.
@@ -152,7 +153,7 @@ impl Lab {
         if !prepared {
             Self::install_packages(yes)?;
         }
-        let _alone = alone()?;
+        let _lock = lock_builds()?;
         let root = workspace();
         let cache = cache::root()?;
         let toolbox = Toolbox::prepare(&cache, progress())?;
@@ -176,7 +177,7 @@ impl Lab {
     /// Builds another guest image, from a manifest of `tests/lab/manifests`.
     ///
     /// # Errors
-    /// The manifest is wrong, or a file it names is not there.
+    /// The manifest is invalid, or a file that it refers to is missing.
     pub fn variant(&self, name: &str) -> Result<Image, LabError> {
         self.variant_with(name, &[])
     }
@@ -185,20 +186,20 @@ impl Lab {
     /// in the agent's place, and those tests.
     ///
     /// # Errors
-    /// The tests do not build, or the image does not.
+    /// The tests or the image fail to build.
     pub fn agent_tests(&self) -> Result<Image, LabError> {
         progress().say("building the agent's tests");
         let tests = AgentTests::build(&workspace())?;
         self.variant_with("agent-tests", &[("TESTS", &tests.program)])
     }
 
-    /// Builds the guest image that runs those tests from a directory, as on any
-    /// machine.
+    /// Builds the guest image that runs the agent's tests from their bundle, as on
+    /// any machine.
     ///
     /// # Errors
-    /// The bundle or the image does not build.
+    /// The bundle or the image fails to build.
     pub fn agent_tests_bundle(&self) -> Result<Image, LabError> {
-        let _alone = alone()?;
+        let _lock = lock_builds()?;
         progress().say("building the agent's tests");
         let (dir, bundle) = (output().join("agent-tests"), output().join("agent-tests.tar"));
         agent_tests_bundle::make(&dir)?;
@@ -206,17 +207,17 @@ impl Lab {
         self.variant_with("agent-tests-bundle", &[("BUNDLE", &bundle)])
     }
 
-    /// What measures the agent beside crun and runc.
+    /// Builds the agent's benchmark and fetches crun and runc.
     ///
     /// # Errors
-    /// The program does not build, or the runtimes cannot be had.
+    /// The program fails to build, or the runtimes cannot be fetched.
     pub fn agent_bench(&self) -> Result<AgentBench, LabError> {
-        progress().say("building the agent's bench");
+        progress().say("building the agent's benchmark");
         let program = crate::binaries::agent_bench(&workspace())?;
         Ok(AgentBench { program, runtimes: self.toolbox.runtimes()? })
     }
 
-    /// Builds the guest image that runs that bench in the agent's place.
+    /// Builds the guest image that runs the benchmark in the agent's place.
     ///
     /// # Errors
     /// The image does not build.
@@ -224,12 +225,12 @@ impl Lab {
         self.variant_with("agent-bench", &[("BENCH", &bench.program), ("RUNTIMES", &bench.runtimes)])
     }
 
-    /// Builds the lab's image once more, without the stand-in driver, for the
-    /// lab's own kernel, which has everything built in; builds that kernel first
-    /// if the cache does not have it.
+    /// Builds the lab's image without the stand-in driver for the lab's own kernel,
+    /// which has everything built in; builds that kernel first if it is not in the
+    /// cache.
     ///
     /// # Errors
-    /// A system package is missing, or the kernel or the image does not build.
+    /// A system package is missing, or the kernel or the image fails to build.
     pub fn own_kernel(&self, yes: bool) -> Result<Image, LabError> {
         Self::install_kernel_packages(yes)?;
         let manifest = workspace().join("tests/lab/manifests/own-kernel.toml");
@@ -240,30 +241,30 @@ impl Lab {
     /// Builds the guest image with the packet filter's programs and modules.
     ///
     /// # Errors
-    /// The programs cannot be had, or the image does not build.
+    /// The programs cannot be fetched, or the image fails to build.
     pub fn packet_filter(&self) -> Result<Image, LabError> {
         let programs = self.toolbox.iptables()?;
         self.variant_with("packet-filter", &[("IPTABLES", &programs)])
     }
 
-    /// Builds the guest image with a program that leaves processes to process 1.
+    /// Builds the guest image with a program that leaves orphans to PID 1.
     ///
     /// # Errors
     /// The program or the image does not build.
     pub fn orphans(&self) -> Result<Image, LabError> {
-        let _alone = alone()?;
+        let _lock = lock_builds()?;
         let program = output().join("orphans");
         gpu_bundle::orphans(&program)?;
         self.variant_with("orphans", &[("ORPHANS", &program)])
     }
 
-    /// Builds the guest image that runs `gpu-test` beside the stand-in driver,
-    /// with a library that stands in for libcuda.
+    /// Builds the guest image that runs `gpu-test` with the stand-ins for the driver
+    /// and libcuda.
     ///
     /// # Errors
     /// The bundle or the image does not build.
     pub fn gpu_test(&self) -> Result<Image, LabError> {
-        let _alone = alone()?;
+        let _lock = lock_builds()?;
         progress().say("building gpu-test");
         let dir = output().join("gpu-bundle");
         gpu_bundle::make(&dir)?;
@@ -273,8 +274,7 @@ impl Lab {
         self.variant_with("gpu-test", &[("BUNDLE", &bundle), ("LIBCUDA", &cuda)])
     }
 
-    /// Builds the guest image with the program that makes settings of GPUs, and
-    /// a library that stands in for NVML.
+    /// Builds the guest image with `firstlight-gpu-settings` and the stand-in for NVML.
     ///
     /// # Errors
     /// The program, the library or the image does not build.
@@ -282,8 +282,8 @@ impl Lab {
         self.with_settings("settings")
     }
 
-    /// Builds the disk of an extension with the stand-in driver, and with what
-    /// [`Lab::settings`] has.
+    /// Builds the disk of an extension with the stand-in driver, and with the additions
+    /// of [`Lab::settings`].
     ///
     /// # Errors
     /// As there.
@@ -292,7 +292,7 @@ impl Lab {
     }
 
     fn with_settings(&self, variant: &str) -> Result<Image, LabError> {
-        let _alone = alone()?;
+        let _lock = lock_builds()?;
         let program = crate::binaries::gpu_settings(&workspace())?;
         let nvml = output().join("libnvidia-ml.so");
         gpu_bundle::stand_in_nvml(&nvml)?;
@@ -322,64 +322,63 @@ impl Lab {
         self.variant_with("service-vm", &more)
     }
 
-    /// What asks the partition daemon of a service VM, on its host.
+    /// Builds `fmctl`, the client of the partition daemon, for use on the host.
     ///
     /// # Errors
-    /// It does not build.
+    /// It fails to build.
     pub fn fmctl(&self) -> Result<PathBuf, LabError> {
         Ok(crate::binaries::static_program(&workspace(), "firstlight-fmctl", "fmctl")?)
     }
 
-    /// Builds the lab's image once more with its initial RAM file system packed.
+    /// Builds the lab's image with a compressed initramfs.
     ///
     /// # Errors
-    /// The program that packs cannot be had, or the image does not build.
+    /// The compressor cannot be fetched, or the image fails to build.
     pub fn packed(&self, compression: Compression) -> Result<Image, LabError> {
         let name = format!("image-{}", compression.name());
-        self.changed(&name, |manifest| manifest.image.compression = Some(compression))
+        self.lab_image_with(&name, |manifest| manifest.image.compression = Some(compression))
     }
 
-    /// Builds the lab's image once more as a disk with EROFS and a dm-verity
-    /// hash tree: [`Image::disk`] is the disk, and its record says how it is
-    /// mounted.
+    /// Builds the lab's image as a disk with EROFS and a dm-verity hash tree:
+    /// [`Image::disk`] is the disk, and its record has the mount parameters.
     ///
     /// # Errors
-    /// The program that makes it cannot be had, or the image does not build.
+    /// mkfs.erofs cannot be fetched, or the image fails to build.
     pub fn disk(&self) -> Result<Image, LabError> {
-        self.changed("image-disk", |manifest| {
+        self.lab_image_with("image-disk", |manifest| {
             manifest.image.format = Format::Erofs;
             manifest.verity = Some(Verity::default());
         })
     }
 
-    /// [`Lab::disk`] with files as they are: their bytes can be found on it.
+    /// Like [`Lab::disk`], uncompressed: the files' bytes can be found on the disk.
     ///
     /// # Errors
-    /// As for that.
+    /// As there.
     pub fn plain_disk(&self) -> Result<Image, LabError> {
-        self.changed("image-disk-plain", |manifest| {
+        self.lab_image_with("image-disk-plain", |manifest| {
             manifest.image.format = Format::Erofs;
             manifest.image.compression = Some(Compression::None);
             manifest.verity = Some(Verity::default());
         })
     }
 
-    /// The programs of images that ship.
+    /// Builds and returns the programs of release images.
     pub(crate) fn programs(&self) -> Result<shipped::Programs, LabError> {
         let gpu_settings = crate::binaries::gpu_settings(&workspace())?;
         let (init, agent) = (self.binaries.init.clone(), self.binaries.agent.clone());
-        // What a service VM has is of no use without what NVIDIA alone gives away.
+        // The service VM's programs are useless without archives that only NVIDIA distributes.
         Ok(shipped::Programs { init, agent, gpu_settings, service: None })
     }
 
-    /// Builds an image of the directory `manifests`, as it ships; what takes long
-    /// is told, and what the cache has is not compiled or downloaded again.
+    /// Builds a release image of the directory `manifests`, with progress output;
+    /// cached files are not compiled or downloaded again.
     ///
-    /// Debian's kernel may be newer than the table of drivers and kernels: that
-    /// it compiles is then for the compiler to say.
+    /// Debian's kernel may be newer than the driver matrix: combinations outside of
+    /// the matrix are therefore compiled too.
     ///
     /// # Errors
-    /// The manifest is wrong, a package cannot be had, or the driver does not
+    /// The manifest is invalid, a package cannot be fetched, or the driver fails to
     /// compile.
     pub fn shipped(&self, name: &str) -> Result<Image, LabError> {
         let mut manifest = shipped::manifest(name, &self.programs()?)?;
@@ -389,7 +388,7 @@ impl Lab {
         Ok(shipped::build(&manifest, &output().join(format!("image-{name}")), &self.cache, progress())?)
     }
 
-    /// Builds what opens [`Lab::disk`]: the opener's own manifest, for the lab's kernel.
+    /// Builds the opener of [`Lab::disk`] from its own manifest, for the lab's kernel.
     ///
     /// # Errors
     /// The program or the image does not build.
@@ -405,7 +404,7 @@ impl Lab {
         Ok(build::build_from(&manifest, &mut packages, &output().join("image-opener"))?)
     }
 
-    fn changed(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
+    fn lab_image_with(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
         let file = workspace().join("image-builder/manifests/lab.toml");
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
         let mut manifest = Manifest::read(&file, &variables).map_err(build::Error::from)?;
@@ -434,7 +433,7 @@ fn variables(binaries: &Binaries, stand_in: &StandIn, toolbox: &Toolbox) -> Vari
     ])
 }
 
-/// Where what depends on this checkout is put.
+/// Returns the directory of build results that depend on this checkout.
 pub(crate) fn output() -> PathBuf {
     crate::binaries::target().join("lab")
 }

@@ -1,11 +1,11 @@
-//! The lab: what end-to-end tests run in, prepared without root.
+//! The lab: the environment of end-to-end tests, prepared without root.
 //!
 //! [`host_packages`] names the Debian packages a machine needs to build and
 //! run the project. [`toolbox`] prepares QEMU, its helpers, a kernel and the
 //! headers of exactly that kernel in the cache. [`stand_in`] builds the
 //! modules that stand in for NVIDIA's driver, [`binaries`] our own programs,
-//! [`libvirt`] runs the machine's libvirt apart from the machine.
-//! [`Lab`] is all of it ready, and makes machines from a [`Guest`].
+//! [`libvirt`] runs the machine's libvirt isolated from the machine.
+//! [`Lab`] prepares all of them, and creates virtual machines from a [`Guest`].
 #![forbid(unsafe_code)]
 
 pub mod agent_tests_bundle;

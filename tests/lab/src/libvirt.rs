@@ -1,8 +1,8 @@
-//! libvirt's daemon of this machine's packages, with nothing of this machine's.
+//! Runs the libvirt daemon of this machine's packages, isolated from the machine.
 //!
-//! It runs in namespaces of its own: with its own processes, whose first one
-//! reaps orphans at once, as libvirt waits for each; with its own directories below
-//! `/etc`, `/var` and `/run`; and without a network.
+//! It runs in its own namespaces: a PID namespace whose first process reaps
+//! orphans at once, because libvirt waits for each; its own directories below
+//! `/etc`, `/var` and `/run`; and no network.
 
 use std::fs;
 use std::io;
@@ -15,14 +15,15 @@ use std::time::{Duration, Instant};
 use firstlight_vm::Tool;
 use tempfile::TempDir;
 
-/// How long the daemon may take until it answers.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of the daemon's start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-const PAUSE: Duration = Duration::from_millis(20);
+/// Interval of connection attempts.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The first process: `$1` is the directory, `$2` QEMU's loadable parts or nothing.
-/// A shell waits for every child, also for those that others have left.
-const FIRST: &str = r#"
+/// Script of the first process: `$1` is the directory, `$2` QEMU's module directory or empty.
+/// The shell reaps all children, including adopted orphans.
+const FIRST_PROCESS: &str = r#"
 set -e
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/libvirt
@@ -36,7 +37,7 @@ if [ -n "$2" ] && [ -d $parts ]; then mount --bind "$2" $parts; fi
 wait
 "#;
 
-/// Nobody but us connects, and no other daemon keeps the consoles.
+/// No authentication, because only we connect; consoles are written to files, because virtlogd does not run.
 const QEMU_CONF: &str = r#"
 stdio_handler = "file"
 security_driver = "none"
@@ -48,23 +49,23 @@ cgroup_controllers = []
 namespaces = []
 "#;
 
-/// Why there is no libvirt.
+/// Errors of running libvirt.
 #[derive(Debug, thiserror::Error)]
 pub enum LibvirtError {
-    /// A file of it, or the program.
-    #[error("libvirt of the lab: {step}: {source}")]
+    /// A file operation or the start of the daemon failed.
+    #[error("libvirt of the lab: failed to {step}: {source}")]
     File {
-        /// What was done.
+        /// The step that failed.
         step: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The daemon does not answer.
-    #[error("libvirt of the lab does not answer; its log ends with:\n{0}")]
-    Silent(String),
+    /// The daemon exited or does not listen.
+    #[error("libvirt of the lab does not accept connections; its log ends with:\n{0}")]
+    NotListening(String),
 }
 
-/// A libvirt; dropping it ends it and all of its domains.
+/// A running libvirt; dropping it kills it and all of its domains.
 #[derive(Debug)]
 pub struct Libvirt {
     daemon: Child,
@@ -75,13 +76,13 @@ fn failed(step: &'static str) -> impl FnOnce(io::Error) -> LibvirtError {
     move |source| LibvirtError::File { step, source }
 }
 
-/// `text` as one word of a shell.
+/// Quotes `text` as one word of a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// QEMU as one program, which is what libvirt wants.
-fn program(qemu: &Tool, path: &Path) -> io::Result<()> {
+/// Writes a script that runs QEMU, because libvirt requires one program without arguments.
+fn write_qemu_script(qemu: &Tool, path: &Path) -> io::Result<()> {
     let mut text = "#!/bin/sh\n".to_owned();
     for (name, value) in &qemu.env {
         text.push_str(&format!("export {}={}\n", name.display(), quoted(&value.to_string_lossy())));
@@ -95,15 +96,15 @@ fn program(qemu: &Tool, path: &Path) -> io::Result<()> {
 }
 
 impl Libvirt {
-    /// Starts it, for domains that have `qemu`.
+    /// Starts libvirt, for domains that run `qemu`.
     ///
     /// # Errors
-    /// The packages of [`crate::host_packages::LIBVIRT_PACKAGES`] are not installed, or it does not answer.
+    /// The packages of [`crate::host_packages::LIBVIRT_PACKAGES`] are not installed, or the daemon does not listen.
     pub fn start(qemu: &Tool) -> Result<Self, LibvirtError> {
         let dir = tempfile::Builder::new().prefix("firstlight-libvirt-").tempdir();
-        let dir = dir.map_err(failed("make a directory"))?;
+        let dir = dir.map_err(failed("create a directory"))?;
         let at = |name: &str| dir.path().join(name);
-        fs::create_dir_all(at("root/etc/libvirt")).map_err(failed("make a directory"))?;
+        fs::create_dir_all(at("root/etc/libvirt")).map_err(failed("create a directory"))?;
         fs::write(at("root/etc/libvirt/qemu.conf"), QEMU_CONF).map_err(failed("write qemu.conf"))?;
         let settings = format!(
             "unix_sock_dir = \"{}\"\nauth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nlog_outputs = \"2:file:{}\"\n",
@@ -111,14 +112,14 @@ impl Libvirt {
             at("libvirtd.log").display()
         );
         fs::write(at("libvirtd.conf"), settings).map_err(failed("write libvirtd.conf"))?;
-        program(qemu, &at("qemu")).map_err(failed("write a program for QEMU"))?;
+        write_qemu_script(qemu, &at("qemu")).map_err(failed("write the script that runs QEMU"))?;
         let parts = qemu.env.iter().find(|(name, _)| name == "QEMU_MODULE_DIR");
         let mut command = Command::new("unshare");
-        if fs::metadata("/proc/self").map_err(failed("ask who we are"))?.uid() != 0 {
+        if fs::metadata("/proc/self").map_err(failed("read the user id"))?.uid() != 0 {
             command.args(["--user", "--map-root-user"]);
         }
         command.args(["--mount", "--net", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]);
-        command.args(["sh", "-c", FIRST, "sh"]).arg(dir.path());
+        command.args(["sh", "-c", FIRST_PROCESS, "sh"]).arg(dir.path());
         command.arg(parts.map(|(_, value)| value.clone()).unwrap_or_default());
         let out = fs::File::create(at("first.log")).map_err(failed("write its log"))?;
         let both = out.try_clone().map_err(failed("write its log"))?;
@@ -126,18 +127,18 @@ impl Libvirt {
         firstlight_sys::child::die_with_parent(&mut command);
         let daemon = command.spawn().map_err(failed("start unshare"))?;
         let mut libvirt = Self { daemon, dir };
-        libvirt.answers()?;
+        libvirt.wait_until_listening()?;
         Ok(libvirt)
     }
 
-    fn answers(&mut self) -> Result<(), LibvirtError> {
+    fn wait_until_listening(&mut self) -> Result<(), LibvirtError> {
         let begin = Instant::now();
         while UnixStream::connect(self.socket()).is_err() {
-            let over = !matches!(self.daemon.try_wait(), Ok(None));
-            if over || begin.elapsed() > PATIENCE {
-                return Err(LibvirtError::Silent(self.log()));
+            let exited = !matches!(self.daemon.try_wait(), Ok(None));
+            if exited || begin.elapsed() > START_TIMEOUT {
+                return Err(LibvirtError::NotListening(self.log()));
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -146,33 +147,33 @@ impl Libvirt {
         self.dir.path().join("libvirt-sock")
     }
 
-    /// A directory for whatever belongs to its domains.
+    /// Returns a directory for the files of its domains.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// How virsh finds it.
+    /// Returns the connection URI for virsh.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("qemu:///system?socket={}", self.socket().display())
     }
 
-    /// QEMU as a domain names it.
+    /// Returns the path of QEMU for domains' `<emulator>`.
     #[must_use]
     pub fn qemu(&self) -> PathBuf {
         self.dir.path().join("qemu")
     }
 
-    /// The end of what it and its domains have said.
+    /// Returns the last lines of its logs and of its domains'.
     #[must_use]
     pub fn log(&self) -> String {
         let domains = fs::read_dir(self.dir.path().join("root/var/log/libvirt/qemu")).into_iter().flatten().flatten();
         let own = ["first.log", "libvirtd.log"].map(|name| self.dir.path().join(name));
         let mut text = String::new();
         for file in own.into_iter().chain(domains.map(|entry| entry.path())) {
-            let said = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
-            let lines: Vec<&str> = said.lines().rev().take(15).collect();
+            let content = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
+            let lines: Vec<&str> = content.lines().rev().take(15).collect();
             text.push_str(&format!("{}:\n", file.display()));
             text.extend(lines.into_iter().rev().map(|line| format!("  {line}\n")));
         }
@@ -182,7 +183,7 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // Its first process is killed with it, and so all of the others.
+        // unshare kills the first process of the PID namespace, which kills all others.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
@@ -193,12 +194,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_stay_words() {
+    fn qemu_script_preserves_argument_boundaries() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qemu");
         let mut tool = Tool::plain("/bin/echo");
         tool.args = vec!["a 'b'".into()];
-        program(&tool, &path).unwrap();
+        write_qemu_script(&tool, &path).unwrap();
         let said = Command::new(&path).arg("$c  d").output().unwrap().stdout;
         assert_eq!(String::from_utf8_lossy(&said), "a 'b' $c  d\n");
     }

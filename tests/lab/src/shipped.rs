@@ -1,4 +1,4 @@
-//! The images of the directory `manifests`, which are not for the lab.
+//! The release images of the directory `manifests`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use firstlight_image_builder::progress::Progress;
 
 use crate::binaries::{ServicePrograms, workspace};
 
-/// Where they are.
+/// Returns the manifests' directory.
 fn dir() -> PathBuf {
     workspace().join("manifests")
 }
 
-/// The names of those that need nothing which is not free, in order.
+/// Returns the names of the images that need no separately supplied archive, sorted.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -29,7 +29,7 @@ pub fn names() -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The names of all of them, in order.
+/// Returns the names of all images, sorted.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -45,42 +45,42 @@ pub fn all() -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Our programs that go into images.
+/// Paths of our programs for the images.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// PID 1.
     pub init: PathBuf,
     /// The agent.
     pub agent: PathBuf,
-    /// What sets clocks, power and MIG; beside a driver only.
+    /// Sets clocks, power limits and MIG; only for images with a driver.
     pub gpu_settings: PathBuf,
-    /// The partition daemon and what asks it; for service VMs only.
+    /// The partition daemon and its client; only for service VMs.
     pub service: Option<ServicePrograms>,
 }
 
-/// Reads one, with these programs in it.
+/// Reads a manifest, with these programs as variables.
 ///
 /// # Errors
-/// The manifest is wrong or not there.
+/// The manifest is invalid or missing.
 pub fn manifest(name: &str, programs: &Programs) -> Result<Manifest, Error> {
     manifest_with(name, programs, Variables::new())
 }
 
-/// The same with further values, such as where archives are that are supplied.
+/// Like [`manifest`], with further variables, such as the paths of supplied archives.
 ///
 /// # Errors
-/// The manifest is wrong or not there.
+/// The manifest is invalid or missing.
 pub fn manifest_with(name: &str, programs: &Programs, variables: Variables) -> Result<Manifest, Error> {
     Ok(Manifest::read(&path(name), &with_programs(programs, variables))?)
 }
 
-/// The manifest's file.
+/// Returns the path of a manifest.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     dir().join(format!("{name}.toml"))
 }
 
-/// These values and those for our programs.
+/// Adds the variables of our programs to `variables`.
 #[must_use]
 pub fn with_programs(programs: &Programs, mut variables: Variables) -> Variables {
     let Programs { init, agent, gpu_settings, service } = programs;
@@ -92,16 +92,16 @@ pub fn with_programs(programs: &Programs, mut variables: Variables) -> Variables
     variables
 }
 
-/// What is said about their long steps outside of the lab.
+/// Returns the progress output of image builds outside of the lab.
 #[must_use]
 pub fn progress() -> Progress {
     Progress::stderr("image")
 }
 
-/// Builds it into the directory `out`.
+/// Builds an image into the directory `out`.
 ///
 /// # Errors
-/// A package cannot be had, the driver does not compile, or a file cannot be written.
+/// A package cannot be fetched, the driver fails to compile, or a file cannot be written.
 pub fn build(manifest: &Manifest, out: &Path, cache: &Path, progress: Progress) -> Result<Image, Error> {
     build_from(manifest, &mut Packages::new(cache, None, progress), out)
 }
@@ -112,7 +112,7 @@ mod tests {
     use firstlight_image_builder::driver::{matrix::Table, version::Version};
 
     #[test]
-    fn every_manifest_is_read_and_says_who_it_is() {
+    fn every_manifest_is_valid_and_has_the_name_of_its_file() {
         let names = names().unwrap();
         assert!(["base", "gpu-535", "gpu-550"].iter().all(|name| names.iter().any(|it| it == name)), "{names:?}");
         for name in names {
@@ -131,7 +131,7 @@ mod tests {
         ServicePrograms { partitiond: "/p".into(), fmctl: "/f".into() }
     }
 
-    /// Values for those that are supplied with archives.
+    /// Variables of images with supplied archives.
     fn supplied() -> Variables {
         let mut variables = Variables::new();
         for name in ["FABRICMANAGER", "NVLSM"] {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn service_vms_have_what_pid_1_starts_there_and_ask_for_what_is_not_free() {
+    fn service_vm_manifests_have_all_daemons_and_require_supplied_archives() {
         for (name, there) in [
             ("service-vm-nvl4", &["usr/bin/nv-fabricmanager"][..]),
             ("service-vm-nvl5", &["usr/bin/nv-fabricmanager", "opt/nvidia/nvlsm/sbin/nvlsm"]),
@@ -163,14 +163,14 @@ mod tests {
                 assert!(read.files.iter().any(|file| file.path == program && file.source.as_deref() == Some(source)));
             }
             assert!(read.directories.iter().any(|dir| dir.path == "var/lib/firstlight"), "{name}: PID 1 mounts there");
-            // PID 1 copies it from there.
+            // PID 1 copies this file.
             assert!(places.iter().any(|place| place == "usr/share/nvidia/nvswitch/fabricmanager.cfg"), "{places:?}");
-            assert_eq!(read.driver.is_some(), name == "service-vm-nvl4", "the fifth has no switch on the bus");
+            assert_eq!(read.driver.is_some(), name == "service-vm-nvl4", "NVLink 5 has no switches on the PCI bus");
         }
     }
 
     #[test]
-    fn images_with_a_driver_have_what_the_one_without_has() {
+    fn driver_images_contain_the_base_image() {
         let read = |name: &str| manifest(name, &programs()).unwrap();
         let base = read("base");
         let rest = |it: &Manifest| {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_is_the_driver_alone_for_the_kernel_of_the_base() {
+    fn extension_contains_only_the_driver_for_the_kernel_of_the_base_image() {
         let read = |name: &str| manifest(name, &programs()).unwrap();
         let base = read("base");
         for needed in ["virtio_blk", "dm_verity", "erofs"] {
@@ -198,7 +198,7 @@ mod tests {
         for name in ["gpu-550", "gpu-535"] {
             let (whole, alone) = (read(name), read(&format!("{name}-extension")));
             assert_eq!(alone.image.extension.as_deref(), Some("gpu"), "{name}");
-            assert!(alone.verity.is_some(), "{name}: guests mount nothing unchecked");
+            assert!(alone.verity.is_some(), "{name}: guests mount only verified extensions");
             assert_eq!(alone.driver, whole.driver, "{name}");
             let of = |it: &Manifest| format!("{} {} {:?}", it.kernel.package, it.kernel.suite, it.kernel.series);
             assert_eq!(of(&alone), of(&base), "{name}");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_are_in_the_table_of_what_compiles() {
+    fn drivers_are_in_the_driver_matrix() {
         let table = Table::own().unwrap();
         for name in ["gpu-550", "gpu-535", "gpu-550-extension", "gpu-535-extension"] {
             let driver = manifest(name, &programs()).unwrap().driver.unwrap();

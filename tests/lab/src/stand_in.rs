@@ -9,47 +9,49 @@ use firstlight_image_builder::{cache, digest};
 
 use crate::toolbox::Toolbox;
 
-/// Why the modules could not be built.
+/// Errors of building the modules.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Modules for another kernel than the toolbox's were asked for.
-    #[error("the toolbox has headers of kernel {have}, modules for {want} are wanted: prepare the toolbox again")]
+    /// Modules for another kernel than the toolbox's were requested.
+    #[error(
+        "the toolbox has headers of kernel {have}, but modules for {want} are requested: prepare the toolbox again"
+    )]
     OtherKernel {
         /// The kernel of the headers.
         have: String,
-        /// The kernel wanted.
+        /// The requested kernel.
         want: String,
     },
-    /// The source directory has nothing to build.
-    #[error("{} holds no Kbuild file and no Makefile: it is not the source of kernel modules", dir.display())]
+    /// The directory has no sources of kernel modules.
+    #[error("{} contains no Kbuild file and no Makefile: it is not a source directory of kernel modules", dir.display())]
     NoSources {
         /// The directory.
         dir: PathBuf,
     },
     /// A program could not be started.
-    #[error("cannot run {program}: install the packages gcc, make and binutils")]
+    #[error("failed to run {program}: install the packages gcc, make and binutils")]
     Start {
         /// The program.
         program: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The compiler or linker refused.
-    #[error("building the modules in {} for {release} failed; the last lines were:\n{said}", dir.display())]
+    /// The compiler or linker failed.
+    #[error("failed to build the modules in {} for {release}; the last lines were:\n{output}", dir.display())]
     Build {
         /// The source directory.
         dir: PathBuf,
         /// The kernel.
         release: String,
         /// The end of what `make` printed.
-        said: String,
+        output: String,
     },
-    /// The build went well but a module is not there.
-    #[error("the sources in {} made no {module}", dir.display())]
+    /// The build succeeded without creating a module.
+    #[error("the build of the sources in {} created no {module}", dir.display())]
     NoModule {
         /// The source directory.
         dir: PathBuf,
-        /// The file that is missing.
+        /// The missing file.
         module: &'static str,
     },
     /// The cache could not be used.
@@ -66,16 +68,16 @@ pub struct StandIn {
     pub nvidia_uvm_ko: PathBuf,
 }
 
-/// Changes when modules are built differently, so that old ones are built anew.
+/// Version of the build, part of the cache key: increase it to rebuild cached modules.
 const LAYOUT: u32 = 2;
-/// How many lines of a failed build are shown.
+/// Number of lines of a failed build's output in the error.
 const SHOWN: usize = 20;
 
-/// Builds the modules in `source` for the kernel `release`, unless these very
-/// sources were built for it before.
+/// Builds the modules in `source` for the kernel `release`, unless the cache has
+/// them.
 ///
 /// # Errors
-/// Another kernel than the toolbox's, or what the compiler said.
+/// `release` is not the toolbox's kernel, or the compiler failed.
 pub fn build(toolbox: &Toolbox, source: &Path, release: &str) -> Result<StandIn, Error> {
     const NVIDIA: &str = "nvidia.ko";
     const UVM: &str = "nvidia-uvm.ko";
@@ -108,8 +110,8 @@ fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'s
             if !built.exists() {
                 return Err(Error::NoModule { dir: source.to_owned(), module });
             }
-            // Debug information is ten times the code and would be copied
-            // into every guest's memory.
+            // Debug information is ten times the size of the code, in every
+            // guest's memory.
             run("strip", Command::new("strip").arg("--strip-debug").arg(&built), source, release)?;
             fs::rename(&built, half.join(module)).map_err(io_error("move", &built))?;
         }
@@ -120,8 +122,8 @@ fn build_modules(toolbox: &Toolbox, source: &Path, release: &str, modules: &[&'s
 }
 
 fn make(headers: &Path, copy: &Path, source: &Path, release: &str) -> Result<(), Error> {
-    // Paths end up in messages and debug information, and through the latter
-    // in the build id: neither the cache's place nor the builder's shows.
+    // Paths are part of messages and debug information, and through the latter of
+    // the build id: the mapping makes the result independent of them.
     let mut map = OsString::from("KCFLAGS=-ffile-prefix-map=");
     map.push(copy);
     map.push("=.");
@@ -135,14 +137,14 @@ fn make(headers: &Path, copy: &Path, source: &Path, release: &str) -> Result<(),
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut command = Command::new("make");
     command.arg("-C").arg(headers).arg(place).arg(map).arg(format!("-j{jobs}")).arg("modules");
-    // Same sources, same bytes: neither the builder nor the time shows.
+    // Reproducible: the result must not depend on user, host or time.
     command.envs([("KBUILD_BUILD_USER", "firstlight"), ("KBUILD_BUILD_HOST", "lab"), ("SOURCE_DATE_EPOCH", "0")]);
-    // Debian's kernel wants the compiler it was built with. Where that is not
-    // packaged the host's own has to do, which for plain modules it does.
+    // Debian's kernel requests the compiler that it was built with. Without it, the
+    // host's own is good enough for plain modules.
     if !on_path("x86_64-linux-gnu-gcc-12") {
         command.arg("CC=gcc");
     }
-    // A make that runs us must not hand its own flags down.
+    // Flags of an outer make must not be inherited.
     command.env_remove("MAKEFLAGS").env_remove("MFLAGS");
     run("make", &mut command, source, release)
 }
@@ -156,20 +158,20 @@ fn run(program: &'static str, command: &mut Command, source: &Path, release: &st
     if output.status.success() {
         return Ok(());
     }
-    // Errors are on stderr, but which file was being compiled is on stdout.
+    // Errors are on stderr, but the name of the compiled file is on stdout.
     let both = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&both);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let said = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
-    Err(Error::Build { dir: source.to_owned(), release: release.to_owned(), said })
+    let output = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+    Err(Error::Build { dir: source.to_owned(), release: release.to_owned(), output })
 }
 
 fn on_path(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-/// The files that the kernel's build reads, by relative path; not what an
-/// earlier build in the same directory left, nor documents.
+/// Returns the files that the kernel's build reads, by relative path, without
+/// documents and results of an earlier build in the same directory.
 fn sources_of(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Error> {
     let mut sources = Vec::new();
     let mut dirs = vec![dir.to_owned()];
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_and_nothing_else() {
+    fn cache_key_depends_on_sources_only() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(sources_of(dir.path()), Err(Error::NoSources { .. })));
         fs::create_dir(dir.path().join("sub")).unwrap();
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_program_shows_its_last_lines() {
+    fn error_of_a_failed_program_has_its_last_lines() {
         let mut command = Command::new("sh");
         command.args(["-c", "for i in $(seq 40); do echo line $i; done; echo the error >&2; exit 2"]);
         let error = run("make", &mut command, Path::new("src"), "6.12").unwrap_err().to_string();

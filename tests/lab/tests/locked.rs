@@ -1,4 +1,4 @@
-//! Images from real packages, by a lock. Needs the cache, or a network.
+//! Builds images of real packages from a lock file. Needs the cache, or a network.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::fs;
@@ -51,7 +51,7 @@ fn by(dir: &Path, cache: &Path, lock: &Path) -> Result<(Image, Verdict), locked:
     })
 }
 
-/// A cache with nothing in it but these packages.
+/// Creates a cache with only the packages of `lock`, without the package `but`.
 fn fresh(dir: &Path, lock: &Lock, but: &str) -> std::path::PathBuf {
     let cache = tempfile::tempdir_in(dir).unwrap().keep();
     let (from, to) = (Store::of(&cache::root().unwrap()), Store::of(&cache));
@@ -65,7 +65,7 @@ fn fresh(dir: &Path, lock: &Lock, but: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn an_image_is_complete_locked_and_built_again_without_the_archive() {
+fn complete_image_is_locked_and_rebuilt_without_the_archive() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, manifest) = (dir.path(), dir.path().join("m.toml"));
     let (out, lock_file, shared) = (dir.join("out"), dir.join("m.lock"), cache::root().unwrap());
@@ -74,7 +74,7 @@ fn an_image_is_complete_locked_and_built_again_without_the_archive() {
     let error = build::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
     assert!(error.contains("/usr/bin/getent needs libc.so.6 (DT_NEEDED)"), "{error}");
     assert!(error.contains("/usr/bin/getent needs /lib64/ld-linux-x86-64.so.2 (its loader)"), "{error}");
-    assert!(!out.exists(), "an image that is not complete leaves nothing");
+    assert!(!out.exists(), "a failed build leaves no output");
 
     fs::write(&manifest, KERNEL.replace("usr/bin/getent", "usr/bin/getant")).unwrap();
     let error = build::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
@@ -99,23 +99,23 @@ fn an_image_is_complete_locked_and_built_again_without_the_archive() {
     assert!(lock.suites.iter().all(|suite| !suite.signed_by.is_empty() && suite.date.contains("20")), "{lock:?}");
     assert_eq!(image.contents.packages.len(), 3);
 
-    // Elsewhere, with the packages and nothing else: no archive is asked.
+    // With only the packages in another cache: no archive is accessed.
     let cache = fresh(dir, &lock, "");
     let (again, verdict) = by(dir, &cache, &lock_file).unwrap();
     assert_eq!((verdict, &again.contents), (Verdict::Same, &image.contents));
     assert!(!cache.join("apt").exists());
     assert_eq!(fs::read(&again.initrd).unwrap(), fs::read(&image.initrd).unwrap());
 
-    // Another file of ours is no fault, and is told.
+    // A changed file of the manifest is no error, but is reported.
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}").replace("ours", "theirs")).unwrap();
     assert!(matches!(by(dir, &cache, &lock_file).unwrap().1, Verdict::OtherInputs("the manifest")));
-    // Nor may it ask for what the lock does not name.
+    // A package that is not in the lock file is an error.
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}").replace("libc-bin", "bash")).unwrap();
     let error = by(dir, &cache, &lock_file).unwrap_err().to_string();
     assert!(error.contains("no package bash of bookworm") && error.contains("image-builder lock"), "{error}");
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}")).unwrap();
 
-    // One that is not in the store comes from the archive, and has to be the same.
+    // A package that is not in the store is downloaded, and its hash must match.
     let cache = fresh(dir, &lock, "libc-bin");
     assert_eq!(by(dir, &cache, &lock_file).unwrap().1, Verdict::Same);
     let mut other = lock.clone();
@@ -125,16 +125,16 @@ fn an_image_is_complete_locked_and_built_again_without_the_archive() {
     let error = by(dir, &cache, &dir.join("other.lock")).unwrap_err();
     let text = format!("{error}");
     assert!(text.contains("abababab") && text.contains("libc-bin"), "{text}");
-    // A version that the archive has replaced is named, with its hash and the way out.
+    // The error of a version that the archive no longer has contains the remedy.
     other.packages[at].version = "2.36-1".into();
     other.write(&dir.join("other.lock")).unwrap();
     let text = by(dir, &cache, &dir.join("other.lock")).unwrap_err().to_string();
     assert!(text.contains("libc-bin 2.36-1") && text.contains("image-builder store add"), "{text}");
 
-    // Who has a copy puts it in, whatever it is called, and goes on without the archive.
+    // A copy of the package under any name can be added to the store; then the archive is not needed.
     let cache = fresh(dir, &lock, "libc-bin");
-    let kept = Store::of(&shared).get(&lock.packages[at].sha256).unwrap();
-    fs::copy(kept, dir.join("found-on-an-old-disk.deb")).unwrap();
+    let original = Store::of(&shared).get(&lock.packages[at].sha256).unwrap();
+    fs::copy(original, dir.join("found-on-an-old-disk.deb")).unwrap();
     let (sha256, _) = packages::add(&cache, &dir.join("found-on-an-old-disk.deb")).unwrap();
     assert_eq!(sha256, lock.packages[at].sha256);
     assert_eq!(by(dir, &cache, &lock_file).unwrap().1, Verdict::Same);
@@ -142,14 +142,14 @@ fn an_image_is_complete_locked_and_built_again_without_the_archive() {
 }
 
 #[test]
-fn old_lists_are_not_taken_for_new_ones() {
+fn release_file_older_than_the_newest_seen_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let suite = "bookworm-updates";
     let apt = debian::Apt::open(dir.path(), suite, progress()).unwrap();
     let release = apt.release().unwrap();
     assert!(release.signed_by.iter().all(|print| print.len() == 40) && release.sha256.len() == 64, "{release:?}");
     drop(apt);
-    // As if a newer one had been seen before: the archive gives an older one.
+    // Simulates that a newer release file has been seen before.
     let tree = dir.path().join("apt").join(suite);
     fs::write(tree.join("newest-release"), "Fri, 01 Jan 2100 00:00:00 UTC\n").unwrap();
     fs::remove_file(tree.join("refreshed")).unwrap();

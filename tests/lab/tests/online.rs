@@ -1,4 +1,4 @@
-//! What the lab prepares really runs. Needs the cache, or a network.
+//! Runs the prepared programs and images. Needs the cache, or a network.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::io::{BufRead, BufReader, Read};
@@ -14,32 +14,32 @@ use firstlight_image_builder::progress::Progress;
 use firstlight_lab::Toolbox;
 use firstlight_vm::Tool;
 
-/// TCG on a busy machine is slow; the boot itself takes two to nine seconds.
+/// Timeout of a boot, for TCG on a busy machine; the boot itself takes two to nine seconds.
 const BOOT_LIMIT: Duration = Duration::from_mins(2);
 
 fn toolbox() -> Toolbox {
     Toolbox::prepare(&cache::root().unwrap(), Progress::stderr("lab")).unwrap()
 }
 
-fn says(tool: &Tool, arguments: &[&str]) -> String {
+fn output_of(tool: &Tool, arguments: &[&str]) -> String {
     let output = tool.command().args(arguments).stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{tool:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
-fn every_program_runs() {
+fn every_program_of_the_toolbox_runs() {
     let toolbox = toolbox();
-    assert!(says(&toolbox.qemu, &["--version"]).starts_with("QEMU emulator version 1"));
-    assert!(says(&toolbox.qemu, &["-device", "help"]).contains("\"vfio-user-pci\""));
-    assert!(says(&toolbox.virtiofsd, &["--version"]).starts_with("virtiofsd"));
-    assert!(says(&toolbox.vhost_device_vsock, &["--version"]).starts_with("vhost-device-vsock"));
+    assert!(output_of(&toolbox.qemu, &["--version"]).starts_with("QEMU emulator version 1"));
+    assert!(output_of(&toolbox.qemu, &["-device", "help"]).contains("\"vfio-user-pci\""));
+    assert!(output_of(&toolbox.virtiofsd, &["--version"]).starts_with("virtiofsd"));
+    assert!(output_of(&toolbox.vhost_device_vsock, &["--version"]).starts_with("vhost-device-vsock"));
     let busybox = Command::new(&toolbox.busybox).output().unwrap();
     assert!(String::from_utf8(busybox.stdout).unwrap().starts_with("BusyBox v1."));
 }
 
 #[test]
-fn a_warm_prepare_is_fast() {
+fn prepare_with_a_complete_cache_is_fast() {
     drop(toolbox());
     let started = Instant::now();
     drop(toolbox());
@@ -80,13 +80,13 @@ busybox poweroff -f
 """
 "##;
 
-/// The smallest module, built as the stand-ins are.
+/// A minimal module, built like the stand-ins.
 const HELLO: &str = "#include <linux/module.h>\n\
     static int __init hello_init(void) { pr_emerg(\"hello from a module\\n\"); return 0; }\n\
     module_init(hello_init);\nMODULE_LICENSE(\"GPL\");\nMODULE_DESCRIPTION(\"hello\");\n";
 
 #[test]
-fn a_built_image_boots_and_loads_modules() {
+fn built_image_boots_and_loads_modules() {
     let toolbox = toolbox();
     let dir = tempfile::tempdir().unwrap();
     let hello = hello_module(&toolbox, dir.path());
@@ -94,7 +94,7 @@ fn a_built_image_boots_and_loads_modules() {
         ("BUSYBOX".to_owned(), toolbox.busybox.to_str().unwrap().to_owned()),
         ("HELLO".to_owned(), hello),
     ]);
-    // TOML drops the line break after the quotes: "#!" comes first.
+    // TOML drops the line break after the quotes, so the file begins with "#!".
     let manifest = Manifest::parse(TINY, &dir.path().join("tiny.toml"), &variables).unwrap();
     let mut packages = Packages::new(dir.path(), None, Progress::quiet());
     let first = build::build_with(&manifest, &toolbox.kernel, &mut packages, &dir.path().join("one")).unwrap();
@@ -113,7 +113,7 @@ fn a_built_image_boots_and_loads_modules() {
     assert!(console.contains("hello from a module"), "{console}");
 }
 
-/// Both stand-in names, so that the public function is what is tested.
+/// Builds the module under both names of the stand-ins, to test the public function.
 fn hello_module(toolbox: &Toolbox, dir: &Path) -> String {
     let source = dir.join("source");
     std::fs::create_dir(&source).unwrap();

@@ -1,4 +1,4 @@
-//! Images in the lab's QEMU.
+//! Boots of images in the lab's QEMU.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use firstlight_vm::Accelerator;
 use super::Toolbox;
 
 impl Toolbox {
-    /// A boot of the image whose results are in `directory`, with nothing beside it.
+    /// Returns a boot of the image whose build results are in `dir`, without extensions or devices.
     #[must_use]
     pub fn boot(&self, dir: &Path) -> Boot {
         Boot {

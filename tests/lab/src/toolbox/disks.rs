@@ -1,4 +1,4 @@
-//! File systems in files, made and read without mounting: disks for guests.
+//! Creates and reads disks of guests: file systems in files, without mounting them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,23 +22,23 @@ const DISKS: Recipe = Recipe {
     },
 };
 
-/// MiB of a disk; what xfs wants at least. Nothing is written where nothing is.
+/// Size of a disk, MiB: the minimum of XFS. The file is sparse.
 const SIZE: u64 = 320;
 
-/// What a disk can have on it.
+/// File system of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {
-    /// Linux's usual one.
+    /// ext4, writable.
     Ext4,
-    /// The other usual one.
+    /// XFS, writable.
     Xfs,
-    /// Packed, read-only.
+    /// squashfs: compressed, read-only.
     Squashfs,
-    /// Read-only.
+    /// EROFS: read-only.
     Erofs,
 }
 
-/// The programs that make file systems.
+/// Programs that create and read file systems.
 #[derive(Debug, Clone)]
 pub struct DiskTools {
     mke2fs: Tool,
@@ -49,10 +49,10 @@ pub struct DiskTools {
 }
 
 impl Toolbox {
-    /// Programs that make disks for guests.
+    /// Fetches the programs that create disks for guests.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation.
+    /// A package cannot be fetched, or a file operation failed.
     pub fn disk_tools(&self) -> Result<DiskTools, Error> {
         let tree = Tree::prepare(&self.cache, &DISKS, self.progress)?;
         let tool = |name: &str| {
@@ -69,19 +69,19 @@ impl Toolbox {
     }
 }
 
-/// Runs a tool to its end; what it printed.
-fn done(program: &'static str, image: &Path, command: &mut Command) -> Result<String, Error> {
+/// Runs a tool and returns its standard output.
+fn run_tool(program: &'static str, image: &Path, command: &mut Command) -> Result<String, Error> {
     let failed = |what: String| Error::Disk { program, image: image.to_owned(), what };
     let output = command.stdin(Stdio::null()).output().map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failed(format!("{}: {said}", output.status)));
+        let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(format!("{}: {errors}", output.status)));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 impl DiskTools {
-    /// Makes the disk `image` with one file `name` that says `text`.
+    /// Creates the disk `image` with one file `name` with the content `text`.
     ///
     /// # Errors
     /// The program fails, or a file cannot be written.
@@ -100,35 +100,35 @@ impl DiskTools {
                 sized()?;
                 let mut command = self.mke2fs.command();
                 command.args(["-q", "-F", "-t", "ext4", "-d"]).arg(&content).arg(image);
-                done("mke2fs", image, command.env("MKE2FS_CONFIG", ""))
+                run_tool("mke2fs", image, command.env("MKE2FS_CONFIG", ""))
             }
             FileSystem::Xfs => {
                 sized()?;
-                // Its name for a boot block that is not there, two numbers that nobody reads, the root.
+                // mkfs.xfs(8), prototype file: boot block and two numbers (all unused), then the root directory.
                 let prototype: PathBuf = dir.path().join("prototype");
                 let file = content.join(name);
                 let lines = format!("/\n0 0\nd--755 0 0\n{name} ---644 0 0 {}\n$\n", file.display());
                 fs::write(&prototype, lines).map_err(failed)?;
                 let mut command = self.mkfs_xfs.command();
-                done("mkfs.xfs", image, command.args(["-q", "-f", "-p"]).arg(&prototype).arg(image))
+                run_tool("mkfs.xfs", image, command.args(["-q", "-f", "-p"]).arg(&prototype).arg(image))
             }
             FileSystem::Squashfs => {
                 let mut command = self.mksquashfs.command();
                 command.arg(&content).arg(image).args(["-noappend", "-quiet", "-no-progress", "-all-root"]);
-                done("mksquashfs", image, &mut command)
+                run_tool("mksquashfs", image, &mut command)
             }
             FileSystem::Erofs => {
                 let mut command = self.mkfs_erofs.command();
-                done("mkfs.erofs", image, command.args(["--quiet", "--all-root"]).arg(image).arg(&content))
+                run_tool("mkfs.erofs", image, command.args(["--quiet", "--all-root"]).arg(image).arg(&content))
             }
         }
         .map(drop)
     }
 
-    /// Makes the ext4 disk `image` of so many MiB with everything in `content`, all of it root's.
+    /// Creates the ext4 disk `image` of `mib` MiB with the content of a directory, owned by root.
     ///
     /// # Errors
-    /// The program fails, or the file cannot be made.
+    /// The program fails, or the file cannot be created.
     pub fn pack(&self, content: &Path, image: &Path, mib: u64) -> Result<(), Error> {
         let failed = |error: std::io::Error| Error::Disk {
             program: "making a disk",
@@ -138,15 +138,15 @@ impl DiskTools {
         fs::File::create(image).and_then(|file| file.set_len(mib << 20)).map_err(failed)?;
         let mut command = self.mke2fs.command();
         command.args(["-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", "-d"]).arg(content).arg(image);
-        done("mke2fs", image, command.env("MKE2FS_CONFIG", "")).map(drop)
+        run_tool("mke2fs", image, command.env("MKE2FS_CONFIG", "")).map(drop)
     }
 
-    /// What a file on an ext4 disk says, read without mounting it.
+    /// Returns the content of a file on an ext4 disk, read without mounting it.
     ///
     /// # Errors
-    /// There is no such file system.
+    /// The disk has no ext4 file system.
     pub fn read_ext4(&self, image: &Path, file: &str) -> Result<String, Error> {
         let mut command = self.debugfs.command();
-        done("debugfs", image, command.arg("-R").arg(format!("cat {file}")).arg(image))
+        run_tool("debugfs", image, command.arg("-R").arg(format!("cat {file}")).arg(image))
     }
 }

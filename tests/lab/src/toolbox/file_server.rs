@@ -1,5 +1,5 @@
-//! A file server of the host: NFS 4 in user space, on the loopback, without any
-//! rights. What clients write is in its memory.
+//! An NFS 4 server on the host, in user space, on the loopback interface, without
+//! privileges. It stores files in memory.
 
 use std::fs;
 use std::path::Path;
@@ -24,22 +24,22 @@ const GANESHA: Recipe = Recipe {
 
 const PROGRAM: &str = "usr/bin/ganesha.nfsd";
 
-/// Where its libraries are, the C library's first.
+/// Its library directories; the C library's first.
 const LIBRARIES: &[&str] = &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/ganesha"];
 
-/// Where a program's loader may be.
+/// Possible paths of the dynamic loader.
 const LOADERS: &[&str] =
     &["lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
 
 /// The directory that clients mount.
 pub const EXPORT: &str = "/export";
 
-/// A file server that ends when this is dropped.
+/// A running NFS server; dropping it kills the server.
 #[derive(Debug)]
 pub struct FileServer(Server);
 
 impl FileServer {
-    /// Its port on the loopback.
+    /// Returns its port on the loopback interface.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.0.port
@@ -60,10 +60,10 @@ fn configuration(port: u16, plugins: &Path, state: &Path) -> String {
 }
 
 impl Toolbox {
-    /// Starts a file server that serves an empty [`EXPORT`].
+    /// Starts an NFS server that exports an empty [`EXPORT`].
     ///
     /// # Errors
-    /// A package that cannot be had, or a server that does not listen; with its last words.
+    /// A package cannot be fetched, or the server does not listen; the error has the end of its log.
     pub fn file_server(&self) -> Result<FileServer, Error> {
         let tree = Tree::prepare(&self.cache, &GANESHA, self.progress)?;
         let dir = tempfile::tempdir().map_err(|error| io_error("make", &std::env::temp_dir(), error))?;
@@ -73,7 +73,7 @@ impl Toolbox {
         let file = at("ganesha.conf");
         fs::write(&file, text).map_err(|error| io_error("write", &file, error))?;
 
-        // This suite has libraries in /lib as well.
+        // bookworm also has libraries in /lib.
         let libraries: Vec<String> = LIBRARIES.iter().map(|dir| tree.root.join(dir).display().to_string()).collect();
         let mut command = Command::new(tree.file(LOADERS)?);
         command.arg("--library-path").arg(libraries.join(":")).arg(tree.file(&[PROGRAM])?);

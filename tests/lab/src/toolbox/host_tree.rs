@@ -1,4 +1,4 @@
-//! A Debian with libvirt and QEMU, unpacked: the root of a GPU host that is a guest.
+//! The root file system of a nested GPU host: unpacked Debian packages with libvirt and QEMU.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use firstlight_image_builder::cache;
 use super::tree::{Members, Recipe, Tree};
 use super::{Error, Toolbox};
 
-/// Packages that others only depend on because every Debian has them are named.
+/// Essential packages are listed, because no other package depends on them.
 const HOST: Recipe = Recipe {
     label: "gpu-host",
     suite: "trixie",
@@ -50,14 +50,14 @@ const HOST: Recipe = Recipe {
     },
 };
 
-/// MiB of the disk; most of it is empty and takes no room.
+/// Size of the disk, MiB; the file is sparse.
 const SIZE: u64 = 2048;
 
 impl Toolbox {
-    /// The disk of a host with libvirt and QEMU: an ext4 file system that nobody writes to.
+    /// Creates the disk of a nested GPU host with libvirt and QEMU: an ext4 file system that is only read.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation.
+    /// A package cannot be fetched, or a file operation failed.
     pub fn host_disk(&self) -> Result<PathBuf, Error> {
         let tree = Tree::prepare(&self.cache, &HOST, self.progress)?;
         let name = tree.root.file_name().unwrap_or_default().to_string_lossy().into_owned();

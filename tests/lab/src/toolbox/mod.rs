@@ -1,9 +1,9 @@
-//! Programs and files that every lab run needs, from Debian, in the cache.
+//! Fetches programs and files for the lab from Debian into the cache.
 //!
-//! Nothing is installed: packages are unpacked into private trees and run
-//! through the loader of their own tree, so the host's libraries neither
-//! matter nor change. What is prepared stays as it is until its recipe
-//! changes; a warm [`Toolbox::prepare`] opens no connection.
+//! Nothing is installed: packages are unpacked into private trees, and their
+//! programs run with the loader and libraries of their tree, independent of the
+//! host's. A tree is unchanged until its recipe changes; with a complete cache
+//! [`Toolbox::prepare`] opens no connection.
 
 mod boot;
 mod disks;
@@ -29,57 +29,57 @@ pub use tree::Origin;
 
 use tree::{Members, Recipe, Tree};
 
-/// Why the toolbox could not be prepared.
+/// Errors of preparing or using the toolbox.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A package could not be had.
+    /// A package could not be fetched.
     #[error(transparent)]
     Debian(#[from] debian::Error),
-    /// The kernel could not be had.
+    /// The kernel could not be prepared.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
-    /// The lab's manifest is wrong.
+    /// The lab's manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] manifest::Error),
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// A disk could not be made or read.
+    /// A disk could not be created or read.
     #[error("{program} on {}: {what}", image.display())]
     Disk {
-        /// The program that did it.
+        /// The program that failed.
         program: &'static str,
         /// The disk.
         image: PathBuf,
-        /// What it said.
+        /// Its status and error output.
         what: String,
     },
-    /// A server does not serve.
-    #[error("{name} on port {port} of the loopback does not serve:\n{what}")]
+    /// A server does not listen, or a request to it failed.
+    #[error("{name} on port {port} of the loopback interface failed:\n{what}")]
     Server {
-        /// Which.
+        /// Its name.
         name: &'static str,
         /// Its port.
         port: u16,
-        /// The end of its log, or its answer.
+        /// The end of its log, or its response.
         what: String,
     },
-    /// A prepared tree lacks a file it must have.
+    /// A prepared tree lacks a required file.
     #[error("{} is missing: remove the directory {} and prepare again", file.display(), tree.display())]
     Missing {
         /// The file.
         file: PathBuf,
-        /// The tree it should be in.
+        /// The tree that should contain it.
         tree: PathBuf,
     },
 }
 
-/// Everything the lab runs, ready.
+/// The prepared programs and files of the lab.
 #[derive(Debug, Clone)]
 pub struct Toolbox {
     /// `qemu-system-x86_64`, 10.1 or newer, with `vfio-user-pci`.
     pub qemu: Tool,
-    /// The vsock back end in user space.
+    /// The vhost-user back end of vsock.
     pub vhost_device_vsock: Tool,
     /// The virtio-fs back end.
     pub virtiofsd: Tool,
@@ -87,13 +87,13 @@ pub struct Toolbox {
     pub busybox: PathBuf,
     /// The kernel of the lab's image.
     pub kernel: Kernel,
-    /// What an out-of-tree module of that kernel is built with.
+    /// The headers for building out-of-tree modules of that kernel.
     pub headers: KernelHeaders,
-    /// Names, versions and hashes of what was unpacked.
+    /// Names, versions and hashes of the unpacked packages.
     pub origins: Vec<Origin>,
-    /// Where all this lies, and where builds with it may keep results.
+    /// The cache directory of all this, and of results of builds with it.
     pub cache: PathBuf,
-    /// Where long steps are announced.
+    /// Output for the progress of long steps.
     pub progress: Progress,
 }
 
@@ -107,7 +107,7 @@ const QEMU: Recipe = Recipe {
     keep: keep_programs,
 };
 
-/// The same without QEMU, for hosts whose own is new enough.
+/// The same without QEMU, for hosts whose own QEMU is suitable.
 const HELPERS: Recipe = Recipe {
     label: "virtiofsd",
     suite: "sid",
@@ -124,7 +124,7 @@ const BUSYBOX: Recipe = Recipe {
     keep: |path| path == Path::new("usr/bin/busybox") || path == Path::new("bin/busybox"),
 };
 
-/// The container runtimes that the agent is measured beside.
+/// The container runtimes that the benchmark compares the agent with.
 const RUNTIMES: Recipe = Recipe {
     label: "crun",
     suite: "trixie",
@@ -138,7 +138,7 @@ const RUNTIMES: Recipe = Recipe {
     },
 };
 
-/// Programs, libraries, firmware; no documentation, no other programs.
+/// Selects programs, libraries and firmware; no documentation, no other programs.
 fn keep_programs(path: &Path) -> bool {
     const DIRECTORIES: &[&str] = &[
         "lib",
@@ -154,25 +154,25 @@ fn keep_programs(path: &Path) -> bool {
     DIRECTORIES.iter().any(|dir| path.starts_with(dir)) || FILES.iter().any(|file| path == Path::new(file))
 }
 
-/// Where QEMU finds firmware, relative to its tree.
+/// QEMU's firmware directories, relative to its tree.
 const FIRMWARE: &[&str] = &["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"];
-/// Where QEMU finds its loadable parts, relative to its tree.
+/// QEMU's module directory, relative to its tree.
 const QEMU_MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
 
-/// A static busybox alone, for what needs no guest.
+/// Fetches only the static busybox, for uses without a guest.
 ///
 /// # Errors
-/// The package cannot be had, or a failed file operation.
+/// The package cannot be fetched, or a file operation failed.
 pub fn busybox(cache: &Path, progress: Progress) -> Result<PathBuf, Error> {
     Tree::prepare(cache, &BUSYBOX, progress)?.file(&["usr/bin/busybox", "bin/busybox"])
 }
 
 impl Toolbox {
-    /// Prepares what is missing under the directory `cache`.
+    /// Prepares the parts that are missing in the directory `cache`.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation. What was
-    /// complete before stays so.
+    /// A package cannot be fetched, or a file operation failed. Complete parts
+    /// are not affected.
     pub fn prepare(cache: &Path, progress: Progress) -> Result<Self, Error> {
         let host_qemu = host_qemu::find();
         let recipe = if host_qemu.is_some() { &HELPERS } else { &QEMU };
@@ -199,10 +199,10 @@ impl Toolbox {
 }
 
 impl Toolbox {
-    /// A directory with crun, runc and their libraries at their usual places below it.
+    /// Fetches crun, runc and their libraries; returns the root directory of their tree.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation.
+    /// A package cannot be fetched, or a file operation failed.
     pub fn runtimes(&self) -> Result<PathBuf, Error> {
         let tree = Tree::prepare(&self.cache, &RUNTIMES, self.progress)?;
         tree.file(&["usr/bin/crun"])?;
@@ -214,7 +214,7 @@ impl Toolbox {
 fn own_qemu(tree: &Tree) -> Result<Tool, Error> {
     let mut tool = tree.tool(&["usr/bin/qemu-system-x86_64"])?;
     for dir in FIRMWARE {
-        // The directories compiled into QEMU are those of a real system.
+        // QEMU's built-in directories are those of an installed package.
         tool.args.extend(["-L".into(), tree.root.join(dir).into()]);
     }
     tool.env.push(("QEMU_MODULE_DIR".into(), tree.root.join(QEMU_MODULES).into()));
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_runs_is_kept() {
+    fn only_runtime_files_are_unpacked() {
         for (path, kept) in [
             ("usr/bin/qemu-system-x86_64", true),
             ("usr/bin/perl", false),

@@ -1,11 +1,11 @@
-//! The packet filter's programs, for guests' images.
+//! Fetches the iptables programs for guests' images.
 
 use std::path::{Path, PathBuf};
 
 use super::tree::{LIBRARIES, Members, Recipe, Tree};
 use super::{Error, Toolbox};
 
-/// One program under all the names, and what it loads.
+/// The multi-call program with its links, and the libraries that it loads.
 const IPTABLES: Recipe = Recipe {
     label: "iptables",
     suite: "trixie",
@@ -14,18 +14,18 @@ const IPTABLES: Recipe = Recipe {
     keep: |path| {
         let (name, dir) = (path.file_name().unwrap_or_default().to_string_lossy(), path.parent());
         let program = name == "xtables-nft-multi" || name.ends_with("-nft-save") || name.ends_with("-nft-restore");
-        // Not those of character sets and of other programs.
+        // Excludes libraries of character sets and of other programs.
         let of_programs = dir == Some(Path::new(LIBRARIES)) || dir.is_some_and(|it| it.ends_with("xtables"));
         program || (of_programs && name.contains(".so")) || path.starts_with("usr/lib64")
     },
 };
 
 impl Toolbox {
-    /// A directory with `iptables-nft-save` and its kin and their libraries at
-    /// their usual places below it.
+    /// Fetches `iptables-nft-save`, related programs and their libraries; returns
+    /// the root directory of their tree.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation.
+    /// A package cannot be fetched, or a file operation failed.
     pub fn iptables(&self) -> Result<PathBuf, Error> {
         let tree = Tree::prepare(&self.cache, &IPTABLES, self.progress)?;
         for family in ["iptables", "ip6tables"] {

@@ -1,4 +1,4 @@
-//! A server of the host on the loopback, which ends when it is dropped.
+//! A server process on the host's loopback interface, killed on drop.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,15 +11,15 @@ use tempfile::TempDir;
 use super::Error;
 use super::tree::io_error;
 
-/// How long it may take to listen.
-const LISTEN: Duration = Duration::from_secs(30);
+/// Timeout of its start.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server that listens.
+/// A listening server.
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
     pub(super) port: u16,
-    /// What it keeps; goes with it.
+    /// Its files, removed on drop.
     dir: TempDir,
 }
 
@@ -30,14 +30,14 @@ impl Drop for Server {
     }
 }
 
-/// A port that nobody listens on now.
+/// Returns a port that is currently unused.
 pub(super) fn free_port() -> Result<u16, Error> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     Ok(free.map_err(|error| io_error("find a port on", Path::new("127.0.0.1"), error))?.port())
 }
 
 impl Server {
-    /// Starts what will listen on `port` and keeps its files in `directory`.
+    /// Starts a server and waits until it listens on `port`; its files are in `dir`.
     pub(super) fn start(name: &'static str, mut command: Command, port: u16, dir: TempDir) -> Result<Self, Error> {
         let path = dir.path().join("log");
         let failed = |error| Error::from(io_error("write", &path, error));
@@ -50,19 +50,19 @@ impl Server {
         let begin = Instant::now();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         while TcpStream::connect(address).is_err() {
-            let ended = server.child.try_wait().ok().flatten().is_some();
-            if ended || begin.elapsed() > LISTEN {
-                return Err(Error::Server { name, port, what: server.last_words() });
+            let exited = server.child.try_wait().ok().flatten().is_some();
+            if exited || begin.elapsed() > START_TIMEOUT {
+                return Err(Error::Server { name, port, what: server.log_tail() });
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(server)
     }
 
-    fn last_words(&self) -> String {
-        let said = fs::read(self.dir.path().join("log")).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said);
-        let last: Vec<&str> = said.lines().rev().take(8).collect();
+    fn log_tail(&self) -> String {
+        let log = fs::read(self.dir.path().join("log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let last: Vec<&str> = log.lines().rev().take(8).collect();
         last.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 }

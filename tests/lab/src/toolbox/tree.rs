@@ -1,4 +1,4 @@
-//! A private tree of unpacked packages, and programs run from it.
+//! Private trees of unpacked packages, and the programs in them.
 
 use std::fs;
 use std::io;
@@ -12,35 +12,35 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 
-/// Changes when trees are made differently, so that old ones are made anew.
+/// Version of the layout, part of the cache key: increase it to rebuild cached trees.
 const LAYOUT: u32 = 1;
-/// What every tree records about itself.
+/// File in each tree with the list of its packages.
 const STAMP: &str = "stamp.json";
 /// The directory of shared libraries of a tree.
 pub(super) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// The loader of a tree's own C library.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
-/// What a tree is made of.
+/// Contents of a tree.
 pub(super) struct Recipe {
-    /// What the user sees; its version is that of the first package.
+    /// Display name; its version is that of the first package.
     pub(super) label: &'static str,
     /// The Debian suite.
     pub(super) suite: &'static str,
-    /// The packages wanted.
+    /// The requested packages.
     pub(super) packages: &'static [&'static str],
-    /// Whether their dependencies belong to the tree.
+    /// Whether their dependencies are included.
     pub(super) members: Members,
-    /// Which of their files are unpacked.
+    /// Selects the files to unpack.
     pub(super) keep: fn(&Path) -> bool,
 }
 
-/// Which packages a tree holds besides those wanted.
+/// Packages of a tree in addition to the requested ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Members {
     /// None.
     Alone,
-    /// Everything they need to run.
+    /// All their dependencies.
     WithDependencies,
 }
 
@@ -59,14 +59,14 @@ pub struct Origin {
 
 /// A prepared tree.
 pub(super) struct Tree {
-    /// Where it lies.
+    /// Its root directory.
     pub(super) root: PathBuf,
-    /// What it is made of.
+    /// Its packages.
     pub(super) origins: Vec<Origin>,
 }
 
 impl Tree {
-    /// Downloads and unpacks what `recipe` says, unless that was done before.
+    /// Downloads and unpacks the packages of `recipe`, unless the cache has the tree.
     pub(super) fn prepare(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<Self, Error> {
         let root = cache.join("toolbox").join(format!("{}-{}", recipe.label, recipe.key()));
         cache::publish(&root, &progress, |half| {
@@ -89,7 +89,7 @@ impl Tree {
         Ok(Self { root, origins })
     }
 
-    /// The first of `places` that exists in the tree.
+    /// Returns the first of `places` that exists in the tree.
     pub(super) fn file(&self, places: &[&str]) -> Result<PathBuf, Error> {
         let found = places.iter().map(|place| self.root.join(place)).find(|path| path.exists());
         found.ok_or_else(|| Error::Missing {
@@ -98,8 +98,8 @@ impl Tree {
         })
     }
 
-    /// The program at the first of `places`, run by the tree's own loader
-    /// with the tree's own libraries.
+    /// Returns the program at the first of `places`, run with the tree's own loader
+    /// and libraries.
     pub(super) fn tool(&self, places: &[&str]) -> Result<Tool, Error> {
         let program = self.file(places)?;
         let name = program.file_name().unwrap_or(program.as_os_str()).to_owned();
@@ -108,7 +108,7 @@ impl Tree {
             args: vec![
                 "--library-path".into(),
                 self.root.join(LIBRARIES).into(),
-                // Else the process would believe its name to be a path.
+                // Otherwise argv[0] would be the program's path instead of its name.
                 "--argv0".into(),
                 name,
                 program.into(),
@@ -119,7 +119,7 @@ impl Tree {
 }
 
 impl Recipe {
-    /// Names the tree's directory: another recipe, another directory.
+    /// Returns a hash of the recipe, part of the tree's directory name.
     fn key(&self) -> String {
         let text = format!("{LAYOUT} {} {:?} {}", self.suite, self.members, self.packages.join(" "));
         digest::of_bytes(text.as_bytes())[..8].to_owned()
@@ -150,7 +150,7 @@ fn read_stamp(dir: &Path) -> Result<Vec<Origin>, Error> {
     let path = dir.join(STAMP);
     let missing = |_| Error::Missing { file: path.clone(), tree: dir.to_owned() };
     let text = fs::read(&path).map_err(missing)?;
-    serde_json::from_slice(&text).map_err(|error| io_error("understand", &path, error.into()).into())
+    serde_json::from_slice(&text).map_err(|error| io_error("parse", &path, error.into()).into())
 }
 
 pub(super) fn io_error(what: &'static str, path: &Path, source: io::Error) -> cache::Error {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_tree_needs_nothing_but_itself() {
+    fn complete_tree_is_used_without_a_network() {
         let (cache, root) = finished();
         let tree = Tree::prepare(cache.path(), &RECIPE, Progress::quiet()).unwrap();
         assert_eq!(tree.root, root);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_run_through_the_trees_own_loader() {
+    fn programs_run_with_the_loader_of_their_tree() {
         let (cache, root) = finished();
         let tree = Tree::prepare(cache.path(), &RECIPE, Progress::quiet()).unwrap();
         let missing = tree.tool(&["usr/bin/tool"]).unwrap_err().to_string();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn another_recipe_is_another_directory() {
+    fn changed_recipe_gets_another_directory() {
         let other = Recipe { packages: &["tool", "more"], ..RECIPE };
         assert_ne!(RECIPE.key(), other.key());
     }

@@ -1,4 +1,4 @@
-//! How the agent is started, and how its end is told.
+//! Starts the agent, and describes its exit.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_in_words() {
+    fn exits_are_described() {
         use std::os::unix::process::ExitStatusExt as _;
         let end = |code: &str| {
             let status = Command::new("/bin/sh").args(["-c", code]).status().unwrap();

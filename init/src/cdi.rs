@@ -70,8 +70,8 @@ struct Nodes {
 impl Nodes {
     fn of(root: &Root, gpu: &ReadyGpu) -> Self {
         let path = format!("/dev/nvidia{}", gpu.minor);
-        // One that cannot be looked at has the numbers that the driver says; without those, whoever
-        // makes the container has to look.
+        // If the node cannot be inspected, the device numbers come from the driver; without them the
+        // container runtime has to inspect the node.
         let own = node(root, &path).unwrap_or_else(|| match nodes::driver_major(root) {
             Some(major) => numbered(path, major, gpu.minor),
             None => DeviceNode { path, ..DeviceNode::default() },
@@ -83,8 +83,8 @@ impl Nodes {
         Self { instances: instances.collect(), own }
     }
 
-    /// The GPU with all of its instances. In MIG mode it is of no use without
-    /// them, and whoever is granted all of it may choose one.
+    /// Returns the GPU with all of its instances. In MIG mode it is unusable without
+    /// them, and a container that is granted the whole GPU may choose one.
     fn whole(&self) -> Vec<DeviceNode> {
         let mut all = vec![self.own.clone()];
         for node in self.instances.iter().flatten() {
@@ -116,8 +116,8 @@ impl OutputLine {
     }
 }
 
-/// What the driver has said of each GPU, read once: with each GPU that becomes
-/// ready the file is written anew, with all that are.
+/// The driver's data of each GPU, read once: the file is rewritten with all ready
+/// GPUs whenever another becomes ready.
 #[derive(Debug, Default)]
 pub struct Catalogue {
     said: BTreeMap<Address, OutputLine>,

@@ -216,8 +216,8 @@ fn write(console: &mut File, mut bytes: &[u8]) {
     }
 }
 
-/// One message to whoever looks, without any thread: for a panic. Shown under
-/// `quiet` too, as kernel messages of priority 3 and less are.
+/// Writes one message to the console and the kernel log, without a thread: for a
+/// panic. Shown under `quiet` too, as kernel messages of priority 3 and less are.
 pub fn last_gasp(text: &str) {
     if let Ok(mut console) = open() {
         let _ = console.write_all(format!("{text}\n").as_bytes());

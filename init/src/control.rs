@@ -286,7 +286,7 @@ mod tests {
             server.publish_log(&line(at_us));
         }
         assert!(server.has_readers() && server.clients[0].output.len() <= MOST_LOG);
-        // It reads again: all that waited comes, and when there is room, what is missing is told.
+        // The client reads again: it gets all queued lines, then the number of dropped ones.
         let mut reader = io::BufReader::new(client);
         let mut next = |server: &mut Server| {
             let mut text = String::new();

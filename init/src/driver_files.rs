@@ -126,9 +126,9 @@ mod tests {
     }
 
     #[test]
-    fn files_are_looked_for_where_nobody_has_written_them_down() {
+    fn files_are_searched_if_the_image_does_not_list_them() {
         let (_directory, root) = guest();
-        let Known::Found(text) = known(&root).unwrap() else { panic!("nobody has written anything") };
+        let Known::Found(text) = known(&root).unwrap() else { panic!("the image has no list") };
         let spec = Spec::from_json(std::str::from_utf8(&text).unwrap(), "x".as_ref()).unwrap();
         assert_eq!(spec.device("compute").unwrap().container_edits.mounts[0].host_path, LIBRARY);
         // A library of 32 bits in a directory for 64 is none.

@@ -91,7 +91,7 @@ impl Slot {
     }
 }
 
-/// The plan under way.
+/// The boot plan in execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Executor {
     slots: Vec<Slot>,
@@ -264,7 +264,7 @@ impl Executor {
         let slot = &self.slots[cause];
         let (name, detail) = (&slot.node.name, &slot.detail);
         if self.failed == Some(cause) {
-            // The failure itself is told once, and in full, elsewhere.
+            // The failure itself is reported once, in full, elsewhere.
             return (format!("did not run because the boot failed in {name}"), false);
         }
         if slot.not_needed {

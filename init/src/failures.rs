@@ -104,7 +104,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
             let spec = &PLAN[template(&executor, at)];
             let start = executor.slots()[at].start_us.unwrap_or_default();
             now = start + micros(limit(spec.action, spec.deadline));
-            // Whoever watches its own time says itself that it is up.
+            // A unit with its own timeout reports it itself.
             let event = match spec.deadline {
                 Some(_) => Event::Clock,
                 None => Event::Ended(at, End::TimedOut("the reason".to_owned())),

@@ -119,12 +119,12 @@ pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
     if errors.is_empty() { Ok(count) } else { Err(errors) }
 }
 
-/// Lets nobody write to the root file system any more. What is mounted on it is not touched.
+/// Remounts the root file system read-only. Mounts on it are not changed.
 ///
 /// # Errors
 /// Something on it is open for writing, or the kernel refuses.
 pub fn remount_root_read_only() -> io::Result<()> {
-    // With BIND it is the mount that is changed, not the file system, which the kernel may not let go.
+    // With BIND the mount is changed and not the file system, for which the kernel may refuse it.
     let flags = MountFlags::BIND.union(MountFlags::RDONLY).union(NOSUID).union(NODEV);
     Ok(mount_remount("/", flags, c"")?)
 }

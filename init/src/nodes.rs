@@ -305,7 +305,7 @@ mod tests {
     fn a_node_is_made_with_its_directory_and_mode_and_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nvidia-caps/nvidia-cap1");
-        // The numbers of /dev/null: nobody but root may make any others, and not everywhere.
+        // The numbers of /dev/null: others require root, and are not permitted everywhere.
         for _ in 0..2 {
             match Mknod.make(&path, 1, 3, 0o444) {
                 Err(error)

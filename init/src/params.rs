@@ -21,7 +21,7 @@ pub enum OnFailure {
     PowerOff,
     /// Stop in order and boot again.
     Reboot,
-    /// Keep the VM as it is, for whoever looks at it.
+    /// Keep the VM running for inspection.
     Hold,
     /// Keep the VM and open `/bin/sh` on the console, if the image has one.
     Debug,

@@ -1,4 +1,4 @@
-//! Who is still there when everybody was killed.
+//! Lists the processes that survived SIGKILL during shutdown.
 
 use std::fs;
 

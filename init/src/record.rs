@@ -83,7 +83,7 @@ impl Recorder {
         self.console.line(format!("firstlight: {text}"));
     }
 
-    /// What somebody else says: not before what waits to be said of the record.
+    /// Writes a log line of another source, after the queued lines of the record.
     pub fn log(&mut self, line: &LogLine) {
         self.console.log(line.encode());
     }

@@ -221,9 +221,9 @@ impl Run {
         said
     }
 
-    /// The last line that was no step's: the loader's or the library's complaint, perhaps.
+    /// Returns the last line that is no step report: possibly an error of the loader or the library.
     #[must_use]
-    pub fn last_words(&self) -> &str {
+    pub fn last_line(&self) -> &str {
         self.parser.words.last()
     }
 

@@ -1,9 +1,9 @@
-//! What a service VM keeps when it is started again: a disk of its own, which the
-//! host makes (`firstlight service-vm define`), with an ext4 file system.
+//! The state disk of a service VM: an ext4 file system that the host creates
+//! (`firstlight service-vm define`) and that survives restarts.
 //!
-//! Tenants lose the fabric when this machine is gone, whatever is on the disk. It
-//! has what nobody else knows then: who had which partition, and which GPUs were
-//! not to be given to anybody.
+//! Tenants lose the fabric when this VM stops, whatever is on the disk. The disk
+//! has the only record of the tenants' partitions and of the GPUs that are
+//! excluded from allocation.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub const SERIAL: &str = "firstlight-state";
 /// Where it is mounted.
 pub const DIRECTORY: &str = "/var/lib/firstlight";
 
-/// Why there is nothing to keep things on.
+/// Errors of mounting the state disk.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("disks {0} all have the serial number {SERIAL}; have the host plug in one")]
@@ -35,7 +35,7 @@ fn hint(error: Errno) -> &'static str {
     match error {
         Errno::NODEV => "; the kernel lacks ext4: add the module to the image",
         Errno::INVAL | Errno::UCLEAN | Errno::IO => {
-            "; it is no ext4, or is damaged: have the host check its file by e2fsck, or keep a copy and let it be made anew"
+            "; it has no ext4 file system, or a damaged one: check its file with e2fsck on the host, or save a copy and create it again"
         }
         _ => "",
     }
@@ -108,7 +108,7 @@ mod tests {
         plant(&root, "vdd", SERIAL);
         let error = mount(&root).unwrap_err();
         assert!(error.contains("disks /dev/vdc, /dev/vdd all have"), "{error}");
-        assert!(!root.path(DIRECTORY).exists(), "nothing is made in vain");
+        assert!(!root.path(DIRECTORY).exists(), "the directory is not created without a disk");
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Verity<'a> {
     pub uuid: &'a str,
     /// Its length in sectors of 512 bytes.
     pub sectors: u64,
-    /// What the target `verity` is told.
+    /// Parameters of the target `verity`.
     pub parameters: &'a str,
 }
 

@@ -1,5 +1,5 @@
-//! The CDI files as somebody else reads them: the crate that other runtimes and
-//! Kata's agent use. It must accept them, find the same names in them, and do
+//! Checks the CDI files with an independent reader: the crate that other runtimes and
+//! kata-agent use. It must accept them, find the same names in them, and do
 //! the same to a container as our agent does.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! The program as somebody sees it who starts it by hand.
+//! The command line of the program when started manually.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

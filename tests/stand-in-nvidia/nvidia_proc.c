@@ -130,7 +130,7 @@ static int information_show(struct seq_file *s, void *unused)
 
 	seq_printf(s, "Model: \t\t %s\n", gpu->model);
 	seq_printf(s, "IRQ:   \t\t %d\n", gpu->vectors ? pci_irq_vector(gpu->pdev, 0) : gpu->pdev->irq);
-	/* Nobody knows it before the first attach. */
+	/* Unknown before the first attach. */
 	seq_printf(s, "GPU UUID: \t %s\n",
 		   gpu->uuid_known ? gpu->uuid : "GPU-????????-????-????-????-????????????");
 	seq_printf(s, "Video BIOS: \t %s\n", gpu->uuid_known ? "96.00.74.00.01" : "??.??.??.??.??");

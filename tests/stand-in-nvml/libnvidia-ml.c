@@ -2,8 +2,8 @@
  *
  * Stands in for libnvidia-ml.so.1: as much of NVML as firstlight-gpu-settings
  * calls, for GPUs that are divided as an H200 is. Like the real one it answers
- * codes and not sentences, refuses an instance without a place, a mode while
- * somebody computes, and a structure of another version.
+ * error codes, refuses an instance without a placement, a mode change while
+ * processes compute, and a structure of another version.
  *
  * Everything is below one directory, $STAND_IN_NVML or else /etc/stand-in-nvml:
  *   gpus               addresses, one per line; else those of /proc/driver/nvidia/gpus
@@ -493,8 +493,8 @@ static unsigned int load(const struct gpu *gpu, struct instance *list)
 	return count;
 }
 
-/* The stand-in driver shows instances where the real one does, if it is told. */
-static void tell_driver(const struct gpu *gpu, const struct instance *list, unsigned int count)
+/* Reports instances to the stand-in driver, which shows them where the real one does. */
+static void report_to_driver(const struct gpu *gpu, const struct instance *list, unsigned int count)
 {
 	FILE *file = fopen("/proc/driver/nvidia/standin-mig", "w");
 	unsigned int at;
@@ -517,7 +517,7 @@ static result save(const struct gpu *gpu, const struct instance *list, unsigned 
 	for (at = 0; at < count; at++)
 		end += snprintf(text + end, sizeof(text) - end, "%s%u %u %u %u", at ? "\n" : "", list[at].id, list[at].profile,
 				list[at].start, list[at].compute);
-	tell_driver(gpu, list, count);
+	report_to_driver(gpu, list, count);
 	return set(gpu->pci, "instances", "%s", text);
 }
 

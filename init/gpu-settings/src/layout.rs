@@ -85,34 +85,34 @@ fn inside(instance: &GpuInstance<'_>) -> Result<Inside, String> {
     })
 }
 
-/// Whether nobody computes on the GPU.
+/// Fails if processes compute on the GPU.
 pub(crate) fn unused(gpu: Gpu<'_>) -> Result<(), String> {
-    // What NVML does not tell here, it tells when an instance is to go.
+    // Processes that NVML does not report here make the destruction of their instance fail.
     let processes = gpu.processes().unwrap_or_default();
     if processes.is_empty() {
         return Ok(());
     }
     let ids: Vec<String> = processes.iter().take(8).map(ToString::to_string).collect();
     Err(format!(
-        "{} processes compute on it ({}), so its instances stay as they are; end them first",
+        "{} processes compute on it ({}), so its instances are not changed; end them first",
         processes.len(),
         ids.join(", ")
     ))
 }
 
-/// Unmakes all instances.
+/// Destroys all instances.
 pub(crate) fn destroy_all(gpu: Gpu<'_>) -> Result<(), String> {
     let kinds = gpu.profiles().map_err(plain)?;
     let all = instances(gpu, &kinds)?;
-    // All compute instances first: one that is used keeps every GPU instance from being unmade.
+    // Compute instances first: if one is in use, no GPU instance is destroyed.
     for instance in &all {
         destroy_inside(instance)?;
     }
     for instance in all {
         let id = instance.id;
-        instance
-            .destroy()
-            .map_err(|error| format!("GPU instance {id} cannot be unmade: {error}; does somebody use it?"))?;
+        instance.destroy().map_err(|error| {
+            format!("failed to destroy GPU instance {id}: {error}; check for processes that use it")
+        })?;
     }
     Ok(())
 }
@@ -123,7 +123,7 @@ fn destroy_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
             let id = compute.id;
             compute.destroy().map_err(|error| {
                 format!(
-                    "compute instance {id} of GPU instance {} cannot be unmade: {error}; does somebody use it?",
+                    "failed to destroy compute instance {id} of GPU instance {}: {error}; check for processes that use it",
                     instance.id
                 )
             })?;

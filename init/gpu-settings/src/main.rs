@@ -186,16 +186,17 @@ fn tell_all(library: &Library, steps: &Steps) {
     };
     for gpu in gpus {
         match gpu.pci() {
-            Ok(object) => tell(steps, &object, gpu),
+            Ok(object) => report(steps, &object, gpu),
             Err(error) => steps.failed(SYSTEM, "find", &error.to_string()),
         }
     }
     steps.run(SYSTEM, "ready", || modes::tell_ready(library));
 }
 
-/// What a GPU has and can have. What it does not have at all is no failure here.
-fn tell(steps: &Steps, object: &str, gpu: Gpu<'_>) {
-    let words = |told: Result<String, String>| Ok(Todo::Nothing(told.unwrap_or_else(|error| format!("none: {error}"))));
+/// Reports the current and supported settings of a GPU. An unsupported setting is not a failure.
+fn report(steps: &Steps, object: &str, gpu: Gpu<'_>) {
+    let words =
+        |value: Result<String, String>| Ok(Todo::Nothing(value.unwrap_or_else(|error| format!("none: {error}"))));
     steps.run(object, "has-model", || words(gpu.name().map_err(|error| error.to_string())));
     steps.run(object, "has-mig", || words(mig::tell(gpu)));
     steps.run(object, "has-compute-mode", || words(modes::tell_compute(gpu)));

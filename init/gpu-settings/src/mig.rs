@@ -63,7 +63,7 @@ fn off(gpu: Gpu<'_>, now: MigMode) -> Result<Todo<'_>, String> {
     }))
 }
 
-/// Turns the mode on or off at once, or says why not.
+/// Enables or disables MIG mode immediately, or returns the reason why that failed.
 fn turn(gpu: Gpu<'_>, on: bool) -> Result<(), String> {
     let word = if on { "on" } else { "off" };
     let set = gpu.set_mig_mode(on);
@@ -71,7 +71,7 @@ fn turn(gpu: Gpu<'_>, on: bool) -> Result<(), String> {
     if set.is_ok() && now.current == on {
         return Ok(());
     }
-    let error = set.err().map_or_else(|| "the driver said nothing".to_owned(), |error| error.to_string());
+    let error = set.err().map_or_else(|| "the driver reported no error".to_owned(), |error| error.to_string());
     if gpu.is_ampere().unwrap_or_default() {
         return Err(format!(
             "MIG mode is to be {word}: {error}; on this generation it changes by a reset of the GPU, and this guest does not \
@@ -79,7 +79,7 @@ fn turn(gpu: Gpu<'_>, on: bool) -> Result<(), String> {
         ));
     }
     Err(format!(
-        "MIG mode cannot be turned {word}: {error}; somebody uses the GPU: ask for it without firstlight.dcgm and \
-         firstlight.persistenced, and with no container on it"
+        "failed to turn MIG mode {word}: {error}; the GPU is in use: request it without firstlight.dcgm and \
+         firstlight.persistenced, and with no container on the GPU"
     ))
 }

@@ -1,4 +1,4 @@
-//! Who may compute on a GPU, and whether anybody may under confidential computing.
+//! Compute modes of GPUs, and the ready state under confidential computing.
 
 use firstlight_gpu_settings_protocol::{ComputeMode, Ready};
 use firstlight_sys::nvml::{self, Gpu, Library};
@@ -43,7 +43,7 @@ pub(crate) fn compute(gpu: Gpu<'_>, wanted: ComputeMode) -> Result<Todo<'_>, Str
 }
 
 pub(crate) fn tell_ready(library: &Library) -> Result<Todo<'_>, String> {
-    let told = match (library.is_confidential(), library.is_ready()) {
+    let state = match (library.is_confidential(), library.is_ready()) {
         (Ok(true), Ok(ready)) => {
             format!("confidential computing is on; GPUs {}", if ready { "accept work" } else { "accept no work yet" })
         }
@@ -53,10 +53,10 @@ pub(crate) fn tell_ready(library: &Library) -> Result<Todo<'_>, String> {
         (Ok(false), _) => "confidential computing is off: GPUs accept work by themselves".to_owned(),
         (Err(error), _) => format!("none: {error}"),
     };
-    Ok(Todo::Nothing(told))
+    Ok(Todo::Nothing(state))
 }
 
-/// Tells GPUs to accept work, if they have to be told.
+/// Sets the GPUs' ready state under confidential computing, unless it is set.
 pub(crate) fn ready(library: &Library, wanted: Ready) -> Result<Todo<'_>, String> {
     let off = || Ok(Todo::Nothing("confidential computing is off: GPUs accept work by themselves".to_owned()));
     match (wanted, library.is_confidential()) {
@@ -78,8 +78,8 @@ pub(crate) fn ready(library: &Library, wanted: Ready) -> Result<Todo<'_>, String
         let set = library.set_ready(true);
         set.map(|()| "GPUs accept work from now on".to_owned()).map_err(|error| {
             format!(
-                "GPUs could not be told to accept work: {error}; without it nothing computes on them. Is every GPU of \
-                 this guest attached?"
+                "failed to make GPUs accept work: {error}; without it nothing computes on them. Check that every GPU of \
+                 this guest is attached"
             )
         })
     }))

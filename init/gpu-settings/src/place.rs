@@ -1,8 +1,8 @@
-//! Where instances go on a GPU.
+//! Placements of instances on a GPU.
 //!
-//! Whoever makes them one after the other and lets the driver choose can find
-//! that the last has no place, although there is an order in which all have
-//! one. So places are chosen for all of them before the first is made.
+//! If instances are created one after the other at placements that the driver
+//! chooses, the last may not fit, although all fit in another order. So the
+//! placements of all are chosen before the first is created.
 
 use firstlight_sys::nvml::Placement;
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_takes_no_longer_than_anybody_waits() {
+    fn search_without_a_solution_ends_quickly() {
         let choices = vec![at(&(0..64).collect::<Vec<_>>(), 3); 30];
         assert_eq!(places(&choices), None);
     }

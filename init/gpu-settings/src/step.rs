@@ -73,7 +73,7 @@ fn say(object: &str, step: &str, result: Outcome, us: u64, detail: String) {
     let line = StepReport { object: object.to_owned(), step: step.to_owned(), result, elapsed_us: us, detail };
     let mut text = serde_json::to_string(&line).unwrap_or_default();
     text.push('\n');
-    // In one piece: other threads write too, and the library may. Nobody is left to tell of a failure.
+    // One write: other threads write too, and the library may. A failure cannot be reported anywhere.
     let mut output = std::io::stdout().lock();
     let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
 }

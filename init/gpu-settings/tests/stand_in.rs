@@ -43,7 +43,7 @@ impl Gpus {
         fs::write(path, text).unwrap();
     }
 
-    /// What a GPU has; empty if nobody ever set it.
+    /// Returns a value of a GPU; empty if it was never set.
     fn has(&self, object: &str, key: &str) -> String {
         fs::read_to_string(self.dir.path().join(object).join(key)).unwrap_or_default().trim().to_owned()
     }
@@ -160,7 +160,7 @@ fn a_check_changes_nothing_and_tells_what_can_be() {
 }
 
 #[test]
-fn values_out_of_range_are_told_with_the_range_and_the_other_steps_are_done() {
+fn out_of_range_value_fails_with_the_range_and_other_steps_are_done() {
     let gpus = Gpus::new();
     let settings = r#""power-limit":"900","memory-clock":"5000","clocks":"100,200","compute-mode":"prohibited""#;
     let (good, lines) = gpus.apply(ONE, settings);
@@ -199,7 +199,7 @@ fn a_layout_is_changed_only_if_it_is_another() {
     assert_eq!(detail, "7g.141gb, before 1g.35gb,1g.35gb,1g.35gb,1g.35gb");
     assert_eq!(gpus.instances(ONE), [[0, 0, 6]]);
 
-    // An instance that lacks its compute instance is completed, one that has a part is made anew.
+    // An instance that lacks its compute instance is completed, one that has a partial one is created again.
     gpus.write(&format!("{ONE}/instances"), "1 0 0 99");
     let detail = gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
     assert_eq!(
@@ -247,7 +247,7 @@ fn instances_that_are_used_stay() {
     // Where NVML does not say who computes, it refuses to unmake what is used.
     gpus.write("faults", "nvmlDeviceGetComputeRunningProcesses_v3 * 3\n");
     let detail = gpus.step(r#""mig":"4g.71gb""#, "mig", Outcome::Failed);
-    assert!(detail.contains("compute instance 0 of GPU instance 1 cannot be unmade"), "{detail}");
+    assert!(detail.contains("failed to destroy compute instance 0 of GPU instance 1"), "{detail}");
     assert!(detail.contains("In use by another client (19)"), "{detail}");
     assert_eq!(gpus.has(ONE, "instances"), before);
 }
@@ -280,7 +280,7 @@ fn a_mode_that_needs_a_reset_says_so_and_no_gpu_is_reset() {
 }
 
 #[test]
-fn gpus_are_told_that_they_may_work_if_and_only_if_they_wait_for_it() {
+fn ready_state_is_set_only_if_confidential_gpus_wait_for_it() {
     let gpus = Gpus::new();
     let ready = |word: &str| {
         let (good, lines) = gpus.run(&["apply", &format!(r#"{{"ready":"{word}"}}"#)]);
@@ -347,7 +347,7 @@ fn a_step_that_hangs_has_begun_and_the_other_gpus_steps_have_ended() {
 }
 
 #[test]
-fn without_nvml_or_with_one_that_does_not_begin_the_cause_is_told() {
+fn missing_or_failing_nvml_is_reported_with_the_cause() {
     let program = env!("CARGO_BIN_EXE_firstlight-gpu-settings");
     let output = Command::new(program).args(["--library", "/nowhere/libnvidia-ml.so.1", "check"]).output().unwrap();
     let all = lines(&output);

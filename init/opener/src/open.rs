@@ -18,8 +18,8 @@ use rustix::process::{chdir, chroot};
 
 use crate::wanted::{self, INITS, Wanted};
 
-/// How long a disk may take to come, µs: it is there when its driver starts, or never.
-const PATIENCE_US: u64 = 10_000_000;
+/// Timeout for a disk to appear, µs: it exists as soon as its driver has started, or never.
+const DISK_TIMEOUT_US: u64 = 10_000_000;
 
 /// Where the root is mounted first.
 const STEP: &str = "/root";
@@ -93,7 +93,7 @@ fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Erro
     move |source| Error::System { what, source: source.into() }
 }
 
-/// Opens the root and becomes its PID 1; `say` is told what was done before that.
+/// Opens the root and executes its PID 1; before that, `say` receives a summary.
 ///
 /// # Errors
 /// What failed; on success it does not return.
@@ -107,10 +107,10 @@ pub fn run(say: impl FnOnce(&str)) -> Result<std::convert::Infallible, Error> {
     let text = fs::read_to_string("/proc/cmdline").map_err(system("read /proc/cmdline"))?;
     let wanted = Wanted::of(&CommandLine::parse(&text))?;
     // Before the modules: what comes while they start is heard.
-    let news = firstlight_uevent::open().map_err(system("hear the kernel's messages"))?;
+    let uevents = firstlight_uevent::open().map_err(system("open the uevent socket"))?;
     load_modules()?;
     for device in wanted.devices() {
-        wait_for(device, &news)?;
+        wait_for(device, &uevents)?;
     }
     if let Some(mapping) = &wanted.mapping {
         verified::make(&Verity {
@@ -119,7 +119,7 @@ pub fn run(say: impl FnOnce(&str)) -> Result<std::convert::Infallible, Error> {
             sectors: mapping.sectors,
             parameters: &mapping.parameters,
         })?;
-        wait_for(&wanted.root, &news)?;
+        wait_for(&wanted.root, &uevents)?;
     }
     mount_root(&wanted)?;
     say(&format!(
@@ -159,11 +159,11 @@ fn names(index: &str) -> Vec<String> {
     files.filter_map(|file| Some(file.rsplit('/').next()?.split_once(".ko")?.0.to_owned())).collect()
 }
 
-/// Waits for a device's node, by the kernel's messages.
-fn wait_for(device: &str, news: &OwnedFd) -> Result<(), Error> {
-    let until = now_us().saturating_add(PATIENCE_US);
-    verified::wait(news, until, || Path::new(device).exists().then_some(())).ok_or_else(|| {
-        let seconds = PATIENCE_US / 1_000_000;
+/// Waits for a device's node, woken by uevents.
+fn wait_for(device: &str, uevents: &OwnedFd) -> Result<(), Error> {
+    let until = now_us().saturating_add(DISK_TIMEOUT_US);
+    verified::wait(uevents, until, || Path::new(device).exists().then_some(())).ok_or_else(|| {
+        let seconds = DISK_TIMEOUT_US / 1_000_000;
         Error::NoDevice { device: device.to_owned(), seconds, there: block_devices() }
     })
 }
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn a_device_that_never_comes_is_not_waited_for_without_end() {
         // What is there is not waited for at all.
-        let news = firstlight_uevent::open().unwrap();
-        wait_for("/dev/null", &news).unwrap();
+        let uevents = firstlight_uevent::open().unwrap();
+        wait_for("/dev/null", &uevents).unwrap();
         assert!(!block_devices().is_empty());
     }
 }

@@ -41,7 +41,7 @@ pub struct Mapping {
     pub uuid: String,
     /// Its length in sectors of 512 bytes.
     pub sectors: u64,
-    /// What the target is told, from its version on.
+    /// Parameters of the target, from its version on.
     pub parameters: String,
     /// Data device and hash device, below `/dev`.
     pub devices: [String; 2],

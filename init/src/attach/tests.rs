@@ -45,13 +45,13 @@ fn an_answer_for_one_gpu_is_a_sign_for_all() {
 }
 
 #[test]
-fn a_gpu_that_is_plugged_in_begins_anew() {
+fn hot_plugged_gpu_starts_from_scratch() {
     let (mut group, _) = begun(Policy::Auto, 1);
     assert!(!group.renew(0), "one in the driver stays there");
     assert_eq!(group.step(1, Event::Attached(0)), [READY(0)]);
     assert!(group.renew(0));
     assert_eq!(group.step(2, Event::Begin(0)), [Effect::Start(0)]);
-    assert_eq!(group.step(2, Event::Abandoned(0)), [], "it is nobody's");
+    assert_eq!(group.step(2, Event::Abandoned(0)), [], "no GPU waits for it");
     assert!(group.renew(0) && group.renew(1));
     assert_eq!(group.step(3, Event::Begin(1)), [Effect::Start(1)]);
     assert_eq!((group.attempts(0), group.attempts(1), group.attempts(2)), (0, 1, 0));
@@ -93,7 +93,7 @@ fn one_that_hangs_is_not_tried_again_unless_it_fails_later() {
     let (mut group, _) = begun(Policy::Auto, 2);
     assert_eq!(group.step(50, Event::Failed(0)), [Effect::Retry(0)]);
     let effects = group.step(150, Event::Clock);
-    assert_eq!(effects, [silent(1, false), Effect::Start(0)], "a hung one holds nobody up");
+    assert_eq!(effects, [silent(1, false), Effect::Start(0)], "a hung GPU does not block others");
     assert_eq!(group.step(151, Event::Attached(0)), [READY(0)]);
     assert_eq!(group.step(500, Event::Failed(1)), [Effect::Retry(1), Effect::Start(1)]);
     assert_eq!(group.step(600, Event::Clock), [silent(1, true)]);
@@ -111,7 +111,7 @@ fn answers_out_of_turn_change_nothing() {
 }
 
 #[test]
-fn confidential_guests_attach_in_series_unless_told_otherwise() {
+fn confidential_guests_attach_in_series_unless_configured_otherwise() {
     assert_eq!(Policy::Auto.resolve(true), Policy::Serial);
     assert_eq!(Policy::Auto.resolve(false), Policy::Auto);
     assert_eq!(Policy::Parallel.resolve(true), Policy::Parallel);

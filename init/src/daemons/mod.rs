@@ -2,8 +2,7 @@
 //!
 //! [`table`] says which there are and what each needs; [`launch`] prepares one
 //! start; [`life`] decides, and is pure; [`group`], [`output`] and [`ready`] touch
-//! the machine; [`daemon`] puts them together. Who is told of it is the
-//! supervisor's business.
+//! the machine; [`daemon`] combines them. The supervisor reports the events.
 
 pub mod cgroup;
 pub mod config;

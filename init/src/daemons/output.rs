@@ -39,7 +39,7 @@ impl Lines {
     /// Takes what was written after the last line's end as a line.
     pub fn end(&mut self, out: &mut Vec<String>) {
         let line = self.line.trim_ascii_end();
-        // Whoever reads the log must see that this is one line of one daemon.
+        // In the log this must be recognisable as one line of one daemon.
         let mut text = sanitize(line);
         self.line.clear();
         if std::mem::take(&mut self.cut) {
@@ -77,7 +77,7 @@ impl<R: Read> Source<R> {
         Self { reader, lines: Lines::default() }
     }
 
-    /// Reads what is there, but no more than a turn's worth; `false` when nobody can write any more.
+    /// Reads the available bytes, at most `TURN`; returns `false` when all writers have closed the pipe.
     pub fn read(&mut self, out: &mut Vec<String>) -> bool {
         let mut buffer = [0; 4096];
         let mut left = TURN;

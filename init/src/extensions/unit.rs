@@ -102,7 +102,7 @@ mod tests {
 
     /// No file is behind the list's lines, so what is tried is what fails.
     #[test]
-    fn what_is_refused_is_told_with_what_was_not_loaded() {
+    fn rejected_extension_is_reported_with_modules_that_failed_to_load() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir, "lib/modules/6.12/modules.dep", "virtio_mmio.ko:\ndm-verity.ko:\nother.ko:\n");
         write(&dir, "sys/block/vdb/serial", "extension-gpu");

@@ -51,7 +51,7 @@ fn priority(bytes: &[u8]) -> Option<(u32, &[u8])> {
     (number <= MOST_PRIORITY).then_some((number, rest.get(end + 1..).unwrap_or_default()))
 }
 
-/// Without `Nov 21 18:40:02 `: the line has a better time, from a clock that nobody sets.
+/// Removes a timestamp such as `Nov 21 18:40:02 `: the line gets a better one, from the monotonic clock.
 fn without_time(bytes: &[u8]) -> &[u8] {
     const SHAPE: &[u8] = b"Aaa _0 00:00:00 ";
     let fits = |(byte, shape): (&u8, &u8)| match shape {

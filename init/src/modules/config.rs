@@ -126,7 +126,7 @@ impl Config {
                 continue;
             }
             if let Some(what) = self.take_line(word, rest, line.len() > LONGEST_LINE || line.contains('\0')) {
-                // Whatever else is of this kind is not told again.
+                // Further errors of the same kind are not reported.
                 let text = format!("{what}: {file} line {number}");
                 let known = self.complaints.iter().any(|said| said.starts_with(&what));
                 if !known && self.complaints.len() < MOST_COMPLAINTS {

@@ -1,4 +1,4 @@
-//! Devices that nobody drives yet, and what they say they are.
+//! Finds devices without a driver, and their modaliases.
 
 use std::fs::{self, File};
 use std::io::Read as _;

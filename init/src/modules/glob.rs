@@ -5,8 +5,8 @@ use super::name::fold;
 /// Whether the whole of `text` is what `pattern` means.
 ///
 /// `*` is anything, `?` one byte, `[a-z]` one of a class, `[!a-z]` one outside
-/// it, and `-` and `_` are the same outside classes. A class that has no end is
-/// nobody's. Only the last `*` is ever tried again, so this takes at most the
+/// it, and `-` and `_` are the same outside classes. A class without an end
+/// matches nothing. Only the last `*` is ever tried again, so this takes at most the
 /// product of both lengths, and no stack.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {

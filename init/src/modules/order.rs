@@ -104,12 +104,12 @@ mod tests {
         nodes[2].state = State::Running;
         assert_eq!(next(&nodes), Next::Wait);
         nodes[2].state = State::Failed;
-        assert_eq!(next(&nodes), Next::Load(1), "a wish that failed keeps nobody");
+        assert_eq!(next(&nodes), Next::Load(1), "a failed soft dependency blocks no module");
         nodes[1].state = State::Failed;
         assert_eq!(next(&nodes), Next::Lost(0, 1));
         nodes[0].state = State::Failed;
         assert_eq!(next(&nodes), Next::Finished);
-        assert_eq!(next(&[node(&[1], &[]), node(&[], &[0])]), Next::Load(1), "a wish yields to a need");
+        assert_eq!(next(&[node(&[1], &[]), node(&[], &[0])]), Next::Load(1), "a hard dependency overrides a soft one");
         assert_eq!(next(&[node(&[1], &[]), node(&[0], &[])]), Next::Load(0));
         assert_eq!(next(&[node(&[0], &[0])]), Next::Load(0));
     }
@@ -123,8 +123,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any graph, circles and edges to nowhere included: each node has one
-        /// turn, after its needs unless these need it themselves.
+        /// For any graph, with cycles and edges to unknown nodes: each node is
+        /// loaded once, after its dependencies unless there is a cycle.
         #[test]
         fn every_graph_comes_to_an_end(
             edges in prop::collection::vec((prop::collection::vec(0_usize..12, 0..4), prop::collection::vec(0_usize..12, 0..3)), 1..10),
@@ -149,7 +149,7 @@ mod tests {
                         prop_assert_eq!(nodes[need].state, State::Failed);
                         nodes[at].state = State::Failed;
                     }
-                    Next::Wait => prop_assert!(false, "nobody runs"),
+                    Next::Wait => prop_assert!(false, "no module is loading"),
                     Next::Finished => break,
                 }
                 turns += 1;

@@ -96,7 +96,7 @@ fn company_comes_before_and_after_if_it_can_be_had() {
 }
 
 #[test]
-fn circles_come_to_an_end() {
+fn dependency_cycles_are_broken() {
     let image = Image::of(&[
         ("modules.dep", "a.ko: b.ko\nb.ko: a.ko\nself.ko: self.ko\n"),
         ("/etc/modprobe.d/x.conf", "softdep a pre: self\nsoftdep self pre: a post: a\n"),

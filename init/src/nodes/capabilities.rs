@@ -66,7 +66,7 @@ fn node_name(minor: u32) -> String {
     format!("{CAPS}/nvidia-cap{minor}")
 }
 
-/// What a capability's file says; nothing if the driver was told to make no nodes for them.
+/// Reads a capability's file; returns none if the driver is configured to create no nodes for capabilities.
 fn read(path: &Path) -> Result<Option<Capability>, NodesError> {
     let wrong = |reason: String| NodesError::Driver { path: path.to_owned(), reason };
     let mut text = String::new();
@@ -135,7 +135,7 @@ pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
                 return Err(NodesError::Driver { path, reason });
             }
             let number = maker.major(&[CAPS]).ok_or(NodesError::NoMajor(CAPS))?;
-            // Otherwise somebody else looks after it.
+            // Otherwise another program manages the node.
             if !capability.modify {
                 return Ok(());
             }
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(
             nodes,
             [node(4323, 0o400), node(12, 0o444), node(13, 0o444), node(1, 0o400), node(2, 0o444), node(0, 0o400),],
-            "and none for the one that somebody else looks after"
+            "and none for the node that another program manages"
         );
         assert_eq!(wrong, [] as [String; 0]);
     }

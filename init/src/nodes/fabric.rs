@@ -64,7 +64,7 @@ fn switches(maker: &mut Maker<'_, impl MakeNode>) -> Result<(), NodesError> {
 }
 
 fn imex(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u32) -> Result<(), NodesError> {
-    // A driver that was told to have no channels does not register them.
+    // A driver that is configured without channels does not register the major number.
     let Some(major) = maker.major(&[IMEX]) else { return Ok(()) };
     let path = maker.root.path(super::PARAMS);
     let text = fs::read_to_string(&path).unwrap_or_default();

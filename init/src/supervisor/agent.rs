@@ -69,8 +69,8 @@ impl Supervisor {
         self.open_log();
     }
 
-    /// Reaps a turn's worth of processes: others wait for theirs while
-    /// thousands end that nobody has waited for.
+    /// Reaps at most `REAP_TURN` processes, so that thousands of exited orphans do not
+    /// delay other events.
     pub(super) fn reap(&mut self) {
         self.more_ended = true;
         for _ in 0..REAP_TURN {

@@ -75,13 +75,13 @@ impl Supervisor {
         FromInit::Gpus { scanned: self.scanned, gpus: self.recorder.record().gpus.clone() }
     }
 
-    /// Has all subscribers told how the GPUs stand, at the end of this turn of
-    /// the loop: eight that become ready at once are one coalesced update.
+    /// Requests an update of the GPUs to all subscribers at the end of this loop
+    /// iteration: eight GPUs that become ready at once are one coalesced update.
     pub(super) fn publish_gpus(&mut self) {
         self.gpus_changed = true;
     }
 
-    /// Tells them.
+    /// Sends the requested update.
     pub(super) fn send_gpus(&mut self) {
         if !std::mem::take(&mut self.gpus_changed) || !self.server.as_ref().is_some_and(Server::has_subscribers) {
             return;

@@ -526,10 +526,10 @@ impl Supervisor {
 
     /// Returns the driver's last kernel-log message about a GPU as a suffix.
     fn last_message(&self, gpu: usize) -> String {
-        let words = self.gpus.entries.get(gpu).and_then(|entry| self.logs.kernel.last_message(entry.row.pci));
-        match words {
-            Some(words) => format!("; driver's last words: {words:?}"),
-            None => "; the driver said nothing about it".to_owned(),
+        let message = self.gpus.entries.get(gpu).and_then(|entry| self.logs.kernel.last_message(entry.row.pci));
+        match message {
+            Some(message) => format!("; driver's last message: {message:?}"),
+            None => "; the driver logged nothing about it".to_owned(),
         }
     }
 

@@ -203,13 +203,13 @@ impl Supervisor {
         let tally = &row.run.tally;
         let mut complaints = row.strange.clone();
         complaints.extend(tally.complaints());
-        let words = match row.run.last_words() {
+        let words = match row.run.last_line() {
             "" => String::new(),
-            words => format!("; its last line: {words:?}"),
+            line => format!("; its last line: {line:?}"),
         };
         complaints.extend(why.map(|why| format!("firstlight-gpu-settings: {why}{words}")));
         let text = complaints.join("; ");
-        // Only what was said to be done is.
+        // Only steps that were reported as done count as done.
         let undivided = |pci: Address| {
             let pci = pci.to_string();
             let cause = || tally.failure_of(&pci).unwrap_or(&text).to_owned();

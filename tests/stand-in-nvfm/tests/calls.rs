@@ -140,7 +140,7 @@ fn addresses_and_versions() {
 fn connecting_takes_as_long_as_it_may() {
     alone("connecting_takes_as_long_as_it_may", "610", || {
         assert_eq!(fmLibInit(), 0);
-        // It listens, and nobody ever answers: a manager that is stopped.
+        // A socket that listens without ever responding: a stopped fabric manager.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut params = params(abi::INET, &listener.local_addr().unwrap().to_string());
         params.first.timeout_ms = 150;

@@ -169,7 +169,7 @@ impl Library {
         let mut first = None;
         for name in names {
             // SAFETY: what a library does when it is loaded cannot be checked. This one is the image's
-            // own, on a verified disk, and named by whoever runs the daemon.
+            // own, on a verified disk, and configured by the daemon's operator.
             match unsafe { libloading::Library::new(name) } {
                 Ok(library) => return Self::of(library),
                 Err(error) => first = first.or(Some(error)),

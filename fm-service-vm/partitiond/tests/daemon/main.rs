@@ -150,7 +150,7 @@ async fn list_does_not_wait_for_a_hanging_change() {
         async move { client.activate(activate("r1", 2, "a")).await }
     });
     let busy = |health: &api::HealthResponse| health.in_progress_ms > 0;
-    fixture.until("the change is under way", busy).await;
+    fixture.until("the change is in progress", busy).await;
     let mut times = Vec::new();
     for _ in 0..200 {
         let asked = Instant::now();

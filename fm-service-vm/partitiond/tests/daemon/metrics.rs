@@ -91,7 +91,7 @@ async fn metrics_match_the_fabric_state() {
         let mut client = client.clone();
         async move { client.activate(activate("r4", 1, "a")).await }
     });
-    fixture.until("the change is under way", |health| health.in_progress_ms > 0).await;
+    fixture.until("the change is in progress", |health| health.in_progress_ms > 0).await;
     let text = asked(&address, GET);
     assert_eq!(value(&text, "firstlight_fabric_partitions{state=\"changing\"}"), Some(1.0), "{text}");
     fixture.fm.control.send(&Command::Release).unwrap();

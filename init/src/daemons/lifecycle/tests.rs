@@ -103,7 +103,7 @@ fn stopping_asks_kills_and_has_an_end() {
     assert_eq!(life.step(10 + GRACE_US + REAP_US, Event::Clock), [Effect::Stuck, Effect::Stopped]);
     assert_eq!(life.step(99_999_999, Event::Gone), []);
     assert_eq!(Lifecycle::new(DEADLINE).step(0, Event::Stop), [Effect::Stopped]);
-    assert_eq!(willing.step(0, Event::Stop), [Effect::Stopped], "whoever waits for it hears it");
+    assert_eq!(willing.step(0, Event::Stop), [Effect::Stopped], "the supervisor is notified that it has stopped");
 }
 
 /// What a daemon, the kernel and people do, in any order that they can.
@@ -176,7 +176,7 @@ proptest! {
                         _ => {}
                     }
                 }
-                // Whoever is waited for has a deadline, unless it serves, is held by the kernel, or never comes again.
+                // Every wait has a deadline, unless the daemon serves, is blocked in the kernel, or is never restarted.
                 prop_assert!(life.next_deadline().is_none_or(|at| at <= now + GRACE_US + 30_000_000));
             }
         }

@@ -130,7 +130,7 @@ fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
     assert_eq!((gpu.step.as_str(), gpu.attempts), ("wait-open-complete", 2), "{gpu:?}");
     let driver = gpu.driver.unwrap();
     assert!(driver.rc < 0 && driver.adapter_status != 0, "{gpu:?}");
-    for part in ["driver's last words", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
+    for part in ["driver's last message", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
         assert!(gpu.detail.contains(part), "{part} in {gpu:?}");
     }
 }

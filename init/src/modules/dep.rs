@@ -33,7 +33,7 @@ impl<'a> Line<'a> {
 }
 
 fn hash(name: &str) -> usize {
-    // FNV-1a: names are short, and the image is trusted, so collisions are no attack.
+    // FNV-1a: names are short, and collisions give no attacker an advantage.
     let hash =
         name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(fold(byte))).wrapping_mul(0x0100_0193));
     usize::try_from(hash).unwrap_or_default()

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 /// A guest whose agent kills itself once, three seconds after its start.
 fn mortal() -> Scenario {
-    let image = lab().variant("mortal-agent").unwrap();
+    let image = lab().variant("crashing-agent").unwrap();
     let mut scenario = Scenario::gpus(0);
     scenario.guest.initrd = Some(image.initrd);
     scenario

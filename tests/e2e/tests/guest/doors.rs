@@ -10,7 +10,7 @@ use tokio::time::sleep;
 /// Boots a guest with a daemon that tries; returns what it found, and the record.
 fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
-    guest.initrd = Some(lab().variant("doors").unwrap().initrd);
+    guest.initrd = Some(lab().variant("hardening").unwrap().initrd);
     let mut scenario = Scenario::guest(guest).parameter("firstlight.imex=on");
     for parameter in parameters {
         scenario = scenario.parameter(parameter);
@@ -18,7 +18,7 @@ fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
     let mut record = None;
     let console = scenario.watched(async |vm| {
         let begin = Instant::now();
-        while !vm.console_tail().contains("all doors tried") {
+        while !vm.console_tail().contains("all checks done") {
             assert!(begin.elapsed() < Duration::from_secs(90), "{}", vm.console_tail());
             sleep(Duration::from_millis(100)).await;
         }

@@ -14,7 +14,7 @@ use crate::support::booted;
 /// A guest with daemons that talk.
 fn talkers() -> Scenario {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
-    guest.initrd = Some(lab().variant("talkers").unwrap().initrd);
+    guest.initrd = Some(lab().variant("log-flood").unwrap().initrd);
     Scenario::guest(guest).parameter("firstlight.persistenced=on").parameter("firstlight.imex=on")
 }
 

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_told_as_short_as_possible() {
+    fn ranges_are_formatted_compactly() {
         let few = Range::of(Ok(vec![3201, 2619, 3201])).unwrap();
         assert_eq!((few.words().as_str(), few.has(2619, 3201), few.has(2618, 3201)), ("2619, 3201 MHz", true, false));
         let many = Range::of(Ok((0..110).map(|step| 345 + 15 * step).collect())).unwrap();

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_they_are_asked_for_does_not_matter() {
+    fn request_order_does_not_matter() {
         assert_eq!(starts(&[3, 4]), Some(vec![4, 0]));
         assert_eq!(starts(&[4, 3]), Some(vec![0, 4]));
         assert_eq!(starts(&[1, 2, 4]), Some(vec![6, 4, 0]));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_has_no_places() {
+    fn layout_that_does_not_fit_has_no_placement() {
         for slices in [&[4, 4][..], &[7, 1], &[3, 3, 1], &[1; 8], &[2, 2, 2, 2]] {
             assert_eq!(starts(slices), None, "{slices:?}");
         }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_takes_no_longer_than_anybody_waits() {
+    fn invalid_placements_are_searched_in_bounded_time() {
         let choices = vec![at(&(0..64).collect::<Vec<_>>(), 3); 30];
         assert_eq!(places(&choices), None);
     }

@@ -318,8 +318,8 @@ async fn watch_streams_state_and_changes() {
     assert!(matches!(first.payload, Some(Payload::State(list)) if list.largest_free == 8));
     client.activate(activate("r1", 2, "vm-1")).await.unwrap();
     client.quarantine(api::QuarantineRequest { gpu: 8, reason: "Xid 79".to_owned() }).await.unwrap();
-    let (mut is_active, mut is_barred, mut is_told, mut number) = (false, false, false, first.sequence);
-    while !(is_active && is_barred && is_told) {
+    let (mut is_active, mut is_barred, mut is_reported, mut number) = (false, false, false, first.sequence);
+    while !(is_active && is_barred && is_reported) {
         let event = events.message().await.unwrap().unwrap();
         number += 1;
         assert_eq!(event.sequence, number);
@@ -329,7 +329,7 @@ async fn watch_streams_state_and_changes() {
                 is_active |= one.active && one.owner == "vm-1" && !one.in_progress;
             }
             Payload::Quarantine(one) => is_barred |= (one.gpu, one.reason.as_str()) == (8, "Xid 79"),
-            Payload::Health(health) => is_told |= health.problems.iter().any(|one| one.contains("fmctl release 8")),
+            Payload::Health(health) => is_reported |= health.problems.iter().any(|one| one.contains("fmctl release 8")),
             Payload::State(_) => {}
         }
     }

@@ -86,9 +86,9 @@ async fn tls_requires_a_certificate_of_the_client_ca() {
     ] {
         let (out, error, code) = asked(&url, certificate, ca, &["list"]);
         assert_eq!((out.as_str(), code), ("", 7), "{error}");
-        let is_told = error.contains("the daemon closed the connection")
+        let is_reported = error.contains("the daemon closed the connection")
             || error.contains(&format!("failed to connect to fm-partitiond on {url}"));
-        assert!(is_told && error.contains(said), "{error}");
+        assert!(is_reported && error.contains(said), "{error}");
     }
     let (_, error, code) = fixture.fmctl_without_connect(&["--connect", &url, "list"]);
     assert!(error.contains("--certificate is missing") && code == 2, "{error}");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::format::{Compression, Format, Plan, Wanted, make};
+use firstlight_image_builder::format::{Compression, Format, FormatSettings, Plan, make};
 use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tree::{Content, Node, Tree};
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| format | bytes | dm-verity | s |\n|---|---:|---:|---:|");
     let mut packages = Packages::new(&cache::root()?, None, Progress::quiet());
     for (format, compression, level, kib) in ROWS {
-        let plan = Plan::new(&Wanted {
+        let plan = Plan::new(&FormatSettings {
             name: "table",
             format: *format,
             compression: *compression,

@@ -82,7 +82,7 @@ pub enum Error {
     Format(Box<format::Error>),
     /// The format's options do not go together.
     #[error(transparent)]
-    Plan(#[from] format::Wrong),
+    Plan(#[from] format::InvalidSetting),
     /// A file could not be read or written.
     #[error(transparent)]
     Cache(#[from] cache::Error),

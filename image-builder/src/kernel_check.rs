@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_tells_what_came_of_it() {
+    fn exit_code_reflects_verdict() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let file = dir.path().join(name);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_has_to_be_said() {
+    fn missing_subject_is_rejected() {
         for arguments in
             [&["check"][..], &["check", "--package", "a"], &["check", "x", "--host"], &["check", "--suite", "sid"]]
         {

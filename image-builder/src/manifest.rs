@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::closure::rules::Rules;
-use crate::format::{Compression, Plan, Wanted, Wrong};
+use crate::format::{Compression, FormatSettings, InvalidSetting, Plan};
 use crate::{driver, kernel};
 
 pub use crate::format::Format;
@@ -80,7 +80,7 @@ pub struct Manifest {
     /// The kernel it boots.
     pub kernel: Kernel,
     /// NVIDIA's driver for that kernel.
-    pub driver: Option<driver::Wanted>,
+    pub driver: Option<driver::DriverSettings>,
     /// Modules built out of the kernel's tree.
     #[serde(default)]
     pub extra_modules: Vec<ExtraModule>,
@@ -307,9 +307,9 @@ impl Manifest {
     ///
     /// # Errors
     /// Values that do not go together, which reading a manifest has ruled out.
-    pub fn plan(&self) -> Result<Plan, Wrong> {
+    pub fn plan(&self) -> Result<Plan, InvalidSetting> {
         let Image { name, format, compression, level, cluster, extension } = &self.image;
-        Plan::new(&Wanted {
+        Plan::new(&FormatSettings {
             name,
             format: *format,
             compression: *compression,
@@ -323,7 +323,7 @@ impl Manifest {
     /// Replaces variables and checks every value.
     fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
-        self.plan().map_err(|Wrong { key, value, what }| check.wrong(key, &value, what))?;
+        self.plan().map_err(|InvalidSetting { key, value, what }| check.wrong(key, &value, what))?;
         check.expand("output.directory", &mut self.output.directory)?;
         if !self.output.directory.starts_with('/') || self.output.directory.contains(char::is_control) {
             return Err(check.wrong("output.directory", &self.output.directory, "a directory of a host begins with /"));

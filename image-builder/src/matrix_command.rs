@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_nobody_tried_needs_both_suites() {
+    fn untested_cell_needs_both_suites() {
         let table = Table::own().unwrap();
         let error = matrix(Some("570.1"), Some("6.1"), None).cells(&table).unwrap_err().to_string();
         assert!(error.contains("--kernel-suite"), "{error}");

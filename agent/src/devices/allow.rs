@@ -245,7 +245,7 @@ mod tests {
         }
         let mut spec = spec_with(vec![], &[(195, 0); 1100]);
         allow(&mut spec).unwrap();
-        assert!(rules(&spec).unwrap_err().message.contains("more than 1024"));
+        assert!(rules(&spec).unwrap_err().message.contains("limit of 1024"));
     }
 
     #[test]

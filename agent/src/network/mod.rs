@@ -52,7 +52,7 @@ impl Agent {
     /// `INVALID_ARGUMENT` names the field; `INTERNAL` says `Link not found` if there is no such
     /// interface (yet), otherwise what the kernel rejected.
     pub async fn update_interface(self: &Arc<Self>, request: UpdateInterfaceRequest) -> Result<Interface> {
-        let interface = request.interface.into_option().ok_or_else(|| Error::invalid("interface is missing"))?;
+        let interface = request.interface.into_option().ok_or_else(|| Error::invalid("interface: missing"))?;
         let checked = check::interface(&interface)?;
         // Waits before it takes the lock: other changes need not wait for a device.
         let now = match &checked.pci_path {
@@ -75,7 +75,7 @@ impl Agent {
     /// # Errors
     /// `INVALID_ARGUMENT` names the field; `INTERNAL` the route that the kernel rejected.
     pub async fn update_routes(self: &Arc<Self>, request: UpdateRoutesRequest) -> Result<Routes> {
-        let requested = request.routes.into_option().ok_or_else(|| Error::invalid("routes is missing"))?;
+        let requested = request.routes.into_option().ok_or_else(|| Error::invalid("routes: missing"))?;
         let routes = check::routes(&requested.Routes)?;
         self.change(move |root| {
             let mut netlink = Netlink::open().map_err(|error| reply::error("update routes", &error))?;

@@ -69,7 +69,7 @@ fn libraries_are_found_where_the_loader_would_and_missing_ones_named() {
 }
 
 #[test]
-fn circles_of_links_and_files_in_the_place_of_directories_are_no_libraries() {
+fn symlink_cycles_and_files_as_directories_are_not_libraries() {
     let mut tree = Tree::default();
     tree.add("a", link("b")).unwrap();
     tree.add("b", link("/a")).unwrap();
@@ -82,7 +82,7 @@ fn circles_of_links_and_files_in_the_place_of_directories_are_no_libraries() {
 }
 
 #[test]
-fn rules_tell_what_files_cannot() {
+fn rules_declare_needs_that_files_do_not_show() {
     let dir = tempfile::tempdir().unwrap();
     let (_, library) = built(dir.path());
     let why = || "a test".to_owned();
@@ -119,7 +119,7 @@ fn rules_tell_what_files_cannot() {
 }
 
 #[test]
-fn a_module_without_any_of_its_firmware_is_told() {
+fn module_without_any_of_its_firmware_is_reported() {
     let module = crate::kernel::tests::module_with(&["firmware=nvidia/1/a.bin", "firmware=nvidia/1/b.bin"]);
     let rules =
         Rules { firmware: vec![Firmware { module: "nvidia".into(), reason: "one each".into() }], ..Rules::default() };
@@ -167,7 +167,7 @@ fn a_cut_elf_file_is_an_error() {
 
 proptest! {
     #[test]
-    fn damaged_files_do_no_harm(at in 0usize..20_000, byte in any::<u8>(), cut in 4usize..20_000) {
+    fn corrupted_files_do_not_panic(at in 0usize..20_000, byte in any::<u8>(), cut in 4usize..20_000) {
         use std::sync::OnceLock;
         static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
         let whole = WHOLE.get_or_init(|| built(tempfile::tempdir().unwrap().path()).0);

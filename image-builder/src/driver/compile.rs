@@ -136,11 +136,15 @@ impl Plan {
     /// What the compiler says first, or a failed file operation.
     pub fn build(&self, packages: &mut Packages<'_>) -> Result<Built, Error> {
         let dir = self.cache.join("driver").join(format!("{}-{}-{}", self.driver, self.release, &self.key()[..16]));
-        cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
-        let path = dir.join(RECORD);
-        let text = fs::read(&path).map_err(io_error("read", &path))?;
-        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
-        Ok(Built { dir, record })
+        let compiled = cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
+        let mut built = Built::open(&dir)?;
+        if !compiled && let Some(damage) = built.damage() {
+            self.progress.say(format_args!("{}: {damage}: compiling again", self.what()));
+            fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
+            cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
+            built = Built::open(&dir)?;
+        }
+        Ok(built)
     }
 
     /// Compiles into the directory `into`, whether or not it was done before.
@@ -276,6 +280,28 @@ impl Plan {
 }
 
 impl Built {
+    fn open(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(RECORD);
+        let text = fs::read(&path).map_err(io_error("read", &path))?;
+        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
+        Ok(Self { dir: dir.to_owned(), record })
+    }
+
+    /// Returns why the cached modules are not those of the record: a module is missing or has another hash.
+    fn damage(&self) -> Option<String> {
+        let differs = |(name, recorded): (&String, &Module)| {
+            let path = self.dir.join(name);
+            match digest::of_file(&path) {
+                Ok((sha256, _)) if sha256 == recorded.sha256 => None,
+                Ok((sha256, _)) => {
+                    Some(format!("cached {} has SHA-256 {sha256}, its record {}", path.display(), recorded.sha256))
+                }
+                Err(error) => Some(format!("cached {}: {error}", path.display())),
+            }
+        };
+        self.record.modules.iter().find_map(differs)
+    }
+
     /// The module's file.
     ///
     /// # Errors
@@ -377,6 +403,14 @@ mod tests {
         assert_eq!(built.record, record);
         assert_eq!(fs::read(built.module("nvidia-uvm").unwrap()).unwrap(), b"nvidia-uvm");
         assert!(built.module("../x").unwrap_err().to_string().contains("nvidia-modeset"));
+
+        // Bytes that changed in the cache never reach an image: it compiles again, which fails here for want of packages.
+        assert_eq!(built.damage(), None);
+        fs::write(cached.join("nvidia.ko"), "nvidiX").unwrap();
+        let damage = built.damage().unwrap();
+        assert!(damage.contains("nvidia.ko") && damage.contains(&record.modules["nvidia.ko"].sha256), "{damage}");
+        assert!(plan.build(&mut Packages::new(dir.path(), None, Progress::quiet())).is_err());
+        assert!(!cached.exists(), "what was damaged is not used again");
     }
 
     #[test]

@@ -182,16 +182,16 @@ pub struct Choice {
 pub enum Gate {
     /// Only what is known to compile.
     Known,
-    /// Also what nobody has tried.
+    /// Also untested combinations.
     Untried,
-    /// Everything: to find out whether the table is right.
+    /// Every combination, to verify the table.
     Open,
 }
 
 /// `[driver]` of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct DriverSettings {
     /// The driver's version, or its branch: `550.163.01`, `550`.
     pub version: Version,
     /// The Debian suite it comes from.
@@ -208,7 +208,7 @@ pub struct Wanted {
     /// Generations of GPUs that the image has firmware for, if others than the profile's.
     #[serde(default)]
     pub gpus: Vec<String>,
-    /// Let a kernel pass that nobody has tried with this driver.
+    /// Accepts a kernel that is untested with this driver.
     #[serde(default)]
     pub untried: bool,
 }
@@ -236,32 +236,32 @@ impl Driver {
     /// # Errors
     /// A combination that is not known to work, packages that cannot be had, or
     /// what the compiler says.
-    pub fn prepare(cache: &Path, wanted: &Wanted, kernel: &Facts, progress: Progress) -> Result<Self, Error> {
-        Self::prepare_from(&mut Packages::new(cache, None, progress), wanted, kernel)
+    pub fn prepare(cache: &Path, settings: &DriverSettings, kernel: &Facts, progress: Progress) -> Result<Self, Error> {
+        Self::prepare_from(&mut Packages::new(cache, None, progress), settings, kernel)
     }
 
     /// [`Driver::prepare`] with packages that may be locked.
     ///
     /// # Errors
     /// As [`Driver::prepare`].
-    pub fn prepare_from(packages: &mut Packages<'_>, wanted: &Wanted, kernel: &Facts) -> Result<Self, Error> {
+    pub fn prepare_from(packages: &mut Packages<'_>, settings: &DriverSettings, kernel: &Facts) -> Result<Self, Error> {
         let (table, catalogue) = (matrix::Table::own()?, profile::Catalogue::own()?);
-        if let Some(name) = wanted.modules.iter().find(|name| !MODULES.contains(&name.as_str())) {
+        if let Some(name) = settings.modules.iter().find(|name| !MODULES.contains(&name.as_str())) {
             return Err(Error::UnknownModule { name: name.clone() });
         }
         // What is wrong with the profile is said before the compiler takes minutes.
-        if let Some(profile) = &wanted.profile {
-            catalogue.select(profile, &wanted.groups, &wanted.gpus, &wanted.version)?;
+        if let Some(profile) = &settings.profile {
+            catalogue.select(profile, &settings.groups, &settings.gpus, &settings.version)?;
         }
-        let choice = Choice { version: wanted.version.clone(), suite: wanted.suite.clone() };
-        let gate = if wanted.untried { Gate::Untried } else { Gate::Known };
+        let choice = Choice { version: settings.version.clone(), suite: settings.suite.clone() };
+        let gate = if settings.untried { Gate::Untried } else { Gate::Known };
         let plan = Plan::new(packages, &table, &choice, kernel, gate)?;
         let built = plan.build(packages)?;
-        let modules = wanted.modules.iter().map(|name| built.module(name)).collect::<Result<_, _>>()?;
-        let files = match &wanted.profile {
+        let modules = settings.modules.iter().map(|name| built.module(name)).collect::<Result<_, _>>()?;
+        let files = match &settings.profile {
             Some(profile) => {
-                let selected = catalogue.select(profile, &wanted.groups, &wanted.gpus, &plan.driver)?;
-                Some(Files::prepare(packages, &wanted.suite, &selected)?)
+                let selected = catalogue.select(profile, &settings.groups, &settings.gpus, &plan.driver)?;
+                Some(Files::prepare(packages, &settings.suite, &selected)?)
             }
             None => None,
         };
@@ -287,13 +287,13 @@ mod tests {
 
     #[test]
     fn a_manifests_part_is_short() {
-        let wanted: Wanted = toml::from_str("version = \"550\"\nsuite = \"trixie\"\n").unwrap();
-        assert_eq!(wanted.modules, ["nvidia", "nvidia-uvm"]);
-        assert!(wanted.profile.is_none() && !wanted.untried);
+        let settings: DriverSettings = toml::from_str("version = \"550\"\nsuite = \"trixie\"\n").unwrap();
+        assert_eq!(settings.modules, ["nvidia", "nvidia-uvm"]);
+        assert!(settings.profile.is_none() && !settings.untried);
         for odd in
             ["version = \"new\"\nsuite = \"x\"", "version = \"550\"\nsuite = \"x\"\ncolour = 1", "version = \"550\""]
         {
-            assert!(toml::from_str::<Wanted>(odd).is_err(), "{odd}");
+            assert!(toml::from_str::<DriverSettings>(odd).is_err(), "{odd}");
         }
     }
 
@@ -312,8 +312,8 @@ mod tests {
             vmlinux_size: 0,
         };
         let refused = |text: &str| {
-            let wanted = toml::from_str(&format!("version = \"550\"\nsuite = \"trixie\"\n{text}")).unwrap();
-            Driver::prepare(cache, &wanted, &facts, Progress::quiet()).unwrap_err().to_string()
+            let settings = toml::from_str(&format!("version = \"550\"\nsuite = \"trixie\"\n{text}")).unwrap();
+            Driver::prepare(cache, &settings, &facts, Progress::quiet()).unwrap_err().to_string()
         };
         assert!(refused("modules = [\"nvidia-drm\"]").contains("nvidia-modeset"));
         assert!(refused("profile = \"huge\"").contains("compute-min"));

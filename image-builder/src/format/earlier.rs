@@ -90,14 +90,14 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Compression, Made, Wanted, make};
+    use crate::format::{Compression, FormatSettings, Made, make};
     use crate::packages::Packages;
     use crate::progress::Progress;
     use crate::tree::{Content, Node};
 
     /// What a build does: makes it beside, and moves it into place if it was made.
     fn built(dir: &Path, name: &str, content: &str) -> Made {
-        let wanted = Wanted {
+        let settings = FormatSettings {
             name,
             format: Format::Initramfs,
             compression: Some(Compression::None),
@@ -113,7 +113,7 @@ mod tests {
         fs::create_dir_all(&half).unwrap();
         fs::create_dir_all(&out).unwrap();
         let mut packages = Packages::new(&dir.join("cache"), None, Progress::quiet());
-        let made = make(&Plan::new(&wanted).unwrap(), &tree, &mut packages, &half, &out).unwrap();
+        let made = make(&Plan::new(&settings).unwrap(), &tree, &mut packages, &half, &out).unwrap();
         if made.now {
             fs::rename(half.join(&made.root.file), out.join(&made.root.file)).unwrap();
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_made_once_and_anything_else_anew() {
+    fn unchanged_image_is_reused_and_changed_one_rebuilt() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("out/initrd.cpio");
         let first = built(dir.path(), "x", "one");

@@ -136,16 +136,16 @@ large_file,metadata_csum,sparse_super";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::plan::Wanted;
+    use crate::format::plan::FormatSettings;
 
-    fn arguments(wanted: &Wanted<'_>, of: fn(&mut Command, &Plan, &Path)) -> String {
+    fn arguments(settings: &FormatSettings<'_>, of: fn(&mut Command, &Plan, &Path)) -> String {
         let mut command = Command::new("x");
-        of(&mut command, &Plan::new(wanted).unwrap(), Path::new("/image"));
+        of(&mut command, &Plan::new(settings).unwrap(), Path::new("/image"));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         words.join(" ")
     }
 
-    const WANTED: Wanted<'_> = Wanted {
+    const SETTINGS: FormatSettings<'_> = FormatSettings {
         name: "base",
         format: Format::Erofs,
         compression: None,
@@ -157,25 +157,25 @@ mod tests {
 
     #[test]
     fn erofs_is_told_everything() {
-        let text = arguments(&WANTED, erofs);
+        let text = arguments(&SETTINGS, erofs);
         for word in ["-T0", "-b4096", "--all-root", "-zlz4hc,12", "-C65536", "--tar=f /image"] {
             assert!(text.contains(word), "{word}: {text}");
         }
-        assert!(text.contains(&format!("-U{}", Plan::new(&WANTED).unwrap().uuid())), "{text}");
-        let plain = arguments(&Wanted { compression: Some(Compression::None), ..WANTED }, erofs);
+        assert!(text.contains(&format!("-U{}", Plan::new(&SETTINGS).unwrap().uuid())), "{text}");
+        let plain = arguments(&FormatSettings { compression: Some(Compression::None), ..SETTINGS }, erofs);
         assert!(plain.contains("-Enoinline_data") && !plain.contains("-z") && !plain.contains("-C"), "{plain}");
-        let fast = arguments(&Wanted { compression: Some(Compression::Lz4), ..WANTED }, erofs);
+        let fast = arguments(&FormatSettings { compression: Some(Compression::Lz4), ..SETTINGS }, erofs);
         assert!(fast.contains("-zlz4 -C65536"), "{fast}");
     }
 
     #[test]
     fn squashfs_is_told_everything() {
-        let wanted = Wanted { format: Format::Squashfs, ..WANTED };
-        let text = arguments(&wanted, squashfs);
+        let settings = FormatSettings { format: Format::Squashfs, ..SETTINGS };
+        let text = arguments(&settings, squashfs);
         for word in ["- /image -tar", "-all-time 0", "-mkfs-time 0", "-comp zstd -Xcompression-level 15", "-b 131072"] {
             assert!(text.contains(word), "{word}: {text}");
         }
-        let plain = arguments(&Wanted { compression: Some(Compression::None), ..wanted }, squashfs);
+        let plain = arguments(&FormatSettings { compression: Some(Compression::None), ..settings }, squashfs);
         assert!(plain.contains("-noD") && !plain.contains("-comp"), "{plain}");
     }
 

@@ -100,14 +100,14 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::format::disk::{Disk, Partition};
-    use crate::format::plan::Wanted;
+    use crate::format::plan::FormatSettings;
 
     fn params() -> Params {
         Params { root_hash: [0xf2; 32], salt: vec![6, 0x5c], data_blocks: 92041 }
     }
 
     fn plan(format: Format, extension: Option<&str>) -> Plan {
-        let wanted = Wanted {
+        let settings = FormatSettings {
             name: "gpu \"x\"",
             format,
             compression: None,
@@ -116,7 +116,7 @@ mod tests {
             extension,
             verity: None,
         };
-        Plan::new(&wanted).unwrap()
+        Plan::new(&settings).unwrap()
     }
 
     fn root(plan: &Plan, verity: bool) -> Root {

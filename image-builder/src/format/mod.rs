@@ -35,7 +35,7 @@ use archive::{Nowhere, fill};
 use earlier::Place;
 
 pub(crate) use archive::{Files, opened};
-pub use plan::{Compression, Format, Plan, VerityPlan, Wanted, Wrong};
+pub use plan::{Compression, Format, FormatSettings, InvalidSetting, Plan, VerityPlan};
 
 /// Why an image could not be made.
 #[derive(Debug, thiserror::Error)]

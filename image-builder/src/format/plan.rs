@@ -123,51 +123,51 @@ impl Compression {
     }
 }
 
-/// A value of a manifest that cannot be used.
+/// Invalid value of a manifest key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key} = {value:?}: {what}")]
-pub struct Wrong {
-    /// Where, as a path of keys.
+pub struct InvalidSetting {
+    /// The key's path, such as `image.level`.
     pub key: &'static str,
-    /// The value there.
+    /// The rejected value.
     pub value: String,
     /// What is wrong with it.
     pub what: String,
 }
 
-fn wrong(key: &'static str, value: impl ToString, what: impl Into<String>) -> Wrong {
-    Wrong { key, value: value.to_string(), what: what.into() }
+fn wrong(key: &'static str, value: impl ToString, what: impl Into<String>) -> InvalidSetting {
+    InvalidSetting { key, value: value.to_string(), what: what.into() }
 }
 
-/// What the hash tree is made with.
+/// Options of the dm-verity hash tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VerityPlan {
-    /// The salt, where it is not made of name and content.
+    /// The salt; derived from name and content if absent.
     pub salt: Option<Vec<u8>>,
 }
 
-/// A format with all its options.
+/// Validated format settings with every default resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The image's name; identifiers are made of it.
+    /// The image's name; UUIDs are derived from it.
     pub name: String,
     /// The format.
     pub format: Format,
-    /// How contents are packed.
+    /// The compression algorithm.
     pub compression: Compression,
-    /// How hard, where that can be chosen.
+    /// The compression level, for algorithms that have one.
     pub level: Option<u32>,
-    /// The largest part that is packed in one, in bytes; 0 where there are no parts.
+    /// The largest compression cluster, bytes; 0 if the format has none.
     pub cluster: u32,
-    /// The name under which a guest mounts it, for an image that is no root.
+    /// The name under which a guest mounts an extension image.
     pub extension: Option<String>,
     /// Whether there is a dm-verity hash tree.
     pub verity: Option<VerityPlan>,
 }
 
-/// What a manifest says of its format.
+/// Format settings of a manifest, before defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct FormatSettings<'a> {
     /// `image.name`
     pub name: &'a str,
     /// `image.format`
@@ -185,24 +185,24 @@ pub struct Wanted<'a> {
 }
 
 impl Plan {
-    /// Checks that what is wanted goes together, and adds what is not said.
+    /// Checks that the settings are compatible and fills in defaults.
     ///
     /// # Errors
-    /// The first value that cannot be used.
-    pub fn new(wanted: &Wanted<'_>) -> Result<Self, Wrong> {
-        let format = wanted.format;
+    /// The first invalid value.
+    pub fn new(settings: &FormatSettings<'_>) -> Result<Self, InvalidSetting> {
+        let format = settings.format;
         let choices = format.choices();
-        let choice = match wanted.compression {
+        let choice = match settings.compression {
             None => choices.first(),
             Some(name) => choices.iter().find(|choice| choice.compression == name),
         };
         let choice = choice.ok_or_else(|| {
             let known: Vec<&str> = choices.iter().map(|choice| choice.compression.name()).collect();
-            let value = wanted.compression.map_or("", Compression::name);
+            let value = settings.compression.map_or("", Compression::name);
             wrong("image.compression", value, format!("{} has {}", format.name(), known.join(", ")))
         })?;
         let packed = format!("{} with compression {}", format.name(), choice.compression.name());
-        let level = match (wanted.level, &choice.levels) {
+        let level = match (settings.level, &choice.levels) {
             (Some(level), None) => return Err(wrong("image.level", level, format!("{packed} has no levels"))),
             (Some(level), Some((levels, _))) if !levels.contains(&level) => {
                 let (first, last) = (levels.start(), levels.end());
@@ -210,7 +210,7 @@ impl Plan {
             }
             (level, levels) => level.or(levels.as_ref().map(|(_, usual)| *usual)),
         };
-        let cluster = match wanted.cluster {
+        let cluster = match settings.cluster {
             Some(size) if choice.largest_cluster == 0 => {
                 return Err(wrong("image.cluster", size, format!("{packed} has no clusters")));
             }
@@ -223,7 +223,7 @@ impl Plan {
             None if choice.largest_cluster == 0 => 0,
             None => format.default_cluster(),
         };
-        if let Some(name) = wanted.extension {
+        if let Some(name) = settings.extension {
             if format == Format::Initramfs {
                 return Err(wrong("image.extension", name, "an extension is a disk, an initramfs is none"));
             }
@@ -231,7 +231,7 @@ impl Plan {
                 return Err(wrong("image.extension", name, format!("{error}: a part of a serial number")));
             }
         }
-        let verity = match wanted.verity {
+        let verity = match settings.verity {
             Some(_) if format == Format::Initramfs => {
                 return Err(wrong(
                     "verity",
@@ -243,12 +243,12 @@ impl Plan {
             None => None,
         };
         Ok(Self {
-            name: wanted.name.to_owned(),
+            name: settings.name.to_owned(),
             format,
             compression: choice.compression,
             level,
             cluster,
-            extension: wanted.extension.map(str::to_owned),
+            extension: settings.extension.map(str::to_owned),
             verity,
         })
     }
@@ -306,7 +306,7 @@ impl Plan {
     }
 }
 
-fn salt_of(text: &str) -> Result<Vec<u8>, Wrong> {
+fn salt_of(text: &str) -> Result<Vec<u8>, InvalidSetting> {
     let salt = verity::parse_hex(text).filter(|salt| !salt.is_empty() && salt.len() <= verity::MAX_SALT);
     salt.ok_or_else(|| wrong("verity.salt", text, "expected 1 to 256 bytes in hexadecimal"))
 }
@@ -315,7 +315,7 @@ fn salt_of(text: &str) -> Result<Vec<u8>, Wrong> {
 mod tests {
     use super::*;
 
-    const EROFS_WANTED: Wanted<'_> = Wanted {
+    const EROFS_SETTINGS: FormatSettings<'_> = FormatSettings {
         name: "base",
         format: Format::Erofs,
         compression: None,
@@ -326,44 +326,48 @@ mod tests {
     };
 
     #[test]
-    fn what_is_not_said_is_the_measured_best() {
-        let plan = Plan::new(&Wanted { verity: Some(None), ..EROFS_WANTED }).unwrap();
+    fn absent_settings_get_measured_defaults() {
+        let plan = Plan::new(&FormatSettings { verity: Some(None), ..EROFS_SETTINGS }).unwrap();
         assert_eq!(plan.summary(), "erofs, lz4hc 12, clusters of 64 KiB, dm-verity");
         assert_eq!(plan.file_name(), "rootfs.img");
-        let plan = |format| Plan::new(&Wanted { format, ..EROFS_WANTED }).unwrap();
+        let plan = |format| Plan::new(&FormatSettings { format, ..EROFS_SETTINGS }).unwrap();
         assert_eq!(plan(Format::Initramfs).summary(), "initramfs, none");
         assert_eq!(plan(Format::Squashfs).summary(), "squashfs, zstd 15, clusters of 128 KiB");
         assert_eq!(plan(Format::Ext4).summary(), "ext4, none");
     }
 
     #[test]
-    fn what_does_not_go_together_is_named() {
-        let initramfs = Wanted { format: Format::Initramfs, ..EROFS_WANTED };
-        let ext4 = Wanted { format: Format::Ext4, ..EROFS_WANTED };
-        let zstd = Wanted { compression: Some(Compression::Zstd), ..EROFS_WANTED };
-        for (wanted, key, word) in [
-            (Wanted { compression: Some(Compression::Xz), ..EROFS_WANTED }, "image.compression", "lz4hc, lz4, zstd"),
-            (Wanted { compression: Some(Compression::Lz4), ..ext4 }, "image.compression", "ext4 has none"),
-            (Wanted { level: Some(13), ..EROFS_WANTED }, "image.level", "1 to 12"),
-            (Wanted { level: Some(1), ..ext4 }, "image.level", "no levels"),
-            (Wanted { cluster: Some(65535), ..EROFS_WANTED }, "image.cluster", "powers of two"),
-            (Wanted { cluster: Some(1 << 20), ..zstd }, "image.cluster", "65536"),
-            (Wanted { cluster: Some(4096), ..initramfs }, "image.cluster", "no clusters"),
-            (Wanted { extension: Some("gpu"), ..initramfs }, "image.extension", "a disk"),
-            (Wanted { extension: Some("much-too-long"), ..EROFS_WANTED }, "image.extension", "1 to 10"),
-            (Wanted { extension: Some("a b"), ..EROFS_WANTED }, "image.extension", "a-z"),
-            (Wanted { verity: Some(None), ..initramfs }, "verity", "disks"),
-            (Wanted { verity: Some(Some("abc")), ..EROFS_WANTED }, "verity.salt", "hexadecimal"),
+    fn incompatible_settings_are_reported_by_key() {
+        let initramfs = FormatSettings { format: Format::Initramfs, ..EROFS_SETTINGS };
+        let ext4 = FormatSettings { format: Format::Ext4, ..EROFS_SETTINGS };
+        let zstd = FormatSettings { compression: Some(Compression::Zstd), ..EROFS_SETTINGS };
+        for (settings, key, word) in [
+            (
+                FormatSettings { compression: Some(Compression::Xz), ..EROFS_SETTINGS },
+                "image.compression",
+                "lz4hc, lz4, zstd",
+            ),
+            (FormatSettings { compression: Some(Compression::Lz4), ..ext4 }, "image.compression", "ext4 has none"),
+            (FormatSettings { level: Some(13), ..EROFS_SETTINGS }, "image.level", "1 to 12"),
+            (FormatSettings { level: Some(1), ..ext4 }, "image.level", "no levels"),
+            (FormatSettings { cluster: Some(65535), ..EROFS_SETTINGS }, "image.cluster", "powers of two"),
+            (FormatSettings { cluster: Some(1 << 20), ..zstd }, "image.cluster", "65536"),
+            (FormatSettings { cluster: Some(4096), ..initramfs }, "image.cluster", "no clusters"),
+            (FormatSettings { extension: Some("gpu"), ..initramfs }, "image.extension", "a disk"),
+            (FormatSettings { extension: Some("much-too-long"), ..EROFS_SETTINGS }, "image.extension", "1 to 10"),
+            (FormatSettings { extension: Some("a b"), ..EROFS_SETTINGS }, "image.extension", "a-z"),
+            (FormatSettings { verity: Some(None), ..initramfs }, "verity", "disks"),
+            (FormatSettings { verity: Some(Some("abc")), ..EROFS_SETTINGS }, "verity.salt", "hexadecimal"),
         ] {
-            let error = Plan::new(&wanted).unwrap_err();
+            let error = Plan::new(&settings).unwrap_err();
             assert_eq!(error.key, key);
             assert!(error.what.contains(word), "{error}");
         }
     }
 
     #[test]
-    fn identifiers_are_made_of_the_name() {
-        let plan = |name| Plan::new(&Wanted { name, ..EROFS_WANTED }).unwrap();
+    fn identifiers_derive_from_the_name() {
+        let plan = |name| Plan::new(&FormatSettings { name, ..EROFS_SETTINGS }).unwrap();
         let uuid = plan("base").uuid();
         assert_eq!(uuid, plan("base").uuid());
         assert_ne!(uuid, plan("base2").uuid());

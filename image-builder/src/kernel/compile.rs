@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_missed_before_hours_are_spent() {
+    fn missing_headers_fail_before_compilation() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config");
         fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n# CONFIG_OBJTOOL is not set\n").unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_prints_is_returned() {
+    fn command_output_is_returned() {
         let mut echo = Command::new("echo");
         echo.arg("6.12.95-firstlight-lab");
         assert_eq!(run(echo, "x", &Progress::quiet()).unwrap(), ["6.12.95-firstlight-lab"]);

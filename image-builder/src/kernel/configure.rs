@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_configures_is_kept_and_what_compiles_is_not() {
+    fn configuration_files_are_retained_and_sources_are_not() {
         for kept in ["linux-6.12", "linux-6.12/Kconfig", "linux-6.12/Makefile", "linux-6.12/drivers/md/Kconfig.debug"] {
             assert!(says_what_can_be_configured(Path::new(kept)), "{kept}");
         }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_that_the_kernel_refuses_is_told_with_its_reason() {
+    fn symbol_rejected_by_kernel_is_reported_with_reason() {
         let wish = "# Sockets.\nCONFIG_VSOCKETS=y\nCONFIG_OTHER=y\n";
         let error = judged(wish, "# CONFIG_NET is not set\\n").unwrap_err();
         for words in [
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_missing_may_be_missing() {
+    fn missing_optional_symbol_is_accepted() {
         assert_eq!(judged("# [optional] Sockets.\nCONFIG_VSOCKETS=y\n", "# CONFIG_NET is not set\\n"), Ok(()));
     }
 }

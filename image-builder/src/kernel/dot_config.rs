@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_read_from_whatever_it_comes_in() {
+    fn configuration_is_read_from_every_container() {
         let plain = DotConfig::parse(WHOLE).unwrap();
         assert_eq!(plain.kernel.as_deref(), Some("6.12.95"));
         assert_eq!(plain.value("NET"), Some("y"));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_anywhere_it_is_refused() {
+    fn truncated_configuration_is_rejected() {
         for end in 0..WHOLE.len() - 1 {
             // A cut below the head may leave something that nobody calls generated.
             let text = &WHOLE[..end];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_says_why() {
+    fn non_configuration_is_rejected_with_reason() {
         let zeros = packed(&vec![0; usize::try_from(LONGEST).unwrap() + 10]);
         assert_eq!(DotConfig::read(&zeros), Err(Error::Long));
         assert_eq!(DotConfig::read(&vec![b'\n'; usize::try_from(LONGEST).unwrap() + 1]), Err(Error::Long));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_that_is_set_twice_is_told_and_the_later_counts() {
+    fn duplicate_symbol_is_reported_and_last_value_counts() {
         let text = format!("{WHOLE}CONFIG_NET=m\r\nCONFIG_NET=n\r\n");
         let config = DotConfig::parse(&text).unwrap();
         assert_eq!(config.value("NET"), Some("n"));

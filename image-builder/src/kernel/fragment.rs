@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_is_the_reason_of_what_follows_it() {
+    fn comment_is_the_reason_of_following_symbols() {
         let all =
             of("# The file.\n\n# [require] One,\n# and more. Without it: two.\nCONFIG_A=y\nCONFIG_B=y\n# Three.\n\
              CONFIG_C=y\n\nCONFIG_D=y\n# --- title\nCONFIG_E=y\n");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_understands_is_named_with_its_line() {
+    fn unparsable_line_is_reported_by_number() {
         for (text, words) in [
             ("\n# [requires] x\n", "a.config:2: "),
             ("# [hint 6.x..] x\n", "6.x.. is no range"),

@@ -125,6 +125,12 @@ pub enum Error {
         /// How the name of the other package begins.
         needed: &'static str,
     },
+    /// A cached kernel is not the one that was unpacked or compiled.
+    #[error("the kernel in {} has changed since it was put there: remove the directory and try again", dir.display())]
+    KernelDamaged {
+        /// Its directory.
+        dir: PathBuf,
+    },
     /// Unpacked headers lack a file.
     #[error("the kernel headers in {} are not complete: remove it and try again", dir.display())]
     HeadersDamaged {
@@ -254,7 +260,10 @@ impl Kernel {
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         let facts =
             serde_json::from_slice(&text).map_err(|error| io_error("understand", &path)(io::Error::other(error)))?;
-        Ok(Self { facts, dir })
+        let kernel = Self { facts, dir };
+        let vmlinux = kernel.vmlinux();
+        let (sha256, _) = digest::of_file(&vmlinux).map_err(io_error("read", &vmlinux))?;
+        if sha256 == kernel.facts.vmlinux_sha256 { Ok(kernel) } else { Err(Error::KernelDamaged { dir: kernel.dir }) }
     }
 
     /// The ELF file that a VMM enters through its PVH note.

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_says_so() {
+    fn non_kernel_image_is_rejected() {
         assert!(extract(b"").unwrap_err().contains("setup header"));
         assert!(extract(&image(b"plain text")).unwrap_err().contains("unknown compression"));
         let zstd = ruzstd::encoding::compress_to_vec(&b"text"[..], ruzstd::encoding::CompressionLevel::Fastest);

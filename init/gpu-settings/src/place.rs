@@ -1,8 +1,8 @@
-//! Placements of instances on a GPU.
+//! Where instances go on a GPU.
 //!
-//! If instances are created one after the other at placements that the driver
-//! chooses, the last may not fit, although all fit in another order. So the
-//! placements of all are chosen before the first is created.
+//! Whoever makes them one after the other and lets the driver choose can find
+//! that the last has no place, although there is an order in which all have
+//! one. So places are chosen for all of them before the first is made.
 
 use firstlight_sys::nvml::Placement;
 
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_they_are_asked_for_does_not_matter() {
+    fn request_order_does_not_matter() {
         assert_eq!(starts(&[3, 4]), Some(vec![4, 0]));
         assert_eq!(starts(&[4, 3]), Some(vec![0, 4]));
         assert_eq!(starts(&[1, 2, 4]), Some(vec![6, 4, 0]));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_has_no_places() {
+    fn layout_that_does_not_fit_has_no_placement() {
         for slices in [&[4, 4][..], &[7, 1], &[3, 3, 1], &[1; 8], &[2, 2, 2, 2]] {
             assert_eq!(starts(slices), None, "{slices:?}");
         }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn search_without_a_solution_ends_quickly() {
+    fn invalid_placements_are_searched_in_bounded_time() {
         let choices = vec![at(&(0..64).collect::<Vec<_>>(), 3); 30];
         assert_eq!(places(&choices), None);
     }

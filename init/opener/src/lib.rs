@@ -9,4 +9,4 @@
 #![forbid(unsafe_code)]
 
 pub mod open;
-pub mod wanted;
+pub mod root_params;

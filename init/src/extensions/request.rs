@@ -138,7 +138,10 @@ mod tests {
     fn whatever_is_refused_says_whose_it_is_and_what_to_do() {
         let good = params(7);
         let rows = [
-            (format!("kata.extension.GPU.verity_params={good}"), "kata.extension.GPU.verity_params\": it is 1 to 10"),
+            (
+                format!("kata.extension.GPU.verity_params={good}"),
+                "kata.extension.GPU.verity_params\": invalid extension name; expected 1 to 10",
+            ),
             (format!("kata.extension.../x.verity_params={good}"), "1 to 10"),
             (format!("kata.extension..verity_params={good}"), "1 to 10"),
             (format!("kata.extension.eleven-long.verity_params={good}"), "1 to 10"),

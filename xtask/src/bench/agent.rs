@@ -107,7 +107,7 @@ fn evaluate(results: &Results, real: bool) -> anyhow::Result<Vec<Figure>> {
     let value = |name: &str| results.values.get(name).copied().with_context(|| format!("the results have no {name:?}"));
     let ms = |us: f64| us / 1000.0;
     let mut figures = Vec::new();
-    for (peer, factor) in [("crun", 1.3), ("runc", 3.0)] {
+    for (peer, factor) in [("crun", 1.2), ("runc", 3.0)] {
         let (ours, theirs) = (span("lifecycle agent")?, span(&format!("lifecycle {peer}"))?);
         for (which, ours, theirs) in
             [("median", ours.median_us, theirs.median_us), ("minimum", ours.min_us, theirs.min_us)]

@@ -100,7 +100,7 @@ fn failed_disk_mount_is_reported_with_the_cause() {
             ("blk", node, "erofs", "", ["failed to mount erofs", node]),
             ("blk", node, "ext4", "data=nonsense", ["ext4 rejects the option data=nonsense", node]),
             ("blk", node, "proc", "", ["\"proc\"", "erofs"]),
-            ("mmioblk", "/dev/null", "ext4", "", ["no block device", "/dev/null"]),
+            ("mmioblk", "/dev/null", "ext4", "", ["not a block device", "/dev/null"]),
             ("nvdimm", "/dev/../etc/passwd", "ext4", "", ["passwd", "/dev/"]),
         ] {
             let message = refused(&agent, vec![storage(driver, source, fstype, at, &[options])]).await;

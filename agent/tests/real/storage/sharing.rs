@@ -70,7 +70,7 @@ fn container_sees_a_shared_mount_of_another() {
         let never = named(&agent, "c3", "true", vec![shared("/tmp/never", "/x")]);
         let (refused, (group, process)) = tokio::join!(never, process_of(&agent, "c3"));
         let (_, message) = code(refused);
-        assert!(message.contains("there is no /tmp/never, after 10 s"), "{message}");
+        assert!(message.contains("/tmp/never does not exist, after 10 s"), "{message}");
         assert!(has_exited(process), "the process {process} of the failed container is still alive");
         assert!(!group.exists(), "{}", group.display());
         for dir in ["/run/kata-containers/c3", "/run/firstlight/containers/c3"] {

@@ -101,7 +101,7 @@ fn why_a_symbol_is_off() {
 }
 
 #[test]
-fn what_stands_around_a_symbol_counts() {
+fn enclosing_conditions_apply_to_symbol() {
     assert_eq!(explain("INSIDE", "y", "CONFIG_A=y\n"), blocked(&["MD is off"]));
     assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\n"), blocked(&["SHOWN is off"]));
     assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\nCONFIG_SHOWN=y\n"), Why::Open);
@@ -111,7 +111,7 @@ fn what_stands_around_a_symbol_counts() {
 }
 
 #[test]
-fn who_switches_a_symbol_on() {
+fn selectors_of_symbol_are_reported() {
     let on = "CONFIG_CRC32=y\nCONFIG_MD=y\nCONFIG_BLOCK=y\n";
     assert_eq!(explain("MD", "n", on), Why::Open);
     let symbols = Symbols::parse("config CRC32\n\tbool\nconfig MD\n\tbool \"x\"\n\tselect CRC32 if \\\n\t\tBLOCK\n");

@@ -20,7 +20,7 @@ fn xtask() -> PathBuf {
 
 fn run(out: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(xtask());
-    command.current_dir(workspace()).args(["run", "--yes", "--out"]).arg(out).args(arguments);
+    command.current_dir(workspace()).args(["run", "--yes", "--shipped", "--out"]).arg(out).args(arguments);
     command
 }
 

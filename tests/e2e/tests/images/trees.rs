@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::format::{Compression, Format, Made, Plan, Wanted, make};
+use firstlight_image_builder::format::{Compression, Format, FormatSettings, Made, Plan, make};
 use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tools::{Kit, Toolset};
@@ -85,8 +85,16 @@ pub(crate) fn tree(dir: &Path, reverse: bool) -> Tree {
 }
 
 pub(crate) fn plan(format: Format, compression: Option<Compression>, level: Option<u32>) -> Plan {
-    Plan::new(&Wanted { name: "test", format, compression, level, cluster: None, extension: None, verity: None })
-        .unwrap()
+    Plan::new(&FormatSettings {
+        name: "test",
+        format,
+        compression,
+        level,
+        cluster: None,
+        extension: None,
+        verity: None,
+    })
+    .unwrap()
 }
 
 pub(crate) fn made(plan: &Plan, tree: &Tree, dir: &Path) -> Made {

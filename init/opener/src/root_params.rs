@@ -1,20 +1,20 @@
-//! What the command line wants as root.
+//! Root file system parameters of the kernel command line.
 
 use firstlight_cmdline::CommandLine;
 
 /// Longest name and UUID of a mapped device, bytes.
 const LONGEST: (usize, usize) = (127, 128);
 
-/// PID 1 of the root, where `init=` names no other.
+/// Programs tried as PID 1 of the root when `init=` is absent.
 pub const INITS: &[&str] = &["/sbin/init", "/init"];
 
-/// Why a command line cannot be followed.
+/// Invalid or missing root parameter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A parameter is missing.
     #[error("the kernel command line has no {0}")]
     Missing(&'static str),
-    /// A parameter has a value that is not taken.
+    /// A parameter has an unsupported value.
     #[error("{param}={value:?}: {what}")]
     Value {
         /// The parameter.
@@ -41,19 +41,19 @@ pub struct Mapping {
     pub uuid: String,
     /// Its length in sectors of 512 bytes.
     pub sectors: u64,
-    /// Parameters of the target, from its version on.
+    /// Parameters of the verity target, starting with its version.
     pub parameters: String,
     /// Data device and hash device, below `/dev`.
     pub devices: [String; 2],
-    /// The root hash, as it is written.
+    /// The root hash, unparsed.
     pub root_hash: String,
 }
 
 impl Mapping {
-    /// Reads a description.
+    /// Parses the value of `dm-mod.create=`.
     ///
     /// # Errors
-    /// It is of another form, of several devices, of another target or not read-only.
+    /// The syntax is wrong, or it describes several devices, another target or a writable device.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = |what| wrong("dm-mod.create", text, what);
         if text.contains(';') {
@@ -101,7 +101,7 @@ impl Mapping {
     }
 }
 
-/// `/dev/` and one name.
+/// Reports whether the path is `/dev/NAME`.
 fn is_device(path: &str) -> bool {
     path.strip_prefix("/dev/").is_some_and(|name| {
         !name.is_empty()
@@ -110,26 +110,26 @@ fn is_device(path: &str) -> bool {
     })
 }
 
-/// The root that is wanted.
+/// Root parameters of the kernel command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// The device that has to be made first.
+pub struct RootParams {
+    /// The dm-verity device to create first.
     pub mapping: Option<Mapping>,
-    /// The device with the file system.
+    /// The block device with the root file system.
     pub root: String,
-    /// Its kind.
+    /// File system type (`rootfstype=`).
     pub kind: String,
-    /// Its options.
+    /// Mount options (`rootflags=`).
     pub options: String,
-    /// PID 1 in it.
+    /// Program to run as PID 1 (`init=`).
     pub init: Option<String>,
 }
 
-impl Wanted {
-    /// Reads a command line.
+impl RootParams {
+    /// Reads the root parameters from a command line.
     ///
     /// # Errors
-    /// `root=` or `rootfstype=` is missing or is not taken, or `dm-mod.create=` is not.
+    /// `root=` or `rootfstype=` is missing or unsupported, or `dm-mod.create=` is invalid.
     pub fn of(line: &CommandLine) -> Result<Self, Error> {
         let mapping = line.value("dm-mod.create").map(Mapping::parse).transpose()?;
         let root = line.value("root").ok_or(Error::Missing("root=, the device with the root file system"))?;
@@ -148,7 +148,7 @@ impl Wanted {
         Ok(Self { mapping, root: root.to_owned(), kind: kind.to_owned(), options, init })
     }
 
-    /// The devices that have to come by themselves.
+    /// Returns the block devices that the kernel's drivers have to provide.
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
         match &self.mapping {
@@ -165,31 +165,31 @@ mod tests {
 
     const CREATE: &str = "dm-verity,,,ro,0 736328 verity 1 /dev/vda1 /dev/vda2 4096 4096 92041 0 sha256 abcd 1234";
 
-    fn wanted(text: &str) -> Result<Wanted, Error> {
-        Wanted::of(&CommandLine::parse(text))
+    fn params(text: &str) -> Result<RootParams, Error> {
+        RootParams::of(&CommandLine::parse(text))
     }
 
     #[test]
-    fn what_image_builder_and_katas_runtimes_write_is_taken() {
+    fn parameters_of_image_builder_and_kata_runtimes_are_accepted() {
         let text = format!("quiet dm-mod.create=\"{CREATE}\" root=/dev/dm-0 ro rootfstype=erofs panic=1");
-        let wanted = wanted(&text).unwrap();
-        let mapping = wanted.mapping.clone().unwrap();
+        let params = params(&text).unwrap();
+        let mapping = params.mapping.clone().unwrap();
         assert_eq!((mapping.name.as_str(), mapping.uuid.as_str(), mapping.sectors), ("dm-verity", "", 736_328));
         assert_eq!(mapping.parameters, "1 /dev/vda1 /dev/vda2 4096 4096 92041 0 sha256 abcd 1234");
         assert_eq!(mapping.root_hash, "abcd");
-        assert_eq!(wanted.devices(), ["/dev/vda1", "/dev/vda2"]);
-        assert_eq!((wanted.root.as_str(), wanted.kind.as_str(), wanted.init), ("/dev/dm-0", "erofs", None));
+        assert_eq!(params.devices(), ["/dev/vda1", "/dev/vda2"]);
+        assert_eq!((params.root.as_str(), params.kind.as_str(), params.init), ("/dev/dm-0", "erofs", None));
     }
 
     #[test]
-    fn a_root_need_not_be_verified() {
-        let wanted = wanted("root=/dev/vda1 rootfstype=ext4 rootflags=noload init=/bin/x").unwrap();
-        assert_eq!((wanted.devices(), wanted.options.as_str()), (vec!["/dev/vda1"], "noload"));
-        assert_eq!((wanted.mapping.clone(), wanted.init.as_deref()), (None, Some("/bin/x")));
+    fn root_without_verity_is_accepted() {
+        let params = params("root=/dev/vda1 rootfstype=ext4 rootflags=noload init=/bin/x").unwrap();
+        assert_eq!((params.devices(), params.options.as_str()), (vec!["/dev/vda1"], "noload"));
+        assert_eq!((params.mapping.clone(), params.init.as_deref()), (None, Some("/bin/x")));
     }
 
     #[test]
-    fn whatever_is_not_taken_is_named_with_its_parameter() {
+    fn unsupported_value_is_reported_with_its_parameter() {
         let with = |create: &str| format!("dm-mod.create=\"{create}\" root=/dev/dm-0 rootfstype=erofs");
         let rows = [
             (String::new(), "no root="),
@@ -211,19 +211,19 @@ mod tests {
             (with(&CREATE.replace("/dev/vda2", "8:2")), "/dev/NAME"),
         ];
         for (text, words) in rows {
-            let error = wanted(&text).unwrap_err().to_string();
+            let error = params(&text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_line_may_come(text in "(?s).{0,300}") {
-            let _ = wanted(&text);
+        fn arbitrary_command_line_does_not_panic(text in "(?s).{0,300}") {
+            let _ = params(&text);
         }
 
         #[test]
-        fn a_damaged_description_is_refused_or_stays_one(at in 0..CREATE.len(), byte in 32u8..127) {
+        fn corrupted_dm_mod_create_is_rejected_or_still_valid(at in 0..CREATE.len(), byte in 32u8..127) {
             let mut text = CREATE.as_bytes().to_vec();
             text[at] = byte;
             if let Ok(mapping) = Mapping::parse(&String::from_utf8(text).unwrap()) {

@@ -139,12 +139,12 @@ pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {
             case.median(|boot| boot.driver),
         );
     }
-    let Some((ships, others)) = cases.split_first() else { bail!("no format was measured") };
+    let Some((recommended, others)) = cases.split_first() else { bail!("no format was measured") };
     let figure = |case: &Case| {
         Figure::shown(
             format!("{}: driver loaded, relative to the recommended format", case.name),
             "x",
-            case.median(|boot| boot.driver) / ships.median(|boot| boot.driver),
+            case.median(|boot| boot.driver) / recommended.median(|boot| boot.driver),
         )
     };
     Ok(others.iter().map(figure).collect())

@@ -159,7 +159,7 @@ fn one(library: &Library, steps: &Steps, wanted: &Wanted) {
         }
     };
     if !steps.applies() {
-        tell(steps, &object, gpu);
+        report(steps, &object, gpu);
     }
     if let Some(mig) = &wanted.mig {
         steps.run(&object, "mig", || mig::prepare(gpu, mig));

@@ -162,7 +162,7 @@ fn open_probe() -> String {
 
 /// Lists the GPU nodes before the CUDA program runs: if permitted, NVIDIA's library creates nodes for all GPUs of
 /// the driver, even those it cannot open.
-const LIST_NODES: &str = "for node in /dev/nvidia[0-9]*; do [ -e $node ] && echo node ; done";
+const LIST_NODES: &str = "for node in /dev/nvidia[0-9]*; do [ -e $node ] && echo node $node; done";
 
 /// Tests a container with one GPU: a kernel runs on it, and no other GPU is accessible.
 async fn cuda(agent: &Agent, image: &Image, machine: &Machine, gpu: &ReadyGpu) -> anyhow::Result<Vec<Figure>> {

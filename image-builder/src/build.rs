@@ -423,7 +423,7 @@ fn add_modules(
     for (name, text) in [
         ("modules.dep", modules.dependency_file()),
         ("modules.alias", modules.alias_file()),
-        ("modules.softdep", modules.company_file()),
+        ("modules.softdep", modules.softdep_file()),
     ] {
         let path = format!("{place}/{name}");
         image.add(&path, plain(text.into_bytes()))?;

@@ -7,42 +7,42 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use firstlight_image_builder::cache;
-use firstlight_image_builder::kernel::check::{Rules, Subject, Verdict, judge, table};
+use firstlight_image_builder::kernel::check::{Rules, Subject, Verdict, check_config, table};
 use firstlight_image_builder::kernel::dot_config::{self, DotConfig};
 use firstlight_image_builder::kernel::kconfig::Tree;
 use firstlight_image_builder::kernel::{self, Package};
 use firstlight_image_builder::progress::Progress;
 
-/// A kernel is no longer than this.
-const LONGEST_KERNEL: u64 = 1 << 30;
-/// What a kernel's first bytes are enough for.
-const HEAD: u64 = 4096;
+/// Maximum size of a kernel file.
+const MAX_KERNEL_SIZE: u64 = 1 << 30;
+/// Number of bytes that identify a kernel file.
+const HEAD_SIZE: u64 = 4096;
 
-/// What `kernel check` takes.
+/// Arguments of `kernel check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// A .config, /boot/config-RELEASE, /proc/config.gz, vmlinux or bzImage.
     #[arg(required_unless_present_any = ["package", "host", "print_tables"])]
     config: Option<PathBuf>,
-    /// What the kernel is for; may be given again. An unknown name lists all.
+    /// Purpose of the kernel; repeatable. An unknown name lists all.
     #[arg(long = "for", value_name = "PURPOSE")]
     purposes: Vec<String>,
-    /// Judge a kernel package of Debian instead, such as linux-image-cloud-amd64.
+    /// Check a Debian kernel package instead, such as linux-image-cloud-amd64.
     #[arg(long, value_name = "NAME", requires = "suite", conflicts_with = "config")]
     package: Option<String>,
     /// The package's suite, such as bookworm.
     #[arg(long, requires = "package")]
     suite: Option<String>,
-    /// Only versions of the package that begin with these numbers.
+    /// Version prefix of the package, such as 6.12.
     #[arg(long, requires = "package")]
     series: Option<String>,
-    /// Judge the kernel that runs here, as a GPU host if nothing else is said.
+    /// Check the running kernel; the default purpose is host.
     #[arg(long, conflicts_with_all = ["config", "package"])]
     host: bool,
-    /// The kernel's version, where the configuration does not have it.
+    /// The kernel's version, if the configuration does not state it.
     #[arg(long, value_name = "VERSION")]
     kernel: Option<String>,
-    /// The unpacked source of that kernel: it tells why a symbol is off.
+    /// The kernel's unpacked source, to explain why symbols are off.
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
     /// Directory for downloaded packages [default: as for build].
@@ -58,10 +58,10 @@ pub(crate) struct Arguments {
 
 /// The kernel does not fit.
 const DOES_NOT_FIT: u8 = 1;
-/// It could not be judged.
-const NOT_JUDGED: u8 = 2;
+/// The kernel could not be checked.
+const CHECK_FAILED: u8 = 2;
 
-/// Judges, prints, and says by the exit code what came of it: 0 fits, 1 does not, 2 could not be judged.
+/// Checks a kernel and prints the report. Returns 0 if it fits, 1 if it does not, 2 if the check failed.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     run_to(arguments, &mut io::stdout().lock())
 }
@@ -72,7 +72,7 @@ fn run_to(arguments: &Arguments, out: &mut dyn Write) -> ExitCode {
         Ok(Verdict::DoesNotFit) => ExitCode::from(DOES_NOT_FIT),
         Err(error) => {
             eprintln!("image-builder: {error:#}");
-            ExitCode::from(NOT_JUDGED)
+            ExitCode::from(CHECK_FAILED)
         }
     }
 }
@@ -94,7 +94,8 @@ fn check(arguments: &Arguments, out: &mut dyn Write) -> Result<Verdict> {
         config.kernel.clone_from(&arguments.kernel);
     }
     let source = arguments.source.as_deref().map(Tree::read).transpose()?;
-    let report = judge(&rules, &purposes, Subject { origin: &origin, config: &config, source: source.as_ref() })?;
+    let report =
+        check_config(&rules, &purposes, Subject { origin: &origin, config: &config, source: source.as_ref() })?;
     if arguments.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
@@ -104,7 +105,7 @@ fn check(arguments: &Arguments, out: &mut dyn Write) -> Result<Verdict> {
     Ok(report.verdict)
 }
 
-/// The configuration, and what to call it.
+/// Reads the configuration and returns it with its displayed source.
 fn subject(arguments: &Arguments) -> Result<(String, DotConfig)> {
     if let (Some(package), Some(suite)) = (&arguments.package, &arguments.suite) {
         let cache = arguments.cache.clone().map_or_else(cache::root, Ok)?;
@@ -114,34 +115,35 @@ fn subject(arguments: &Arguments) -> Result<(String, DotConfig)> {
     }
     let file = match &arguments.config {
         Some(file) => file.clone(),
-        None => running()?,
+        None => running_config()?,
     };
     Ok((file.display().to_string(), read(&file)?))
 }
 
-/// Where the kernel that runs here has its configuration.
-fn running() -> Result<PathBuf> {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;
+/// Returns the path of the running kernel's configuration.
+fn running_config() -> Result<PathBuf> {
+    let release =
+        std::fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read /proc/sys/kernel/osrelease")?;
     let release = release.trim();
     let places =
         ["/proc/config.gz".to_owned(), format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
     match places.iter().find(|place| Path::new(place).exists()) {
         Some(place) => Ok(place.into()),
         None => bail!(
-            "the configuration of this kernel ({release}) is in none of {}: load the module configs, or name a file",
+            "no configuration of the running kernel {release} found in {}: load the module configs, or pass a file",
             places.join(", ")
         ),
     }
 }
 
 fn read(file: &Path) -> Result<DotConfig> {
-    let failed = || format!("cannot read {}", file.display());
+    let failed = || format!("failed to read {}", file.display());
     let mut opened = File::open(file).with_context(failed)?;
     let mut bytes = Vec::new();
-    Read::by_ref(&mut opened).take(HEAD).read_to_end(&mut bytes).with_context(failed)?;
-    let longest = if dot_config::is_kernel(&bytes) { LONGEST_KERNEL } else { dot_config::LONGEST };
+    Read::by_ref(&mut opened).take(HEAD_SIZE).read_to_end(&mut bytes).with_context(failed)?;
+    let longest = if dot_config::is_kernel(&bytes) { MAX_KERNEL_SIZE } else { dot_config::MAX_SIZE };
     opened.take(longest).read_to_end(&mut bytes).with_context(failed)?;
-    DotConfig::read(&bytes).with_context(|| format!("cannot judge {}", file.display()))
+    DotConfig::read(&bytes).with_context(|| format!("failed to check {}", file.display()))
 }
 
 #[cfg(test)]
@@ -171,11 +173,11 @@ mod tests {
         let broken = file("broken", "CONFIG_A=y\nwhat is this\n");
         assert_eq!(run_with(&[&fine, "--for", "debug"]), ExitCode::SUCCESS);
         assert_eq!(run_with(&[&fine, "--json"]), ExitCode::from(DOES_NOT_FIT));
-        assert_eq!(run_with(&[&fine, "--for", "gpus"]), ExitCode::from(NOT_JUDGED));
-        assert_eq!(run_with(&[&broken]), ExitCode::from(NOT_JUDGED));
-        assert_eq!(run_with(&["/no/such/file"]), ExitCode::from(NOT_JUDGED));
-        // Endless, and read to a bound only.
-        assert_eq!(run_with(&["/dev/zero"]), ExitCode::from(NOT_JUDGED));
+        assert_eq!(run_with(&[&fine, "--for", "gpus"]), ExitCode::from(CHECK_FAILED));
+        assert_eq!(run_with(&[&broken]), ExitCode::from(CHECK_FAILED));
+        assert_eq!(run_with(&["/no/such/file"]), ExitCode::from(CHECK_FAILED));
+        // Endless: reading is bounded.
+        assert_eq!(run_with(&["/dev/zero"]), ExitCode::from(CHECK_FAILED));
     }
 
     #[test]

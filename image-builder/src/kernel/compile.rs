@@ -1,4 +1,4 @@
-//! Building a kernel from Debian's source, as an ordinary user, cached.
+//! Builds a kernel from Debian's source, unprivileged and cached.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -15,10 +15,10 @@ use crate::digest;
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 
-/// Changes when kernels are built differently, so that old ones are made anew.
+/// Version of the build procedure; a change rebuilds cached kernels.
 const LAYOUT: u32 = 1;
 
-/// Programs that a build starts, and the Debian packages that have them.
+/// Programs that a build runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] = &[
     ("gcc", "gcc"),
     ("make", "make"),
@@ -29,35 +29,32 @@ const TOOLS: &[(&str, &str)] = &[
     ("perl", "perl-base"),
 ];
 
-/// A word of life on long builds, this often.
-const SIGN_OF_LIFE: Duration = Duration::from_mins(1);
+/// Interval of progress messages during long builds.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(1);
 
-/// A failed build shows this many of the last lines.
+/// Number of last output lines in a build error.
 const LAST_LINES: usize = 12;
 
-/// And as many of the first that name an error: with several jobs, others go on
-/// talking until they notice.
+/// Number of first lines containing `error:` in a build error: parallel jobs keep printing after one fails.
 const ERROR_LINES: usize = 3;
 
 impl Kernel {
-    /// Builds the kernel of a recipe, unless the very same one is in the cache:
-    /// same source, same configuration, same compiler.
+    /// Builds the kernel of a recipe, unless one with the same source, configuration and compiler is cached.
     ///
     /// # Errors
-    /// A tool is missing, the source cannot be had, the kernel does not take the
-    /// configuration (with each symbol), or it does not compile.
+    /// A tool is missing, the source is unavailable, the kernel does not apply the configuration (with each
+    /// symbol), or compilation fails.
     pub fn build(packages: &mut Packages<'_>, recipe: &Recipe) -> Result<Self, Error> {
         let compiler = tools()?;
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
         let (candidate, progress) = (pinned.candidate(), packages.progress());
         packages.note(&pinned);
-        let wanted = recipe.wishes.text();
+        let requested = recipe.requested.text();
         let key = digest::of_bytes(
-            format!("{LAYOUT}\n{}\n{}\n{compiler}\n{wanted}", candidate.sha256, recipe.name).as_bytes(),
+            format!("{LAYOUT}\n{}\n{}\n{compiler}\n{requested}", candidate.sha256, recipe.name).as_bytes(),
         );
         let dir = packages.cache().join("kernels").join(format!("built-{}", &key[..16]));
-        // Beside the entry: taking gigabytes away takes its time, and who is
-        // killed in the middle of that should not lose the kernel.
+        // Outside the cache entry: removing gigabytes is slow, and a kill meanwhile must not lose the kernel.
         let tree = dir.with_extension("tree");
         let clear = || match fs::remove_dir_all(&tree) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &tree)(error)),
@@ -74,7 +71,7 @@ impl Kernel {
     }
 }
 
-/// The compiler's name, after a look at every tool.
+/// Checks that every tool is installed and returns the compiler's version line.
 pub(super) fn tools() -> Result<String, Error> {
     let mut compiler = String::new();
     for (tool, package) in TOOLS {
@@ -90,9 +87,9 @@ pub(super) fn tools() -> Result<String, Error> {
     Ok(compiler)
 }
 
-/// Headers of a program that the kernel builds for itself.
+/// Headers that one of the kernel's host programs needs.
 struct Headers {
-    /// The line of a configuration that needs them.
+    /// The configuration line that requires them.
     setting: &'static str,
     header: &'static str,
     what: &'static str,
@@ -114,8 +111,8 @@ const HEADERS: &[Headers] = &[
     },
 ];
 
-/// Says early what would be missing late.
-fn headers(config: &Path) -> Result<(), Error> {
+/// Checks that required headers are installed before a long compilation.
+fn check_headers(config: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(config).map_err(io_error("read", config))?;
     for Headers { setting, header, what, package } in HEADERS {
         if !text.lines().any(|line| line == *setting) {
@@ -123,15 +120,15 @@ fn headers(config: &Path) -> Result<(), Error> {
         }
         let mut gcc = Command::new("gcc");
         gcc.args(["-fsyntax-only", "-include", header, "-x", "c", "/dev/null"]);
-        let is_there = gcc.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success());
-        if !is_there {
+        let found = gcc.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success());
+        if !found {
             return Err(Error::Tool { tool: what, package });
         }
     }
     Ok(())
 }
 
-/// One kernel, being made in a directory.
+/// A kernel build in a directory.
 pub(super) struct Job<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) candidate: Candidate,
@@ -150,18 +147,18 @@ impl<'a> Job<'a> {
 
     fn compile(&self, tree: &Path) -> Result<(), Error> {
         let config = self.configure(tree, None)?;
-        headers(&config)?;
+        check_headers(&config)?;
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.progress
             .say(format_args!("{}: compiling with {jobs} jobs, about 25 minutes of processor time", self.what()));
         self.make(tree, &[&format!("-j{jobs}"), "vmlinux"])?;
         self.progress.say(format_args!("{}: compiled in {}", self.what(), seconds(started.elapsed())));
-        self.keep(tree, &config)
+        self.store_artifacts(tree, &config)
     }
 
-    /// Takes what is wanted out of the tree.
-    fn keep(&self, tree: &Path, config: &Path) -> Result<(), Error> {
+    /// Copies the build's results from the source tree into the job's directory.
+    fn store_artifacts(&self, tree: &Path, config: &Path) -> Result<(), Error> {
         let release = self.make(tree, &["-s", "kernelrelease"])?;
         let release = release.iter().map(|line| line.trim()).rfind(|line| !line.is_empty());
         let release = release.unwrap_or_default().to_owned();
@@ -190,7 +187,7 @@ impl<'a> Job<'a> {
         facts.write(self.dir)
     }
 
-    /// `make` with an environment that does not depend on who builds, or when.
+    /// Runs `make` with an environment that is independent of user and time.
     pub(super) fn make(&self, tree: &Path, arguments: &[&str]) -> Result<Vec<String>, Error> {
         let mut make = Command::new("make");
         make.current_dir(tree)
@@ -208,39 +205,38 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Runs a command to its end and returns the last lines that it printed. The
-/// lines of a long one are counted aloud.
+/// Runs a command and returns its last output lines. Reports the line count of long ones as progress.
 fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<String>, Error> {
     let program = PathBuf::from(command.get_program()).display().to_string();
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
     let text = format!("{program} {}", arguments.join(" "));
-    let failed = |said: String| Error::Build { what: what.to_owned(), command: text.clone(), said };
+    let failed = |output: String| Error::Build { what: what.to_owned(), command: text.clone(), output };
     let system = |error: std::io::Error| failed(error.to_string());
-    // One pipe for both: the last lines before a failure are those that count.
+    // One pipe for stdout and stderr preserves the order of lines before a failure.
     let (reader, writer) = std::io::pipe().map_err(system)?;
     let second = writer.try_clone().map_err(system)?;
     let mut child = command.stdin(Stdio::null()).stdout(writer).stderr(second).spawn().map_err(system)?;
-    // It holds the pipe's other end, which would stay open for ever.
+    // The command holds the pipe's write end, which would prevent end of file.
     drop(command);
     let bar = progress.steps(what);
-    let (started, mut said) = (Instant::now(), Instant::now());
+    let (started, mut reported) = (Instant::now(), Instant::now());
     let (mut lines, mut last, mut line) = (0_usize, VecDeque::new(), Vec::new());
     let mut errors: Vec<String> = Vec::new();
     let mut reader = BufReader::new(reader);
     while reader.by_ref().take(1 << 16).read_until(b'\n', &mut line).map_err(system)? > 0 {
         lines += 1;
         bar.add(1);
-        let words = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
         line.clear();
-        if errors.len() < ERROR_LINES && words.contains("error:") {
-            errors.push(words.clone());
+        if errors.len() < ERROR_LINES && text.contains("error:") {
+            errors.push(text.clone());
         }
-        last.push_back(words);
+        last.push_back(text);
         if last.len() > LAST_LINES {
             last.pop_front();
         }
-        if !bar.is_shown() && said.elapsed() >= SIGN_OF_LIFE {
-            said = Instant::now();
+        if !bar.is_shown() && reported.elapsed() >= HEARTBEAT_INTERVAL {
+            reported = Instant::now();
             progress.say(format_args!("{what}: {lines} steps after {}", seconds(started.elapsed())));
         }
     }
@@ -248,7 +244,7 @@ fn run(mut command: Command, what: &str, progress: &Progress) -> Result<Vec<Stri
     if status.success() {
         return Ok(last.into());
     }
-    // Those that are among the last ones are not said twice.
+    // Errors among the last lines are not repeated.
     let last = Vec::from(last);
     errors.retain(|error| !last.contains(error));
     Err(failed(format!("{status}: {}", [errors, last].concat().join(" / "))))
@@ -259,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_command_shows_its_last_lines() {
+    fn failed_command_reports_last_lines_and_first_errors() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "seq 1 40; echo broken >&2; exit 3"]);
         let error = run(shell, "kernel x", &Progress::quiet()).unwrap_err().to_string();
@@ -271,8 +267,8 @@ mod tests {
         shell.args(["-c", "echo 'x.c:1: fatal error: no gelf.h'; seq 1 40; echo 'y.c:2: error: late'; exit 2"]);
         let error = run(shell, "kernel x", &Progress::quiet()).unwrap_err().to_string();
         assert!(error.contains("status: 2: x.c:1: fatal error: no gelf.h / 30 /"), "{error}");
-        let (_, said) = error.split_once("exit status").unwrap();
-        assert_eq!(said.matches("y.c:2").count(), 1, "{error}");
+        let (_, output) = error.split_once("exit status").unwrap();
+        assert_eq!(output.matches("y.c:2").count(), 1, "{error}");
         let error = run(Command::new("/no/such/make"), "kernel x", &Progress::quiet()).unwrap_err().to_string();
         assert!(error.contains("/no/such/make"), "{error}");
     }
@@ -282,11 +278,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config");
         fs::write(&config, "# CONFIG_SYSTEM_TRUSTED_KEYRING is not set\n# CONFIG_OBJTOOL is not set\n").unwrap();
-        headers(&config).unwrap();
+        check_headers(&config).unwrap();
         for Headers { setting, package, .. } in HEADERS {
             fs::write(&config, format!("{setting}\n")).unwrap();
-            // Whether this machine has them or not: nothing else may be said.
-            if let Err(error) = headers(&config) {
+            // The machine may or may not have the headers; no other error is allowed.
+            if let Err(error) = check_headers(&config) {
                 assert!(error.to_string().ends_with(&format!("install the package {package}")), "{error}");
             }
         }

@@ -1,4 +1,4 @@
-//! What several fragments ask for together, and what came of it.
+//! The kernel configuration that several fragments request, and the comparison with the resulting `.config`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 
 use super::fragment;
 
-/// What a fragment asks for one symbol.
+/// A value that a fragment requests for a symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
-    /// `y`, `m`, `n`, a number or a quoted text, as `.config` has it.
+pub struct RequestedValue {
+    /// `y`, `m`, `n`, a number or a quoted string, in `.config` syntax.
     pub value: String,
     /// The fragment.
     pub file: PathBuf,
-    /// The line there, from 1.
+    /// The line in it, from 1.
     pub line: usize,
-    /// A kernel may do without it.
+    /// A different resulting value is not an error.
     pub optional: bool,
 }
 
-/// What several fragments ask together, by symbol without `CONFIG_`.
+/// The values that several fragments request, by symbol without `CONFIG_`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wishes(BTreeMap<String, Wish>);
+pub struct RequestedConfig(BTreeMap<String, RequestedValue>);
 
-/// What is wrong with fragments, or with the answer to them.
+/// Why fragments are invalid or were not applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A line is neither a comment nor an assignment.
@@ -33,10 +33,10 @@ pub enum Error {
         file: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What it says.
+        /// Its text.
         text: String,
     },
-    /// A comment's tag says something that nobody understands.
+    /// A comment has an invalid tag.
     #[error("{}:{line}: [{tag}]: {what}", file.display())]
     Tag {
         /// The fragment.
@@ -48,7 +48,7 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// Two fragments ask for different values.
+    /// Two fragments request different values.
     #[error(
         "CONFIG_{symbol} is {} in {}:{} and {} in {}:{}",
         first.value, first.file.display(), first.line, second.value, second.file.display(), second.line
@@ -56,43 +56,47 @@ pub enum Error {
     Contradiction {
         /// The symbol.
         symbol: String,
-        /// Who asked first.
-        first: Box<Wish>,
-        /// Who asked for something else.
-        second: Box<Wish>,
+        /// The first request.
+        first: Box<RequestedValue>,
+        /// The conflicting request.
+        second: Box<RequestedValue>,
     },
-    /// The kernel's configuration does not have what was asked for.
-    #[error("{} of the wanted symbols did not come out as wanted: {}", .0.len(), joined(.0))]
-    Refused(Vec<Refused>),
+    /// Requested values are missing from the resulting configuration.
+    #[error("{} of the requested symbols have another value in the resulting .config: {}", .0.len(), joined(.0))]
+    Unmet(Vec<UnmetValue>),
 }
 
-/// A symbol that did not come out as it was asked for.
+/// A symbol whose resulting value differs from the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct UnmetValue {
     /// The symbol, without `CONFIG_`.
     pub symbol: String,
-    /// What was asked, and where.
-    pub wish: Wish,
-    /// What came out.
-    pub got: String,
-    /// Why, if the kernel's source told.
-    pub why: Option<String>,
+    /// The requested value, and where.
+    pub requested: RequestedValue,
+    /// The resulting value.
+    pub actual: String,
+    /// Explanation from the kernel's source, if available.
+    pub explanation: Option<String>,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for UnmetValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.wish.file.file_name().unwrap_or_default().to_string_lossy();
-        write!(f, "CONFIG_{}={} ({name}:{}) is {}", self.symbol, self.wish.value, self.wish.line, self.got)?;
-        self.why.iter().try_for_each(|why| write!(f, ": {why}"))
+        let name = self.requested.file.file_name().unwrap_or_default().to_string_lossy();
+        write!(
+            f,
+            "CONFIG_{}={} ({name}:{}) is {}",
+            self.symbol, self.requested.value, self.requested.line, self.actual
+        )?;
+        self.explanation.iter().try_for_each(|explanation| write!(f, ": {explanation}"))
     }
 }
 
-fn joined(refused: &[Refused]) -> String {
-    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+fn joined(unmet: &[UnmetValue]) -> String {
+    unmet.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// One line of a configuration: the symbol and its value, `n` for one that is
-/// not set, nothing for a comment or an empty line.
+/// Parses one line of a configuration: the symbol and its value (`n` if not set), `Some(None)` for a comment
+/// or an empty line, `None` if the line is invalid.
 pub(super) fn assignment(line: &str) -> Option<Option<(&str, &str)>> {
     let line = line.trim();
     let unset = line.strip_prefix("# CONFIG_").and_then(|rest| rest.strip_suffix(" is not set"));
@@ -116,65 +120,66 @@ fn is_value(text: &str) -> bool {
     quoted || (!text.is_empty() && text.bytes().all(plain))
 }
 
-impl Wishes {
+impl RequestedConfig {
     /// Adds a fragment; `file` is its name in messages.
     ///
     /// # Errors
-    /// A line that makes no sense, or a symbol that was asked for with another value.
+    /// A line is invalid, or another fragment requests a different value.
     pub fn add(&mut self, file: &Path, text: &str) -> Result<(), Error> {
-        for asked in fragment::read(file, text)?.into_iter().filter(|asked| !asked.only_judged) {
-            let (line, optional) = (asked.line, asked.tag.optional);
-            let wish = Wish { value: asked.value, file: file.to_owned(), line, optional };
-            match self.0.get_mut(&asked.symbol) {
-                Some(first) if first.value != wish.value => {
-                    let (first, second) = (Box::new(first.clone()), Box::new(wish));
-                    return Err(Error::Contradiction { symbol: asked.symbol, first, second });
+        for entry in fragment::read(file, text)?.into_iter().filter(|entry| !entry.check_only) {
+            let (line, optional) = (entry.line, entry.tag.optional);
+            let requested = RequestedValue { value: entry.value, file: file.to_owned(), line, optional };
+            match self.0.get_mut(&entry.symbol) {
+                Some(first) if first.value != requested.value => {
+                    let (first, second) = (Box::new(first.clone()), Box::new(requested));
+                    return Err(Error::Contradiction { symbol: entry.symbol, first, second });
                 }
-                // Who cannot do without it decides.
-                Some(first) => first.optional &= wish.optional,
+                // Optional only if every fragment says so.
+                Some(first) => first.optional &= requested.optional,
                 None => {
-                    self.0.insert(asked.symbol, wish);
+                    self.0.insert(entry.symbol, requested);
                 }
             }
         }
         Ok(())
     }
 
-    /// How many symbols are asked for.
+    /// Returns the number of requested symbols.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is asked for.
+    /// Returns whether no symbol is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// As a file for `KCONFIG_ALLCONFIG`: each symbol once, sorted.
+    /// Formats the values as a file for `KCONFIG_ALLCONFIG`: each symbol once, sorted.
     #[must_use]
     pub fn text(&self) -> String {
-        let line = |(symbol, wish): (&String, &Wish)| match wish.value.as_str() {
+        let line = |(symbol, requested): (&String, &RequestedValue)| match requested.value.as_str() {
             "n" => format!("# CONFIG_{symbol} is not set\n"),
             value => format!("CONFIG_{symbol}={value}\n"),
         };
         self.0.iter().map(line).collect()
     }
 
-    /// The symbols that `config`, the `.config` that came out, does not have as they were asked for.
+    /// Returns the symbols whose value in `config`, the resulting `.config`, differs from the requested one.
     #[must_use]
-    pub fn refused(&self, config: &str) -> Vec<Refused> {
-        let got: BTreeMap<&str, &str> = config.lines().filter_map(assignment).flatten().collect();
-        let compared = self.0.iter().map(|(symbol, wish)| (symbol, wish, got.get(symbol.as_str()).copied()));
+    pub fn unmet_values(&self, config: &str) -> Vec<UnmetValue> {
+        let actual: BTreeMap<&str, &str> = config.lines().filter_map(assignment).flatten().collect();
+        let compared =
+            self.0.iter().map(|(symbol, requested)| (symbol, requested, actual.get(symbol.as_str()).copied()));
         compared
-            .map(|(symbol, wish, got)| (symbol, wish, got.unwrap_or("n")))
-            .filter(|(_, wish, got)| *got != wish.value)
-            .map(|(symbol, wish, got)| Refused {
+            .map(|(symbol, requested, actual)| (symbol, requested, actual.unwrap_or("n")))
+            .filter(|(_, requested, actual)| *actual != requested.value)
+            .map(|(symbol, requested, actual)| UnmetValue {
                 symbol: symbol.clone(),
-                wish: wish.clone(),
-                got: got.to_owned(),
-                why: None,
+                requested: requested.clone(),
+                actual: actual.to_owned(),
+                explanation: None,
             })
             .collect()
     }
@@ -185,8 +190,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn wishes(parts: &[(&str, &str)]) -> Result<Wishes, Error> {
-        let mut all = Wishes::default();
+    fn requested(parts: &[(&str, &str)]) -> Result<RequestedConfig, Error> {
+        let mut all = RequestedConfig::default();
         for (file, text) in parts {
             all.add(Path::new(file), text)?;
         }
@@ -194,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_merged_once_each() {
-        let all = wishes(&[
+    fn fragments_are_merged_with_each_symbol_once() {
+        let all = requested(&[
             ("a.config", "# why\nCONFIG_NET=y\nCONFIG_LSM=\"landlock\"\n\n"),
             ("b.config", "CONFIG_NET=y\n# CONFIG_MODULES is not set\nCONFIG_PANIC_TIMEOUT=-1\n"),
         ])
@@ -208,29 +213,29 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_names_both_places() {
-        let error = wishes(&[("a.config", "CONFIG_NET=y"), ("b.config", "\nCONFIG_NET=m")]).unwrap_err();
+    fn conflicting_values_report_both_places() {
+        let error = requested(&[("a.config", "CONFIG_NET=y"), ("b.config", "\nCONFIG_NET=m")]).unwrap_err();
         assert_eq!(error.to_string(), "CONFIG_NET is y in a.config:1 and m in b.config:2");
     }
 
     #[test]
-    fn lines_that_make_no_sense_are_named() {
+    fn invalid_lines_are_reported_by_number() {
         for line in ["NET=y", "CONFIG_NET", "CONFIG_NET=", "CONFIG_N T=y", "CONFIG_NET=y # x", "CONFIG_A=$(x)"] {
-            let error = wishes(&[("a.config", line)]).unwrap_err().to_string();
+            let error = requested(&[("a.config", line)]).unwrap_err().to_string();
             assert!(error.starts_with("a.config:1: "), "{error}");
         }
     }
 
     #[test]
-    fn what_the_kernel_refused_is_listed_with_its_place() {
-        let all = wishes(&[("dir/a.config", "CONFIG_NET=y\nCONFIG_VFIO=y\n# CONFIG_KVM is not set\nCONFIG_HZ=250")]);
+    fn unmet_values_are_listed_with_file_and_line() {
+        let all = requested(&[("dir/a.config", "CONFIG_NET=y\nCONFIG_VFIO=y\n# CONFIG_KVM is not set\nCONFIG_HZ=250")]);
         let all = all.unwrap();
-        assert_eq!(all.refused("CONFIG_NET=y\nCONFIG_VFIO=y\nCONFIG_HZ=250\n"), []);
-        let mut refused = all.refused("CONFIG_NET=y\nCONFIG_VFIO=m\nCONFIG_KVM=y\n");
-        refused[1].why = Some("IOMMU is off".to_owned());
-        let error = Error::Refused(refused).to_string();
+        assert_eq!(all.unmet_values("CONFIG_NET=y\nCONFIG_VFIO=y\nCONFIG_HZ=250\n"), []);
+        let mut unmet = all.unmet_values("CONFIG_NET=y\nCONFIG_VFIO=m\nCONFIG_KVM=y\n");
+        unmet[1].explanation = Some("IOMMU is off".to_owned());
+        let error = Error::Unmet(unmet).to_string();
         for words in [
-            "3 of the wanted symbols",
+            "3 of the requested symbols",
             "CONFIG_VFIO=y (a.config:2) is m",
             "CONFIG_KVM=n (a.config:3) is y",
             "HZ=250 (a",
@@ -241,19 +246,20 @@ mod tests {
     }
 
     #[test]
-    fn what_one_fragment_cannot_do_without_is_not_optional() {
+    fn symbol_is_optional_only_if_all_fragments_say_so() {
         let text = "# [optional] x\nCONFIG_A=y\nCONFIG_B=y\n#: CONFIG_C=y\n";
-        let all = wishes(&[("a.config", text), ("b.config", "CONFIG_B=y\n")]).unwrap();
-        let optional: Vec<_> = all.refused("").into_iter().map(|one| (one.symbol, one.wish.optional)).collect();
+        let all = requested(&[("a.config", text), ("b.config", "CONFIG_B=y\n")]).unwrap();
+        let optional: Vec<_> =
+            all.unmet_values("").into_iter().map(|one| (one.symbol, one.requested.optional)).collect();
         assert_eq!(optional, [("A".to_owned(), true), ("B".to_owned(), false)]);
     }
 
     proptest! {
         #[test]
-        fn any_text_is_taken_or_refused(text in "\\PC{0,40}(\n\\PC{0,40}){0,3}") {
-            if let Ok(all) = wishes(&[("a.config", &text)]) {
-                // What was taken can be read again and asks for the same.
-                let again = wishes(&[("a.config", &all.text())]).unwrap();
+        fn any_text_is_accepted_or_rejected(text in "\\PC{0,40}(\n\\PC{0,40}){0,3}") {
+            if let Ok(all) = requested(&[("a.config", &text)]) {
+                // Printed values parse to the same values.
+                let again = requested(&[("a.config", &all.text())]).unwrap();
                 prop_assert_eq!(again.text(), all.text());
             }
         }

@@ -1,13 +1,12 @@
-//! Configuring a kernel: what its source makes of the fragments, and why it
-//! does not take some of it. Nothing is compiled but the kernel's own
-//! configuration program.
+//! Configuring a kernel: runs Kconfig on the fragments and explains values that it does not apply. Only the
+//! kernel's own Kconfig program is compiled.
 
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use super::compile::{Job, tools};
-use super::config::{self, Refused};
+use super::config::{self, UnmetValue};
 use super::dot_config::DotConfig;
 use super::kconfig::Tree;
 use super::recipe::Recipe;
@@ -19,25 +18,26 @@ use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;
 
-/// Changes when another part of the source is kept.
+/// Version of the cached directory's layout; changes when other parts of the source are stored.
 const LAYOUT: u32 = 1;
 
 impl Kernel {
-    /// Configures the kernel of a recipe and returns its `.config` in the
-    /// cache: minutes sooner than [`Kernel::build`], and as strict.
+    /// Configures the kernel of a recipe and returns its `.config` in the cache. Takes minutes less than
+    /// [`Kernel::build`] and is as strict.
     ///
     /// # Errors
-    /// A tool is missing, the source cannot be had, or the kernel does not take
-    /// the configuration (with each symbol and why).
+    /// A tool is missing, the source is unavailable, or the kernel does not apply the configuration (with each
+    /// symbol and why).
     pub fn configure(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let compiler = tools()?;
         let mut packages = Packages::new(cache, None, progress);
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
         let source = kconfig_of(&mut packages, recipe, &pinned)?;
         let candidate = pinned.candidate();
-        let wanted = recipe.wishes.text();
+        let requested = recipe.requested.text();
         let of_source = source.file_name().unwrap_or_default().to_string_lossy();
-        let key = digest::of_bytes(format!("{LAYOUT}\n{of_source}\n{}\n{compiler}\n{wanted}", recipe.name).as_bytes());
+        let key =
+            digest::of_bytes(format!("{LAYOUT}\n{of_source}\n{}\n{compiler}\n{requested}", recipe.name).as_bytes());
         let dir = cache.join("kernels").join(format!("configured-{}", &key[..16]));
         cache::publish(&dir, &progress, |half| {
             let job = Job::new(recipe, candidate, half, progress);
@@ -51,11 +51,10 @@ impl Kernel {
         Ok(dir.join("config"))
     }
 
-    /// The part of a recipe's source that says what can be configured, in the
-    /// cache.
+    /// Returns the Kconfig files of a recipe's source, in the cache.
     ///
     /// # Errors
-    /// The source cannot be had.
+    /// The source is unavailable.
     pub fn kconfig(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let mut packages = Packages::new(cache, None, progress);
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
@@ -63,7 +62,7 @@ impl Kernel {
     }
 }
 
-/// [`Kernel::kconfig`] of a source that was found already.
+/// [`Kernel::kconfig`] for a resolved source package.
 fn kconfig_of(packages: &mut Packages<'_>, recipe: &Recipe, pinned: &Pinned) -> Result<PathBuf, Error> {
     let (candidate, progress) = (pinned.candidate(), packages.progress());
     let dir = packages.cache().join("kernels").join(format!("kconfig-{}-{LAYOUT}", &candidate.sha256[..16]));
@@ -73,7 +72,7 @@ fn kconfig_of(packages: &mut Packages<'_>, recipe: &Recipe, pinned: &Pinned) -> 
         fs::create_dir_all(&work).map_err(io_error("create directory", &work))?;
         let job = Job::new(recipe, candidate, &work, progress);
         let tree = work.join("tree");
-        job.unpack(packages, pinned, &tree, says_what_can_be_configured)?;
+        job.unpack(packages, pinned, &tree, is_kconfig_input)?;
         for entry in fs::read_dir(&tree).map_err(io_error("read directory", &tree))?.flatten() {
             let to = half.join(entry.file_name());
             fs::rename(entry.path(), &to).map_err(io_error("move to", &to))?;
@@ -84,8 +83,8 @@ fn kconfig_of(packages: &mut Packages<'_>, recipe: &Recipe, pinned: &Pinned) -> 
     Ok(dir)
 }
 
-/// Whether `make *config` reads a file of the source; `path` begins with the source's own directory.
-fn says_what_can_be_configured(path: &Path) -> bool {
+/// Returns whether `make *config` reads a file of the source; `path` begins with the source's own directory.
+fn is_kconfig_input(path: &Path) -> bool {
     let path: PathBuf = path.components().skip(1).collect();
     let named = |start: &str| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
     path.as_os_str().is_empty()
@@ -95,13 +94,13 @@ fn says_what_can_be_configured(path: &Path) -> bool {
 }
 
 impl Job<'_> {
-    /// The package holds the source as one compressed archive.
+    /// Unpacks the files that `filter` selects from the source archive in the package.
     pub(super) fn unpack(
         &self,
         packages: &mut Packages<'_>,
         pinned: &Pinned,
         tree: &Path,
-        keep: impl Fn(&Path) -> bool,
+        filter: impl Fn(&Path) -> bool,
     ) -> Result<(), Error> {
         let deb = packages.fetch_one(&format!("source of {}", self.what()), pinned)?;
         self.progress.say(format_args!("{}: unpacking the source", self.what()));
@@ -121,9 +120,9 @@ impl Job<'_> {
         let failed = || io_error("unpack", &archive);
         for entry in tar::Archive::new(plain).entries().map_err(failed())? {
             let mut entry = entry.map_err(failed())?;
-            let wanted = entry.path().is_ok_and(|path| keep(&path));
-            if wanted && !entry.unpack_in(&inner).map_err(failed())? {
-                let outside = std::io::Error::other("an entry leads out of the directory");
+            let selected = entry.path().is_ok_and(|path| filter(&path));
+            if selected && !entry.unpack_in(&inner).map_err(failed())? {
+                let outside = std::io::Error::other("an entry points outside the directory");
                 return Err(failed()(outside).into());
             }
         }
@@ -136,40 +135,40 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Has the source configure itself, in its own directory or in `out`, and
-    /// returns the `.config`.
+    /// Runs `make allnoconfig` with the requested values, in `tree` or in `out`, and returns the `.config`.
     pub(super) fn configure(&self, tree: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
-        let wanted = self.dir.join("wanted.config");
-        fs::write(&wanted, self.recipe.wishes.text()).map_err(io_error("write", &wanted))?;
-        let allconfig = format!("KCONFIG_ALLCONFIG={}", wanted.display());
+        let requested = self.dir.join("requested.config");
+        fs::write(&requested, self.recipe.requested.text()).map_err(io_error("write", &requested))?;
+        let allconfig = format!("KCONFIG_ALLCONFIG={}", requested.display());
         let elsewhere = out.map(|out| format!("O={}", out.display()));
         let arguments: Vec<&str> =
             elsewhere.as_deref().into_iter().chain([allconfig.as_str(), "allnoconfig"]).collect();
         self.make(tree, &arguments)?;
         let config = out.unwrap_or(tree).join(".config");
         let text = fs::read_to_string(&config).map_err(io_error("read", &config))?;
-        self.judge(tree, &text)?;
+        self.check_requested_values(tree, &text)?;
         Ok(config)
     }
 
-    /// Every symbol has to be as it was asked for; a fragment may say that one does not.
-    fn judge(&self, tree: &Path, config: &str) -> Result<(), Error> {
-        let mut refused = self.recipe.wishes.refused(config);
-        if refused.is_empty() {
+    /// Requires every symbol to have its requested value, unless the fragment marks it optional.
+    fn check_requested_values(&self, tree: &Path, config: &str) -> Result<(), Error> {
+        let mut unmet = self.recipe.requested.unmet_values(config);
+        if unmet.is_empty() {
             return Ok(());
         }
-        // Without reasons it is an error all the same.
+        // The explanations are best effort.
         if let (Ok(source), Ok(config)) = (Tree::read(tree), DotConfig::parse(config)) {
-            source.explain_refused(&mut refused, &config);
+            source.explain_unmet(&mut unmet, &config);
         }
-        let (optional, refused): (Vec<Refused>, Vec<Refused>) = refused.into_iter().partition(|one| one.wish.optional);
+        let (optional, unmet): (Vec<UnmetValue>, Vec<UnmetValue>) =
+            unmet.into_iter().partition(|one| one.requested.optional);
         for one in optional {
-            self.progress.say(format_args!("{}: {one}; it may be missing", self.what()));
+            self.progress.say(format_args!("{}: {one}; ignored, the symbol is optional", self.what()));
         }
-        if refused.is_empty() {
+        if unmet.is_empty() {
             return Ok(());
         }
-        Err(Error::Configuration { kernel: self.what(), source: config::Error::Refused(refused) })
+        Err(Error::Configuration { kernel: self.what(), source: config::Error::Unmet(unmet) })
     }
 }
 
@@ -179,18 +178,19 @@ mod tests {
 
     #[test]
     fn configuration_files_are_retained_and_sources_are_not() {
-        for kept in ["linux-6.12", "linux-6.12/Kconfig", "linux-6.12/Makefile", "linux-6.12/drivers/md/Kconfig.debug"] {
-            assert!(says_what_can_be_configured(Path::new(kept)), "{kept}");
+        for stored in ["linux-6.12", "linux-6.12/Kconfig", "linux-6.12/Makefile", "linux-6.12/drivers/md/Kconfig.debug"]
+        {
+            assert!(is_kconfig_input(Path::new(stored)), "{stored}");
         }
-        assert!(says_what_can_be_configured(Path::new("linux-6.12/scripts/kconfig/conf.c")));
-        assert!(says_what_can_be_configured(Path::new("linux-6.12/arch/x86/Makefile_32.cpu")));
+        assert!(is_kconfig_input(Path::new("linux-6.12/scripts/kconfig/conf.c")));
+        assert!(is_kconfig_input(Path::new("linux-6.12/arch/x86/Makefile_32.cpu")));
         for left_out in ["linux-6.12/drivers/md/Makefile", "linux-6.12/init/main.c", "linux-6.12/tools/scripts/x"] {
-            assert!(!says_what_can_be_configured(Path::new(left_out)), "{left_out}");
+            assert!(!is_kconfig_input(Path::new(left_out)), "{left_out}");
         }
     }
 
-    /// A source tree in which `make` writes a `.config` that lacks something.
-    fn judged(fragment: &str, config: &str) -> Result<(), String> {
+    /// Configures a source tree whose `make` writes `config` as its `.config`.
+    fn configure_with(fragment: &str, config: &str) -> Result<(), String> {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("a.config", fragment);
@@ -218,20 +218,20 @@ mod tests {
 
     #[test]
     fn symbol_rejected_by_kernel_is_reported_with_reason() {
-        let wish = "# Sockets.\nCONFIG_VSOCKETS=y\nCONFIG_OTHER=y\n";
-        let error = judged(wish, "# CONFIG_NET is not set\\n").unwrap_err();
+        let fragment = "# Sockets.\nCONFIG_VSOCKETS=y\nCONFIG_OTHER=y\n";
+        let error = configure_with(fragment, "# CONFIG_NET is not set\\n").unwrap_err();
         for words in [
-            "kernel r 6.12.95 does not take the configuration: 2 of the wanted symbols",
-            "CONFIG_VSOCKETS=y (a.config:2) is n: it needs others: NET is n",
-            "CONFIG_OTHER=y (a.config:3) is n: this kernel does not know it",
+            "kernel r 6.12.95 does not apply the configuration: 2 of the requested symbols",
+            "CONFIG_VSOCKETS=y (a.config:2) is n: unmet dependencies: NET is n",
+            "CONFIG_OTHER=y (a.config:3) is n: this kernel does not have the symbol",
         ] {
             assert!(error.contains(words), "{error}");
         }
-        assert_eq!(judged("CONFIG_VSOCKETS=y\n", "CONFIG_NET=y\\nCONFIG_VSOCKETS=y\\n"), Ok(()));
+        assert_eq!(configure_with("CONFIG_VSOCKETS=y\n", "CONFIG_NET=y\\nCONFIG_VSOCKETS=y\\n"), Ok(()));
     }
 
     #[test]
     fn missing_optional_symbol_is_accepted() {
-        assert_eq!(judged("# [optional] Sockets.\nCONFIG_VSOCKETS=y\n", "# CONFIG_NET is not set\\n"), Ok(()));
+        assert_eq!(configure_with("# [optional] Sockets.\nCONFIG_VSOCKETS=y\n", "# CONFIG_NET is not set\\n"), Ok(()));
     }
 }

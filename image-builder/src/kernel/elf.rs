@@ -1,6 +1,6 @@
-//! The little of ELF that kernels and modules need: one note, one section.
+//! Minimal ELF parser for kernels and modules: the PVH note and `.modinfo`.
 //!
-//! Files are 64-bit little-endian, as all x86-64 ones are. Every offset comes
+//! Files are 64-bit little-endian, as on x86-64. Every offset comes
 //! from the file and is checked against its length.
 
 /// The note with the address of the 32-bit PVH entry point
@@ -9,8 +9,7 @@ const PHYS32_ENTRY: u32 = 18;
 /// Program header type of notes.
 const PT_NOTE: u32 = 4;
 
-/// The physical address at which a VMM may enter `vmlinux` by the PVH
-/// protocol.
+/// Returns the physical address of the PVH entry point of `vmlinux`.
 pub(super) fn pvh_entry(vmlinux: &[u8]) -> Result<u64, String> {
     let elf = Elf::new(vmlinux)?;
     let mut offset = elf.u64(32).ok_or("no program headers")?;
@@ -49,18 +48,18 @@ fn pvh_note(notes: &[u8]) -> Option<u64> {
     }
 }
 
-/// What a module says about itself in its `.modinfo` section.
+/// The contents of a module's `.modinfo` section.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModuleInfo {
-    /// Names of the modules it needs, as spelled there.
+    /// Modules it depends on, as spelled there.
     pub depends: Vec<String>,
     /// The kernel release it was built for (first word of `vermagic`).
     pub release: Option<String>,
-    /// Patterns of the devices that it drives, and other names.
+    /// Aliases: patterns of the devices that it drives, and other names.
     pub aliases: Vec<String>,
-    /// Modules that it would like to have beside it: `pre: A B`, `post: C`.
-    pub company: Vec<String>,
-    /// Files below `/lib/firmware` that it may ask for.
+    /// Soft dependencies: `pre: A B`, `post: C`.
+    pub softdeps: Vec<String>,
+    /// Firmware files below `/lib/firmware` that it may request.
     pub firmware: Vec<String>,
 }
 
@@ -76,7 +75,7 @@ pub(super) fn module_info(module: &[u8]) -> Result<ModuleInfo, String> {
             }
             Some(("alias", pattern)) => info.aliases.push(pattern.to_owned()),
             Some(("firmware", file)) => info.firmware.push(file.to_owned()),
-            Some(("softdep", company)) => info.company.push(company.to_owned()),
+            Some(("softdep", softdep)) => info.softdeps.push(softdep.to_owned()),
             Some(("vermagic", magic)) => info.release = magic.split(' ').next().map(str::to_owned),
             _ => {}
         }
@@ -84,35 +83,40 @@ pub(super) fn module_info(module: &[u8]) -> Result<ModuleInfo, String> {
     Ok(info)
 }
 
-/// Sections of type information, which the kernel parses on every load.
-const TYPE_SECTIONS: &[&str] = &[".BTF", ".BTF.base"];
+/// Sections of type information, which the kernel parses on every module load.
+const BTF_SECTIONS: &[&str] = &[".BTF", ".BTF.base"];
 
-/// What ends a signed module; before it stand 12 bytes that end with the
-/// signature's length, big-endian, and before those the signature.
-const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
+/// The end of a signed module; preceded by 12 bytes (`struct module_signature`) that end with the
+/// signature's length, big-endian, and those by the signature.
+const SIGNATURE_MARKER: &[u8] = b"~Module signature appended~\n";
 
-/// Makes a module's type information invisible to the kernel, which otherwise
-/// spends most of the load on it, and takes off the signature, which no longer
-/// fits: the kernel accepts an unsigned module where it does not insist on
-/// signatures, but never one whose signature is wrong.
-pub(super) fn without_type_information(module: &mut Vec<u8>) -> Result<(), String> {
+/// Hides a module's type information (BTF) from the kernel, which otherwise
+/// spends most of the load time on it, and removes the signature, which becomes
+/// invalid: the kernel accepts an unsigned module unless it enforces signatures,
+/// but never one with an invalid signature.
+pub(super) fn strip_btf(module: &mut Vec<u8>) -> Result<(), String> {
     let headers: Vec<u64> = {
         let elf = Elf::new(module)?;
-        TYPE_SECTIONS.iter().filter_map(|name| elf.header(name)).collect()
+        BTF_SECTIONS.iter().filter_map(|name| elf.header(name)).collect()
     };
     if headers.is_empty() {
         return Ok(());
     }
     for header in headers {
-        let at = usize::try_from(header).map_err(|_| "a section header out of reach")?;
-        // A section without a name is found by nobody.
-        module.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>()).ok_or("a section header is cut")?.fill(0);
+        let at = usize::try_from(header).map_err(|_| "a section header is outside the file")?;
+        // The kernel finds sections by name; this clears the name.
+        module
+            .get_mut(at..)
+            .and_then(|rest| rest.first_chunk_mut::<4>())
+            .ok_or("a section header is truncated")?
+            .fill(0);
     }
-    if let Some(rest) = module.strip_suffix(SIGNATURE_MARK) {
+    if let Some(rest) = module.strip_suffix(SIGNATURE_MARKER) {
         let length =
-            rest.last_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes)).ok_or("a signature without length")?;
+            rest.last_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes)).ok_or("the signature has no length")?;
         let taken = usize::try_from(length).ok().and_then(|length| length.checked_add(12));
-        let end = taken.and_then(|taken| rest.len().checked_sub(taken)).ok_or("a signature longer than the module")?;
+        let end =
+            taken.and_then(|taken| rest.len().checked_sub(taken)).ok_or("the signature is longer than the module")?;
         module.truncate(end);
     }
     Ok(())
@@ -152,12 +156,12 @@ impl<'a> Elf<'a> {
         self.bytes(offset).map(u64::from_le_bytes)
     }
 
-    /// The bytes of the section whose header is at `header`.
+    /// Returns the contents of the section whose header is at `header`.
     fn body(&self, header: u64) -> Option<&'a [u8]> {
         self.slice(self.u64(header.checked_add(24)?), self.u64(header.checked_add(32)?))
     }
 
-    /// Where the header of the section `name` is.
+    /// Returns the offset of the header of the section `name`.
     fn header(&self, name: &str) -> Option<u64> {
         let table = self.u64(40)?;
         let (size, count, names) = (self.u16(58)?, self.u16(60)?, self.u16(62)?);
@@ -170,7 +174,7 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// The bytes of the section `name`.
+    /// Returns the contents of the section `name`.
     fn section(&self, name: &str) -> Option<&'a [u8]> {
         self.body(self.header(name)?)
     }
@@ -185,7 +189,7 @@ pub(super) mod tests {
         bytes[at..at + value.len()].copy_from_slice(value);
     }
 
-    /// A module with nothing but a `.modinfo` section.
+    /// Builds a module with only a `.modinfo` section.
     pub(in crate::kernel) fn module(pairs: &[&str]) -> Vec<u8> {
         let info: Vec<u8> = pairs.iter().flat_map(|pair| pair.bytes().chain([0])).collect();
         let names = b"\0.modinfo\0.shstrtab\0";
@@ -236,7 +240,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_pvh_note_is_found_among_others() {
+    fn pvh_note_is_found_among_others() {
         let mut notes = note(b"Linux\0", 1, &[1, 2, 3]);
         notes.extend(note(b"GNU\0", PHYS32_ENTRY, &[9; 4]));
         assert!(pvh_entry(&vmlinux(&notes)).unwrap_err().contains("CONFIG_PVH"));
@@ -246,9 +250,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn type_information_disappears_and_the_signature_with_it() {
+    fn stripping_btf_removes_the_signature() {
         let plain = module(&["depends=a"]);
-        // The same length as ".modinfo", so that it takes its place in the table of names.
+        // Padded to the length of ".modinfo", which it replaces in the section name table.
         let mut typed = plain.clone();
         let at = typed.windows(8).position(|window| window == b".modinfo").unwrap();
         typed[at..at + 8].copy_from_slice(b".BTF\0\0\0\0");
@@ -256,18 +260,18 @@ pub(super) mod tests {
         signed.extend_from_slice(b"SIGNATURE");
         signed.extend_from_slice(&[0; 8]);
         signed.extend_from_slice(&9u32.to_be_bytes());
-        signed.extend_from_slice(SIGNATURE_MARK);
+        signed.extend_from_slice(SIGNATURE_MARKER);
         assert!(Elf::new(&signed).unwrap().section(".BTF").is_some());
-        without_type_information(&mut signed).unwrap();
+        strip_btf(&mut signed).unwrap();
         assert_eq!(signed.len(), typed.len());
         assert!(Elf::new(&signed).unwrap().section(".BTF").is_none());
         let mut untouched = plain.clone();
-        without_type_information(&mut untouched).unwrap();
-        assert_eq!(untouched, plain, "nothing to hide, nothing changed");
+        strip_btf(&mut untouched).unwrap();
+        assert_eq!(untouched, plain, "a module without BTF is unchanged");
         let mut broken = typed;
         broken.extend_from_slice(&u32::MAX.to_be_bytes());
-        broken.extend_from_slice(SIGNATURE_MARK);
-        assert!(without_type_information(&mut broken).is_err());
+        broken.extend_from_slice(SIGNATURE_MARKER);
+        assert!(strip_btf(&mut broken).is_err());
     }
 
     #[test]
@@ -280,7 +284,7 @@ pub(super) mod tests {
             "softdep=pre: a",
         ]);
         let info = module_info(&bytes).unwrap();
-        assert_eq!((info.aliases.join(" "), info.company.join(" ")), ("virtio:d00000001v*".into(), "pre: a".into()));
+        assert_eq!((info.aliases.join(" "), info.softdeps.join(" ")), ("virtio:d00000001v*".into(), "pre: a".into()));
         assert_eq!(info.depends, ["vsock", "vmw_common"]);
         assert_eq!(info.release.as_deref(), Some("6.12.95"));
         assert_eq!(module_info(&module(&["depends="])).unwrap(), ModuleInfo::default());

@@ -1,8 +1,7 @@
-//! Fragments of kernel configuration: what is asked for, why, and how much it
-//! matters.
+//! Kernel configuration fragments: requested values, their reasons, and their class.
 //!
-//! A fragment is what the kernel's own tools take: lines `CONFIG_NAME=value`
-//! and comments. The comment above an assignment, or above several, is their
+//! A fragment is valid input of the kernel's own tools: lines `CONFIG_NAME=value`
+//! and comments. The comment above one or more assignments is their
 //! reason; an empty line ends it. It may begin with a tag in brackets:
 //!
 //! ```text
@@ -11,40 +10,40 @@
 //! #: CONFIG_CRYPTO_SHA256=y
 //! ```
 //!
-//! The last line is only for judging kernels: the symbol follows from others
-//! and cannot be asked for.
+//! The last line is check-only: the symbol has no prompt, so a build cannot
+//! request it.
 
 use std::path::Path;
 
 use super::config::{Error, assignment};
 use super::version::Kernels;
 
-/// How much an assignment matters to a kernel that is already built.
+/// How a check of a built kernel treats an assignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Not at all: it is only asked for in kernels of our own.
+    /// Not checked: requested only when we build a kernel.
     Build,
-    /// Better so.
+    /// Recommended.
     Hint,
-    /// It must not be set.
+    /// The symbol must be off.
     Forbid,
-    /// It must be so.
+    /// The symbol must have this value.
     Require,
 }
 
-/// What a comment's tag says.
+/// A comment's tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tag {
-    /// How much it matters.
+    /// The class.
     pub class: Class,
-    /// The kernels that have the symbol.
+    /// The kernel versions that have the symbol.
     pub kernels: Kernels,
-    /// As a module it does, too, if this module is in the image.
+    /// `m` is accepted, too, if this module is in the image.
     pub module: Option<String>,
-    /// Symbols that do instead.
+    /// Alternative symbols.
     pub or: Vec<String>,
-    /// A build goes on without it.
+    /// A build without the value is not an error.
     pub optional: bool,
 }
 
@@ -54,71 +53,71 @@ impl Default for Tag {
     }
 }
 
-/// One assignment with what is said about it.
+/// One assignment with its reason and tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct Requirement {
     /// The symbol, without `CONFIG_`.
     pub symbol: String,
-    /// `y`, `m`, `n`, a number or a quoted text.
+    /// `y`, `m`, `n`, a number or a quoted string.
     pub value: String,
     /// The line, from 1.
     pub line: usize,
-    /// Why it is asked for; empty if nobody says.
+    /// The reason; empty if there is none.
     pub reason: String,
-    /// What to do without it, if anything can be done.
+    /// The consequence or workaround without it, if stated.
     pub without: Option<String>,
     /// The tag of the reason.
     pub tag: Tag,
-    /// Only judged, never asked of a build.
-    pub only_judged: bool,
+    /// Checked only, not requested in a build.
+    pub check_only: bool,
 }
 
-/// Where a reason goes over to what can be done without it.
+/// Separates the reason from the consequence or workaround.
 const WITHOUT: [&str; 2] = ["Without it: ", "Without this: "];
 
-/// Begins a line that is only for judging.
-const JUDGED: &str = "#:";
+/// Prefix of a check-only line.
+const CHECK_ONLY_PREFIX: &str = "#:";
 
-/// The comment that is being read.
+/// The comment being read.
 #[derive(Debug, Default)]
-struct Block {
+struct CommentBlock {
     text: String,
     tag: Tag,
-    /// An assignment has followed: the next comment is another one.
+    /// An assignment has followed: the next comment line begins a new comment.
     closed: bool,
 }
 
 /// Reads a fragment; `file` is its name in messages.
 ///
 /// # Errors
-/// A line that is neither comment nor assignment, or a tag that nobody understands.
-pub fn read(file: &Path, text: &str) -> Result<Vec<Asked>, Error> {
-    let mut asked = Vec::new();
-    let mut block = Block::default();
+/// A line is neither a comment nor an assignment, or a tag is invalid.
+pub fn read(file: &Path, text: &str) -> Result<Vec<Requirement>, Error> {
+    let mut requirements = Vec::new();
+    let mut block = CommentBlock::default();
     for (at, content) in text.lines().enumerate() {
         let line = content.trim();
         let wrong = || Error::Line { file: file.to_owned(), line: at + 1, text: content.to_owned() };
-        let (judged, assigned) = match line.strip_prefix(JUDGED) {
+        let (check_only, assigned) = match line.strip_prefix(CHECK_ONLY_PREFIX) {
             Some(rest) => (true, Some(assignment(rest).flatten().ok_or_else(wrong)?)),
             None => (false, assignment(line).ok_or_else(wrong)?),
         };
         if let Some((symbol, value)) = assigned {
             block.closed = true;
-            let (reason, without) = parted(&block.text);
-            asked.push(Asked {
+            let (reason, without) = split_reason(&block.text);
+            requirements.push(Requirement {
                 symbol: symbol.to_owned(),
                 value: value.to_owned(),
                 line: at + 1,
                 reason,
                 without,
                 tag: block.tag.clone(),
-                only_judged: judged,
+                check_only,
             });
         } else if line.is_empty() || line.starts_with("# ---") {
-            block = Block::default();
+            block = CommentBlock::default();
         } else {
             if block.closed {
-                block = Block::default();
+                block = CommentBlock::default();
             }
             let comment = line.trim_start_matches('#').trim();
             block.add(comment).map_err(|what| Error::Tag {
@@ -129,10 +128,10 @@ pub fn read(file: &Path, text: &str) -> Result<Vec<Asked>, Error> {
             })?;
         }
     }
-    Ok(asked)
+    Ok(requirements)
 }
 
-impl Block {
+impl CommentBlock {
     fn add(&mut self, comment: &str) -> Result<(), String> {
         let tagged = comment.strip_prefix('[').and_then(|rest| rest.split_once(']')).filter(|_| self.text.is_empty());
         let rest = match tagged {
@@ -150,7 +149,7 @@ impl Block {
     }
 }
 
-fn parted(text: &str) -> (String, Option<String>) {
+fn split_reason(text: &str) -> (String, Option<String>) {
     let found = WITHOUT.iter().find_map(|words| text.split_once(words));
     let Some((reason, without)) = found else { return (text.to_owned(), None) };
     (reason.trim_end().to_owned(), Some(without.to_owned()))
@@ -162,7 +161,8 @@ impl Tag {
         for word in text.split(',').flat_map(|part| split_class(part.trim())) {
             match word.split_once(' ') {
                 None if word.contains("..") => {
-                    tag.kernels = Kernels::parse(word).ok_or_else(|| format!("{word} is no range such as 6.10.."))?;
+                    tag.kernels =
+                        Kernels::parse(word).ok_or_else(|| format!("{word} is not a version range such as 6.10.."))?;
                 }
                 None => match word {
                     "build" => tag.class = Class::Build,
@@ -181,7 +181,7 @@ impl Tag {
     }
 }
 
-/// `hint 6.10..` is two words, `module erofs` is one.
+/// Splits a class from its version range: `hint 6.10..` becomes two items, `module erofs` stays one.
 fn split_class(part: &str) -> impl Iterator<Item = &str> {
     let (first, rest) = match part.split_once(' ') {
         Some((class, range)) if range.contains("..") => (class, Some(range.trim())),
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(text: &str) -> Vec<Asked> {
+    fn of(text: &str) -> Vec<Requirement> {
         read(Path::new("a.config"), text).unwrap()
     }
 
@@ -204,9 +204,9 @@ mod tests {
         let all =
             of("# The file.\n\n# [require] One,\n# and more. Without it: two.\nCONFIG_A=y\nCONFIG_B=y\n# Three.\n\
              CONFIG_C=y\n\nCONFIG_D=y\n# --- title\nCONFIG_E=y\n");
-        let told: Vec<_> = all.iter().map(|one| (one.symbol.as_str(), one.reason.as_str(), one.tag.class)).collect();
+        let reasons: Vec<_> = all.iter().map(|one| (one.symbol.as_str(), one.reason.as_str(), one.tag.class)).collect();
         assert_eq!(
-            told,
+            reasons,
             [
                 ("A", "One, and more.", Class::Require),
                 ("B", "One, and more.", Class::Require),
@@ -219,13 +219,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_says_how_much_it_matters() {
+    fn tag_sets_class_range_module_and_alternatives() {
         let all = of("# [hint 6.10.., module dm-mod, or B, or C, optional] x\nCONFIG_A=y\n#: CONFIG_D=y\n\
              # [forbid] y\n#: # CONFIG_E is not set\n");
         let tag = &all[0].tag;
         assert_eq!((tag.class, tag.kernels.to_string().as_str(), tag.optional), (Class::Hint, "since 6.10", true));
         assert_eq!((tag.module.as_deref(), tag.or.join(" ").as_str()), (Some("dm-mod"), "B C"));
-        assert!(!all[0].only_judged && all[1].only_judged);
+        assert!(!all[0].check_only && all[1].check_only);
         assert_eq!((all[2].value.as_str(), all[2].tag.class), ("n", Class::Forbid));
     }
 
@@ -233,7 +233,7 @@ mod tests {
     fn unparsable_line_is_reported_by_number() {
         for (text, words) in [
             ("\n# [requires] x\n", "a.config:2: "),
-            ("# [hint 6.x..] x\n", "6.x.. is no range"),
+            ("# [hint 6.x..] x\n", "6.x.. is not a version range"),
             ("# [module] x\n", "\"module\" is none of"),
             ("#: what\n", "a.config:1: "),
             ("#:\n", "a.config:1: "),
@@ -245,7 +245,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "([#: \\[\\],.\\n]|CONFIG_A|=y|hint|or|6\\.1\\.\\.| is not set|\\PC){0,60}") {
+        fn any_text_is_accepted_or_rejected(text in "([#: \\[\\],.\\n]|CONFIG_A|=y|hint|or|6\\.1\\.\\.| is not set|\\PC){0,60}") {
             if let Ok(all) = read(Path::new("a.config"), &text) {
                 prop_assert!(all.len() <= text.lines().count());
                 prop_assert!(all.iter().all(|one| !one.symbol.is_empty() && one.line <= text.lines().count()));

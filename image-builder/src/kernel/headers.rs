@@ -1,8 +1,8 @@
-//! Headers of exactly the image's kernel, to build modules against.
+//! Headers of exactly the image's kernel, for building modules.
 //!
-//! Debian splits them over three packages which point at each other by
-//! absolute paths below `/usr`. Here they lie in the cache; the one absolute
-//! path among them is replaced by a relative one.
+//! Debian splits them into three packages that refer to each other by
+//! absolute paths below `/usr`. In the cache, the only such path is replaced
+//! by a relative one.
 
 use std::fs;
 use std::io;
@@ -15,33 +15,32 @@ use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;
 
-/// Changes when the directory is made differently, so that old ones are made anew.
+/// Version of the cached directory's layout; a change recreates cached headers.
 const LAYOUT: u32 = 2;
 
-/// What `make -C` is given to build a module out of the kernel's tree.
+/// Unpacked kernel headers for building out-of-tree modules with `make -C`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelHeaders {
-    /// The kernel they belong to, `uname -r`.
+    /// The kernel's release, `uname -r`.
     pub release: String,
     /// The directory for `make -C`.
     pub build: PathBuf,
-    /// What all flavours have in common, beside `build`.
+    /// The headers common to all flavours, in the same directory as `build`.
     pub common: PathBuf,
-    /// The directory above both and the build tools: moved as a whole, they work.
+    /// The directory that contains both and the build tools; relocatable as a whole.
     pub root: PathBuf,
     /// The packages.
     pub packages: Vec<Pinned>,
 }
 
-/// What the directory records about itself.
+/// The file that records the packages.
 const STAMP: &str = "stamp.json";
 
 impl KernelHeaders {
-    /// Downloads and unpacks the headers of the kernel `facts`, unless that
-    /// was done before.
+    /// Downloads and unpacks the headers of the kernel `facts`, unless they are cached.
     ///
     /// # Errors
-    /// No such packages, a failed download, or packages that hold something else.
+    /// A package is unknown, a download fails, or a package has unexpected contents.
     pub fn prepare(cache: &Path, facts: &Facts, progress: Progress) -> Result<Self, Error> {
         Self::prepare_from(&mut Packages::new(cache, None, progress), facts)
     }
@@ -57,9 +56,9 @@ impl KernelHeaders {
         let own = format!("usr/src/linux-headers-{release}");
         cache::publish(&root, &packages.progress(), |half| {
             let label = format!("kernel headers {release}");
-            let pinned = choose(packages, &label, facts)?;
+            let pinned = select_packages(packages, &label, facts)?;
             for deb in packages.fetch_tools(&label, &pinned)? {
-                debian::unpack(&deb, half, keep)?;
+                debian::unpack(&deb, half, is_needed)?;
             }
             relocate(&half.join(&own))?;
             let stamp = half.join(STAMP);
@@ -83,11 +82,11 @@ impl KernelHeaders {
         Ok(Self { release: release.to_owned(), build, common, root, packages })
     }
 
-    /// The compiler that the kernel was built with, as the kernel's
+    /// Returns the compiler that the kernel was built with, as the kernel's
     /// configuration names it: `x86_64-linux-gnu-gcc-14`.
     ///
     /// # Errors
-    /// A configuration that does not say so.
+    /// The configuration does not name a compiler.
     pub fn compiler(&self) -> Result<String, Error> {
         let path = self.build.join(".config");
         let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
@@ -98,7 +97,7 @@ impl KernelHeaders {
 fn compiler_of(config: &str) -> Option<&str> {
     let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""))?;
     let name = text.split([' ', '"']).next()?;
-    // It becomes an argument and, without its prefix, the name of a package.
+    // The name becomes an argument and, without its prefix, a package name.
     let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     (plain && name.starts_with(|first: char| first.is_ascii_alphanumeric())).then_some(name)
 }
@@ -109,11 +108,11 @@ fn common_of(root: &Path) -> Option<PathBuf> {
     dirs.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("-common")))
 }
 
-/// The flavour's headers, those common to all flavours, and the build tools.
-fn choose(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec<Pinned>, Error> {
+/// Selects the packages of the flavour's headers, of the common headers, and of the build tools.
+fn select_packages(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec<Pinned>, Error> {
     let exactly = Wish::Exact(&facts.version);
     let own = packages.find(&facts.suite, &format!("linux-headers-{}", facts.release), exactly)?;
-    // A lock does not say what depends on what; the package does.
+    // A lock has no dependencies; the package has.
     let deb = packages.fetch_tools(label, std::slice::from_ref(&own))?.pop().unwrap_or_default();
     let depends = debian::depends(&deb)?;
     let mut all = Vec::new();
@@ -128,9 +127,9 @@ fn choose(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec
     Ok(all)
 }
 
-/// Everything a module for x86-64 needs. The stripped-down `vmlinux` is left
-/// out: it serves only to make BTF, for which the host would need pahole.
-fn keep(path: &Path) -> bool {
+/// Returns whether building a module for x86-64 needs a file. The stripped `vmlinux` is
+/// excluded: it is only used to generate BTF, which would need pahole on the host.
+fn is_needed(path: &Path) -> bool {
     let mut parts = path.components().map(|part| part.as_os_str().to_string_lossy());
     let top: Vec<_> = parts.by_ref().take(3).collect();
     let [usr, kind, _] = &top[..] else { return true };
@@ -144,7 +143,7 @@ fn keep(path: &Path) -> bool {
     }
 }
 
-/// Rewrites the flavour's `Makefile`, one line that includes the common one
+/// Rewrites the flavour's `Makefile`: one line that includes the common one
 /// by its absolute path.
 fn relocate(dir: &Path) -> Result<(), Error> {
     let path = dir.join("Makefile");
@@ -162,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_include_becomes_relative() {
+    fn absolute_include_becomes_relative() {
         assert_eq!(
             relocated("include /usr/src/linux-headers-6.12.95+deb12-common/Makefile\n"),
             "include $(dir $(lastword $(MAKEFILE_LIST)))../linux-headers-6.12.95+deb12-common/Makefile\n"
@@ -170,24 +169,24 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_what_it_was_compiled_with() {
+    fn compiler_is_read_from_configuration() {
         let line = |text: &str| format!("CONFIG_A=y\nCONFIG_CC_VERSION_TEXT=\"{text}\"\n");
         let gcc = line("x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0");
         assert_eq!(compiler_of(&gcc), Some("x86_64-linux-gnu-gcc-14"));
-        for odd in [line(""), line("-x y"), line("$(touch /x) y"), "CONFIG_A=y\n".to_owned()] {
-            assert_eq!(compiler_of(&odd), None, "{odd}");
+        for invalid in [line(""), line("-x y"), line("$(touch /x) y"), "CONFIG_A=y\n".to_owned()] {
+            assert_eq!(compiler_of(&invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn a_directory_that_lost_something_is_named() {
+    fn incomplete_directory_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let own = "usr/src/linux-headers-6-cloud".to_owned();
         let open = || KernelHeaders::open(dir.path().to_owned(), own.clone(), "6-cloud");
         fs::create_dir_all(dir.path().join(&own)).unwrap();
         fs::create_dir_all(dir.path().join("usr/src/linux-headers-6-common")).unwrap();
         fs::write(dir.path().join(STAMP), "[]").unwrap();
-        assert!(open().unwrap_err().to_string().contains("remove it"));
+        assert!(open().unwrap_err().to_string().contains("remove the directory"));
         fs::write(dir.path().join(&own).join("Makefile"), "").unwrap();
         assert_eq!(open().unwrap().common, dir.path().join("usr/src/linux-headers-6-common"));
         fs::write(dir.path().join(STAMP), "half").unwrap();
@@ -195,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn other_architectures_are_left_out() {
-        for (path, kept) in [
+    fn other_architectures_are_excluded() {
+        for (path, needed) in [
             ("usr", true),
             ("usr/src/linux-headers-6-common/Makefile", true),
             ("usr/src/linux-headers-6-common/arch", true),
@@ -208,7 +207,7 @@ mod tests {
             ("usr/share/doc/x/copyright", false),
             ("lib/modules/6/build", false),
         ] {
-            assert_eq!(keep(Path::new(path)), kept, "{path}");
+            assert_eq!(is_needed(Path::new(path)), needed, "{path}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! A kernel as image material: an uncompressed `vmlinux` that a VMM can enter
-//! directly, the configuration, and modules. Debian's package is taken apart;
-//! a kernel of our own is built from Debian's source.
+//! A kernel for an image: an uncompressed `vmlinux` that a VMM can boot directly, the configuration, and modules.
+//! They are unpacked from Debian's package, or built from Debian's source.
 
 pub mod check;
 mod compile;
@@ -33,28 +32,28 @@ pub use elf::ModuleInfo;
 pub use headers::KernelHeaders;
 pub use package_config::package_config;
 
-/// The files below `/lib/firmware` that a module names; `name` is that of its
-/// file, whose end says how it is packed.
+/// Returns the files below `/lib/firmware` that a module names; the extension of its file `name` states the
+/// compression.
 ///
 /// # Errors
-/// It is not packed as its name says, or no module.
+/// The compression differs from the extension, or the file is not a module.
 pub fn module_firmware(name: &str, bytes: &[u8]) -> Result<Vec<String>, String> {
-    Ok(elf::module_info(&modules::unpacked(name, bytes)?)?.firmware)
+    Ok(elf::module_info(&modules::decompress(name, bytes)?)?.firmware)
 }
 
 /// Why a kernel could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The package could not be had.
+    /// The package is unavailable.
     #[error(transparent)]
     Packages(Box<packages::Error>),
-    /// It could not be unpacked.
+    /// The package could not be unpacked.
     #[error(transparent)]
     Debian(#[from] debian::Error),
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// The package does not hold what a kernel package holds.
+    /// The package lacks a part of a kernel package.
     #[error("package {package} has no {what}")]
     Incomplete {
         /// The package file.
@@ -65,33 +64,33 @@ pub enum Error {
     /// A recipe cannot be used.
     #[error(transparent)]
     Recipe(#[from] recipe::Error),
-    /// The source does not take the configuration.
-    #[error("{kernel} does not take the configuration")]
+    /// The source does not apply the configuration.
+    #[error("{kernel} does not apply the configuration")]
     Configuration {
-        /// Which kernel.
+        /// The kernel.
         kernel: String,
         /// The symbols.
         source: config::Error,
     },
-    /// A program that a build needs is not there.
+    /// A program that a build needs is missing.
     #[error("building a kernel needs {tool}: install the package {package}")]
     Tool {
         /// The program.
         tool: &'static str,
-        /// Debian's package of it.
+        /// Its Debian package.
         package: &'static str,
     },
     /// A step of a build failed.
-    #[error("{what}: {command}: {said}")]
+    #[error("{what}: {command}: {output}")]
     Build {
-        /// Which kernel.
+        /// The kernel.
         what: String,
         /// The command.
         command: String,
-        /// How it ended, and its last lines.
-        said: String,
+        /// Its exit status and last lines of output.
+        output: String,
     },
-    /// The compressed kernel could not be taken apart.
+    /// The compressed kernel could not be unpacked.
     #[error("{}: {what}", file.display())]
     Payload {
         /// The kernel file.
@@ -107,22 +106,22 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
-    /// A wanted module is neither a file nor built in.
+    /// A required module is neither a file nor built in.
     #[error("kernel {release} has no module {name} (needed by {needed_by}), as a file or built in")]
     NoModule {
         /// The kernel.
         release: String,
         /// The module.
         name: String,
-        /// Who wants it.
+        /// What requires it.
         needed_by: String,
     },
-    /// The headers package does not name what it needs.
-    #[error("package {package} depends on no {needed}* package: the layout of Debian's headers has changed")]
+    /// The headers package lacks an expected dependency.
+    #[error("package {package} does not depend on a {needed}* package: the layout of Debian's headers has changed")]
     Headers {
         /// The headers package.
         package: String,
-        /// How the name of the other package begins.
+        /// The prefix of the expected package's name.
         needed: &'static str,
     },
     /// A cached kernel is not the one that was unpacked or compiled.
@@ -132,13 +131,13 @@ pub enum Error {
         dir: PathBuf,
     },
     /// Unpacked headers lack a file.
-    #[error("the kernel headers in {} are not complete: remove it and try again", dir.display())]
+    #[error("the kernel headers in {} are incomplete: remove the directory and run again", dir.display())]
     HeadersDamaged {
         /// Their directory.
         dir: PathBuf,
     },
     /// A module was built for another kernel.
-    #[error("module {} is for kernel {found}, the image has {release}: build it again", file.display())]
+    #[error("module {} is for kernel {found}, the image has {release}: rebuild the module", file.display())]
     WrongKernel {
         /// The module file.
         file: PathBuf,
@@ -155,36 +154,35 @@ impl From<packages::Error> for Error {
     }
 }
 
-/// Which kernel.
+/// Where a kernel comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A package of Debian.
+    /// A Debian package.
     Package(Package),
-    /// One that we build; the recipe's file.
+    /// Built from source; the recipe's file.
     Recipe(PathBuf),
 }
 
-/// Which kernel package, and from where.
+/// A kernel package and its suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// A kernel package, or one that depends on the newest of its kind
-    /// (`linux-image-cloud-amd64`).
+    /// A kernel package, or a metapackage (`linux-image-cloud-amd64`).
     pub package: String,
     /// The Debian suite.
     pub suite: String,
-    /// Only versions that begin with these numbers.
+    /// Version prefix to select.
     pub series: Option<String>,
 }
 
 /// A prepared kernel in the cache.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// What was recorded when it was unpacked.
+    /// Facts recorded when it was prepared.
     pub facts: Facts,
     dir: PathBuf,
 }
 
-/// What is known about a prepared kernel.
+/// Facts about a prepared kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// `uname -r`.
@@ -193,7 +191,7 @@ pub struct Facts {
     pub package: String,
     /// Its version.
     pub version: String,
-    /// The suite it came from.
+    /// The suite of the package.
     pub suite: String,
     /// SHA-256 of the package file.
     pub sha256: String,
@@ -206,7 +204,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Writes them into a prepared kernel's directory, last of all.
+    /// Writes the facts into a prepared kernel's directory, after everything else.
     fn write(&self, dir: &Path) -> Result<(), Error> {
         let path = dir.join("facts.json");
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::other).map_err(io_error("write", &path))?;
@@ -215,16 +213,14 @@ impl Facts {
     }
 }
 
-/// Changes when the directory's layout does, so that old ones are made anew.
+/// Version of the cached directory's layout; a change recreates cached kernels.
 const LAYOUT: u32 = 1;
 
 impl Kernel {
-    /// Makes the kernel ready: a package is found, downloaded and unpacked, a
-    /// recipe built, each only if needed.
+    /// Downloads and unpacks a kernel package, or builds a recipe, unless the result is cached.
     ///
     /// # Errors
-    /// No such package, a failed download, a package that is no kernel, or what
-    /// [`Kernel::build`] fails with.
+    /// The package is unknown, the download fails, the package is not a kernel, or [`Kernel::build`] fails.
     pub fn prepare(cache: &Path, source: &Source, progress: Progress) -> Result<Self, Error> {
         Self::prepare_from(&mut Packages::new(cache, None, progress), source)
     }
@@ -241,8 +237,8 @@ impl Kernel {
     }
 
     fn unpack(packages: &mut Packages<'_>, source: &Package) -> Result<Self, Error> {
-        let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
-        let pinned = packages.find_through(&source.suite, &source.package, wish, is_kernel_package)?;
+        let version = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+        let pinned = packages.find_through(&source.suite, &source.package, version, is_kernel_package)?;
         let candidate = pinned.candidate();
         let (label, progress) = (format!("kernel {}", candidate.upstream_version()), packages.progress());
         let dir = packages.cache().join("kernels").join(format!("{}-{LAYOUT}", &candidate.sha256[..16]));
@@ -250,7 +246,7 @@ impl Kernel {
         cache::publish(&dir, &progress, |half| {
             let deb = packages.fetch_one(&label, &pinned)?;
             progress.say(format_args!("{label}: unpacking"));
-            fill(half, &deb, &candidate, &source.suite)
+            unpack_kernel(half, &deb, &candidate, &source.suite)
         })?;
         Self::open(dir)
     }
@@ -266,54 +262,55 @@ impl Kernel {
         if sha256 == kernel.facts.vmlinux_sha256 { Ok(kernel) } else { Err(Error::KernelDamaged { dir: kernel.dir }) }
     }
 
-    /// The ELF file that a VMM enters through its PVH note.
+    /// Returns the ELF file that a VMM boots through its PVH note.
     #[must_use]
     pub fn vmlinux(&self) -> PathBuf {
         self.dir.join("vmlinux")
     }
 
-    /// The configuration the kernel was built with.
+    /// Returns the configuration the kernel was built with.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.dir.join("config")
     }
 
-    /// The directory with `kernel/`, `modules.builtin` and so on.
+    /// Returns the directory with `kernel/`, `modules.builtin` and so on.
     #[must_use]
     pub fn modules(&self) -> PathBuf {
         self.dir.join("modules")
     }
 }
 
-/// `linux-image-6.12.95+deb12-cloud-amd64`: the number tells it from a pointer.
+/// Returns whether a package is a kernel and not a metapackage: its name has a version, as in
+/// `linux-image-6.12.95+deb12-cloud-amd64`.
 fn is_kernel_package(name: &str) -> bool {
     name.strip_prefix("linux-image-").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         && !name.ends_with("-dbg")
 }
 
-fn fill(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<(), Error> {
+fn unpack_kernel(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<(), Error> {
     let tree = dir.join("package");
-    // Since Debian 13 modules lie under usr/lib.
-    let wanted =
+    // Since Debian 13 modules are in usr/lib.
+    let selected =
         |path: &Path| ["boot", "lib", "usr/lib"].iter().any(|top| path.starts_with(top)) || path == Path::new("usr");
     fs::create_dir_all(&tree).map_err(io_error("create directory", &tree))?;
-    debian::unpack(deb, &tree, wanted)?;
+    debian::unpack(deb, &tree, selected)?;
     let incomplete = |what| Error::Incomplete { package: candidate.file_name(), what };
 
     let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|place| only_child(&tree.join(place)));
     let modules = modules.ok_or_else(|| incomplete("directory lib/modules/RELEASE"))?;
-    // A package's links are for the system that it is installed on, not for this one.
+    // A package's symlinks are meant for the target system and may point outside the tree.
     let root = fs::canonicalize(&tree).map_err(io_error("inspect", &tree))?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|real| real.starts_with(&root));
-    let own = |path: &Path, what| if inside(path) { Ok(()) } else { Err(incomplete(what)) };
-    own(&modules, "directory lib/modules/RELEASE of its own")?;
+    let require_inside = |path: &Path, what| if inside(path) { Ok(()) } else { Err(incomplete(what)) };
+    require_inside(&modules, "directory lib/modules/RELEASE of its own")?;
     let release =
         modules.file_name().and_then(|name| name.to_str()).ok_or_else(|| incomplete("release name"))?.to_owned();
     let vmlinuz = tree.join(format!("boot/vmlinuz-{release}"));
     let config = tree.join(format!("boot/config-{release}"));
-    own(&vmlinuz, "boot/vmlinuz")?;
-    own(&config, "boot/config")?;
-    own(&modules.join("modules.builtin"), "modules.builtin")?;
+    require_inside(&vmlinuz, "boot/vmlinuz")?;
+    require_inside(&config, "boot/config")?;
+    require_inside(&modules.join("modules.builtin"), "modules.builtin")?;
     let packed = fs::read(&vmlinuz).map_err(|_| incomplete("boot/vmlinuz"))?;
     let bad = |what: String| Error::Payload { file: vmlinuz.clone(), what };
     let vmlinux = payload::extract(&packed).map_err(bad)?;
@@ -327,7 +324,7 @@ fn fill(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> Result<()
     fs::rename(&config, dir.join("config")).map_err(|_| incomplete("boot/config"))?;
     fs::rename(&modules, dir.join("modules")).map_err(io_error("move", &modules))?;
     fs::remove_dir_all(&tree).map_err(io_error("remove", &tree))?;
-    // They point into /usr/src of a machine that has the headers installed.
+    // Symlinks into /usr/src, where the target system has the headers.
     for link in ["build", "source"] {
         let _ = fs::remove_file(dir.join("modules").join(link));
     }
@@ -354,12 +351,12 @@ fn only_child(dir: &Path) -> Option<PathBuf> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A module that says this of itself.
+    /// Builds a module with these modinfo pairs.
     pub(crate) fn module_with(pairs: &[&str]) -> Vec<u8> {
         elf::tests::module(pairs)
     }
 
-    /// A prepared kernel below `directory` with one module and one built in.
+    /// Creates a prepared kernel below `dir` with one module and one built in.
     pub(crate) fn fake(dir: &Path) -> Kernel {
         let dir = dir.join("kernel");
         fs::create_dir_all(dir.join("modules/kernel")).unwrap();
@@ -381,7 +378,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn pointers_are_told_from_kernels() {
+    fn metapackages_are_distinguished_from_kernels() {
         assert!(is_kernel_package("linux-image-6.12.95+deb12-cloud-amd64"));
         assert!(!is_kernel_package("linux-image-cloud-amd64"));
         assert!(!is_kernel_package("linux-base-cloud-amd64"));

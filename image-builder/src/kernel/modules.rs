@@ -1,8 +1,8 @@
-//! Which modules an image gets: the wanted ones and all that they need.
+//! Selects the modules of an image: the requested ones and their dependencies.
 //!
 //! Dependencies come from the modules themselves (`.modinfo`), because a
-//! kernel package has no `modules.dep`: it is made on installation. Modules
-//! built out of the kernel's tree take part on equal terms.
+//! kernel package has no `modules.dep`: `depmod` generates it on installation.
+//! Out-of-tree modules are treated the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,34 +17,34 @@ use crate::cache::io_error;
 pub struct Module {
     /// Name as the kernel spells it, with underscores.
     pub name: String,
-    /// Path below `lib/modules/RELEASE`, ending in `.ko` unless it stays compressed.
+    /// Path below `lib/modules/RELEASE`, ending in `.ko` unless the file stays compressed.
     pub path: String,
     /// The file's contents.
     pub data: Vec<u8>,
-    /// Direct needs that are modules of this set.
+    /// Names of its direct dependencies.
     pub needs: Vec<String>,
-    /// What it drives, and other names that it has.
+    /// Aliases: patterns of the devices that it drives, and other names.
     pub aliases: Vec<String>,
-    /// Modules that it would like to have beside it, as it says so.
-    pub company: Vec<String>,
+    /// Soft dependencies, as its `.modinfo` states them.
+    pub softdeps: Vec<String>,
 }
 
 /// The modules of an image.
 #[derive(Debug, Clone, Default)]
 pub struct Set {
     modules: BTreeMap<String, Module>,
-    /// Wanted or needed ones that the kernel has built in.
+    /// Requested modules and dependencies that are built into the kernel.
     pub built_in: BTreeSet<String>,
 }
 
 impl Set {
-    /// The modules, by name.
+    /// Iterates over the modules, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Module> {
         self.modules.values()
     }
 
-    /// The text of `modules.dep`: one line per module, with everything it
-    /// needs, the one to be loaded first at the end, as `depmod` writes it.
+    /// Formats `modules.dep`: one line per module with all its dependencies in
+    /// reverse load order, as `depmod` writes it.
     #[must_use]
     pub fn dependency_file(&self) -> String {
         let mut lines: Vec<String> = self
@@ -65,24 +65,24 @@ impl Set {
         lines.concat()
     }
 
-    /// The text of `modules.alias`, by which a guest finds the drivers of its devices.
+    /// Formats `modules.alias`, which maps the guest's devices to drivers.
     #[must_use]
     pub fn alias_file(&self) -> String {
         let line = |module: &Module, pattern: &String| format!("alias {pattern} {}\n", module.name);
         self.iter().flat_map(|module| module.aliases.iter().map(|pattern| line(module, pattern))).collect()
     }
 
-    /// The text of `modules.softdep`: what modules would like to have beside them.
-    /// Only what the image's manifest also names is in the image.
+    /// Formats `modules.softdep`, the modules' soft dependencies.
+    /// They are in the image only if its manifest names them, too.
     #[must_use]
-    pub fn company_file(&self) -> String {
-        let with = self.iter().filter(|module| !module.company.is_empty());
-        with.map(|module| format!("softdep {} {}\n", module.name, module.company.join(" "))).collect()
+    pub fn softdep_file(&self) -> String {
+        let with = self.iter().filter(|module| !module.softdeps.is_empty());
+        with.map(|module| format!("softdep {} {}\n", module.name, module.softdeps.join(" "))).collect()
     }
 
-    /// Appends what `module` needs and then itself, each once. `seen` also
-    /// ends a cycle, which the kernel's build refuses but a damaged file may
-    /// claim.
+    /// Appends the dependencies of `module` and then itself, each once. `seen` also
+    /// breaks cycles, which the kernel's build rejects but a corrupt file may
+    /// contain.
     fn load_order<'a>(&'a self, module: &'a Module, seen: &mut BTreeSet<&'a str>, order: &mut Vec<&'a Module>) {
         if !seen.insert(&module.name) {
             return;
@@ -94,25 +94,25 @@ impl Set {
     }
 }
 
-/// What becomes of the type information (BTF) in modules.
+/// Whether modules keep their type information (BTF).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TypeInformation {
-    /// It stays, and with it the module's signature.
+    /// BTF and the module's signature are retained.
     #[default]
     Keep,
-    /// It goes, and with it the signature: BPF programs cannot name this
+    /// BTF and the signature are removed: BPF programs cannot use this
     /// module's types, and loading it is several times as fast.
     Drop,
 }
 
-/// How the kernel's own modules go into the image.
+/// How the kernel's own modules are stored in the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Unpacked: every kernel takes them, and nothing is unpacked at each boot.
+    /// Uncompressed: every kernel can load them, without decompression at each boot.
     Plain(TypeInformation),
-    /// As the package has them, for a smaller image. The guest's kernel has to
-    /// be able to unpack them (`CONFIG_MODULE_DECOMPRESS`), by the one method
-    /// that it was built for.
+    /// As in the package, for a smaller image. The guest's kernel must
+    /// support their compression (`CONFIG_MODULE_DECOMPRESS`); it supports the one
+    /// that it was built with.
     AsPackaged,
 }
 
@@ -120,52 +120,52 @@ impl TypeInformation {
     fn apply(self, file: &Path, data: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Keep => Ok(()),
-            Self::Drop => elf::without_type_information(data).map_err(|what| bad(file, what)),
+            Self::Drop => elf::strip_btf(data).map_err(|what| bad(file, what)),
         }
     }
 }
 
-/// The directory of modules that are not the kernel's.
+/// The directory of out-of-tree modules.
 pub const EXTRA: &str = "extra";
-/// The directory of modules that go before the kernel's own.
+/// The directory of modules that take precedence over the kernel's own.
 pub const UPDATES: &str = "updates";
 
-/// A module that was built out of the kernel's tree.
+/// An out-of-tree module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extra {
     /// Its file, which ends in `.ko`.
     pub file: PathBuf,
-    /// The directory below `lib/modules/RELEASE` where it goes.
+    /// Its directory below `lib/modules/RELEASE`.
     pub dir: &'static str,
 }
 
 impl Extra {
-    /// Goes where `make modules_install` puts modules that are not the kernel's.
+    /// Returns a module in `extra`, where `make modules_install` installs out-of-tree modules.
     #[must_use]
     pub fn built(file: PathBuf) -> Self {
         Self { file, dir: EXTRA }
     }
 
-    /// Goes where `depmod` looks first, before the kernel's own modules.
+    /// Returns a module in `updates`, which `depmod` prefers over the kernel's own modules.
     #[must_use]
     pub fn update(file: PathBuf) -> Self {
         Self { file, dir: UPDATES }
     }
 }
 
-/// Selects `wanted` modules by name from the directory `tree` of the kernel
-/// `release`, all of the files in `extra`, and everything those need.
+/// Selects the `requested` modules by name from the directory `tree` of the kernel
+/// `release`, all modules in `extra`, and all dependencies.
 ///
 /// # Errors
 /// An unknown module, an unreadable file, or an extra module that was built
 /// for another kernel.
-pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], form: Form) -> Result<Set, Error> {
+pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra], form: Form) -> Result<Set, Error> {
     let available = index(tree)?;
     let built_in = built_in(tree)?;
     let mut set = Set::default();
-    // What is still to be had, and who asked for it first.
-    let mut open: Vec<(String, String)> =
-        wanted.iter().map(|name| (canonical(name), "the manifest".to_owned())).collect();
+    // Modules still to be selected, and what required them first.
+    let mut pending: Vec<(String, String)> =
+        requested.iter().map(|name| (canonical(name), "the manifest".to_owned())).collect();
     for Extra { file, dir } in extra {
         let (name, path) = extra_name(file, dir)?;
         let mut data = fs::read(file).map_err(io_error("read module", file))?;
@@ -177,10 +177,10 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], fo
             return Err(Error::WrongKernel { file: file.clone(), release: release.to_owned(), found: found.clone() });
         }
         let module = describe(name, path, data, info);
-        open.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
+        pending.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
         set.modules.insert(module.name.clone(), module);
     }
-    while let Some((name, needed_by)) = open.pop() {
+    while let Some((name, needed_by)) = pending.pop() {
         if set.modules.contains_key(&name) || set.built_in.contains(&name) {
             continue;
         }
@@ -205,7 +205,7 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], fo
             }
         };
         let module = describe(name, path, data, info);
-        open.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
+        pending.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
         set.modules.insert(module.name.clone(), module);
     }
     Ok(set)
@@ -213,15 +213,15 @@ pub fn select(release: &str, tree: &Path, wanted: &[String], extra: &[Extra], fo
 
 fn describe(name: String, path: String, data: Vec<u8>, info: ModuleInfo) -> Module {
     let needs = info.depends.iter().map(|need| canonical(need)).collect();
-    Module { name, path, data, needs, aliases: info.aliases, company: info.company }
+    Module { name, path, data, needs, aliases: info.aliases, softdeps: info.softdeps }
 }
 
-/// The kernel treats `-` and `_` in module names as one.
+/// Replaces `-` with `_`: the kernel treats them as equal in module names.
 pub(crate) fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The module's name, from a file name such as `virtio-rng.ko.xz`.
+/// Returns the module's name from a file name such as `virtio-rng.ko.xz`.
 pub(crate) fn name_of(file: &Path) -> Option<String> {
     let (stem, rest) = file.file_name()?.to_str()?.split_once(".ko")?;
     COMPRESSIONS.iter().any(|(suffix, _)| *suffix == rest).then(|| canonical(stem))
@@ -235,20 +235,20 @@ fn extra_name(file: &Path, dir: &str) -> Result<(String, String), Error> {
 
 type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
 
-/// What may follow `.ko`, and who undoes it.
+/// Suffixes after `.ko`, and their decompressors.
 const COMPRESSIONS: &[(&str, Unpack)] =
     &[("", |bytes| Ok(bytes.to_vec())), (".xz", payload::xz), (".zst", payload::zstd), (".gz", payload::gzip)];
 
 fn decompressed(file: &Path) -> Result<Vec<u8>, Error> {
     let bytes = fs::read(file).map_err(io_error("read module", file))?;
-    unpacked(&file.to_string_lossy(), &bytes).map_err(|what| bad(file, what))
+    decompress(&file.to_string_lossy(), &bytes).map_err(|what| bad(file, what))
 }
 
-/// A module's contents without what its file name says it is packed with.
+/// Decompresses a module as its file name's suffix states.
 ///
 /// # Errors
-/// A name that ends in no known way, or bytes that are not what it says.
-pub(crate) fn unpacked(name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
+/// The suffix is unknown, or the contents do not match it.
+pub(crate) fn decompress(name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
     let unpack = COMPRESSIONS.iter().find(|(suffix, _)| name.ends_with(&format!(".ko{suffix}")));
     let (_, unpack) = unpack.ok_or_else(|| "unknown compression".to_owned())?;
     unpack(bytes)
@@ -267,7 +267,7 @@ fn bad(file: &Path, what: String) -> Error {
     Error::Module { file: file.to_owned(), what }
 }
 
-/// Every module file below `tree`, by name; links may lead anywhere and are none.
+/// Returns every module file below `tree`, by name; ignores symlinks, which may point outside.
 fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![tree.join("kernel")];
@@ -288,7 +288,7 @@ fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     Ok(found)
 }
 
-/// Names of the modules that the kernel has built in.
+/// Returns the names of the modules built into the kernel.
 fn built_in(tree: &Path) -> Result<BTreeSet<String>, Error> {
     let path = tree.join("modules.builtin");
     let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_are_followed_and_ordered() {
+    fn dependencies_are_followed_and_ordered() {
         let tree = tree();
         let set = select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[], KEEP).unwrap();
         assert_eq!(names(&set), ["other", "virtio_transport", "vmw_common", "vsock"]);
@@ -338,18 +338,18 @@ mod tests {
     }
 
     #[test]
-    fn modules_say_what_they_drive_and_whose_company_they_like() {
+    fn aliases_and_soft_dependencies_are_listed() {
         let tree = tree();
         let net = tree.path().join("kernel/net/vmw_vsock");
         let pairs = ["depends=", "alias=virtio:d00000013v*", "alias=net-pf-40", "softdep=pre: a", "softdep=post: b c"];
         fs::write(net.join("a-b.ko"), module(&pairs)).unwrap();
         let set = select("6.12.95", tree.path(), &["a_b".into(), "vsock".into()], &[], KEEP).unwrap();
         assert_eq!(set.alias_file(), "alias virtio:d00000013v* a_b\nalias net-pf-40 a_b\n");
-        assert_eq!(set.company_file(), "softdep a_b pre: a post: b c\n");
+        assert_eq!(set.softdep_file(), "softdep a_b pre: a post: b c\n");
     }
 
     #[test]
-    fn packed_modules_stay_packed_where_that_is_wished() {
+    fn compressed_modules_stay_compressed_if_requested() {
         let tree = tree();
         let net = tree.path().join("kernel/net/vmw_vsock");
         let plain = module(&["depends=vsock", "vermagic=6.12.95 SMP"]);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_modules_bring_what_they_need() {
+    fn extra_modules_add_their_dependencies() {
         let tree = tree();
         let dir = tempfile::tempdir().unwrap();
         let nvidia = dir.path().join("nvidia.ko");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_who_wants_it() {
+    fn missing_module_is_reported_with_what_requires_it() {
         let tree = tree();
         let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[], KEEP).unwrap_err();
         assert!(unknown.to_string().contains("nosuch (needed by the manifest)"), "{unknown}");
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_need_each_other_do_not_hang() {
+    fn dependency_cycle_is_broken() {
         let tree = tree();
         let net = tree.path().join("kernel/net/vmw_vsock");
         fs::write(net.join("a.ko"), module(&["depends=b"])).unwrap();

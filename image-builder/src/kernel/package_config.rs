@@ -1,4 +1,4 @@
-//! The configuration of a kernel package, without preparing the kernel.
+//! Extracts the configuration of a kernel package without unpacking the kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use crate::debian::{self, Candidate, Wish};
 use crate::packages::Packages;
 use crate::progress::Progress;
 
-/// Finds and downloads a kernel package, if needed, and returns which one it
-/// is and where its configuration lies in the cache.
+/// Downloads a kernel package, unless cached, and returns the package and the path of its configuration in the
+/// cache.
 ///
 /// # Errors
-/// No such package, a failed download, or a package without `/boot/config-*`.
+/// The package is unknown, the download fails, or the package has no `/boot/config-*`.
 pub fn package_config(cache: &Path, source: &Package, progress: Progress) -> Result<(Candidate, PathBuf), Error> {
     let mut packages = Packages::new(cache, None, progress);
-    let wish = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
-    let pinned = packages.find_through(&source.suite, &source.package, wish, is_kernel_package)?;
+    let version = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+    let pinned = packages.find_through(&source.suite, &source.package, version, is_kernel_package)?;
     let candidate = pinned.candidate();
     let dir = cache.join("kernels").join(format!("{}-config", &candidate.sha256[..16]));
     cache::publish(&dir, &progress, |half| {

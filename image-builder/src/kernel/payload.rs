@@ -1,8 +1,8 @@
-//! From a compressed kernel (`bzImage`) to the ELF file inside.
+//! Extracts the ELF file from a compressed kernel (`bzImage`).
 //!
-//! The setup header says where the payload begins and how long it is
-//! (`Documentation/arch/x86/boot.rst`, protocol 2.08 and later); its first
-//! bytes say how it is compressed.
+//! The setup header states the payload's offset and length
+//! (`Documentation/arch/x86/boot.rst`, protocol 2.08 and later); the payload's
+//! first bytes identify the compression.
 
 use std::io::Read;
 
@@ -16,11 +16,11 @@ mod at {
 }
 
 /// A kernel larger than this is a decompression bomb or not a kernel.
-const LARGEST: u64 = 1 << 30;
+const MAX_SIZE: u64 = 1 << 30;
 
 type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
 
-/// First bytes of a payload, the compression's name, and who undoes it.
+/// Magic number of a payload, the compression's name, and its decompressor.
 const COMPRESSIONS: &[(&[u8], &str, Unpack)] = &[
     (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", zstd),
     (&[0xfd, b'7', b'z', b'X', b'Z', 0], "xz", xz),
@@ -29,15 +29,15 @@ const COMPRESSIONS: &[(&[u8], &str, Unpack)] = &[
     (b"\x7fELF", "nothing", |bytes| Ok(bytes.to_vec())),
 ];
 
-/// The kernel inside `image`.
+/// Extracts the kernel from `image`.
 pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, String> {
     let payload = locate(image)?;
     let Some((_, name, unpack)) = COMPRESSIONS.iter().find(|(magic, _, _)| payload.starts_with(magic)) else {
         return Err(format!("unknown compression, the payload begins with {:02x?}", &payload[..payload.len().min(6)]));
     };
-    let kernel = unpack(payload).map_err(|why| format!("the {name} payload is damaged: {why}"))?;
+    let kernel = unpack(payload).map_err(|error| format!("the {name} payload is corrupt: {error}"))?;
     if !kernel.starts_with(b"\x7fELF") {
-        return Err(format!("the {name} payload is no ELF file"));
+        return Err(format!("the {name} payload is not an ELF file"));
     }
     Ok(kernel)
 }
@@ -45,14 +45,14 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, String> {
 fn locate(image: &[u8]) -> Result<&[u8], String> {
     let word = |at: usize| -> Option<u32> { Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?)) };
     if image.get(at::MAGIC..at::MAGIC + 4) != Some(b"HdrS") {
-        return Err("no bzImage: the setup header is missing".to_owned());
+        return Err("not a bzImage: the setup header is missing".to_owned());
     }
     let protocol = word(at::PROTOCOL).map_or(0, |word| word & 0xffff);
     if protocol < 0x208 {
-        return Err(format!("boot protocol {protocol:#x} does not say where the payload is"));
+        return Err(format!("boot protocol {protocol:#x} does not state the payload's offset"));
     }
     let sectors = match image[at::SETUP_SECTORS] {
-        0 => 4, // As old loaders have to read it.
+        0 => 4, // The boot protocol defines 0 as 4.
         count => usize::from(count),
     };
     let (offset, length) = (word(at::PAYLOAD_OFFSET), word(at::PAYLOAD_LENGTH));
@@ -60,31 +60,31 @@ fn locate(image: &[u8]) -> Result<&[u8], String> {
         let start = ((sectors + 1) * 512).checked_add(offset as usize)?;
         image.get(start..start.checked_add(length as usize)?)
     });
-    span.ok_or_else(|| "the payload lies outside the file".to_owned())
+    span.ok_or_else(|| "the payload is outside the file".to_owned())
 }
 
-/// Reads one stream to its end; the size that the kernel's build appends
-/// after it stays unread.
-fn drain(reader: impl Read) -> Result<Vec<u8>, String> {
+/// Reads one compressed stream to its end; ignores the size that the kernel's build
+/// appends.
+fn decompress(reader: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    reader.take(LARGEST).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    reader.take(MAX_SIZE).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
 
 pub(super) fn zstd(payload: &[u8]) -> Result<Vec<u8>, String> {
-    drain(ruzstd::decoding::StreamingDecoder::new(payload).map_err(|error| error.to_string())?)
+    decompress(ruzstd::decoding::StreamingDecoder::new(payload).map_err(|error| error.to_string())?)
 }
 
 pub(super) fn xz(payload: &[u8]) -> Result<Vec<u8>, String> {
-    drain(lzma_rust2::XzReader::new(payload, false))
+    decompress(lzma_rust2::XzReader::new(payload, false))
 }
 
 pub(super) fn gzip(payload: &[u8]) -> Result<Vec<u8>, String> {
-    drain(flate2::read::GzDecoder::new(payload))
+    decompress(flate2::read::GzDecoder::new(payload))
 }
 
-/// The old lz4 container: a magic number, then blocks of up to 8 MiB, each
-/// with its compressed length in front.
+/// Decompresses the legacy lz4 format: a magic number, then blocks of up to 8 MiB, each
+/// preceded by its compressed length.
 fn lz4(payload: &[u8]) -> Result<Vec<u8>, String> {
     const BLOCK: usize = 8 << 20;
     let mut rest = &payload[4..];
@@ -92,7 +92,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, String> {
     let mut block = vec![0; BLOCK];
     while let Some((length, tail)) = rest.split_first_chunk::<4>() {
         let length = u32::from_le_bytes(*length) as usize;
-        // What follows the last block is the appended size, not a length.
+        // After the last block comes the appended size, not a length.
         if length == 0 || tail.len() < length {
             break;
         }
@@ -100,8 +100,8 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, String> {
         let size = lz4_flex::block::decompress_into(packed, &mut block).map_err(|error| error.to_string())?;
         kernel.extend_from_slice(&block[..size]);
         rest = tail;
-        // Only the last block may be short.
-        if size < BLOCK || kernel.len() as u64 > LARGEST {
+        // Only the last block may be shorter.
+        if size < BLOCK || kernel.len() as u64 > MAX_SIZE {
             break;
         }
     }
@@ -125,7 +125,7 @@ mod tests {
         image[at::PAYLOAD_LENGTH..at::PAYLOAD_LENGTH + 4].copy_from_slice(&length.to_le_bytes());
         image.extend_from_slice(&[0xcc; 8]);
         image.extend_from_slice(payload);
-        image.extend_from_slice(b"what comes after");
+        image.extend_from_slice(b"trailing bytes");
         image
     }
 
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_compression_gives_the_kernel_back() {
+    fn kernel_is_extracted_from_every_compression() {
         let kernel = kernel();
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&kernel).unwrap();
@@ -168,7 +168,7 @@ mod tests {
         assert!(extract(b"").unwrap_err().contains("setup header"));
         assert!(extract(&image(b"plain text")).unwrap_err().contains("unknown compression"));
         let zstd = ruzstd::encoding::compress_to_vec(&b"text"[..], ruzstd::encoding::CompressionLevel::Fastest);
-        assert!(extract(&image(&zstd)).unwrap_err().contains("no ELF"));
+        assert!(extract(&image(&zstd)).unwrap_err().contains("not an ELF"));
         let mut outside = image(b"x");
         outside[at::PAYLOAD_LENGTH + 3] = 0x7f;
         assert!(extract(&outside).unwrap_err().contains("outside"));

@@ -1,55 +1,55 @@
-//! Recipes of kernels that we build ourselves: a source package and fragments.
+//! Recipes of kernels built from source: a source package and fragments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::config::{self, Wishes};
+use super::config::{self, RequestedConfig};
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The recipe or a fragment could not be read.
-    #[error("kernel recipe: cannot read {}", file.display())]
+    #[error("kernel recipe: failed to read {}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The recipe is not TOML, or has unknown or missing keys.
-    #[error("kernel recipe {} is not as it should be", file.display())]
+    #[error("failed to parse kernel recipe {}", file.display())]
     Parse {
         /// The recipe.
         file: PathBuf,
-        /// Line, column, and what is wrong there.
+        /// The parser's error, with line and column.
         source: Box<toml::de::Error>,
     },
-    /// The name would not do as part of a release and of a file name.
-    #[error("kernel recipe {}: name = {name:?}: use lower-case letters, digits and -", file.display())]
+    /// The name is invalid in a kernel release or a file name.
+    #[error("kernel recipe {}: invalid name = {name:?}: use lower-case letters, digits and -", file.display())]
     Name {
         /// The recipe.
         file: PathBuf,
         /// The name.
         name: String,
     },
-    /// The fragments make no sense.
+    /// A fragment is invalid, or fragments conflict.
     #[error(transparent)]
     Fragments(#[from] config::Error),
 }
 
-/// A kernel that we build: from Debian's source, configured by fragments.
+/// A kernel built from Debian's source, configured by fragments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recipe {
-    /// Ends the kernel's release: `6.12.95-firstlight-NAME`.
+    /// Suffix of the kernel's release: `6.12.95-firstlight-NAME`.
     pub name: String,
-    /// Debian's package of the source.
+    /// Debian's source package.
     pub source: String,
-    /// The suite it comes from.
+    /// The suite of the package.
     pub suite: String,
-    /// What the fragments ask for.
-    pub wishes: Wishes,
+    /// The values that the fragments request.
+    pub requested: RequestedConfig,
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,10 +62,10 @@ struct Text {
 }
 
 impl Recipe {
-    /// Reads the recipe at `file` and its fragments, which lie relative to it.
+    /// Reads the recipe at `file` and its fragments, whose paths are relative to it.
     ///
     /// # Errors
-    /// Names the file, and the line where there is one.
+    /// A file cannot be read or is invalid; names the file, and the line if there is one.
     pub fn read(file: &Path) -> Result<Self, Error> {
         let read =
             |file: &Path| fs::read_to_string(file).map_err(|source| Error::Read { file: file.to_owned(), source });
@@ -76,12 +76,12 @@ impl Recipe {
             return Err(Error::Name { file: file.to_owned(), name: text.name });
         }
         let dir = file.parent().unwrap_or(Path::new(""));
-        let mut wishes = Wishes::default();
+        let mut requested = RequestedConfig::default();
         for fragment in &text.fragments {
             let fragment = dir.join(fragment);
-            wishes.add(&fragment, &read(&fragment)?)?;
+            requested.add(&fragment, &read(&fragment)?)?;
         }
-        Ok(Self { name: text.name, source: text.source, suite: text.suite, wishes })
+        Ok(Self { name: text.name, source: text.source, suite: text.suite, requested })
     }
 }
 
@@ -98,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn fragments_lie_beside_the_recipe() {
+    fn fragment_paths_are_relative_to_recipe() {
         let text = "name = \"lab\"\nsource = \"linux-source-6.12\"\nsuite = \"sid\"\nfragments = [\"net.config\"]\n";
         let recipe = recipe(text).unwrap();
-        assert_eq!((recipe.name.as_str(), recipe.wishes.text().as_str()), ("lab", "CONFIG_NET=y\n"));
+        assert_eq!((recipe.name.as_str(), recipe.requested.text().as_str()), ("lab", "CONFIG_NET=y\n"));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn error_names_the_cause() {
         for (text, word) in [
             ("name = \"Lab\"\nsource = \"s\"\nsuite = \"sid\"\nfragments = []", "lower-case"),
             ("name = \"lab\"\nsource = \"s\"\nsuite = \"sid\"\nfragments = [\"none.config\"]", "none.config"),
@@ -117,12 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn the_recipes_of_the_tree_are_valid() {
+    fn recipes_in_repository_are_valid() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs");
         let mut seen = 0;
         for entry in fs::read_dir(&dir).unwrap().flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "toml") {
-                assert!(!Recipe::read(&entry.path()).unwrap().wishes.is_empty());
+                assert!(!Recipe::read(&entry.path()).unwrap().requested.is_empty());
                 seen += 1;
             }
         }

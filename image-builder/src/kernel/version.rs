@@ -1,13 +1,13 @@
-//! Kernel versions, as far as rules depend on them.
+//! Kernel versions, as rules compare them.
 
 use std::fmt;
 
-/// `6.12`: the last number of a release changes nothing that a rule knows.
+/// A kernel version without patch level, such as `6.12`; no rule depends on the patch level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u32, u32);
 
 impl Version {
-    /// The version at the beginning of a text: `6.12`, `6.12.95+deb12-cloud-amd64`.
+    /// Parses the version at the beginning of a string: `6.12`, `6.12.95+deb12-cloud-amd64`.
     #[must_use]
     pub fn leading(text: &str) -> Option<Self> {
         let mut numbers = text.splitn(3, '.');
@@ -24,17 +24,17 @@ impl fmt::Display for Version {
     }
 }
 
-/// The kernels that have a symbol.
+/// The range of kernel versions that have a symbol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kernels {
-    /// The first.
+    /// The first version with it.
     pub since: Option<Version>,
-    /// The first that has it no longer.
+    /// The first version without it again.
     pub until: Option<Version>,
 }
 
 impl Kernels {
-    /// Reads `6.10..`, `..6.16` and `5.19..6.8`.
+    /// Parses `6.10..`, `..6.16` and `5.19..6.8`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (since, until) = text.split_once("..")?;
@@ -48,13 +48,13 @@ impl Kernels {
         (!empty && !reversed).then_some(range)
     }
 
-    /// Whether `version` is too old to have it.
+    /// Returns whether `version` is older than the range.
     #[must_use]
     pub fn is_before(&self, version: Version) -> bool {
         self.since.is_some_and(|since| version < since)
     }
 
-    /// Whether `version` has it no longer.
+    /// Returns whether `version` is newer than the range.
     #[must_use]
     pub fn is_after(&self, version: Version) -> bool {
         self.until.is_some_and(|until| version >= until)
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
+    fn version_ranges_are_parsed_and_compared() {
         let of = |text| Kernels::parse(text).unwrap();
         let v = |text| Version::leading(text).unwrap();
         assert!(of("6.10..").is_before(v("6.1")) && !of("6.10..").is_before(v("6.10")));

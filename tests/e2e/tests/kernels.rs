@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::kernel::check::{Report, Rules, Severity, Status, Subject, Verdict, judge};
+use firstlight_image_builder::kernel::check::{Report, Rules, Severity, Status, Subject, Verdict, check_config};
 use firstlight_image_builder::kernel::dot_config::{self, DotConfig};
 use firstlight_image_builder::kernel::kconfig::Tree;
 use firstlight_image_builder::kernel::modules::{self, Form};
@@ -37,7 +37,7 @@ fn report(config: &str, purposes: &[&str], source: Option<&Tree>) -> Report {
     let config = DotConfig::read(config.as_bytes()).unwrap();
     let purposes: Vec<String> = purposes.iter().map(|name| (*name).to_owned()).collect();
     let subject = Subject { origin: "stock", config: &config, source };
-    let report = judge(&Rules::built_in().unwrap(), &purposes, subject).unwrap();
+    let report = check_config(&Rules::built_in().unwrap(), &purposes, subject).unwrap();
     assert_eq!(report.notes.iter().filter(|note| !note.starts_with("a symbol that is not")).count(), 0);
     report
 }
@@ -173,6 +173,6 @@ fn a_cut_configuration_is_refused() {
     let last = whole.trim_end().len();
     for end in (200..last).step_by(997).chain([last - 1]) {
         let error = DotConfig::parse(&whole[..end]).unwrap_err();
-        assert!(matches!(error, dot_config::Error::Cut { .. }), "{end}: {error}");
+        assert!(matches!(error, dot_config::Error::Truncated { .. }), "{end}: {error}");
     }
 }

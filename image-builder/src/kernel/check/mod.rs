@@ -1,4 +1,4 @@
-//! Whether a kernel that is already built will do, and if not, why.
+//! Checks the configuration of a built kernel against the rules of its purposes.
 
 pub mod report;
 pub mod rules;
@@ -12,50 +12,50 @@ use super::version::Version;
 pub use report::{Finding, NeededModule, Report, SCHEMA, Severity, Status, Verdict};
 pub use rules::{Rule, Rules};
 
-/// What is judged.
+/// A kernel configuration to check.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
-    /// Where the configuration is from, for people.
+    /// The configuration's source, as displayed.
     pub origin: &'a str,
     /// The configuration.
     pub config: &'a DotConfig,
-    /// The source of that kernel, if it is there: it tells why a symbol is off.
+    /// The kernel's source tree, if available: it explains why a symbol is off.
     pub source: Option<&'a Tree>,
 }
 
-/// Judges a kernel for purposes.
+/// Checks a kernel configuration against the rules of `purposes`.
 ///
 /// # Errors
-/// There is no such purpose.
-pub fn judge(rules: &Rules, purposes: &[String], subject: Subject<'_>) -> Result<Report, rules::Error> {
+/// A purpose is unknown.
+pub fn check_config(rules: &Rules, purposes: &[String], subject: Subject<'_>) -> Result<Report, rules::Error> {
     let mut report = Report::new(purposes, subject);
-    let judge = Judge { rules, subject, version: subject.config.version() };
+    let checker = Checker { rules, subject, version: subject.config.version() };
     for rule in rules.of(purposes)? {
-        match judge.rule(&rule) {
-            Outcome::Fits { module } => {
+        match checker.check_rule(&rule) {
+            Outcome::Satisfied { module } => {
                 report.fits += 1;
                 let required = rule.class == Class::Require;
                 report.modules.extend(module.map(|module| NeededModule {
                     module,
-                    symbol: rule.asked.symbol,
+                    symbol: rule.requirement.symbol,
                     required,
                 }));
             }
-            Outcome::Misses(finding) => report.findings.push(finding),
+            Outcome::Violated(finding) => report.findings.push(finding),
         }
     }
     for (milestone, since) in rules.milestones_of(purposes) {
-        if judge.version.is_some_and(|version| version < since) {
+        if checker.version.is_some_and(|version| version < since) {
             report.findings.push(Finding::of_version(milestone, since));
         }
     }
-    if judge.version.is_none() {
-        report.notes.push("it does not say which kernel it is of: rules on versions did not count".to_owned());
+    if checker.version.is_none() {
+        report.notes.push("the configuration does not state its kernel version: version rules were skipped".to_owned());
     }
     if subject.source.is_none() && report.findings.iter().any(|finding| finding.status == Status::Absent) {
         report.notes.push(
-            "a symbol that is not mentioned is unknown to this kernel, or what it depends on is off: with the unpacked \
-             source of this kernel, --source DIR tells which"
+            "a symbol that is not mentioned is unknown to this kernel, or one of its dependencies is off: pass the \
+             unpacked kernel source with --source DIR to find out which"
                 .to_owned(),
         );
     }
@@ -64,51 +64,55 @@ pub fn judge(rules: &Rules, purposes: &[String], subject: Subject<'_>) -> Result
 }
 
 enum Outcome {
-    Fits { module: Option<String> },
-    Misses(Finding),
+    Satisfied { module: Option<String> },
+    Violated(Finding),
 }
 
-struct Judge<'a> {
+struct Checker<'a> {
     rules: &'a Rules,
     subject: Subject<'a>,
     version: Option<Version>,
 }
 
-/// What a kernel has for a symbol, perhaps by another name.
-struct Found<'a> {
-    /// The name that it has in this kernel.
+/// A symbol as the configuration has it, possibly under another name.
+struct Resolved<'a> {
+    /// The symbol's name in this kernel.
     name: &'a str,
-    /// Nothing if the configuration does not mention it.
+    /// `None` if the configuration does not mention the symbol.
     value: Option<&'a str>,
-    /// The kernel has always what the symbol is about.
+    /// This kernel always includes the feature and no longer has the symbol.
     always: bool,
 }
 
-impl Judge<'_> {
-    fn rule(&self, rule: &Rule) -> Outcome {
-        let asked = &rule.asked;
-        let found = self.find(&asked.symbol);
-        let gone = self.version.is_some_and(|version| asked.tag.kernels.is_after(version));
+impl Checker<'_> {
+    fn check_rule(&self, rule: &Rule) -> Outcome {
+        let requirement = &rule.requirement;
+        let found = self.resolve(&requirement.symbol);
+        let gone = self.version.is_some_and(|version| requirement.tag.kernels.is_after(version));
         if found.always || (found.value.is_none() && gone) {
-            return Outcome::Fits { module: None };
+            return Outcome::Satisfied { module: None };
         }
-        let takes_module = asked.tag.module.is_some();
-        if suits(&asked.value, found.value, takes_module) {
-            let module = asked.tag.module.clone().filter(|_| found.value == Some("m"));
-            return Outcome::Fits { module };
+        let accepts_module = requirement.tag.module.is_some();
+        if satisfies(&requirement.value, found.value, accepts_module) {
+            let module = requirement.tag.module.clone().filter(|_| found.value == Some("m"));
+            return Outcome::Satisfied { module };
         }
-        let instead = asked.tag.or.iter().any(|other| suits(&asked.value, self.find(other).value, takes_module));
-        if instead {
-            return Outcome::Fits { module: None };
+        let alternative = requirement
+            .tag
+            .or
+            .iter()
+            .any(|other| satisfies(&requirement.value, self.resolve(other).value, accepts_module));
+        if alternative {
+            return Outcome::Satisfied { module: None };
         }
         let status = self.status(rule, &found);
-        Outcome::Misses(Finding::of_symbol(rule, found.name, found.value, status))
+        Outcome::Violated(Finding::of_symbol(rule, found.name, found.value, status))
     }
 
-    /// A symbol by its name or by the one that it has in other kernels.
-    fn find<'s>(&'s self, symbol: &'s str) -> Found<'s> {
+    /// Looks a symbol up by its name, or by its name in other kernel versions.
+    fn resolve<'s>(&'s self, symbol: &'s str) -> Resolved<'s> {
         let config = self.subject.config;
-        let own = Found { name: symbol, value: config.value(symbol), always: false };
+        let own = Resolved { name: symbol, value: config.value(symbol), always: false };
         if own.value.is_some() {
             return own;
         }
@@ -120,11 +124,11 @@ impl Judge<'_> {
             let since = Version::leading(&renamed.since);
             let is_new = self.version.zip(since).is_some_and(|(version, since)| version >= since);
             match other {
-                None if is_new => return Found { always: true, ..own },
+                None if is_new => return Resolved { always: true, ..own },
                 None => {}
                 Some(other) => {
                     let value = config.value(other);
-                    // One that is reversed and not mentioned cannot be told from one that is off.
+                    // An unmentioned reversed symbol is indistinguishable from one that is off.
                     let value = match (renamed.reversed, value) {
                         (true, Some("y")) => Some("n"),
                         (true, Some("n")) => Some("y"),
@@ -132,7 +136,7 @@ impl Judge<'_> {
                         (_, value) => value,
                     };
                     if value.is_some() {
-                        return Found { name: other, value, always: false };
+                        return Resolved { name: other, value, always: false };
                     }
                 }
             }
@@ -140,54 +144,56 @@ impl Judge<'_> {
         own
     }
 
-    fn status(&self, rule: &Rule, found: &Found<'_>) -> Status {
-        let wanted = rule.asked.value.as_str();
-        let explained = self.subject.source.map(|tree| tree.explain(found.name, wanted, self.subject.config));
-        match (wanted, found.value) {
+    fn status(&self, rule: &Rule, found: &Resolved<'_>) -> Status {
+        let expected = rule.requirement.value.as_str();
+        let explained = self.subject.source.map(|tree| tree.explain(found.name, expected, self.subject.config));
+        match (expected, found.value) {
             ("n", Some(_)) => match explained {
-                Some(kconfig::Why::Selected(by)) => Status::Selected { by },
+                Some(kconfig::Explanation::Selected(by)) => Status::Selected { by },
                 _ => Status::On,
             },
             ("y" | "m", None | Some("n")) => {
-                let older = self.version.filter(|version| rule.asked.tag.kernels.is_before(*version));
+                let older = self.version.filter(|version| rule.requirement.tag.kernels.is_before(*version));
                 match (found.value, older, explained) {
-                    (None, Some(_), _) | (_, _, Some(kconfig::Why::Unknown)) => Status::Unknown,
-                    (_, _, Some(kconfig::Why::Blocked(by))) => Status::Blocked { by },
-                    (_, _, Some(kconfig::Why::Promptless(by))) => Status::Promptless { by },
+                    (None, Some(_), _) | (_, _, Some(kconfig::Explanation::Unknown)) => Status::Unknown,
+                    (_, _, Some(kconfig::Explanation::Blocked(by))) => Status::Blocked { by },
+                    (_, _, Some(kconfig::Explanation::Promptless(by))) => Status::Promptless { by },
                     (Some(_), _, _) | (_, _, Some(_)) => Status::Off,
                     (None, None, None) => Status::Absent,
                 }
             }
             ("y", Some("m")) => match explained {
-                Some(kconfig::Why::Blocked(by)) => Status::Blocked { by },
+                Some(kconfig::Explanation::Blocked(by)) => Status::Blocked { by },
                 _ => Status::Module,
             },
             (_, None) => Status::Absent,
-            _ => Status::Other,
+            _ => Status::Mismatch,
         }
     }
 }
 
-/// Whether a value does for one that is wanted: a module where one is taken, a number that is large enough, a list
-/// with every word.
-fn suits(wanted: &str, value: Option<&str>, takes_module: bool) -> bool {
+/// Whether a value satisfies the expected one: a module where one is accepted, a number at least as large, a list
+/// that contains every expected item.
+fn satisfies(expected: &str, value: Option<&str>, accepts_module: bool) -> bool {
     let unquoted = |text: &'_ str| text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).map(str::to_owned);
-    match (wanted, value) {
+    match (expected, value) {
         ("n", value) => matches!(value, None | Some("n")),
         (_, None) => false,
-        ("y", Some(value)) => value == "y" || (value == "m" && takes_module),
+        ("y", Some(value)) => value == "y" || (value == "m" && accepts_module),
         ("m", Some(value)) => matches!(value, "y" | "m"),
-        (wanted, Some(value)) => match (unquoted(wanted), unquoted(value)) {
-            (Some(wanted), Some(value)) => wanted.split(',').all(|word| value.split(',').any(|other| other == word)),
-            _ => match (wanted.parse::<i64>(), value.parse::<i64>()) {
-                (Ok(wanted), Ok(value)) => value >= wanted,
-                _ => wanted == value,
+        (expected, Some(value)) => match (unquoted(expected), unquoted(value)) {
+            (Some(expected), Some(value)) => {
+                expected.split(',').all(|word| value.split(',').any(|other| other == word))
+            }
+            _ => match (expected.parse::<i64>(), value.parse::<i64>()) {
+                (Ok(expected), Ok(value)) => value >= expected,
+                _ => expected == value,
             },
         },
     }
 }
 
-/// How bad it is that a rule does not hold.
+/// Returns the severity of a violated rule.
 fn severity(class: Class) -> Severity {
     match class {
         Class::Require | Class::Forbid => Severity::Error,

@@ -1,4 +1,4 @@
-//! What came of judging a kernel, for people and for programs.
+//! Report of a kernel check, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,127 +8,127 @@ use super::rules::{Milestone, Rule};
 use super::{Subject, severity};
 use crate::kernel::version::Version;
 
-/// Changes when a program that reads the report has to be changed.
+/// Schema version of the JSON report; changes on incompatible changes.
 pub const SCHEMA: &str = "firstlight.kernel-check/1";
 
-/// Lines for people are broken here.
+/// Line width of the text report.
 const WIDTH: usize = 110;
 
-/// Whether the kernel will do.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It will.
+    /// No error was found.
     Fits,
-    /// A rule is broken.
+    /// A rule of severity error is violated.
     DoesNotFit,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// The kernel will not do.
+    /// The kernel is unusable for the purpose.
     Error,
-    /// It would be better.
+    /// Recommended, not required.
     Hint,
 }
 
-/// What is the matter with a symbol.
+/// Why a rule is violated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "status")]
 pub enum Status {
-    /// It could be switched on, and is not.
+    /// The symbol is off and could be enabled.
     Off,
-    /// It must not be on.
+    /// The symbol is on and must be off.
     On,
-    /// It is a module and has to be built in.
+    /// The symbol is a module and must be built in.
     Module,
-    /// The configuration does not mention it: this kernel does not know it, or what it depends on is off.
+    /// The configuration does not mention the symbol: this kernel does not have it, or a dependency is off.
     Absent,
-    /// This kernel does not know it.
+    /// This kernel does not have the symbol.
     Unknown,
-    /// What it depends on is not as it has to be.
+    /// A dependency of the symbol is not met.
     Blocked {
-        /// What that is.
+        /// The unmet dependencies.
         by: Vec<String>,
     },
-    /// Nobody can ask for it: it follows from others.
+    /// The symbol has no prompt: only `select` enables it.
     Promptless {
-        /// Those others.
+        /// The symbols that select it.
         by: Vec<String>,
     },
-    /// Others switch it on.
+    /// Other symbols select it.
     Selected {
-        /// Those others.
+        /// The symbols that select it.
         by: Vec<String>,
     },
-    /// A number is too small, or a list without some word.
-    Other,
+    /// A number is too small, or a list lacks an item.
+    Mismatch,
     /// The kernel is too old.
     Version,
 }
 
-/// A rule that does not hold.
+/// A violated rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// The symbol as this kernel calls it, without `CONFIG_`; empty if it is about the kernel's version.
+    /// The symbol's name in this kernel, without `CONFIG_`; empty for a rule on the kernel version.
     pub symbol: String,
-    /// What is wanted.
-    pub wanted: String,
-    /// What the configuration says, if it mentions it.
+    /// The expected value.
+    pub expected: String,
+    /// The configured value, if the configuration mentions the symbol.
     pub found: Option<String>,
-    /// What is the matter.
+    /// Why the rule is violated.
     #[serde(flatten)]
     pub status: Status,
-    /// Why it is wanted.
+    /// Why the value is expected.
     pub reason: String,
-    /// What to do.
+    /// How to fix it.
     pub advice: String,
-    /// The rule's place.
+    /// Where the rule is defined: file and line.
     pub rule: String,
 }
 
-/// A module that does what a symbol is about, because that is not built in.
+/// A module that satisfies a rule whose symbol is not built in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct NeededModule {
-    /// Its name.
+    /// Module name.
     pub module: String,
-    /// The symbol.
+    /// The symbol it satisfies.
     pub symbol: String,
-    /// The image has to have it.
+    /// Whether the image must contain the module.
     pub required: bool,
 }
 
-/// What came of it.
+/// Report of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: &'static str,
-    /// What was judged.
+    /// The checked configuration's source.
     pub origin: String,
-    /// Which kernel that is, as far as it says so.
+    /// The kernel version, if the configuration states it.
     pub kernel: Option<String>,
-    /// What for.
+    /// The purposes that were checked.
     pub purposes: Vec<String>,
-    /// Whether it will do.
+    /// The result.
     pub verdict: Verdict,
-    /// How many rules hold.
+    /// Number of satisfied rules.
     pub fits: usize,
-    /// Those that do not, the worst first.
+    /// Violated rules, most severe first.
     pub findings: Vec<Finding>,
-    /// Modules for what is not built in.
+    /// Modules that satisfy rules whose symbols are not built in.
     pub modules: Vec<NeededModule>,
-    /// What is odd about the configuration.
+    /// Anomalies of the configuration.
     pub notes: Vec<String>,
 }
 
 impl Finding {
     pub(super) fn of_symbol(rule: &Rule, name: &str, value: Option<&str>, status: Status) -> Self {
-        let asked = &rule.asked;
-        let wanted = match (&asked.tag.module, asked.value.as_str()) {
+        let requirement = &rule.requirement;
+        let expected = match (&requirement.tag.module, requirement.value.as_str()) {
             (Some(_), "y") => "y or m".to_owned(),
             (_, value) => value.to_owned(),
         };
@@ -137,10 +137,10 @@ impl Finding {
             symbol: name.to_owned(),
             found: value.map(str::to_owned),
             advice: advice(rule, name, &status),
-            wanted,
+            expected,
             status,
-            reason: asked.reason.clone(),
-            rule: format!("kernel-configs/{}.config:{}", rule.fragment, asked.line),
+            reason: requirement.reason.clone(),
+            rule: format!("kernel-configs/{}.config:{}", rule.fragment, requirement.line),
         }
     }
 
@@ -148,7 +148,7 @@ impl Finding {
         Self {
             severity: Severity::Hint,
             symbol: String::new(),
-            wanted: format!("{since} or later"),
+            expected: format!("{since} or later"),
             found: None,
             status: Status::Version,
             reason: milestone.what.clone(),
@@ -157,52 +157,52 @@ impl Finding {
         }
     }
 
-    /// What is the matter, as a phrase behind the symbol.
+    /// Describes the violation, as a phrase that follows the symbol.
     fn phrase(&self) -> String {
         let found = self.found.as_deref().unwrap_or("not mentioned");
-        let wanted = &self.wanted;
+        let expected = &self.expected;
         match &self.status {
-            Status::Off => format!("is off, wanted {wanted}"),
+            Status::Off => format!("is off, expected {expected}"),
             Status::On => format!("is {found}, must be off"),
-            Status::Module => "is a module, has to be built in".to_owned(),
-            Status::Absent => format!("is not mentioned, wanted {wanted}"),
-            Status::Unknown => format!("is unknown to this kernel, wanted {wanted}"),
-            Status::Blocked { by } => format!("is {found}, wanted {wanted}: {}", by.join(", ")),
-            Status::Promptless { .. } => format!("is {found}, wanted {wanted}; nobody can ask for it"),
-            Status::Selected { by } => format!("is {found}, switched on by {}", by.join(", ")),
-            Status::Other => format!("is {found}, wanted {wanted}"),
-            Status::Version => format!("{wanted} is wanted"),
+            Status::Module => "is a module, must be built in".to_owned(),
+            Status::Absent => format!("is not mentioned, expected {expected}"),
+            Status::Unknown => format!("is unknown to this kernel, expected {expected}"),
+            Status::Blocked { by } => format!("is {found}, expected {expected}: {}", by.join(", ")),
+            Status::Promptless { .. } => format!("is {found}, expected {expected}; it has no prompt"),
+            Status::Selected { by } => format!("is {found}, selected by {}", by.join(", ")),
+            Status::Mismatch => format!("is {found}, expected {expected}"),
+            Status::Version => format!("{expected} is expected"),
         }
     }
 }
 
-/// What to do about a symbol.
+/// Returns how to satisfy a rule.
 fn advice(rule: &Rule, name: &str, status: &Status) -> String {
-    let value = &rule.asked.value;
-    let since = rule.asked.tag.kernels.since;
-    let todo = match status {
+    let value = &rule.requirement.value;
+    let since = rule.requirement.tag.kernels.since;
+    let fix = match status {
         Status::Module => format!("build the kernel with CONFIG_{name}=y"),
         Status::On => format!("build the kernel without CONFIG_{name}"),
-        Status::Absent => format!("build the kernel with CONFIG_{name}={value} and with what it depends on"),
+        Status::Absent => format!("build the kernel with CONFIG_{name}={value} and its dependencies"),
         Status::Unknown => match since {
-            Some(since) => format!("take a kernel from {since} on"),
-            None => "take another kernel".to_owned(),
+            Some(since) => format!("use Linux {since} or later"),
+            None => "use another kernel version".to_owned(),
         },
-        Status::Blocked { .. } => format!("change what it depends on, then CONFIG_{name}={value}"),
+        Status::Blocked { .. } => format!("satisfy its dependencies, then set CONFIG_{name}={value}"),
         Status::Promptless { by } if by.is_empty() => {
-            "it follows from other symbols; none of them can be asked for".to_owned()
+            "only other symbols enable it, and none of them has a prompt".to_owned()
         }
-        Status::Promptless { by } => format!("switch on one of {}", by.join(", ")),
+        Status::Promptless { by } => format!("enable one of {}", by.join(", ")),
         Status::Selected { by } => format!("build the kernel without {}", by.join(", ")),
-        Status::Off | Status::Other | Status::Version => format!("build the kernel with CONFIG_{name}={value}"),
+        Status::Off | Status::Mismatch | Status::Version => format!("build the kernel with CONFIG_{name}={value}"),
     };
-    let instead = match rule.asked.tag.or.as_slice() {
+    let alternative = match rule.requirement.tag.or.as_slice() {
         [] => String::new(),
         others => format!(", or with CONFIG_{}", others.join(", CONFIG_")),
     };
-    match &rule.asked.without {
-        Some(without) => format!("{todo}{instead}; else {without}"),
-        None => format!("{todo}{instead}"),
+    match &rule.requirement.without {
+        Some(without) => format!("{fix}{alternative}; else {without}"),
+        None => format!("{fix}{alternative}"),
     }
 }
 
@@ -228,18 +228,18 @@ impl Report {
         self.verdict = if broken { Verdict::DoesNotFit } else { Verdict::Fits };
     }
 
-    /// Findings of one severity.
+    /// Returns the findings of one severity.
     pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |finding| finding.severity == severity)
     }
 
-    /// What is found about a symbol, by the name that it has in this kernel.
+    /// Returns the finding about a symbol, by its name in this kernel.
     #[must_use]
     pub fn about(&self, symbol: &str) -> Option<&Finding> {
         self.findings.iter().find(|finding| finding.symbol == symbol)
     }
 
-    /// For people: the verdict first, then what is wrong, the worst first.
+    /// Formats the report as text: the verdict, then the findings, most severe first.
     #[must_use]
     pub fn text(&self) -> String {
         let (errors, hints) = (self.of(Severity::Error).count(), self.of(Severity::Hint).count());
@@ -249,7 +249,7 @@ impl Report {
         };
         let kernel = self.kernel.as_deref().map_or(String::new(), |kernel| format!(" (Linux {kernel})"));
         let mut text = format!(
-            "{}{kernel}: {verdict} for {}; {errors} errors, {hints} hints, {} rules hold\n",
+            "{}{kernel}: {verdict} for {}; {errors} errors, {hints} hints, {} rules satisfied\n",
             self.origin,
             self.purposes.join(", "),
             self.fits
@@ -265,10 +265,12 @@ impl Report {
                 };
                 wrap(&mut text, 2, &format!("{subject} {}", finding.phrase()));
                 wrap(&mut text, 6, &format!("why: {}", finding.reason));
-                wrap(&mut text, 6, &format!("do:  {}", finding.advice));
+                wrap(&mut text, 6, &format!("fix: {}", finding.advice));
             }
         }
-        for (title, required) in [("modules that the image has to have", true), ("modules that it may have", false)] {
+        for (title, required) in
+            [("modules that the image must contain", true), ("modules that the image may contain", false)]
+        {
             let all = self.modules.iter().filter(|needed| needed.required == required);
             let names: Vec<&str> = all.map(|needed| needed.module.as_str()).collect();
             if !names.is_empty() {
@@ -284,7 +286,7 @@ impl Report {
     }
 }
 
-/// Appends a paragraph; its second and later lines stand four columns further in.
+/// Appends a wrapped paragraph; lines after the first have a hanging indent.
 fn wrap(text: &mut String, indent: usize, paragraph: &str) {
     let mut column = 0;
     for word in paragraph.split_whitespace() {

@@ -1,5 +1,5 @@
-//! What kernels are judged by: the fragments in `kernel-configs`, and beside
-//! them which of them count for what, other names of symbols, and versions.
+//! Rules of a kernel check: the fragments in `kernel-configs`, the purposes that they belong to, renamed
+//! symbols, and version milestones.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::kernel::config;
-use crate::kernel::fragment::{self, Asked, Class};
+use crate::kernel::fragment::{self, Class, Requirement};
 use crate::kernel::version::Version;
 
-/// The fragments by name, as they were when this program was built.
+/// The fragments by name, embedded at build time.
 const FRAGMENTS: &[(&str, &str)] = &[
     ("base", include_str!("../../../../kernel-configs/base.config")),
     ("virtio", include_str!("../../../../kernel-configs/virtio.config")),
@@ -31,107 +31,107 @@ const PURPOSES: &str = include_str!("../../../../kernel-configs/check/purposes.t
 const RENAMED: &str = include_str!("../../../../kernel-configs/check/renamed.toml");
 const VERSIONS: &str = include_str!("../../../../kernel-configs/check/versions.toml");
 
-/// Why kernels cannot be judged by these rules.
+/// Why the rules cannot be loaded or applied.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No such purpose.
-    #[error("there is no purpose {wanted:?}; there are: {known}")]
-    NoPurpose {
-        /// What was asked for.
-        wanted: String,
-        /// What there is.
+    /// Unknown purpose.
+    #[error("unknown purpose {requested:?}; known purposes: {known}")]
+    UnknownPurpose {
+        /// The requested purpose.
+        requested: String,
+        /// The known purposes.
         known: String,
     },
-    /// A file of rules is not as it should be.
-    #[error("kernel-configs/check/{file} is not as it should be")]
+    /// A rule file is invalid.
+    #[error("failed to parse kernel-configs/check/{file}")]
     Data {
         /// The file.
         file: &'static str,
-        /// Line, column, and what is wrong there.
+        /// The parser's error, with line and column.
         source: Box<toml::de::Error>,
     },
-    /// A purpose names a fragment that is not there.
-    #[error("kernel-configs/check/purposes.toml: {purpose} names {fragment:?}, and there is no such fragment")]
-    NoFragment {
+    /// A purpose names a missing fragment.
+    #[error("kernel-configs/check/purposes.toml: purpose {purpose} names the unknown fragment {fragment:?}")]
+    UnknownFragment {
         /// The purpose.
         purpose: String,
         /// The fragment.
         fragment: String,
     },
-    /// A fragment makes no sense.
+    /// A fragment is invalid.
     #[error(transparent)]
     Fragment(#[from] config::Error),
 }
 
-/// What a kernel can be judged for.
+/// A use of a kernel that it can be checked for.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Purpose {
-    /// As `--for` takes it.
+    /// Name, as passed to `--for`.
     pub name: String,
-    /// In a sentence.
+    /// Description, one sentence.
     pub what: String,
-    /// Fragments that count.
+    /// Fragments whose rules apply with their own class.
     pub fragments: Vec<String>,
-    /// Fragments that only give hints.
+    /// Fragments whose rules apply as hints.
     #[serde(default)]
     pub hints: Vec<String>,
 }
 
-/// A symbol with another name in other kernels.
+/// A symbol that kernel versions name differently.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Renamed {
     /// The old name.
     pub was: String,
-    /// The new one; none if the kernel always has it.
+    /// The new name; none if newer kernels always include the feature.
     pub now: Option<String>,
-    /// The first kernel with the new name.
+    /// The first kernel version with the new name.
     pub since: String,
-    /// On means off.
+    /// The new symbol has the inverse meaning.
     #[serde(default)]
     pub reversed: bool,
-    /// What there is to say about it.
+    /// Explanation.
     #[serde(default)]
     pub why: String,
 }
 
-/// A version that matters beyond symbols.
+/// A kernel version that matters independently of symbols.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Milestone {
-    /// The purposes it matters for.
+    /// The purposes that it applies to.
     #[serde(rename = "for")]
     pub purposes: Vec<String>,
-    /// The first kernel that has it.
+    /// The first kernel version with the feature.
     pub since: String,
-    /// What came.
+    /// The feature.
     pub what: String,
-    /// What it is like without.
+    /// The consequence or workaround without it.
     pub without: String,
 }
 
-/// One symbol and what is required of it.
+/// One requirement on one symbol, as it applies to the requested purposes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// The fragment's name.
     pub fragment: String,
-    /// The assignment with its reason.
-    pub asked: Asked,
-    /// How much it matters for what is judged.
+    /// The requirement, as its fragment states it.
+    pub requirement: Requirement,
+    /// Its class for the requested purposes.
     pub class: Class,
 }
 
-/// All rules there are.
+/// All built-in rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// By fragment, in the order of their names' list.
-    pub fragments: Vec<(String, Vec<Asked>)>,
-    /// What can be judged for.
+    /// Requirements by fragment, in the order of `FRAGMENTS`.
+    pub fragments: Vec<(String, Vec<Requirement>)>,
+    /// Known purposes.
     pub purposes: Vec<Purpose>,
-    /// Other names.
+    /// Renamed symbols.
     pub renamed: Vec<Renamed>,
-    /// Versions.
+    /// Version milestones.
     pub milestones: Vec<Milestone>,
 }
 
@@ -153,24 +153,24 @@ struct VersionFile {
     version: Vec<Milestone>,
 }
 
-fn data<T: for<'a> Deserialize<'a>>(file: &'static str, text: &str) -> Result<T, Error> {
+fn parse_rule_file<T: for<'a> Deserialize<'a>>(file: &'static str, text: &str) -> Result<T, Error> {
     toml::from_str(text).map_err(|source| Error::Data { file, source: Box::new(source) })
 }
 
 impl Rules {
-    /// The rules of this program.
+    /// Returns the rules embedded in this program.
     ///
     /// # Errors
-    /// They are not as they should be, which a test of ours would have found.
+    /// The rules are invalid; a unit test excludes this.
     pub fn built_in() -> Result<Self, Error> {
         let mut fragments = Vec::new();
         for (name, text) in FRAGMENTS {
             let file = format!("kernel-configs/{name}.config");
             fragments.push(((*name).to_owned(), fragment::read(Path::new(&file), text)?));
         }
-        let PurposeFile { purpose: purposes } = data("purposes.toml", PURPOSES)?;
-        let RenamedFile { renamed } = data("renamed.toml", RENAMED)?;
-        let VersionFile { version: milestones } = data("versions.toml", VERSIONS)?;
+        let PurposeFile { purpose: purposes } = parse_rule_file("purposes.toml", PURPOSES)?;
+        let RenamedFile { renamed } = parse_rule_file("renamed.toml", RENAMED)?;
+        let VersionFile { version: milestones } = parse_rule_file("versions.toml", VERSIONS)?;
         let rules = Self { fragments, purposes, renamed, milestones };
         for purpose in &rules.purposes {
             rules.of(std::slice::from_ref(&purpose.name))?;
@@ -178,35 +178,35 @@ impl Rules {
         Ok(rules)
     }
 
-    /// The purposes of these names.
+    /// Returns the purposes with these names.
     ///
     /// # Errors
-    /// There is none of such a name.
+    /// A name is unknown.
     pub fn purposes_of(&self, names: &[String]) -> Result<Vec<&Purpose>, Error> {
         let find = |name: &String| {
-            self.purposes.iter().find(|purpose| purpose.name == *name).ok_or_else(|| Error::NoPurpose {
-                wanted: name.clone(),
+            self.purposes.iter().find(|purpose| purpose.name == *name).ok_or_else(|| Error::UnknownPurpose {
+                requested: name.clone(),
                 known: self.purposes.iter().map(|purpose| purpose.name.as_str()).collect::<Vec<_>>().join(", "),
             })
         };
         names.iter().map(find).collect()
     }
 
-    /// The rules that count for purposes: one per symbol and wanted value, the strictest.
+    /// Returns the rules of `purposes`: the strictest one per symbol and polarity (on or off).
     ///
     /// # Errors
-    /// No such purpose, or one that names a fragment that is not there.
+    /// A purpose is unknown or names an unknown fragment.
     pub fn of(&self, purposes: &[String]) -> Result<Vec<Rule>, Error> {
         let mut strictest: BTreeMap<(String, bool), Rule> = BTreeMap::new();
         for purpose in self.purposes_of(purposes)? {
             let all = purpose.fragments.iter().map(|name| (name, false));
             for (name, only_hints) in all.chain(purpose.hints.iter().map(|name| (name, true))) {
-                let missing = || Error::NoFragment { purpose: purpose.name.clone(), fragment: name.clone() };
-                let (_, asked) = self.fragments.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
-                for asked in asked.iter().filter(|asked| asked.tag.class != Class::Build) {
-                    let class = if only_hints { Class::Hint } else { asked.tag.class };
-                    let rule = Rule { fragment: name.clone(), asked: asked.clone(), class };
-                    let key = (asked.symbol.clone(), asked.value == "n");
+                let missing = || Error::UnknownFragment { purpose: purpose.name.clone(), fragment: name.clone() };
+                let (_, requirement) = self.fragments.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
+                for requirement in requirement.iter().filter(|requirement| requirement.tag.class != Class::Build) {
+                    let class = if only_hints { Class::Hint } else { requirement.tag.class };
+                    let rule = Rule { fragment: name.clone(), requirement: requirement.clone(), class };
+                    let key = (requirement.symbol.clone(), requirement.value == "n");
                     match strictest.get(&key) {
                         Some(first) if strictness(first) >= strictness(&rule) => {}
                         _ => drop(strictest.insert(key, rule)),
@@ -217,19 +217,19 @@ impl Rules {
         Ok(strictest.into_values().collect())
     }
 
-    /// Versions that matter for purposes.
+    /// Returns the version milestones of `purposes`.
     pub fn milestones_of<'a>(&'a self, purposes: &'a [String]) -> impl Iterator<Item = (&'a Milestone, Version)> {
-        let wanted = |milestone: &&Milestone| milestone.purposes.iter().any(|name| purposes.contains(name));
+        let applies = |milestone: &&Milestone| milestone.purposes.iter().any(|name| purposes.contains(name));
         self.milestones
             .iter()
-            .filter(wanted)
+            .filter(applies)
             .filter_map(|milestone| Some((milestone, Version::leading(&milestone.since)?)))
     }
 }
 
-/// A rule that wants it built in is stricter than one that takes a module.
+/// Orders rules: a rule that requires the symbol built in is stricter than one that accepts a module.
 fn strictness(rule: &Rule) -> (Class, bool) {
-    (rule.class, rule.asked.tag.module.is_none())
+    (rule.class, rule.requirement.tag.module.is_none())
 }
 
 #[cfg(test)]
@@ -238,13 +238,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::fs;
 
-    fn dir() -> std::path::PathBuf {
+    fn config_dir() -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-configs")
     }
 
     #[test]
-    fn every_fragment_of_the_tree_is_known() {
-        let names: BTreeSet<String> = fs::read_dir(dir())
+    fn every_fragment_file_is_embedded() {
+        let names: BTreeSet<String> = fs::read_dir(config_dir())
             .unwrap()
             .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".config").map(str::to_owned))
             .collect();
@@ -252,38 +252,47 @@ mod tests {
     }
 
     #[test]
-    fn every_symbol_has_its_reason() {
+    fn every_requirement_has_a_reason_and_valid_class() {
         let rules = Rules::built_in().unwrap();
         for (name, all) in &rules.fragments {
             assert!(!all.is_empty(), "{name}");
-            for asked in all {
-                assert!(asked.reason.len() > 5, "{name}.config:{}: {} has no reason", asked.line, asked.symbol);
-                let (off, class) = (asked.value == "n", asked.tag.class);
-                assert!(!(class == Class::Require && off), "{}: say forbid", asked.symbol);
-                assert!(class != Class::Forbid || off, "{}: say require", asked.symbol);
-                assert!(class != Class::Build || !asked.only_judged, "{}: judged by nothing", asked.symbol);
+            for requirement in all {
+                assert!(
+                    requirement.reason.len() > 5,
+                    "{name}.config:{}: {} has no reason",
+                    requirement.line,
+                    requirement.symbol
+                );
+                let (off, class) = (requirement.value == "n", requirement.tag.class);
+                assert!(!(class == Class::Require && off), "{}: say forbid", requirement.symbol);
+                assert!(class != Class::Forbid || off, "{}: say require", requirement.symbol);
+                assert!(
+                    class != Class::Build || !requirement.check_only,
+                    "{}: [build] on a check-only line",
+                    requirement.symbol
+                );
             }
         }
     }
 
     #[test]
-    fn no_purpose_wants_a_symbol_on_and_off() {
+    fn no_purpose_requires_a_symbol_on_and_off() {
         let rules = Rules::built_in().unwrap();
         for purpose in &rules.purposes {
             let all = rules.of(std::slice::from_ref(&purpose.name)).unwrap();
-            let symbols: BTreeSet<_> = all.iter().map(|rule| &rule.asked.symbol).collect();
+            let symbols: BTreeSet<_> = all.iter().map(|rule| &rule.requirement.symbol).collect();
             assert_eq!(symbols.len(), all.len(), "{}", purpose.name);
             assert!(purpose.what.len() > 5);
         }
     }
 
     #[test]
-    fn the_strictest_rule_of_a_symbol_counts() {
+    fn strictest_rule_of_a_symbol_applies() {
         let rules = Rules::built_in().unwrap();
         let of = |names: &[&str], symbol: &str| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let rule = rules.of(&names).unwrap().into_iter().find(|rule| rule.asked.symbol == symbol).unwrap();
-            (rule.class, rule.asked.tag.module.is_some(), rule.fragment)
+            let rule = rules.of(&names).unwrap().into_iter().find(|rule| rule.requirement.symbol == symbol).unwrap();
+            (rule.class, rule.requirement.tag.module.is_some(), rule.fragment)
         };
         assert_eq!(of(&["gpu-guest"], "EROFS_FS"), (Class::Require, true, "base".to_owned()));
         assert_eq!(of(&["gpu-guest", "verity-root"], "EROFS_FS"), (Class::Require, false, "verity-root".to_owned()));
@@ -295,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_and_versions_make_sense() {
+    fn renamed_symbols_and_milestones_are_valid() {
         let rules = Rules::built_in().unwrap();
         for renamed in &rules.renamed {
             assert!(Version::leading(&renamed.since).is_some(), "{}", renamed.was);

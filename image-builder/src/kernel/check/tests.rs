@@ -5,11 +5,11 @@ fn purposes(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// A configuration that says of every rule's symbol what the rule wants, by `value`, for Linux 6.12.
-fn perfect(names: &[&str], value: impl Fn(&Rule) -> Option<String>) -> String {
+/// Builds a Linux 6.12 configuration that sets every rule's symbol to `value(rule)`.
+fn config_with(names: &[&str], value: impl Fn(&Rule) -> Option<String>) -> String {
     let mut text = "# Linux/x86 6.12.95 Kernel Configuration\n".to_owned();
     for rule in Rules::built_in().unwrap().of(&purposes(names)).unwrap() {
-        let symbol = &rule.asked.symbol;
+        let symbol = &rule.requirement.symbol;
         match value(&rule).as_deref() {
             Some("n") => text.push_str(&format!("# CONFIG_{symbol} is not set\n")),
             Some(value) => text.push_str(&format!("CONFIG_{symbol}={value}\n")),
@@ -19,8 +19,8 @@ fn perfect(names: &[&str], value: impl Fn(&Rule) -> Option<String>) -> String {
     text
 }
 
-fn as_wanted(rule: &Rule) -> Option<String> {
-    Some(rule.asked.value.clone())
+fn expected_value(rule: &Rule) -> Option<String> {
+    Some(rule.requirement.value.clone())
 }
 
 fn report(names: &[&str], text: &str) -> Report {
@@ -30,14 +30,14 @@ fn report(names: &[&str], text: &str) -> Report {
 fn report_with(names: &[&str], text: &str, source: Option<&Tree>) -> Report {
     let config = DotConfig::parse(text).unwrap();
     let subject = Subject { origin: "test", config: &config, source };
-    judge(&Rules::built_in().unwrap(), &purposes(names), subject).unwrap()
+    check_config(&Rules::built_in().unwrap(), &purposes(names), subject).unwrap()
 }
 
 #[test]
-fn a_kernel_that_has_everything_fits() {
+fn kernel_that_satisfies_all_rules_fits() {
     for purpose in Rules::built_in().unwrap().purposes {
         let names = [purpose.name.as_str()];
-        let report = report(&names, &perfect(&names, as_wanted));
+        let report = report(&names, &config_with(&names, expected_value));
         let findings: Vec<_> = report.findings.iter().filter(|one| one.status != Status::Version).collect();
         assert!(findings.is_empty(), "{}: {findings:?}", purpose.name);
         assert_eq!(report.verdict, Verdict::Fits);
@@ -45,22 +45,22 @@ fn a_kernel_that_has_everything_fits() {
     }
 }
 
-/// Every required symbol counts: without it the kernel does not fit, and the finding is about it.
+/// Also asserts that the finding names the missing symbol.
 #[test]
 fn a_kernel_without_one_required_symbol_does_not_fit() {
     let rules = Rules::built_in().unwrap();
     for purpose in &rules.purposes {
         let names = [purpose.name.as_str()];
         for rule in rules.of(&purposes(&names)).unwrap().iter().filter(|rule| rule.class == Class::Require) {
-            let symbol = &rule.asked.symbol;
-            let without = |other: &Rule| match &other.asked.symbol {
+            let symbol = &rule.requirement.symbol;
+            let without = |other: &Rule| match &other.requirement.symbol {
                 same if same == symbol => Some("n".to_owned()),
-                // Those that would do instead are off, too.
-                other if rule.asked.tag.or.contains(other) => Some("n".to_owned()),
-                _ => as_wanted(other),
+                // Alternatives are off, too.
+                other if rule.requirement.tag.or.contains(other) => Some("n".to_owned()),
+                _ => expected_value(other),
             };
-            let report = report(&names, &perfect(&names, without));
-            let gone = rule.asked.tag.kernels.is_after(Version::leading("6.12").unwrap());
+            let report = report(&names, &config_with(&names, without));
+            let gone = rule.requirement.tag.kernels.is_after(Version::leading("6.12").unwrap());
             let renamed_away = symbol == "MEMCG_SWAP";
             if gone || renamed_away {
                 continue;
@@ -74,13 +74,13 @@ fn a_kernel_without_one_required_symbol_does_not_fit() {
 }
 
 #[test]
-fn modules_do_where_a_rule_takes_them_and_are_listed() {
+fn accepted_modules_satisfy_rules_and_are_listed() {
     let names = ["gpu-guest"];
-    let modules = |rule: &Rule| match (&rule.asked.tag.module, rule.asked.value.as_str()) {
+    let modules = |rule: &Rule| match (&rule.requirement.tag.module, rule.requirement.value.as_str()) {
         (Some(_), "y") => Some("m".to_owned()),
-        _ => as_wanted(rule),
+        _ => expected_value(rule),
     };
-    let text = perfect(&names, modules);
+    let text = config_with(&names, modules);
     let gpu = report(&names, &text);
     assert_eq!(gpu.verdict, Verdict::Fits);
     let listed: Vec<&str> =
@@ -89,16 +89,16 @@ fn modules_do_where_a_rule_takes_them_and_are_listed() {
     for module in ["dm-mod", "dm-verity", "erofs", "virtio_blk", "vsock", "vmw_vsock_virtio_transport"] {
         assert!(listed.contains(&module), "{listed:?}");
     }
-    // The same kernel cannot open a root from its command line.
+    // The same kernel cannot set up a dm-verity root from its command line.
     let root = report(&["verity-root"], &text);
     assert_eq!(root.about("EROFS_FS").unwrap().status, Status::Module);
     assert_eq!(root.verdict, Verdict::DoesNotFit);
 }
 
 #[test]
-fn what_is_forbidden_is_found() {
-    let text =
-        perfect(&["gpu-guest"], as_wanted).replace("# CONFIG_MODULE_SIG_FORCE is not set", "CONFIG_MODULE_SIG_FORCE=y");
+fn forbidden_symbol_is_reported() {
+    let text = config_with(&["gpu-guest"], expected_value)
+        .replace("# CONFIG_MODULE_SIG_FORCE is not set", "CONFIG_MODULE_SIG_FORCE=y");
     let report = report(&["gpu-guest"], &text);
     let finding = report.about("MODULE_SIG_FORCE").unwrap();
     assert_eq!((finding.severity, &finding.status), (Severity::Error, &Status::On));
@@ -106,10 +106,10 @@ fn what_is_forbidden_is_found() {
 }
 
 #[test]
-fn one_of_several_is_enough() {
-    let without = perfect(&["host"], |rule| match rule.asked.symbol.as_str() {
+fn one_alternative_satisfies_the_rule() {
+    let without = config_with(&["host"], |rule| match rule.requirement.symbol.as_str() {
         "INTEL_IOMMU" | "AMD_IOMMU" => None,
-        _ => as_wanted(rule),
+        _ => expected_value(rule),
     });
     let neither = report(&["host"], &without);
     assert!(neither.about("AMD_IOMMU").unwrap().advice.contains("CONFIG_INTEL_IOMMU"));
@@ -119,11 +119,11 @@ fn one_of_several_is_enough() {
 }
 
 #[test]
-fn symbols_are_found_by_the_name_that_the_kernel_has() {
-    let base = perfect(&["cc"], |rule| match rule.asked.symbol.as_str() {
+fn renamed_symbols_are_resolved_and_reported_by_the_kernels_name() {
+    let base = config_with(&["cc"], |rule| match rule.requirement.symbol.as_str() {
         "MITIGATION_RETPOLINE" | "MEMORY_HOTPLUG_DEFAULT_ONLINE" | "CRYPTO_MANAGER_DISABLE_TESTS" => None,
         "CRYPTO_SHA256_SSSE3" | "X86_5LEVEL" => None,
-        _ => as_wanted(rule),
+        _ => expected_value(rule),
     });
     let of = |version: &str, lines: &str| {
         let text = format!("{}{lines}", base.replace("6.12.95", version));
@@ -137,17 +137,17 @@ fn symbols_are_found_by_the_name_that_the_kernel_has() {
     assert_eq!(of("6.8.1", old), Vec::<String>::new());
     let new = "CONFIG_MITIGATION_RETPOLINE=y\nCONFIG_MHP_DEFAULT_ONLINE_TYPE_ONLINE_AUTO=y\n# CONFIG_CRYPTO_SELFTESTS is not set\n";
     assert_eq!(of("6.18.3", new), Vec::<String>::new());
-    // Not mentioned, it is off: nobody made it run its tests.
+    // An unmentioned CRYPTO_SELFTESTS is off.
     assert_eq!(of("6.18.3", &new.replace("# CONFIG_CRYPTO_SELFTESTS is not set\n", "")), Vec::<String>::new());
     let slow = new.replace("# CONFIG_CRYPTO_SELFTESTS is not set", "CONFIG_CRYPTO_SELFTESTS=y");
     assert_eq!(of("6.18.3", &slow), ["CRYPTO_SELFTESTS"]);
-    // The finding has the name that this kernel has.
+    // The finding uses this kernel's name of the symbol.
     assert_eq!(of("6.8.1", &old.replace("CONFIG_RETPOLINE=y", "# CONFIG_RETPOLINE is not set")), ["RETPOLINE"]);
 }
 
 #[test]
-fn numbers_and_lists_are_compared_as_such() {
-    for (wanted, value, fits) in [
+fn numbers_and_lists_are_compared_by_meaning() {
+    for (expected, value, fits) in [
         ("512", Some("8192"), true),
         ("512", Some("64"), false),
         ("512", None, false),
@@ -159,51 +159,51 @@ fn numbers_and_lists_are_compared_as_such() {
         ("n", None, true),
         ("n", Some("m"), false),
     ] {
-        assert_eq!(suits(wanted, value, false), fits, "{wanted} {value:?}");
+        assert_eq!(satisfies(expected, value, false), fits, "{expected} {value:?}");
     }
-    assert!(suits("y", Some("m"), true));
+    assert!(satisfies("y", Some("m"), true));
 }
 
 #[test]
-fn what_this_kernel_cannot_know_is_told_from_what_is_off() {
-    let without = perfect(&["gpu-guest"], |rule| match rule.asked.symbol.as_str() {
+fn unknown_symbols_are_distinguished_from_disabled_ones() {
+    let without = config_with(&["gpu-guest"], |rule| match rule.requirement.symbol.as_str() {
         "EROFS_FS_ZIP_ZSTD" | "PCI_P2PDMA" | "DMA_SHARED_BUFFER" => None,
-        _ => as_wanted(rule),
+        _ => expected_value(rule),
     });
     let old = report(&["gpu-guest"], &without.replace("6.12.95", "6.1.176"));
     let zstd = old.about("EROFS_FS_ZIP_ZSTD").unwrap();
     assert_eq!(zstd.status, Status::Unknown);
-    assert!(zstd.advice.contains("from 6.10 on; else use lz4hc"), "{}", zstd.advice);
+    assert!(zstd.advice.contains("6.10 or later; else use lz4hc"), "{}", zstd.advice);
     assert_eq!(old.about("PCI_P2PDMA").unwrap().status, Status::Absent);
-    // With the source there is more to tell.
+    // The source tree explains the missing symbols.
     let source = "config PCI_P2PDMA\n\tbool \"x\"\n\tdepends on ZONE_DEVICE && IOMMU_DMA\n\
         config DMA_SHARED_BUFFER\n\tbool\nconfig SYNC_FILE\n\tbool \"y\"\n\tselect DMA_SHARED_BUFFER\n";
     let tree = Tree::of(Symbols::parse(source));
-    let told = report_with(&["gpu-guest"], &without, Some(&tree));
-    let status = |symbol: &str| told.about(symbol).unwrap().status.clone();
+    let explained = report_with(&["gpu-guest"], &without, Some(&tree));
+    let status = |symbol: &str| explained.about(symbol).unwrap().status.clone();
     assert_eq!(status("PCI_P2PDMA"), Status::Blocked { by: vec!["IOMMU_DMA is off".to_owned()] });
     assert_eq!(status("DMA_SHARED_BUFFER"), Status::Promptless { by: vec!["SYNC_FILE".to_owned()] });
     assert_eq!(status("EROFS_FS_ZIP_ZSTD"), Status::Unknown);
 }
 
 #[test]
-fn versions_are_hints() {
+fn version_milestones_are_hints() {
     let milestones = |version: &str| {
         let text = format!("# Linux/x86 {version} Kernel Configuration\nCONFIG_A=y\n");
         let report = report(&["host"], &text);
         let found = report.findings.iter().filter(|one| one.status == Status::Version);
-        found.map(|one| (one.severity, one.wanted.clone())).collect::<Vec<_>>()
+        found.map(|one| (one.severity, one.expected.clone())).collect::<Vec<_>>()
     };
     let hint = |version: &str| (Severity::Hint, format!("{version} or later"));
     assert_eq!(milestones("6.12.107"), [hint("6.15"), hint("6.19")]);
     assert_eq!(milestones("6.1.0")[..2], [hint("6.2"), hint("6.12")]);
     assert_eq!(milestones("7.2.12"), []);
     let unknown = report(&["host"], "CONFIG_A=y\n");
-    assert!(unknown.notes[0].contains("does not say which kernel"), "{:?}", unknown.notes);
+    assert!(unknown.notes[0].contains("does not state its kernel version"), "{:?}", unknown.notes);
 }
 
 #[test]
-fn people_and_programs_are_told_the_same() {
+fn text_and_json_reports_agree() {
     let report = report(&["host"], "# Linux/x86 6.12.1 Kernel Configuration\nCONFIG_VFIO=m\nCONFIG_VFIO=m\n");
     let text = report.text();
     let first = text.lines().next().unwrap();
@@ -211,7 +211,7 @@ fn people_and_programs_are_told_the_same() {
     for words in [
         "\nerrors:\n",
         "\nhints:\n",
-        "  CONFIG_KVM is not mentioned, wanted y or m",
+        "  CONFIG_KVM is not mentioned, expected y or m",
         "modules that the image",
         "note: ",
     ] {

@@ -1,15 +1,15 @@
-//! Conditions in Kconfig files.
+//! Kconfig expressions.
 
 use std::fmt;
 
 use crate::kernel::dot_config::DotConfig;
 
-/// Conditions in conditions, at most: real ones have four.
-const DEEPEST: usize = 64;
-/// Parts of one condition, at most: with everything around it, real ones have forty.
-const LONGEST: usize = 1024;
+/// Maximum nesting of expressions: the kernel's have four levels.
+const MAX_DEPTH: usize = 64;
+/// Maximum number of parts of one expression: the kernel's have forty, including enclosing conditions.
+const MAX_PARTS: usize = 1024;
 
-/// `n`, `m` and `y`, in this order.
+/// A tristate value, ordered `n` < `m` < `y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tri {
     /// Off.
@@ -30,36 +30,36 @@ impl Tri {
     }
 }
 
-/// A condition.
+/// A Kconfig expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expr {
     /// A symbol, `y`, `m` or `n`.
     Symbol(String),
-    /// A comparison of symbols or texts, as `=`, `!=`, `<`, `<=`, `>`, `>=` and both sides.
+    /// A comparison of symbols or strings: left side, one of `=`, `!=`, `<`, `<=`, `>`, `>=`, right side.
     Compare(String, &'static str, String),
-    /// The opposite.
+    /// Negation.
     Not(Box<Self>),
-    /// All of them.
+    /// Conjunction.
     And(Vec<Self>),
-    /// One of them.
+    /// Disjunction.
     Or(Vec<Self>),
-    /// What the build's tools answer: a compiler's options, say.
-    Asked(String),
+    /// A macro call such as `$(cc-option,...)`, which is not evaluated.
+    Unevaluated(String),
 }
 
 const COMPARISONS: [&str; 6] = ["!=", "<=", ">=", "=", "<", ">"];
 
 impl Expr {
-    /// Reads a condition; nothing if it is not one.
+    /// Parses an expression; `None` if it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let words = words(text).filter(|words| words.len() <= LONGEST)?;
-        let mut rest = words.as_slice();
+        let tokens = tokens(text).filter(|tokens| tokens.len() <= MAX_PARTS)?;
+        let mut rest = tokens.as_slice();
         let expr = any(&mut rest, 0)?;
         rest.is_empty().then_some(expr)
     }
 
-    /// What it comes to; nothing if that depends on the build's tools.
+    /// Evaluates the expression; `None` if the value depends on a macro call.
     #[must_use]
     pub fn value(&self, config: &DotConfig) -> Option<Tri> {
         match self {
@@ -73,25 +73,25 @@ impl Expr {
             }),
             Self::And(parts) => extreme(parts, config, Tri::No, Tri::min),
             Self::Or(parts) => extreme(parts, config, Tri::Yes, Tri::max),
-            Self::Asked(_) => None,
+            Self::Unevaluated(_) => None,
         }
     }
 
-    /// Which parts keep it from being `wanted`, with what they are.
+    /// Returns the parts that prevent the value `expected`, with their values.
     #[must_use]
-    pub fn missing(&self, wanted: Tri, config: &DotConfig) -> Vec<String> {
+    pub fn missing(&self, expected: Tri, config: &DotConfig) -> Vec<String> {
         let mut missing = Vec::new();
-        self.collect(wanted, config, &mut missing);
+        self.collect(expected, config, &mut missing);
         missing
     }
 
-    fn collect(&self, wanted: Tri, config: &DotConfig, missing: &mut Vec<String>) {
-        if self.value(config).is_none_or(|value| value >= wanted) {
+    fn collect(&self, expected: Tri, config: &DotConfig, missing: &mut Vec<String>) {
+        if self.value(config).is_none_or(|value| value >= expected) {
             return;
         }
         let is = |name: &str| config.value(name).unwrap_or("off").to_owned();
-        let said = match self {
-            Self::And(parts) => return parts.iter().for_each(|part| part.collect(wanted, config, missing)),
+        let part = match self {
+            Self::And(parts) => return parts.iter().for_each(|part| part.collect(expected, config, missing)),
             Self::Symbol(name) => format!("{name} is {}", is(name)),
             Self::Compare(name, "=", right) if matches!(right.as_str(), "y" | "m" | "n") => {
                 format!("{name} is {}, not {right}", is(name))
@@ -102,12 +102,12 @@ impl Expr {
             },
             _ => format!("{self} is not met"),
         };
-        if !missing.contains(&said) {
-            missing.push(said);
+        if !missing.contains(&part) {
+            missing.push(part);
         }
     }
 
-    /// This and another; nothing stands for "always".
+    /// Returns the conjunction of two expressions; `None` means always.
     #[must_use]
     pub fn and(left: Option<Self>, right: Option<Self>) -> Option<Self> {
         let (left, right) = match (left, right) {
@@ -120,7 +120,7 @@ impl Expr {
         };
         let mut all = parts(left);
         all.extend(parts(right));
-        all.truncate(LONGEST);
+        all.truncate(MAX_PARTS);
         Some(Self::And(all))
     }
 }
@@ -136,7 +136,7 @@ impl fmt::Display for Expr {
             },
             Self::And(parts) => f.write_str(&joined(parts, " && ")),
             Self::Or(parts) => write!(f, "({})", joined(parts, " || ")),
-            Self::Asked(text) => f.write_str(text),
+            Self::Unevaluated(text) => f.write_str(text),
         }
     }
 }
@@ -145,7 +145,7 @@ fn joined(parts: &[Expr], between: &str) -> String {
     parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(between)
 }
 
-/// The least or the greatest of the parts; `end` decides, whatever the unknown ones come to.
+/// Returns the minimum or maximum of the parts; a part equal to `end` decides regardless of unevaluated ones.
 fn extreme(parts: &[Expr], config: &DotConfig, end: Tri, pick: fn(Tri, Tri) -> Tri) -> Option<Tri> {
     let mut all = parts.iter().map(|part| part.value(config));
     let start = if end == Tri::No { Tri::Yes } else { Tri::No };
@@ -189,15 +189,15 @@ fn compare(left: &str, how: &str, right: &str, config: &DotConfig) -> Option<Tri
     Some(if holds { Tri::Yes } else { Tri::No })
 }
 
-/// A condition's words: names, quoted texts, operators, and calls of the build's tools as one word.
-fn words(text: &str) -> Option<Vec<String>> {
-    let mut words = Vec::new();
+/// Splits an expression into tokens: names, quoted strings, operators, and whole macro calls.
+fn tokens(text: &str) -> Option<Vec<String>> {
+    let mut tokens = Vec::new();
     let mut rest = text.trim_start();
     while let Some(first) = rest.chars().next() {
         let length = match first {
             '#' => break,
             '"' | '\'' => rest[1..].find(first)? + 2,
-            '$' => call(rest)?,
+            '$' => macro_call_len(rest)?,
             '&' | '|' => rest.get(..2).filter(|two| matches!(*two, "&&" | "||"))?.len(),
             '(' | ')' => 1,
             _ => match COMPARISONS.iter().find(|one| rest.starts_with(**one)) {
@@ -207,14 +207,14 @@ fn words(text: &str) -> Option<Vec<String>> {
             },
         };
         let (word, tail) = rest.split_at_checked(length.max(1))?;
-        words.push(word.to_owned());
+        tokens.push(word.to_owned());
         rest = tail.trim_start();
     }
-    Some(words)
+    Some(tokens)
 }
 
-/// The length of `$(...)` with what is inside.
-fn call(text: &str) -> Option<usize> {
+/// Returns the length of a macro call `$(...)`.
+fn macro_call_len(text: &str) -> Option<usize> {
     if !text.starts_with("$(") {
         return None;
     }
@@ -234,7 +234,7 @@ fn any(rest: &mut &[String], depth: usize) -> Option<Expr> {
     parts(rest, "||", Expr::Or, |rest| parts(rest, "&&", Expr::And, |rest| one(rest, depth)))
 }
 
-/// One part, or several with `between` between them.
+/// Parses one part, or several separated by `between`.
 fn parts(
     rest: &mut &[String],
     between: &str,
@@ -254,7 +254,7 @@ fn parts(
 }
 
 fn one(rest: &mut &[String], depth: usize) -> Option<Expr> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return None;
     }
     let (word, tail) = rest.split_first()?;
@@ -279,7 +279,7 @@ fn one(rest: &mut &[String], depth: usize) -> Option<Expr> {
     if COMPARISONS.contains(&word.as_str()) {
         return None;
     }
-    Some(if word.starts_with('$') { Expr::Asked(word.clone()) } else { Expr::Symbol(word.clone()) })
+    Some(if word.starts_with('$') { Expr::Unevaluated(word.clone()) } else { Expr::Symbol(word.clone()) })
 }
 
 #[cfg(test)]
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_have_three_values_and_unknown_ones() {
+    fn expressions_evaluate_to_tristate_or_unknown() {
         for (text, value) in [
             ("A", Some(Tri::Yes)),
             ("A && M", Some(Tri::Module)),
@@ -316,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
-        let missing = |text, wanted| Expr::parse(text).unwrap().missing(wanted, &config());
+    fn unmet_parts_are_reported() {
+        let missing = |text, expected| Expr::parse(text).unwrap().missing(expected, &config());
         assert_eq!(missing("A && N && UNHEARD && !A", Tri::Yes), ["N is n", "UNHEARD is off", "A is y"]);
         assert_eq!(missing("A && M", Tri::Yes), ["M is m"]);
         assert_eq!(missing("(N || UNHEARD) && V < 3", Tri::Module), ["(N || UNHEARD) is not met", "V < 3 is not met"]);
@@ -327,7 +327,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_can_be_written_and_read_again(text in "([AMNV !&|()=<>]|&&|\\|\\||\\$\\(x\\)|\"t\"|\\PC){0,30}") {
+        fn displayed_expression_parses_to_the_same_value(text in "([AMNV !&|()=<>]|&&|\\|\\||\\$\\(x\\)|\"t\"|\\PC){0,30}") {
             if let Some(expr) = Expr::parse(&text) {
                 let _ = (expr.value(&config()), expr.missing(Tri::Yes, &config()));
                 if !text.contains(['"', '\'', '#']) {

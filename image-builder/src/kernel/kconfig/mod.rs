@@ -1,39 +1,39 @@
-//! A kernel's source, asked why a symbol is as it is.
+//! Explains symbol values from a kernel's Kconfig files.
 //!
-//! Only as much of the Kconfig language is read as tells that: what symbols
-//! depend on, whether they can be asked for, and who selects them.
+//! Only the necessary part of the Kconfig language is parsed: dependencies,
+//! prompts, choices and `select`.
 
 pub mod expr;
 mod read;
 
 use std::path::Path;
 
-use super::config::Refused;
+use super::config::UnmetValue;
 use super::dot_config::DotConfig;
 use expr::{Expr, Tri};
 pub use read::{Definition, Error, Prompt, Symbols};
 
-/// Names in a list of those that select something, at most.
-const NAMES: usize = 6;
+/// Maximum number of selecting symbols in a message.
+const MAX_SELECTORS: usize = 6;
 
-/// Why a symbol is not what somebody wants.
+/// Why a symbol does not have the expected value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
-    /// The kernel does not know it.
+pub enum Explanation {
+    /// The kernel does not have the symbol.
     Unknown,
-    /// What it depends on is not as it has to be.
+    /// These dependencies are not met.
     Blocked(Vec<String>),
-    /// Nobody can ask for it: these select it.
+    /// The symbol has no prompt; these symbols select it.
     Promptless(Vec<String>),
-    /// These switch it on.
+    /// These symbols select it.
     Selected(Vec<String>),
-    /// Another of its choice is chosen.
+    /// Another member of its `choice` is set.
     Choice,
-    /// Nothing is in the way: nobody has asked for it.
-    Open,
+    /// The symbol can be set; its dependencies are met.
+    Settable,
 }
 
-/// What the source of a kernel says of its symbols.
+/// The symbols of a kernel's source tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     symbols: Symbols,
@@ -43,58 +43,58 @@ impl Tree {
     /// Reads the source tree of a kernel.
     ///
     /// # Errors
-    /// It is none.
+    /// `dir` is not a kernel source tree, or a file cannot be read.
     pub fn read(dir: &Path) -> Result<Self, Error> {
         Ok(Self { symbols: Symbols::read(dir)? })
     }
 
-    /// From symbols that are read already.
+    /// Returns a tree of parsed symbols.
     #[must_use]
     pub fn of(symbols: Symbols) -> Self {
         Self { symbols }
     }
 
-    /// How many symbols there are.
+    /// Returns the number of symbols.
     #[must_use]
     pub fn len(&self) -> usize {
         self.symbols.definitions.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no symbols.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.symbols.definitions.is_empty()
     }
 
-    /// Why `symbol` is not `wanted` in `config`.
+    /// Explains why `symbol` does not have the value `expected` in `config`.
     #[must_use]
-    pub fn explain(&self, symbol: &str, wanted: &str, config: &DotConfig) -> Why {
-        let Some(definitions) = self.symbols.definitions.get(symbol) else { return Why::Unknown };
-        if wanted == "n" {
+    pub fn explain(&self, symbol: &str, expected: &str, config: &DotConfig) -> Explanation {
+        let Some(definitions) = self.symbols.definitions.get(symbol) else { return Explanation::Unknown };
+        if expected == "n" {
             let by = self.selectors(
                 symbol,
                 |when| when.is_none_or(|when| when.value(config) != Some(Tri::No)),
                 |name| matches!(config.value(name), Some("y" | "m")),
             );
-            return if by.is_empty() { Why::Open } else { Why::Selected(by) };
+            return if by.is_empty() { Explanation::Settable } else { Explanation::Selected(by) };
         }
-        let level = if wanted == "m" { Tri::Module } else { Tri::Yes };
+        let level = if expected == "m" { Tri::Module } else { Tri::Yes };
         let met =
             |expr: &Option<Expr>| expr.as_ref().is_none_or(|expr| expr.value(config).is_none_or(|is| is >= level));
-        let Some(open) = definitions.iter().find(|one| met(&one.depends)) else {
-            // Where there are several places, the one that lacks least.
+        let Some(reachable_definition) = definitions.iter().find(|one| met(&one.depends)) else {
+            // Of several definitions, the one with the fewest unmet dependencies.
             let lacking = definitions.iter().filter_map(|one| Some(one.depends.as_ref()?.missing(level, config)));
-            return Why::Blocked(lacking.min_by_key(Vec::len).unwrap_or_default());
+            return Explanation::Blocked(lacking.min_by_key(Vec::len).unwrap_or_default());
         };
         let reachable = definitions.iter().filter(|one| met(&one.depends)).filter_map(|one| one.prompt.as_ref());
         if reachable.clone().any(|prompt| met(&prompt.when)) {
-            return if open.of_choice { Why::Choice } else { Why::Open };
+            return if reachable_definition.of_choice { Explanation::Choice } else { Explanation::Settable };
         }
         let hidden = reachable.filter_map(|prompt| Some(prompt.when.as_ref()?.missing(level, config)));
         let by = self.selectors(symbol, |_| true, |name| self.symbols.definitions.contains_key(name));
         match (by.is_empty(), hidden.min_by_key(Vec::len)) {
-            (true, Some(missing)) => Why::Blocked(missing),
-            _ => Why::Promptless(by),
+            (true, Some(missing)) => Explanation::Blocked(missing),
+            _ => Explanation::Promptless(by),
         }
     }
 
@@ -112,35 +112,35 @@ impl Tree {
             }
         }
         names.sort_by_key(|name| (name.len(), name.clone()));
-        if names.len() > NAMES {
-            let more = names.len() - NAMES;
-            names.truncate(NAMES);
+        if names.len() > MAX_SELECTORS {
+            let more = names.len() - MAX_SELECTORS;
+            names.truncate(MAX_SELECTORS);
             names.push(format!("{more} more"));
         }
         names
     }
 
-    /// Says of each symbol that a build refused why it did.
-    pub fn explain_refused(&self, refused: &mut [Refused], config: &DotConfig) {
-        for one in refused {
-            one.why = Some(self.explain(&one.symbol, &one.wish.value, config).sentence());
+    /// Adds an explanation to each unmet value.
+    pub fn explain_unmet(&self, unmet: &mut [UnmetValue], config: &DotConfig) {
+        for one in unmet {
+            one.explanation = Some(self.explain(&one.symbol, &one.requested.value, config).sentence());
         }
     }
 }
 
-impl Why {
-    /// As the end of a sentence about a symbol.
+impl Explanation {
+    /// Formats the explanation as a phrase that follows the symbol.
     #[must_use]
     pub fn sentence(&self) -> String {
         match self {
-            Self::Unknown => "this kernel does not know it".to_owned(),
-            Self::Blocked(by) if by.is_empty() => "what it depends on is missing".to_owned(),
-            Self::Blocked(by) => format!("it needs others: {}", by.join(", ")),
-            Self::Promptless(by) if by.is_empty() => "nobody can ask for it, it follows from others".to_owned(),
-            Self::Promptless(by) => format!("nobody can ask for it; selected by {}", by.join(", ")),
-            Self::Selected(by) => format!("switched on by {}", by.join(", ")),
-            Self::Choice => "another of its choice is taken".to_owned(),
-            Self::Open => "nothing stands in its way, so its value is out of range or of another kind".to_owned(),
+            Self::Unknown => "this kernel does not have the symbol".to_owned(),
+            Self::Blocked(by) if by.is_empty() => "a dependency is not met".to_owned(),
+            Self::Blocked(by) => format!("unmet dependencies: {}", by.join(", ")),
+            Self::Promptless(by) if by.is_empty() => "it has no prompt; only other symbols enable it".to_owned(),
+            Self::Promptless(by) => format!("it has no prompt; selected by {}", by.join(", ")),
+            Self::Selected(by) => format!("selected by {}", by.join(", ")),
+            Self::Choice => "another member of its choice is set".to_owned(),
+            Self::Settable => "its dependencies are met, so the value is out of range or has the wrong type".to_owned(),
         }
     }
 }

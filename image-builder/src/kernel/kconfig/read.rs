@@ -1,4 +1,4 @@
-//! The Kconfig files of a kernel's source.
+//! Parser of the Kconfig files of a kernel's source.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -6,37 +6,37 @@ use std::path::{Component, Path, PathBuf};
 
 use super::expr::Expr;
 
-/// A file longer than this is no Kconfig file.
-const LONGEST: u64 = 4 << 20;
-/// Files, at most: the kernel has 1,700.
-const FILES: usize = 20_000;
-/// Files that name files, and menus in menus, at most.
-const DEEPEST: usize = 64;
+/// Maximum size of a Kconfig file.
+const MAX_FILE_SIZE: u64 = 4 << 20;
+/// Maximum number of files: the kernel has 1,700.
+const MAX_FILES: usize = 20_000;
+/// Maximum nesting of `source` statements and of menus.
+const MAX_DEPTH: usize = 64;
 
-/// One place where a symbol is defined; there may be several.
+/// One definition of a symbol; a symbol may have several.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Definition {
-    /// What it depends on, with everything around it.
+    /// Its dependencies, including those of enclosing blocks.
     pub depends: Option<Expr>,
-    /// Whether somebody can ask for it: under which condition.
+    /// Its prompt, if it has one.
     pub prompt: Option<Prompt>,
-    /// One of a choice.
+    /// Whether it is a member of a `choice`.
     pub of_choice: bool,
 }
 
-/// The question for a symbol.
+/// A symbol's prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// When it is asked; always, if there is no condition.
+    /// The condition of the prompt; `None` means always.
     pub when: Option<Expr>,
 }
 
-/// What a source tree says of its symbols.
+/// The symbols of a source tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// By symbol.
+    /// Definitions by symbol.
     pub definitions: BTreeMap<String, Vec<Definition>>,
-    /// By symbol: who selects it, and when.
+    /// By selected symbol: the selecting symbols and conditions.
     pub selected: BTreeMap<String, Vec<(String, Option<Expr>)>>,
 }
 
@@ -44,16 +44,16 @@ pub struct Symbols {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
-    #[error("cannot read {}", file.display())]
+    #[error("failed to read {}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Not the source of a kernel.
-    #[error("{} is no source of a kernel: {what}", dir.display())]
-    NoSource {
+    /// Not a kernel source tree.
+    #[error("{} is not a kernel source tree: {what}", dir.display())]
+    NotKernelSource {
         /// The directory.
         dir: PathBuf,
         /// What is wrong.
@@ -61,14 +61,14 @@ pub enum Error {
     },
 }
 
-/// What stands around a line.
+/// An enclosing block.
 enum Frame {
     If(Option<Expr>),
     Menu { depends: Option<Expr>, visible: Option<Expr> },
     Choice { depends: Option<Expr>, prompt: Option<Prompt> },
 }
 
-/// What lines of attributes belong to.
+/// The entry that attribute lines belong to.
 enum Current {
     Nothing,
     Symbol {
@@ -79,7 +79,7 @@ enum Current {
     Frame,
 }
 
-/// Reads the files of a tree for x86.
+/// Parser state; evaluates `$(SRCARCH)` as x86.
 struct Reader<'a> {
     root: &'a Path,
     seen: HashSet<PathBuf>,
@@ -92,7 +92,7 @@ impl Symbols {
     /// Reads the source tree at `root`.
     ///
     /// # Errors
-    /// There is no `Kconfig` in it, or files lead nowhere.
+    /// It has no `Kconfig` file, or its files are invalid.
     pub fn read(root: &Path) -> Result<Self, Error> {
         let mut reader = Reader::new(root);
         let top = Path::new("Kconfig");
@@ -101,16 +101,16 @@ impl Symbols {
         reader.end_symbol();
         if reader.symbols.definitions.is_empty() {
             let what = "its Kconfig files define no symbol".to_owned();
-            return Err(Error::NoSource { dir: root.to_owned(), what });
+            return Err(Error::NotKernelSource { dir: root.to_owned(), what });
         }
         Ok(reader.symbols)
     }
 
-    /// Reads the text of one file; files that it names are left out.
+    /// Parses the text of one file; ignores its `source` statements.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut reader = Reader::new(Path::new(""));
-        let _ = reader.text(text, DEEPEST);
+        let _ = reader.text(text, MAX_DEPTH);
         reader.end_symbol();
         reader.symbols
     }
@@ -123,29 +123,29 @@ impl<'a> Reader<'a> {
     }
 
     fn file(&mut self, path: &Path, depth: usize) -> Result<(), Error> {
-        let wrong = |what: &str| Error::NoSource { dir: self.root.to_owned(), what: what.to_owned() };
+        let wrong = |what: &str| Error::NotKernelSource { dir: self.root.to_owned(), what: what.to_owned() };
         let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
         if !plain {
-            return Err(wrong(&format!("{} leads out of it", path.display())));
+            return Err(wrong(&format!("{} points outside it", path.display())));
         }
         if !self.seen.insert(path.to_owned()) {
             return Ok(());
         }
-        if self.seen.len() > FILES || depth >= DEEPEST {
-            return Err(wrong("its Kconfig files name each other without end"));
+        if self.seen.len() > MAX_FILES || depth >= MAX_DEPTH {
+            return Err(wrong("its Kconfig files are too many or nested too deeply"));
         }
         let file = self.root.join(path);
-        // Distributions leave out parts that they do not build.
-        let Ok(facts) = fs::metadata(&file) else { return Ok(()) };
-        if !facts.is_file() || facts.len() > LONGEST {
-            return Err(wrong(&format!("{} is no Kconfig file", path.display())));
+        // Distributions omit parts that they do not build.
+        let Ok(metadata) = fs::metadata(&file) else { return Ok(()) };
+        if !metadata.is_file() || metadata.len() > MAX_FILE_SIZE {
+            return Err(wrong(&format!("{} is not a Kconfig file", path.display())));
         }
         let bytes = fs::read(&file).map_err(|source| Error::Read { file: file.clone(), source })?;
         self.text(&String::from_utf8_lossy(&bytes), depth)
     }
 
     fn text(&mut self, text: &str, depth: usize) -> Result<(), Error> {
-        // Columns of a help text; what stands further left ends it.
+        // Indentation of a help text; a line with less ends it.
         let mut help: Option<Option<usize>> = None;
         let mut joined = String::new();
         for line in text.lines() {
@@ -186,9 +186,9 @@ impl<'a> Reader<'a> {
             }
             "menu" | "choice" | "if" => {
                 self.end_symbol();
-                if self.frames.len() >= DEEPEST {
-                    let what = "its menus are nested without end".to_owned();
-                    return Err(Error::NoSource { dir: self.root.to_owned(), what });
+                if self.frames.len() >= MAX_DEPTH {
+                    let what = "its menus are nested too deeply".to_owned();
+                    return Err(Error::NotKernelSource { dir: self.root.to_owned(), what });
                 }
                 self.frames.push(match word {
                     "menu" => Frame::Menu { depends: None, visible: None },
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
             "source" => {
                 self.end_symbol();
                 let path = rest.trim_matches('"').replace("$(SRCARCH)", "x86").replace("$(srctree)/", "");
-                if depth < DEEPEST && !path.contains('$') {
+                if depth < MAX_DEPTH && !path.contains('$') {
                     self.file(Path::new(&path), depth + 1)?;
                     self.end_symbol();
                 }
@@ -225,8 +225,8 @@ impl<'a> Reader<'a> {
     }
 
     fn depends(&mut self, text: &str) {
-        // A condition that nobody understands is unknown, not met.
-        let condition = Some(Expr::parse(text).unwrap_or_else(|| Expr::Asked(text.trim().to_owned())));
+        // An unparsable condition is unevaluated, not met.
+        let condition = Some(Expr::parse(text).unwrap_or_else(|| Expr::Unevaluated(text.trim().to_owned())));
         let depends = match (&mut self.current, self.frames.last_mut()) {
             (Current::Symbol { own, .. }, _) => &mut own.depends,
             (Current::Frame, Some(Frame::Menu { depends, .. } | Frame::Choice { depends, .. })) => depends,
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
         self.symbols.selected.entry(target.to_owned()).or_default().push((name.clone(), when));
     }
 
-    /// The symbol is complete: what stands around it counts for it, too.
+    /// Completes the current symbol: adds the conditions of its enclosing blocks.
     fn end_symbol(&mut self) {
         let Current::Symbol { name, mut own } = std::mem::replace(&mut self.current, Current::Nothing) else { return };
         for frame in self.frames.iter().rev() {
@@ -271,9 +271,9 @@ impl<'a> Reader<'a> {
                 Frame::Choice { depends, prompt } => {
                     own.of_choice = true;
                     own.depends = Expr::and(depends.clone(), own.depends.take());
-                    let asked = prompt.clone().and_then(|prompt| prompt.when);
+                    let condition = prompt.clone().and_then(|prompt| prompt.when);
                     if let Some(prompt) = &mut own.prompt {
-                        prompt.when = Expr::and(asked, prompt.when.take());
+                        prompt.when = Expr::and(condition, prompt.when.take());
                     }
                 }
             }
@@ -282,7 +282,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Columns before the first character; a tab goes to the next eighth.
+/// Returns the indentation in columns; a tab advances to the next multiple of eight.
 fn indent(line: &str) -> usize {
     let mut column = 0;
     for c in line.chars() {
@@ -295,7 +295,7 @@ fn indent(line: &str) -> usize {
     column
 }
 
-/// Where the quote ends that has begun; `\"` does not end it.
+/// Returns the position of the closing quote; an escaped quote does not close.
 fn closing(text: &str, quote: char) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {

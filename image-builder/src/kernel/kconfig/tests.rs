@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::fs;
 
-/// What the kernel's own files look like, oddities included.
+/// Kconfig text in the kernel's style, including unusual constructs.
 const TEXT: &str = r#"
 mainmenu "Linux"
 cc-option = $(success,$(CC) -Werror $(1))
@@ -77,26 +77,26 @@ config HIDDEN
 	depends on BLOCK
 "#;
 
-fn explain(symbol: &str, wanted: &str, config: &str) -> Why {
-    Tree::of(Symbols::parse(TEXT)).explain(symbol, wanted, &DotConfig::parse(config).unwrap())
+fn explain(symbol: &str, expected: &str, config: &str) -> Explanation {
+    Tree::of(Symbols::parse(TEXT)).explain(symbol, expected, &DotConfig::parse(config).unwrap())
 }
 
-fn blocked(by: &[&str]) -> Why {
-    Why::Blocked(by.iter().map(|one| (*one).to_owned()).collect())
+fn blocked(by: &[&str]) -> Explanation {
+    Explanation::Blocked(by.iter().map(|one| (*one).to_owned()).collect())
 }
 
 #[test]
-fn why_a_symbol_is_off() {
+fn disabled_symbol_is_explained() {
     let block = "CONFIG_BLOCK=y\n";
-    assert_eq!(explain("FAKE", "y", block), Why::Unknown);
+    assert_eq!(explain("FAKE", "y", block), Explanation::Unknown);
     assert_eq!(explain("DM_INIT", "y", block), blocked(&["MD is off", "BLK_DEV_DM is off, not y"]));
     let module = "CONFIG_BLOCK=y\nCONFIG_MD=y\nCONFIG_BLK_DEV_DM=m\n";
     assert_eq!(explain("DM_INIT", "y", module), blocked(&["BLK_DEV_DM is m, not y"]));
     let ready = "CONFIG_MD=y\nCONFIG_BLK_DEV_DM=y\nCONFIG_DM_OFF=y\n";
     assert_eq!(explain("DM_INIT", "y", ready), blocked(&["DM_OFF is y"]));
-    assert_eq!(explain("DM_INIT", "y", "CONFIG_MD=y\nCONFIG_BLK_DEV_DM=y\n"), Why::Open);
-    assert_eq!(explain("DMA_SHARED_BUFFER", "y", block), Why::Promptless(vec!["SYNC_FILE".to_owned()]));
-    assert_eq!(explain("HZ_100", "y", "CONFIG_HZ_250=y\n"), Why::Choice);
+    assert_eq!(explain("DM_INIT", "y", "CONFIG_MD=y\nCONFIG_BLK_DEV_DM=y\n"), Explanation::Settable);
+    assert_eq!(explain("DMA_SHARED_BUFFER", "y", block), Explanation::Promptless(vec!["SYNC_FILE".to_owned()]));
+    assert_eq!(explain("HZ_100", "y", "CONFIG_HZ_250=y\n"), Explanation::Choice);
     assert_eq!(explain("HIDDEN", "y", block), blocked(&["EXPERT is off"]));
 }
 
@@ -104,25 +104,25 @@ fn why_a_symbol_is_off() {
 fn enclosing_conditions_apply_to_symbol() {
     assert_eq!(explain("INSIDE", "y", "CONFIG_A=y\n"), blocked(&["MD is off"]));
     assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\n"), blocked(&["SHOWN is off"]));
-    assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\nCONFIG_SHOWN=y\n"), Why::Open);
-    // Of two definitions the one that lacks least; what a compiler says is not known.
+    assert_eq!(explain("INSIDE", "y", "CONFIG_MD=y\nCONFIG_SHOWN=y\n"), Explanation::Settable);
+    // Of two definitions, the one with the fewest unmet dependencies; compiler checks are not evaluated.
     assert_eq!(explain("TWICE", "y", "CONFIG_BLOCK=y\n"), blocked(&["MD is off"]));
-    assert_eq!(explain("TWICE", "y", "CONFIG_BLOCK=y\nCONFIG_MD=y\n"), Why::Open);
+    assert_eq!(explain("TWICE", "y", "CONFIG_BLOCK=y\nCONFIG_MD=y\n"), Explanation::Settable);
 }
 
 #[test]
 fn selectors_of_symbol_are_reported() {
     let on = "CONFIG_CRC32=y\nCONFIG_MD=y\nCONFIG_BLOCK=y\n";
-    assert_eq!(explain("MD", "n", on), Why::Open);
+    assert_eq!(explain("MD", "n", on), Explanation::Settable);
     let symbols = Symbols::parse("config CRC32\n\tbool\nconfig MD\n\tbool \"x\"\n\tselect CRC32 if \\\n\t\tBLOCK\n");
     let tree = Tree::of(symbols);
     let explain = |config: &str| tree.explain("CRC32", "n", &DotConfig::parse(config).unwrap());
-    assert_eq!(explain(on), Why::Selected(vec!["MD".to_owned()]));
-    assert_eq!(explain("CONFIG_MD=y\n"), Why::Open);
+    assert_eq!(explain(on), Explanation::Selected(vec!["MD".to_owned()]));
+    assert_eq!(explain("CONFIG_MD=y\n"), Explanation::Settable);
 }
 
 #[test]
-fn a_tree_is_followed_within_its_directory() {
+fn source_statements_are_followed_within_the_tree_only() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let file = dir.path().join(name);
@@ -137,27 +137,27 @@ fn a_tree_is_followed_within_its_directory() {
     assert_eq!(tree.explain("B", "y", &DotConfig::parse("CONFIG_X=y\n").unwrap()), blocked(&["A is off"]));
 
     write("lib/Kconfig", "source \"../outside\"\n");
-    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("leads out"));
+    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("points outside"));
     write("lib/Kconfig", "source \"/etc/passwd\"\n");
-    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("leads out"));
+    assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("points outside"));
     for at in 0..100 {
         write(&format!("deep/{at}"), &format!("config D{at}\n\tbool\nsource \"deep/{}\"\n", at + 1));
     }
     write("Kconfig", "source \"deep/0\"\n");
     let error = Tree::read(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("without end"), "{error}");
+    assert!(error.contains("too deeply"), "{error}");
     assert!(Tree::read(&dir.path().join("lib")).is_err());
 }
 
 proptest! {
     #[test]
-    fn any_text_is_read(
+    fn any_text_is_parsed(
         text in "(config A|config B|menu|endmenu|if A|endif|choice|endchoice|depends on [AB!&()]{1,4}|\tbool \"x\"|\tselect B|help|  \\PC{0,9}|\n){0,60}"
     ) {
         let tree = Tree::of(Symbols::parse(&text));
         let config = DotConfig::parse("CONFIG_A=y\n").unwrap();
-        for wanted in ["y", "m", "n"] {
-            let _ = tree.explain("B", wanted, &config).sentence();
+        for expected in ["y", "m", "n"] {
+            let _ = tree.explain("B", expected, &config).sentence();
         }
         prop_assert!(tree.len() <= text.lines().count());
     }

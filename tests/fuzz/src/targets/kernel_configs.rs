@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use firstlight_image_builder::kernel::check::{Rules, Subject, Verdict, judge};
-use firstlight_image_builder::kernel::config::Wishes;
+use firstlight_image_builder::kernel::check::{Rules, Subject, Verdict, check_config};
+use firstlight_image_builder::kernel::config::RequestedConfig;
 use firstlight_image_builder::kernel::dot_config::DotConfig;
 use firstlight_image_builder::kernel::fragment;
 use firstlight_image_builder::kernel::kconfig::{Symbols, Tree};
@@ -45,7 +45,9 @@ pub(super) fn configuration(bytes: &[u8]) {
     let Ok(config) = DotConfig::read(bytes) else { return };
     assert!(!config.is_empty() && config.notes.len() <= 16);
     let purposes = ["gpu-guest".to_owned(), "host".to_owned()];
-    let Ok(report) = judge(rules(), &purposes, Subject { origin: "x", config: &config, source: None }) else { return };
+    let Ok(report) = check_config(rules(), &purposes, Subject { origin: "x", config: &config, source: None }) else {
+        return;
+    };
     let all = rules().of(&purposes).map_or(0, |rules| rules.len());
     let of_symbols = report.findings.iter().filter(|finding| !finding.symbol.is_empty()).count();
     assert_eq!(report.fits + of_symbols, all);
@@ -58,12 +60,12 @@ pub(super) fn fragment_options(bytes: &[u8]) {
     let text = text(bytes);
     let file = Path::new("x.config");
     let read = fragment::read(file, &text);
-    let mut wishes = Wishes::default();
-    if wishes.add(file, &text).is_ok() {
-        assert!(read.is_ok_and(|all| all.len() >= wishes.len()));
-        let mut again = Wishes::default();
-        assert!(again.add(file, &wishes.text()).is_ok() && again.text() == wishes.text());
-        assert!(wishes.refused(&wishes.text()).is_empty());
+    let mut requested = RequestedConfig::default();
+    if requested.add(file, &text).is_ok() {
+        assert!(read.is_ok_and(|all| all.len() >= requested.len()));
+        let mut again = RequestedConfig::default();
+        assert!(again.add(file, &requested.text()).is_ok() && again.text() == requested.text());
+        assert!(requested.unmet_values(&requested.text()).is_empty());
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `build` writes from a manifest, and what `verify` says of it.
+//! Results of `build`, checked with `verify`.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn built(dir: &Path, image: &str, more: &str, out: &str) -> Image {
 }
 
 #[test]
-fn a_disk_is_built_the_same_twice_and_verified() {
+fn disk_image_is_reproducible_and_verified() {
     let dir = tempfile::tempdir().unwrap();
     let (format, more) = ("format = \"erofs\"", "[verity]\n[output]\ndirectory = \"/srv/images\"\n");
     let first = built(dir.path(), format, more, "one");
@@ -65,7 +65,7 @@ fn a_disk_is_built_the_same_twice_and_verified() {
     let out = dir.path().join("one");
     let report = verify(&out).unwrap();
     assert!(report.problems.is_empty() && report.verified_blocks == params.data_blocks, "{report:?}");
-    // Anywhere in data and hashes, by the record and by the root hash alone.
+    // A flipped bit anywhere in data or hash tree is found, with the record and with the root hash alone.
     let disk = out.join("rootfs.img");
     let whole = fs::read(&disk).unwrap();
     let hashes = record.hash_offset..record.hash_offset + record.hash_size;
@@ -81,7 +81,7 @@ fn a_disk_is_built_the_same_twice_and_verified() {
 }
 
 #[test]
-fn what_has_not_changed_is_not_packed_again() {
+fn unchanged_image_is_not_repacked() {
     let dir = tempfile::tempdir().unwrap();
     let (format, verity) = ("format = \"erofs\"", "[verity]\n");
     let first = built(dir.path(), format, verity, "out");
@@ -92,7 +92,7 @@ fn what_has_not_changed_is_not_packed_again() {
     assert_eq!((made(), &again.contents), (then, &first.contents));
     assert!(verify(&dir.path().join("out")).unwrap().problems.is_empty());
 
-    // A disk that is not what was built is no reason to keep it.
+    // A modified disk is rebuilt.
     let mut bytes = fs::read(&disk).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
@@ -100,14 +100,14 @@ fn what_has_not_changed_is_not_packed_again() {
     assert_eq!(built(dir.path(), format, verity, "out").contents, first.contents);
     assert!(verify(&dir.path().join("out")).unwrap().problems.is_empty());
 
-    // Another salt, another tree of hashes.
+    // Another salt gives another hash tree.
     let other = built(dir.path(), format, "[verity]\nsalt = \"00ff\"\n", "out");
     assert_ne!(other.contents.outputs["rootfs.img"], first.contents.outputs["rootfs.img"]);
     assert_ne!(other.contents.verity, first.contents.verity);
 }
 
 #[test]
-fn another_format_takes_the_others_place() {
+fn new_format_replaces_results_of_the_old_format() {
     let dir = tempfile::tempdir().unwrap();
     let image = built(dir.path(), "format = \"erofs\"\nextension = \"gpu\"", "[verity]\n", "out");
     let out = dir.path().join("out");
@@ -117,7 +117,7 @@ fn another_format_takes_the_others_place() {
     assert!(fs::read_to_string(out.join("kata.toml")).unwrap().contains("guest_extension_images"));
     let image = built(dir.path(), "format = \"initramfs\"\ncompression = \"lz4\"", "", "out");
     assert_eq!(image.initrd, out.join("initrd.cpio.lz4"));
-    assert!(!out.join("extension-gpu.img").exists(), "what no record names any more is gone");
+    assert!(!out.join("extension-gpu.img").exists(), "stale results are removed");
     let mut found = false;
     list::list(&image.initrd, |entry| {
         found |= entry.path == "/etc/hello" && entry.size == 5;
@@ -128,7 +128,7 @@ fn another_format_takes_the_others_place() {
 }
 
 #[test]
-fn a_lock_pins_the_formats_programs() {
+fn lock_pins_the_packaging_tools() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = written(dir.path(), "format = \"erofs\"", "[verity]\n");
     let (cache, lock) = (cache::root().unwrap(), dir.path().join("m.lock"));

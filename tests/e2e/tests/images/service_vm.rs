@@ -1,5 +1,5 @@
-//! Images of service VMs, with archives that stand in for NVIDIA's: programs
-//! that do nothing, linked to what the real ones are linked to.
+//! Service VM images built with placeholders for NVIDIA's archives: programs
+//! that do nothing, linked to the same libraries as the real ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn archive(dir: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
     path
 }
 
-/// What an operator has: both archives, and the values that name them.
+/// Creates both archives, and returns the `--set` variables that name them.
 fn supplied(dir: &Path) -> Variables {
     let library = |name: &str, soname: &str| {
         compiled(dir, name, "int f(void) { return 0; }", &["-shared", "-fPIC", &format!("-Wl,-soname,{soname}")])
@@ -46,7 +46,7 @@ fn supplied(dir: &Path) -> Variables {
         dir.join(name)
     };
     let program = "extern int f(void); int main(void) { return f(); }";
-    // Debian's own libz is in the image; only its name matters here.
+    // The image has Debian's libz; only the soname matters here.
     library("libz.so.1", "libz.so.1");
     let manager = compiled(dir, "nv-fabricmanager", program, &["./libz.so.1"]);
     let plugin = library("libgrpc_mgr.so", "libgrpc_mgr.so");
@@ -82,7 +82,7 @@ fn supplied(dir: &Path) -> Variables {
 
 fn read(name: &str, dir: &Path) -> Manifest {
     let program = dir.join("program");
-    fs::write(&program, "stands in").unwrap();
+    fs::write(&program, "placeholder").unwrap();
     let service = ServicePrograms { partitiond: program.clone(), fmctl: program.clone() };
     let programs =
         Programs { init: program.clone(), agent: program.clone(), gpu_settings: program, service: Some(service) };
@@ -94,14 +94,14 @@ fn built(manifest: &Manifest, out: &Path) -> Result<Image, String> {
     build_from(manifest, &mut packages(), out).map_err(|error| error.to_string())
 }
 
-/// The image has the file, and it is from that archive.
-fn from_archive(image: &Image, path: &str, archive: &str) {
+/// Asserts that the image has the file and that it comes from that archive.
+fn assert_from_archive(image: &Image, path: &str, archive: &str) {
     let origin = image.contents.files.get(path).and_then(|file| file.origin.clone());
     assert_eq!(origin, Some(Origin::Archive(archive.to_owned())), "{path}");
 }
 
 #[test]
-fn the_fifth_generation_has_both_daemons_and_the_bridges_drivers() {
+fn nvl5_image_has_both_daemons_and_the_bridge_drivers() {
     let dir = tempfile::tempdir().unwrap();
     let mut manifest = read("service-vm-nvl5", dir.path());
     let image = built(&manifest, &dir.path().join("out")).unwrap();
@@ -111,7 +111,7 @@ fn the_fifth_generation_has_both_daemons_and_the_bridges_drivers() {
         ("opt/nvidia/nvlsm/sbin/nvlsm", "nvlsm=580.1"),
         ("usr/share/nvidia/nvlsm/nvlsm.conf", "nvlsm=580.1"),
     ] {
-        from_archive(&image, path, archive);
+        assert_from_archive(&image, path, archive);
     }
     assert_eq!(image.contents.archives.len(), 2);
     let modules: Vec<&String> = image.contents.files.keys().filter(|path| path.ends_with(".ko")).collect();
@@ -119,25 +119,29 @@ fn the_fifth_generation_has_both_daemons_and_the_bridges_drivers() {
         assert!(modules.iter().any(|path| path.ends_with(&format!("/{module}"))), "{module}: {modules:?}");
     }
     assert!(!modules.iter().any(|path| path.ends_with("nvidia.ko")));
-    // What it needs is known, and its absence is told when the image is built.
+    // A missing library is an error at build time.
     manifest.packages.retain(|package| package.name != "zlib1g");
     let error = built(&manifest, &dir.path().join("without")).unwrap_err();
     assert!(error.contains("/usr/bin/nv-fabricmanager needs libz.so.1"), "{error}");
 }
 
 #[test]
-fn the_generation_before_has_the_driver_and_the_maps() {
+fn nvl4_image_has_the_driver_and_the_topology_maps() {
     let dir = tempfile::tempdir().unwrap();
     let mut manifest = read("service-vm-nvl4", dir.path());
     let image = built(&manifest, &dir.path().join("out")).unwrap();
     let files = &image.contents.files;
-    from_archive(&image, "usr/bin/nv-fabricmanager", "nvidia-fabricmanager=550.163.01");
-    from_archive(&image, "usr/share/nvidia/nvswitch/dgxh100_hgxh100_topology", "nvidia-fabricmanager=550.163.01");
+    assert_from_archive(&image, "usr/bin/nv-fabricmanager", "nvidia-fabricmanager=550.163.01");
+    assert_from_archive(
+        &image,
+        "usr/share/nvidia/nvswitch/dgxh100_hgxh100_topology",
+        "nvidia-fabricmanager=550.163.01",
+    );
     for end in ["/updates/nvidia.ko", "/gsp_ga10x.bin", "/libc.so.6"] {
         assert!(files.keys().any(|path| path.ends_with(end)), "{end}");
     }
     assert!(!files.keys().any(|path| path.contains("libcuda") || path.ends_with("nvidia-uvm.ko")));
-    // A configuration that leads nowhere is no service VM.
+    // A configuration that names a missing directory is an error.
     manifest.archives[0].files.retain(|part| !part.into.ends_with("nvswitch"));
     let error = built(&manifest, &dir.path().join("without")).unwrap_err();
     assert!(error.contains("fabricmanager.cfg"), "{error}");

@@ -1,4 +1,4 @@
-//! Packages: good ones by dpkg's own program, others byte by byte.
+//! Packages: valid ones made by `dpkg-deb`, malicious ones byte by byte.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tar::{EntryType, Header};
 
-/// A package's file, and what an archive says of it.
+/// A package file with its archive metadata.
 #[derive(Debug, Clone)]
 pub(super) struct Deb {
     pub(super) name: String,
@@ -29,7 +29,7 @@ impl Deb {
     }
 }
 
-/// Bytes that do not pack, the same each time.
+/// Returns incompressible, deterministic bytes.
 fn noise(seed: u32, length: usize) -> Vec<u8> {
     let mut state = seed;
     let next = || {
@@ -41,10 +41,10 @@ fn noise(seed: u32, length: usize) -> Vec<u8> {
 
 /// The release of the kernel in [`kernel`].
 pub(super) const RELEASE: &str = "9.9.9-test";
-/// Bytes of its file.
+/// Size of the kernel file in bytes.
 const KERNEL_SIZE: usize = 1 << 20;
 
-/// An ELF file with the note by which a VMM enters a kernel, as a `bzImage` that is not packed.
+/// Returns an uncompressed `bzImage` with an ELF file that has a PVH note.
 fn vmlinuz() -> Vec<u8> {
     let mut elf = noise(1, KERNEL_SIZE);
     let mut put = |at: usize, bytes: &[u8]| elf[at..at + bytes.len()].copy_from_slice(bytes);
@@ -71,7 +71,7 @@ fn vmlinuz() -> Vec<u8> {
     image
 }
 
-/// A package by `dpkg-deb`, of files with their modes.
+/// Packs files with their modes with `dpkg-deb`.
 fn packed(name: &str, version: &str, files: &[(&str, u32, &[u8])], links: &[(&str, &str)]) -> Deb {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
@@ -91,7 +91,7 @@ fn packed(name: &str, version: &str, files: &[(&str, u32, &[u8])], links: &[(&st
     }
     let file = dir.path().join("it.deb");
     let mut command = Command::new("dpkg-deb");
-    // The same times, so the same package.
+    // Fixed times make the package reproducible.
     command.env("SOURCE_DATE_EPOCH", "1700000000").args(["--root-owner-group", "-Zxz", "-z0", "--build"]);
     let output = command.arg(&tree).arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -99,7 +99,7 @@ fn packed(name: &str, version: &str, files: &[(&str, u32, &[u8])], links: &[(&st
     deb
 }
 
-/// A package that is taken for a kernel's.
+/// Returns a minimal kernel package.
 pub(super) fn kernel() -> Deb {
     let modules = |name: &str| format!("usr/lib/modules/{RELEASE}/{name}");
     let files: [(&str, u32, &[u8]); 4] = [
@@ -111,21 +111,21 @@ pub(super) fn kernel() -> Deb {
     packed(&format!("linux-image-{RELEASE}"), "9.9.9-1", &files, &[])
 }
 
-/// What the image takes from the archive.
+/// Name of the test package.
 pub(super) const HELLO: &str = "hello";
 
-/// A good package: a program, data, a link.
+/// Returns a valid package: a program, data, a link.
 pub(super) fn hello(version: &str) -> Deb {
     let text = format!("hello from {version}\n");
     let files: [(&str, u32, &[u8]); 3] = [
         ("usr/bin/hello", 0o755, text.as_bytes()),
-        ("usr/bin/as-root", 0o4755, b"it asks for root's rights\n"),
+        ("usr/bin/as-root", 0o4755, b"a set-uid program\n"),
         ("usr/share/hello/noise", 0o644, &noise(2, 2 << 20)),
     ];
     packed(HELLO, version, &files, &[("usr/share/hello/link", "/usr/bin/hello")])
 }
 
-/// One entry of a package that is made byte by byte.
+/// One tar entry of a crafted package.
 pub(super) struct Entry {
     pub(super) path: &'static str,
     pub(super) kind: EntryType,
@@ -158,7 +158,7 @@ fn header(entry: &Entry) -> Header {
         header.set_device_major(1).unwrap();
         header.set_device_minor(8).unwrap();
     }
-    // The library itself takes no such names.
+    // The tar crate refuses such names.
     let bytes = header.as_mut_bytes();
     bytes[..entry.path.len()].copy_from_slice(entry.path.as_bytes());
     if is_link {
@@ -178,7 +178,7 @@ fn tar_of(entries: &[Entry]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// A package with these entries, which no program of dpkg would pack.
+/// Returns a package with entries that `dpkg-deb` would refuse to pack.
 pub(super) fn crafted(name: &str, version: &str, entries: &[Entry]) -> Deb {
     let mut deb = Deb { name: name.to_owned(), version: version.to_owned(), bytes: b"!<arch>\n".to_vec() };
     let control = deb.control();

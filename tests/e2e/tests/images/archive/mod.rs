@@ -1,9 +1,9 @@
-//! Builds from an archive that is not what it should be, or on a machine that
-//! gives out. The archive is a test's own, with a key of its own; apt, dpkg and
+//! Builds from an altered or malicious archive, with a full disk, killed, or
+//! unprivileged. The test makes and signs the archive; apt, dpkg and
 //! `image-builder` are the real ones.
 
 mod deb;
+mod failures;
 mod packages;
 mod place;
 mod releases;
-mod trouble;

@@ -1,4 +1,4 @@
-//! Packages that are not what the lists say, or that should not be unpacked.
+//! Packages that differ from the package lists, or that are malicious.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,13 @@ use super::deb::{Entry, HELLO, RELEASE, crafted, dir, file, hello, kernel, link}
 use super::place::{Edition, Place, SUITE, contents};
 
 #[test]
-fn a_package_of_other_bytes_is_not_used() {
+fn package_with_wrong_bytes_is_refused() {
     let place = Place::new();
     let (old, new) = (hello("1.0-1"), hello("1.0-2"));
     let good = Edition::new();
     place.publish(&[kernel(), new.clone()], &good);
     let reference = place.built("reference", "out");
-    // A good result of the version before is there.
+    // Results of the previous version exist.
     let before = Edition { date: good.date - Duration::from_hours(1), ..good.clone() };
     place.publish(&[kernel(), old], &before);
     place.built("cache", "out");
@@ -39,17 +39,17 @@ fn a_package_of_other_bytes_is_not_used() {
         }
         place.age("cache");
         let cause = if what == "gone" { "No such file" } else { "Hash Sum mismatch" };
-        place.refused("cache", "out", &["suite ", SUITE, &new.file_name(), cause, "run again"]);
+        place.assert_refused("cache", "out", &["suite ", SUITE, &new.file_name(), cause, "run again"]);
     }
     fs::write(&pool, &new.bytes).unwrap();
     assert_eq!(place.built("cache", "out"), reference);
-    // What is in the store already is not asked for again.
+    // Packages in the store are not downloaded again.
     fs::remove_file(&pool).unwrap();
     assert_eq!(place.built("cache", "out"), reference);
 }
 
-/// Packages that the archive's key vouches for, and that want to do harm.
-fn hostile() -> Vec<(&'static str, Vec<Entry>)> {
+/// Correctly signed packages with malicious entries; the expected message of each.
+fn malicious_packages() -> Vec<(&'static str, Vec<Entry>)> {
     let device = |kind| Entry { path: "./usr/bin/device", kind, mode: 0o666, what: "" };
     vec![
         ("../../escaped leads out of the directory", vec![file("./../../escaped", 0o644)]),
@@ -69,7 +69,7 @@ fn hostile() -> Vec<(&'static str, Vec<Entry>)> {
 }
 
 #[test]
-fn a_hostile_package_writes_nothing_outside_and_is_not_taken() {
+fn malicious_package_writes_nothing_outside_and_is_refused() {
     let place = Place::new();
     let edition = |minutes: u64| {
         let now = Edition::new();
@@ -80,16 +80,16 @@ fn a_hostile_package_writes_nothing_outside_and_is_not_taken() {
     let reference = place.built("reference", "out");
     place.publish(&[kernel(), hello("1.0-1")], &edition(0));
     place.built("cache", "out");
-    for (number, (what, entries)) in (1..).zip(hostile()) {
+    for (number, (what, entries)) in (1..).zip(malicious_packages()) {
         println!("{what}");
         let deb = crafted(HELLO, &format!("2.0-{number}"), &entries);
         place.publish(&[kernel(), deb.clone()], &edition(number));
         place.age("cache");
-        place.refused("cache", "out", &["cannot unpack", &deb.file_name(), what, "nothing of it is taken"]);
+        place.assert_refused("cache", "out", &["cannot unpack", &deb.file_name(), what, "nothing of it is taken"]);
         let all = contents(place.at("").as_path());
         assert!(!all.keys().any(|path| path.ends_with("escaped")), "{all:?}");
         let half = all.keys().find(|path| path.to_string_lossy().contains(".half"));
-        assert_eq!(half, None, "what was begun is gone");
+        assert_eq!(half, None, "partial files are removed");
     }
     assert!(!Path::new("/tmp/escaped").exists());
     place.publish(&[kernel(), hello("3.0-1")], &good);
@@ -98,7 +98,7 @@ fn a_hostile_package_writes_nothing_outside_and_is_not_taken() {
 }
 
 #[test]
-fn a_kernel_takes_nothing_of_this_machine() {
+fn kernel_package_links_do_not_read_host_files() {
     let place = Place::new();
     let machine = place.at("machine");
     for dir in ["boot", "modules/9.9.9-test/kernel"] {
@@ -138,15 +138,15 @@ fn a_kernel_takes_nothing_of_this_machine() {
         let kernel = crafted(&format!("linux-image-{RELEASE}"), "9.9.9-1", &entries);
         place.publish(&[kernel, hello("1.0-1")], &Edition::new());
         let cache = format!("cache-{number}");
-        place.refused(&cache, "out", &["linux-image-9.9.9-test_9.9.9-1_amd64.deb has no ", what]);
+        place.assert_refused(&cache, "out", &["linux-image-9.9.9-test_9.9.9-1_amd64.deb has no ", what]);
         assert_eq!(contents(&machine), before);
     }
 }
 
 #[test]
-fn modes_that_no_image_has_are_dropped() {
+fn setuid_setgid_and_unusual_modes_are_normalized() {
     let place = Place::new();
-    let odd = [
+    let entries = [
         dir("./usr/", 0o555),
         dir("./usr/bin/", 0o2500),
         file("./usr/bin/as-root", 0o4755),
@@ -156,10 +156,10 @@ fn modes_that_no_image_has_are_dropped() {
         dir("./usr/share/hello/", 0o000),
         file("./usr/share/hello/secret", 0o000),
         file("./usr/share/hello/open", 0o666),
-        // Links of an image lead nowhere on the machine that builds it.
+        // The builder does not follow an image's links on the host.
         link("./usr/share/hello/up", EntryType::Symlink, "../../../../../../../../etc/hostname"),
     ];
-    place.publish(&[kernel(), crafted(HELLO, "1.0-1", &odd)], &Edition::new());
+    place.publish(&[kernel(), crafted(HELLO, "1.0-1", &entries)], &Edition::new());
     let reference = place.built("cache", "out");
     let record = fs::read_to_string(place.at("out/image.json")).unwrap();
     let record: serde_json::Value = serde_json::from_str(&record).unwrap();
@@ -175,9 +175,9 @@ fn modes_that_no_image_has_are_dropped() {
     }
     assert_eq!(record["others"]["usr/bin"], "directory 755");
     assert_eq!(record["others"]["usr/share/hello/up"], "link ../../../../../../../../etc/hostname");
-    // Who is not root reads no file and enters no directory against its mode.
-    place.for_anybody("anybody");
-    let outcome = place.as_anybody("anybody/cache", "anybody/out");
-    assert_eq!(outcome.code, Some(0), "{}", outcome.said);
-    assert_eq!(place.sound("anybody/cache", "anybody/out"), reference);
+    // Without root, file modes restrict the builder too.
+    place.make_unprivileged_dir("unprivileged");
+    let outcome = place.build_unprivileged("unprivileged/cache", "unprivileged/out");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(place.assert_complete("unprivileged/cache", "unprivileged/out"), reference);
 }

@@ -1,4 +1,4 @@
-//! An archive of packages, and a directory where `image-builder` builds from it.
+//! A Debian package archive, and a directory where `image-builder` builds from it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,14 +16,14 @@ use crate::bars::image_builder;
 
 /// The archive's only suite.
 pub(super) const SUITE: &str = "trial";
-/// Whose key signs the archive, and whose does not.
-pub(super) const OURS: &str = "archive@test.invalid";
-pub(super) const STRANGER: &str = "stranger@test.invalid";
-/// What a manifest may ask for: all of them have to be there.
+/// The key that the builder trusts, and one that it does not.
+pub(super) const TRUSTED_KEY: &str = "archive@test.invalid";
+pub(super) const UNTRUSTED_KEY: &str = "stranger@test.invalid";
+/// Archive components that the builder requests: all must exist.
 const COMPONENTS: &[&str] = &["main", "contrib", "non-free", "non-free-firmware"];
 const DAY: Duration = Duration::from_hours(24);
 
-/// What the release file says, and who signs it.
+/// Dates and signing key of a release file.
 #[derive(Debug, Clone)]
 pub(super) struct Edition {
     pub(super) date: SystemTime,
@@ -32,23 +32,23 @@ pub(super) struct Edition {
 }
 
 impl Edition {
-    /// Of now, for a week.
+    /// Dated now, valid for a week.
     pub(super) fn new() -> Self {
         let now = SystemTime::now();
-        Self { date: now, valid_until: now + 7 * DAY, signed_by: OURS }
+        Self { date: now, valid_until: now + 7 * DAY, signed_by: TRUSTED_KEY }
     }
 }
 
-/// As release files have it.
+/// Formats a time as release files have it.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let mut command = Command::new("date");
     command.env("LC_ALL", "C").args(["-u", &format!("--date=@{seconds}"), "+%a, %d %b %Y %H:%M:%S UTC"]);
-    String::from_utf8(ran(&mut command).stdout).unwrap().trim().to_owned()
+    String::from_utf8(run_checked(&mut command).stdout).unwrap().trim().to_owned()
 }
 
-/// Runs a program that must succeed.
-pub(super) fn ran(command: &mut Command) -> Output {
+/// Runs a program and panics if it fails.
+pub(super) fn run_checked(command: &mut Command) -> Output {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
@@ -60,7 +60,7 @@ fn packed(text: &str) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Files below a directory with the hashes of their contents.
+/// Returns the files below a directory with the SHA-256 of their contents.
 pub(super) fn contents(dir: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![dir.to_owned()];
@@ -78,44 +78,44 @@ pub(super) fn contents(dir: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// `image-builder`, built once for all.
+/// Path of `image-builder`, built once per test process.
 fn program() -> PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| image_builder().get_program().into()).clone()
 }
 
-/// Who owns nothing.
-const NOBODY: u32 = 65_534;
+/// User and group id of the unprivileged user.
+const NOBODY_ID: u32 = 65_534;
 
-/// Whether we may become another user.
+/// Returns whether the test runs as root and can switch users.
 pub(super) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// How a build ended.
+/// Exit code and stderr of a build.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) code: Option<i32>,
-    pub(super) said: String,
+    pub(super) stderr: String,
 }
 
 impl Outcome {
     pub(super) fn of(output: &Output) -> Self {
-        Self { code: output.status.code(), said: String::from_utf8_lossy(&output.stderr).into_owned() }
+        Self { code: output.status.code(), stderr: String::from_utf8_lossy(&output.stderr).into_owned() }
     }
 
-    /// The line that says why it failed.
+    /// Asserts that the build failed, and returns its error line.
     #[track_caller]
     pub(super) fn error(&self) -> &str {
-        assert_eq!(self.code, Some(1), "{}", self.said);
-        let line = self.said.lines().last().unwrap();
-        assert!(line.starts_with("image-builder: ") && !line.contains("panicked"), "{}", self.said);
+        assert_eq!(self.code, Some(1), "{}", self.stderr);
+        let line = self.stderr.lines().last().unwrap();
+        assert!(line.starts_with("image-builder: ") && !line.contains("panicked"), "{}", self.stderr);
         line
     }
 
-    /// It failed, and says all of that in one line.
+    /// Asserts that the build failed and that its error line contains all of `words`.
     #[track_caller]
-    pub(super) fn says(&self, words: &[&str]) {
+    pub(super) fn assert_error_contains(&self, words: &[&str]) {
         let line = self.error();
         for word in words {
             assert!(line.contains(word), "{word:?} is not in {line:?}");
@@ -123,7 +123,7 @@ impl Outcome {
     }
 }
 
-/// An archive, its keys, and where it is built from it.
+/// An archive, its keys, and a working directory for builds.
 pub(super) struct Place {
     dir: tempfile::TempDir,
     program: PathBuf,
@@ -131,7 +131,7 @@ pub(super) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Else it stays until it finds its directory gone.
+        // Otherwise gpg-agent runs until it notices that its directory is gone.
         let _ = Command::new("gpgconf").arg("--homedir").arg(self.at("gnupg")).args(["--kill", "all"]).status();
     }
 }
@@ -139,18 +139,18 @@ impl Drop for Place {
 impl Place {
     pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Other users may read it.
+        // Readable for the unprivileged user.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let place = Self { dir, program: program() };
         fs::create_dir(place.at("gnupg")).unwrap();
         fs::set_permissions(place.at("gnupg"), fs::Permissions::from_mode(0o700)).unwrap();
         let made = SystemTime::now() - 30 * DAY;
-        for who in [OURS, STRANGER] {
-            ran(place.gpg(made).args(["--quick-generate-key", who, "ed25519", "sign", "never"]));
+        for who in [TRUSTED_KEY, UNTRUSTED_KEY] {
+            run_checked(place.gpg(made).args(["--quick-generate-key", who, "ed25519", "sign", "never"]));
         }
-        let keys = ran(place.gpg(made).args(["--export", OURS])).stdout;
+        let keys = run_checked(place.gpg(made).args(["--export", TRUSTED_KEY])).stdout;
         fs::write(place.at("keys.gpg"), keys).unwrap();
-        // Nothing of what this machine's apt is set to, which may let old archives pass.
+        // Ignore the host's apt configuration, which may accept expired archives.
         fs::write(place.at("apt.conf"), "Dir::Etc::main \"/dev/null\";\nDir::Etc::parts \"/dev/null\";\n").unwrap();
         place.manifest(super::deb::HELLO, &["usr/bin/*", "usr/share/hello/*"]);
         place
@@ -160,7 +160,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// gpg at that time: what is signed twice at one time has the same signature.
+    /// Returns a gpg command with a fixed clock: equal inputs then give equal signatures.
     fn gpg(&self, time: SystemTime) -> Command {
         let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
         let mut command = Command::new("gpg");
@@ -170,7 +170,7 @@ impl Place {
         command
     }
 
-    /// The image: a kernel, and these files of a package.
+    /// Writes a manifest with a kernel and these files of a package.
     pub(super) fn manifest(&self, package: &str, files: &[&str]) {
         let text = format!(
             "[image]\nname = \"trial\"\nformat = \"initramfs\"\n\
@@ -180,12 +180,12 @@ impl Place {
         fs::write(self.at("m.toml"), text).unwrap();
     }
 
-    /// A file of the suite, such as its release file.
+    /// Returns the path of a file of the suite, such as its release file.
     pub(super) fn dists(&self, name: &str) -> PathBuf {
         self.at("debian/dists").join(SUITE).join(name)
     }
 
-    /// The archive has these packages and no others, and says so.
+    /// Publishes an archive with exactly these packages.
     pub(super) fn publish(&self, debs: &[Deb], edition: &Edition) {
         let _ = fs::remove_dir_all(self.at("debian"));
         fs::create_dir_all(self.at("debian/pool")).unwrap();
@@ -221,11 +221,11 @@ impl Place {
         fs::write(&release, text).unwrap();
         let mut command = self.gpg(edition.date);
         command.args(["--local-user", edition.signed_by, "--clear-sign", "--output"]);
-        ran(command.arg(signed).arg(&release));
+        run_checked(command.arg(signed).arg(&release));
         fs::remove_file(release).unwrap();
     }
 
-    /// As if the package lists of a cache were from the day before yesterday.
+    /// Sets the age of a cache's package lists to two days.
     pub(super) fn age(&self, cache: &str) {
         for tree in fs::read_dir(self.at(cache).join("apt")).unwrap() {
             let stamp = tree.unwrap().path().join("refreshed");
@@ -235,12 +235,12 @@ impl Place {
         }
     }
 
-    /// `image-builder` with this archive.
+    /// Returns an `image-builder` command that uses this archive.
     pub(super) fn builder(&self, cache: &str) -> Command {
         self.with_archive(Command::new(&self.program), cache)
     }
 
-    /// Any program that will run it.
+    /// Sets the archive, keyring and cache in the environment of a command.
     pub(super) fn with_archive(&self, mut command: Command, cache: &str) -> Command {
         command
             .env("FIRSTLIGHT_DEBIAN_MIRROR", format!("file:{}", self.at("debian").display()))
@@ -256,20 +256,20 @@ impl Place {
         Outcome::of(&self.builder(cache).args(["build", "m.toml", "--out", out]).output().unwrap())
     }
 
-    /// A build that must succeed; what it wrote.
+    /// Builds, panics on failure, and returns the hashes of the results.
     #[track_caller]
     pub(super) fn built(&self, cache: &str, out: &str) -> BTreeMap<PathBuf, String> {
         let outcome = self.build(cache, out);
-        assert_eq!(outcome.code, Some(0), "{}", outcome.said);
-        self.sound(cache, out)
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        self.assert_complete(cache, out)
     }
 
-    /// The results are whole and nothing else is there, and so is the store.
+    /// Asserts that the results and the store are complete, without extra files.
     #[track_caller]
-    pub(super) fn sound(&self, cache: &str, out: &str) -> BTreeMap<PathBuf, String> {
+    pub(super) fn assert_complete(&self, cache: &str, out: &str) -> BTreeMap<PathBuf, String> {
         let verified = self.builder(cache).args(["verify", out]).output().unwrap();
         assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
-        self.store_is_sound(cache);
+        self.assert_cache_store(cache);
         let results: BTreeMap<PathBuf, String> = contents(&self.at(out))
             .into_iter()
             .map(|(path, sha256)| (path.strip_prefix(self.at(out)).unwrap().to_owned(), sha256))
@@ -279,53 +279,53 @@ impl Place {
         results
     }
 
-    /// A directory of the user with the least rights, or of ours where we have none.
-    pub(super) fn for_anybody(&self, dir: &str) {
+    /// Creates a directory owned by the unprivileged user, or by us if we are not root.
+    pub(super) fn make_unprivileged_dir(&self, dir: &str) {
         fs::create_dir(self.at(dir)).unwrap();
         if is_root() {
-            chown(self.at(dir), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(self.at(dir), Some(NOBODY_ID), Some(NOBODY_ID)).unwrap();
         }
-        // The directory that it is built in may be closed to others.
+        // The build directory may not be accessible to that user.
         fs::copy(&self.program, self.at("image-builder")).unwrap();
     }
 
-    /// [`Place::build`] as that user.
-    pub(super) fn as_anybody(&self, cache: &str, out: &str) -> Outcome {
+    /// Runs [`Place::build`] as the unprivileged user.
+    pub(super) fn build_unprivileged(&self, cache: &str, out: &str) -> Outcome {
         let program = self.at("image-builder");
         let mut command = Command::new(if is_root() { Path::new("setpriv") } else { &program });
         if is_root() {
-            let id = NOBODY.to_string();
+            let id = NOBODY_ID.to_string();
             command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(&program);
         }
         let mut command = self.with_archive(command, cache);
         Outcome::of(&command.env("HOME", "/").args(["build", "m.toml", "--out", out]).output().unwrap())
     }
 
-    /// Every file of the store is what it is called.
+    /// Asserts that every file of a cache's store has the SHA-256 in its path.
     #[track_caller]
-    pub(super) fn store_is_sound(&self, cache: &str) {
-        self.sound_store(&format!("{cache}/store"));
+    pub(super) fn assert_cache_store(&self, cache: &str) {
+        self.assert_store_hashes(&format!("{cache}/store"));
     }
 
-    /// The same of a store by itself.
+    /// Asserts that every file of a store directory has the SHA-256 in its path.
     #[track_caller]
-    pub(super) fn sound_store(&self, store: &str) {
+    pub(super) fn assert_store_hashes(&self, store: &str) {
         for (path, sha256) in contents(&self.at(store)) {
             let name = path.parent().and_then(Path::file_name).unwrap();
             assert_eq!(name.to_str(), Some(sha256.as_str()), "{}", path.display());
         }
     }
 
-    /// A build fails and says that. Neither the results of the build before nor
-    /// the store have changed.
+    /// Asserts that a build fails with `words` in its error and changes neither
+    /// the previous results nor the store.
     #[track_caller]
-    pub(super) fn refused(&self, cache: &str, out: &str, words: &[&str]) {
+    pub(super) fn assert_refused(&self, cache: &str, out: &str, words: &[&str]) {
         let before = contents(&self.at(out));
-        self.build(cache, out).says(words);
+        self.build(cache, out).assert_error_contains(words);
         assert_eq!(contents(&self.at(out)), before);
-        self.store_is_sound(cache);
-        // Nor into a new directory.
-        self.build(cache, "new").says(words);
+        self.assert_cache_store(cache);
+        // A new output directory stays empty.
+        self.build(cache, "new").assert_error_contains(words);
         assert_eq!(contents(&self.at("new")), BTreeMap::new());
     }
 }

@@ -1,36 +1,36 @@
-//! Release files and package lists that are not what the archive's key vouches for.
+//! Release files and package lists that are unsigned, expired, outdated or altered.
 
 use std::fs;
 use std::time::Duration;
 
 use super::deb::{hello, kernel};
-use super::place::{Edition, Place, STRANGER, SUITE};
+use super::place::{Edition, Place, SUITE, UNTRUSTED_KEY};
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// A file of the suite with something of it replaced.
+/// Modifies a file of the suite.
 fn change(place: &Place, name: &str, change: impl FnOnce(String) -> String) {
     let file = place.dists(name);
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, change(text)).unwrap();
 }
 
-/// The signed text without its signature.
+/// Returns the signed text without its signature.
 fn unsigned(text: &str) -> String {
     let signed = text.split("\n\n").nth(1).unwrap();
     signed.split("-----BEGIN PGP SIGNATURE").next().unwrap().to_owned()
 }
 
 #[test]
-fn what_nobody_vouches_for_is_refused() {
+fn unsigned_expired_or_altered_release_is_refused() {
     let place = Place::new();
     let debs = [kernel(), hello("1.0-1")];
     let good = Edition::new();
     place.publish(&debs, &good);
     let reference = place.built("cache", "out");
 
-    type Spoil = fn(&Place);
-    let cases: &[(&str, Edition, Spoil, &[&str])] = &[
+    type Corrupt = fn(&Place);
+    let cases: &[(&str, Edition, Corrupt, &[&str])] = &[
         (
             "no signature",
             good.clone(),
@@ -41,21 +41,16 @@ fn what_nobody_vouches_for_is_refused() {
             },
             &["is not signed"],
         ),
+        ("signature removed", good.clone(), |place| change(place, "InRelease", |text| unsigned(&text)), &["InRelease"]),
         (
-            "its signature cut off",
-            good.clone(),
-            |place| change(place, "InRelease", |text| unsigned(&text)),
-            &["InRelease"],
-        ),
-        (
-            "other than what was signed",
+            "altered after signing",
             good.clone(),
             |place| change(place, "InRelease", |text| text.replace("Label: Test", "Label: Tost")),
             &["is not signed"],
         ),
         (
-            "signed by somebody else",
-            Edition { signed_by: STRANGER, ..good.clone() },
+            "signed by another key",
+            Edition { signed_by: UNTRUSTED_KEY, ..good.clone() },
             |_| {},
             &["that key is not in", "keys.gpg", "FIRSTLIGHT_DEBIAN_KEYRING"],
         ),
@@ -65,9 +60,9 @@ fn what_nobody_vouches_for_is_refused() {
             |_| {},
             &["expired"],
         ),
-        ("of tomorrow", Edition { date: good.date + DAY, ..good.clone() }, |_| {}, &["not valid yet"]),
+        ("dated in the future", Edition { date: good.date + DAY, ..good.clone() }, |_| {}, &["not valid yet"]),
         (
-            "lists of other bytes",
+            "altered package lists",
             good.clone(),
             |place| {
                 let file = place.dists("main/binary-amd64/Packages.gz");
@@ -79,34 +74,34 @@ fn what_nobody_vouches_for_is_refused() {
             &["Packages", "Hash Sum mismatch"],
         ),
         (
-            "no lists",
+            "missing package lists",
             good.clone(),
             |place| fs::remove_file(place.dists("main/binary-amd64/Packages.gz")).unwrap(),
             &["Packages"],
         ),
     ];
-    for (number, (what, edition, spoil, words)) in cases.iter().enumerate() {
+    for (number, (what, edition, corrupt, words)) in cases.iter().enumerate() {
         println!("{what}");
         let cache = format!("cache-{number}");
         place.publish(&debs, edition);
-        spoil(&place);
-        place.refused(&cache, "out", &[words, &["suite ", SUITE, "another mirror"][..]].concat());
+        corrupt(&place);
+        place.assert_refused(&cache, "out", &[words, &["suite ", SUITE, "another mirror"][..]].concat());
         place.publish(&debs, &good);
         assert_eq!(place.built(&cache, "out"), reference, "{what}");
     }
 
-    // With lists of yesterday a build goes on, with these, and says why.
-    place.publish(&debs, &Edition { signed_by: STRANGER, ..good.clone() });
+    // With older package lists in the cache the build continues and logs the reason.
+    place.publish(&debs, &Edition { signed_by: UNTRUSTED_KEY, ..good.clone() });
     place.age("cache");
     let outcome = place.build("cache", "out");
-    assert_eq!(outcome.code, Some(0), "{}", outcome.said);
-    let line = outcome.said.lines().find(|line| line.contains("going on with package lists that are 48 hours old"));
-    assert!(line.is_some_and(|line| line.contains("that key is not in")), "{}", outcome.said);
-    assert_eq!(place.sound("cache", "out"), reference);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let line = outcome.stderr.lines().find(|line| line.contains("going on with package lists that are 48 hours old"));
+    assert!(line.is_some_and(|line| line.contains("that key is not in")), "{}", outcome.stderr);
+    assert_eq!(place.assert_complete("cache", "out"), reference);
 }
 
 #[test]
-fn an_older_archive_is_not_taken_for_the_newest() {
+fn older_release_file_is_refused() {
     let place = Place::new();
     let good = Edition::new();
     let before = Edition { date: good.date - DAY, ..good.clone() };
@@ -114,10 +109,10 @@ fn an_older_archive_is_not_taken_for_the_newest() {
     let reference = place.built("cache", "out");
 
     place.publish(&[kernel(), hello("1.0-1")], &before);
-    // Who has the newer lists keeps them.
+    // A cache with newer lists keeps them.
     place.age("cache");
     assert_eq!(place.built("cache", "out"), reference);
-    // Who has lost them is told.
+    // Without cached lists the older release file is an error.
     for tree in fs::read_dir(place.at("cache/apt")).unwrap() {
         let lists = tree.unwrap().path().join("lists");
         if lists.is_dir() {
@@ -125,25 +120,25 @@ fn an_older_archive_is_not_taken_for_the_newest() {
         }
     }
     place.age("cache");
-    place.refused("cache", "out", &[SUITE, "was seen before", "another mirror", "newest-release"]);
+    place.assert_refused("cache", "out", &[SUITE, "was seen before", "another mirror", "newest-release"]);
     place.publish(&[kernel(), hello("1.0-2")], &good);
     assert_eq!(place.built("cache", "out"), reference);
 }
 
 #[test]
-fn another_archives_dates_do_not_count() {
+fn release_dates_are_tracked_per_archive() {
     let (ours, theirs) = (Place::new(), Place::new());
     let good = Edition::new();
     let debs = [kernel(), hello("1.0-1")];
     ours.publish(&debs, &good);
     theirs.publish(&debs, &Edition { date: good.date - DAY, ..good.clone() });
     let reference = ours.built("cache", "out");
-    // Theirs is older, has other keys, and is built from with the cache of ours.
+    // The second archive is older, has other keys, and uses the cache of the first.
     let mut command = theirs.builder("cache");
     command.env("FIRSTLIGHT_CACHE", ours.at("cache")).args(["build", "m.toml", "--out", "out"]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let built = theirs.sound("cache", "out");
+    let built = theirs.assert_complete("cache", "out");
     for name in ["initrd.cpio", "vmlinux"] {
         let name = std::path::Path::new(name);
         assert_eq!(built[name], reference[name]);

@@ -34,7 +34,7 @@ fn run_shows_the_container_and_the_boot_and_writes_its_files() {
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     for part in [
         "sees /dev/nvidia0: 0000:01:00.0",
-        "every GPU that was not requested was refused",
+        "access to every GPU that was not requested was denied",
         "gpu-attach[0000:02:00.0]",
         "resident: ",
     ] {

@@ -83,7 +83,7 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         }
         let remarked = |record: &BootRecord| {
             let event = record.events.iter().find(|event| event.kind == "container-warning");
-            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("cannot have CAP_SYS_MODULE"))
+            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted"))
         };
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(remarked)).await.unwrap());
     });

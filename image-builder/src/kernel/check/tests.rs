@@ -47,7 +47,7 @@ fn kernel_that_satisfies_all_rules_fits() {
 
 /// Also asserts that the finding names the missing symbol.
 #[test]
-fn a_kernel_without_one_required_symbol_does_not_fit() {
+fn kernel_without_a_required_symbol_does_not_fit() {
     let rules = Rules::built_in().unwrap();
     for purpose in &rules.purposes {
         let names = [purpose.name.as_str()];

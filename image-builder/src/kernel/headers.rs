@@ -112,7 +112,7 @@ fn find_common_headers(root: &Path) -> Option<PathBuf> {
 fn select_packages(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec<Pinned>, Error> {
     let exactly = Wish::Exact(&facts.version);
     let own = packages.find(&facts.suite, &format!("linux-headers-{}", facts.release), exactly)?;
-    // A lock has no dependencies; the package has.
+    // A lock does not record dependencies; the package does.
     let deb = packages.fetch_tools(label, std::slice::from_ref(&own))?.pop().unwrap_or_default();
     let depends = debian::depends(&deb)?;
     let mut all = Vec::new();

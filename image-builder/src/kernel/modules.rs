@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::{Error, ModuleInfo, elf, payload};
 use crate::cache::io_error;
 
-/// A module as it goes into the image.
+/// A module as stored in the image.
 #[derive(Debug, Clone)]
 pub struct Module {
     /// Name as the kernel spells it, with underscores.

@@ -209,7 +209,7 @@ pub fn build_with(
     let unused = check_closure(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
-    let made = format::make(&plan, &tree, packages, output.half(), out)?;
+    let made = format::make(&plan, &tree, packages, output.staging_dir(), out)?;
     if made.now {
         output.add(&made.root.file);
     }

@@ -88,7 +88,7 @@ impl Build {
                 (build::build(manifest, &variables, out, &cache, Progress::stderr("image-builder"))?, None)
             }
             Some(lock) => {
-                let (image, verdict) = locked::build_by(&self.inputs.task(&variables, &cache, lock))?;
+                let (image, verdict) = locked::build_locked(&self.inputs.task(&variables, &cache, lock))?;
                 (image, Some((lock, verdict)))
             }
         };
@@ -106,7 +106,7 @@ impl Build {
         match verdict {
             None => {}
             Some((lock, Verdict::Same)) => writeln!(stdout, "  byte for byte what {} has", lock.display())?,
-            Some((lock, Verdict::OtherInputs(what))) => {
+            Some((lock, Verdict::DifferentInputs(what))) => {
                 writeln!(stdout, "  from the packages of {}, but other than it in {what}", lock.display())?;
             }
         }

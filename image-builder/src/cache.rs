@@ -18,7 +18,7 @@ use crate::progress::Progress;
 pub enum Error {
     /// No variable says where a cache may be.
     #[error("no place for the cache: none of FIRSTLIGHT_CACHE, XDG_CACHE_HOME and HOME is set; set FIRSTLIGHT_CACHE")]
-    NoPlace,
+    NoCacheDir,
     /// A file operation on the cache failed.
     #[error("cannot {what} {}", path.display())]
     Io {
@@ -35,7 +35,7 @@ pub enum Error {
 /// else `~/.cache/firstlight`. The directory itself may not exist yet.
 ///
 /// # Errors
-/// [`Error::NoPlace`] when none of the variables is set.
+/// [`Error::NoCacheDir`] when none of the variables is set.
 pub fn root() -> Result<PathBuf, Error> {
     root_from(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
 }
@@ -48,7 +48,7 @@ fn root_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Error> {
     if let Some(xdg) = var("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()) {
         return Ok(xdg.join("firstlight"));
     }
-    var("HOME").map(|home| PathBuf::from(home).join(".cache/firstlight")).ok_or(Error::NoPlace)
+    var("HOME").map(|home| PathBuf::from(home).join(".cache/firstlight")).ok_or(Error::NoCacheDir)
 }
 
 /// Holds a lock file until it is dropped.
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(vars(&all[..2]).unwrap(), Path::new("/x/firstlight"));
         assert_eq!(vars(&all[..1]).unwrap(), Path::new("/h/.cache/firstlight"));
         assert_eq!(vars(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]).unwrap(), Path::new("/h/.cache/firstlight"));
-        assert!(matches!(vars(&[]), Err(Error::NoPlace)));
+        assert!(matches!(vars(&[]), Err(Error::NoCacheDir)));
     }
 
     #[test]
@@ -183,9 +183,9 @@ mod tests {
         let quiet = Progress::quiet();
         let failed: Result<bool, Error> = publish(&target, &quiet, |half| {
             fs::write(half.join("file"), "half").unwrap();
-            Err(Error::NoPlace)
+            Err(Error::NoCacheDir)
         });
-        assert!(matches!(failed, Err(Error::NoPlace)));
+        assert!(matches!(failed, Err(Error::NoCacheDir)));
         assert!(!target.exists());
         // What a killed process would leave behind.
         fs::create_dir_all(dir.path().join("a/b.half/junk")).unwrap();
@@ -198,7 +198,7 @@ mod tests {
         );
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "whole");
         assert!(!target.join("junk").exists());
-        assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoPlace)).unwrap());
+        assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoCacheDir)).unwrap());
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// A file's name cannot be in an image.
     #[error("package {package} has a file whose name or target is not UTF-8: {name}")]
-    OddName {
+    NonUtf8Name {
         /// The package.
         package: String,
         /// The name, as far as it can be shown.
@@ -122,7 +122,7 @@ fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error>
 }
 
 fn entry(dir: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
-    let odd = || Error::OddName { package: wanted.name.clone(), name: name.display().to_string() };
+    let odd = || Error::NonUtf8Name { package: wanted.name.clone(), name: name.display().to_string() };
     let path = dir.join(name);
     let text = name.to_str().ok_or_else(odd)?;
     let place = match &wanted.into {

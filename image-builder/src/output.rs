@@ -12,14 +12,14 @@ use crate::cache::{self, io_error};
 use crate::progress::Progress;
 
 /// Where files are until they are whole, below the directory of results.
-const HALF: &str = ".building";
+const STAGING: &str = ".building";
 
 /// Results in the making. Nobody else makes results in the same directory until
 /// it is dropped.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
-    half: PathBuf,
+    staging_dir: PathBuf,
     names: Vec<String>,
     lock: File,
 }
@@ -40,22 +40,22 @@ impl Output {
             }
             Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source)),
         }
-        let half = dir.join(HALF);
-        remove(&half)?;
-        fs::create_dir(&half).map_err(io_error("create directory", &half))?;
-        Ok(Self { dir: dir.to_owned(), half, names: Vec::new(), lock })
+        let staging_dir = dir.join(STAGING);
+        remove(&staging_dir)?;
+        fs::create_dir(&staging_dir).map_err(io_error("create directory", &staging_dir))?;
+        Ok(Self { dir: dir.to_owned(), staging_dir, names: Vec::new(), lock })
     }
 
     /// The directory in which files are made.
     #[must_use]
-    pub fn half(&self) -> &Path {
-        &self.half
+    pub fn staging_dir(&self) -> &Path {
+        &self.staging_dir
     }
 
     /// The result `name` is made; where.
     pub fn add(&mut self, name: &str) -> PathBuf {
         self.names.push(name.to_owned());
-        self.half.join(name)
+        self.staging_dir.join(name)
     }
 
     /// Gives every result its name, in the order in which they were added, and
@@ -65,12 +65,12 @@ impl Output {
     /// A failed file operation. Every result then is the old or the new one.
     pub fn finish(mut self, stale: &[String]) -> Result<(), cache::Error> {
         for name in &self.names {
-            let path = self.half.join(name);
+            let path = self.staging_dir.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io_error("write to disk", &path))?;
         }
         for name in std::mem::take(&mut self.names) {
             let path = self.dir.join(&name);
-            fs::rename(self.half.join(&name), &path).map_err(io_error("rename into place", &path))?;
+            fs::rename(self.staging_dir.join(&name), &path).map_err(io_error("rename into place", &path))?;
         }
         for name in stale {
             remove(&self.dir.join(name))?;
@@ -82,7 +82,7 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         // Best effort: the next build removes it as well.
-        let _ = fs::remove_dir_all(&self.half);
+        let _ = fs::remove_dir_all(&self.staging_dir);
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
         let dir = dir.path().join("a/out");
         let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(output.add("one"), "1").unwrap();
-        fs::write(output.half().join("scrap"), "x").unwrap();
+        fs::write(output.staging_dir().join("scrap"), "x").unwrap();
         assert!(!dir.join("one").exists());
         output.finish(&[]).unwrap();
         let names = || {
@@ -118,10 +118,10 @@ mod tests {
         let mut failed = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(failed.add("one"), "half").unwrap();
         drop(failed);
-        fs::create_dir_all(dir.join(HALF).join("junk")).unwrap();
+        fs::create_dir_all(dir.join(STAGING).join("junk")).unwrap();
         assert_eq!(fs::read_to_string(dir.join("one")).unwrap(), "1");
         let mut next = Output::begin(&dir, Progress::quiet()).unwrap();
-        assert_eq!(fs::read_dir(next.half()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(next.staging_dir()).unwrap().count(), 0);
         fs::write(next.add("two"), "2").unwrap();
         next.finish(&["one".to_owned(), "never".to_owned()]).unwrap();
         assert_eq!(names(), ["two"]);

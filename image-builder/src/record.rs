@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// It is not one.
     #[error("{} is no record of an image: {what}", path.display())]
-    NotOne {
+    Invalid {
         /// The record.
         path: PathBuf,
         /// What is wrong with it.
@@ -269,7 +269,7 @@ impl Contents {
         let failed = |source| Error::Read { path: path.clone(), source };
         let mut text = Vec::new();
         File::open(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut text)).map_err(failed)?;
-        serde_json::from_slice(&text).map_err(|error| Error::NotOne { path, what: error.to_string() })
+        serde_json::from_slice(&text).map_err(|error| Error::Invalid { path, what: error.to_string() })
     }
 }
 
@@ -302,7 +302,7 @@ mod tests {
         let error = Contents::read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(error.contains("none") && error.contains("directory that build wrote"), "{error}");
         std::fs::write(dir.path().join("odd"), "[]").unwrap();
-        assert!(matches!(Contents::read(&dir.path().join("odd")), Err(Error::NotOne { .. })));
+        assert!(matches!(Contents::read(&dir.path().join("odd")), Err(Error::Invalid { .. })));
     }
 
     #[test]

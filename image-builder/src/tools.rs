@@ -198,7 +198,7 @@ mod tests {
             lock.tools = vec![Pinned {
                 suite: SUITE.to_owned(),
                 name: "lz4".to_owned(),
-                asked: None,
+                requested: None,
                 version: version.to_owned(),
                 architecture: "amd64".to_owned(),
                 source: None,

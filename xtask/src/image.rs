@@ -135,10 +135,10 @@ fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::
     if args.locked.is_none() {
         return Ok(locked::lock(&task)?.0);
     }
-    let (image, verdict) = locked::build_by(&task)?;
+    let (image, verdict) = locked::build_locked(&task)?;
     match verdict {
         Verdict::Same => progress.say(format_args!("{name}: byte for byte what {} has", lock.display())),
-        Verdict::OtherInputs(which) => progress.say(format_args!("{name}: other than {}: {which}", lock.display())),
+        Verdict::DifferentInputs(which) => progress.say(format_args!("{name}: other than {}: {which}", lock.display())),
     }
     Ok(image)
 }

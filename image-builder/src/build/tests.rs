@@ -220,7 +220,7 @@ fn driver_files_have_the_drivers_origin() {
     let pinned = |name: &str| Pinned {
         suite: "trixie".into(),
         name: name.into(),
-        asked: None,
+        requested: None,
         version: "550.163.01-2".into(),
         architecture: "amd64".into(),
         source: None,

@@ -1,8 +1,8 @@
-//! A directory of results in which every file is whole.
+//! The output directory, in which every file is complete.
 //!
-//! Files are made in a directory beside them, reach the disk, and take their
-//! names one after the other; the record that describes them comes last. What
-//! a killed build leaves is cleared away by the next one.
+//! Files are written to a staging directory in it, synced, and renamed one after
+//! the other; the record that describes them comes last. Leftovers of a killed
+//! build are removed by the next one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 use crate::cache::{self, io_error};
 use crate::progress::Progress;
 
-/// Where files are until they are whole, below the directory of results.
+/// Name of the staging directory in the output directory.
 const STAGING: &str = ".building";
 
-/// Results in the making. Nobody else makes results in the same directory until
-/// it is dropped.
+/// Results being written. It locks the output directory until it is dropped.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
@@ -25,7 +24,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Begins results in `directory`, which is made if it is not there.
+    /// Locks the output directory `dir`, creating it if absent, and creates the staging directory.
     ///
     /// # Errors
     /// A failed file operation.
@@ -46,23 +45,23 @@ impl Output {
         Ok(Self { dir: dir.to_owned(), staging_dir, names: Vec::new(), lock })
     }
 
-    /// The directory in which files are made.
+    /// Returns the staging directory.
     #[must_use]
     pub fn staging_dir(&self) -> &Path {
         &self.staging_dir
     }
 
-    /// The result `name` is made; where.
+    /// Adds the result `name` and returns its path in the staging directory.
     pub fn add(&mut self, name: &str) -> PathBuf {
         self.names.push(name.to_owned());
         self.staging_dir.join(name)
     }
 
-    /// Gives every result its name, in the order in which they were added, and
-    /// removes `stale` ones of earlier builds.
+    /// Renames every result into place, in the order of [`Output::add`], and
+    /// removes the `stale` results of earlier builds.
     ///
     /// # Errors
-    /// A failed file operation. Every result then is the old or the new one.
+    /// A failed file operation. Every result is then either the old or the new one.
     pub fn finish(mut self, stale: &[String]) -> Result<(), cache::Error> {
         for name in &self.names {
             let path = self.staging_dir.join(name);
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_appear_when_they_are_whole() {
+    fn results_appear_when_complete() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("a/out");
         let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn two_builds_take_turns() {
+    fn builds_into_one_directory_are_serialized() {
         let dir = tempfile::tempdir().unwrap();
         let first = Output::begin(dir.path(), Progress::quiet()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -139,7 +138,7 @@ mod tests {
             fs::write(output.add("x"), "second").unwrap();
             output.finish(&[]).unwrap();
         });
-        // The other one cannot have begun: it waits for us.
+        // The second build is waiting for the lock.
         assert!(receiver.recv_timeout(std::time::Duration::from_millis(100)).is_err());
         first.finish(&[]).unwrap();
         second.join().unwrap();
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_is_missing_is_an_error() {
+    fn missing_result_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = Output::begin(dir.path(), Progress::quiet()).unwrap();
         output.add("never-made");

@@ -137,7 +137,7 @@ fn built(args: &Args, name: &str, programs: &Programs, cache: &Path) -> anyhow::
     }
     let (image, verdict) = locked::build_locked(&task)?;
     match verdict {
-        Verdict::Same => progress.say(format_args!("{name}: byte for byte what {} has", lock.display())),
+        Verdict::Same => progress.say(format_args!("{name}: identical to {}", lock.display())),
         Verdict::DifferentInputs(which) => progress.say(format_args!("{name}: other than {}: {which}", lock.display())),
     }
     Ok(image)

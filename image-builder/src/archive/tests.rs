@@ -82,7 +82,7 @@ fn files_go_to_their_places_whatever_packs_them() {
         let Node::File { mode: 0o755, content: Content::File(path) } = &entries[0].1 else { panic!("{entries:?}") };
         assert_eq!(fs::read(path).unwrap(), b"program");
         assert_eq!(entries[1].1, Node::Symlink { target: "libfm.so.1.2".into() });
-        assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the right to be run is kept");
+        assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the execute bit is preserved");
         // From the cache it is the same, and the archive still has to be there.
         assert_eq!(taken(&dir, &wanted).unwrap().1, entries);
         fs::remove_file(&wanted.path).unwrap();
@@ -99,7 +99,7 @@ fn another_archive_and_missing_files_are_told() {
     other.sha256 = "ab".repeat(32);
     let error = taken(&dir, &other).unwrap_err();
     assert!(error.contains(&right.sha256) && error.contains("abab") && error.contains("ask the vendor"), "{error}");
-    assert!(!dir.path().join("cache/unpacked").exists(), "nothing of it is unpacked");
+    assert!(!dir.path().join("cache/unpacked").exists(), "it is not unpacked");
     let error = taken(&dir, &wanted(&dir, &good(), &[("*/sbin/x", "usr")])).unwrap_err();
     assert!(error.contains("\"*/sbin/x\"") && error.contains("it has fm-1/bin/nv-fm, "), "{error}");
     // A star is a name, not a path.
@@ -114,8 +114,8 @@ fn hostile_archives_are_refused_whole() {
         ("leads out", |t| entry(t, b'0', "/x", "", 0o644, b"evil")),
         ("leads out", |t| entry(t, b'2', "a/l", "../../x", 0o777, b"")),
         ("leads out", |t| entry(t, b'2', "l", "/etc", 0o777, b"")),
-        ("changes who runs it", |t| entry(t, b'0', "su", "", 0o4755, b"evil")),
-        ("changes who runs it", |t| entry(t, b'0', "sg", "", 0o2755, b"evil")),
+        ("is set-uid or set-gid", |t| entry(t, b'0', "su", "", 0o4755, b"evil")),
+        ("is set-uid or set-gid", |t| entry(t, b'0', "sg", "", 0o2755, b"evil")),
         ("Char", |t| entry(t, b'3', "null", "", 0o666, b"")),
         ("Block", |t| entry(t, b'4', "sda", "", 0o666, b"")),
         ("Fifo", |t| entry(t, b'6', "pipe", "", 0o666, b"")),
@@ -134,7 +134,7 @@ fn hostile_archives_are_refused_whole() {
         assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|it| it == "lock")), "{said}: {left:?}");
         assert!(!dir.path().join("x").exists() && !dir.path().join("cache/x").exists());
     }
-    for (bytes, said) in [(&b"PK\x03\x04"[..], "gzip or xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
+    for (bytes, said) in [(&b"PK\x03\x04"[..], "tar.xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
         let dir = tempfile::tempdir().unwrap();
         let error = taken(&dir, &wanted(&dir, bytes, FILES_WANTED)).unwrap_err();
         assert!(error.contains(said), "{error}");

@@ -138,7 +138,7 @@ fn build_image(args: &Args, name: &str, programs: &Programs, cache: &Path) -> an
     let (image, verdict) = locked::build_locked(&task)?;
     match verdict {
         Verdict::Same => {
-            progress.say(format_args!("{name}: identical for byte identical to the image of {}", lock.display()))
+            progress.say(format_args!("{name}: byte for byte identical to the image of {}", lock.display()))
         }
         Verdict::DifferentInputs(which) => {
             progress.say(format_args!("{name}: differs from the image of {}: {which}", lock.display()))

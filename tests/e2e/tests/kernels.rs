@@ -155,7 +155,7 @@ fn the_source_takes_our_recipes_and_explains_the_rest() {
     let root = report(&stock("bookworm-backports", "6.12"), &["verity-root"], Some(&tree));
     let blocked = Status::Blocked { by: vec!["BLK_DEV_DM is m, not y".to_owned()] };
     assert_eq!(status(&root, "DM_INIT"), Some((Severity::Error, blocked)));
-    // A symbol without a prompt, in a kernel of our own that lacks what selects it.
+    // A symbol that nobody can ask for, in a kernel of our own that lacks what selects it.
     let without =
         own.replace("CONFIG_SYNC_FILE=y", "# CONFIG_SYNC_FILE is not set").replace("CONFIG_DMA_SHARED_BUFFER=y\n", "");
     let gpu = report(&without, &["gpu-guest"], Some(&tree));

@@ -36,7 +36,7 @@ fn all_passed(output: &[&str]) -> Option<usize> {
 #[test]
 fn agents_tests_with_real_containers_pass() {
     let image = lab().agent_tests().unwrap();
-    // PID 1's agent never listens.
+    // PID 1 waits in vain for its agent to listen.
     let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
     scenario.guest.initrd = Some(image.initrd);
     for name in AMOUNTS {

@@ -65,7 +65,7 @@ fn under_confidential_computing_gpus_attach_one_after_the_other_and_once() {
     assert!(record.mode.as_ref().unwrap().reason.contains("confidential: firstlight.confidential=on"), "{record:?}");
     assert_eq!(phases(record), [GpuPhase::Ready, GpuPhase::Failed, GpuPhase::Ready]);
     for pair in record.gpus.windows(2) {
-        // An attached GPU becomes ready when all are attached and have been set to accept work.
+        // One that attached is served when all are, and told that they may work.
         let end = pair[0].attach_us.map(|took| pair[0].start_us.unwrap() + took).or(pair[0].end_us);
         assert!(end.is_some() && end <= pair[1].start_us, "{pair:?}");
     }

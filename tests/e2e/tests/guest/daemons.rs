@@ -43,7 +43,7 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     assert!(exited.len() == 1 && lived.is_some_and(|ms| ms >= 2000), "{exited:?}");
     assert_eq!(details(&record, "daemon-ready", "persistenced").len(), 1, "{:?}", record.events);
 
-    // One exits at once: each exit is reported, then the restart limit with its last line.
+    // One cannot live: each end is told, then it is given up with its last line.
     let engine = unit("hostengine");
     assert_eq!(engine.outcome, Outcome::Failed);
     for part in ["ended 6 times", "exit status 9", "libdcgm does not match", "firstlight.dcgm=on", "DCGM's libraries"] {
@@ -74,7 +74,7 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     let bounding = console.lines().find_map(|line| line.split_once("dcgm-exporter: CapBnd: ")).unwrap().1;
     assert_eq!(u64::from_str_radix(bounding.trim(), 16).unwrap() & (1 << 16), 0, "CAP_SYS_MODULE");
 
-    // Shutdown: the agent, then the daemons in reverse order, then power-off.
+    // The way down: the agent, then the daemons, the last first, then the power.
     let order: Vec<(&str, &str)> = record
         .events
         .iter()

@@ -82,7 +82,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
 }
 
 #[test]
-fn hotplugged_disk_is_found_before_and_after_the_request() {
+fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
     let files = Files::make();
     let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
     let hardware = vec![Device::EmptyPort, Device::EmptyPort, Device::EmptyPort];

@@ -12,9 +12,9 @@ use firstlight_lab::h100;
 use firstlight_vm::Device;
 use tokio::time::timeout;
 
-use crate::gpu_hotplug::container;
+use crate::plugged::container;
 use crate::support::{Files, output, ready, refused};
-use crate::verified::{console_tail, flipped};
+use crate::verified::{flipped, last_words};
 
 static BASE: LazyLock<Image> = LazyLock::new(|| lab().variant("without-nvidia").unwrap());
 static GPU: LazyLock<Image> = LazyLock::new(|| lab().extension().unwrap());
@@ -48,7 +48,7 @@ fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
     let files = Files::make();
     let mut scenario = scenario(&files, disks);
     scenario.guest.parameters.extend_from_slice(parameters);
-    console_tail(&scenario)
+    last_words(&scenario)
 }
 
 #[test]

@@ -10,10 +10,10 @@ use firstlight_e2e::{Scenario, gpu, lab};
 use firstlight_lab::Guest;
 use tokio::time::timeout;
 
-use crate::gpu_hotplug::{CONSOLE, container, plug, shell, when};
+use crate::plugged::{CONSOLE, container, plug, shell, when};
 use crate::support::{Files, output, ready, refused};
 
-/// Maximum delay between a deadline and the report of its failure, µs.
+/// How much later than its deadline a failure may be told, µs.
 const SLACK_US: u64 = 1_000_000;
 
 /// PID 1's start to the agent's in a translated guest on a machine that has nothing else to do, µs.
@@ -59,7 +59,7 @@ fn a_driver_that_hangs_in_its_start_is_named_and_the_guest_serves_without_gpus()
     assert_eq!((gpu.phase, gpu.step.as_str()), (GpuPhase::Failed, "module"), "{gpu:?}");
     assert!(gpu.detail.contains("modules-nvidia timed out"), "{gpu:?}");
     assert!(gpu.end_us.unwrap() <= driver.end_us.unwrap() + SILENCE_US * slowness(record));
-    let late = record.event("unit-ended-after-deadline").expect("its end is reported");
+    let late = record.event("unit-ended-after-deadline").expect("its end is told after all");
     assert!(late.object == "modules-nvidia" && late.detail.contains("given up"), "{late:?}");
 }
 
@@ -131,7 +131,7 @@ fn a_full_run_directory_fails_the_gpu_by_name_until_there_is_room() {
 
 /// 300 baud are 30 bytes a second: a boot's text takes half an hour.
 #[test]
-fn console_at_300_baud_delays_no_unit() {
+fn a_console_at_300_baud_delays_nobody() {
     let mut guest = Guest::with_gpus(2, Duration::from_millis(300));
     guest.slow_console = Some(30);
     let mut scenario = Scenario::guest(guest).request(&["0", "1"]).command(&["/bin/true"]);

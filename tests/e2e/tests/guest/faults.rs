@@ -31,11 +31,11 @@ fn failing_gpu_leaves_the_others_to_their_container() {
     let failed = gpu(&report.boot_record, 1);
     assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto tries once more: {failed:?}");
     assert!(failed.driver.unwrap().adapter_status != 0, "{failed:?}");
-    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last message: {failed:?}");
+    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last words: {failed:?}");
 }
 
 #[test]
-fn container_error_of_failed_gpu_names_gpu_step_time_and_code() {
+fn container_that_asks_for_a_failed_gpu_is_told_which_where_when_and_why() {
     let report = Scenario::guest(with_failing_gpu()).request(&["0", "1"]).go().unwrap();
     let error = report.container.error.expect("the container must not run");
     for part in ["0000:02:00.0", "wait-open-complete", " ms", "0x22"] {
@@ -102,7 +102,7 @@ fn boot_that_fails_says_why_on_a_quiet_console_and_powers_off() {
 }
 
 #[test]
-fn held_guest_ends_the_host_command_with_its_console_tail() {
+fn held_guest_ends_the_host_command_with_its_last_words() {
     let image = lab().variant("without-agent").unwrap();
     let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
     scenario.guest.initrd = Some(image.initrd);

@@ -75,8 +75,8 @@ fn record_names_every_unit_with_its_times() {
 fn idle_guest_is_small() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
-        let reported = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
-        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(reported)).await;
+        let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
+        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
         assert!(seen.is_ok_and(|seen| seen), "{}", vm.console_tail());
         record = vm.console().record();
     });

@@ -56,7 +56,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn base_image_boots_and_unbootable_images_are_reported() {
+fn the_base_image_boots_and_what_does_not_is_told() {
     let image = lab().shipped("base").unwrap();
     let dir = image.record.parent().unwrap();
     let logs = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use firstlight_e2e::lab;
 use firstlight_vm::{Device, Vm};
 use tokio::time::timeout;
 
-use crate::cpu_memory_hotplug::sandbox_with_module;
+use crate::grown::sandbox_with_module;
 use crate::support::{Files, booted, output};
 
 /// Every capability that Linux 6.12 has.
@@ -59,8 +59,8 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         // silent; so does what was asked for.
         assert!(lines[0].starts_with("0000:"), "{said}");
         assert_eq!(lines[1..], ["5", "64", "3", "4"], "{said}");
-        let reported = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-requested");
-        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(reported)).await.unwrap());
+        let told = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-requested");
+        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(told)).await.unwrap());
         let record = vm.console().record().unwrap();
         let event = record.events.iter().find(|event| event.kind == "module-requested").unwrap();
         println!("  {}", event.detail);

@@ -1,11 +1,11 @@
-//! Orphaned processes are reaped by PID 1, in any number.
+//! Processes that nobody waits for are PID 1's, however many there are.
 
 use std::time::Duration;
 
 use firstlight_e2e::lab;
 use tokio::time::{sleep, timeout};
 
-use crate::gpu_hotplug::{CONSOLE, shell, shell_within};
+use crate::plugged::{CONSOLE, shell, shell_within};
 use crate::support::{Files, ready};
 
 /// What is left behind: so many at a time, so often unless the variable says otherwise.
@@ -14,7 +14,7 @@ const BATCHES: u32 = 20;
 const VARIABLE: &str = "FIRSTLIGHT_ORPHAN_BATCHES";
 
 /// A translated guest makes hundreds of processes a second, a few dozen on a busy machine.
-const BATCH_TIMEOUT: Duration = Duration::from_secs(20);
+const PATIENCE_EACH: Duration = Duration::from_secs(20);
 
 /// Zombies that may be there at any moment.
 const ZOMBIES: u32 = 8;
@@ -43,7 +43,7 @@ fn orphans_by_the_thousand_are_reaped_and_pid_1_does_not_grow() {
         let before = number(&shell(vm, look).await, "rss=");
         let batches = std::env::var(VARIABLE).map_or(BATCHES, |text| text.parse().unwrap());
         let line = format!("orphans {batches} {EACH}");
-        let making = shell_within(vm, &line, BATCH_TIMEOUT * batches);
+        let making = shell_within(vm, &line, PATIENCE_EACH * batches);
         let mut answered = 0;
         {
             let mut making = std::pin::pin!(making);

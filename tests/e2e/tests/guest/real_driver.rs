@@ -1,6 +1,6 @@
 //! The images of `manifests/` with NVIDIA's real driver, in guests of the lab.
 //!
-//! There is no GPU here. The synthetic ones have a GPU's identity and nothing
+//! Nobody has a GPU here. The synthetic ones have a GPU's identity and nothing
 //! behind it: the real driver is loaded, takes an H100 for one, and gives up
 //! where it waits for the processors in it. What a driver and PID 1 have to
 //! agree on is all before that: modules, nodes, the open that does not block,
@@ -16,7 +16,7 @@ use firstlight_e2e::{gpu, lab};
 use firstlight_image_builder::build::Image;
 use firstlight_vm::Device;
 
-use crate::gpu_hotplug::container;
+use crate::plugged::container;
 use crate::support::{Files, output, ready, refused};
 
 /// What a container without GPUs sees of the driver that runs.
@@ -82,7 +82,7 @@ impl Boot {
         assert_eq!(gpu.phase, GpuPhase::Failed, "{gpu:?}");
         assert!(gpu.detail.starts_with("0000:01:00.0: "), "{gpu:?}");
         println!("  {}", gpu.detail);
-        // A container that requests the GPU gets the same error.
+        // Who asks for the GPU is told the same.
         let refusal = self.refusal.replace(r#"\""#, "\"");
         assert!(refusal.contains(&gpu.detail), "{refusal}");
         gpu
@@ -165,7 +165,7 @@ fn driver_535_in_an_extension_answers_as_it_does_in_an_image() {
 }
 
 #[test]
-fn gpu_unsupported_by_open_modules_is_reported_with_driver_message() {
+fn a_gpu_that_the_open_modules_do_not_drive_is_told_in_the_drivers_words() {
     let boot = boot(&GPU_550, &["p100"], State::Degraded);
     assert_eq!(boot.record.unit("modules-nvidia").unwrap().outcome, Outcome::Failed);
     let gpu = boot.only_gpu();

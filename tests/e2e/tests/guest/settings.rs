@@ -64,7 +64,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
         assert!(console.contains(&format!("gpu-settings: stand-in NVML: {line}")), "{line} in\n{console}");
     }
 
-    // A GPU is announced only when its settings are applied.
+    // Nobody is told of a GPU before it is as asked.
     let attach = |pci| record.unit(&format!("gpu-attach[{pci}]")).unwrap();
     for (index, pci) in [(0, ONE), (1, TWO)] {
         let (unit_end, row) = (attach(pci).end_us.unwrap(), gpu(record, index));
@@ -79,7 +79,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
 }
 
 #[test]
-fn out_of_range_value_and_impossible_mig_layout_are_reported_with_alternatives() {
+fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_there_is() {
     let parameters =
         ["firstlight.gpu-power-limit=1:900", "firstlight.mig=0:5g.99gb", "firstlight.gpu-clocks=7:1000;1:1980"];
     let record = scenario(&parameters).request(&["1"]).go().unwrap().boot_record;
@@ -93,7 +93,7 @@ fn out_of_range_value_and_impossible_mig_layout_are_reported_with_alternatives()
         assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
     }
     assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the others are made");
-    // A wrong limit does not withhold the GPU; a GPU without its requested MIG layout is not announced.
+    // A wrong limit costs nobody the GPU; a GPU that is whole where a part was asked for is given to nobody.
     assert_eq!(gpu(&record, 1).phase, GpuPhase::Ready);
     let whole = gpu(&record, 0);
     assert_eq!((whole.phase, whole.step.as_str()), (GpuPhase::Failed, "mig"));

@@ -19,7 +19,7 @@ use firstlight_vm::{Device, Nvdimm};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
 
-use crate::cpu_memory_hotplug::sandbox_with_module;
+use crate::grown::sandbox_with_module;
 use crate::support::{CALL, Files, booted, ended, output, ready, refused, started};
 
 /// Where shims have volumes mounted.

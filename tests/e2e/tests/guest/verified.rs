@@ -13,7 +13,7 @@ use firstlight_vm::Device;
 use tokio::time::timeout;
 
 /// For a guest that ends by itself.
-const TIMEOUT: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A guest with this disk, and the command line that its record says.
 fn scenario(image: &Image, disk: &Path) -> Scenario {
@@ -40,9 +40,9 @@ pub(crate) fn flipped(image: &Image, dir: &Path, at: u64) -> std::path::PathBuf 
 }
 
 /// What the guest printed until it was off.
-pub(crate) fn console_tail(scenario: &Scenario) -> String {
+pub(crate) fn last_words(scenario: &Scenario) -> String {
     let mut ended = false;
-    let console = scenario.watched(async |vm| ended = timeout(TIMEOUT, vm.wait()).await.is_ok());
+    let console = scenario.watched(async |vm| ended = timeout(PATIENCE, vm.wait()).await.is_ok());
     assert!(ended, "the guest goes off by itself: {console}");
     console
 }
@@ -66,7 +66,7 @@ fn a_flipped_byte_is_refused_wherever_it_is() {
     // The super block of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
         let disk = flipped(&image, dir.path(), at);
-        let console = console_tail(&scenario(&image, &disk));
+        let console = last_words(&scenario(&image, &disk));
         for words in
             ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "not what its root hash says", "powering off"]
         {
@@ -91,7 +91,7 @@ fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
     let at = place_of(&image, &lab().binaries.agent);
     let block = (at - image.contents.verity.as_ref().unwrap().data_offset) / 4096;
     let disk = flipped(&image, dir.path(), at + 4000);
-    let console = console_tail(&scenario(&image, &disk));
+    let console = last_words(&scenario(&image, &disk));
     // The kernel's words, and PID 1's: what, in which step, and what to look at.
     let kernel = format!("data block {block} is corrupted");
     let ours = "unit agent: cannot start /usr/bin/firstlight-agent: Input/output error (os error 5); its disk cannot be \
@@ -111,11 +111,11 @@ fn another_root_hash_and_a_missing_disk_are_named() {
     for parameter in &mut scenario.guest.parameters {
         *parameter = parameter.replace(&hash, &format!("{other}{}", &hash[1..]));
     }
-    let console = console_tail(&scenario);
+    let console = last_words(&scenario);
     assert!(console.contains("not what its root hash says"), "{console}");
 
     scenario.guest.hardware.clear();
-    let console = console_tail(&scenario);
+    let console = last_words(&scenario);
     assert!(
         console.contains("firstlight-opener: /dev/vda1 did not come in 10 s; block devices are: none"),
         "{console}"

@@ -33,7 +33,7 @@ fn shown(command: &mut Command) -> String {
     let (mut ours, theirs) = terminal();
     command.env("TERM", "xterm").env_remove("NO_COLOR").stdout(Stdio::null()).stderr(theirs);
     let mut child = command.spawn().unwrap();
-    // The end of a terminal without writers is an error; the command holds one end.
+    // The end of a terminal that nobody writes to any more is an error; the command holds one end.
     command.stderr(Stdio::null());
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
     while let Ok(read @ 1..) = ours.read(&mut piece) {

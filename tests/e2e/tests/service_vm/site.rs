@@ -139,7 +139,7 @@ impl Site {
     }
 
     /// Collects logs for a failed test.
-    pub(crate) fn console_tail(&self) -> String {
+    pub(crate) fn last_words(&self) -> String {
         format!("{}\nconsole:\n{}", self.libvirt.log(), self.console())
     }
 }
@@ -147,7 +147,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("{}", self.console_tail());
+            println!("{}", self.last_words());
         }
         let _ = self.vsock.kill();
         let _ = self.vsock.wait();

@@ -96,7 +96,7 @@ async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mu
     online_memory(agent, true).await;
     assert_eq!((Memory::of(files, agent).await, old.offline), (old, 0));
 
-    // More than all the guest's memory: one buffer is filled; success is reported only if it fits.
+    // More than all the guest's memory: one buffer that is filled, and where it fits it is told.
     let much = old.total_kib / 1024 + 64;
     let script = format!(
         "n=0; until [ -e /go ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done
@@ -206,7 +206,7 @@ fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they
         let has = |cpu: u32| metrics.metrics.contains(&format!("kata_guest_cpu_time{{cpu=\"{cpu}\""));
         assert!(has(2) && !has(3), "{}", metrics.metrics);
 
-        // A CPU that was not plugged in is reported.
+        // One that was not plugged in is told of.
         let error = online(&agent, 4).await.unwrap_err();
         assert!(error.contains("3 of 4 CPUs") && error.contains("plugged in"), "{error}");
         monitor.plug_cpus(1).await.unwrap();

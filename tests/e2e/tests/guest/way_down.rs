@@ -1,4 +1,4 @@
-//! Shutdown: in order, and by its deadline even if processes hang.
+//! The way down: in order, and by its deadline whoever does not end.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
     let at = |what: &str| record.event(what).unwrap_or_else(|| panic!("no {what}: {:?}", record.events)).at_us;
     let way = at("power-off") - at("shutdown");
     assert!(way >= 11_400_000, "each had its share: {way} us");
-    // A third of it is for drivers, file systems and final log lines, which need next to nothing here.
+    // A third of it is for drivers, file systems and last words, which need next to nothing here.
     assert!(way <= 18_000_000, "{way} us");
     let last = &record.event("power-off").unwrap().detail;
     assert!(last.ends_with("left: agent, persistenced"), "{last}");

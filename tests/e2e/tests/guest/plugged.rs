@@ -17,7 +17,7 @@ use crate::support::{Files, output, ready, refused};
 pub(crate) const CONSOLE: u32 = 1026;
 
 /// For anything that does not depend on the attach's own time.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn scenario(files: &Files, at_boot: usize, spare: usize) -> Scenario {
     let mut scenario = files.scenario("with-shell", Vec::new());
@@ -41,7 +41,7 @@ pub(crate) async fn when(agent: &Agent, what: &str, wanted: impl Fn(&BootRecord)
         if wanted(&record) {
             return record;
         }
-        assert!(begin.elapsed() < TIMEOUT, "{what}: {:#?} {:#?}", record.gpus, record.events);
+        assert!(begin.elapsed() < PATIENCE, "{what}: {:#?} {:#?}", record.gpus, record.events);
         sleep(Duration::from_millis(100)).await;
     }
 }
@@ -52,11 +52,11 @@ fn phases(record: &BootRecord) -> Vec<GpuPhase> {
 
 /// Runs a line in a shell of the guest, outside of all containers.
 pub(crate) async fn shell(vm: &Vm, line: &str) -> String {
-    shell_within(vm, line, TIMEOUT).await
+    shell_within(vm, line, PATIENCE).await
 }
 
-pub(crate) async fn shell_within(vm: &Vm, line: &str, limit: Duration) -> String {
-    let mut console = vm.connect(CONSOLE, TIMEOUT).await.unwrap();
+pub(crate) async fn shell_within(vm: &Vm, line: &str, patience: Duration) -> String {
+    let mut console = vm.connect(CONSOLE, PATIENCE).await.unwrap();
     console.write_all(format!("stty -echo; {line}; echo end=$((1+1))\n").as_bytes()).await.unwrap();
     let (mut text, mut buffer) = (String::new(), [0; 1024]);
     let read = async {
@@ -66,10 +66,10 @@ pub(crate) async fn shell_within(vm: &Vm, line: &str, limit: Duration) -> String
             text.push_str(&String::from_utf8_lossy(&buffer[..len]));
         }
     };
-    let in_time = timeout(limit, read).await.is_ok();
+    let in_time = timeout(patience, read).await.is_ok();
     assert!(in_time, "{line}: {text:?}");
     console.shutdown().await.unwrap();
-    let _ = timeout(TIMEOUT, console.read_to_end(&mut Vec::new())).await;
+    let _ = timeout(PATIENCE, console.read_to_end(&mut Vec::new())).await;
     text
 }
 
@@ -107,7 +107,7 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
         assert_eq!(output(&agent, &container(&files, "third", "2")).await, node(third));
         assert_ne!(node(second), node(third));
 
-        // As a host that pulls the plug with the guest's consent does; the driver waits until no process holds the GPU.
+        // As a host that pulls the plug with the guest's consent does; the driver waits until nobody holds the GPU.
         let gone = pci(second);
         let removed = shell(vm, &format!("echo 1 > /sys/bus/pci/devices/{gone}/remove; echo code=$?")).await;
         assert!(removed.contains("code=0"), "{removed:?}");
@@ -148,7 +148,7 @@ fn the_first_gpu_may_come_after_the_boot_if_that_was_said() {
 }
 
 #[test]
-fn first_gpu_hotplugged_without_parameter_is_reported_with_remedy() {
+fn a_first_gpu_that_comes_unannounced_is_told_what_to_say() {
     let files = Files::make();
     scenario(&files, 0, 1).watched_with(async |vm, spare| {
         let agent = ready(vm).await;

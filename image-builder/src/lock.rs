@@ -123,7 +123,7 @@ pub struct Pinned {
     /// Package name.
     pub name: String,
     /// The requested name, if that is a metapackage that depends on this one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none", default, alias = "asked")]
     pub requested: Option<String>,
     /// Full version, epoch included.
     pub version: String,

@@ -21,7 +21,6 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     check_dependencies()?;
     crate::crates::check()?;
-    crate::words::check()?;
     check_documents()?;
     crate::conformance::check()?;
     Ok(ExitCode::SUCCESS)

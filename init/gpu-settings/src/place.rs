@@ -1,8 +1,8 @@
 //! Where instances go on a GPU.
 //!
-//! Whoever makes them one after the other and lets the driver choose can find
-//! that the last has no place, although there is an order in which all have
-//! one. So places are chosen for all of them before the first is made.
+//! If instances are created one after the other where the driver places them, the last
+//! may have no placement although another order has one for all. So placements are
+//! computed for all instances before the first is created.
 
 use firstlight_sys::nvml::Placement;
 

@@ -60,7 +60,7 @@ fn recipes() -> Vec<PathBuf> {
 
 /// Debian 12's kernel, which GPUs' driver 535 is for.
 #[test]
-fn stock_6_1_is_judged() {
+fn debian_6_1_config_is_checked() {
     let config = stock("bookworm", "6.1");
     let gpu = report(&config, &["gpu-guest"], None);
     let hint = |status| Some((Severity::Hint, status));
@@ -88,7 +88,7 @@ fn stock_6_1_is_judged() {
 
 /// Debian 13's kernel (and 12's by backports), which the lab boots and driver 550 is for.
 #[test]
-fn stock_6_12_is_judged() {
+fn debian_6_12_config_is_checked() {
     let config = stock("bookworm-backports", "6.12");
     let gpu = report(&config, &["gpu-guest"], None);
     assert_eq!(errors(&gpu), Vec::<&str>::new(), "{}", gpu.text());
@@ -113,7 +113,7 @@ fn stock_6_12_is_judged() {
 
 /// Every module that a report names is there under that name.
 #[test]
-fn the_modules_that_a_report_names_are_in_the_package() {
+fn modules_named_by_a_report_are_in_the_package() {
     let kernel = Kernel::prepare(&cache(), &Source::Package(cloud("bookworm-backports", "6.12")), log()).unwrap();
     let config = fs::read_to_string(kernel.config()).unwrap();
     let all = report(&config, &["gpu-guest", "cc", "service-vm-nvl5", "host"], None);
@@ -130,7 +130,7 @@ fn the_modules_that_a_report_names_are_in_the_package() {
 
 /// Every recipe comes out as it asks; the source says why another does not, and why Debian's kernels are as they are.
 #[test]
-fn the_source_takes_our_recipes_and_explains_the_rest() {
+fn recipes_configure_as_requested_and_blocked_symbols_are_explained() {
     let files = recipes();
     assert!(files.len() >= 4, "{files:?}");
     let mut source = None;
@@ -167,7 +167,7 @@ fn the_source_takes_our_recipes_and_explains_the_rest() {
 
 /// The configuration of a real kernel, cut anywhere, is never judged as if it were whole.
 #[test]
-fn a_cut_configuration_is_refused() {
+fn truncated_configuration_is_rejected() {
     let whole = stock("bookworm-backports", "6.12");
     assert!(whole.is_ascii());
     let last = whole.trim_end().len();

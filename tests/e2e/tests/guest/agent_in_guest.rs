@@ -34,7 +34,7 @@ fn all_passed(output: &[&str]) -> Option<usize> {
 }
 
 #[test]
-fn agents_tests_with_real_containers_pass() {
+fn agent_tests_with_real_containers_pass() {
     let image = lab().agent_tests().unwrap();
     // PID 1 waits in vain for its agent to listen.
     let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
@@ -58,7 +58,7 @@ fn agents_tests_with_real_containers_pass() {
 
 /// The directory that `cargo xtask agent-tests` makes, on a machine that knows nothing of it.
 #[test]
-fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
+fn agent_tests_run_from_a_bundle_and_report_tests_that_cannot_run() {
     let image = lab().agent_tests_bundle().unwrap();
     let filters = "short_processes,many_containers,guest_clock_is_set,iptables";
     let mut scenario = Scenario::gpus(0)
@@ -87,7 +87,7 @@ fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
 }
 
 #[test]
-fn only_a_whole_success_counts() {
+fn incomplete_or_failed_test_output_is_not_a_pass() {
     let end = "ended with status 0";
     let ok = "test result: ok. 15 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 31.02s";
     assert_eq!(all_passed(&["running 15 tests", ok, "", end]), Some(15));

@@ -47,7 +47,7 @@ async fn begin(vm: &Vm) {
 }
 
 #[test]
-fn killed_agent_powers_the_guest_off_where_policy_says_so() {
+fn killed_agent_powers_off_the_guest_with_restart_policy_poweroff() {
     let scenario = mortal().parameter("firstlight.agent-restart=poweroff");
     scenario.watched(async |vm| {
         let exit = timeout(Duration::from_secs(60), vm.wait()).await.expect("the guest powers off").unwrap();

@@ -20,7 +20,7 @@ fn late(record: &BootRecord) -> Vec<&str> {
 }
 
 #[test]
-fn gpus_that_wait_for_each_other_in_the_driver_are_not_given_up() {
+fn gpus_serialised_by_the_driver_do_not_time_out() {
     // The driver takes them one after the other: the last one has its turn after 4 s.
     let guest = Guest::with_gpus(3, Duration::from_secs(2));
     let scenario = Scenario::guest(guest)
@@ -36,7 +36,7 @@ fn gpus_that_wait_for_each_other_in_the_driver_are_not_given_up() {
 }
 
 #[test]
-fn a_gpu_that_is_seen_at_work_is_waited_for_and_a_silent_one_served_when_it_comes() {
+fn attach_with_progress_extends_its_deadline_and_a_late_gpu_becomes_ready() {
     let guest = Guest::with_gpus(2, Duration::from_secs(5));
     let scenario = Scenario::guest(guest)
         .parameter("nvidia.standin_signs=1,0")
@@ -56,7 +56,7 @@ fn a_gpu_that_is_seen_at_work_is_waited_for_and_a_silent_one_served_when_it_come
 }
 
 #[test]
-fn under_confidential_computing_gpus_attach_one_after_the_other_and_once() {
+fn confidential_computing_attaches_gpus_serially_without_retry() {
     let mut guest = Guest::with_gpus(3, Duration::from_millis(500));
     fail_with(&mut guest.devices[1], 0x22);
     let report = Scenario::guest(guest).parameter("firstlight.confidential=on").request(&["0", "2"]).go().unwrap();
@@ -75,7 +75,7 @@ fn under_confidential_computing_gpus_attach_one_after_the_other_and_once() {
 }
 
 #[test]
-fn a_driver_without_non_blocking_open_attaches_in_threads() {
+fn driver_without_non_blocking_open_attaches_gpus_in_parallel() {
     let guest = Guest::with_gpus(4, Duration::from_secs(2));
     let scenario = Scenario::guest(guest)
         .parameter("firstlight.nvidia.NVreg_EnableNonblockingOpen=0")

@@ -34,7 +34,7 @@ fn run_shows_the_container_and_the_boot_and_writes_its_files() {
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     for part in [
         "sees /dev/nvidia0: 0000:01:00.0",
-        "every GPU that was not requested was refused",
+        "access to every GPU that was not requested was denied",
         "gpu-attach[0000:02:00.0]",
         "resident: ",
     ] {
@@ -64,7 +64,7 @@ fn run_shows_the_container_and_the_boot_and_writes_its_files() {
 }
 
 #[test]
-fn wrong_image_is_refused_before_anything_boots() {
+fn invalid_image_is_rejected_before_the_boot() {
     let out = tempfile::tempdir().unwrap();
     let output = run(out.path(), &["--image", out.path().to_str().unwrap()]).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -73,7 +73,7 @@ fn wrong_image_is_refused_before_anything_boots() {
 }
 
 #[test]
-fn impossible_request_is_refused() {
+fn request_for_more_gpus_than_the_guest_has_is_rejected() {
     let out = tempfile::tempdir().unwrap();
     let output = run(out.path(), &["--gpus", "1", "--request", "2"]).output().unwrap();
     assert!(!output.status.success());

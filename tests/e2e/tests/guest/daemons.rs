@@ -13,7 +13,7 @@ fn details<'a>(record: &'a BootRecord, what: &str, daemon: &str) -> Vec<&'a str>
 }
 
 #[test]
-fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
+fn daemons_are_started_restarted_up_to_the_limit_and_stopped_in_order() {
     let image = lab().variant("daemons").unwrap();
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(image.initrd);
@@ -98,7 +98,7 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
 }
 
 #[test]
-fn a_service_vms_fabric_manager_goes_on_after_its_death_and_one_that_is_missing_ends_the_boot() {
+fn killed_fabric_manager_resumes_and_a_missing_one_fails_the_boot() {
     let devices = vec!["nvswitch".parse().unwrap(); 4];
     let guest = Guest { devices, ..Guest::default() };
     let mut scenario = Scenario::guest(guest.clone()).command(&["/bin/sleep", "6"]);
@@ -138,7 +138,7 @@ fn a_service_vms_fabric_manager_goes_on_after_its_death_and_one_that_is_missing_
 }
 
 #[test]
-fn a_guest_without_gpus_needs_no_gpu_daemon() {
+fn guest_without_gpus_skips_gpu_daemons() {
     let scenario = Scenario::gpus(0).parameter("firstlight.dcgm=on").command(&["/bin/true"]);
     let record = scenario.go().unwrap().boot_record;
     for name in ["persistenced", "hostengine", "dcgm-exporter", "imex", "fabricmanager", "nvlsm"] {

@@ -25,7 +25,7 @@ fn swap(files: &Files, name: &str) -> PathBuf {
 }
 
 #[test]
-fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
+fn cold_plugged_disks_are_found_and_only_granted_ones_open() {
     let files = Files::make();
     let beyond = Box::new(Device::Disk { file: files.disk("beyond") });
     let hardware = vec![
@@ -82,7 +82,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
 }
 
 #[test]
-fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
+fn hot_plugged_disk_is_found_before_or_after_the_request() {
     let files = Files::make();
     let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
     let hardware = vec![Device::EmptyPort, Device::EmptyPort, Device::EmptyPort];
@@ -122,7 +122,7 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
 }
 
 #[test]
-fn the_guest_swaps_to_disks_and_to_nothing_else() {
+fn only_disks_with_a_swap_area_become_swap() {
     let files = Files::make();
     let hardware = vec![
         Device::Disk { file: swap(&files, "swap-a") },
@@ -151,7 +151,7 @@ fn the_guest_swaps_to_disks_and_to_nothing_else() {
 }
 
 #[test]
-fn a_function_goes_to_a_program_in_the_container_or_stays_with_the_kernel() {
+fn vfio_function_gets_a_node_and_a_guest_kernel_function_keeps_its_driver() {
     let files = Files::make();
     let hardware: Vec<Device> =
         ["52:54:00:00:00:01", "52:54:00:00:00:02"].map(|mac| Device::Nic { mac: mac.into() }).into();

@@ -12,9 +12,9 @@ use firstlight_lab::h100;
 use firstlight_vm::Device;
 use tokio::time::timeout;
 
-use crate::plugged::container;
+use crate::gpu_hotplug::container;
 use crate::support::{Files, output, ready, refused};
-use crate::verified::{flipped, last_words};
+use crate::verity_root::{flipped, last_words};
 
 static BASE: LazyLock<Image> = LazyLock::new(|| lab().variant("without-nvidia").unwrap());
 static GPU: LazyLock<Image> = LazyLock::new(|| lab().extension().unwrap());
@@ -52,7 +52,7 @@ fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
 }
 
 #[test]
-fn a_gpu_is_served_with_the_driver_of_an_extension() {
+fn gpu_works_with_the_driver_of_an_extension() {
     let files = Files::make();
     // Another disk comes first: it is the serial number that counts.
     let disks = vec![Device::Disk { file: files.disk("other") }, extension(&disk(), "extension-gpu")];
@@ -83,7 +83,7 @@ fn a_gpu_is_served_with_the_driver_of_an_extension() {
 }
 
 #[test]
-fn a_guest_without_extensions_has_nothing_to_do_with_them() {
+fn guest_without_extensions_skips_their_units() {
     let files = Files::make();
     let mut record = None;
     scenario(&files, Vec::new()).watched(async |vm| {
@@ -99,7 +99,7 @@ fn a_guest_without_extensions_has_nothing_to_do_with_them() {
 }
 
 #[test]
-fn a_flipped_byte_is_refused_by_name() {
+fn corrupted_extension_is_rejected_by_name() {
     let verity = GPU.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
     // The super block of the file system; the top of the hash tree, which is its first block.
@@ -113,7 +113,7 @@ fn a_flipped_byte_is_refused_by_name() {
 }
 
 #[test]
-fn a_driver_that_is_not_what_was_built_is_not_loaded() {
+fn corrupted_driver_module_is_not_loaded() {
     let (module, bytes) = (fs::read(&lab().stand_in.nvidia_ko).unwrap(), fs::read(disk()).unwrap());
     // Packed as it is, some of it stands on the disk as it was: what had not been there before.
     let mut parts = module.chunks_exact(12).filter(|part| part.iter().all(u8::is_ascii_graphic));
@@ -140,7 +140,7 @@ fn a_driver_that_is_not_what_was_built_is_not_loaded() {
 }
 
 #[test]
-fn another_root_hash_is_refused_by_name() {
+fn extension_with_a_wrong_root_hash_is_rejected_by_name() {
     let hash = GPU.contents.verity.as_ref().unwrap().root_hash.clone();
     let other = if hash.starts_with('0') { "1" } else { "0" };
     let parameter = parameter().replace(&hash, &format!("{other}{}", &hash[1..]));
@@ -150,7 +150,7 @@ fn another_root_hash_is_refused_by_name() {
 }
 
 #[test]
-fn parameters_without_a_disk_and_a_disk_without_parameters_are_refused() {
+fn extension_without_disk_or_without_parameters_is_rejected() {
     let console = refusal(Vec::new(), &[parameter()]);
     let words = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
     assert!(console.contains(words), "{console}");
@@ -163,7 +163,7 @@ fn parameters_without_a_disk_and_a_disk_without_parameters_are_refused() {
 }
 
 #[test]
-fn bad_parameters_and_a_disk_without_a_hash_tree_are_refused() {
+fn invalid_parameters_and_a_disk_without_hash_tree_are_rejected() {
     let bare = vec![extension(&disk(), "extension-gpu")];
     let good = parameter();
     let console = refusal(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
@@ -187,7 +187,7 @@ fn bad_parameters_and_a_disk_without_a_hash_tree_are_refused() {
 }
 
 #[test]
-fn a_guest_that_is_held_serves_nothing_of_what_was_refused() {
+fn guest_held_after_a_rejected_extension_loads_no_driver() {
     let files = Files::make();
     let mut scenario = scenario(&files, vec![extension(&disk(), "extension-gpu")]);
     scenario.guest.parameters.push("firstlight.on-failure=hold".to_owned());

@@ -8,7 +8,7 @@ use firstlight_lab::Guest;
 use tokio::time::timeout;
 
 #[test]
-fn container_gets_its_gpus_and_is_refused_the_others() {
+fn container_gets_its_gpus_and_is_denied_the_others() {
     let guest = Guest::with_gpus(4, Duration::from_millis(1500));
     let report = Scenario::guest(guest).request(&["0", "1"]).go().unwrap();
     let container = &report.container;
@@ -45,7 +45,7 @@ fn container_gets_its_gpus_and_is_refused_the_others() {
 }
 
 #[test]
-fn record_names_every_unit_with_its_times() {
+fn boot_record_has_every_unit_with_its_times() {
     let report = Scenario::gpus(2).request(&["all"]).go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.state, State::PoweringOff);
@@ -72,7 +72,7 @@ fn record_names_every_unit_with_its_times() {
 }
 
 #[test]
-fn idle_guest_is_small() {
+fn idle_init_and_agent_stay_below_their_memory_limits() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
         let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;

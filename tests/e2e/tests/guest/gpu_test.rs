@@ -24,7 +24,7 @@ const PROMISES: &[&str] = &[
 ];
 
 #[test]
-fn a_container_runs_its_kernel_on_its_gpu_and_opens_no_other() {
+fn container_runs_a_cuda_kernel_and_cannot_open_other_gpus() {
     let image = lab().gpu_test().unwrap();
     // It unpacks itself where a machine that is not our guest lets it.
     let mut scenario = Scenario::gpus(3).parameter("firstlight.root=rw");

@@ -56,7 +56,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_base_image_boots_and_what_does_not_is_told() {
+fn base_image_boots_and_failed_boots_are_reported() {
     let image = lab().shipped("base").unwrap();
     let dir = image.record.parent().unwrap();
     let logs = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ fn the_base_image_boots_and_what_does_not_is_told() {
 }
 
 #[test]
-fn a_disk_boots_by_its_opener() {
+fn disk_image_boots_with_the_opener() {
     let (disk, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
     let dir = disk.record.parent().unwrap();
     let good = boot(dir, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
@@ -99,7 +99,7 @@ fn a_disk_boots_by_its_opener() {
 }
 
 #[test]
-fn an_extension_is_plugged_in_beside_its_base() {
+fn extension_is_attached_to_its_base_image() {
     let (base, extension) = (lab().shipped("base").unwrap(), lab().shipped("gpu-550-extension").unwrap());
     let (base, extension) = (base.record.parent().unwrap(), extension.record.parent().unwrap());
     let good = boot(base, &["--json", "--extension", extension.to_str().unwrap()]);

@@ -8,7 +8,7 @@ use firstlight_e2e::lab;
 use firstlight_vm::{Device, Vm};
 use tokio::time::timeout;
 
-use crate::grown::sandbox_with_module;
+use crate::hotplug_cpu_memory::sandbox_with_module;
 use crate::support::{Files, booted, output};
 
 /// Every capability that Linux 6.12 has.
@@ -32,7 +32,7 @@ async fn detail(vm: &mut Vm) -> String {
 }
 
 #[test]
-fn modules_come_packed_with_options_company_and_devices_and_no_container_can_load_one() {
+fn compressed_modules_load_with_options_and_softdeps_and_containers_lack_cap_sys_module() {
     let files = Files::make();
     let image = lab().variant("modules").unwrap();
     let packed = image.contents.files.keys().filter(|path| path.ends_with(".ko.xz")).count();
@@ -83,14 +83,14 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         }
         let remarked = |record: &BootRecord| {
             let event = record.events.iter().find(|event| event.kind == "container-warning");
-            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("cannot have CAP_SYS_MODULE"))
+            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted"))
         };
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(remarked)).await.unwrap());
     });
 }
 
 #[test]
-fn a_driver_that_the_command_line_holds_back_is_not_loaded_for_its_device() {
+fn blacklisted_driver_is_not_loaded_for_its_device() {
     let files = Files::make();
     let scenario = files.scenario("modules", vec![Device::Watchdog]).parameter("modprobe.blacklist=i6300esb");
     scenario.watched(async |vm| {

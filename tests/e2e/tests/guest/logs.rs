@@ -19,7 +19,7 @@ fn talkers() -> Scenario {
 }
 
 #[test]
-fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
+fn log_flood_does_not_affect_other_sources_and_forged_lines_do_not_change_the_record() {
     let script = "ls -l /dev/log /run/firstlight 2>&1";
     let (report, console) = talkers().command(&["/bin/sh", "-c", script]).go_watched();
     let report = report.unwrap();
@@ -70,7 +70,7 @@ fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
 }
 
 #[test]
-fn the_log_port_has_what_others_say() {
+fn log_port_forwards_kernel_and_daemon_messages() {
     let scenario = talkers().parameter("agent.log_vport=1025").parameter("firstlight.log=debug");
     scenario.watched(async |vm| {
         let _agent = booted(vm).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use firstlight_e2e::lab;
 use tokio::time::{sleep, timeout};
 
-use crate::plugged::{CONSOLE, shell, shell_within};
+use crate::gpu_hotplug::{CONSOLE, shell, shell_within};
 use crate::support::{Files, ready};
 
 /// What is left behind: so many at a time, so often unless the variable says otherwise.
@@ -31,7 +31,7 @@ fn number(text: &str, name: &str) -> u32 {
 }
 
 #[test]
-fn orphans_by_the_thousand_are_reaped_and_pid_1_does_not_grow() {
+fn thousands_of_orphans_are_reaped_without_growth_of_pid_1() {
     let files = Files::make();
     let scenario = files
         .scenario_of(lab().orphans().unwrap().initrd, Vec::new())

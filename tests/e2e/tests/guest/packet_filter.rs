@@ -73,7 +73,7 @@ fn restored(is_ipv6: bool) -> String {
 }
 
 #[test]
-fn rules_are_set_and_met_and_wrong_ones_leave_the_old() {
+fn iptables_rules_are_enforced_and_invalid_rules_change_nothing() {
     let files = Files::make();
     // Two servers; who is reached at three ports of each family.
     let script = "for p in 8080 8083; do nc -ll -p $p -e echo $p & done; \

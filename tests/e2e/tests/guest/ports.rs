@@ -42,7 +42,7 @@ async fn until(stream: &mut UnixStream, wanted: &str) -> String {
 }
 
 #[test]
-fn host_reads_the_log_and_has_a_shell_that_ends_with_its_connection() {
+fn log_port_and_debug_console_work_and_a_shell_ends_with_its_connection() {
     let scenario = with_shell()
         .parameter(&format!("agent.log_vport={LOG}"))
         .parameter("agent.log=debug")
@@ -94,7 +94,7 @@ fn host_reads_the_log_and_has_a_shell_that_ends_with_its_connection() {
 }
 
 #[test]
-fn without_its_flag_nobody_has_a_shell() {
+fn debug_console_and_log_port_are_closed_by_default() {
     with_shell().watched(async |vm| {
         listens(vm).await;
         let open = vm.connect(CONSOLE, Duration::from_secs(3)).await;

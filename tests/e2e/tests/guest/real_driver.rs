@@ -16,7 +16,7 @@ use firstlight_e2e::{gpu, lab};
 use firstlight_image_builder::build::Image;
 use firstlight_vm::Device;
 
-use crate::plugged::container;
+use crate::gpu_hotplug::container;
 use crate::support::{Files, output, ready, refused};
 
 /// What a container without GPUs sees of the driver that runs.
@@ -112,7 +112,7 @@ impl Boot {
 }
 
 #[test]
-fn without_a_gpu_the_driver_stays_out_and_containers_run() {
+fn guest_without_a_gpu_does_not_load_the_driver_and_runs_containers() {
     let boot = boot(&GPU_550, &[], State::Ready);
     let record = &boot.record;
     let mode = record.mode.as_ref().unwrap();
@@ -123,7 +123,7 @@ fn without_a_gpu_the_driver_stays_out_and_containers_run() {
 }
 
 #[test]
-fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
+fn driver_550_fails_its_non_blocking_open_and_its_message_is_reported() {
     let boot = boot(&GPU_550, &["h100"], State::Degraded);
     boot.runs("550.163.01");
     let gpu = boot.only_gpu();
@@ -136,7 +136,7 @@ fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
 }
 
 #[test]
-fn driver_550_in_an_extension_answers_as_it_does_in_an_image() {
+fn driver_550_in_an_extension_fails_as_in_an_image() {
     let boot = boot_with(&BASE, Some(&GPU_550_EXTENSION), &["h100"], State::Degraded);
     boot.runs("550.163.01");
     let gpu = boot.only_gpu();
@@ -146,7 +146,7 @@ fn driver_550_in_an_extension_answers_as_it_does_in_an_image() {
 }
 
 #[test]
-fn driver_535_answers_in_its_open_and_is_quoted() {
+fn driver_535_fails_its_blocking_open_and_its_message_is_reported() {
     let boot = boot(&GPU_535, &["h100"], State::Degraded);
     boot.runs("535.261.03");
     let gpu = boot.only_gpu();
@@ -157,7 +157,7 @@ fn driver_535_answers_in_its_open_and_is_quoted() {
 }
 
 #[test]
-fn driver_535_in_an_extension_answers_as_it_does_in_an_image() {
+fn driver_535_in_an_extension_fails_as_in_an_image() {
     let boot = boot_with(&BASE, Some(&GPU_535_EXTENSION), &["h100"], State::Degraded);
     boot.runs("535.261.03");
     let gpu = boot.only_gpu();
@@ -165,7 +165,7 @@ fn driver_535_in_an_extension_answers_as_it_does_in_an_image() {
 }
 
 #[test]
-fn a_gpu_that_the_open_modules_do_not_drive_is_told_in_the_drivers_words() {
+fn gpu_unsupported_by_the_open_modules_is_reported_with_the_drivers_message() {
     let boot = boot(&GPU_550, &["p100"], State::Degraded);
     assert_eq!(boot.record.unit("modules-nvidia").unwrap().outcome, Outcome::Failed);
     let gpu = boot.only_gpu();
@@ -177,7 +177,7 @@ fn a_gpu_that_the_open_modules_do_not_drive_is_told_in_the_drivers_words() {
 }
 
 #[test]
-fn the_image_without_a_driver_is_small_and_runs_containers() {
+fn image_without_a_driver_is_small_and_runs_containers() {
     let boot = boot(&BASE, &[], State::Ready);
     let packed = fs::metadata(&boot.image.initrd).unwrap().len();
     assert!(packed <= 12_000_000, "{packed} bytes");

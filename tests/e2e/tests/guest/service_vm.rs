@@ -12,7 +12,7 @@ use firstlight_vm::{Device, Vm};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::plugged::{CONSOLE, shell};
+use crate::gpu_hotplug::{CONSOLE, shell};
 use crate::support::booted;
 
 /// Timeout of waits that do not depend on the fabric manager.

@@ -20,7 +20,7 @@ fn events<'a>(record: &'a BootRecord, what: &str, object: &str) -> Vec<&'a str> 
 }
 
 #[test]
-fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part() {
+fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_one_instance() {
     let scenario = scenario(&[
         "firstlight.mig=0:3g.71gb,4g.71gb;1:off",
         "firstlight.gpu-power-limit=all:500;1:400",
@@ -79,7 +79,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
 }
 
 #[test]
-fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_there_is() {
+fn out_of_range_setting_and_missing_mig_profile_are_reported_with_valid_values() {
     let parameters =
         ["firstlight.gpu-power-limit=1:900", "firstlight.mig=0:5g.99gb", "firstlight.gpu-clocks=7:1000;1:1980"];
     let record = scenario(&parameters).request(&["1"]).go().unwrap().boot_record;
@@ -101,7 +101,7 @@ fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_ther
 }
 
 #[test]
-fn a_call_that_hangs_is_given_up_at_the_deadline_by_name() {
+fn hung_nvml_call_times_out_and_is_named() {
     let record = scenario(&[
         "firstlight.gpu-power-limit=500",
         "firstlight.gpu-settings-deadline=3s",
@@ -125,7 +125,7 @@ fn a_call_that_hangs_is_given_up_at_the_deadline_by_name() {
 }
 
 #[test]
-fn an_image_without_the_program_says_which_file_it_lacks_and_a_guest_without_settings_needs_none() {
+fn missing_settings_program_is_named_and_not_needed_without_settings() {
     let plain = Scenario::gpus(1).request(&["0"]);
     let record = plain.clone().parameter("firstlight.gpu-clocks=1980").go().unwrap().boot_record;
     let unit = record.unit("gpu-settings").unwrap();

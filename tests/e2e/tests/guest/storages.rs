@@ -19,7 +19,7 @@ use firstlight_vm::{Device, Nvdimm};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
 
-use crate::grown::sandbox_with_module;
+use crate::hotplug_cpu_memory::sandbox_with_module;
 use crate::support::{CALL, Files, booted, ended, output, ready, refused, started};
 
 /// Where shims have volumes mounted.
@@ -85,7 +85,7 @@ fn write_config(dir: &Path, version: &str) {
 }
 
 #[test]
-fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
+fn container_on_the_host_share_leaves_no_mounts() {
     let files = Files::make();
     let (root, config) = (files.shared().join("c1/rootfs"), files.shared().join("config"));
     let watched = files.shared().join("watched");
@@ -162,7 +162,7 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
 }
 
 #[test]
-fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
+fn disks_are_mounted_and_unmounted_with_their_data_intact() {
     let (files, tools) = (Files::make(), lab().toolbox.disk_tools().unwrap());
     let disk = |kind: FileSystem, name: &str| {
         let path = files.path(name);
@@ -251,10 +251,10 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
 
         // What cannot be had is named, and what was mounted before it goes again.
         for (at, (driver, source, fstype, part)) in [
-            ("blk", paths[6].as_str(), "ext4", "bridge 0000:00:10.6 is there"),
+            ("blk", paths[6].as_str(), "ext4", "behind bridge 0000:00:10.6"),
             ("scsi", "3:9", "ext4", "scanned for it and found none"),
             ("blk", &paths[0], "xfs", "failed to mount xfs"),
-            ("blk", &paths[2], "btrfs", "no file system btrfs"),
+            ("blk", &paths[2], "btrfs", "kernel does not support btrfs"),
             ("mmioblk", "/dev/vdz", "ext4", "no block device vdz"),
         ]
         .into_iter()
@@ -274,7 +274,7 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
 }
 
 #[test]
-fn disks_without_pci_are_volumes_and_devices() {
+fn virtio_mmio_disks_are_volumes_and_devices() {
     let (files, tools) = (Files::make(), lab().toolbox.disk_tools().unwrap());
     let volume = files.path("volume");
     tools.make(Ext4, &volume, "name", "volume\n").unwrap();
@@ -319,7 +319,7 @@ fn disks_without_pci_are_volumes_and_devices() {
 }
 
 #[test]
-fn a_file_server_of_the_host_keeps_what_containers_write() {
+fn nfs_volume_keeps_data_between_containers() {
     const MAC: &str = "52:54:00:00:00:07";
     let (files, server) = (Files::make(), lab().toolbox.file_server().unwrap());
     files.scenario("storages", vec![Device::UserNic { mac: MAC.into() }]).watched(async |vm| {

@@ -36,7 +36,7 @@ fn answer<'a>(lines: &'a [String], door: &str) -> &'a str {
 }
 
 #[test]
-fn doors_are_closed_to_root_when_the_guest_has_booted() {
+fn operations_blocked_after_boot_fail_for_root() {
     let (lines, record) = tried(&[]);
     for unit in ["mounts-later", "root", "lockdown"] {
         assert_eq!(record.unit(unit).map(|unit| unit.outcome), Some(Outcome::Ok), "{:?}", record.unit(unit));
@@ -61,7 +61,7 @@ fn doors_are_closed_to_root_when_the_guest_has_booted() {
 }
 
 #[test]
-fn doors_stay_open_where_that_is_wished() {
+fn disabled_hardening_leaves_operations_allowed() {
     let (lines, record) = tried(&["firstlight.root=rw", "firstlight.kernel-lockdown=none"]);
     assert_eq!(record.unit("root").map(|unit| unit.outcome), Some(Outcome::Skipped), "{:?}", record.unit("root"));
     assert_eq!(answer(&lines, "root"), "open");

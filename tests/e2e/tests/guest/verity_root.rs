@@ -48,7 +48,7 @@ pub(crate) fn last_words(scenario: &Scenario) -> String {
 }
 
 #[test]
-fn a_container_runs_on_a_verified_disk() {
+fn container_runs_on_a_verity_root() {
     let image = lab().disk().unwrap();
     let (report, console) = scenario(&image, image.disk.as_ref().unwrap()).go_watched();
     let report = report.unwrap_or_else(|error| unreachable!("{error}: {console}"));
@@ -59,7 +59,7 @@ fn a_container_runs_on_a_verified_disk() {
 }
 
 #[test]
-fn a_flipped_byte_is_refused_wherever_it_is() {
+fn corrupted_superblock_or_hash_tree_is_rejected() {
     let image = lab().disk().unwrap();
     let verity = image.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ fn place_of(image: &Image, file: &Path) -> u64 {
 }
 
 #[test]
-fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
+fn corrupted_program_is_detected_when_read() {
     let image = lab().plain_disk().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let at = place_of(&image, &lab().binaries.agent);
@@ -102,7 +102,7 @@ fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
 }
 
 #[test]
-fn another_root_hash_and_a_missing_disk_are_named() {
+fn wrong_root_hash_and_missing_disk_are_reported() {
     let image = lab().disk().unwrap();
     let disk = image.disk.clone().unwrap();
     let hash = image.contents.verity.as_ref().unwrap().root_hash.clone();

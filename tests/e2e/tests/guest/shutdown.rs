@@ -13,7 +13,7 @@ fn late(record: &BootRecord) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
+fn hung_processes_are_named_and_the_power_is_off_by_the_deadline() {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("ignores-sigterm").unwrap().initrd);
     let scenario = Scenario::guest(guest)
@@ -42,7 +42,7 @@ fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
 }
 
 #[test]
-fn ctrl_alt_del_stops_everything_in_order_and_boots_again() {
+fn ctrl_alt_del_shuts_down_in_order_and_reboots() {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("ignores-sigterm").unwrap().initrd);
     // One of its daemons presses the keys.

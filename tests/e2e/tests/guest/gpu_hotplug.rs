@@ -86,7 +86,7 @@ fn pci(gpu: &Gpu) -> String {
 }
 
 #[test]
-fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go() {
+fn hot_plugged_gpus_are_attached_and_removed_gpus_are_released() {
     let files = Files::make();
     scenario(&files, 1, 2).watched_with(async |vm, spare| {
         let agent = ready(vm).await;
@@ -133,7 +133,7 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
 }
 
 #[test]
-fn the_first_gpu_may_come_after_the_boot_if_that_was_said() {
+fn first_gpu_can_be_hot_plugged_with_gpu_hotplug_on() {
     let files = Files::make();
     let locked = "cat /proc/sys/kernel/modules_disabled";
     scenario(&files, 0, 1).parameter("firstlight.gpu-hotplug=on").watched_with(async |vm, spare| {
@@ -148,7 +148,7 @@ fn the_first_gpu_may_come_after_the_boot_if_that_was_said() {
 }
 
 #[test]
-fn a_first_gpu_that_comes_unannounced_is_told_what_to_say() {
+fn first_gpu_hot_plugged_without_the_parameter_fails_and_names_it() {
     let files = Files::make();
     scenario(&files, 0, 1).watched_with(async |vm, spare| {
         let agent = ready(vm).await;

@@ -21,7 +21,7 @@ fn with_daemons(devices: &[&str]) -> Scenario {
 }
 
 #[test]
-fn switches_alone_are_a_service_vm_that_computes_nothing() {
+fn nvswitches_without_gpus_select_service_vm_mode() {
     let report = with_daemons(&["nvswitch", "nvswitch", "nvswitch", "nvswitch"]).go().unwrap();
     let record = &report.boot_record;
     let mode = record.mode.as_ref().unwrap();
@@ -33,7 +33,7 @@ fn switches_alone_are_a_service_vm_that_computes_nothing() {
 }
 
 #[test]
-fn gpus_and_management_bridges_are_a_guest_that_has_its_fabric_to_itself() {
+fn gpus_with_nvlink5_management_bridge_select_fabric_mode() {
     // The second InfiniBand function is a NIC like any other: its VPD does not name it.
     let report =
         guest(&["h100:attach-ms=100", "h100:attach-ms=100", "cx7", "cx7-nic"]).request(&["0", "1"]).go().unwrap();
@@ -45,7 +45,7 @@ fn gpus_and_management_bridges_are_a_guest_that_has_its_fabric_to_itself() {
 }
 
 #[test]
-fn two_kinds_of_fabric_are_odd_and_a_failure_only_where_that_is_wished() {
+fn two_fabric_kinds_are_unsupported_and_fail_the_boot_only_if_requested() {
     let devices = ["h100:attach-ms=100", "nvswitch", "cx7"];
     let report = guest(&devices).request(&["0"]).go().unwrap();
     let record = &report.boot_record;
@@ -63,7 +63,7 @@ fn two_kinds_of_fabric_are_odd_and_a_failure_only_where_that_is_wished() {
 }
 
 #[test]
-fn a_mode_that_was_asked_for_wins_over_the_bus() {
+fn mode_parameter_overrides_detection() {
     let report = with_daemons(&["h100:attach-ms=100"]).parameter("firstlight.mode=service-vm-nvl4").go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.mode.as_ref().unwrap().name, "service-vm-nvl4");

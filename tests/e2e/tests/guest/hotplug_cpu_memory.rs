@@ -152,7 +152,7 @@ async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mu
 }
 
 #[test]
-fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they_come() {
+fn sandbox_modules_are_loaded_and_hot_plugged_cpus_and_memory_come_online() {
     let files = Files::make();
     // Says how many processors it may use, and again when there are three.
     let counting = "nproc; n=0; until [ \"$(nproc)\" -ge 3 ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; nproc";

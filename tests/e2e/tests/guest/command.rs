@@ -1,4 +1,4 @@
-//! `cargo xtask run` as its user types it: output, files, Ctrl-C.
+//! `cargo xtask run` as a command: output, files, Ctrl-C.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use firstlight_e2e::lab;
 use firstlight_lab::binaries::{target, workspace};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The program that `cargo xtask` runs, built beforehand.
+/// Builds xtask; returns its path.
 fn xtask() -> PathBuf {
     lab();
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -80,7 +80,7 @@ fn request_for_more_gpus_than_the_guest_has_is_rejected() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--request 2"));
 }
 
-/// Processes whose command line names something below `directory`.
+/// Returns the command lines of processes that contain the path `dir`.
 fn processes(dir: &Path) -> Vec<String> {
     let dir = dir.to_str().unwrap();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -96,10 +96,11 @@ fn wait_until(what: &str, limit: Duration, done: impl Fn() -> bool) {
     }
 }
 
-/// Ends a run with `signal` as soon as `moment` holds, and looks for what is left.
+/// Sends `signal` to a run as soon as `moment` returns true, and asserts that it leaves no process, directory or mount.
+/// Returns its exit code.
 fn interrupted(signal: Signal, moment: impl Fn(&Path) -> bool) -> Option<i32> {
     let out = tempfile::tempdir().unwrap();
-    // All directories of the run are made below this one.
+    // All temporary directories of the run are below this one.
     let temporary = tempfile::Builder::new().prefix("fl").tempdir_in("/tmp").unwrap();
     let mut command = run(out.path(), &["--gpus", "2", "--attach-ms", "4000"]);
     command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null());

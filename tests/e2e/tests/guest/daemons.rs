@@ -21,7 +21,7 @@ fn daemons_are_started_restarted_up_to_the_limit_and_stopped_in_order() {
     for parameter in ["firstlight.persistenced=on", "firstlight.dcgm=on", "firstlight.imex=on"] {
         scenario = scenario.parameter(parameter);
     }
-    let (report, console) = scenario.go_watched();
+    let (report, console) = scenario.go_with_console();
     let record = report.unwrap().boot_record;
     let unit = |name: &str| record.unit(name).unwrap_or_else(|| panic!("no unit {name}"));
 
@@ -103,7 +103,7 @@ fn killed_fabric_manager_resumes_and_a_missing_one_fails_the_boot() {
     let guest = Guest { devices, ..Guest::default() };
     let mut scenario = Scenario::guest(guest.clone()).command(&["/bin/sleep", "6"]);
     scenario.guest.initrd = Some(lab().variant("daemons").unwrap().initrd);
-    let (report, console) = scenario.go_watched();
+    let (report, console) = scenario.go_with_console();
     let record = report.unwrap().boot_record;
     let unit = record.unit("fabricmanager").unwrap();
     assert!(unit.outcome == Outcome::Ok && unit.ready_us.is_some(), "{unit:?}");

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::gpu_hotplug::container;
 use crate::support::{Files, output, ready, refused};
-use crate::verity_root::{flipped, last_words};
+use crate::verity_root::{console_until_power_off, corrupted};
 
 static BASE: LazyLock<Image> = LazyLock::new(|| lab().variant("without-nvidia").unwrap());
 static GPU: LazyLock<Image> = LazyLock::new(|| lab().extension().unwrap());
@@ -48,7 +48,7 @@ fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
     let files = Files::make();
     let mut scenario = scenario(&files, disks);
     scenario.guest.parameters.extend_from_slice(parameters);
-    last_words(&scenario)
+    console_until_power_off(&scenario)
 }
 
 #[test]
@@ -71,8 +71,8 @@ fn gpu_works_with_the_driver_of_an_extension() {
     assert_eq!((record.state, gpu(&record, 0).phase), (State::Ready, GpuPhase::Ready), "{console}");
     let root_hash = &GPU.contents.verity.as_ref().unwrap().root_hash;
     let unit = record.unit("extensions").unwrap();
-    let words = format!("gpu: disk vdb, verified by {root_hash}, on /run/kata-extensions/gpu");
-    assert!(unit.outcome == Outcome::Ok && unit.detail.starts_with(&words), "{unit:?}");
+    let expected = format!("gpu: disk vdb, verified by {root_hash}, on /run/kata-extensions/gpu");
+    assert!(unit.outcome == Outcome::Ok && unit.detail.starts_with(&expected), "{unit:?}");
     assert_eq!(record.unit("extension-disks").unwrap().outcome, Outcome::Ok);
     assert!(record.unit("modules-nvidia").unwrap().detail.contains("nvidia-uvm "), "{record:?}");
     // A program that is linked to libraries of the extension, and opens another.
@@ -104,10 +104,10 @@ fn corrupted_extension_is_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
     // The super block of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
-        let disk = flipped(&GPU, dir.path(), at);
+        let disk = corrupted(&GPU, dir.path(), at);
         let console = refusal(vec![extension(&disk, "extension-gpu")], &[parameter()]);
-        for words in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
-            assert!(console.contains(words), "byte {at}: {words}: {console}");
+        for expected in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
+            assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
     }
 }
@@ -120,7 +120,7 @@ fn corrupted_driver_module_is_not_loaded() {
     let at = parts.find_map(|part| bytes.windows(part.len()).position(|bytes| bytes == part));
     let at = u64::try_from(at.unwrap()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let disk = flipped(&GPU, dir.path(), at);
+    let disk = corrupted(&GPU, dir.path(), at);
     let files = Files::make();
     let scenario = scenario(&files, vec![extension(&disk, "extension-gpu")]).parameter(&parameter());
     let mut record = None;
@@ -152,8 +152,8 @@ fn extension_with_a_wrong_root_hash_is_rejected_by_name() {
 #[test]
 fn extension_without_disk_or_without_parameters_is_rejected() {
     let console = refusal(Vec::new(), &[parameter()]);
-    let words = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
-    assert!(console.contains(words), "{console}");
+    let expected = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
+    assert!(console.contains(expected), "{console}");
 
     let console = refusal(vec![extension(&disk(), "extension-gpu")], &[]);
     assert!(

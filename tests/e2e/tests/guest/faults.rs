@@ -91,7 +91,7 @@ fn failed_boot_reports_its_cause_on_the_console_and_powers_off() {
     let image = lab().variant("without-agent").unwrap();
     let mut scenario = Scenario::gpus(0);
     scenario.guest.initrd = Some(image.initrd);
-    let (result, console) = scenario.go_watched();
+    let (result, console) = scenario.go_with_console();
     let error = result.unwrap_err();
     let RunError::Ended { record, why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("agent") && why.contains("/usr/bin/firstlight-agent"), "{why}");

@@ -1,4 +1,4 @@
-//! What a newcomer sees, asserted.
+//! The basic promises: a container gets its GPUs, the record is complete, memory use is small.
 
 use std::time::Duration;
 
@@ -75,8 +75,8 @@ fn boot_record_has_every_unit_with_its_times() {
 fn idle_init_and_agent_stay_below_their_memory_limits() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
-        let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
-        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
+        let reported = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
+        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(reported)).await;
         assert!(seen.is_ok_and(|seen| seen), "{}", vm.console_tail());
         record = vm.console().record();
     });

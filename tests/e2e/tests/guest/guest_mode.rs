@@ -1,4 +1,4 @@
-//! What kind of guest it is, by what is plugged in.
+//! The guest's mode, detected from its PCI devices.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use firstlight_boot_record::{GpuPhase, Outcome};
 use firstlight_e2e::{Scenario, lab};
 use firstlight_lab::Guest;
 
-/// A guest with these devices, as the synthetic devices' server writes them.
+/// Returns a scenario with these devices, in the notation of the synthetic devices' server.
 fn guest(devices: &[&str]) -> Scenario {
     let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
     Scenario::guest(Guest { devices, ..Guest::default() }).command(&["/bin/true"])
 }
 
-/// The same with an image that has daemons.
+/// Like [`guest`], with an image that has daemons.
 fn with_daemons(devices: &[&str]) -> Scenario {
     let mut scenario = guest(devices);
     scenario.guest.initrd = Some(lab().variant("daemons").unwrap().initrd);
@@ -34,7 +34,7 @@ fn nvswitches_without_gpus_select_service_vm_mode() {
 
 #[test]
 fn gpus_with_nvlink5_management_bridge_select_fabric_mode() {
-    // The second InfiniBand function is a NIC like any other: its VPD does not name it.
+    // The second InfiniBand function is an ordinary NIC: its VPD does not identify it as a management bridge.
     let report =
         guest(&["h100:attach-ms=100", "h100:attach-ms=100", "cx7", "cx7-nic"]).request(&["0", "1"]).go().unwrap();
     let mode = report.boot_record.mode.as_ref().unwrap();
@@ -49,14 +49,14 @@ fn two_fabric_kinds_are_unsupported_and_fail_the_boot_only_if_requested() {
     let devices = ["h100:attach-ms=100", "nvswitch", "cx7"];
     let report = guest(&devices).request(&["0"]).go().unwrap();
     let record = &report.boot_record;
-    assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is served");
+    assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is used");
     let event = record.events.iter().find(|event| event.kind == "unsupported-topology").unwrap();
     assert!(event.detail.contains("no system has both"), "{event:?}");
     assert_eq!(report.container.error, None);
 
     let mut strict = guest(&devices).parameter("firstlight.on-unsupported-topology=fail");
     strict.deadlines.boot = Duration::from_secs(60);
-    let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("it has to power off") };
+    let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("the guest must power off") };
     assert!(why.contains("mode") && why.contains("no system has both"), "{why}");
     let failure = record.unwrap().failure.unwrap();
     assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("mode", "poweroff"));

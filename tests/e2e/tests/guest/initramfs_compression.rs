@@ -1,4 +1,4 @@
-//! Images whose initial RAM file system is packed, as kernels unpack it.
+//! Images with a compressed initramfs, unpacked by a real kernel.
 
 use std::fs;
 

@@ -21,7 +21,7 @@ fn talkers() -> Scenario {
 #[test]
 fn log_flood_does_not_affect_other_sources_and_forged_lines_do_not_change_the_record() {
     let script = "ls -l /dev/log /run/firstlight 2>&1";
-    let (report, console) = talkers().command(&["/bin/sh", "-c", script]).go_watched();
+    let (report, console) = talkers().command(&["/bin/sh", "-c", script]).go_with_console();
     let report = report.unwrap();
     assert!(!report.container.stdout.contains("srw"), "a container has no part in it: {}", report.container.stdout);
     let record = report.boot_record;

@@ -1,6 +1,6 @@
 //! Scenarios of one guest (tier T1): a real kernel, our PID 1 and agent,
 //! synthetic GPUs with the stand-in driver, real containers.
-#![expect(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a scenario whose setup fails has failed")]
 
 mod agent_in_guest;
 mod agent_life;

@@ -28,7 +28,7 @@ fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_o
         "firstlight.gpu-memory-clock=2619",
         "firstlight.gpu-compute-mode=1:exclusive-process",
     ]);
-    let (report, console) = scenario.request(&["0:1"]).command(&["/bin/ls", "/dev/nvidia-caps"]).go_watched();
+    let (report, console) = scenario.request(&["0:1"]).command(&["/bin/ls", "/dev/nvidia-caps"]).go_with_console();
     let report = report.unwrap();
     let record = &report.boot_record;
     let unit = record.unit("gpu-settings").unwrap();

@@ -1,4 +1,4 @@
-//! How long GPUs are waited for, and in which order they are attached.
+//! Attach deadlines, and the order in which GPUs are attached.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn late(record: &BootRecord) -> Vec<&str> {
 
 #[test]
 fn gpus_serialised_by_the_driver_do_not_time_out() {
-    // The driver takes them one after the other: the last one has its turn after 4 s.
+    // The driver attaches them serially: the last attach starts after 4 s.
     let guest = Guest::with_gpus(3, Duration::from_secs(2));
     let scenario = Scenario::guest(guest)
         .parameter("nvidia.standin_lock_permille=1000")
@@ -65,12 +65,12 @@ fn confidential_computing_attaches_gpus_serially_without_retry() {
     assert!(record.mode.as_ref().unwrap().reason.contains("confidential: firstlight.confidential=on"), "{record:?}");
     assert_eq!(phases(record), [GpuPhase::Ready, GpuPhase::Failed, GpuPhase::Ready]);
     for pair in record.gpus.windows(2) {
-        // One that attached is served when all are, and told that they may work.
+        // An attached GPU becomes ready only when all GPUs have ended their attach and may work.
         let end = pair[0].attach_us.map(|took| pair[0].start_us.unwrap() + took).or(pair[0].end_us);
         assert!(end.is_some() && end <= pair[1].start_us, "{pair:?}");
     }
     let failed = gpu(record, 1);
-    assert_eq!(failed.attempts, 1, "an attach that failed leaves a GPU that wants a reset");
+    assert_eq!(failed.attempts, 1, "a failed attach leaves a GPU that needs a reset");
     assert!(failed.detail.contains("attempt 1 of 1") && failed.detail.contains("the host has to reset"), "{failed:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Containers: what the user sees when they are right and when they are not.
+//! Containers: output, exit codes, errors and isolation.
 
 use firstlight_e2e::{Scenario, lab};
 use firstlight_image_builder::progress::Progress;
@@ -20,7 +20,7 @@ fn exit_code_stdout_and_stderr_are_returned() {
 #[test]
 fn missing_command_is_named_in_the_error() {
     let report = Scenario::gpus(0).command(&["/bin/no-such-program"]).go().unwrap();
-    let error = report.container.error.expect("it cannot run");
+    let error = report.container.error.expect("the container cannot run");
     assert!(error.contains("/bin/no-such-program"), "{error}");
 }
 
@@ -45,8 +45,12 @@ fn container_cannot_see_the_guest() {
     let report = Scenario::gpus(0).command(&["/bin/sh", "-c", script]).go().unwrap();
     let out = &report.container.stdout;
     assert!(out.contains("/run/firstlight: No such file"), "{out}");
-    assert!(out.contains("0::/\n"), "its own cgroup is the root that it sees: {out}");
-    assert_eq!(out.matches("Operation not permitted").count(), 2, "neither the kernel's log nor memory opens: {out}");
+    assert!(out.contains("0::/\n"), "its own cgroup is the root of its cgroup namespace: {out}");
+    assert_eq!(
+        out.matches("Operation not permitted").count(),
+        2,
+        "neither the kernel log nor memory can be opened: {out}"
+    );
 }
 
 #[test]

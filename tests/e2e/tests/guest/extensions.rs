@@ -1,4 +1,4 @@
-//! Guests without a driver, and extensions that bring one: verified disks.
+//! Guests whose driver is in an extension, a disk verified by dm-verity.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::verity_root::{console_until_power_off, corrupted};
 static BASE: LazyLock<Image> = LazyLock::new(|| lab().variant("without-nvidia").unwrap());
 static GPU: LazyLock<Image> = LazyLock::new(|| lab().extension().unwrap());
 
-/// What a container with the GPU looks at.
+/// Script of a container with the GPU: prints the driver's files and opens the GPU.
 const LOOK: &str =
     "cat /usr/lib64/libcuda.so.1; /usr/bin/nvidia-smi; ls -d /run/kata-extensions; : < /dev/nvidia0 && echo opened";
 
@@ -31,20 +31,20 @@ fn extension(disk: &Path, serial: &str) -> Device {
     Device::Extension { file: disk.to_owned(), serial: serial.to_owned() }
 }
 
-/// The disk as it was built.
+/// Returns the extension's unmodified disk.
 fn disk() -> PathBuf {
     GPU.disk.clone().unwrap()
 }
 
-/// A guest without a driver of its own, with one GPU and these disks.
+/// Returns a scenario of an image without a driver, with one GPU and these disks.
 fn scenario(files: &Files, disks: Vec<Device>) -> firstlight_e2e::Scenario {
     let mut scenario = files.scenario_of(BASE.initrd.clone(), disks);
     scenario.guest.devices = vec![h100(Duration::from_millis(300))];
     scenario
 }
 
-/// How a guest ends that is refused what it was to have.
-fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
+/// Boots a guest that must reject its extension and power off; returns its console output.
+fn rejected(disks: Vec<Device>, parameters: &[String]) -> String {
     let files = Files::make();
     let mut scenario = scenario(&files, disks);
     scenario.guest.parameters.extend_from_slice(parameters);
@@ -54,7 +54,7 @@ fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
 #[test]
 fn gpu_works_with_the_driver_of_an_extension() {
     let files = Files::make();
-    // Another disk comes first: it is the serial number that counts.
+    // Another disk precedes it, because the extension is found by its serial number.
     let disks = vec![Device::Disk { file: files.disk("other") }, extension(&disk(), "extension-gpu")];
     let scenario = scenario(&files, disks).parameter(&parameter()).parameter("firstlight.gpu-power-limit=500");
     let (mut record, mut said) = (None, String::new());
@@ -75,7 +75,7 @@ fn gpu_works_with_the_driver_of_an_extension() {
     assert!(unit.outcome == Outcome::Ok && unit.detail.starts_with(&expected), "{unit:?}");
     assert_eq!(record.unit("extension-disks").unwrap().outcome, Outcome::Ok);
     assert!(record.unit("modules-nvidia").unwrap().detail.contains("nvidia-uvm "), "{record:?}");
-    // A program that is linked to libraries of the extension, and opens another.
+    // A program that links to libraries of the extension and loads another with dlopen.
     assert_eq!(record.unit("gpu-settings").unwrap().outcome, Outcome::Ok, "{record:?}");
     assert!(console.contains("gpu-settings: stand-in NVML: 0000:01:00.0 power 500000"), "{console}");
     let library = "\u{7f}ELF\u{2} libcuda of the extension\n";
@@ -102,10 +102,10 @@ fn guest_without_extensions_skips_their_units() {
 fn corrupted_extension_is_rejected_by_name() {
     let verity = GPU.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    // The super block of the file system; the top of the hash tree, which is its first block.
+    // The superblock of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
         let disk = corrupted(&GPU, dir.path(), at);
-        let console = refusal(vec![extension(&disk, "extension-gpu")], &[parameter()]);
+        let console = rejected(vec![extension(&disk, "extension-gpu")], &[parameter()]);
         for expected in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
             assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
@@ -115,7 +115,7 @@ fn corrupted_extension_is_rejected_by_name() {
 #[test]
 fn corrupted_driver_module_is_not_loaded() {
     let (module, bytes) = (fs::read(&lab().stand_in.nvidia_ko).unwrap(), fs::read(disk()).unwrap());
-    // Packed as it is, some of it stands on the disk as it was: what had not been there before.
+    // The disk is compressed; strings that occur for the first time are stored literally, so the module can be located.
     let mut parts = module.chunks_exact(12).filter(|part| part.iter().all(u8::is_ascii_graphic));
     let at = parts.find_map(|part| bytes.windows(part.len()).position(|bytes| bytes == part));
     let at = u64::try_from(at.unwrap()).unwrap();
@@ -144,18 +144,18 @@ fn extension_with_a_wrong_root_hash_is_rejected_by_name() {
     let hash = GPU.contents.verity.as_ref().unwrap().root_hash.clone();
     let other = if hash.starts_with('0') { "1" } else { "0" };
     let parameter = parameter().replace(&hash, &format!("{other}{}", &hash[1..]));
-    let console = refusal(vec![extension(&disk(), "extension-gpu")], &[parameter]);
+    let console = rejected(vec![extension(&disk(), "extension-gpu")], &[parameter]);
     assert!(console.contains("extension gpu: cannot mount /dev/dm-0 (disk vda)"), "{console}");
     assert!(console.contains("not what its root hash says"), "{console}");
 }
 
 #[test]
 fn extension_without_disk_or_without_parameters_is_rejected() {
-    let console = refusal(Vec::new(), &[parameter()]);
+    let console = rejected(Vec::new(), &[parameter()]);
     let expected = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
     assert!(console.contains(expected), "{console}");
 
-    let console = refusal(vec![extension(&disk(), "extension-gpu")], &[]);
+    let console = rejected(vec![extension(&disk(), "extension-gpu")], &[]);
     assert!(
         console.contains("disk vda says that it is extension \"gpu\", and the kernel command line has no"),
         "{console}"
@@ -166,14 +166,14 @@ fn extension_without_disk_or_without_parameters_is_rejected() {
 fn invalid_parameters_and_a_disk_without_hash_tree_are_rejected() {
     let bare = vec![extension(&disk(), "extension-gpu")];
     let good = parameter();
-    let console = refusal(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
+    let console = rejected(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
     assert!(
         console.contains(
             "kernel parameter \"kata.extension.GPU.verity_params\": invalid extension name; expected 1 to 10 of"
         ),
         "{console}"
     );
-    let console = refusal(bare, &["kata.extension.gpu.verity_params=root_hash=x".to_owned()]);
+    let console = rejected(bare, &["kata.extension.gpu.verity_params=root_hash=x".to_owned()]);
     assert!(console.contains("extension gpu: invalid dm-verity parameters: root_hash:"), "{console}");
 
     let files = Files::make();
@@ -182,7 +182,7 @@ fn invalid_parameters_and_a_disk_without_hash_tree_are_rejected() {
     // The partition table's second entry.
     bytes[446 + 16..446 + 32].fill(0);
     fs::write(&half, bytes).unwrap();
-    let console = refusal(vec![extension(&half, "extension-gpu")], &[good]);
+    let console = rejected(vec![extension(&half, "extension-gpu")], &[good]);
     assert!(console.contains("extension gpu: disk vda has no partition 2 (the hash tree)"), "{console}");
 }
 
@@ -197,5 +197,5 @@ fn guest_held_after_a_rejected_extension_loads_no_driver() {
         held = timeout(Duration::from_secs(90), vm.console().wait_for(failed)).await.is_ok_and(|seen| seen);
     });
     assert!(held, "{console}");
-    assert!(!console.contains("NVRM:"), "no driver is there: {console}");
+    assert!(!console.contains("NVRM:"), "no driver is loaded: {console}");
 }

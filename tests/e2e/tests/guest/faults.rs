@@ -1,4 +1,4 @@
-//! Bad input and broken parts: the rest serves, and the cause is named.
+//! Invalid parameters and failing devices: the rest works, and the cause is reported.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn unknown_parameter_is_named_with_the_nearest_known_one() {
     let report = Scenario::gpus(0).parameter("firstlight.atach=serial").command(&["/bin/true"]).go().unwrap();
     let text = format!("{:?} {:?}", report.boot_record.units, report.boot_record.events);
     assert!(text.contains("firstlight.atach") && text.contains("firstlight.attach"), "{text}");
-    assert_eq!(report.container.exit_code, Some(0), "the boot goes on");
+    assert_eq!(report.container.exit_code, Some(0), "the boot continues");
 }
 
 #[test]
@@ -29,9 +29,9 @@ fn failing_gpu_leaves_other_gpus_usable() {
     assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
     assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::Ready);
     let failed = gpu(&report.boot_record, 1);
-    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto tries once more: {failed:?}");
+    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto retries once: {failed:?}");
     assert!(failed.driver.unwrap().adapter_status != 0, "{failed:?}");
-    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last words: {failed:?}");
+    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last message: {failed:?}");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn failed_boot_reports_its_cause_on_the_console_and_powers_off() {
     assert!(why.contains("agent") && why.contains("/usr/bin/firstlight-agent"), "{why}");
     let failure = record.as_ref().unwrap().failure.as_ref().unwrap();
     assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("agent", "poweroff"));
-    let sentence = console.lines().find(|line| line.contains("boot failed")).expect("a sentence for people");
+    let sentence = console.lines().find(|line| line.contains("boot failed")).expect("a line with the cause");
     assert!(sentence.contains("agent"), "{sentence}");
 }
 

@@ -83,7 +83,9 @@ fn compressed_modules_load_with_options_and_softdeps_and_containers_lack_cap_sys
         }
         let warned = |record: &BootRecord| {
             let event = record.events.iter().find(|event| event.kind == "container-warning");
-            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted"))
+            event.is_some_and(|event| {
+                event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted")
+            })
         };
         assert!(timeout(Duration::from_secs(60), vm.console().wait_for(warned)).await.unwrap());
     });

@@ -79,8 +79,8 @@ fn log_port_and_debug_console_work_and_a_shell_ends_with_its_connection() {
         let ask = format!("stty -echo; test -d /proc/{pid} && echo alive=$((1+1))\n");
         other.write_all(ask.as_bytes()).await.unwrap();
         read_until(&mut other, "alive=2").await;
-        // Shut down, then read to the end: if the host closes a socket with unread bytes, the lab's vsock backend does not
-        // forward the close to the guest.
+        // Shut down, then read to the end: the lab's vsock backend does not forward the close of a socket with unread
+        // bytes to the guest.
         console.shutdown().await.unwrap();
         let mut rest = Vec::new();
         assert!(timeout(TIMEOUT, console.read_to_end(&mut rest)).await.is_ok(), "the connection stays");

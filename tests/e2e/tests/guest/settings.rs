@@ -1,4 +1,4 @@
-//! Settings of GPUs, made by the real program with a library in NVML's place.
+//! GPU settings, applied by the real program with the stand-in for NVML.
 
 use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, Severity};
 use firstlight_e2e::{Scenario, gpu, lab};
@@ -6,14 +6,14 @@ use firstlight_e2e::{Scenario, gpu, lab};
 const ONE: &str = "0000:01:00.0";
 const TWO: &str = "0000:02:00.0";
 
-/// Two GPUs in a guest that can set them up.
+/// Returns a scenario with two GPUs and an image that has `firstlight-gpu-settings`.
 fn scenario(parameters: &[&str]) -> Scenario {
     let mut scenario = Scenario::gpus(2);
     scenario.guest.initrd = Some(lab().settings().unwrap().initrd);
     parameters.iter().fold(scenario, |scenario, parameter| scenario.parameter(parameter))
 }
 
-/// What the record says of a GPU's settings, without the times.
+/// Returns the details of an object's events of one kind, without their times.
 fn events<'a>(record: &'a BootRecord, what: &str, object: &str) -> Vec<&'a str> {
     let of = record.events.iter().filter(|event| event.kind == what && event.object == object);
     of.map(|event| event.detail.rsplit_once(" (").map_or(event.detail.as_str(), |(detail, _)| detail)).collect()
@@ -52,7 +52,7 @@ fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_o
     );
     assert_eq!(events(record, "gpu-setting-unchanged", TWO), ["mig: off"]);
 
-    // What the library then had, in its own words.
+    // The resulting state, as the stand-in library prints it.
     for line in [
         format!("{ONE} mig 1"),
         format!("{ONE} power 500000"),
@@ -64,7 +64,7 @@ fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_o
         assert!(console.contains(&format!("gpu-settings: stand-in NVML: {line}")), "{line} in\n{console}");
     }
 
-    // Nobody is told of a GPU before it is as asked.
+    // A GPU is not announced before its settings are applied.
     let attach = |pci| record.unit(&format!("gpu-attach[{pci}]")).unwrap();
     for (index, pci) in [(0, ONE), (1, TWO)] {
         let (unit_end, row) = (attach(pci).end_us.unwrap(), gpu(record, index));
@@ -72,7 +72,7 @@ fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_o
         assert_eq!(row.phase, GpuPhase::Ready);
         assert!(unit_end <= unit.start_us.unwrap() && unit.start_us <= row.end_us, "{row:?} {unit:?}");
     }
-    // The instances of the first GPU: by number, each with a compute instance.
+    // The container gets one GPU instance, with its compute instance.
     let nodes: Vec<&str> = report.container.stdout.split_ascii_whitespace().collect();
     assert_eq!(nodes.len(), 2, "the nodes of one instance: {:?}", report.container);
     assert!(nodes.iter().all(|node| node.starts_with("nvidia-cap")), "{nodes:?}");
@@ -92,8 +92,8 @@ fn out_of_range_setting_and_missing_mig_profile_are_reported_with_valid_values()
     ] {
         assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
     }
-    assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the others are made");
-    // A wrong limit costs nobody the GPU; a GPU that is whole where a part was asked for is given to nobody.
+    assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the other settings are applied");
+    // A GPU with an invalid power limit is ready; a GPU that could not be partitioned is not granted to any container.
     assert_eq!(gpu(&record, 1).phase, GpuPhase::Ready);
     let whole = gpu(&record, 0);
     assert_eq!((whole.phase, whole.step.as_str()), (GpuPhase::Failed, "mig"));

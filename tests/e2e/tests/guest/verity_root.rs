@@ -63,7 +63,7 @@ fn corrupted_superblock_or_hash_tree_is_rejected() {
     let image = lab().disk().unwrap();
     let verity = image.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    // The super block of the file system; the top of the hash tree, which is its first block.
+    // The superblock of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
         let disk = corrupted(&image, dir.path(), at);
         let console = console_until_power_off(&scenario(&image, &disk));

@@ -1,4 +1,4 @@
-//! From a manifest to a bootable image.
+//! Builds a bootable image from a manifest.
 
 mod budget;
 mod driver_cdi;
@@ -29,39 +29,41 @@ use crate::tree::{self, Content, Node, Tree};
 pub use crate::digest::Bytes;
 pub use crate::record::{Contents, PackageRecord, RECORD, VerityRecord};
 
-/// The kernel among the results.
+/// File name of the kernel in the output directory.
 pub const KERNEL: &str = "vmlinux";
-/// Settings for Kata among the results.
+/// File name of the settings for Kata in the output directory.
 const DROP_IN: &str = "kata.toml";
 
 /// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manifest is wrong.
+    /// The manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] manifest::Error),
-    /// A package or its files could not be had.
+    /// A package or its files are not available.
     #[error(transparent)]
     Content(Box<content::Error>),
-    /// An archive or its files could not be had.
+    /// An archive or its files are not available.
     #[error(transparent)]
     Archive(Box<archive::Error>),
-    /// The image could not be judged.
+    /// The closure check failed to run.
     #[error(transparent)]
     Closure(#[from] closure::Error),
-    /// Its files need what is not there.
-    #[error("the image is not complete:\n{}", lines(.0))]
+    /// Dependencies of its files are missing.
+    #[error("dependencies of the image's files are missing:\n{}", lines(.0))]
     Incomplete(Vec<Finding>),
-    /// It weighs more than it may.
-    #[error("image {image} is over its budget: {what}")]
+    /// It exceeds its maximum size.
+    #[error("image {image} exceeds its budget: {what}")]
     OverBudget {
         /// Its name.
         image: String,
-        /// By what, and what is heavy.
+        /// Which limit is exceeded, and the largest files.
         what: String,
     },
-    /// The manifest has a specification of the driver's files, and it is none.
-    #[error("/{path} of the manifest is no specification of the driver's files: {why}; without it one is made")]
+    /// The manifest's CDI specification of the driver's files is invalid.
+    #[error(
+        "/{path} of the manifest is not a valid CDI specification of the driver's files: {why}; correct it, or remove it to have one generated"
+    )]
     DriverFiles {
         /// Where it is in the image.
         path: String,
@@ -71,16 +73,16 @@ pub enum Error {
     /// The kernel or its modules could not be had.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
-    /// The driver or its files could not be had.
+    /// The driver or its files are not available.
     #[error(transparent)]
     Driver(#[from] driver::Error),
-    /// Two entries of the manifest do not fit together.
+    /// Two entries of the manifest conflict.
     #[error(transparent)]
     Tree(#[from] tree::Error),
-    /// The image could not be made.
+    /// The image could not be written.
     #[error(transparent)]
     Format(Box<format::Error>),
-    /// The format's options do not go together.
+    /// The format's settings conflict.
     #[error(transparent)]
     Plan(#[from] format::InvalidSetting),
     /// A file could not be read or written.
@@ -109,7 +111,7 @@ impl From<format::Error> for Error {
     }
 }
 
-/// A built image: files of one directory, and what they hold.
+/// A built image: the files in the output directory and their record.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// The kernel, an ELF file with a PVH note; empty where the image is an extension.
@@ -120,7 +122,7 @@ pub struct Image {
     pub disk: Option<PathBuf>,
     /// The record, as JSON.
     pub record: PathBuf,
-    /// What the record says.
+    /// The parsed record.
     pub contents: Contents,
 }
 
@@ -128,7 +130,7 @@ pub struct Image {
 /// (not beside an extension), the file with the root, settings for Kata, and `image.json`.
 ///
 /// # Errors
-/// A wrong manifest, a package that cannot be had, or a failed file operation.
+/// An invalid manifest, an unavailable package, or a failed file operation.
 pub fn build(
     manifest: &Path,
     variables: &Variables,
@@ -140,7 +142,7 @@ pub fn build(
     build_from(&manifest, &mut Packages::new(cache, None, progress), out)
 }
 
-/// [`build`] with a manifest that was read already, and packages that may be locked.
+/// Builds like [`build`] from a parsed manifest and packages that may be locked.
 ///
 /// # Errors
 /// As [`build`].
@@ -149,7 +151,7 @@ pub fn build_from(manifest: &Manifest, packages: &mut Packages<'_>, out: &Path) 
     build_with(manifest, &kernel, packages, out)
 }
 
-/// [`build_from`] with a kernel that is prepared already.
+/// Builds like [`build_from`] with a prepared kernel.
 ///
 /// # Errors
 /// As [`build`].
@@ -204,19 +206,19 @@ pub fn build_with(
     }
     let kernel_origin = kernel_origin(manifest, &kernel.facts);
     origins.extend(add_modules(&mut tree, kernel, &modules, &kernel_origin, driver.as_ref())?);
-    let unused = judged(&tree, manifest, driver.as_ref())?;
+    let unused = check_closure(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
-    let made = format::make(&plan, &tree, packages, output.half(), out)?;
+    let made = format::make(&plan, &tree, packages, output.staging_dir(), out)?;
     if made.now {
         output.add(&made.root.file);
     }
     let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
     let facts = &kernel.facts;
     let vmlinux = Bytes { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
-    // An extension comes to a guest that runs the very kernel of another image.
+    // An extension is used by a guest that boots another image's kernel.
     if plan.extension.is_none() {
-        if !is_there(&out.join(KERNEL), &vmlinux) {
+        if !is_unchanged(&out.join(KERNEL), &vmlinux) {
             let to = output.add(KERNEL);
             fs::copy(kernel.vmlinux(), &to).map_err(io_error("copy the kernel to", &to))?;
         }
@@ -232,7 +234,7 @@ pub fn build_with(
         kernel_release: facts.release.clone(),
         kernel: Some(kernel_origin),
         built_in_modules: modules.built_in.into_iter().collect(),
-        driver: driver.as_ref().map(of_driver),
+        driver: driver.as_ref().map(driver_record),
         packages: records(packages, facts),
         archives,
         tools: sorted(packages.tools().iter().map(PackageRecord::of)),
@@ -242,7 +244,7 @@ pub fn build_with(
         outputs,
         others: record::others(&tree),
         entries: tree.iter().count(),
-        ..described(&plan, made, &mut origins)
+        ..describe(&plan, made, &mut origins)
     };
     let packed = contents.outputs.get(&plan.file_name()).map_or(0, |root| root.size);
     if let Some(what) = manifest.budget.and_then(|budget| budget::exceeded(budget, packed, &contents)) {
@@ -262,8 +264,8 @@ pub fn build_with(
     Ok(Image { kernel, initrd, disk, record: out.join(RECORD), contents })
 }
 
-/// What the format and the files in it say of an image.
-fn described(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
+/// Fills in the parts of the record that depend on the format and the files.
+fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
     let disk = made.root.disk.as_ref();
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
@@ -297,16 +299,16 @@ fn described(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
     }
 }
 
-/// Where every file is from, by path.
+/// Origin of every file by path.
 type Origins = BTreeMap<String, Origin>;
 
-/// A kernel is in its package, or is compiled of one.
+/// Returns the origin of the kernel: its package, or its source package.
 fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
     let id = record::id(&facts.suite, &facts.package, &facts.version);
     if manifest.kernel.recipe.is_some() { Origin::Source(id) } else { Origin::Package(id) }
 }
 
-/// The packages of the driver's libraries, programs and firmware.
+/// Returns the origins of the driver's libraries, programs and firmware.
 fn origins_of<'a>(
     pieces: &'a [driver::Piece],
     packages: &'a [Pinned],
@@ -317,7 +319,7 @@ fn origins_of<'a>(
     })
 }
 
-fn of_driver(driver: &Driver) -> DriverRecord {
+fn driver_record(driver: &Driver) -> DriverRecord {
     let built = &driver.built.record;
     DriverRecord {
         version: built.driver.clone(),
@@ -332,13 +334,13 @@ fn measured(path: &Path) -> Result<Bytes, cache::Error> {
     Ok(Bytes { size, sha256 })
 }
 
-/// The kernel is the largest file, and the one that changes least.
-fn is_there(path: &Path, wanted: &Bytes) -> bool {
+/// Returns whether the file has the expected contents: it avoids copying the large, rarely changed kernel.
+fn is_unchanged(path: &Path, wanted: &Bytes) -> bool {
     fs::metadata(path).is_ok_and(|data| data.len() == wanted.size)
         && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == wanted.sha256)
 }
 
-/// What an earlier build of another format has left: files of ours that the
+/// Returns stale results of an earlier build: files of image-builder that the
 /// earlier record names and the new one does not.
 fn stale(record: &Path, contents: &Contents) -> Vec<String> {
     let old: Option<Contents> = fs::read(record).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -349,7 +351,7 @@ fn stale(record: &Path, contents: &Contents) -> Vec<String> {
     names.filter(|name| ours(name) && !name.contains('/') && !contents.outputs.contains_key(name)).collect()
 }
 
-/// Every package that gave something, by name; the kernel's where it was prepared by somebody else.
+/// Returns every package that contributed, by name; adds the kernel's if it was prepared separately.
 fn records(packages: &Packages<'_>, kernel: &kernel::Facts) -> Vec<PackageRecord> {
     let mut records: Vec<PackageRecord> = packages.used().iter().map(PackageRecord::of).collect();
     if !records.iter().any(|one| one.sha256 == kernel.sha256) {
@@ -375,11 +377,11 @@ fn lines(findings: &[Finding]) -> String {
     findings.iter().map(|finding| format!("  {finding}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether an image has what its files need; what nobody in it does.
-fn judged(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<BTreeMap<String, u64>, Error> {
+/// Checks that the dependencies of all files are in the image, and returns the unused files with their sizes.
+fn check_closure(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<BTreeMap<String, u64>, Error> {
     let driver = driver.filter(|driver| driver.files.is_some());
-    let foreign = !manifest.packages.is_empty() || !manifest.archives.is_empty();
-    if manifest.closure.is_none() && !foreign && driver.is_none() {
+    let has_external = !manifest.packages.is_empty() || !manifest.archives.is_empty();
+    if manifest.closure.is_none() && !has_external && driver.is_none() {
         return Ok(BTreeMap::new());
     }
     let mut rules = manifest.closure.clone().unwrap_or_default();
@@ -397,7 +399,7 @@ fn judged(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> Result<B
     Ok(unused.collect())
 }
 
-/// The kernel's modules, and the lists by which they are found; where they are from.
+/// Adds the kernel modules and their index files, and returns their origins.
 fn add_modules(
     image: &mut Tree,
     kernel: &Kernel,

@@ -11,20 +11,20 @@ use firstlight_image_builder::manifest::Variables;
 use firstlight_image_builder::progress::{Progress, megabytes, seconds};
 use firstlight_image_builder::{build, cache};
 
-/// What both take.
+/// Options of both `build` and `lock`.
 #[derive(Debug, Args)]
 struct Inputs {
     /// The manifest.
     manifest: PathBuf,
-    /// Directory for vmlinux, the image, settings for Kata and image.json.
+    /// Output directory for vmlinux, the image, settings for Kata and image.json.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Directory for what is downloaded and unpacked [default:
+    /// Cache directory for downloads and unpacked packages [default:
     /// $FIRSTLIGHT_CACHE, else $XDG_CACHE_HOME/firstlight, else
     /// ~/.cache/firstlight].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// A value for ${NAME} in the manifest; may be given again.
+    /// A value for ${NAME} in the manifest; repeatable.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
 }
@@ -49,8 +49,8 @@ impl Inputs {
 pub(crate) struct Build {
     #[command(flatten)]
     inputs: Inputs,
-    /// Build from exactly what this file names, and compare the result
-    /// with it.
+    /// Build from exactly the packages in this lock file, and compare the
+    /// result with it.
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
     /// Print image.json instead of a summary.
@@ -88,7 +88,7 @@ impl Build {
                 (build::build(manifest, &variables, out, &cache, Progress::stderr("image-builder"))?, None)
             }
             Some(lock) => {
-                let (image, verdict) = locked::build_by(&self.inputs.task(&variables, &cache, lock))?;
+                let (image, verdict) = locked::build_locked(&self.inputs.task(&variables, &cache, lock))?;
                 (image, Some((lock, verdict)))
             }
         };
@@ -105,9 +105,9 @@ impl Build {
         }
         match verdict {
             None => {}
-            Some((lock, Verdict::Same)) => writeln!(stdout, "  byte for byte what {} has", lock.display())?,
-            Some((lock, Verdict::OtherInputs(what))) => {
-                writeln!(stdout, "  from the packages of {}, but other than it in {what}", lock.display())?;
+            Some((lock, Verdict::Same)) => writeln!(stdout, "  identical to {}", lock.display())?,
+            Some((lock, Verdict::DifferentInputs(what))) => {
+                writeln!(stdout, "  from the packages of {}, not comparable: {what} changed", lock.display())?;
             }
         }
         writeln!(stdout, "  built in {}", seconds(started.elapsed()))?;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn assignments() {
+    fn assignments_are_parsed() {
         assert_eq!(assignment("A=b=c"), Ok(("A".into(), "b=c".into())));
         assert!(assignment("A").is_err() && assignment("=x").is_err());
     }

@@ -1,8 +1,8 @@
-//! The directory that keeps what is expensive to get, and how entries get in.
+//! The cache directory of downloads and build products, and how entries are published.
 //!
-//! An entry is a directory that either is complete or is not there: it is made
-//! under another name and renamed. Two processes that want the same entry
-//! take turns at a lock file beside it.
+//! An entry is a directory that is either complete or absent: it is created
+//! under a temporary name and renamed. A lock file beside it serializes
+//! processes that create the same entry.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -16,26 +16,26 @@ use crate::progress::Progress;
 /// Why the cache could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No variable says where a cache may be.
-    #[error("no place for the cache: none of FIRSTLIGHT_CACHE, XDG_CACHE_HOME and HOME is set; set FIRSTLIGHT_CACHE")]
-    NoPlace,
+    /// No environment variable determines the cache directory.
+    #[error("no cache directory: none of FIRSTLIGHT_CACHE, XDG_CACHE_HOME and HOME is set; set FIRSTLIGHT_CACHE")]
+    NoCacheDir,
     /// A file operation on the cache failed.
     #[error("cannot {what} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which path.
+        /// Its path.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
     },
 }
 
-/// Where the cache is: `$FIRSTLIGHT_CACHE`, else `$XDG_CACHE_HOME/firstlight`,
+/// Returns the cache directory: `$FIRSTLIGHT_CACHE`, else `$XDG_CACHE_HOME/firstlight`,
 /// else `~/.cache/firstlight`. The directory itself may not exist yet.
 ///
 /// # Errors
-/// [`Error::NoPlace`] when none of the variables is set.
+/// [`Error::NoCacheDir`] when none of the variables is set.
 pub fn root() -> Result<PathBuf, Error> {
     root_from(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
 }
@@ -44,14 +44,14 @@ fn root_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Error> {
     if let Some(own) = var("FIRSTLIGHT_CACHE") {
         return Ok(own.into());
     }
-    // The XDG rules say that a relative value must be ignored.
+    // The XDG specification requires ignoring relative values.
     if let Some(xdg) = var("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()) {
         return Ok(xdg.join("firstlight"));
     }
-    var("HOME").map(|home| PathBuf::from(home).join(".cache/firstlight")).ok_or(Error::NoPlace)
+    var("HOME").map(|home| PathBuf::from(home).join(".cache/firstlight")).ok_or(Error::NoCacheDir)
 }
 
-/// Holds a lock file until it is dropped.
+/// A held lock file, released on drop.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -59,21 +59,21 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// An empty input for a program that works on what is locked. If we are
-    /// killed it may work on, and holds the lock until it has ended.
+    /// Returns an empty stdin for a child process that works on the locked entry.
+    /// If this process is killed, the child holds the lock until it exits.
     ///
     /// # Errors
-    /// No more files can be open.
+    /// The limit of open files is reached.
     pub fn input(&self) -> Result<Stdio, Error> {
         Ok(self.file.try_clone().map_err(io_error("open", &self.path))?.into())
     }
 }
 
-/// Takes the lock at `path` (made if absent), waiting for another holder and
-/// saying so.
+/// Acquires the lock file at `path`, creating it if absent; logs a line if it has
+/// to wait for another holder.
 ///
 /// # Errors
-/// When the file cannot be made or locked.
+/// The file cannot be created or locked.
 pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
@@ -91,8 +91,8 @@ pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
     Ok(Lock { file, path: path.to_owned() })
 }
 
-/// Makes sure that the directory `target` exists: if it does not, `fill` makes
-/// its content in a new directory, which then takes `target`'s name.
+/// Ensures that the directory `target` exists: if it does not, `fill` creates
+/// its contents in a temporary directory, which is renamed to `target`.
 ///
 /// An interrupted `fill` leaves nothing under `target`. Returns whether `fill`
 /// ran.
@@ -111,10 +111,10 @@ pub fn publish<E: From<Error>>(
     if target.is_dir() {
         return Ok(false);
     }
-    // Under the lock any half tree is a dead process's: take its place away.
+    // We hold the lock, so a partial directory belongs to a dead process.
     let half = with_suffix(target, ".half");
     if half.exists() {
-        fs::remove_dir_all(&half).map_err(io_error("remove half-made directory", &half))?;
+        fs::remove_dir_all(&half).map_err(io_error("remove partial directory", &half))?;
     }
     fs::create_dir_all(&half).map_err(io_error("create directory", &half))?;
     if let Err(error) = fill(&half) {
@@ -126,8 +126,8 @@ pub fn publish<E: From<Error>>(
     Ok(true)
 }
 
-/// Writes `bytes` to `path` through a temporary name, so that a reader never
-/// sees half of it.
+/// Writes `bytes` to `path` through a temporary file and a rename, so that readers
+/// never see a partial file.
 ///
 /// # Errors
 /// When a file operation fails.
@@ -135,7 +135,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let mut new = tempfile::NamedTempFile::new_in(parent).map_err(io_error("make a file in", parent))?;
     new.write_all(bytes).map_err(io_error("write", path))?;
-    // Temporary files are private by default; what is published need not be.
+    // Temporary files are private by default; published ones are readable.
     let readable = fs::Permissions::from_mode(0o644);
     new.as_file().set_permissions(readable).map_err(io_error("set permissions of", path))?;
     new.persist(path).map_err(|error| Error::Io {
@@ -152,7 +152,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// For `map_err`: names the operation and the path.
+/// Returns a closure for `map_err` that adds the operation and the path.
 pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { what, path, source }
@@ -167,27 +167,27 @@ mod tests {
     }
 
     #[test]
-    fn the_root_follows_the_variables_in_order() {
+    fn cache_root_follows_the_variables_in_order() {
         let all = [("HOME", "/h"), ("XDG_CACHE_HOME", "/x"), ("FIRSTLIGHT_CACHE", "/f")];
         assert_eq!(vars(&all).unwrap(), Path::new("/f"));
         assert_eq!(vars(&all[..2]).unwrap(), Path::new("/x/firstlight"));
         assert_eq!(vars(&all[..1]).unwrap(), Path::new("/h/.cache/firstlight"));
         assert_eq!(vars(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]).unwrap(), Path::new("/h/.cache/firstlight"));
-        assert!(matches!(vars(&[]), Err(Error::NoPlace)));
+        assert!(matches!(vars(&[]), Err(Error::NoCacheDir)));
     }
 
     #[test]
-    fn a_failed_fill_leaves_nothing_and_the_next_one_works() {
+    fn failed_fill_leaves_nothing_and_the_next_one_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("a/b");
         let quiet = Progress::quiet();
         let failed: Result<bool, Error> = publish(&target, &quiet, |half| {
             fs::write(half.join("file"), "half").unwrap();
-            Err(Error::NoPlace)
+            Err(Error::NoCacheDir)
         });
-        assert!(matches!(failed, Err(Error::NoPlace)));
+        assert!(matches!(failed, Err(Error::NoCacheDir)));
         assert!(!target.exists());
-        // What a killed process would leave behind.
+        // Leftover of a killed process.
         fs::create_dir_all(dir.path().join("a/b.half/junk")).unwrap();
         assert!(
             publish::<Error>(&target, &quiet, |half| {
@@ -198,11 +198,11 @@ mod tests {
         );
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "whole");
         assert!(!target.join("junk").exists());
-        assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoPlace)).unwrap());
+        assert!(!publish::<Error>(&target, &quiet, |_| Err(Error::NoCacheDir)).unwrap());
     }
 
     #[test]
-    fn a_program_that_outlives_us_keeps_the_lock() {
+    fn child_that_outlives_its_parent_holds_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.lock");
         let lock = lock(&path, &Progress::quiet()).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn two_at_once_fill_once() {
+    fn concurrent_publishers_fill_once() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("entry");
         let ran: usize = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Files of packages as entries of an image.
+//! Adds files of packages to an image.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,10 +13,10 @@ use crate::manifest;
 use crate::packages::{self, Packages};
 use crate::tree::{Content, Node};
 
-/// Why a package's files could not be had.
+/// Why a package's files are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The package could not be had.
+    /// The package is not available.
     #[error(transparent)]
     Packages(#[from] packages::Error),
     /// It could not be unpacked.
@@ -25,42 +25,42 @@ pub enum Error {
     /// A file operation failed.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// It has nothing of that name.
-    #[error("package {package} {version} has nothing that matches {pattern:?}; near it are: {near}")]
+    /// A pattern matches no file.
+    #[error("package {package} {version} has no file that matches {pattern:?}; similar paths: {near}")]
     NoMatch {
         /// The package.
         package: String,
         /// Its version.
         version: String,
-        /// What was asked for.
+        /// The pattern.
         pattern: String,
-        /// What it has in that directory.
+        /// Entries of the same directory.
         near: String,
     },
-    /// A file's name cannot be in an image.
+    /// A file's name or link target is not UTF-8.
     #[error("package {package} has a file whose name or target is not UTF-8: {name}")]
-    OddName {
+    NonUtf8Name {
         /// The package.
         package: String,
-        /// The name, as far as it can be shown.
+        /// The name, lossily converted.
         name: String,
     },
 }
 
-/// Changes when unpacked directories do, so that old ones are made anew.
+/// Layout version of unpacked directories; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;
 
-/// `*` and `?` stay within a directory.
+/// `*` and `?` do not match `/`.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
-/// Names shown when nothing matches.
+/// Maximum number of names in the error of a pattern without a match.
 const MOST_NEAR: usize = 12;
 
-/// A package's files in the cache, unpacked once for all images, and which package that is.
+/// Unpacks a package into the cache, shared by all images, and returns the directory and the pinned package.
 ///
 /// # Errors
-/// It cannot be had or unpacked.
+/// It is not available or cannot be unpacked.
 pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
     let wish = wanted.version.as_deref().map_or(Wish::Newest, Wish::Exact);
     let pinned = packages.find(&wanted.suite, &wanted.name, wish)?;
@@ -122,17 +122,17 @@ fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error>
 }
 
 fn entry(dir: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
-    let odd = || Error::OddName { package: wanted.name.clone(), name: name.display().to_string() };
+    let non_utf8 = || Error::NonUtf8Name { package: wanted.name.clone(), name: name.display().to_string() };
     let path = dir.join(name);
-    let text = name.to_str().ok_or_else(odd)?;
+    let text = name.to_str().ok_or_else(non_utf8)?;
     let place = match &wanted.into {
-        Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(odd)?),
+        Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(non_utf8)?),
         None => text.to_owned(),
     };
     let data = fs::symlink_metadata(&path).map_err(io_error("inspect", &path))?;
     if data.is_symlink() {
         let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
-        return Ok((place, Node::Symlink { target: target.to_str().ok_or_else(odd)?.to_owned() }));
+        return Ok((place, Node::Symlink { target: target.to_str().ok_or_else(non_utf8)?.to_owned() }));
     }
     // As packages have them, but for who may write.
     let mode = if data.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };

@@ -1,4 +1,4 @@
-//! SHA-256 (and SHA-1, where a format wants it) of files and bytes, as lower-case hexadecimal text.
+//! SHA-256 (and SHA-1, where a format requires it) of files and bytes, as lower-case hexadecimal text.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,44 +17,44 @@ pub struct Bytes {
     pub sha256: String,
 }
 
-/// The hash of `bytes`.
+/// Returns the SHA-256 of `bytes`.
 #[must_use]
 pub fn of_bytes(bytes: &[u8]) -> String {
     hex(Sha256::digest(bytes).as_slice())
 }
 
-/// The hash and the length of the file at `path`.
+/// Returns the SHA-256 and the length of the file at `path`.
 ///
 /// # Errors
-/// When the file cannot be opened or read.
+/// The file cannot be opened or read.
 pub fn of_file(path: &Path) -> io::Result<(String, u64)> {
     let mut hashing = Hashing::new(io::sink());
     let size = io::copy(&mut File::open(path)?, &mut hashing)?;
     Ok((hashing.finish().0, size))
 }
 
-/// A writer or reader that hashes whatever passes through it.
+/// A writer or reader that hashes the data passing through it.
 pub struct Hashing<T, D = Sha256> {
     inner: T,
     state: D,
 }
 
 impl<T> Hashing<T> {
-    /// Hashes what passes to or from `inner`.
+    /// Hashes the data written to or read from `inner` with SHA-256.
     pub fn new(inner: T) -> Self {
         Self { inner, state: Sha256::new() }
     }
 }
 
 impl<T> Hashing<T, Sha1> {
-    /// The same with SHA-1: no proof of anything, but what SPDX names files by.
+    /// Hashes with SHA-1: not secure, but SPDX requires it for files.
     pub fn sha1(inner: T) -> Self {
         Self { inner, state: Sha1::new() }
     }
 }
 
 impl<T, D: Digest> Hashing<T, D> {
-    /// The hash of everything that passed, and the inner value.
+    /// Returns the hash of all data and the inner value.
     pub fn finish(self) -> (String, T) {
         (hex(self.state.finalize().as_slice()), self.inner)
     }
@@ -96,7 +96,7 @@ mod tests {
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]
-    fn known_vector_by_every_way() {
+    fn known_vector_matches_for_all_interfaces() {
         assert_eq!(of_bytes(b"abc"), ABC);
         let mut reading = Hashing::new(&b"abc"[..]);
         io::copy(&mut reading, &mut io::sink()).unwrap();

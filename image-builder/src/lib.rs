@@ -1,6 +1,6 @@
 //! Builds guest images from a manifest.
 //!
-//! A manifest names a kernel package, the modules wanted from it and the
+//! A manifest lists a kernel package, the requested modules and the
 //! files of the image; [`build::build`] turns it into a kernel, an initial
 //! RAM file system and `image.json`, which lists every package and every file
 //! with its hash. The same inputs give the same bytes. Nothing needs root.

@@ -1,4 +1,4 @@
-//! What is in an image: names, modes, sizes, targets.
+//! Lists the entries of an image: names, modes, sizes, targets.
 
 use std::fs::File;
 use std::io::{self, BufReader, Seek};
@@ -17,15 +17,15 @@ pub enum Error {
     /// It cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is a damaged archive.
+    /// It is a corrupt archive.
     #[error(transparent)]
     Cpio(#[from] cpio::Error),
-    /// It is something else.
+    /// Its format is not supported.
     #[error(
-        "it is neither an initramfs (packed with lz4, zstd, xz, gzip or not) nor EROFS nor a disk with that: {hint}"
+        "unsupported format; expected an initramfs (uncompressed or lz4, zstd, xz, gzip), EROFS, or a disk with EROFS: {hint}"
     )]
     Unknown {
-        /// What lists it.
+        /// Which program lists it.
         hint: &'static str,
     },
 }
@@ -49,10 +49,10 @@ pub struct Entry {
     pub target: Option<String>,
 }
 
-/// Hands every entry of `image` to `each`, in the image's order.
+/// Calls `each` for every entry of `image`, in the image's order.
 ///
 /// # Errors
-/// An image of another kind, a damaged one, or what `each` says.
+/// An unsupported or corrupt image, or the error of `each`.
 pub fn list<E: From<Error>>(image: &Path, mut each: impl FnMut(Entry) -> Result<(), E>) -> Result<(), E> {
     let open = || File::open(image).map_err(Error::from);
     if let Some(mut erofs) = find_erofs(open()?).map_err(Error::from)? {
@@ -68,20 +68,20 @@ pub fn list<E: From<Error>>(image: &Path, mut each: impl FnMut(Entry) -> Result<
     Ok(())
 }
 
-/// On the file itself, or in the first partition.
+/// Opens EROFS at the start of the file or in the first partition.
 fn find_erofs(file: File) -> io::Result<Option<erofs::Image<File>>> {
     let length = file.metadata()?.len();
     if let Some(image) = erofs::Image::open(file.try_clone()?, 0, length)? {
         return Ok(Some(image));
     }
-    // What is no disk may look like one with nonsense in its table.
+    // Other files may look like a disk with an invalid partition table.
     match disk::partitions_of(&file).ok().and_then(|partitions| partitions.first().copied()) {
         Some(first) => erofs::Image::open(file, first.start, first.size),
         None => Ok(None),
     }
 }
 
-/// Says who lists what we cannot.
+/// Returns a hint which program lists an unsupported format.
 fn other(file: &mut File) -> io::Result<Option<&'static str>> {
     const SQUASHFS: &str = "squashfs is listed by unsquashfs -lls, of the package squashfs-tools";
     const EXT4: &str = "ext4 is listed by debugfs -R 'ls -l', of the package e2fsprogs";
@@ -135,7 +135,7 @@ fn of_erofs(entry: erofs::Entry) -> Entry {
 }
 
 impl std::fmt::Display for Entry {
-    /// As `ls -l` shows it.
+    /// Formats like `ls -l`.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let letter = match self.kind {
             "directory" => 'd',
@@ -149,7 +149,7 @@ impl std::fmt::Display for Entry {
             (_, Some((major, minor))) => format!("{major},{minor}"),
             _ => String::new(),
         };
-        // An image may be anybody's: names must not steer a terminal.
+        // Untrusted input: names must not contain terminal escape sequences.
         write!(formatter, "{letter}{:04o} {size:>10} {}", self.mode, self.path.escape_debug())?;
         match &self.target {
             Some(target) => write!(formatter, " -> {}", target.escape_debug()),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn archives_are_listed_packed_or_not() {
+    fn compressed_and_plain_archives_are_listed() {
         let mut archive = cpio::Writer::new(Vec::new());
         archive.directory("dev", 0o755).unwrap();
         archive.character_device("dev/null", 0o666, 1, 3).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_is_named() {
+    fn unsupported_format_error_names_the_tool() {
         assert!(matches!(listed(b"just a text").unwrap_err(), Error::Cpio(_)));
         let error = listed(&[&b"hsqs"[..], &[0; 3000]].concat()).unwrap_err().to_string();
         assert!(error.contains("unsquashfs"), "{error}");

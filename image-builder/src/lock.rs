@@ -1,8 +1,8 @@
-//! The lock file: exactly what an image is built from, and what came of it.
+//! The lock file: the exact inputs of an image and the hashes of its results.
 //!
-//! TOML, written by `image-builder lock`, meant to be kept beside the manifest
-//! under version control. A build with a lock takes the packages that it names
-//! and no others, from the store if the archive has moved on.
+//! TOML, written by `image-builder lock`, to be committed with the manifest.
+//! A build with a lock uses exactly the packages that it lists, from the store
+//! if the archive no longer has them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ use crate::debian::{Candidate, is_plain};
 use crate::record::ArchiveRecord;
 use crate::store::is_hash;
 
-/// The version of this file's shape.
+/// Schema version of the file.
 pub const SCHEMA: u32 = 1;
 
-/// A lock file larger than this is none.
+/// Maximum size of a lock file in bytes.
 const LARGEST: u64 = 4 << 20;
 
-/// What is wrong with a lock file.
+/// Why a lock file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be read.
@@ -32,25 +32,25 @@ pub enum Error {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// It is not TOML, or not of this shape.
-    #[error("lock file {} is not as it should be; write it anew with image-builder lock", file.display())]
+    /// It is not TOML, or has unknown or missing keys.
+    #[error("cannot parse lock file {}; regenerate it with image-builder lock", file.display())]
     Parse {
         /// The lock file.
         file: PathBuf,
-        /// Line, column, and what is wrong there.
+        /// Line, column and problem.
         source: Box<toml::de::Error>,
     },
-    /// A value in it cannot be.
-    #[error("lock file {}: {what}; write it anew with image-builder lock", file.display())]
+    /// A value is invalid.
+    #[error("lock file {}: {what}; regenerate it with image-builder lock", file.display())]
     Value {
         /// The lock file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
 }
 
-/// What a lock file says.
+/// Contents of a lock file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Lock {
@@ -60,35 +60,34 @@ pub struct Lock {
     pub image: String,
     /// SHA-256 of the manifest's text.
     pub manifest_sha256: String,
-    /// SHA-256 over all that no package decides: path, mode and content of the
-    /// manifest's own entries (our programs, for one), name and content of
-    /// `[[extra-modules]]`, and the `vmlinux` of a kernel made by a recipe.
+    /// SHA-256 over all inputs outside packages: path, mode and content of the
+    /// manifest's own entries (such as `init`), name and content of
+    /// `[[extra-modules]]`, and the `vmlinux` of a kernel built from a recipe.
     pub own_files_sha256: String,
     /// The root hash of the image's dm-verity tree, if it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub root_hash: Option<String>,
-    /// What was built.
+    /// Results by file name.
     #[serde(default)]
     pub outputs: BTreeMap<String, Output>,
-    /// The suites, as they were when the packages were chosen.
+    /// State of the suites when the packages were selected.
     #[serde(default, rename = "suite")]
     pub suites: Vec<Release>,
-    /// Every package that something was taken from, or that built something.
+    /// Every package that contributed files or was compiled.
     #[serde(default, rename = "package")]
     pub packages: Vec<Pinned>,
-    /// Every archive that was supplied.
+    /// Every supplied archive.
     #[serde(default, rename = "archive", skip_serializing_if = "Vec::is_empty")]
     pub archives: Vec<ArchiveRecord>,
-    /// Sets of tools, by what they are for, with the names of their packages.
+    /// Tool sets (`SUITE:NAMES`) with the names of all their packages.
     #[serde(default)]
     pub kits: BTreeMap<String, Vec<String>>,
-    /// Every package of the programs that made the image's format or compiled
-    /// something for it; several may be among the others too.
+    /// Every package of the build tools; may overlap with `packages`.
     #[serde(default, rename = "tool")]
     pub tools: Vec<Pinned>,
 }
 
-/// A file that was built.
+/// A result file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
@@ -111,7 +110,7 @@ pub struct Release {
     pub valid_until: Option<String>,
     /// SHA-256 of `InRelease`.
     pub sha256: String,
-    /// Fingerprints of the keys whose signatures hold.
+    /// Fingerprints of the keys with valid signatures.
     pub signed_by: Vec<String>,
 }
 
@@ -123,14 +122,14 @@ pub struct Pinned {
     pub suite: String,
     /// Package name.
     pub name: String,
-    /// The name that was asked for, where that is a package which only points at this one.
+    /// The requested name, if that is a metapackage that depends on this one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub asked: Option<String>,
+    pub requested: Option<String>,
     /// Full version, epoch included.
     pub version: String,
     /// `amd64` or `all`.
     pub architecture: String,
-    /// Its source package, `NAME=VERSION`, where that has another name or version.
+    /// Its source package, `NAME=VERSION`, if its name or version differs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<String>,
     /// Size of the package file in bytes.
@@ -140,13 +139,13 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// What an archive offers, pinned.
+    /// Pins a candidate of an archive.
     #[must_use]
     pub fn of(suite: &str, candidate: &Candidate) -> Self {
         Self {
             suite: suite.to_owned(),
             name: candidate.name.clone(),
-            asked: None,
+            requested: None,
             version: candidate.version.clone(),
             architecture: candidate.architecture.clone(),
             source: candidate.source.clone(),
@@ -155,7 +154,7 @@ impl Pinned {
         }
     }
 
-    /// As the archive would offer it.
+    /// Returns the candidate of the archive for this package.
     #[must_use]
     pub fn candidate(&self) -> Candidate {
         Candidate {
@@ -173,7 +172,7 @@ impl Pinned {
 fn hash(what: &str, text: &str) -> Result<(), String> {
     match is_hash(text) {
         true => Ok(()),
-        false => Err(format!("{what} has {text:?} in the place of a SHA-256")),
+        false => Err(format!("{what} has {text:?} instead of a SHA-256")),
     }
 }
 
@@ -181,7 +180,7 @@ impl Lock {
     /// Reads and checks a lock file.
     ///
     /// # Errors
-    /// It cannot be read, or says what no builder wrote.
+    /// It cannot be read or is invalid.
     pub fn read(file: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Read { file: file.to_owned(), source };
         let size = fs::metadata(file).map_err(failed)?.len();
@@ -202,11 +201,10 @@ impl Lock {
         Ok(lock)
     }
 
-    /// Names become file names and arguments of programs: they are judged
-    /// before anything is done with them.
+    /// Validates all names before use: they become file names and program arguments.
     fn check(&self) -> Result<(), String> {
         if self.schema != SCHEMA {
-            return Err(format!("it has schema {}, this program reads {SCHEMA}", self.schema));
+            return Err(format!("it has schema {}, this program supports {SCHEMA}", self.schema));
         }
         hash("manifest-sha256", &self.manifest_sha256)?;
         hash("own-files-sha256", &self.own_files_sha256)?;
@@ -214,8 +212,8 @@ impl Lock {
             hash(name, &output.sha256)?;
         }
         for (kit, names) in &self.kits {
-            if let Some(odd) = names.iter().chain([kit]).find(|word| !is_plain(word)) {
-                return Err(format!("kit {kit} has the odd word {odd:?}"));
+            if let Some(invalid) = names.iter().chain([kit]).find(|name| !is_plain(name)) {
+                return Err(format!("kit {kit} has the invalid name {invalid:?}"));
             }
         }
         for archive in &self.archives {
@@ -227,31 +225,31 @@ impl Lock {
 
     fn check_packages(packages: &[Pinned]) -> Result<(), String> {
         for (at, package) in packages.iter().enumerate() {
-            let words = [&package.suite, &package.name, &package.version, &package.architecture];
-            let words = words.into_iter().chain(&package.asked).map(String::as_str);
+            let values = [&package.suite, &package.name, &package.version, &package.architecture];
+            let values = values.into_iter().chain(&package.requested).map(String::as_str);
             let source = package.source.iter().flat_map(|source| source.splitn(2, '='));
-            if let Some(odd) = words.chain(source).find(|word| !is_plain(word)) {
-                return Err(format!("package {} has the odd word {odd:?}", package.name));
+            if let Some(invalid) = values.chain(source).find(|value| !is_plain(value)) {
+                return Err(format!("package {} has the invalid value {invalid:?}", package.name));
             }
             hash(&format!("package {}", package.name), &package.sha256)?;
             let same = |other: &&Pinned| (&other.suite, &other.name) == (&package.suite, &package.name);
             if packages[..at].iter().any(|other| same(&other)) {
-                return Err(format!("package {} of {} is in it twice", package.name, package.suite));
+                return Err(format!("package {} of {} is listed twice", package.name, package.suite));
             }
         }
         Ok(())
     }
 
-    /// The text of the file.
+    /// Serializes the lock.
     ///
     /// # Errors
     /// Never for these types; serialisation is fallible by type.
     pub fn text(&self) -> Result<String, toml::ser::Error> {
-        let head = "# Written by image-builder lock. What the image is built from, and what came of it.\n";
+        let head = "# Written by image-builder lock: the exact inputs of the image and the hashes of its results.\n";
         Ok(format!("{head}{}", toml::to_string(self)?))
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     /// It cannot be written.
@@ -286,7 +284,7 @@ pub(crate) mod tests {
             packages: vec![Pinned {
                 suite: "trixie".into(),
                 name: "linux-image-6.12.107+deb13-cloud-amd64".into(),
-                asked: Some("linux-image-cloud-amd64".into()),
+                requested: Some("linux-image-cloud-amd64".into()),
                 version: "6.12.107-1".into(),
                 architecture: "amd64".into(),
                 source: Some("linux-signed-amd64=6.12.107+1".into()),
@@ -305,7 +303,7 @@ pub(crate) mod tests {
             tools: vec![Pinned {
                 suite: "trixie".into(),
                 name: "erofs-utils".into(),
-                asked: None,
+                requested: None,
                 version: "1.8.6-1".into(),
                 architecture: "amd64".into(),
                 source: None,
@@ -316,7 +314,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_lock_is_read_back() {
         let lock = sample();
         let text = lock.text().unwrap();
         assert_eq!(Lock::parse(&text, Path::new("x.lock")).unwrap(), lock);
@@ -328,7 +326,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_no_builder_wrote_is_refused_by_name() {
+    fn invalid_lock_is_refused_by_name() {
         let with = |change: &dyn Fn(&mut Lock)| {
             let mut lock = sample();
             change(&mut lock);
@@ -336,26 +334,26 @@ pub(crate) mod tests {
         };
         for (error, word) in [
             (with(&|lock| lock.schema = 9), "schema 9"),
-            (with(&|lock| lock.packages[0].name = "../../etc/passwd".into()), "odd word"),
-            (with(&|lock| lock.packages[0].version = "-oDebug=1".into()), "odd word"),
-            (with(&|lock| lock.packages[0].source = Some("linux=../1".into())), "odd word \"../1\""),
+            (with(&|lock| lock.packages[0].name = "../../etc/passwd".into()), "invalid value"),
+            (with(&|lock| lock.packages[0].version = "-oDebug=1".into()), "invalid value"),
+            (with(&|lock| lock.packages[0].source = Some("linux=../1".into())), "invalid value \"../1\""),
             (with(&|lock| lock.packages[0].sha256 = "ab".into()), "SHA-256"),
             (with(&|lock| lock.archives[0].sha256 = "x".into()), "archive fabricmanager"),
             (with(&|lock| lock.packages.push(lock.packages[0].clone())), "twice"),
-            (with(&|lock| drop(lock.kits.insert("../x".into(), Vec::new()))), "kit ../x has the odd word"),
+            (with(&|lock| drop(lock.kits.insert("../x".into(), Vec::new()))), "kit ../x has the invalid name"),
             (with(&|lock| drop(lock.kits.insert("x".into(), vec!["a/b".into()]))), "\"a/b\""),
             (with(&|lock| lock.tools.push(lock.tools[0].clone())), "twice"),
-            (with(&|lock| lock.tools[0].suite = "..".into()), "odd word"),
+            (with(&|lock| lock.tools[0].suite = "..".into()), "invalid value"),
             (with(&|lock| lock.manifest_sha256 = "x".repeat(64)), "manifest-sha256"),
         ] {
             assert!(error.contains(word) && error.contains("x.lock"), "{error}");
         }
-        assert!(matches!(Lock::parse("schema = 1\nodd = 2\n", Path::new("x")), Err(Error::Parse { .. })));
+        assert!(matches!(Lock::parse("schema = 1\nunknown = 2\n", Path::new("x")), Err(Error::Parse { .. })));
     }
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "(?s).{0,300}", at in 0usize..900, byte in any::<char>()) {
+        fn arbitrary_text_does_not_panic(text in "(?s).{0,300}", at in 0usize..900, byte in any::<char>()) {
             let _ = Lock::parse(&text, Path::new("x"));
             let mut whole: Vec<char> = sample().text().unwrap().chars().collect();
             let place = at.min(whole.len() - 1);

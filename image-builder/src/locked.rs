@@ -1,4 +1,4 @@
-//! Building by a lock, and writing one.
+//! Builds from a lock, and creates locks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::manifest::{Archive, Manifest, Variables};
 use crate::packages::Packages;
 use crate::progress::Progress;
 
-/// Why a build by a lock failed.
+/// Why a locked build failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The lock file cannot be used.
@@ -20,9 +20,9 @@ pub enum Error {
     /// The image could not be built.
     #[error(transparent)]
     Build(Box<build::Error>),
-    /// The lock is another image's.
-    #[error("{} is the lock of image {locked}, the manifest describes {image}", file.display())]
-    OtherImage {
+    /// The lock belongs to another image.
+    #[error("{} is the lock of image {locked}, but the manifest describes {image}", file.display())]
+    ImageMismatch {
         /// The lock file.
         file: PathBuf,
         /// The image it is for.
@@ -30,35 +30,35 @@ pub enum Error {
         /// The manifest's.
         image: String,
     },
-    /// An archive is not the one that the lock names.
+    /// An archive differs from the lock.
     #[error(
-        "{} has archive {name} with SHA-256 {locked}, and {given} is given: supply that one, or write the lock anew with \
+        "{} has archive {name} with SHA-256 {locked}, but {given} is given: supply the locked one, or regenerate the lock with \
          image-builder lock", file.display()
     )]
-    OtherArchive {
+    ArchiveMismatch {
         /// The lock file.
         file: PathBuf,
         /// The archive.
         name: String,
-        /// What the lock says.
+        /// The SHA-256 in the lock.
         locked: String,
-        /// What the manifest says, with its variables.
+        /// The SHA-256 in the manifest.
         given: String,
     },
-    /// Everything is as the lock has it, and the result is not.
+    /// All inputs match the lock, but the result differs.
     #[error(
-        "{output} was built from exactly what {} names and has SHA-256 {found} where the lock has {expected}: \
-         something of this machine gets into the image; image-builder diff with the image.json of the machine \
-         that wrote the lock names what", file.display()
+        "{output} was built from exactly the inputs of {} but has SHA-256 {found}, and the lock has {expected}: \
+         the build depends on this machine; compare with image-builder diff and the image.json of the machine \
+         that wrote the lock", file.display()
     )]
     Differs {
         /// The lock file.
         file: PathBuf,
         /// The file that was built.
         output: String,
-        /// What the lock says.
+        /// The SHA-256 in the lock.
         expected: String,
-        /// What came of it.
+        /// Its SHA-256.
         found: String,
     },
 }
@@ -76,28 +76,28 @@ pub struct Task<'a> {
     pub manifest: &'a Path,
     /// Values for `${NAME}` in it.
     pub variables: &'a Variables,
-    /// Directory for the results.
+    /// Output directory.
     pub out: &'a Path,
-    /// Directory for what is downloaded and unpacked.
+    /// Cache directory for downloads and unpacked packages.
     pub cache: &'a Path,
     /// The lock file.
     pub lock: &'a Path,
-    /// Where lines about long steps go.
+    /// Progress reporter.
     pub progress: Progress,
 }
 
-/// How what was built compares with its lock.
+/// Comparison of a result with its lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Byte for byte what the lock has.
+    /// Identical to the lock, byte for byte.
     Same,
-    /// Other inputs of our own, so nothing to compare: which.
-    OtherInputs(&'static str),
+    /// The given inputs outside packages differ, so results are not comparable.
+    DifferentInputs(&'static str),
 }
 
-/// The lock that an image which was just built would have.
+/// Creates the lock of an image that was just built.
 #[must_use]
-pub fn lock_of(manifest_sha256: &str, packages: &Packages<'_>, image: &Image) -> Lock {
+pub fn create_lock(manifest_sha256: &str, packages: &Packages<'_>, image: &Image) -> Lock {
     let contents = &image.contents;
     let output = |(name, bytes): (&String, &build::Bytes)| {
         (name.clone(), Output { size: bytes.size, sha256: bytes.sha256.clone() })
@@ -125,33 +125,33 @@ fn sha256_of(manifest: &Path) -> Result<String, Error> {
     Ok(digest::of_file(manifest).map_err(io_error("read", manifest)).map_err(build::Error::from)?.0)
 }
 
-/// Builds an image from what its suites have now, and writes the lock of it.
+/// Builds an image from its suites' current packages, and writes its lock.
 ///
 /// # Errors
-/// As [`build::build`]; the lock is written last, whole or not at all.
+/// As [`build::build`]; the lock is written last and atomically.
 pub fn lock(task: &Task<'_>) -> Result<(Image, Lock), Error> {
     let sha256 = sha256_of(task.manifest)?;
     let read = Manifest::read(task.manifest, task.variables).map_err(build::Error::from)?;
     let mut packages = Packages::new(task.cache, None, task.progress);
     let image = build::build_from(&read, &mut packages, task.out)?;
-    // Who has only the store and the lock is to be able to build it.
-    packages.keep_all().map_err(|error| build::Error::from(crate::content::Error::from(error)))?;
-    let lock = lock_of(&sha256, &packages, &image);
+    // The store and the lock must suffice to build the image again.
+    packages.store_all().map_err(|error| build::Error::from(crate::content::Error::from(error)))?;
+    let lock = create_lock(&sha256, &packages, &image);
     lock.write(task.lock).map_err(build::Error::from)?;
     Ok((image, lock))
 }
 
-/// Builds an image from exactly what a lock names, and compares the result with it.
+/// Builds an image from exactly the packages of a lock, and compares the result with it.
 ///
 /// # Errors
-/// The lock cannot be used or does not fit, a package cannot be had any more,
-/// or the result is not what the lock has although all inputs are.
-pub fn build_by(task: &Task<'_>) -> Result<(Image, Verdict), Error> {
+/// The lock is invalid or does not match, a package is no longer available,
+/// or the result differs from the lock although all inputs match.
+pub fn build_locked(task: &Task<'_>) -> Result<(Image, Verdict), Error> {
     let lock = Lock::read(task.lock)?;
     let sha256 = sha256_of(task.manifest)?;
     let read = Manifest::read(task.manifest, task.variables).map_err(build::Error::from)?;
     if lock.image != read.image.name {
-        return Err(Error::OtherImage { file: task.lock.to_owned(), locked: lock.image, image: read.image.name });
+        return Err(Error::ImageMismatch { file: task.lock.to_owned(), locked: lock.image, image: read.image.name });
     }
     check_archives(&lock, &read.archives, task.lock)?;
     let mut packages = Packages::new(task.cache, Some(&lock), task.progress);
@@ -160,13 +160,13 @@ pub fn build_by(task: &Task<'_>) -> Result<(Image, Verdict), Error> {
     Ok((image, verdict))
 }
 
-/// Archives are pinned as packages are.
+/// Checks that archives have the SHA-256 of the lock.
 fn check_archives(lock: &Lock, given: &[Archive], file: &Path) -> Result<(), Error> {
     for archive in given {
         let locked = lock.archives.iter().find(|one| one.name == archive.name);
         let locked = locked.map_or("none", |one| one.sha256.as_str());
         if locked != archive.sha256 {
-            return Err(Error::OtherArchive {
+            return Err(Error::ArchiveMismatch {
                 file: file.to_owned(),
                 name: archive.name.clone(),
                 locked: locked.to_owned(),
@@ -179,10 +179,10 @@ fn check_archives(lock: &Lock, given: &[Archive], file: &Path) -> Result<(), Err
 
 fn compare(lock: &Lock, manifest_sha256: &str, image: &Image, file: &Path) -> Result<Verdict, Error> {
     if lock.manifest_sha256 != manifest_sha256 {
-        return Ok(Verdict::OtherInputs("the manifest"));
+        return Ok(Verdict::DifferentInputs("the manifest"));
     }
     if lock.own_files_sha256 != image.contents.own_files_sha256 {
-        return Ok(Verdict::OtherInputs("files or a kernel that no package decides"));
+        return Ok(Verdict::DifferentInputs("own files or a locally compiled kernel"));
     }
     for (name, expected) in &lock.outputs {
         let found = image.contents.outputs.get(name.as_str()).map_or("no such file", |bytes| bytes.sha256.as_str());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_has_to_be_the_one_of_the_lock() {
+    fn archive_that_differs_from_the_lock_is_refused() {
         let archive = |name: &str, digit: &str| Archive {
             name: name.into(),
             version: "1".into(),
@@ -240,16 +240,16 @@ mod tests {
     }
 
     #[test]
-    fn the_same_inputs_have_to_give_the_same_bytes() {
+    fn different_result_from_the_same_inputs_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let packages = Packages::new(dir.path(), None, Progress::quiet());
         let manifest = "c".repeat(64);
-        let lock = lock_of(&manifest, &packages, &image("a", "b"));
-        let judged = |manifest: &str, image: &Image| compare(&lock, manifest, image, Path::new("x.lock"));
-        assert_eq!(judged(&manifest, &image("a", "b")).unwrap(), Verdict::Same);
-        assert!(matches!(judged("d", &image("a", "e")).unwrap(), Verdict::OtherInputs("the manifest")));
-        assert!(matches!(judged(&manifest, &image("d", "e")).unwrap(), Verdict::OtherInputs(_)));
-        let error = judged(&manifest, &image("a", "e")).unwrap_err().to_string();
+        let lock = create_lock(&manifest, &packages, &image("a", "b"));
+        let compared = |manifest: &str, image: &Image| compare(&lock, manifest, image, Path::new("x.lock"));
+        assert_eq!(compared(&manifest, &image("a", "b")).unwrap(), Verdict::Same);
+        assert!(matches!(compared("d", &image("a", "e")).unwrap(), Verdict::DifferentInputs("the manifest")));
+        assert!(matches!(compared(&manifest, &image("d", "e")).unwrap(), Verdict::DifferentInputs(_)));
+        let error = compared(&manifest, &image("a", "e")).unwrap_err().to_string();
         assert!(error.contains("initrd.cpio") && error.contains("x.lock") && error.contains("eeee"), "{error}");
         assert_eq!(Lock::parse(&lock.text().unwrap(), Path::new("x.lock")).unwrap(), lock);
     }

@@ -34,20 +34,20 @@ struct Arguments {
 enum Command {
     /// Build the image that a manifest describes.
     Build(build_command::Build),
-    /// Build the image from what the suites have now, and write down what that was.
+    /// Build the image from the suites' current packages, and write a lock file.
     Lock(build_command::Lock),
-    /// The files that were fetched, by their hashes.
+    /// Manage the store of downloaded files.
     Store {
         #[command(subcommand)]
         command: StoreCommand,
     },
-    /// Kernels of our own.
+    /// Build and check kernels.
     Kernel {
         #[command(subcommand)]
         command: KernelCommand,
     },
-    /// Verify that results are what was built: hashes of files, and every
-    /// block of a disk against its dm-verity hash tree.
+    /// Verify results against their record: file hashes, and every block of a
+    /// disk against its dm-verity hash tree.
     Verify {
         /// The directory that build wrote, or with --params a disk.
         dir: PathBuf,
@@ -58,29 +58,29 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Boot an image in QEMU until PID 1 has said how it went, and show that.
-    /// The exit code is 0 if every unit of the boot did well.
+    /// Boot an image in QEMU and print PID 1's boot record. The exit code is 0 if
+    /// every unit of the boot succeeded.
     Boot(boot_command::Boot),
-    /// What changed from one image to another, by their records. The exit code
-    /// is 0 if they are the same, 1 if not, 2 if that could not be told.
+    /// Compare two images by their records. The exit code is 0 if they are the
+    /// same, 1 if not, 2 on errors.
     Diff(diff_command::Diff),
-    /// Write an image's bill of materials: packages, files, kernel, driver.
+    /// Write an image's SBOM: packages, files, kernel, driver.
     Sbom(sbom_command::Sbom),
-    /// What of an image is how large, by the package that it is from.
+    /// Print the sizes in an image by package.
     Size(sizes_command::Size),
     /// Pull a container image from a registry, an image layout or an archive
-    /// of docker, as a layout that `firstlight run --image` takes.
+    /// of docker, as an OCI layout for `firstlight run --image`.
     Pull(pull_command::Pull),
-    /// Which NVIDIA driver compiles for which kernel.
+    /// Print which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
-    /// Which files of the NVIDIA driver are in which profile, and why.
+    /// Print which files of the NVIDIA driver are in which profile, and why.
     Profiles(matrix_command::Profiles),
-    /// List what is in an initial RAM file system (packed or not), an EROFS
-    /// image, or a disk with one.
+    /// List the entries of an initial RAM file system (compressed or not), an
+    /// EROFS image, or a disk with one.
     Ls {
         /// The image.
         image: PathBuf,
-        /// Print an array of JSON.
+        /// Print a JSON array.
         #[arg(long)]
         json: bool,
     },
@@ -88,7 +88,7 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Keep a file, such as a package that the archive has no more.
+    /// Add a file to the store, such as a package that the archive no longer has.
     Add {
         /// The file.
         file: PathBuf,
@@ -100,7 +100,7 @@ enum StoreCommand {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// Build a kernel from Debian's source and fragments of configuration.
+    /// Build a kernel from Debian's source and configuration fragments.
     Build {
         /// The recipe, such as kernel-configs/lab.toml.
         recipe: PathBuf,
@@ -110,15 +110,15 @@ enum KernelCommand {
         /// Directory for sources and built kernels [default: as for build].
         #[arg(long, value_name = "DIR")]
         cache: Option<PathBuf>,
-        /// Only see whether the source takes the configuration; compile nothing.
+        /// Only generate and check the configuration; compile nothing.
         #[arg(long, conflicts_with = "json")]
         config_only: bool,
-        /// Print what is known of the kernel as JSON instead of a summary.
+        /// Print the facts about the kernel as JSON instead of a summary.
         #[arg(long)]
         json: bool,
     },
-    /// Judge a kernel that is already built: will it do? The exit code is 0 if
-    /// it will, 1 if not, 2 if that could not be told.
+    /// Check an existing kernel against the requirements. The exit code is 0 if
+    /// it meets them, 1 if not, 2 on errors.
     Check(kernel_check::Arguments),
 }
 
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
         Err(error) => {
-            // One line with the causes: what a user can act on.
+            // One line with all causes.
             eprintln!("image-builder: {error:#}");
             ExitCode::FAILURE
         }
@@ -174,7 +174,7 @@ fn run_kernel_configure(recipe: &Path, out: Option<&Path>, cache: &Path) -> Resu
         std::fs::copy(&config, &to).with_context(|| format!("cannot write {}", to.display()))?;
         config = to;
     }
-    writeln!(io::stdout(), "every symbol came out as it was asked for: {}", config.display())?;
+    writeln!(io::stdout(), "every symbol has its requested value: {}", config.display())?;
     Ok(())
 }
 
@@ -221,7 +221,7 @@ fn run_verify(path: &Path, params: Option<&Params>, json: bool) -> Result<()> {
         return Ok(());
     }
     let lines: Vec<String> = report.problems.iter().map(|one| format!("{}: {}", one.file, one.what)).collect();
-    anyhow::bail!("{} is not what was built: {}", path.display(), lines.join("; "))
+    anyhow::bail!("{} does not match its record: {}", path.display(), lines.join("; "))
 }
 
 fn run_list(image: &Path, json: bool) -> Result<()> {
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }

@@ -1,7 +1,7 @@
-//! The manifest: what an image is made of, as a TOML file.
+//! The manifest: a TOML file that describes the contents of an image.
 //!
-//! Texts may hold `${NAME}`, replaced by values given with the build; so one
-//! manifest serves debug and release builds of our programs.
+//! Strings may contain `${NAME}`, replaced by values of `--set`, so that one
+//! manifest serves debug and release builds of `init` and `agent`.
 
 mod archive;
 
@@ -17,21 +17,21 @@ use crate::{driver, kernel};
 pub use crate::format::Format;
 pub use archive::{Archive, Part};
 
-/// The manifest of the lab's image, which is also the worked example.
+/// The manifest of the lab's image, also the documented example.
 pub const LAB: &str = include_str!("../manifests/lab.toml");
 
-/// The kernel that the lab's image boots; needs no variables.
+/// Returns the kernel of the lab's image; needs no variables.
 ///
 /// # Errors
-/// Only when the built-in manifest is wrong, which a test rules out.
+/// The built-in manifest is invalid, which a test excludes.
 pub fn lab_kernel() -> Result<kernel::Source, Error> {
-    Ok(Manifest::unsettled(LAB, Path::new("lab.toml"))?.kernel_source())
+    Ok(Manifest::parse_unresolved(LAB, Path::new("lab.toml"))?.kernel_source())
 }
 
 /// Values for `${NAME}`.
 pub type Variables = BTreeMap<String, String>;
 
-/// What is wrong with a manifest.
+/// Why a manifest is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.
@@ -43,23 +43,23 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The file is not TOML, or has unknown or missing keys.
-    #[error("manifest {} is not as it should be", file.display())]
+    #[error("cannot parse manifest {}", file.display())]
     Parse {
         /// The manifest.
         file: PathBuf,
-        /// Line, column, and what is wrong there.
+        /// Line, column and problem.
         source: Box<toml::de::Error>,
     },
-    /// A value cannot be used.
+    /// A value is invalid.
     #[error("manifest {}: {key} = {value:?}: {what}", file.display())]
     Value {
         /// The manifest.
         file: PathBuf,
-        /// Where, as a path of keys.
+        /// Path of keys.
         key: String,
-        /// The value there.
+        /// The value.
         value: String,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
 }
@@ -70,12 +70,12 @@ pub enum Error {
 pub struct Manifest {
     /// The image itself.
     pub image: Image,
-    /// The dm-verity hash tree, where there is one.
+    /// Settings of the dm-verity hash tree, if there is one.
     pub verity: Option<Verity>,
-    /// What is said about the results.
+    /// Settings of the results.
     #[serde(default)]
     pub output: Output,
-    /// What the results may weigh.
+    /// Maximum sizes.
     pub budget: Option<Budget>,
     /// The kernel it boots.
     pub kernel: Kernel,
@@ -84,25 +84,25 @@ pub struct Manifest {
     /// Modules built out of the kernel's tree.
     #[serde(default)]
     pub extra_modules: Vec<ExtraModule>,
-    /// What the image's files need beyond what they say themselves; an image
-    /// with this section, or with packages, is judged.
+    /// Dependencies of the image's files that cannot be detected; an image
+    /// with this section, packages or archives gets a closure check.
     pub closure: Option<Rules>,
-    /// Debian packages of which files are taken.
+    /// Debian packages whose files are added.
     #[serde(default, rename = "package")]
     pub packages: Vec<Package>,
-    /// Archives that whoever builds the image supplies.
+    /// Archives that the user supplies.
     #[serde(default, rename = "archive")]
     pub archives: Vec<Archive>,
     /// Regular files.
     #[serde(default, rename = "file")]
     pub files: Vec<File>,
-    /// Directories that are copied with everything in them.
+    /// Directories that are copied recursively.
     #[serde(default, rename = "tree")]
     pub trees: Vec<SourceTree>,
     /// Symbolic links.
     #[serde(default, rename = "symlink")]
     pub symlinks: Vec<Symlink>,
-    /// Directories that must exist although nothing is in them.
+    /// Empty directories.
     #[serde(default, rename = "directory")]
     pub directories: Vec<Directory>,
 }
@@ -111,18 +111,18 @@ pub struct Manifest {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// A name for people and file names.
+    /// Name of the image, used in messages and file names.
     pub name: String,
-    /// What is built.
+    /// Image format.
     pub format: Format,
-    /// How it is packed; each format has its own choices and default.
+    /// Compression; choices and default depend on the format.
     pub compression: Option<Compression>,
-    /// How hard it is packed, where that can be chosen.
+    /// Compression level, where the compression has one.
     pub level: Option<u32>,
-    /// The largest part of a file that is packed in one, in bytes.
+    /// Largest unit of compression, in bytes.
     pub cluster: Option<u32>,
-    /// For an image that is mounted below `/run/kata-extensions` of a guest
-    /// with another root: the directory's name there.
+    /// For an extension: name of its mount point below `/run/kata-extensions`
+    /// in a guest with another root.
     pub extension: Option<String>,
 }
 
@@ -130,7 +130,7 @@ pub struct Image {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verity {
-    /// In hexadecimal; made of name and content if not given.
+    /// In hexadecimal; default: derived from name and content.
     pub salt: Option<String>,
 }
 
@@ -138,9 +138,9 @@ pub struct Verity {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Output {
-    /// Where the results will lie on hosts: it is in the settings for Kata.
+    /// Directory of the results on hosts, used in Kata's settings.
     pub directory: String,
-    /// Whether the settings for Kata are written; not for what Kata cannot use by itself.
+    /// Whether settings for Kata are written, if Kata can use the image.
     pub kata: bool,
 }
 
@@ -150,15 +150,15 @@ impl Default for Output {
     }
 }
 
-/// `[budget]`: an image that weighs more is not built.
+/// `[budget]`: maximum sizes; a larger image fails the build.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budget {
-    /// The most that the file with the root may have, in bytes: what is
-    /// copied to hosts and read at every boot.
+    /// Maximum size of the root file system image in bytes: it is copied
+    /// to hosts and read at every boot.
     pub image: Option<u64>,
-    /// The most that all files in it may have together, unpacked: what an
-    /// initial RAM file system takes of a guest's memory.
+    /// Maximum total size of its files, uncompressed: an initial RAM file
+    /// system occupies this much guest memory.
     pub files: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ pub struct Budget {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
-    /// A Debian kernel package, or one that depends on the newest.
+    /// A Debian kernel package, or a metapackage that depends on the newest.
     #[serde(default)]
     pub package: String,
     /// The suite it comes from.
@@ -177,17 +177,17 @@ pub struct Kernel {
     pub recipe: Option<String>,
     /// Only versions that begin with these numbers.
     pub series: Option<String>,
-    /// Modules to include; what they need comes along, built-in ones are fine.
+    /// Modules to include with their dependencies; built-in ones are allowed.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// Drop the modules' type information, and with it their signatures: the
-    /// kernel then loads them several times as fast. Not for kernels that
-    /// insist on signatures.
+    /// Strip the modules' BTF, and with it their signatures: the kernel then
+    /// loads them several times as fast. Not for kernels that require
+    /// signatures.
     #[serde(default, rename = "strip-btf")]
     pub strip_btf: bool,
-    /// Keep the kernel's own modules as the package has them, for a smaller
-    /// image that takes longer to boot. The guest's kernel has to be able to
-    /// unpack them. Not together with `strip-btf`, which changes them.
+    /// Keep the kernel's in-tree modules compressed as in the package: a smaller
+    /// image that takes longer to boot. The guest's kernel must support module
+    /// decompression. Conflicts with `strip-btf`, which modifies modules.
     #[serde(default, rename = "keep-packed")]
     pub keep_packed: bool,
 }
@@ -208,12 +208,12 @@ pub struct Package {
     pub name: String,
     /// The suite it comes from.
     pub suite: String,
-    /// Exactly this version; the suite's newest, or the lock's, if not given.
+    /// Exact version; default: the suite's newest or the lock's.
     pub version: Option<String>,
-    /// What of it: paths as it has them, in which `*` and `?` match within a
-    /// name. Each has to match something.
+    /// Paths of files in the package; `*` and `?` match within a path component.
+    /// Each pattern must match.
     pub files: Vec<String>,
-    /// The directory that all of it goes into; its own places if not given.
+    /// Target directory of all files; default: the package's own paths.
     pub into: Option<String>,
 }
 
@@ -235,10 +235,10 @@ pub struct File {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceTree {
-    /// The directory whose files, directories and links go to the same places below
-    /// the image's root, relative to the manifest's directory.
+    /// The directory whose files, directories and links are copied to the same
+    /// paths below the image's root; relative to the manifest's directory.
     pub source: String,
-    /// What of it, as paths below it; everything if none is given.
+    /// Paths below `source` to copy; default: everything.
     #[serde(default)]
     pub only: Vec<String>,
 }
@@ -249,7 +249,7 @@ pub struct SourceTree {
 pub struct Symlink {
     /// Where it goes in the image.
     pub path: String,
-    /// What it points to.
+    /// Target of the link.
     pub target: String,
 }
 
@@ -279,17 +279,17 @@ impl Manifest {
     /// # Errors
     /// Names the file, and the line or the key.
     pub fn parse(text: &str, file: &Path, variables: &Variables) -> Result<Self, Error> {
-        let mut manifest = Self::unsettled(text, file)?;
+        let mut manifest = Self::parse_unresolved(text, file)?;
         let check = Check { file, dir: file.parent().unwrap_or(Path::new("")), variables };
-        manifest.settle(&check)?;
+        manifest.resolve(&check)?;
         Ok(manifest)
     }
 
-    fn unsettled(text: &str, file: &Path) -> Result<Self, Error> {
+    fn parse_unresolved(text: &str, file: &Path) -> Result<Self, Error> {
         toml::from_str(text).map_err(|source| Error::Parse { file: file.to_owned(), source: Box::new(source) })
     }
 
-    /// The kernel to prepare.
+    /// Returns the kernel to prepare.
     #[must_use]
     pub fn kernel_source(&self) -> kernel::Source {
         let Kernel { package, suite, series, recipe, .. } = &self.kernel;
@@ -303,10 +303,10 @@ impl Manifest {
         }
     }
 
-    /// The format with everything that is not said.
+    /// Returns the format with its defaults.
     ///
     /// # Errors
-    /// Values that do not go together, which reading a manifest has ruled out.
+    /// Conflicting values; reading the manifest has excluded them.
     pub fn plan(&self) -> Result<Plan, InvalidSetting> {
         let Image { name, format, compression, level, cluster, extension } = &self.image;
         Plan::new(&FormatSettings {
@@ -321,12 +321,16 @@ impl Manifest {
     }
 
     /// Replaces variables and checks every value.
-    fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
+    fn resolve(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("image.name", &self.image.name)?;
         self.plan().map_err(|InvalidSetting { key, value, what }| check.wrong(key, &value, what))?;
         check.expand("output.directory", &mut self.output.directory)?;
         if !self.output.directory.starts_with('/') || self.output.directory.contains(char::is_control) {
-            return Err(check.wrong("output.directory", &self.output.directory, "a directory of a host begins with /"));
+            return Err(check.wrong(
+                "output.directory",
+                &self.output.directory,
+                "the directory of a host begins with /",
+            ));
         }
         match &mut self.kernel {
             Kernel { recipe: Some(recipe), package, suite, series: None, .. }
@@ -335,7 +339,11 @@ impl Manifest {
                 check.source("kernel.recipe", recipe)?;
             }
             Kernel { recipe: Some(recipe), .. } => {
-                return Err(check.wrong("kernel.recipe", recipe, "either a recipe or a package with its suite"));
+                return Err(check.wrong(
+                    "kernel.recipe",
+                    recipe,
+                    "either a recipe or a package with its suite is needed",
+                ));
             }
             Kernel { package, suite, .. } => {
                 check.name("kernel.package", package)?;
@@ -349,7 +357,7 @@ impl Manifest {
             return Err(check.wrong(
                 "kernel.keep-packed",
                 "true",
-                "strip-btf has to change modules, so only one of both",
+                "conflicts with strip-btf, which modifies modules; set only one of them",
             ));
         }
         if let Some(driver) = &self.driver {
@@ -362,7 +370,7 @@ impl Manifest {
             check.package(package)?;
         }
         for archive in &mut self.archives {
-            archive.settle(check)?;
+            archive.resolve(check)?;
         }
         for file in &mut self.files {
             check.place("file.path", &mut file.path)?;
@@ -376,7 +384,7 @@ impl Manifest {
                 &key,
                 file.mode,
                 0o777,
-                "permission bits are written as 0o755, and no program in an image changes who runs it",
+                "permission bits are written as 0o755, without set-uid, set-gid and sticky bits",
             )?;
         }
         for tree in &mut self.trees {
@@ -391,7 +399,7 @@ impl Manifest {
             check.place("symlink.path", &mut link.path)?;
             check.expand("symlink.target", &mut link.target)?;
             if link.target.is_empty() || link.target.contains('\0') {
-                return Err(check.wrong("symlink.target", &link.target, "cannot be a link's target"));
+                return Err(check.wrong("symlink.target", &link.target, "invalid target of a link"));
             }
         }
         for directory in &mut self.directories {
@@ -403,7 +411,7 @@ impl Manifest {
     }
 }
 
-/// Checks values and names the place of a wrong one.
+/// Checks values and names the key of an invalid one.
 struct Check<'a> {
     file: &'a Path,
     dir: &'a Path,
@@ -415,7 +423,7 @@ impl Check<'_> {
         Error::Value { file: self.file.to_owned(), key: key.to_owned(), value: value.to_owned(), what: what.into() }
     }
 
-    /// Names of packages, suites, modules and images.
+    /// Checks a name of a package, suite, module or image.
     fn name(&self, key: &str, value: &str) -> Result<(), Error> {
         let starts = value.starts_with(|c: char| c.is_ascii_alphanumeric());
         if starts && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-._".contains(&b)) {
@@ -424,7 +432,7 @@ impl Check<'_> {
         Err(self.wrong(key, value, "a name has letters, digits and + - . _ only"))
     }
 
-    /// A path in the image: absolute and plain. Loses its leading slash.
+    /// Checks that a path in the image is absolute and normalized, and strips its leading slash.
     fn place(&self, key: &str, value: &mut String) -> Result<(), Error> {
         self.expand(key, value)?;
         let Some(rest) = value.strip_prefix('/') else {
@@ -437,7 +445,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// A path on this machine, relative to the manifest.
+    /// Resolves a path on the host, relative to the manifest.
     fn source(&self, key: &str, value: &mut String) -> Result<(), Error> {
         self.expand(key, value)?;
         if value.is_empty() {
@@ -456,14 +464,14 @@ impl Check<'_> {
         if let Some(version) = &package.version
             && !crate::debian::is_plain(version)
         {
-            return Err(self.wrong(&key("version"), version, "that is no version of a Debian package"));
+            return Err(self.wrong(&key("version"), version, "invalid version of a Debian package"));
         }
         if package.files.is_empty() {
-            return Err(self.wrong(&key("files"), "[]", "say which files are wanted; * matches within a name"));
+            return Err(self.wrong(&key("files"), "[]", "list the files to add; * matches within a path component"));
         }
         for file in &package.files {
             if glob::Pattern::new(file).is_err() || file.starts_with('/') || file.contains("..") {
-                return Err(self.wrong(&key("files"), file, "a path in a package has no / in front and no .."));
+                return Err(self.wrong(&key("files"), file, "a path in a package has no leading / and no .."));
             }
         }
         let into_key = key("into");
@@ -483,7 +491,7 @@ impl Check<'_> {
         let mut rest = value.as_str();
         while let Some((before, after)) = rest.split_once("${") {
             let Some((name, tail)) = after.split_once('}') else {
-                return Err(self.wrong(key, value, "a ${ has no }"));
+                return Err(self.wrong(key, value, "a ${ has no closing }"));
             };
             let Some(replacement) = self.variables.get(name) else {
                 return Err(self.wrong(key, value, format!("no value for {name}: give one with --set {name}=...")));
@@ -517,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_and_relative_paths() {
+    fn variables_and_relative_paths_are_resolved() {
         let manifest = parse(
             "[[file]]\npath = \"/init\"\nsource = \"${INIT}\"\nmode = 0o755\n\
              [[file]]\npath = \"/etc/x\"\nsource = \"files/x\"\n[[file]]\npath = \"/y\"\ncontent = \"<${INIT}>\"\n",
@@ -534,7 +542,7 @@ mod tests {
         for (tail, words) in [
             ("colour = 1\n", ["dir/m.toml", "colour"]),
             ("[[file]]\npath = \"/a\"\nsource = \"${WHAT}\"\n", ["file[a].source", "--set WHAT="]),
-            ("[[file]]\npath = \"/a\"\nsource = \"${WHAT\"\n", ["file[a].source", "no }"]),
+            ("[[file]]\npath = \"/a\"\nsource = \"${WHAT\"\n", ["file[a].source", "no closing }"]),
             ("[[file]]\npath = \"/a\"\n", ["file[a]", "exactly one"]),
             ("[[file]]\npath = \"/a\"\nsource = \"b\"\ncontent = \"c\"\n", ["file[a]", "exactly one"]),
             ("[[file]]\npath = \"a\"\ncontent = \"\"\n", ["file.path", "begins with /"]),
@@ -558,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_format_has_options() {
+    fn format_settings_are_parsed_and_checked() {
         let of = |image: &str| {
             let text = format!("[image]\nname = \"x\"\n{image}\n[kernel]\npackage = \"k\"\nsuite = \"sid\"");
             Manifest::parse(&text, Path::new("dir/m.toml"), &Variables::new())
@@ -575,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_a_package_or_a_recipe() {
+    fn kernel_is_a_package_or_a_recipe() {
         let of = |kernel: &str| {
             let text = format!("[image]\nname = \"x\"\nformat = \"initramfs\"\n[kernel]\n{kernel}");
             Manifest::parse(&text, Path::new("dir/m.toml"), &Variables::new())
@@ -593,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lab_manifest_is_valid() {
+    fn lab_manifest_is_valid() {
         let names = ["INIT", "AGENT", "NVIDIA_KO", "NVIDIA_UVM_KO"];
         let variables = names.iter().map(|name| ((*name).to_owned(), "/x".to_owned())).collect();
         let manifest = Manifest::parse(LAB, Path::new("lab.toml"), &variables).unwrap();

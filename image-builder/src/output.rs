@@ -1,8 +1,8 @@
-//! A directory of results in which every file is whole.
+//! The output directory, in which every file is complete.
 //!
-//! Files are made in a directory beside them, reach the disk, and take their
-//! names one after the other; the record that describes them comes last. What
-//! a killed build leaves is cleared away by the next one.
+//! Files are written to a staging directory in it, synced, and renamed one after
+//! the other; the record that describes them comes last. Leftovers of a killed
+//! build are removed by the next one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -11,21 +11,20 @@ use std::path::{Path, PathBuf};
 use crate::cache::{self, io_error};
 use crate::progress::Progress;
 
-/// Where files are until they are whole, below the directory of results.
-const HALF: &str = ".building";
+/// Name of the staging directory in the output directory.
+const STAGING: &str = ".building";
 
-/// Results in the making. Nobody else makes results in the same directory until
-/// it is dropped.
+/// Results being written. It locks the output directory until it is dropped.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
-    half: PathBuf,
+    staging_dir: PathBuf,
     names: Vec<String>,
     lock: File,
 }
 
 impl Output {
-    /// Begins results in `directory`, which is made if it is not there.
+    /// Locks the output directory `dir`, creating it if absent, and creates the staging directory.
     ///
     /// # Errors
     /// A failed file operation.
@@ -40,37 +39,37 @@ impl Output {
             }
             Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source)),
         }
-        let half = dir.join(HALF);
-        remove(&half)?;
-        fs::create_dir(&half).map_err(io_error("create directory", &half))?;
-        Ok(Self { dir: dir.to_owned(), half, names: Vec::new(), lock })
+        let staging_dir = dir.join(STAGING);
+        remove(&staging_dir)?;
+        fs::create_dir(&staging_dir).map_err(io_error("create directory", &staging_dir))?;
+        Ok(Self { dir: dir.to_owned(), staging_dir, names: Vec::new(), lock })
     }
 
-    /// The directory in which files are made.
+    /// Returns the staging directory.
     #[must_use]
-    pub fn half(&self) -> &Path {
-        &self.half
+    pub fn staging_dir(&self) -> &Path {
+        &self.staging_dir
     }
 
-    /// The result `name` is made; where.
+    /// Adds the result `name` and returns its path in the staging directory.
     pub fn add(&mut self, name: &str) -> PathBuf {
         self.names.push(name.to_owned());
-        self.half.join(name)
+        self.staging_dir.join(name)
     }
 
-    /// Gives every result its name, in the order in which they were added, and
-    /// removes `stale` ones of earlier builds.
+    /// Renames every result into place, in the order of [`Output::add`], and
+    /// removes the `stale` results of earlier builds.
     ///
     /// # Errors
-    /// A failed file operation. Every result then is the old or the new one.
+    /// A failed file operation. Every result is then either the old or the new one.
     pub fn finish(mut self, stale: &[String]) -> Result<(), cache::Error> {
         for name in &self.names {
-            let path = self.half.join(name);
+            let path = self.staging_dir.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io_error("write to disk", &path))?;
         }
         for name in std::mem::take(&mut self.names) {
             let path = self.dir.join(&name);
-            fs::rename(self.half.join(&name), &path).map_err(io_error("rename into place", &path))?;
+            fs::rename(self.staging_dir.join(&name), &path).map_err(io_error("rename into place", &path))?;
         }
         for name in stale {
             remove(&self.dir.join(name))?;
@@ -82,7 +81,7 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         // Best effort: the next build removes it as well.
-        let _ = fs::remove_dir_all(&self.half);
+        let _ = fs::remove_dir_all(&self.staging_dir);
     }
 }
 
@@ -100,12 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_appear_when_they_are_whole() {
+    fn results_appear_when_complete() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("a/out");
         let mut output = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(output.add("one"), "1").unwrap();
-        fs::write(output.half().join("scrap"), "x").unwrap();
+        fs::write(output.staging_dir().join("scrap"), "x").unwrap();
         assert!(!dir.join("one").exists());
         output.finish(&[]).unwrap();
         let names = || {
@@ -118,17 +117,17 @@ mod tests {
         let mut failed = Output::begin(&dir, Progress::quiet()).unwrap();
         fs::write(failed.add("one"), "half").unwrap();
         drop(failed);
-        fs::create_dir_all(dir.join(HALF).join("junk")).unwrap();
+        fs::create_dir_all(dir.join(STAGING).join("junk")).unwrap();
         assert_eq!(fs::read_to_string(dir.join("one")).unwrap(), "1");
         let mut next = Output::begin(&dir, Progress::quiet()).unwrap();
-        assert_eq!(fs::read_dir(next.half()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(next.staging_dir()).unwrap().count(), 0);
         fs::write(next.add("two"), "2").unwrap();
         next.finish(&["one".to_owned(), "never".to_owned()]).unwrap();
         assert_eq!(names(), ["two"]);
     }
 
     #[test]
-    fn two_builds_take_turns() {
+    fn builds_into_one_directory_are_serialized() {
         let dir = tempfile::tempdir().unwrap();
         let first = Output::begin(dir.path(), Progress::quiet()).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -139,7 +138,7 @@ mod tests {
             fs::write(output.add("x"), "second").unwrap();
             output.finish(&[]).unwrap();
         });
-        // The other one cannot have begun: it waits for us.
+        // The second build is waiting for the lock.
         assert!(receiver.recv_timeout(std::time::Duration::from_millis(100)).is_err());
         first.finish(&[]).unwrap();
         second.join().unwrap();
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_is_missing_is_an_error() {
+    fn missing_result_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = Output::begin(dir.path(), Progress::quiet()).unwrap();
         output.add("never-made");

@@ -1,5 +1,5 @@
-//! Packages for an image: chosen from suites as they are now, or exactly those
-//! of a lock; always kept in the store, and noted down.
+//! Packages for an image: selected from the suites' current state, or exactly those
+//! of a lock; always added to the store and recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,48 +12,48 @@ use crate::lock::{Lock, Pinned, Release};
 use crate::progress::Progress;
 use crate::store::{self, Store};
 
-/// Why a package could not be had.
+/// Why a package is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The archive did not give it.
+    /// Downloading it from the archive failed.
     #[error(transparent)]
     Debian(#[from] debian::Error),
-    /// It could not be kept.
+    /// Adding it to the store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
     /// The lock does not name it.
     #[error(
-        "the lock names no package {name} of {suite}{wanted}: the manifest has changed since; run image-builder lock"
+        "the lock has no package {name} of {suite}{wanted}: the manifest has changed since; run image-builder lock"
     )]
     NotLocked {
         /// The package.
         name: String,
         /// The suite.
         suite: String,
-        /// The version wanted, as a phrase.
+        /// The version constraint, as a phrase.
         wanted: String,
     },
     /// Neither the store nor the archive has it.
     #[error(
-        "{name} {version} of {suite} is neither in the store nor in the archive any more ({said}): put a copy of \
-         the file with SHA-256 {sha256} in with image-builder store add FILE, or run image-builder lock to take \
-         what the archive has now"
+        "{name} {version} of {suite} is neither in the store nor in the archive any more ({archive_error}): add a copy of \
+         the file with SHA-256 {sha256} with image-builder store add FILE, or run image-builder lock to use \
+         the archive's current version"
     )]
-    Gone {
+    Unavailable {
         /// The package.
         name: String,
         /// Its version.
         version: String,
         /// Its suite.
         suite: String,
-        /// What it has to have.
+        /// Its required SHA-256.
         sha256: String,
-        /// What the archive said.
-        said: String,
+        /// The error of the download.
+        archive_error: String,
     },
 }
 
-/// Where an image's packages come from.
+/// Selects, downloads and records an image's packages.
 #[derive(Debug)]
 pub struct Packages<'a> {
     cache: PathBuf,
@@ -67,7 +67,7 @@ pub struct Packages<'a> {
 }
 
 impl<'a> Packages<'a> {
-    /// Takes what the suites have now, or what `lock` names.
+    /// Uses the suites' current packages, or those of `lock`.
     #[must_use]
     pub fn new(cache: &Path, lock: Option<&'a Lock>, progress: Progress) -> Self {
         Self {
@@ -82,44 +82,44 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// The cache directory.
+    /// Returns the cache directory.
     #[must_use]
     pub fn cache(&self) -> &Path {
         &self.cache
     }
 
-    /// Where lines about long steps go.
+    /// Returns the progress reporter.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// What was fetched so far, in order, each once.
+    /// Returns the packages recorded so far, in order, without duplicates.
     #[must_use]
     pub fn used(&self) -> &[Pinned] {
         &self.used
     }
 
-    /// The packages of programs that made something, each once.
+    /// Returns the packages of build tools, without duplicates.
     #[must_use]
     pub fn tools(&self) -> &[Pinned] {
         &self.tools
     }
 
-    /// The sets of tools that were asked for, as a lock has them.
+    /// Returns the requested tool sets, in the format of a lock.
     #[must_use]
     pub fn kits(&self) -> &BTreeMap<String, Vec<String>> {
         &self.kits
     }
 
-    /// The suites that the packages were chosen from: those that were asked,
-    /// or with a lock those that it names.
+    /// Returns the suites of the packages: those that were queried,
+    /// or with a lock those that it lists.
     #[must_use]
     pub fn suites(&self) -> &[Release] {
         self.lock.map_or(&self.suites, |lock| &lock.suites)
     }
 
-    /// A suite's archive, whose release file is noted down.
+    /// Opens a suite's archive and records its release file.
     fn open(&mut self, suite: &str) -> Result<Apt, Error> {
         let apt = Apt::open(&self.cache, suite, self.progress)?;
         if !self.suites.iter().any(|known| known.name == suite) {
@@ -132,7 +132,9 @@ impl<'a> Packages<'a> {
     fn locked(&self, suite: &str, name: &str, wish: Wish<'_>) -> Option<Result<Pinned, Error>> {
         let lock = self.lock?;
         let fits = |one: &&Pinned| {
-            one.suite == suite && (one.name == name || one.asked.as_deref() == Some(name)) && wish.fits(&one.version)
+            one.suite == suite
+                && (one.name == name || one.requested.as_deref() == Some(name))
+                && wish.fits(&one.version)
         };
         Some(lock.packages.iter().chain(&lock.tools).find(fits).cloned().ok_or_else(|| Error::NotLocked {
             name: name.to_owned(),
@@ -141,10 +143,10 @@ impl<'a> Packages<'a> {
         }))
     }
 
-    /// Which version of a package is taken.
+    /// Selects the version of a package.
     ///
     /// # Errors
-    /// The suite has none, or the lock names none.
+    /// Neither the suite nor the lock has a matching version.
     pub fn find(&mut self, suite: &str, name: &str, wish: Wish<'_>) -> Result<Pinned, Error> {
         if let Some(locked) = self.locked(suite, name, wish) {
             return locked;
@@ -153,11 +155,11 @@ impl<'a> Packages<'a> {
         Ok(Pinned::of(suite, &apt.candidate(name, wish)?))
     }
 
-    /// The package that `name` stands for: itself, or the first of those it
-    /// depends on for which `is_it` says yes.
+    /// Resolves a metapackage: returns the package `name` itself or the first of
+    /// its dependencies for which `is_it` returns true.
     ///
     /// # Errors
-    /// As [`Packages::find`]; [`debian::Error::NoTarget`] when it stands for none.
+    /// As [`Packages::find`]; [`debian::Error::NoTarget`] if no dependency matches.
     pub fn find_through(
         &mut self,
         suite: &str,
@@ -178,18 +180,18 @@ impl<'a> Packages<'a> {
             suite: suite.to_owned(),
             depends: named.depends.clone(),
         })?;
-        // Debian gives both packages one version; the newest of the suite may already be another.
+        // Both packages have the same version; the suite's newest may already differ.
         let found = apt.candidate(target, Wish::Exact(&named.version))?;
-        Ok(Pinned { asked: Some(name.to_owned()), ..Pinned::of(suite, &found) })
+        Ok(Pinned { requested: Some(name.to_owned()), ..Pinned::of(suite, &found) })
     }
 
-    /// `names` of a suite and everything that they need to run, noted down as
-    /// tools: what the suite has now, or what the lock names.
+    /// Returns `names` of a suite with all dependencies and records them as tools:
+    /// the suite's current versions, or those of the lock.
     ///
     /// # Errors
     /// There is no consistent set, or the lock lacks one of `names`.
     pub fn find_tools(&mut self, suite: &str, names: &[&str]) -> Result<Vec<Pinned>, Error> {
-        // One lock may have several sets, and those of one suite share packages.
+        // A lock may have several tool sets; those of one suite share packages.
         let kit = format!("{suite}:{}", names.join("+"));
         let found = match self.lock {
             Some(lock) => kit_of(lock, &kit, suite)?,
@@ -200,7 +202,7 @@ impl<'a> Packages<'a> {
         Ok(found)
     }
 
-    /// Notes down that these helped to make something.
+    /// Records packages of build tools.
     pub fn note_tools(&mut self, packages: &[Pinned]) {
         for package in packages {
             if !self.tools.contains(package) {
@@ -209,16 +211,16 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// The files of tools' packages of one suite, in order: those that the
-    /// store lacks are downloaded together. `label` begins the progress line.
+    /// Returns the files of tool packages of one suite, in order; those missing in
+    /// the store are downloaded together. `label` begins the progress line.
     ///
     /// # Errors
     /// As [`Packages::fetch_one`].
     pub fn fetch_tools(&mut self, label: &str, packages: &[Pinned]) -> Result<Vec<PathBuf>, Error> {
         self.note_tools(packages);
-        let kept = |one: &Pinned| self.store.get(&one.sha256);
-        let missing: Vec<_> = packages.iter().filter(|one| kept(one).is_none()).collect();
-        // With a lock, one by one: the one that is gone is to be named.
+        let stored = |one: &Pinned| self.store.get(&one.sha256);
+        let missing: Vec<_> = packages.iter().filter(|one| stored(one).is_none()).collect();
+        // With a lock they are downloaded one by one, so that the error names the missing one.
         if let (Some(first), None) = (missing.first(), self.lock) {
             let candidates: Vec<_> = missing.iter().map(|one| one.candidate()).collect();
             self.open(&first.suite)?.fetch(label, &candidates)?;
@@ -226,8 +228,8 @@ impl<'a> Packages<'a> {
         packages.iter().map(|one| self.fetch_tool(label, one)).collect()
     }
 
-    /// What the suite has now; worked out once for each of its release files,
-    /// for apt takes seconds.
+    /// Returns the dependency closure in the suite's current state, cached per
+    /// release file because apt takes seconds.
     fn closure(&mut self, suite: &str, names: &[&str]) -> Result<Vec<Pinned>, Error> {
         let apt = self.open(suite)?;
         let release = self.suites.iter().find(|known| known.name == suite);
@@ -248,24 +250,24 @@ impl<'a> Packages<'a> {
         Ok(found)
     }
 
-    /// Notes down that something of this package is in the image, or built it.
+    /// Records a package that contributed to the image.
     pub fn note(&mut self, package: &Pinned) {
         if !self.used.contains(package) {
             self.used.push(package.clone());
         }
     }
 
-    /// A package's file: from the store, or else from the archive; noted down.
+    /// Records a package and returns its file from the store or the archive.
     /// `label` begins the progress line.
     ///
     /// # Errors
-    /// The archive has it no more, or it is not what it should be.
+    /// The archive no longer has it, or its hash is wrong.
     pub fn fetch_one(&mut self, label: &str, package: &Pinned) -> Result<PathBuf, Error> {
         self.note(package);
         self.fetch_tool(label, package)
     }
 
-    /// The same for a tool's package, which is noted down already.
+    /// Returns the file of a tool package, which is recorded already.
     ///
     /// # Errors
     /// As [`Packages::fetch_one`].
@@ -276,12 +278,12 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// Has every package that was noted down in the store, also those whose
-    /// unpacked files were in the cache already.
+    /// Adds every recorded package to the store, including those whose
+    /// unpacked files were already in the cache.
     ///
     /// # Errors
     /// As [`Packages::fetch_one`].
-    pub fn keep_all(&mut self) -> Result<(), Error> {
+    pub fn store_all(&mut self) -> Result<(), Error> {
         for package in self.used.clone() {
             self.fetch_one(&package.name, &package)?;
         }
@@ -296,19 +298,19 @@ impl<'a> Packages<'a> {
         let apt = self.open(&package.suite)?;
         match apt.fetch(label, std::slice::from_ref(&candidate)) {
             Ok(fetched) => Ok(fetched.into_iter().next().map(|one| one.deb).unwrap_or_default()),
-            Err(error @ debian::Error::Failed { .. }) if self.lock.is_some() => Err(Error::Gone {
+            Err(error @ debian::Error::Failed { .. }) if self.lock.is_some() => Err(Error::Unavailable {
                 name: package.name.clone(),
                 version: package.version.clone(),
                 suite: package.suite.clone(),
                 sha256: package.sha256.clone(),
-                said: error.to_string(),
+                archive_error: error.to_string(),
             }),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// The packages of a set of tools, as the lock has them.
+/// Returns the packages of a tool set in the lock.
 fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
     let missing = |name: &str| {
         let (name, suite) = (name.to_owned(), suite.to_owned());
@@ -322,7 +324,7 @@ fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
     names.iter().map(pinned).collect()
 }
 
-/// Keeps a file of somebody's in the store, as a package that the archive has no more.
+/// Adds a file of the user to the store, such as a package that the archive no longer has.
 ///
 /// # Errors
 /// It cannot be read or copied.
@@ -345,7 +347,7 @@ mod tests {
         Pinned {
             suite: suite.to_owned(),
             name: name.to_owned(),
-            asked: None,
+            requested: None,
             version: "1".to_owned(),
             architecture: "amd64".to_owned(),
             source: None,
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_kit_is_whole_and_nothing_but_itself() {
+    fn locked_tool_set_is_complete_and_exact() {
         let dir = tempfile::tempdir().unwrap();
         let tools = ["gcc-14", "make", "erofs-utils"].map(|name| pinned(name, "trixie"));
         let mut lock = Lock { tools: tools.to_vec(), ..Lock::default() };
@@ -365,8 +367,8 @@ mod tests {
             let mut packages = Packages::new(dir.path(), Some(lock), Progress::quiet());
             let found = packages.find_tools("trixie", names)?;
             assert_eq!((packages.tools(), packages.used().len()), (&found[..], 0));
-            assert_eq!(packages.kits(), &lock.kits, "the lock would be the same again");
-            assert_eq!(packages.suites(), lock.suites, "no archive was asked");
+            assert_eq!(packages.kits(), &lock.kits, "a new lock would be identical");
+            assert_eq!(packages.suites(), lock.suites, "no archive was queried");
             Ok::<_, Error>(found)
         };
         let error = kit(&lock, &["gcc-14", "make"]).unwrap_err().to_string();
@@ -375,11 +377,11 @@ mod tests {
         assert_eq!(kit(&lock, &["gcc-14", "make"]).unwrap(), tools[..2]);
         lock.tools[1].suite = "sid".to_owned();
         let error = kit(&lock, &["gcc-14", "make"]).unwrap_err().to_string();
-        assert!(error.contains("make of trixie"), "another suite's is another package: {error}");
+        assert!(error.contains("make of trixie"), "packages of another suite do not match: {error}");
     }
 
     #[test]
-    fn tools_are_noted_apart_and_taken_from_the_store() {
+    fn tools_are_recorded_separately_and_read_from_the_store() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "make").unwrap();

@@ -1,5 +1,4 @@
-//! What long steps say: one line of plain text each, and on a terminal a bar
-//! while they last.
+//! Progress of long steps: one plain line each, and a progress bar on a terminal.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,35 +8,35 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The bar on the terminal, if there is one: lines are written above it.
+/// The active progress bar, if any: lines are written above it.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Between two looks at what moves a bar.
-const LOOK: Duration = Duration::from_millis(100);
+/// Refresh interval of a progress bar.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 const BYTES: &str = "{prefix}: {wide_msg} [{bar:24}] {decimal_bytes:>9} of {decimal_total_bytes}";
 const STEPS: &str = "{prefix}: {wide_msg} {spinner} {pos} steps, {elapsed}";
 
-/// Where the lines about long steps go.
+/// Reports progress of long steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     area: Option<&'static str>,
 }
 
 impl Progress {
-    /// Lines on standard error, each beginning with `area`.
+    /// Reports to standard error with the prefix `area`.
     #[must_use]
     pub fn stderr(area: &'static str) -> Self {
         Self { area: Some(area) }
     }
 
-    /// No lines at all.
+    /// Reports nothing.
     #[must_use]
     pub fn quiet() -> Self {
         Self { area: None }
     }
 
-    /// Says what begins now, or what the user should know about it.
+    /// Logs one line.
     pub fn say(&self, line: impl std::fmt::Display) {
         let Some(area) = self.area else { return };
         let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -47,14 +46,14 @@ impl Progress {
         }
     }
 
-    /// A bar for `total` bytes of something, until it is dropped; nothing
-    /// where standard error is no terminal, or another bar is there.
+    /// Shows a progress bar for `total` bytes until it is dropped; an inactive bar
+    /// if standard error is not a terminal or another bar is active.
     #[must_use]
     pub fn bytes(&self, what: impl Into<String>, total: u64) -> Bar {
         self.bar(what, Some(total), BYTES)
     }
 
-    /// The same for steps that nobody knows the number of.
+    /// Shows a progress bar for an unknown number of steps.
     #[must_use]
     pub fn steps(&self, what: impl Into<String>) -> Bar {
         self.bar(what, None, STEPS)
@@ -70,51 +69,51 @@ impl Progress {
         let style = ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = bar.with_style(style.progress_chars("=> ")).with_prefix(area).with_message(what.into());
         bar.tick();
-        bar.enable_steady_tick(LOOK);
+        bar.enable_steady_tick(REFRESH_INTERVAL);
         *shown = Some(bar.clone());
         Bar { shown: Some(bar) }
     }
 }
 
-/// A bar on the terminal, or nothing.
+/// A progress bar, possibly inactive.
 #[derive(Debug)]
 pub struct Bar {
     shown: Option<ProgressBar>,
 }
 
 impl Bar {
-    /// No bar.
+    /// Returns an inactive bar.
     #[must_use]
     pub fn none() -> Self {
         Self { shown: None }
     }
 
-    /// Whether there is one: then nothing else need tell that the step goes on.
+    /// Returns whether the bar is visible, so that no other progress output is needed.
     #[must_use]
     pub fn is_shown(&self) -> bool {
         self.shown.is_some()
     }
 
-    /// So much is done now.
+    /// Sets the position.
     pub fn set(&self, done: u64) {
         if let Some(bar) = &self.shown {
             bar.set_position(done);
         }
     }
 
-    /// So much more is done.
+    /// Advances the position.
     pub fn add(&self, more: u64) {
         if let Some(bar) = &self.shown {
             bar.inc(more);
         }
     }
 
-    /// A reader that moves the bar by what is read.
+    /// Wraps a reader so that reading advances the bar.
     pub fn reading<R: Read>(&self, inner: R) -> Reading<'_, R> {
         Reading { inner, bar: self }
     }
 
-    /// Does `work`, while the bar follows what `done` finds.
+    /// Runs `work` while polling `done` for the position of the bar.
     pub fn following<T>(&self, done: impl Fn() -> u64 + Sync, work: impl FnOnce() -> T) -> T {
         if !self.is_shown() {
             return work();
@@ -124,7 +123,7 @@ impl Bar {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     self.set(done());
-                    thread::sleep(LOOK);
+                    thread::sleep(REFRESH_INTERVAL);
                 }
             });
             let result = work();
@@ -143,7 +142,7 @@ impl Drop for Bar {
     }
 }
 
-/// See [`Bar::reading`].
+/// A reader that advances a bar; see [`Bar::reading`].
 #[derive(Debug)]
 pub struct Reading<'a, R> {
     inner: R,
@@ -158,7 +157,7 @@ impl<R: Read> Read for Reading<'_, R> {
     }
 }
 
-/// A size as people read it: `173 MB`.
+/// Formats a size: `173 MB`.
 #[must_use]
 pub fn megabytes(bytes: u64) -> String {
     match bytes {
@@ -168,7 +167,7 @@ pub fn megabytes(bytes: u64) -> String {
     }
 }
 
-/// A span as people read it: `1.4 s`.
+/// Formats a duration: `1.4 s`.
 #[must_use]
 pub fn seconds(span: Duration) -> String {
     format!("{}.{} s", span.as_secs(), span.subsec_millis() / 100)
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_well() {
+    fn sizes_and_durations_are_formatted() {
         assert_eq!(megabytes(0), "0 kB");
         assert_eq!(megabytes(1), "1 kB");
         assert_eq!(megabytes(999_999), "1000 kB");

@@ -1,7 +1,7 @@
-//! `image.json`: what an image is made of, and what came of it.
+//! `image.json`: the record of an image's inputs, files and results.
 //!
-//! Read back by `verify`, `diff` and `sbom`, from anybody's directory. Fields that
-//! came later may be missing in it; what they say then is not known.
+//! `verify`, `diff` and `sbom` read it as untrusted input. Fields that were added
+//! later may be missing and are then unknown.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,13 +14,13 @@ use crate::digest::Bytes;
 use crate::lock::{Pinned, Release};
 use crate::tree::{Node, Tree};
 
-/// The record's name among the results.
+/// File name of the record in the output directory.
 pub const RECORD: &str = "image.json";
 
-/// A longer record describes no image.
-const LONGEST: u64 = 256 << 20;
+/// Maximum size of a record in bytes.
+const MAX_BYTES: u64 = 256 << 20;
 
-/// Why there is no record to go by.
+/// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It cannot be read.
@@ -31,62 +31,62 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// It is not one.
+    /// It is invalid.
     #[error("{} is no record of an image: {what}", path.display())]
-    NotOne {
+    Invalid {
         /// The record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
 }
 
-/// What `image.json` says. It holds no path of the building machine and no
-/// time of the build, so it is as reproducible as the image.
+/// Contents of `image.json`. It has no host paths and no build time, so it is as
+/// reproducible as the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
-    /// Version of this record's shape.
+    /// Schema version.
     pub schema: u32,
     /// The manifest's name for the image.
     pub name: String,
     /// The image's format.
     pub format: String,
-    /// How it is packed.
+    /// Compression.
     #[serde(default)]
     pub packing: String,
-    /// The directory below `/run/kata-extensions` where a guest mounts it, if it is no root.
+    /// For an extension: name of its mount point below `/run/kata-extensions`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extension: Option<String>,
-    /// How its blocks are verified.
+    /// dm-verity parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verity: Option<VerityRecord>,
-    /// What a kernel that mounts it without help has to be told.
+    /// Kernel command line to mount it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_line: Option<String>,
     /// `uname -r`.
     pub kernel_release: String,
-    /// Where the kernel is from.
+    /// Origin of the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Origin>,
-    /// Wanted modules that the kernel has built in.
+    /// Requested modules that the kernel has built in.
     pub built_in_modules: Vec<String>,
     /// NVIDIA's driver, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverRecord>,
-    /// Every package something was taken from, or of which something was compiled.
+    /// Every package that contributed files or was compiled.
     pub packages: Vec<PackageRecord>,
-    /// Every archive that was supplied and that something was taken from.
+    /// Every supplied archive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub archives: Vec<ArchiveRecord>,
-    /// Every package of the programs that made the format or compiled something.
+    /// Every package of the build tools.
     #[serde(default)]
     pub tools: Vec<PackageRecord>,
-    /// The suites, as they were when the packages were chosen.
+    /// State of the suites when the packages were selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suites: Vec<SuiteRecord>,
-    /// SHA-256 over all that no package decides: path, kind, mode and content
-    /// of the manifest's own entries, modules built out of the kernel's tree,
-    /// and a kernel that was compiled for it.
+    /// SHA-256 over all inputs outside packages: path, kind, mode and content
+    /// of the manifest's own entries, out-of-tree modules, and a kernel built
+    /// from a recipe.
     pub own_files_sha256: String,
     /// Libraries that no program of the image needs, with their sizes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -118,47 +118,47 @@ pub struct FileRecord {
     /// Permission bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Where it is from.
+    /// Its origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
-/// Where something in the image is from.
+/// Origin of a file of the image.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The manifest names it: it is our own.
+    /// Listed in the manifest.
     Own,
-    /// The builder wrote it, such as lists of modules.
+    /// Generated by the builder, such as `modules.dep`.
     Builder,
-    /// A package has it, by [`PackageRecord::id`].
+    /// From a package, by [`PackageRecord::id`].
     Package(String),
-    /// It was compiled of this package.
+    /// Compiled from this source package.
     Source(String),
-    /// An archive has it, by [`ArchiveRecord::id`].
+    /// From an archive, by [`ArchiveRecord::id`].
     Archive(String),
 }
 
-/// An archive that whoever built the image has supplied.
+/// An archive supplied by the user.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArchiveRecord {
     /// The manifest's name for it.
     pub name: String,
-    /// The version of what is in it, as the manifest says.
+    /// The version of its contents, from the manifest.
     pub version: String,
     /// In bytes.
     pub size: u64,
     /// SHA-256 of the archive.
     pub sha256: String,
-    /// Its licence, as the manifest says.
+    /// Its licence, from the manifest.
     pub licence: String,
-    /// What it is for, as the manifest says.
+    /// What it is for, from the manifest.
     pub reason: String,
 }
 
 impl ArchiveRecord {
-    /// What a file's [`Origin`] calls it: `NAME=VERSION`.
+    /// Returns its identifier in [`Origin`]: `NAME=VERSION`.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}={}", self.name, self.version)
@@ -177,7 +177,7 @@ pub struct PackageRecord {
     /// `amd64` or `all`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// Its source package, `NAME=VERSION`, where that has another name or version.
+    /// Its source package, `NAME=VERSION`, if its name or version differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// SHA-256 of the package file.
@@ -185,7 +185,7 @@ pub struct PackageRecord {
 }
 
 impl PackageRecord {
-    /// A pinned package as the record has it.
+    /// Converts a pinned package.
     #[must_use]
     pub fn of(one: &Pinned) -> Self {
         Self {
@@ -198,7 +198,7 @@ impl PackageRecord {
         }
     }
 
-    /// What a file's [`Origin`] calls it: `SUITE/NAME=VERSION`.
+    /// Returns its identifier in [`Origin`]: `SUITE/NAME=VERSION`.
     #[must_use]
     pub fn id(&self) -> String {
         id(&self.suite, &self.name, &self.version)
@@ -215,7 +215,7 @@ pub(crate) fn id(suite: &str, name: &str, version: &str) -> String {
 pub struct DriverRecord {
     /// Its version.
     pub version: String,
-    /// The package that its modules were compiled of, by [`PackageRecord::id`].
+    /// The source package of its modules, by [`PackageRecord::id`].
     pub source: String,
     /// The compiler.
     pub compiler: String,
@@ -263,17 +263,17 @@ impl Contents {
     /// Reads a record, or that in a directory of results.
     ///
     /// # Errors
-    /// It cannot be read, or is no record.
+    /// It cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let path = if path.is_dir() { path.join(RECORD) } else { path.to_owned() };
         let failed = |source| Error::Read { path: path.clone(), source };
         let mut text = Vec::new();
-        File::open(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut text)).map_err(failed)?;
-        serde_json::from_slice(&text).map_err(|error| Error::NotOne { path, what: error.to_string() })
+        File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text)).map_err(failed)?;
+        serde_json::from_slice(&text).map_err(|error| Error::Invalid { path, what: error.to_string() })
     }
 }
 
-/// What is in a tree and is no file, as [`Contents::others`] has it.
+/// Returns the entries of a tree other than files, in the format of [`Contents::others`].
 pub(crate) fn others(tree: &Tree) -> BTreeMap<String, String> {
     let text = |node: &Node| match node {
         Node::File { .. } => None,
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn earlier_records_are_read_and_lack_only_what_came_later() {
+    fn earlier_records_are_read_without_newer_fields() {
         let dir = tempfile::tempdir().unwrap();
         let text = r#"{"schema":1,"name":"x","format":"erofs","kernel_release":"6","built_in_modules":[],
             "packages":[{"name":"p","version":"1","suite":"sid","sha256":"ab"}],"own_files_sha256":"",
@@ -298,15 +298,19 @@ mod tests {
         let read = Contents::read(dir.path()).unwrap();
         assert_eq!(read.files["init"], FileRecord { size: 1, sha256: "cd".into(), ..FileRecord::default() });
         assert_eq!((read.packages[0].id().as_str(), &read.packages[0].architecture), ("sid/p=1", &None));
-        assert_eq!(Contents::read(&dir.path().join(RECORD)).unwrap(), read, "a directory, or its record");
+        assert_eq!(
+            Contents::read(&dir.path().join(RECORD)).unwrap(),
+            read,
+            "the path may be the directory or its record"
+        );
         let error = Contents::read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(error.contains("none") && error.contains("directory that build wrote"), "{error}");
-        std::fs::write(dir.path().join("odd"), "[]").unwrap();
-        assert!(matches!(Contents::read(&dir.path().join("odd")), Err(Error::NotOne { .. })));
+        std::fs::write(dir.path().join("invalid"), "[]").unwrap();
+        assert!(matches!(Contents::read(&dir.path().join("invalid")), Err(Error::Invalid { .. })));
     }
 
     #[test]
-    fn origins_read_as_they_are_written() {
+    fn origins_round_trip_through_json() {
         for (origin, text) in [
             (Origin::Own, r#""own""#),
             (Origin::Builder, r#""builder""#),

@@ -1,11 +1,10 @@
-//! Files by what is in them.
+//! A content-addressed store of downloaded files.
 //!
-//! A package that an archive has replaced is gone from there within weeks; an
-//! image that was built from it must build again all the same. So what was
-//! fetched stays, under its SHA-256: `store/ab/ab12.../NAME`, where the name is
-//! for people and finds nothing. A file has its final name only when it is whole
-//! and on the disk, and is hashed whenever it is taken out; one that is damaged
-//! counts as absent.
+//! An archive removes replaced packages within weeks, but images built from them
+//! must stay reproducible. So downloads are stored under their SHA-256:
+//! `store/ab/ab12.../NAME`, where the name is informational. A file is renamed to
+//! its final name when it is complete and synced, and hashed at every lookup; a
+//! corrupt one counts as absent.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,17 +13,17 @@ use std::path::{Path, PathBuf};
 use crate::cache::{self, io_error};
 use crate::digest;
 
-/// Why a file could not be kept.
+/// Why a file could not be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not what it should be.
+    /// Its hash is wrong.
     #[error("{}: SHA-256 is {found}, expected {expected}", file.display())]
     WrongHash {
         /// The file.
         file: PathBuf,
-        /// What it should have.
+        /// The expected SHA-256.
         expected: String,
-        /// What it has.
+        /// The actual SHA-256.
         found: String,
     },
     /// A file operation failed.
@@ -32,27 +31,27 @@ pub enum Error {
     Cache(#[from] cache::Error),
 }
 
-/// The directory of kept files. Any number of processes may use it at once.
+/// The store directory. Any number of processes may use it concurrently.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
 }
 
-/// How the names of files begin that are being written.
-const HALF: &str = ".half-";
+/// Name prefix of files that are being written.
+const PARTIAL_PREFIX: &str = ".half-";
 
-fn is_half(file: &Path) -> bool {
-    file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(HALF.as_bytes()))
+fn is_partial(file: &Path) -> bool {
+    file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes()))
 }
 
-/// Whether this is a SHA-256 as this crate writes them.
+/// Returns whether this is a SHA-256 in lower-case hexadecimal.
 #[must_use]
 pub fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 impl Store {
-    /// The store of a cache directory. It is made when something is put in.
+    /// Returns the store of a cache directory, which is created by the first `put`.
     #[must_use]
     pub fn of(cache: &Path) -> Self {
         Self { dir: cache.join("store") }
@@ -62,15 +61,15 @@ impl Store {
         self.dir.join(sha256.get(..2).unwrap_or("--")).join(sha256)
     }
 
-    /// The file with this hash, if it is there and whole, whatever it is called.
+    /// Returns the file with this hash, under any name, if it is stored and intact.
     #[must_use]
     pub fn get(&self, sha256: &str) -> Option<PathBuf> {
         let entries = fs::read_dir(self.place(sha256)).ok()?.flatten();
         entries.map(|entry| entry.path()).find(|file| match digest::of_file(file) {
             Ok((found, _)) if found == sha256 => true,
             Ok(_) => {
-                // What a disk has damaged helps nobody. Not one that another process is just writing.
-                if !is_half(file) {
+                // Remove a corrupt file, but not one that another process is writing.
+                if !is_partial(file) {
                     let _ = fs::remove_file(file);
                 }
                 false
@@ -79,10 +78,10 @@ impl Store {
         })
     }
 
-    /// Moves a file in, if it has that hash. `name` is one component, for people.
+    /// Moves a file into the store if it has that hash. `name` is an informational file name.
     ///
     /// # Errors
-    /// It has another hash and stays where it is, or a file operation failed.
+    /// It has another hash and is not moved, or a file operation failed.
     pub fn put(&self, file: &Path, sha256: &str, name: &str) -> Result<PathBuf, Error> {
         let (found, _) = digest::of_file(file).map_err(io_error("read", file))?;
         if found != sha256 {
@@ -91,14 +90,16 @@ impl Store {
         let dir = &self.place(sha256);
         let place = dir.join(name);
         fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
-        File::open(file).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", file))?;
+        File::open(file).and_then(|open| open.sync_all()).map_err(io_error("sync", file))?;
         match fs::rename(file, &place) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                let new =
-                    tempfile::Builder::new().prefix(HALF).tempfile_in(dir).map_err(io_error("make a file in", dir))?;
+                let new = tempfile::Builder::new()
+                    .prefix(PARTIAL_PREFIX)
+                    .tempfile_in(dir)
+                    .map_err(io_error("make a file in", dir))?;
                 fs::copy(file, new.path()).map_err(io_error("copy a file to", &place))?;
-                new.as_file().sync_all().map_err(io_error("write to the disk", &place))?;
+                new.as_file().sync_all().map_err(io_error("sync", &place))?;
                 new.persist(&place).map_err(|error| io_error("rename into place", &place)(error.error))?;
                 fs::remove_file(file).map_err(io_error("remove", file))?;
             }
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_found_by_its_hash_and_a_damaged_one_is_not() {
+    fn file_is_found_by_its_hash_unless_corrupt() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let hash = digest::of_bytes(b"package");
@@ -123,7 +124,7 @@ mod tests {
         let place = store.put(&file, &hash, "a.deb").unwrap();
         assert!(!file.exists());
         assert_eq!(store.get(&hash), Some(place.clone()));
-        // Twice is no harm.
+        // Storing it again is idempotent.
         fs::write(&file, "package").unwrap();
         assert_eq!(store.put(&file, &hash, "a.deb").unwrap(), place);
         for damage in ["packagE", "pack", ""] {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_does_not_get_in() {
+    fn file_with_another_hash_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let file = dir.path().join("fetched");
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_put_and_take_one_file() {
+    fn concurrent_put_and_get_of_one_file_succeed() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let text = "x".repeat(100_000);

@@ -1,14 +1,14 @@
-//! Names in archives that are anybody's: plain, or refused, never cleaned.
+//! Names in untrusted archives: normalized names are accepted, others refused.
 
-/// The longest name that is believed, in bytes.
+/// Maximum length of a name in bytes.
 pub(crate) const LONGEST: usize = 4096;
 
-/// What somebody else wrote, for a message.
+/// Truncates untrusted text for a message.
 fn shown(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-/// A name as it is looked for: no `.`, nothing that leads out.
+/// Normalizes a name: removes `.`, refuses `..` and absolute paths.
 pub(crate) fn plain(name: &str) -> Result<String, String> {
     let leads_out = || format!("entry {:?} leads out of the archive", shown(name));
     if name.starts_with('/') || name.len() > LONGEST {
@@ -21,7 +21,7 @@ pub(crate) fn plain(name: &str) -> Result<String, String> {
     Ok(parts.join("/"))
 }
 
-/// Where a link leads, from the directory that it is in.
+/// Resolves a link relative to its directory, refusing targets outside.
 pub(crate) fn followed(link: &str, target: &str) -> Result<String, String> {
     let out = || format!("link {:?} leads out of the archive", shown(link));
     if target.starts_with('/') || target.len() > LONGEST {

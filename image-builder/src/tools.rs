@@ -1,6 +1,6 @@
-//! The programs that make file systems and compress: Debian packages of one
-//! suite, unpacked into the cache and run with their own C library, so that
-//! neither root nor the machine's own versions have a say in an image's bytes.
+//! Tools that create file systems and compress: Debian packages of one suite,
+//! unpacked into the cache and run with their own C library, so that an image's
+//! bytes do not depend on the host's versions, and no root is needed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,21 +11,20 @@ use crate::digest;
 use crate::lock::Pinned;
 use crate::packages::{self, Packages};
 
-/// Changes when trees are made differently, so that old ones are made anew.
+/// Layout version of unpacked tool sets; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;
-/// Every program of the tools comes from this suite: its `mkfs.erofs` is the
-/// first of Debian that takes archives and knows zstd.
+/// Suite of all tools: its `mkfs.erofs` is Debian's first with tar input and zstd.
 pub const SUITE: &str = "trixie";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// The loader of a tree's own C library.
+/// The dynamic loader of a tool set's C library.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-/// Where programs are.
+/// Directories of programs.
 const PROGRAMS: &[&str] = &["usr/bin", "usr/sbin", "bin", "sbin"];
 
-/// Why a tool is not there.
+/// Why a tool is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A package could not be had.
+    /// A package is not available.
     #[error(transparent)]
     Packages(#[from] packages::Error),
     /// A package could not be unpacked.
@@ -34,17 +33,17 @@ pub enum Error {
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// The packages do not hold what they should.
+    /// A file is missing in the packages.
     #[error("{} is missing: remove the directory {} and try again", file.display(), tree.display())]
     Missing {
         /// The file.
         file: PathBuf,
-        /// The directory it should be below.
+        /// The directory of the tool set.
         tree: PathBuf,
     },
 }
 
-/// A set of programs that come together.
+/// A tool set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kit {
     /// `mkfs.erofs`, `fsck.erofs`, `dump.erofs`.
@@ -57,18 +56,18 @@ pub enum Kit {
     Lz4,
     /// `zstd`.
     Zstd,
-    /// `veritysetup`; for tests, which compare our hash trees to its.
+    /// `veritysetup`; for tests that compare hash trees with its output.
     Verity,
 }
 
 impl Kit {
-    /// The packages that are asked for; what they need comes along.
+    /// Returns the requested packages, without dependencies.
     #[must_use]
     pub fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Erofs => &["erofs-utils"],
             Self::Squashfs => &["squashfs-tools"],
-            // mke2fs reads archives with a library that it loads when asked to.
+            // mke2fs loads libarchive at run time to read tar archives.
             Self::Ext4 => &["e2fsprogs", "libarchive13t64"],
             Self::Lz4 => &["lz4"],
             Self::Zstd => &["zstd"],
@@ -76,7 +75,7 @@ impl Kit {
         }
     }
 
-    /// The programs that are kept.
+    /// Returns the programs that are unpacked.
     fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Erofs => &["mkfs.erofs", "fsck.erofs", "dump.erofs"],
@@ -88,22 +87,22 @@ impl Kit {
         }
     }
 
-    fn keeps(self, path: &Path) -> bool {
+    fn is_needed(self, path: &Path) -> bool {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let dir = path.parent().unwrap_or(Path::new(""));
         let program = self.programs().contains(&name.as_ref()) && PROGRAMS.iter().any(|place| dir == Path::new(place));
-        // Not those below: character sets, cryptography's engines.
+        // Not the subdirectories: character sets, OpenSSL engines.
         let library = dir == Path::new(LIBRARIES) && name.contains(".so");
         program || library || path.starts_with("usr/lib64")
     }
 
-    /// Names a directory in the cache.
+    /// Returns the name prefix of its cache directory.
     fn label(self) -> &'static str {
         self.packages().first().copied().unwrap_or("none")
     }
 }
 
-/// The programs of one kit, ready to run.
+/// An unpacked tool set.
 #[derive(Debug, Clone)]
 pub struct Toolset {
     root: PathBuf,
@@ -112,31 +111,31 @@ pub struct Toolset {
 }
 
 impl Toolset {
-    /// The programs of `kit`, downloaded and unpacked unless they are there:
-    /// what the suite has now, or what the lock names.
+    /// Downloads and unpacks the tool set `kit` unless cached: the suite's current
+    /// packages, or those of the lock.
     ///
     /// # Errors
-    /// A package that cannot be had, or a failed file operation.
+    /// An unavailable package, or a failed file operation.
     pub fn of(kit: Kit, packages: &mut Packages<'_>) -> Result<Self, Error> {
         let found = packages.find_tools(SUITE, kit.packages())?;
         let mut key = format!("{LAYOUT} {kit:?}");
         found.iter().for_each(|package| key.push_str(&package.sha256));
-        // Other packages, another directory.
+        // Each set of packages has its own directory.
         let name = format!("{}-{}", kit.label(), &digest::of_bytes(key.as_bytes())[..16]);
         let (root, progress) = (packages.cache().join("format-tools").join(name), packages.progress());
         cache::publish(&root, &progress, |half| {
             progress.say(format_args!("{}: unpacking", kit.label()));
             for package in &found {
                 let deb = packages.fetch_tool(&package.name, package)?;
-                debian::unpack(&deb, half, |path| kit.keeps(path))?;
+                debian::unpack(&deb, half, |path| kit.is_needed(path))?;
             }
             Ok::<_, Error>(())
         })?;
         Ok(Self { root, packages: found })
     }
 
-    /// `program` of this set, with nothing of this machine's environment: no
-    /// language, no option variables, no library of it.
+    /// Returns a command for `program` of this set with a cleared environment: no
+    /// locale, option variables or libraries of the host.
     ///
     /// # Errors
     /// The set has no such program.
@@ -150,7 +149,7 @@ impl Toolset {
         }
         let mut command = Command::new(loader);
         command.arg("--library-path").arg(self.root.join(LIBRARIES));
-        // Else the process would believe its name to be a path.
+        // Otherwise argv[0] would be the full path.
         command.arg("--argv0").arg(program).arg(place);
         command.env_clear().env("LC_ALL", "C.UTF-8");
         Ok(command)
@@ -165,7 +164,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn programs_run_through_the_sets_own_loader() {
+    fn programs_run_through_the_loader_of_their_set() {
         let dir = tempfile::tempdir().unwrap();
         let set = Toolset { root: dir.path().to_owned(), packages: Vec::new() };
         let missing = set.command("mkfs.erofs").unwrap_err().to_string();
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_decides_which_packages() {
+    fn lock_determines_the_packages() {
         let cache = tempfile::tempdir().unwrap();
         let mut lock = Lock::default();
         let error = Toolset::of(Kit::Lz4, &mut Packages::new(cache.path(), Some(&lock), Progress::quiet()));
@@ -198,14 +197,14 @@ mod tests {
             lock.tools = vec![Pinned {
                 suite: SUITE.to_owned(),
                 name: "lz4".to_owned(),
-                asked: None,
+                requested: None,
                 version: version.to_owned(),
                 architecture: "amd64".to_owned(),
                 source: None,
                 size: 1,
                 sha256: sha256.repeat(64),
             }];
-            // As if it had been unpacked before.
+            // Simulate an unpacked set.
             let mut key = format!("{LAYOUT} {:?}", Kit::Lz4);
             key.push_str(&sha256.repeat(64));
             let name = format!("lz4-{}", &digest::of_bytes(key.as_bytes())[..16]);
@@ -221,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn only_programs_and_their_libraries_are_kept() {
-        for (path, kept) in [
+    fn only_programs_and_their_libraries_are_unpacked() {
+        for (path, expected) in [
             ("usr/bin/mkfs.erofs", true),
             ("usr/sbin/mke2fs", false),
             ("usr/share/mkfs.erofs", false),
@@ -230,7 +229,7 @@ mod tests {
             ("usr/lib/x86_64-linux-gnu/gconv/UTF-16.so", false),
             ("usr/lib64/ld-linux-x86-64.so.2", true),
         ] {
-            assert_eq!(Kit::Erofs.keeps(Path::new(path)), kept, "{path}");
+            assert_eq!(Kit::Erofs.is_needed(Path::new(path)), expected, "{path}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The files of an image, before they take an image format.
+//! The entries of an image, independent of the image format.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where a file's contents come from.
+/// Source of a file's contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// A file on this machine.
+    /// A file on the host.
     File(PathBuf),
     /// These bytes.
     Bytes(Vec<u8>),
@@ -24,12 +24,12 @@ pub enum Node {
     File {
         /// Permission bits.
         mode: u32,
-        /// What is in it.
+        /// Its contents.
         content: Content,
     },
     /// A symbolic link.
     Symlink {
-        /// What it points to.
+        /// Its target.
         target: String,
     },
     /// A character device.
@@ -43,27 +43,27 @@ pub enum Node {
     },
 }
 
-/// Two things want one place.
+/// Two entries conflict.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The path is taken.
+    /// The path already has an entry.
     #[error("/{path} is in the image twice: as {first} and as {second}")]
     Twice {
         /// The path.
         path: String,
-        /// What is there.
+        /// Kind of the existing entry.
         first: &'static str,
-        /// What should be put there.
+        /// Kind of the new entry.
         second: &'static str,
     },
-    /// Something that is not a directory has entries below it.
+    /// A parent path is not a directory.
     #[error("/{path} cannot be in the image: /{above} is {what}, not a directory")]
     Below {
         /// The path.
         path: String,
-        /// The path above it.
+        /// The parent path.
         above: String,
-        /// What is there.
+        /// Kind of the parent entry.
         what: &'static str,
     },
 }
@@ -79,20 +79,20 @@ impl Node {
     }
 }
 
-/// Every entry of an image by path, without leading slash. Parents exist:
-/// those nobody asked for are directories of mode 0755.
+/// Every entry of an image by path, without leading slash. Missing parents are
+/// created as directories of mode 0755.
 #[derive(Debug, Clone, Default)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
-    /// Directories that exist only because something is below them.
+    /// Directories created only as parents.
     implied: std::collections::BTreeSet<String>,
 }
 
 impl Tree {
-    /// Puts `node` at `path` (checked by the manifest: relative and plain).
+    /// Adds `node` at `path` (relative and normalized, as checked by the manifest).
     ///
     /// # Errors
-    /// When the path is taken or lies below something that is no directory.
+    /// The path has an entry already, or a parent is not a directory.
     pub fn add(&mut self, path: &str, node: Node) -> Result<(), Error> {
         for (end, _) in path.match_indices('/') {
             let above = &path[..end];
@@ -108,7 +108,7 @@ impl Tree {
                 }
             }
         }
-        // Saying what an implied directory is like does not repeat it.
+        // An explicit directory may replace one created as a parent.
         let may_replace = matches!(node, Node::Directory { .. }) && self.implied.remove(path);
         if let Some(first) = self.nodes.get(path)
             && !may_replace
@@ -119,7 +119,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What is at a path, without leading slash. Links are not followed.
+    /// Returns the entry at a path without leading slash. Links are not followed.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<&Node> {
         // The root itself is not in the list.
@@ -127,14 +127,14 @@ impl Tree {
         if path.is_empty() { Some(&ROOT) } else { self.nodes.get(path) }
     }
 
-    /// The names in a directory, without leading slash. Links are not followed.
+    /// Returns the names in a directory (path without leading slash). Links are not followed.
     pub fn names<'a>(&'a self, dir: &str) -> impl Iterator<Item = &'a str> + use<'a> {
         let below = if dir.is_empty() { String::new() } else { format!("{dir}/") };
         let all = self.nodes.range(below.clone()..).map_while(move |(path, _)| path.strip_prefix(below.as_str()));
         all.filter(|name| !name.contains('/'))
     }
 
-    /// Entries in order of path; a directory comes before what is in it.
+    /// Iterates over entries sorted by path; a directory precedes its entries.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_are_made_and_come_first() {
+    fn parents_are_created_and_come_first() {
         let mut tree = Tree::default();
         tree.add("usr/bin/agent", file()).unwrap();
         tree.add("init", file()).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_one_thing() {
+    fn conflicting_entries_are_refused() {
         let mut tree = Tree::default();
         tree.add("run", Node::Directory { mode: 0o755 }).unwrap();
         tree.add("var/run", Node::Symlink { target: "/run".into() }).unwrap();

@@ -67,7 +67,7 @@ impl Problem {
 pub fn verify(dir: &Path) -> Result<Report, Error> {
     let path = dir.join(RECORD);
     let contents = Contents::read(&path)?;
-    let no_record = |what: String| record::Error::NotOne { path: path.clone(), what };
+    let no_record = |what: String| record::Error::Invalid { path: path.clone(), what };
     let mut report = Report { name: contents.name, files: 0, verified_blocks: 0, problems: Vec::new() };
     for (name, expected) in &contents.outputs {
         if !is_plain(name) {
@@ -247,7 +247,7 @@ mod tests {
             let mut bad = good.clone();
             bad.outputs.insert(name.to_owned(), entry.clone());
             record(&dir, &bad);
-            assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::NotOne { .. }))), "{name}");
+            assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::Invalid { .. }))), "{name}");
         }
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
         let mut bad = good.clone();
@@ -257,7 +257,7 @@ mod tests {
         let mut bad = good.clone();
         bad.verity.as_mut().unwrap().root_hash = "00".repeat(32);
         record(&dir, &bad);
-        assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::NotOne { .. }))));
+        assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::Invalid { .. }))));
         let mut bad = good;
         bad.verity.as_mut().unwrap().hash_offset += BLOCK;
         record(&dir, &bad);

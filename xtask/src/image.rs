@@ -135,12 +135,12 @@ fn build_image(args: &Args, name: &str, programs: &Programs, cache: &Path) -> an
     if args.locked.is_none() {
         return Ok(locked::lock(&task)?.0);
     }
-    let (image, verdict) = locked::build_by(&task)?;
+    let (image, verdict) = locked::build_locked(&task)?;
     match verdict {
         Verdict::Same => {
             progress.say(format_args!("{name}: byte for byte identical to the image of {}", lock.display()))
         }
-        Verdict::OtherInputs(which) => {
+        Verdict::DifferentInputs(which) => {
             progress.say(format_args!("{name}: differs from the image of {}: {which}", lock.display()))
         }
     }

@@ -1,7 +1,7 @@
-//! Files of an archive that whoever builds the image supplies.
+//! Adds files of archives that the user supplies.
 //!
-//! What is in it is taken for hostile, as packages are, although its hash is
-//! known: the hash says which archive it is, not that it is a good one.
+//! The contents are untrusted input, like packages, although the hash is
+//! pinned: the hash identifies the archive, it does not make it trustworthy.
 
 mod unpack;
 
@@ -19,42 +19,42 @@ use crate::record::ArchiveRecord;
 use crate::tree::{Content, Node};
 use unpack::{Entry, FILES, Listing};
 
-/// Why an archive's files could not be had.
+/// Why an archive's files are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not there.
+    /// It does not exist.
     #[error("archive {name}: cannot read {}: {source}; it is supplied by you: {reason}", path.display())]
     Missing {
         /// The archive.
         name: String,
-        /// Where it should be.
+        /// Its expected path.
         path: PathBuf,
         /// What it is for, and where it is had.
         reason: String,
         /// The system's answer.
         source: io::Error,
     },
-    /// It is another one.
+    /// It has another hash.
     #[error(transparent)]
-    Other(#[from] Box<Other>),
+    WrongArchive(#[from] Box<WrongArchive>),
     /// It cannot be unpacked.
     #[error("archive {name}: cannot unpack {}: {what}; nothing of it is taken", path.display())]
     Unpack {
         /// The archive.
         name: String,
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
-    /// It has nothing of that name.
-    #[error("archive {name} has nothing that matches {pattern:?}; it has {near}")]
+    /// A pattern matches no entry.
+    #[error("archive {name} has no entry that matches {pattern:?}; it has {near}")]
     NoMatch {
         /// The archive.
         name: String,
-        /// What was asked for.
+        /// The pattern.
         pattern: String,
-        /// Some of what it has.
+        /// Some of its entries.
         near: String,
     },
     /// A file operation failed.
@@ -62,42 +62,42 @@ pub enum Error {
     Cache(#[from] cache::Error),
 }
 
-/// An archive that is not the one that is meant.
+/// An archive with another hash than the manifest says.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "archive {name}: {} has SHA-256 {found}, the manifest says {expected}; supply the one that is meant, \
-     version {version}, or give its hash once you trust it: {reason}",
+    "archive {name}: {} has SHA-256 {found}, the manifest says {expected}; supply \
+     version {version}, or update the hash if you trust this archive: {reason}",
     path.display()
 )]
-pub struct Other {
+pub struct WrongArchive {
     /// The archive.
     pub name: String,
-    /// The version that is meant.
+    /// The version in the manifest.
     pub version: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it should have.
+    /// The expected SHA-256.
     pub expected: String,
-    /// What it has.
+    /// The actual SHA-256.
     pub found: String,
     /// What it is for, and where it is had.
     pub reason: String,
 }
 
-/// Changes when unpacked directories do, so that old ones are made anew.
+/// Layout version of unpacked directories; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;
 
-/// `*` and `?` stay within a directory.
+/// `*` and `?` do not match `/`.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
-/// Names shown when nothing matches.
+/// Maximum number of names in the error of a pattern without a match.
 const MOST_NEAR: usize = 12;
 
-/// The entries that an archive gives to an image, by path, and which archive that is.
+/// Unpacks an archive and returns its record and the image entries sorted by path.
 ///
 /// # Errors
-/// It is not there, is another one or a bad one, or a pattern matches nothing of it.
+/// It does not exist, has a wrong hash or is malformed, or a pattern matches nothing.
 pub fn entries(
     cache: &Path,
     wanted: &Archive,
@@ -112,7 +112,7 @@ pub fn entries(
     };
     let (found, size) = digest::of_file(&path).map_err(missing)?;
     let other = |found: String| {
-        Error::from(Box::new(Other {
+        Error::from(Box::new(WrongArchive {
             name: wanted.name.clone(),
             version: wanted.version.clone(),
             path: path.clone(),
@@ -129,7 +129,7 @@ pub fn entries(
     cache::publish(&dir, &progress, |half| {
         progress.say(format_args!("archive {} {}: unpacking", wanted.name, wanted.version));
         let file = File::open(&path).map_err(missing)?;
-        // It is hashed once more as it is read: somebody may be writing it.
+        // Hashed again while reading: the file may change meanwhile.
         let found = unpack::unpack(file, half).map_err(|what| Error::Unpack {
             name: wanted.name.clone(),
             path: path.clone(),
@@ -181,7 +181,7 @@ fn near(listing: &Listing) -> String {
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }
 
-/// Where the listing of an unpacked archive is.
+/// Returns the path of the listing of an unpacked archive.
 fn listing_of(dir: &Path) -> PathBuf {
     dir.join("listing.json")
 }

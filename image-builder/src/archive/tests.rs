@@ -5,7 +5,7 @@ use crate::manifest::Part;
 use std::io::Write as _;
 use tempfile::TempDir;
 
-/// A tar entry with any name, kind and mode, also those that no tool writes.
+/// Appends a tar entry with any name, kind and mode, including invalid ones.
 fn entry(out: &mut Vec<u8>, kind: u8, path: &str, link: &str, mode: u32, data: &[u8]) {
     let mut header = tar::Header::new_ustar();
     header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
@@ -22,7 +22,7 @@ fn entry(out: &mut Vec<u8>, kind: u8, path: &str, link: &str, mode: u32, data: &
     out.resize(out.len().next_multiple_of(512), 0);
 }
 
-/// As NVIDIA's archives are.
+/// Returns an archive with the layout of NVIDIA's.
 fn good() -> Vec<u8> {
     let mut tar = Vec::new();
     entry(&mut tar, b'5', "./fm-1/", "", 0o755, b"");
@@ -58,7 +58,7 @@ const FILES_WANTED: &[(&str, &str)] =
     &[("*/bin/nv-fm", "usr/bin"), ("*/share/*_topology", "usr/share"), ("*/lib/libfm.so*", "usr/lib")];
 
 #[test]
-fn files_go_to_their_places_whatever_packs_them() {
+fn files_are_added_from_any_supported_compression() {
     let tar = good();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&tar).unwrap();
@@ -82,8 +82,8 @@ fn files_go_to_their_places_whatever_packs_them() {
         let Node::File { mode: 0o755, content: Content::File(path) } = &entries[0].1 else { panic!("{entries:?}") };
         assert_eq!(fs::read(path).unwrap(), b"program");
         assert_eq!(entries[1].1, Node::Symlink { target: "libfm.so.1.2".into() });
-        assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the right to be run is kept");
-        // From the cache it is the same, and the archive still has to be there.
+        assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the execute bit is preserved");
+        // The cached result is the same, and the archive must still exist.
         assert_eq!(taken(&dir, &wanted).unwrap().1, entries);
         fs::remove_file(&wanted.path).unwrap();
         let error = taken(&dir, &wanted).unwrap_err();
@@ -92,30 +92,30 @@ fn files_go_to_their_places_whatever_packs_them() {
 }
 
 #[test]
-fn another_archive_and_missing_files_are_told() {
+fn wrong_archive_and_unmatched_patterns_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let right = wanted(&dir, &good(), FILES_WANTED);
     let mut other = right.clone();
     other.sha256 = "ab".repeat(32);
     let error = taken(&dir, &other).unwrap_err();
     assert!(error.contains(&right.sha256) && error.contains("abab") && error.contains("ask the vendor"), "{error}");
-    assert!(!dir.path().join("cache/unpacked").exists(), "nothing of it is unpacked");
+    assert!(!dir.path().join("cache/unpacked").exists(), "it is not unpacked");
     let error = taken(&dir, &wanted(&dir, &good(), &[("*/sbin/x", "usr")])).unwrap_err();
     assert!(error.contains("\"*/sbin/x\"") && error.contains("it has fm-1/bin/nv-fm, "), "{error}");
-    // A star is a name, not a path.
+    // * does not match /.
     assert!(taken(&dir, &wanted(&dir, &good(), &[("*/nv-fm", "usr")])).is_err());
 }
 
 #[test]
-fn hostile_archives_are_refused_whole() {
+fn malicious_archives_are_refused_completely() {
     type Make = fn(&mut Vec<u8>);
     let cases: [(&str, Make); 12] = [
         ("leads out", |t| entry(t, b'0', "../x", "", 0o644, b"evil")),
         ("leads out", |t| entry(t, b'0', "/x", "", 0o644, b"evil")),
         ("leads out", |t| entry(t, b'2', "a/l", "../../x", 0o777, b"")),
         ("leads out", |t| entry(t, b'2', "l", "/etc", 0o777, b"")),
-        ("changes who runs it", |t| entry(t, b'0', "su", "", 0o4755, b"evil")),
-        ("changes who runs it", |t| entry(t, b'0', "sg", "", 0o2755, b"evil")),
+        ("is set-uid or set-gid", |t| entry(t, b'0', "su", "", 0o4755, b"evil")),
+        ("is set-uid or set-gid", |t| entry(t, b'0', "sg", "", 0o2755, b"evil")),
         ("Char", |t| entry(t, b'3', "null", "", 0o666, b"")),
         ("Block", |t| entry(t, b'4', "sda", "", 0o666, b"")),
         ("Fifo", |t| entry(t, b'6', "pipe", "", 0o666, b"")),
@@ -134,7 +134,7 @@ fn hostile_archives_are_refused_whole() {
         assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|it| it == "lock")), "{said}: {left:?}");
         assert!(!dir.path().join("x").exists() && !dir.path().join("cache/x").exists());
     }
-    for (bytes, said) in [(&b"PK\x03\x04"[..], "gzip or xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
+    for (bytes, said) in [(&b"PK\x03\x04"[..], "tar.xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
         let dir = tempfile::tempdir().unwrap();
         let error = taken(&dir, &wanted(&dir, bytes, FILES_WANTED)).unwrap_err();
         assert!(error.contains(said), "{error}");
@@ -142,7 +142,7 @@ fn hostile_archives_are_refused_whole() {
 }
 
 #[test]
-fn a_link_on_the_way_does_not_lead_a_file_astray() {
+fn file_below_a_link_is_not_written_through_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut tar = Vec::new();
     entry(&mut tar, b'2', "d", "e", 0o777, b"");

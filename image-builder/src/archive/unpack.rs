@@ -1,7 +1,7 @@
-//! Unpacking an archive: files into one directory, links only as a list.
+//! Unpacks an archive: files into one directory, links only into the listing.
 //!
-//! No link is made, so none can lead a later file astray, and a name that is
-//! taken is not written to again.
+//! Links are never created, so no entry can be written through one, and existing
+//! names are never overwritten.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -17,19 +17,19 @@ use super::listing_of;
 use crate::digest::Hashing;
 use crate::tar_names::{followed, plain};
 
-/// Where the files are.
+/// Subdirectory of the files.
 pub(super) const FILES: &str = "files";
 
-/// Entries of an archive.
+/// Maximum number of entries.
 const MOST_ENTRIES: usize = 65_536;
-/// Bytes of all its files.
+/// Maximum total size in bytes.
 const MOST_BYTES: u64 = 8 << 30;
-/// What unpacking xz may take; its largest preset needs 65 MiB.
+/// Memory limit of the xz decoder; its largest preset needs 65 MiB.
 const MOST_MEMORY_KIB: u32 = 128 << 10;
-/// Set-uid and set-gid.
-const CHANGES_USER: u32 = 0o6000;
+/// Mode bits set-uid and set-gid.
+const SETID_BITS: u32 = 0o6000;
 
-/// What is in an archive, directories apart.
+/// Entries of an archive except directories.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Listing {
     pub(super) entries: BTreeMap<String, Entry>,
@@ -42,7 +42,7 @@ pub(super) enum Entry {
     Link { target: String },
 }
 
-/// Unpacks into the directory `into` and returns the hash of what was read.
+/// Unpacks into the directory `into` and returns the SHA-256 of the archive.
 pub(super) fn unpack(file: File, into: &Path) -> Result<String, String> {
     let mut packed = BufReader::new(Hashing::new(file));
     let listing = {
@@ -53,12 +53,12 @@ pub(super) fn unpack(file: File, into: &Path) -> Result<String, String> {
                 files(XzReader::new_mem_limit(&mut packed, true, MOST_MEMORY_KIB), into)?
             }
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [b'B', b'Z', b'h', ..] | [b'P', b'K', ..] | [b'!', b'<', ..] => {
-                return Err("it is neither a tar archive nor one packed with gzip or xz: pack it so".to_owned());
+                return Err("it is neither tar, tar.gz nor tar.xz: repack it".to_owned());
             }
             _ => files(&mut packed, into)?,
         }
     };
-    // What follows the archive's end belongs to the hash.
+    // The hash includes trailing data.
     io::copy(&mut packed, &mut io::sink()).map_err(|error| error.to_string())?;
     let text = serde_json::to_vec(&listing).map_err(|error| error.to_string())?;
     fs::write(listing_of(into), text).map_err(|error| error.to_string())?;
@@ -77,42 +77,43 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
         }
         let mut entry = entry.map_err(|error| format!("entry {}: {error}", number + 1))?;
         let path = entry.path_bytes().into_owned();
-        let name = std::str::from_utf8(&path).map_err(|_| format!("entry {}: its name is no text", number + 1))?;
+        let name = std::str::from_utf8(&path).map_err(|_| format!("entry {}: its name is not UTF-8", number + 1))?;
         let name = plain(name)?;
         let new = match entry.header().entry_type() {
             EntryType::Directory | EntryType::XGlobalHeader => continue,
             EntryType::Regular | EntryType::Continuous => {
                 let mode = entry.header().mode().map_err(|error| format!("{name:?}: {error}"))?;
-                if mode & CHANGES_USER != 0 {
-                    return Err(format!(
-                        "{name:?} changes who runs it (mode {mode:o}), which no program of an image does"
-                    ));
+                if mode & SETID_BITS != 0 {
+                    return Err(format!("{name:?} is set-uid or set-gid (mode {mode:o}), which images do not allow"));
                 }
                 left = left.checked_sub(entry.size()).ok_or_else(|| format!("more than {MOST_BYTES} bytes"))?;
-                let said = |error: io::Error| format!("{name:?}: {error}");
+                let failed = |error: io::Error| format!("{name:?}: {error}");
                 let place = root.join(&name);
-                fs::create_dir_all(place.parent().unwrap_or(&root)).map_err(said)?;
-                let mut file = OpenOptions::new().write(true).create_new(true).open(&place).map_err(said)?;
-                io::copy(&mut entry, &mut file).map_err(said)?;
+                fs::create_dir_all(place.parent().unwrap_or(&root)).map_err(failed)?;
+                let mut file = OpenOptions::new().write(true).create_new(true).open(&place).map_err(failed)?;
+                io::copy(&mut entry, &mut file).map_err(failed)?;
                 Entry::File { program: mode & 0o111 != 0 }
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default();
-                let target = String::from_utf8(target).map_err(|_| format!("link {name:?} leads to no text"))?;
+                let target =
+                    String::from_utf8(target).map_err(|_| format!("link {name:?} has a target that is not UTF-8"))?;
                 followed(&name, &target)?;
                 Entry::Link { target }
             }
             other => {
-                return Err(format!("{name:?} is of type {other:?}; there may be files, directories and links inside"));
+                return Err(format!(
+                    "{name:?} is of type {other:?}; only files, directories and symbolic links are allowed"
+                ));
             }
         };
         if name.is_empty() || listing.entries.contains_key(&name) {
-            return Err(format!("{name:?} is in it twice, or has no name"));
+            return Err(format!("{name:?} is a duplicate or has no name"));
         }
         listing.entries.insert(name, new);
     }
     match listing.entries.is_empty() {
-        true => Err("it is empty, or no tar archive".to_owned()),
+        true => Err("it is empty or not a tar archive".to_owned()),
         false => Ok(listing),
     }
 }

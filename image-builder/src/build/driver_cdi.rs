@@ -1,5 +1,5 @@
-//! The specification of the driver's files, made with the image: only device
-//! nodes are not known before a guest runs.
+//! The CDI specification of the driver's files, generated at build time: only
+//! device nodes are unknown before a guest runs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::Error;
 use crate::closure::{self, beginning, resolve};
 use crate::tree::{Content, Node, Tree};
 
-/// Where the root of an image is in a guest.
+/// An image's files and its mount point in a guest.
 struct Image<'a> {
     tree: &'a Tree,
     place: String,
@@ -45,14 +45,14 @@ impl Files for Image<'_> {
     }
 
     fn head(&self, path: &str) -> Option<[u8; HEAD]> {
-        // One that cannot be read ends the build when all is judged.
+        // The closure check reports unreadable files.
         beginning(self.content(path)?, HEAD).ok()?.try_into().ok()
     }
 }
 
-/// Adds the specification for the driver of this version to a tree that is a
-/// guest's root, or that is mounted as the extension of that name. Its path; none
-/// if no container can have a file of the driver, or the manifest has one itself.
+/// Adds the CDI specification for this driver version to the tree of a root file
+/// system or of the named extension. Returns its path, or `None` if the tree has no
+/// driver files for containers or the manifest supplies a specification.
 pub(super) fn add(tree: &mut Tree, extension: Option<&str>, version: &str) -> Result<Option<String>, Error> {
     let path = spec_path(version).trim_start_matches('/').to_owned();
     if let Some(node) = tree.get(&path) {
@@ -67,10 +67,10 @@ pub(super) fn add(tree: &mut Tree, extension: Option<&str>, version: &str) -> Re
     Ok(Some(path))
 }
 
-/// What the manifest puts there in place of ours.
+/// Validates a specification that the manifest supplies.
 fn checked(node: &Node, path: &str) -> Result<(), Error> {
     let wrong = |why: String| Error::DriverFiles { path: path.to_owned(), why };
-    let Node::File { content, .. } = node else { return Err(wrong("it is no file".to_owned())) };
+    let Node::File { content, .. } = node else { return Err(wrong("it is not a file".to_owned())) };
     let text = String::from_utf8(closure::bytes(content)?).map_err(|error| wrong(error.to_string()))?;
     let spec = Spec::from_json(&text, Path::new(path)).map_err(|error| wrong(error.to_string()))?;
     if spec.kind == DRIVER_KIND { Ok(()) } else { Err(wrong(format!("its kind is {}, not {DRIVER_KIND}", spec.kind))) }
@@ -96,8 +96,8 @@ mod tests {
         Node::Symlink { target: target.to_owned() }
     }
 
-    /// What a tree is said to have: where from, and where to.
-    fn said(tree: &mut Tree, extension: Option<&str>) -> Vec<(String, String)> {
+    /// Returns host and container paths of the generated mounts.
+    fn mounts(tree: &mut Tree, extension: Option<&str>) -> Vec<(String, String)> {
         let path = add(tree, extension, VERSION).unwrap().unwrap();
         let Some(Node::File { mode: 0o644, content }) = tree.get(&path) else { panic!("{path}") };
         let text = String::from_utf8(closure::bytes(content).unwrap()).unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_found_behind_links_and_where_the_image_will_be() {
+    fn libraries_behind_links_are_listed_with_the_mount_point() {
         let entries = [
             ("lib", link("usr/lib")),
             ("usr/lib64", link("lib/x86_64-linux-gnu")),
@@ -118,16 +118,16 @@ mod tests {
             ("usr/bin/nvidia-debugdump", link("/run/nowhere")),
         ];
         for (extension, place) in [(None, ""), (Some("gpu"), "/run/kata-extensions/gpu")] {
-            let said = said(&mut tree(&entries), extension);
+            let found = mounts(&mut tree(&entries), extension);
             let library = "/usr/lib/x86_64-linux-gnu/libcuda.so";
-            assert!(said.contains(&(format!("{place}{library}.550.163.01"), format!("{library}.1"))), "{said:?}");
-            assert!(said.contains(&(format!("{place}/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())));
-            assert!(said.iter().all(|(from, _)| from.starts_with(place) && !from.contains("debugdump")), "{said:?}");
+            assert!(found.contains(&(format!("{place}{library}.550.163.01"), format!("{library}.1"))), "{found:?}");
+            assert!(found.contains(&(format!("{place}/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())));
+            assert!(found.iter().all(|(from, _)| from.starts_with(place) && !from.contains("debugdump")), "{found:?}");
         }
     }
 
     #[test]
-    fn nothing_is_said_of_nothing_and_the_manifest_has_the_first_word() {
+    fn empty_tree_has_no_specification_and_the_manifests_takes_precedence() {
         assert_eq!(add(&mut tree(&[("usr/bin/sh", file(b""))]), None, VERSION).unwrap(), None);
         let path = "etc/cdi/nvidia-driver-550.163.01.json";
         let own = |text: &str| {

@@ -1,4 +1,4 @@
-//! What of an image no package decides.
+//! Files of an image that do not come from packages.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -12,10 +12,10 @@ use crate::format::opened;
 use crate::manifest::{ExtraModule, Manifest};
 use crate::tree::{Content, Node, Tree};
 
-/// Nodes the kernel and PID 1 use before devtmpfs is mounted.
+/// Device nodes that the kernel and PID 1 use before devtmpfs is mounted.
 const EARLY_DEVICES: &[(&str, u32, u32, u32)] = &[("dev/console", 0o600, 5, 1), ("dev/null", 0o666, 1, 3)];
 
-/// What the manifest itself names.
+/// Returns the entries that the manifest itself lists.
 pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
     let mut image = Tree::default();
     for directory in &manifest.directories {
@@ -40,7 +40,7 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
     for link in &manifest.symlinks {
         image.add(&link.path, Node::Symlink { target: link.target.clone() })?;
     }
-    // An extension is mounted when there is a /dev, and without devices of its own.
+    // An extension is mounted nodev after /dev exists.
     let early = if manifest.image.extension.is_none() { EARLY_DEVICES } else { &[] };
     for &(path, mode, major, minor) in early {
         image.add(path, Node::Character { mode, major, minor })?;
@@ -48,12 +48,12 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
     Ok(image)
 }
 
-/// Adds `part` of the directory `root`, with everything below it, at the same place.
+/// Adds `part` of the directory `root` recursively at the same path.
 fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
     let path = root.join(part);
     let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
-    let odd = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
-    let place = part.to_str().ok_or_else(|| odd("its name is not UTF-8"))?;
+    let error = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
+    let place = part.to_str().ok_or_else(|| error("its name is not UTF-8"))?;
     let mode = data.permissions().mode() & 0o7777;
     if data.is_dir() {
         if !place.is_empty() {
@@ -67,43 +67,42 @@ fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
     }
     let node = if data.is_symlink() {
         let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
-        Node::Symlink { target: target.to_str().ok_or_else(|| odd("its target is not UTF-8"))?.to_owned() }
+        Node::Symlink { target: target.to_str().ok_or_else(|| error("its target is not UTF-8"))?.to_owned() }
     } else if data.is_file() {
         Node::File { mode, content: Content::File(path.clone()) }
     } else {
-        return Err(odd("neither a file, nor a directory, nor a symbolic link"));
+        return Err(error("neither a file, nor a directory, nor a symbolic link"));
     };
     Ok(image.add(place, node)?)
 }
 
-/// One hash for what no package decides: the manifest's own entries, the
-/// modules that were built out of the kernel's tree, and a kernel that was
-/// compiled on this machine, by whatever compiler that has.
+/// Returns one hash over all inputs that no package determines: the manifest's own
+/// entries, out-of-tree modules, and a kernel compiled with the host's compiler.
 pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -> Result<String, Error> {
     let mut hashing = Hashing::new(io::sink());
-    let mut say = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
+    let mut feed = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
     for (path, node) in tree.iter() {
         match node {
-            Node::Directory { mode } => say(format!("{path}\0d{mode:o}\0"))?,
-            Node::Symlink { target } => say(format!("{path}\0l{target}\0"))?,
-            Node::Character { mode, major, minor } => say(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
+            Node::Directory { mode } => feed(format!("{path}\0d{mode:o}\0"))?,
+            Node::Symlink { target } => feed(format!("{path}\0l{target}\0"))?,
+            Node::Character { mode, major, minor } => feed(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
             Node::File { mode, content } => {
                 let (mut data, size) = opened(content)?;
                 let mut file = Hashing::new(io::sink());
                 io::copy(&mut data, &mut file).map_err(io_error("read", Path::new(path)))?;
-                say(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
+                feed(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
             }
         }
     }
-    // No path of a tree begins like these.
+    // Tree paths never begin with //.
     for module in extra {
         let path = Path::new(&module.path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let Bytes { size, sha256 } = measured(path)?;
-        say(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
+        feed(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
     }
     if let Some(sha256) = kernel {
-        say(format!("//vmlinux\0f {sha256}\0"))?;
+        feed(format!("//vmlinux\0f {sha256}\0"))?;
     }
     Ok(hashing.finish().0)
 }

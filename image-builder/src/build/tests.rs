@@ -26,7 +26,7 @@ path = "/tmp"
 mode = 0o1777
 "#;
 
-/// No packages but the kernel.
+/// Returns an empty package set.
 fn none(dir: &Path) -> Packages<'static> {
     Packages::new(dir, None, Progress::quiet())
 }
@@ -37,11 +37,11 @@ fn built(dir: &Path, out: &str) -> Result<Image, Error> {
 }
 
 #[test]
-fn two_builds_give_the_same_bytes() {
+fn repeated_builds_give_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();
     let first = built(dir.path(), "one").unwrap();
-    // Another inode and another time: neither may show.
+    // Another inode and another mtime: neither may affect the image.
     fs::remove_file(dir.path().join("init")).unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();
     let second = built(dir.path(), "two").unwrap();
@@ -56,7 +56,7 @@ fn two_builds_give_the_same_bytes() {
 }
 
 #[test]
-fn an_image_over_its_budget_is_not_built_and_says_what_is_heavy() {
+fn image_over_its_budget_fails_and_largest_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init".repeat(1000)).unwrap();
     let built = |budget: &str, out: &str| {
@@ -76,7 +76,7 @@ fn an_image_over_its_budget_is_not_built_and_says_what_is_heavy() {
 }
 
 #[test]
-fn the_image_holds_what_the_manifest_says() {
+fn image_has_the_entries_of_the_manifest() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();
     let image = built(dir.path(), "out").unwrap();
@@ -117,7 +117,7 @@ fn the_image_holds_what_the_manifest_says() {
     let init = &contents.files["init"];
     assert_eq!((init.size, &init.sha256), (6, &digest::of_bytes(b"#!init")));
     assert_eq!((init.mode, init.sha1.as_deref()), (Some(0o755), Some("162c441ea26820a9cc96c605827850977b306574")));
-    // Where everything is from.
+    // Origins.
     let origin = |path: &str| contents.files[path].origin.clone().unwrap();
     let of_kernel = Origin::Package("sid/linux-image-test=6.12.95-1".to_owned());
     assert_eq!((origin("init"), origin("etc/passwd")), (Origin::Own, Origin::Own));
@@ -137,14 +137,14 @@ fn the_image_holds_what_the_manifest_says() {
 }
 
 #[test]
-fn a_missing_source_is_named() {
+fn missing_source_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = built(dir.path(), "out").unwrap_err().to_string();
     assert!(error.contains("cannot open") && error.contains("init"), "{error}");
 }
 
 #[test]
-fn a_tree_is_copied_with_links_and_modes() {
+fn tree_is_copied_with_links_and_modes() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();
     let tree = dir.path().join("tree");
@@ -174,7 +174,7 @@ fn a_tree_is_copied_with_links_and_modes() {
 }
 
 #[test]
-fn whatever_no_package_decides_changes_the_hash_of_own_files() {
+fn inputs_outside_packages_change_own_files_sha256() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &[u8]| fs::write(dir.path().join(name), text).unwrap();
     write("init", b"#!init");
@@ -199,7 +199,7 @@ fn whatever_no_package_decides_changes_the_hash_of_own_files() {
     let extra = |name: &str| format!("[[extra-modules]]\npath = \"{name}\"\n");
     let plain = hash("", "");
     assert_eq!(hash("", ""), plain);
-    // A module of our own, another one of that name, and another name.
+    // An extra module, changed contents, and another name.
     write("a.ko", &module("alias=1"));
     let with_a = hash(&extra("a.ko"), "");
     assert_ne!(with_a, plain);
@@ -208,19 +208,19 @@ fn whatever_no_package_decides_changes_the_hash_of_own_files() {
     assert_ne!(with_other, with_a);
     write("b.ko", &module("alias=2"));
     assert_ne!(hash(&extra("b.ko"), ""), with_other);
-    // A kernel of Debian's says nothing of this machine; one that was compiled here does.
+    // A Debian kernel does not depend on the host; a compiled one does.
     let (one, two) = (hash("", "one"), hash("", "two"));
     assert!(one != plain && one != two);
     assert_eq!(hash("", "one"), one);
 }
 
 #[test]
-fn what_is_of_the_driver_says_so() {
+fn driver_files_have_the_drivers_origin() {
     let dir = tempfile::tempdir().unwrap();
     let pinned = |name: &str| Pinned {
         suite: "trixie".into(),
         name: name.into(),
-        asked: None,
+        requested: None,
         version: "550.163.01-2".into(),
         architecture: "amd64".into(),
         source: None,
@@ -239,11 +239,14 @@ fn what_is_of_the_driver_says_so() {
     };
     let built = driver::Built { dir: dir.path().into(), record };
     let driver = Driver { version: "550.163.01".parse().unwrap(), built, modules: Vec::new(), files: None };
-    let said = of_driver(&driver);
-    assert_eq!((said.version.as_str(), said.compiler.as_str()), ("550.163.01", "gcc-14"));
-    assert_eq!((said.source.as_str(), said.patches.len()), ("trixie/nvidia-open-kernel-dkms=550.163.01-2", 1));
+    let driver_info = driver_record(&driver);
+    assert_eq!((driver_info.version.as_str(), driver_info.compiler.as_str()), ("550.163.01", "gcc-14"));
+    assert_eq!(
+        (driver_info.source.as_str(), driver_info.patches.len()),
+        ("trixie/nvidia-open-kernel-dkms=550.163.01-2", 1)
+    );
 
-    // Its modules are compiled of that package, those of the manifest are our own.
+    // Driver modules have the source package as origin, those of the manifest are own files.
     let module = crate::kernel::tests::module_with(&["depends=vsock", "vermagic=6.12.95 SMP"]);
     let file = |name: &str| {
         let file = dir.path().join(name);
@@ -256,24 +259,24 @@ fn what_is_of_the_driver_says_so() {
     let of_kernel = Origin::Source("sid/linux-source=1".into());
     let origins = add_modules(&mut Tree::default(), &kernel, &modules, &of_kernel, Some(&driver)).unwrap();
     let origin = |path: &str| &origins[&format!("lib/modules/6.12.95/{path}")];
-    assert_eq!(origin("updates/nvidia.ko"), &Origin::Source(said.source));
+    assert_eq!(origin("updates/nvidia.ko"), &Origin::Source(driver_info.source));
     assert_eq!((origin("extra/ours.ko"), origin("kernel/vsock.ko")), (&Origin::Own, &of_kernel));
 
-    // Libraries and firmware are from their packages.
+    // Libraries and firmware have their packages as origin.
     let piece = |package: &str, path: &str| driver::Piece {
         group: "cuda".into(),
         package: package.into(),
         path: path.into(),
         kind: driver::Kind::File { mode: 0o644, size: 1 },
     };
-    let pieces = [piece("libcuda1", "usr/lib/libcuda.so.1"), piece("nobody", "usr/lib/lost.so")];
+    let pieces = [piece("libcuda1", "usr/lib/libcuda.so.1"), piece("unknown", "usr/lib/lost.so")];
     let origins: Origins = origins_of(&pieces, &[pinned("other"), pinned("libcuda1")]).collect();
     let libcuda = Origin::Package("trixie/libcuda1=550.163.01-2".into());
     assert_eq!(origins, Origins::from([("usr/lib/libcuda.so.1".to_owned(), libcuda)]));
 }
 
 #[test]
-fn an_archive_is_in_the_image_in_its_record_and_judged() {
+fn archive_is_in_the_image_and_record_and_closure_checked() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("init"), "#!init").unwrap();
     let archive = |config: &str| {
@@ -306,7 +309,7 @@ fn an_archive_is_in_the_image_in_its_record_and_judged() {
     assert_eq!(contents.files["usr/share/fm/fm.cfg"].origin, origin);
     assert_eq!(contents.files["usr/share/fm/h100_topology"].origin, origin);
     assert_eq!(Contents::read(&dir.path().join("good")).unwrap().archives, contents.archives);
-    // Packages' rules hold for what is supplied.
+    // The closure check covers supplied files.
     let error = built(&archive("TOPOLOGY=/usr/share/none\n"), "bad").unwrap_err().to_string();
     assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/none"), "{error}");
     let error = built(&hash, "other").unwrap_err().to_string();

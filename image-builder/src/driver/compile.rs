@@ -328,7 +328,7 @@ mod tests {
         Pinned {
             suite: "s".to_owned(),
             name: name.to_owned(),
-            asked: None,
+            requested: None,
             version: "1".to_owned(),
             architecture: "amd64".to_owned(),
             source: None,

@@ -45,7 +45,7 @@ impl Kernel {
     /// A tool is missing, the source is unavailable, the kernel does not apply the configuration (with each
     /// symbol), or compilation fails.
     pub fn build(packages: &mut Packages<'_>, recipe: &Recipe) -> Result<Self, Error> {
-        let compiler = tools()?;
+        let compiler = check_tools()?;
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
         let (candidate, progress) = (pinned.candidate(), packages.progress());
         packages.note(&pinned);
@@ -72,7 +72,7 @@ impl Kernel {
 }
 
 /// Checks that every tool is installed and returns the compiler's version line.
-pub(super) fn tools() -> Result<String, Error> {
+pub(super) fn check_tools() -> Result<String, Error> {
     let mut compiler = String::new();
     for (tool, package) in TOOLS {
         let output = Command::new(tool).arg("--version").stdin(Stdio::null()).output();
@@ -141,7 +141,7 @@ impl<'a> Job<'a> {
         Self { recipe, candidate, dir, progress }
     }
 
-    pub(super) fn what(&self) -> String {
+    pub(super) fn label(&self) -> String {
         format!("kernel {} {}", self.recipe.name, self.candidate.upstream_version())
     }
 
@@ -151,9 +151,9 @@ impl<'a> Job<'a> {
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.progress
-            .say(format_args!("{}: compiling with {jobs} jobs, about 25 minutes of processor time", self.what()));
+            .say(format_args!("{}: compiling with {jobs} jobs, about 25 minutes of processor time", self.label()));
         self.make(tree, &[&format!("-j{jobs}"), "vmlinux"])?;
-        self.progress.say(format_args!("{}: compiled in {}", self.what(), seconds(started.elapsed())));
+        self.progress.say(format_args!("{}: compiled in {}", self.label(), seconds(started.elapsed())));
         self.store_artifacts(tree, &config)
     }
 
@@ -166,7 +166,7 @@ impl<'a> Job<'a> {
         let strip = ["--strip-all", "--remove-section=.comment"];
         let mut objcopy = Command::new("objcopy");
         objcopy.args(strip).arg(tree.join("vmlinux")).arg(&vmlinux);
-        run(objcopy, &self.what(), &Progress::quiet())?;
+        run(objcopy, &self.label(), &Progress::quiet())?;
         let bytes = fs::read(&vmlinux).map_err(io_error("read", &vmlinux))?;
         elf::pvh_entry(&bytes).map_err(|what| Error::Payload { file: vmlinux.clone(), what })?;
         fs::copy(config, self.dir.join("config")).map_err(io_error("copy", config))?;
@@ -201,7 +201,7 @@ impl<'a> Job<'a> {
             .env("KBUILD_BUILD_HOST", "image-builder")
             .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01")
             .env("KBUILD_BUILD_VERSION", "1");
-        run(make, &self.what(), &self.progress)
+        run(make, &self.label(), &self.progress)
     }
 }
 

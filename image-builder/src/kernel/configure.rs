@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use super::compile::{Job, tools};
+use super::compile::{Job, check_tools};
 use super::config::{self, UnmetValue};
 use super::dot_config::DotConfig;
 use super::kconfig::Tree;
@@ -29,7 +29,7 @@ impl Kernel {
     /// A tool is missing, the source is unavailable, or the kernel does not apply the configuration (with each
     /// symbol and why).
     pub fn configure(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
-        let compiler = tools()?;
+        let compiler = check_tools()?;
         let mut packages = Packages::new(cache, None, progress);
         let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
         let source = kconfig_of(&mut packages, recipe, &pinned)?;
@@ -102,8 +102,8 @@ impl Job<'_> {
         tree: &Path,
         filter: impl Fn(&Path) -> bool,
     ) -> Result<(), Error> {
-        let deb = packages.fetch_one(&format!("source of {}", self.what()), pinned)?;
-        self.progress.say(format_args!("{}: unpacking the source", self.what()));
+        let deb = packages.fetch_one(&format!("source of {}", self.label()), pinned)?;
+        self.progress.say(format_args!("{}: unpacking the source", self.label()));
         let outer = self.dir.join("package");
         fs::create_dir_all(&outer).map_err(io_error("create directory", &outer))?;
         let name = format!("usr/src/{}.tar.xz", self.recipe.source);
@@ -163,12 +163,12 @@ impl Job<'_> {
         let (optional, unmet): (Vec<UnmetValue>, Vec<UnmetValue>) =
             unmet.into_iter().partition(|one| one.requested.optional);
         for one in optional {
-            self.progress.say(format_args!("{}: {one}; ignored, the symbol is optional", self.what()));
+            self.progress.say(format_args!("{}: {one}; ignored, the symbol is optional", self.label()));
         }
         if unmet.is_empty() {
             return Ok(());
         }
-        Err(Error::Configuration { kernel: self.what(), source: config::Error::Unmet(unmet) })
+        Err(Error::Configuration { kernel: self.label(), source: config::Error::Unmet(unmet) })
     }
 }
 

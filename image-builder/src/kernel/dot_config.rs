@@ -295,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(head in 0usize..4, bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic(head in 0usize..4, bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let heads: [&[u8]; 4] = [b"", &[0x1f, 0x8b, 8], b"\x7fELF IKCFG_ST\x1f\x8b", b"# Linux/x86 "];
             let _ = DotConfig::read(&[heads[head], &bytes].concat());
         }

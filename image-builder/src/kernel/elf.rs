@@ -294,7 +294,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(mut bytes in proptest::collection::vec(any::<u8>(), 6..400), header in any::<bool>()) {
+        fn arbitrary_bytes_do_not_panic(mut bytes in proptest::collection::vec(any::<u8>(), 6..400), header in any::<bool>()) {
             if header {
                 put(&mut bytes, 0, b"\x7fELF\x02\x01");
             }

@@ -60,7 +60,7 @@ impl KernelHeaders {
             for deb in packages.fetch_tools(&label, &pinned)? {
                 debian::unpack(&deb, half, is_needed)?;
             }
-            relocate(&half.join(&own))?;
+            relocate_makefile(&half.join(&own))?;
             let stamp = half.join(STAMP);
             let text =
                 serde_json::to_vec_pretty(&pinned).map_err(io::Error::other).map_err(io_error("write", &stamp))?;
@@ -74,11 +74,11 @@ impl KernelHeaders {
 
     fn open(root: PathBuf, own: String, release: &str) -> Result<Self, Error> {
         let build = root.join(own);
-        let common = common_of(&root).filter(|_| build.join("Makefile").exists());
-        let Some(common) = common else { return Err(Error::HeadersDamaged { dir: root }) };
+        let common = find_common_headers(&root).filter(|_| build.join("Makefile").exists());
+        let Some(common) = common else { return Err(Error::HeadersIncomplete { dir: root }) };
         let stamp = root.join(STAMP);
         let text = fs::read(&stamp).map_err(io_error("read", &stamp))?;
-        let packages = serde_json::from_slice(&text).map_err(|_| Error::HeadersDamaged { dir: root.clone() })?;
+        let packages = serde_json::from_slice(&text).map_err(|_| Error::HeadersIncomplete { dir: root.clone() })?;
         Ok(Self { release: release.to_owned(), build, common, root, packages })
     }
 
@@ -90,11 +90,11 @@ impl KernelHeaders {
     pub fn compiler(&self) -> Result<String, Error> {
         let path = self.build.join(".config");
         let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
-        compiler_of(&text).map(str::to_owned).ok_or_else(|| Error::HeadersDamaged { dir: self.root.clone() })
+        parse_compiler(&text).map(str::to_owned).ok_or_else(|| Error::HeadersIncomplete { dir: self.root.clone() })
     }
 }
 
-fn compiler_of(config: &str) -> Option<&str> {
+fn parse_compiler(config: &str) -> Option<&str> {
     let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""))?;
     let name = text.split([' ', '"']).next()?;
     // The name becomes an argument and, without its prefix, a package name.
@@ -102,7 +102,7 @@ fn compiler_of(config: &str) -> Option<&str> {
     (plain && name.starts_with(|first: char| first.is_ascii_alphanumeric())).then_some(name)
 }
 
-fn common_of(root: &Path) -> Option<PathBuf> {
+fn find_common_headers(root: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(root.join("usr/src")).ok()?;
     let mut dirs = entries.flatten().map(|entry| entry.path());
     dirs.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("-common")))
@@ -112,7 +112,7 @@ fn common_of(root: &Path) -> Option<PathBuf> {
 fn select_packages(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec<Pinned>, Error> {
     let exactly = Wish::Exact(&facts.version);
     let own = packages.find(&facts.suite, &format!("linux-headers-{}", facts.release), exactly)?;
-    // A lock has no dependencies; the package has.
+    // A lock does not record dependencies; the package does.
     let deb = packages.fetch_tools(label, std::slice::from_ref(&own))?.pop().unwrap_or_default();
     let depends = debian::depends(&deb)?;
     let mut all = Vec::new();
@@ -145,14 +145,14 @@ fn is_needed(path: &Path) -> bool {
 
 /// Rewrites the flavour's `Makefile`: one line that includes the common one
 /// by its absolute path.
-fn relocate(dir: &Path) -> Result<(), Error> {
+fn relocate_makefile(dir: &Path) -> Result<(), Error> {
     let path = dir.join("Makefile");
     let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
-    fs::write(&path, relocated(&text)).map_err(io_error("write", &path))?;
+    fs::write(&path, make_include_relative(&text)).map_err(io_error("write", &path))?;
     Ok(())
 }
 
-fn relocated(makefile: &str) -> String {
+fn make_include_relative(makefile: &str) -> String {
     makefile.replace("include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../")
 }
 
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn absolute_include_becomes_relative() {
         assert_eq!(
-            relocated("include /usr/src/linux-headers-6.12.95+deb12-common/Makefile\n"),
+            make_include_relative("include /usr/src/linux-headers-6.12.95+deb12-common/Makefile\n"),
             "include $(dir $(lastword $(MAKEFILE_LIST)))../linux-headers-6.12.95+deb12-common/Makefile\n"
         );
     }
@@ -172,9 +172,9 @@ mod tests {
     fn compiler_is_read_from_configuration() {
         let line = |text: &str| format!("CONFIG_A=y\nCONFIG_CC_VERSION_TEXT=\"{text}\"\n");
         let gcc = line("x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0");
-        assert_eq!(compiler_of(&gcc), Some("x86_64-linux-gnu-gcc-14"));
+        assert_eq!(parse_compiler(&gcc), Some("x86_64-linux-gnu-gcc-14"));
         for invalid in [line(""), line("-x y"), line("$(touch /x) y"), "CONFIG_A=y\n".to_owned()] {
-            assert_eq!(compiler_of(&invalid), None, "{invalid}");
+            assert_eq!(parse_compiler(&invalid), None, "{invalid}");
         }
     }
 

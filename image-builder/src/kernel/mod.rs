@@ -132,7 +132,7 @@ pub enum Error {
     },
     /// Unpacked headers lack a file.
     #[error("the kernel headers in {} are incomplete: remove the directory and run again", dir.display())]
-    HeadersDamaged {
+    HeadersIncomplete {
         /// Their directory.
         dir: PathBuf,
     },
@@ -303,7 +303,7 @@ fn unpack_kernel(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> 
     let root = fs::canonicalize(&tree).map_err(io_error("inspect", &tree))?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|real| real.starts_with(&root));
     let require_inside = |path: &Path, what| if inside(path) { Ok(()) } else { Err(incomplete(what)) };
-    require_inside(&modules, "directory lib/modules/RELEASE of its own")?;
+    require_inside(&modules, "directory lib/modules/RELEASE inside the package")?;
     let release =
         modules.file_name().and_then(|name| name.to_str()).ok_or_else(|| incomplete("release name"))?.to_owned();
     let vmlinuz = tree.join(format!("boot/vmlinuz-{release}"));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::{Error, ModuleInfo, elf, payload};
 use crate::cache::io_error;
 
-/// A module as it goes into the image.
+/// A module as stored in the image.
 #[derive(Debug, Clone)]
 pub struct Module {
     /// Name as the kernel spells it, with underscores.
@@ -120,7 +120,7 @@ impl TypeInformation {
     fn apply(self, file: &Path, data: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Keep => Ok(()),
-            Self::Drop => elf::strip_btf(data).map_err(|what| bad(file, what)),
+            Self::Drop => elf::strip_btf(data).map_err(|what| module_error(file, what)),
         }
     }
 }
@@ -160,8 +160,8 @@ impl Extra {
 /// An unknown module, an unreadable file, or an extra module that was built
 /// for another kernel.
 pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra], form: Form) -> Result<Set, Error> {
-    let available = index(tree)?;
-    let built_in = built_in(tree)?;
+    let available = index_modules(tree)?;
+    let built_in = read_built_in(tree)?;
     let mut set = Set::default();
     // Modules still to be selected, and what required them first.
     let mut pending: Vec<(String, String)> =
@@ -172,11 +172,11 @@ pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra],
         if let Form::Plain(types) = form {
             types.apply(file, &mut data)?;
         }
-        let info = inspect(file, &data)?;
+        let info = read_module_info(file, &data)?;
         if let Some(found) = info.release.as_ref().filter(|found| *found != release) {
             return Err(Error::WrongKernel { file: file.clone(), release: release.to_owned(), found: found.clone() });
         }
-        let module = describe(name, path, data, info);
+        let module = new_module(name, path, data, info);
         pending.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
         set.modules.insert(module.name.clone(), module);
     }
@@ -191,8 +191,8 @@ pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra],
             }
             return Err(Error::NoModule { release: release.to_owned(), name, needed_by });
         };
-        let mut data = decompressed(file)?;
-        let info = inspect(file, &data)?;
+        let mut data = read_decompressed(file)?;
+        let info = read_module_info(file, &data)?;
         let path = file.strip_prefix(tree).unwrap_or(file);
         let path = match form {
             Form::Plain(types) => {
@@ -204,14 +204,14 @@ pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra],
                 path.to_string_lossy().into_owned()
             }
         };
-        let module = describe(name, path, data, info);
+        let module = new_module(name, path, data, info);
         pending.extend(module.needs.iter().map(|need| (need.clone(), module.name.clone())));
         set.modules.insert(module.name.clone(), module);
     }
     Ok(set)
 }
 
-fn describe(name: String, path: String, data: Vec<u8>, info: ModuleInfo) -> Module {
+fn new_module(name: String, path: String, data: Vec<u8>, info: ModuleInfo) -> Module {
     let needs = info.depends.iter().map(|need| canonical(need)).collect();
     Module { name, path, data, needs, aliases: info.aliases, softdeps: info.softdeps }
 }
@@ -229,7 +229,7 @@ pub(crate) fn name_of(file: &Path) -> Option<String> {
 
 fn extra_name(file: &Path, dir: &str) -> Result<(String, String), Error> {
     let stem = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".ko"));
-    let stem = stem.ok_or_else(|| bad(file, "an extra module's file name must end in .ko".to_owned()))?;
+    let stem = stem.ok_or_else(|| module_error(file, "an extra module's file name must end in .ko".to_owned()))?;
     Ok((canonical(stem), format!("{dir}/{stem}.ko")))
 }
 
@@ -239,9 +239,9 @@ type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
 const COMPRESSIONS: &[(&str, Unpack)] =
     &[("", |bytes| Ok(bytes.to_vec())), (".xz", payload::xz), (".zst", payload::zstd), (".gz", payload::gzip)];
 
-fn decompressed(file: &Path) -> Result<Vec<u8>, Error> {
+fn read_decompressed(file: &Path) -> Result<Vec<u8>, Error> {
     let bytes = fs::read(file).map_err(io_error("read module", file))?;
-    decompress(&file.to_string_lossy(), &bytes).map_err(|what| bad(file, what))
+    decompress(&file.to_string_lossy(), &bytes).map_err(|what| module_error(file, what))
 }
 
 /// Decompresses a module as its file name's suffix states.
@@ -259,16 +259,16 @@ fn plain_path(path: &Path) -> String {
     path.rsplit_once(".ko").map_or_else(|| path.to_string(), |(stem, _)| format!("{stem}.ko"))
 }
 
-fn inspect(file: &Path, data: &[u8]) -> Result<ModuleInfo, Error> {
-    elf::module_info(data).map_err(|what| bad(file, what))
+fn read_module_info(file: &Path, data: &[u8]) -> Result<ModuleInfo, Error> {
+    elf::module_info(data).map_err(|what| module_error(file, what))
 }
 
-fn bad(file: &Path, what: String) -> Error {
+fn module_error(file: &Path, what: String) -> Error {
     Error::Module { file: file.to_owned(), what }
 }
 
 /// Returns every module file below `tree`, by name; ignores symlinks, which may point outside.
-fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
+fn index_modules(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![tree.join("kernel")];
     while let Some(dir) = dirs.pop() {
@@ -289,7 +289,7 @@ fn index(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
 }
 
 /// Returns the names of the modules built into the kernel.
-fn built_in(tree: &Path) -> Result<BTreeSet<String>, Error> {
+fn read_built_in(tree: &Path) -> Result<BTreeSet<String>, Error> {
     let path = tree.join("modules.builtin");
     let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
     Ok(text.lines().filter_map(|line| name_of(Path::new(line.trim()))).collect())

@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(which in 0usize..COMPRESSIONS.len(), tail in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_do_not_panic(which in 0usize..COMPRESSIONS.len(), tail in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut payload = COMPRESSIONS[which].0.to_vec();
             payload.extend(tail);
             let _ = extract(&image(&payload));

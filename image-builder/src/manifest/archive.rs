@@ -1,5 +1,5 @@
-//! `[[archive]]`: files that no package of Debian has, from an archive that
-//! whoever builds the image supplies.
+//! `[[archive]]`: files that Debian does not package, from an archive that
+//! the user supplies.
 
 use serde::Deserialize;
 
@@ -10,37 +10,37 @@ use crate::store::is_hash;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Archive {
-    /// What it is called in records and bills.
+    /// Its name in records and SBOMs.
     pub name: String,
-    /// The version of what is in it.
+    /// The version of its contents.
     pub version: String,
-    /// The archive, relative to the manifest's directory: tar, also packed with
-    /// gzip or xz.
+    /// Path of the archive, relative to the manifest's directory: tar, tar.gz
+    /// or tar.xz.
     pub path: String,
-    /// Its hash: nothing else is taken.
+    /// Its required SHA-256.
     pub sha256: String,
-    /// Under which licence it comes: an identifier of SPDX, or a name.
+    /// Its licence: an SPDX identifier or a name.
     pub licence: String,
-    /// What it is for, and where it is had.
+    /// What it is for, and where to get it.
     pub reason: String,
-    /// What of it.
+    /// The files to add.
     pub files: Vec<Part>,
 }
 
-/// Files of an archive, and where they go.
+/// Files of an archive and their target directory.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// A path as the archive has it, in which `*` and `?` match within a name.
-    /// It has to match something.
+    /// A path in the archive; `*` and `?` match within a path component.
+    /// It must match.
     pub from: String,
-    /// The directory that it goes into.
+    /// Target directory.
     pub into: String,
 }
 
 impl Archive {
     /// Replaces variables and checks every value.
-    pub(super) fn settle(&mut self, check: &Check<'_>) -> Result<(), Error> {
+    pub(super) fn resolve(&mut self, check: &Check<'_>) -> Result<(), Error> {
         check.name("archive.name", &self.name)?;
         let key = |field: &str| format!("archive[{}].{field}", self.name);
         for (field, text) in [("licence", &self.licence), ("reason", &self.reason)] {
@@ -48,22 +48,22 @@ impl Archive {
                 return Err(check.wrong(
                     &key(field),
                     text,
-                    "one line of text is needed: it goes into records and bills",
+                    "one line of text is needed: it is copied into records and SBOMs",
                 ));
             }
         }
-        // Who lacks a variable here lacks the archive.
-        let wanted = |error: Error| match error {
+        // A missing variable here means that the user lacks the archive.
+        let add_reason = |error: Error| match error {
             Error::Value { file, key, value, what } => {
-                let what = format!("{what}. The archive is supplied by you: {}", self.reason);
+                let what = format!("{what}; you must supply the archive: {}", self.reason);
                 Error::Value { file, key, value, what }
             }
             other => other,
         };
         let (version_key, path_key, hash_key) = (key("version"), key("path"), key("sha256"));
-        check.expand(&version_key, &mut self.version).map_err(wanted)?;
-        check.source(&path_key, &mut self.path).map_err(wanted)?;
-        check.expand(&hash_key, &mut self.sha256).map_err(wanted)?;
+        check.expand(&version_key, &mut self.version).map_err(add_reason)?;
+        check.source(&path_key, &mut self.path).map_err(add_reason)?;
+        check.expand(&hash_key, &mut self.sha256).map_err(add_reason)?;
         check.name(&version_key, &self.version)?;
         if !is_hash(&self.sha256) {
             return Err(check.wrong(
@@ -74,12 +74,12 @@ impl Archive {
         }
         let (files_key, into_key) = (key("files"), key("files.into"));
         if self.files.is_empty() {
-            return Err(check.wrong(&files_key, "[]", "say which files are wanted, and where they go"));
+            return Err(check.wrong(&files_key, "[]", "list the files to add and their target directories"));
         }
         for Part { from, into } in &mut self.files {
-            let odd = from.is_empty() || from.starts_with('/') || from.split('/').any(|part| part == "..");
-            if odd || glob::Pattern::new(from).is_err() {
-                return Err(check.wrong(&files_key, from, "a path in an archive has no / in front and no .."));
+            let invalid = from.is_empty() || from.starts_with('/') || from.split('/').any(|part| part == "..");
+            if invalid || glob::Pattern::new(from).is_err() {
+                return Err(check.wrong(&files_key, from, "a path in an archive has no leading / and no .."));
             }
             check.place(&into_key, into)?;
         }
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_is_settled_or_refused_by_key() {
+    fn invalid_archive_entry_is_refused_by_key() {
         let archive = &parse(("Own", "Own")).unwrap().archives[0];
         assert_eq!((archive.path.as_str(), archive.files[0].into.as_str()), ("dir/tool.tar", "usr/bin"));
         for (from, to, words) in [
             ("${TOOL}", "${OTHER}", ["--set OTHER=", "ask the vendor"]),
             ("abab", "xyz", ["archive[tool].sha256", "sha256sum"]),
-            ("\"Own\"", "\"\"", ["archive[tool].licence", "bills"]),
+            ("\"Own\"", "\"\"", ["archive[tool].licence", "SBOMs"]),
             ("ask the vendor", "a\\nb", ["archive[tool].reason", "one line"]),
             ("*/bin", "../bin", ["archive[tool].files", "no .."]),
-            ("*/bin", "/bin", ["archive[tool].files", "no / in front"]),
+            ("*/bin", "/bin", ["archive[tool].files", "no leading /"]),
             ("\"/usr/bin\"", "\"usr\"", ["archive[tool].files.into", "begins with /"]),
             ("\"1.2\"", "\"1/2\"", ["archive[tool].version", "letters"]),
             ("\"tool\"", "\"../x\"", ["archive.name", "letters"]),

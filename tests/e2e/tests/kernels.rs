@@ -46,7 +46,7 @@ fn status(report: &Report, symbol: &str) -> Option<(Severity, Status)> {
 }
 
 fn errors(report: &Report) -> Vec<&str> {
-    report.of(Severity::Error).map(|finding| finding.symbol.as_str()).collect()
+    report.findings_of(Severity::Error).map(|finding| finding.symbol.as_str()).collect()
 }
 
 fn recipes() -> Vec<PathBuf> {

@@ -41,7 +41,7 @@ fn progress() -> Progress {
 }
 
 fn by(dir: &Path, cache: &Path, lock: &Path) -> Result<(Image, Verdict), locked::Error> {
-    locked::build_by(&Task {
+    locked::build_locked(&Task {
         manifest: &dir.join("m.toml"),
         variables: &Variables::new(),
         out: &dir.join("by"),
@@ -108,7 +108,7 @@ fn complete_image_is_locked_and_rebuilt_without_the_archive() {
 
     // A changed file of the manifest is no error, but is reported.
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}").replace("ours", "theirs")).unwrap();
-    assert!(matches!(by(dir, &cache, &lock_file).unwrap().1, Verdict::OtherInputs("the manifest")));
+    assert!(matches!(by(dir, &cache, &lock_file).unwrap().1, Verdict::DifferentInputs("the manifest")));
     // A package that is not in the lock file is an error.
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}").replace("libc-bin", "bash")).unwrap();
     let error = by(dir, &cache, &lock_file).unwrap_err().to_string();

@@ -30,7 +30,7 @@ pub struct Subject<'a> {
 pub fn check_config(rules: &Rules, purposes: &[String], subject: Subject<'_>) -> Result<Report, rules::Error> {
     let mut report = Report::new(purposes, subject);
     let checker = Checker { rules, subject, version: subject.config.version() };
-    for rule in rules.of(purposes)? {
+    for rule in rules.for_purposes(purposes)? {
         match checker.check_rule(&rule) {
             Outcome::Satisfied { module } => {
                 report.fits += 1;
@@ -117,8 +117,8 @@ impl Checker<'_> {
             return own;
         }
         for renamed in &self.rules.renamed {
-            let other = if renamed.was == symbol { renamed.now.as_deref() } else { Some(renamed.was.as_str()) };
-            if renamed.was != symbol && renamed.now.as_deref() != Some(symbol) {
+            let other = if renamed.old == symbol { renamed.new.as_deref() } else { Some(renamed.old.as_str()) };
+            if renamed.old != symbol && renamed.new.as_deref() != Some(symbol) {
                 continue;
             }
             let since = Version::leading(&renamed.since);
@@ -128,8 +128,8 @@ impl Checker<'_> {
                 None => {}
                 Some(other) => {
                     let value = config.value(other);
-                    // An unmentioned reversed symbol is indistinguishable from one that is off.
-                    let value = match (renamed.reversed, value) {
+                    // An unmentioned inverted symbol is indistinguishable from one that is off.
+                    let value = match (renamed.inverted, value) {
                         (true, Some("y")) => Some("n"),
                         (true, Some("n")) => Some("y"),
                         (true, None) if is_new => Some("y"),

@@ -151,8 +151,8 @@ impl Finding {
             expected: format!("{since} or later"),
             found: None,
             status: Status::Version,
-            reason: milestone.what.clone(),
-            advice: format!("a newer kernel; else {}", milestone.without),
+            reason: milestone.feature.clone(),
+            advice: format!("use a newer kernel; else {}", milestone.without),
             rule: "kernel-configs/check/versions.toml".to_owned(),
         }
     }
@@ -229,7 +229,7 @@ impl Report {
     }
 
     /// Returns the findings of one severity.
-    pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
+    pub fn findings_of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |finding| finding.severity == severity)
     }
 
@@ -242,7 +242,7 @@ impl Report {
     /// Formats the report as text: the verdict, then the findings, most severe first.
     #[must_use]
     pub fn text(&self) -> String {
-        let (errors, hints) = (self.of(Severity::Error).count(), self.of(Severity::Hint).count());
+        let (errors, hints) = (self.findings_of(Severity::Error).count(), self.findings_of(Severity::Hint).count());
         let verdict = match self.verdict {
             Verdict::Fits => "fits",
             Verdict::DoesNotFit => "does not fit",
@@ -255,10 +255,10 @@ impl Report {
             self.fits
         );
         for (title, severity) in [("errors", Severity::Error), ("hints", Severity::Hint)] {
-            if self.of(severity).next().is_some() {
+            if self.findings_of(severity).next().is_some() {
                 let _ = write!(text, "\n{title}:\n");
             }
-            for finding in self.of(severity) {
+            for finding in self.findings_of(severity) {
                 let subject = match finding.symbol.as_str() {
                     "" => "Linux".to_owned(),
                     symbol => format!("CONFIG_{symbol}"),

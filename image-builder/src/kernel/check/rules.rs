@@ -70,7 +70,7 @@ pub struct Purpose {
     /// Name, as passed to `--for`.
     pub name: String,
     /// Description, one sentence.
-    pub what: String,
+    pub description: String,
     /// Fragments whose rules apply with their own class.
     pub fragments: Vec<String>,
     /// Fragments whose rules apply as hints.
@@ -83,17 +83,17 @@ pub struct Purpose {
 #[serde(deny_unknown_fields)]
 pub struct Renamed {
     /// The old name.
-    pub was: String,
+    pub old: String,
     /// The new name; none if newer kernels always include the feature.
-    pub now: Option<String>,
+    pub new: Option<String>,
     /// The first kernel version with the new name.
     pub since: String,
     /// The new symbol has the inverse meaning.
     #[serde(default)]
-    pub reversed: bool,
+    pub inverted: bool,
     /// Explanation.
     #[serde(default)]
-    pub why: String,
+    pub note: String,
 }
 
 /// A kernel version that matters independently of symbols.
@@ -106,7 +106,7 @@ pub struct Milestone {
     /// The first kernel version with the feature.
     pub since: String,
     /// The feature.
-    pub what: String,
+    pub feature: String,
     /// The consequence or workaround without it.
     pub without: String,
 }
@@ -173,7 +173,7 @@ impl Rules {
         let VersionFile { version: milestones } = parse_rule_file("versions.toml", VERSIONS)?;
         let rules = Self { fragments, purposes, renamed, milestones };
         for purpose in &rules.purposes {
-            rules.of(std::slice::from_ref(&purpose.name))?;
+            rules.for_purposes(std::slice::from_ref(&purpose.name))?;
         }
         Ok(rules)
     }
@@ -196,7 +196,7 @@ impl Rules {
     ///
     /// # Errors
     /// A purpose is unknown or names an unknown fragment.
-    pub fn of(&self, purposes: &[String]) -> Result<Vec<Rule>, Error> {
+    pub fn for_purposes(&self, purposes: &[String]) -> Result<Vec<Rule>, Error> {
         let mut strictest: BTreeMap<(String, bool), Rule> = BTreeMap::new();
         for purpose in self.purposes_of(purposes)? {
             let all = purpose.fragments.iter().map(|name| (name, false));
@@ -279,10 +279,10 @@ mod tests {
     fn no_purpose_requires_a_symbol_on_and_off() {
         let rules = Rules::built_in().unwrap();
         for purpose in &rules.purposes {
-            let all = rules.of(std::slice::from_ref(&purpose.name)).unwrap();
+            let all = rules.for_purposes(std::slice::from_ref(&purpose.name)).unwrap();
             let symbols: BTreeSet<_> = all.iter().map(|rule| &rule.requirement.symbol).collect();
             assert_eq!(symbols.len(), all.len(), "{}", purpose.name);
-            assert!(purpose.what.len() > 5);
+            assert!(purpose.description.len() > 5);
         }
     }
 
@@ -291,7 +291,8 @@ mod tests {
         let rules = Rules::built_in().unwrap();
         let of = |names: &[&str], symbol: &str| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let rule = rules.of(&names).unwrap().into_iter().find(|rule| rule.requirement.symbol == symbol).unwrap();
+            let rule =
+                rules.for_purposes(&names).unwrap().into_iter().find(|rule| rule.requirement.symbol == symbol).unwrap();
             (rule.class, rule.requirement.tag.module.is_some(), rule.fragment)
         };
         assert_eq!(of(&["gpu-guest"], "EROFS_FS"), (Class::Require, true, "base".to_owned()));
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(of(&["gpu-guest"], "DM_INIT").0, Class::Hint);
         assert_eq!(of(&["verity-root"], "DM_INIT").0, Class::Require);
         assert_eq!(of(&["gpu-guest"], "MITIGATION_RETPOLINE").0, Class::Hint);
-        let error = rules.of(&["gpus".to_owned()]).unwrap_err().to_string();
+        let error = rules.for_purposes(&["gpus".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("gpu-guest, cc"), "{error}");
     }
 
@@ -307,12 +308,12 @@ mod tests {
     fn renamed_symbols_and_milestones_are_valid() {
         let rules = Rules::built_in().unwrap();
         for renamed in &rules.renamed {
-            assert!(Version::leading(&renamed.since).is_some(), "{}", renamed.was);
-            assert!(renamed.now.is_some() || !renamed.why.is_empty(), "{}", renamed.was);
+            assert!(Version::leading(&renamed.since).is_some(), "{}", renamed.old);
+            assert!(renamed.new.is_some() || !renamed.note.is_empty(), "{}", renamed.old);
         }
         for milestone in &rules.milestones {
             rules.purposes_of(&milestone.purposes).unwrap();
-            assert!(Version::leading(&milestone.since).is_some(), "{}", milestone.what);
+            assert!(Version::leading(&milestone.since).is_some(), "{}", milestone.feature);
         }
     }
 }

@@ -14,7 +14,13 @@ pub fn markdown(rules: &Rules) -> String {
             [] => String::new(),
             hints => format!("; as hints: {}", hints.join(", ")),
         };
-        let _ = writeln!(text, "| `{}` | {} | {}{hints} |", purpose.name, purpose.what, purpose.fragments.join(", "));
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {}{hints} |",
+            purpose.name,
+            purpose.description,
+            purpose.fragments.join(", ")
+        );
     }
     for (name, requirements) in &rules.fragments {
         let _ = write!(text, "\n### {name}\n\n| symbol | requirement | kernels | reason |\n|---|---|---|---|\n");
@@ -25,13 +31,13 @@ pub fn markdown(rules: &Rules) -> String {
     }
     text.push_str("\n### Renamed symbols\n\n| old name | new name | since | |\n|---|---|---|---|\n");
     for renamed in &rules.renamed {
-        let reversed = if renamed.reversed { "inverted " } else { "" };
-        let now = renamed.now.as_deref().map_or("always".to_owned(), |now| format!("`{now}`"));
-        let _ = writeln!(text, "| `{}` | {now} | {} | {reversed}{} |", renamed.was, renamed.since, renamed.why);
+        let inverted = if renamed.inverted { "inverted " } else { "" };
+        let new = renamed.new.as_deref().map_or("always".to_owned(), |new| format!("`{new}`"));
+        let _ = writeln!(text, "| `{}` | {new} | {} | {inverted}{} |", renamed.old, renamed.since, renamed.note);
     }
     text.push_str("\n### Versions\n\n| purposes | since | feature | without it |\n|---|---|---|---|\n");
     for one in &rules.milestones {
-        let _ = writeln!(text, "| {} | {} | {} | {} |", one.purposes.join(", "), one.since, one.what, one.without);
+        let _ = writeln!(text, "| {} | {} | {} | {} |", one.purposes.join(", "), one.since, one.feature, one.without);
     }
     text
 }
@@ -60,9 +66,9 @@ fn row(requirement: &Requirement, same_reason: bool) -> String {
         all if all == "all" => String::new(),
         some => some,
     };
-    let mut why = if same_reason { "as above".to_owned() } else { requirement.reason.clone() };
+    let mut reason = if same_reason { "as above".to_owned() } else { requirement.reason.clone() };
     if let (false, Some(without)) = (same_reason, &requirement.without) {
-        let _ = write!(why, " {}: {without}", if requirement.value == "n" { "Otherwise" } else { "Without it" });
+        let _ = write!(reason, " {}: {without}", if requirement.value == "n" { "Otherwise" } else { "Without it" });
     }
-    format!("| `{}{value}` | {level} | {kernels} | {} |", requirement.symbol, why.replace('|', "\\|"))
+    format!("| `{}{value}` | {level} | {kernels} | {} |", requirement.symbol, reason.replace('|', "\\|"))
 }

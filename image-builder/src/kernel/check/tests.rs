@@ -8,7 +8,7 @@ fn purposes(names: &[&str]) -> Vec<String> {
 /// Builds a Linux 6.12 configuration that sets every rule's symbol to `value(rule)`.
 fn config_with(names: &[&str], value: impl Fn(&Rule) -> Option<String>) -> String {
     let mut text = "# Linux/x86 6.12.95 Kernel Configuration\n".to_owned();
-    for rule in Rules::built_in().unwrap().of(&purposes(names)).unwrap() {
+    for rule in Rules::built_in().unwrap().for_purposes(&purposes(names)).unwrap() {
         let symbol = &rule.requirement.symbol;
         match value(&rule).as_deref() {
             Some("n") => text.push_str(&format!("# CONFIG_{symbol} is not set\n")),
@@ -47,11 +47,11 @@ fn kernel_that_satisfies_all_rules_fits() {
 
 /// Also asserts that the finding names the missing symbol.
 #[test]
-fn a_kernel_without_one_required_symbol_does_not_fit() {
+fn kernel_without_a_required_symbol_does_not_fit() {
     let rules = Rules::built_in().unwrap();
     for purpose in &rules.purposes {
         let names = [purpose.name.as_str()];
-        for rule in rules.of(&purposes(&names)).unwrap().iter().filter(|rule| rule.class == Class::Require) {
+        for rule in rules.for_purposes(&purposes(&names)).unwrap().iter().filter(|rule| rule.class == Class::Require) {
             let symbol = &rule.requirement.symbol;
             let without = |other: &Rule| match &other.requirement.symbol {
                 same if same == symbol => Some("n".to_owned()),
@@ -178,7 +178,7 @@ fn unknown_symbols_are_distinguished_from_disabled_ones() {
     // The source tree explains the missing symbols.
     let source = "config PCI_P2PDMA\n\tbool \"x\"\n\tdepends on ZONE_DEVICE && IOMMU_DMA\n\
         config DMA_SHARED_BUFFER\n\tbool\nconfig SYNC_FILE\n\tbool \"y\"\n\tselect DMA_SHARED_BUFFER\n";
-    let tree = Tree::of(Symbols::parse(source));
+    let tree = Tree::from_symbols(Symbols::parse(source));
     let explained = report_with(&["gpu-guest"], &without, Some(&tree));
     let status = |symbol: &str| explained.about(symbol).unwrap().status.clone();
     assert_eq!(status("PCI_P2PDMA"), Status::Blocked { by: vec!["IOMMU_DMA is off".to_owned()] });

@@ -55,7 +55,7 @@ impl Expr {
     pub fn parse(text: &str) -> Option<Self> {
         let tokens = tokens(text).filter(|tokens| tokens.len() <= MAX_PARTS)?;
         let mut rest = tokens.as_slice();
-        let expr = any(&mut rest, 0)?;
+        let expr = parse_or(&mut rest, 0)?;
         rest.is_empty().then_some(expr)
     }
 
@@ -71,8 +71,8 @@ impl Expr {
                 Tri::Module => Tri::Module,
                 Tri::Yes => Tri::No,
             }),
-            Self::And(parts) => extreme(parts, config, Tri::No, Tri::min),
-            Self::Or(parts) => extreme(parts, config, Tri::Yes, Tri::max),
+            Self::And(parts) => fold_extreme(parts, config, Tri::No, Tri::min),
+            Self::Or(parts) => fold_extreme(parts, config, Tri::Yes, Tri::max),
             Self::Unevaluated(_) => None,
         }
     }
@@ -146,7 +146,7 @@ fn joined(parts: &[Expr], between: &str) -> String {
 }
 
 /// Returns the minimum or maximum of the parts; a part equal to `end` decides regardless of unevaluated ones.
-fn extreme(parts: &[Expr], config: &DotConfig, end: Tri, pick: fn(Tri, Tri) -> Tri) -> Option<Tri> {
+fn fold_extreme(parts: &[Expr], config: &DotConfig, end: Tri, pick: fn(Tri, Tri) -> Tri) -> Option<Tri> {
     let mut all = parts.iter().map(|part| part.value(config));
     let start = if end == Tri::No { Tri::Yes } else { Tri::No };
     let known = all.try_fold((start, true), |(so_far, known), value| match value {
@@ -230,12 +230,12 @@ fn macro_call_len(text: &str) -> Option<usize> {
     None
 }
 
-fn any(rest: &mut &[String], depth: usize) -> Option<Expr> {
-    parts(rest, "||", Expr::Or, |rest| parts(rest, "&&", Expr::And, |rest| one(rest, depth)))
+fn parse_or(rest: &mut &[String], depth: usize) -> Option<Expr> {
+    parse_list(rest, "||", Expr::Or, |rest| parse_list(rest, "&&", Expr::And, |rest| parse_primary(rest, depth)))
 }
 
 /// Parses one part, or several separated by `between`.
-fn parts(
+fn parse_list(
     rest: &mut &[String],
     between: &str,
     all: impl Fn(Vec<Expr>) -> Expr,
@@ -253,16 +253,16 @@ fn parts(
     Some(all(found))
 }
 
-fn one(rest: &mut &[String], depth: usize) -> Option<Expr> {
+fn parse_primary(rest: &mut &[String], depth: usize) -> Option<Expr> {
     if depth > MAX_DEPTH {
         return None;
     }
     let (word, tail) = rest.split_first()?;
     *rest = tail;
     match word.as_str() {
-        "!" => return Some(Expr::Not(Box::new(one(rest, depth + 1)?))),
+        "!" => return Some(Expr::Not(Box::new(parse_primary(rest, depth + 1)?))),
         "(" => {
-            let inner = any(rest, depth + 1)?;
+            let inner = parse_or(rest, depth + 1)?;
             let (closing, tail) = rest.split_first()?;
             *rest = tail;
             return (closing == ")").then_some(inner);

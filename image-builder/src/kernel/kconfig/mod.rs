@@ -50,7 +50,7 @@ impl Tree {
 
     /// Returns a tree of parsed symbols.
     #[must_use]
-    pub fn of(symbols: Symbols) -> Self {
+    pub fn from_symbols(symbols: Symbols) -> Self {
         Self { symbols }
     }
 

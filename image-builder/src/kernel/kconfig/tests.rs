@@ -78,7 +78,7 @@ config HIDDEN
 "#;
 
 fn explain(symbol: &str, expected: &str, config: &str) -> Explanation {
-    Tree::of(Symbols::parse(TEXT)).explain(symbol, expected, &DotConfig::parse(config).unwrap())
+    Tree::from_symbols(Symbols::parse(TEXT)).explain(symbol, expected, &DotConfig::parse(config).unwrap())
 }
 
 fn blocked(by: &[&str]) -> Explanation {
@@ -115,7 +115,7 @@ fn selectors_of_symbol_are_reported() {
     let on = "CONFIG_CRC32=y\nCONFIG_MD=y\nCONFIG_BLOCK=y\n";
     assert_eq!(explain("MD", "n", on), Explanation::Settable);
     let symbols = Symbols::parse("config CRC32\n\tbool\nconfig MD\n\tbool \"x\"\n\tselect CRC32 if \\\n\t\tBLOCK\n");
-    let tree = Tree::of(symbols);
+    let tree = Tree::from_symbols(symbols);
     let explain = |config: &str| tree.explain("CRC32", "n", &DotConfig::parse(config).unwrap());
     assert_eq!(explain(on), Explanation::Selected(vec!["MD".to_owned()]));
     assert_eq!(explain("CONFIG_MD=y\n"), Explanation::Settable);
@@ -154,7 +154,7 @@ proptest! {
     fn any_text_is_parsed(
         text in "(config A|config B|menu|endmenu|if A|endif|choice|endchoice|depends on [AB!&()]{1,4}|\tbool \"x\"|\tselect B|help|  \\PC{0,9}|\n){0,60}"
     ) {
-        let tree = Tree::of(Symbols::parse(&text));
+        let tree = Tree::from_symbols(Symbols::parse(&text));
         let config = DotConfig::parse("CONFIG_A=y\n").unwrap();
         for expected in ["y", "m", "n"] {
             let _ = tree.explain("B", expected, &config).sentence();

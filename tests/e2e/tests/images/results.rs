@@ -138,6 +138,6 @@ fn lock_pins_the_packaging_tools() {
     let (image, written) = locked::lock(&task(&one)).unwrap();
     assert_eq!(written.root_hash, image.contents.verity.map(|verity| verity.root_hash));
     assert!(written.tools.iter().any(|one| one.name == "erofs-utils"));
-    let (_, verdict) = locked::build_by(&task(&two)).unwrap();
+    let (_, verdict) = locked::build_locked(&task(&two)).unwrap();
     assert_eq!(verdict, Verdict::Same);
 }

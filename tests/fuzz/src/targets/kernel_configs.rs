@@ -48,7 +48,7 @@ pub(super) fn configuration(bytes: &[u8]) {
     let Ok(report) = check_config(rules(), &purposes, Subject { origin: "x", config: &config, source: None }) else {
         return;
     };
-    let all = rules().of(&purposes).map_or(0, |rules| rules.len());
+    let all = rules().for_purposes(&purposes).map_or(0, |rules| rules.len());
     let of_symbols = report.findings.iter().filter(|finding| !finding.symbol.is_empty()).count();
     assert_eq!(report.fits + of_symbols, all);
     let text = report.text();
@@ -73,7 +73,7 @@ pub(super) fn fragment_options(bytes: &[u8]) {
 pub(super) fn source(bytes: &[u8]) {
     let text = text(bytes);
     let (source, line) = text.rsplit_once("CONFIG_").unwrap_or((&text, "NET=y"));
-    let tree = Tree::of(Symbols::parse(source));
+    let tree = Tree::from_symbols(Symbols::parse(source));
     let Ok(config) = DotConfig::parse(&format!("CONFIG_{line}\n")) else { return };
     for symbol in ["VSOCKETS", "CRC32", "HZ", "A"] {
         for value in ["y", "m", "n"] {

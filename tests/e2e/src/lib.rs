@@ -1,9 +1,9 @@
 //! End-to-end scenarios in the lab.
 //!
-//! A [`Scenario`] is a guest, a container for it and bounds; [`Scenario::go`]
+//! A [`Scenario`] is a guest, a container for it and deadlines; [`Scenario::go`]
 //! runs it as `firstlight run` would. The scenarios themselves are in `tests/`.
 #![forbid(unsafe_code)]
-#![expect(clippy::expect_used, reason = "a scenario that cannot begin has failed")]
+#![expect(clippy::expect_used, reason = "a scenario whose setup fails has failed")]
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -14,51 +14,51 @@ use firstlight_boot_record::{BootRecord, Gpu};
 use firstlight_lab::{Guest, Lab};
 use firstlight_vm::{Device, Vm};
 
-/// The lab, prepared once for all scenarios of a program.
+/// Returns the lab, prepared once for all scenarios of a program.
 ///
 /// # Panics
-/// It cannot be prepared.
+/// The lab cannot be prepared.
 pub fn lab() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| Lab::prepare(true).expect("the lab is ready"))
 }
 
-/// A guest, a container, bounds.
+/// A guest, its container, and deadlines.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// The machine.
+    /// The guest.
     pub guest: Guest,
-    /// CDI names of GPUs for the container.
+    /// CDI names of the GPUs that the container requests.
     pub devices: Vec<String>,
-    /// Empty for the default probe.
+    /// The container's command; empty for the default probe.
     pub command: Vec<String>,
-    /// An OCI layout; busybox if none.
+    /// The container's OCI image layout; busybox if `None`.
     pub image: Option<PathBuf>,
-    /// Bounds.
+    /// Deadlines of the run's steps.
     pub deadlines: Deadlines,
 }
 
 impl Scenario {
-    /// A guest with `gpus` H100s that attach in 300 ms each.
+    /// Returns a scenario of a guest with `gpus` H100s that attach in 300 ms each.
     #[must_use]
     pub fn gpus(gpus: usize) -> Self {
         Self::guest(Guest::with_gpus(gpus, Duration::from_millis(300)))
     }
 
-    /// That guest, with the probe as its container and no GPU for it.
+    /// Returns a scenario of `guest`, with the probe as its container, which requests no GPU.
     #[must_use]
     pub fn guest(guest: Guest) -> Self {
         Self { guest, devices: Vec::new(), command: Vec::new(), image: None, deadlines: Deadlines::default() }
     }
 
-    /// Asks for GPUs.
+    /// Requests GPUs for the container.
     #[must_use]
     pub fn request(mut self, devices: &[&str]) -> Self {
         self.devices = devices.iter().map(ToString::to_string).collect();
         self
     }
 
-    /// Runs this instead of the probe.
+    /// Runs a command instead of the probe.
     #[must_use]
     pub fn command(mut self, command: &[&str]) -> Self {
         self.command = command.iter().map(ToString::to_string).collect();
@@ -72,22 +72,22 @@ impl Scenario {
         self
     }
 
-    /// Boots, runs, powers off.
+    /// Boots the guest, runs the container, and powers off.
     ///
     /// # Errors
-    /// The run's.
+    /// The run's errors.
     ///
     /// # Panics
     /// The synthetic GPUs do not start.
     pub fn go(&self) -> Result<Report, RunError> {
-        self.go_watched().0
+        self.go_with_console().0
     }
 
-    /// [`Scenario::go`], and all that the guest printed.
+    /// Runs [`Scenario::go`]; returns its result and the console's output.
     ///
     /// # Panics
     /// The synthetic GPUs do not start.
-    pub fn go_watched(&self) -> (Result<Report, RunError>, String) {
+    pub fn go_with_console(&self) -> (Result<Report, RunError>, String) {
         let lab = lab();
         let prepared = lab.guest(&self.guest).expect("synthetic GPUs start");
         let dir = tempfile::tempdir().expect("a directory for the console");
@@ -107,8 +107,8 @@ impl Scenario {
         (result, String::from_utf8_lossy(&console).into_owned())
     }
 
-    /// Boots the guest without a container and watches it; returns all that it
-    /// printed.
+    /// Boots the guest without a container and runs `watch` beside it; returns the
+    /// console's output.
     ///
     /// # Panics
     /// The machine does not start.
@@ -116,7 +116,7 @@ impl Scenario {
         self.watched_with(async |vm, _| watch(vm).await)
     }
 
-    /// The same with what can be plugged in: its port, and the device.
+    /// Like [`Scenario::watched`]; `watch` also gets the devices to hot-plug, each with its port.
     ///
     /// # Panics
     /// The machine does not start.
@@ -136,10 +136,10 @@ impl Scenario {
     }
 }
 
-/// The GPU with that index.
+/// Returns the GPU with that index.
 ///
 /// # Panics
-/// There is none.
+/// The record has no such GPU.
 #[must_use]
 pub fn gpu(record: &BootRecord, index: u32) -> &Gpu {
     record.gpus.iter().find(|gpu| gpu.index == index).expect("the record has the GPU")

@@ -1,6 +1,5 @@
-//! Kernels are judged: Debian's, as they come from the archive, and those that our recipes configure. No guest is
-//! booted.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! Checks kernel configurations: those of Debian's packages, and those of our recipes. No guest is booted.
+#![expect(clippy::unwrap_used, reason = "a test whose setup fails has failed")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ fn cloud(suite: &str, series: &str) -> Package {
     Package { package: "linux-image-cloud-amd64".to_owned(), suite: suite.to_owned(), series: Some(series.to_owned()) }
 }
 
-/// The configuration of Debian's kernel for clouds.
+/// Returns the configuration of Debian's cloud kernel.
 fn stock(suite: &str, series: &str) -> String {
     let (candidate, file) = package_config(&cache(), &cloud(suite, series), log()).unwrap();
     assert!(candidate.version.starts_with(series), "{}", candidate.version);
@@ -58,9 +57,9 @@ fn recipes() -> Vec<PathBuf> {
     recipes
 }
 
-/// Debian 12's kernel, which GPUs' driver 535 is for.
+/// Debian 12's kernel, which the images with driver 535 use.
 #[test]
-fn stock_6_1_is_judged() {
+fn debian_6_1_config_is_checked() {
     let config = stock("bookworm", "6.1");
     let gpu = report(&config, &["gpu-guest"], None);
     let hint = |status| Some((Severity::Hint, status));
@@ -72,7 +71,7 @@ fn stock_6_1_is_judged() {
     {
         assert!(status(&gpu, symbol).is_some_and(|(severity, _)| severity == Severity::Hint), "{symbol}");
     }
-    // By the names of that time.
+    // Present, or under the names that Linux 6.1 uses for them.
     for symbol in ["RETPOLINE", "MITIGATION_RETPOLINE", "PAGE_TABLE_ISOLATION", "CPU_MITIGATIONS", "MEMCG_SWAP"] {
         assert_eq!(status(&gpu, symbol), None, "{symbol}");
     }
@@ -86,9 +85,9 @@ fn stock_6_1_is_judged() {
     assert_eq!((root.verdict, errors(&root).as_slice()), (Verdict::DoesNotFit, &expected[..]));
 }
 
-/// Debian 13's kernel (and 12's by backports), which the lab boots and driver 550 is for.
+/// Debian 13's kernel (and 12's through backports), which the lab and the images with driver 550 use.
 #[test]
-fn stock_6_12_is_judged() {
+fn debian_6_12_config_is_checked() {
     let config = stock("bookworm-backports", "6.12");
     let gpu = report(&config, &["gpu-guest"], None);
     assert_eq!(errors(&gpu), Vec::<&str>::new(), "{}", gpu.text());
@@ -111,9 +110,9 @@ fn stock_6_12_is_judged() {
     assert_eq!(report(&config, &["service-vm-nvl5"], None).verdict, Verdict::Fits);
 }
 
-/// Every module that a report names is there under that name.
+/// Every module that a report names is in the kernel package under that name.
 #[test]
-fn the_modules_that_a_report_names_are_in_the_package() {
+fn modules_named_by_a_report_are_in_the_package() {
     let kernel = Kernel::prepare(&cache(), &Source::Package(cloud("bookworm-backports", "6.12")), log()).unwrap();
     let config = fs::read_to_string(kernel.config()).unwrap();
     let all = report(&config, &["gpu-guest", "cc", "service-vm-nvl5", "host"], None);
@@ -122,15 +121,15 @@ fn the_modules_that_a_report_names_are_in_the_package() {
     let missing = names.iter().filter(|name| {
         let name = std::slice::from_ref(*name);
         let found = modules::select(&kernel.facts.release, &kernel.modules(), name, &[], Form::AsPackaged);
-        // Nothing is found of what is built in, and then the configuration would say so.
+        // A built-in module is not found here, but then the report does not name it.
         !found.is_ok_and(|set| set.iter().count() > 0)
     });
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
-/// Every recipe comes out as it asks; the source says why another does not, and why Debian's kernels are as they are.
+/// Every recipe passes the rules of its purposes; the Kconfig source explains why other configurations fail them.
 #[test]
-fn the_source_takes_our_recipes_and_explains_the_rest() {
+fn recipes_configure_as_requested_and_blocked_symbols_are_explained() {
     let files = recipes();
     assert!(files.len() >= 4, "{files:?}");
     let mut source = None;
@@ -143,7 +142,7 @@ fn the_source_takes_our_recipes_and_explains_the_rest() {
             "gpu" => &["gpu-guest", "verity-root", "fast-boot"],
             "gpu-cc" => &["cc", "verity-root"],
             "service-nvl5" => &["service-vm-nvl5", "verity-root", "fast-boot"],
-            other => panic!("say what {other} is for"),
+            other => panic!("add the purposes of recipe {other} to this test"),
         };
         let tree = Tree::read(&Kernel::kconfig(&cache(), &recipe, log()).unwrap()).unwrap();
         assert!(tree.len() > 10_000, "{} symbols", tree.len());
@@ -155,7 +154,7 @@ fn the_source_takes_our_recipes_and_explains_the_rest() {
     let root = report(&stock("bookworm-backports", "6.12"), &["verity-root"], Some(&tree));
     let blocked = Status::Blocked { by: vec!["BLK_DEV_DM is m, not y".to_owned()] };
     assert_eq!(status(&root, "DM_INIT"), Some((Severity::Error, blocked)));
-    // A symbol that nobody can ask for, in a kernel of our own that lacks what selects it.
+    // A symbol without a prompt, in a configuration without the symbol that selects it.
     let without =
         own.replace("CONFIG_SYNC_FILE=y", "# CONFIG_SYNC_FILE is not set").replace("CONFIG_DMA_SHARED_BUFFER=y\n", "");
     let gpu = report(&without, &["gpu-guest"], Some(&tree));
@@ -165,9 +164,9 @@ fn the_source_takes_our_recipes_and_explains_the_rest() {
     assert!(by.iter().any(|name| name == "SYNC_FILE"), "{by:?}");
 }
 
-/// The configuration of a real kernel, cut anywhere, is never judged as if it were whole.
+/// The configuration of a real kernel is never accepted when it is truncated, at any position.
 #[test]
-fn a_cut_configuration_is_refused() {
+fn truncated_configuration_is_rejected() {
     let whole = stock("bookworm-backports", "6.12");
     assert!(whole.is_ascii());
     let last = whole.trim_end().len();

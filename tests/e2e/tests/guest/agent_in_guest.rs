@@ -1,29 +1,29 @@
-//! The agent's own tests with real containers, run inside a guest.
+//! Runs the agent's own tests with real containers inside a guest.
 
 use std::time::Duration;
 
 use firstlight_e2e::{Scenario, lab};
 use tokio::time::timeout;
 
-/// Beyond the guest's own limit for the tests.
+/// Timeout, longer than the guest's own for the tests.
 const LIMIT: Duration = Duration::from_mins(16);
 
-/// How much of something long is done, by the environment: the tests in the
-/// guest read `tests.NAME=` from its command line.
+/// Environment variables with the size of long tests; the tests in the guest read
+/// them as `tests.NAME=` from the kernel command line.
 const AMOUNTS: &[&str] = &["SHORT_PROCESSES", "MANY_CONTAINERS"];
 
-/// How many tests there are at least: an empty test program passes too.
+/// Minimum number of tests: an empty test program would pass too.
 const AT_LEAST: usize = 45;
 
-/// What the guest puts before each line of the tests.
+/// Prefix of each line of the tests' output.
 const PREFIX: &str = "tests: ";
 
-/// The lines of the tests.
-fn said(console: &str) -> Vec<&str> {
+/// Returns the lines of the tests' output.
+fn test_output(console: &str) -> Vec<&str> {
     console.lines().filter_map(|line| Some(line.split_once(PREFIX)?.1.trim_end_matches('\r'))).collect()
 }
 
-/// How many tests passed, if that is all that happened to them.
+/// Returns the number of passed tests if none failed or was ignored and the program exited with 0.
 fn all_passed(output: &[&str]) -> Option<usize> {
     let result = output.iter().find_map(|line| line.strip_prefix("test result: ok. "))?;
     let mut counts = result.split("; ");
@@ -34,9 +34,9 @@ fn all_passed(output: &[&str]) -> Option<usize> {
 }
 
 #[test]
-fn agents_tests_with_real_containers_pass() {
+fn agent_tests_with_real_containers_pass() {
     let image = lab().agent_tests().unwrap();
-    // PID 1 waits in vain for its agent to listen.
+    // No agent listens, so the boot fails; `hold` keeps the guest running.
     let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
     scenario.guest.initrd = Some(image.initrd);
     for name in AMOUNTS {
@@ -46,7 +46,7 @@ fn agents_tests_with_real_containers_pass() {
     }
     let mut ended = false;
     let console = scenario.watched(async |vm| ended = timeout(LIMIT, vm.wait()).await.is_ok());
-    let output = said(&console);
+    let output = test_output(&console);
     let passed = all_passed(&output);
     let shown = if output.is_empty() { console.clone() } else { output.join("\n") };
     assert!(ended, "the guest did not end in {LIMIT:?}:\n{shown}");
@@ -56,9 +56,9 @@ fn agents_tests_with_real_containers_pass() {
     }
 }
 
-/// The directory that `cargo xtask agent-tests` makes, on a machine that knows nothing of it.
+/// Runs the bundle directory of `cargo xtask agent-tests` on a system that is not prepared for it.
 #[test]
-fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
+fn agent_tests_run_from_a_bundle_and_report_tests_that_cannot_run() {
     let image = lab().agent_tests_bundle().unwrap();
     let filters = "short_processes,many_containers,guest_clock_is_set,iptables";
     let mut scenario = Scenario::gpus(0)
@@ -67,7 +67,7 @@ fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
     scenario.guest.initrd = Some(image.initrd);
     let mut ended = false;
     let console = scenario.watched(async |vm| ended = timeout(LIMIT, vm.wait()).await.is_ok());
-    let output = said(&console);
+    let output = test_output(&console);
     let shown = if output.is_empty() { console.clone() } else { output.join("\n") };
     assert!(ended, "the guest did not end in {LIMIT:?}:\n{shown}");
     for start in [
@@ -80,14 +80,14 @@ fn agents_tests_run_from_a_directory_and_tell_what_they_could_not_run() {
     ] {
         assert!(output.iter().any(|line| line.starts_with(start)), "no {start:?} in:\n{shown}");
     }
-    // The machine keeps nothing of it.
+    // It leaves nothing on the system.
     let end = ["4 tests: 3 ok, 0 failed, 1 not runnable here", "ended with status 0", "left: "];
     assert_eq!(output[output.len() - 3..], end, "{shown}");
     println!("{shown}");
 }
 
 #[test]
-fn only_a_whole_success_counts() {
+fn incomplete_or_failed_test_output_is_not_a_pass() {
     let end = "ended with status 0";
     let ok = "test result: ok. 15 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 31.02s";
     assert_eq!(all_passed(&["running 15 tests", ok, "", end]), Some(15));

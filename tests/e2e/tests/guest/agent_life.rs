@@ -1,4 +1,4 @@
-//! The agent's death and PID 1's answer.
+//! PID 1's reaction to a killed agent.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use firstlight_vm::Vm;
 use tokio::time::timeout;
 
 /// A guest whose agent kills itself once, three seconds after its start.
-fn mortal() -> Scenario {
+fn crashing_agent() -> Scenario {
     let image = lab().variant("crashing-agent").unwrap();
     let mut scenario = Scenario::gpus(0);
     scenario.guest.initrd = Some(image.initrd);
@@ -18,27 +18,27 @@ fn mortal() -> Scenario {
 
 #[test]
 fn killed_agent_is_restarted_and_serves_again() {
-    mortal().watched(async |vm| {
+    crashing_agent().watched(async |vm| {
         let console = vm.console().clone();
         let listens = |record: &BootRecord| record.event("agent-listening").is_some();
-        assert!(console.wait_for(listens).await, "it listened once:\n{}", vm.console_tail());
-        // A sandbox that the first agent leaves behind.
-        begin(vm).await;
+        assert!(console.wait_for(listens).await, "the agent listened once:\n{}", vm.console_tail());
+        // The sandbox of the first agent still exists when the second one starts.
+        check_and_create_sandbox(vm).await;
         let twice =
             |record: &BootRecord| record.events.iter().filter(|event| event.kind == "agent-listening").count() == 2;
         let again = timeout(Duration::from_secs(60), console.wait_for(twice)).await;
-        assert!(again.is_ok_and(|seen| seen), "it listened twice:\n{}", vm.console_tail());
+        assert!(again.is_ok_and(|seen| seen), "the agent listened twice:\n{}", vm.console_tail());
         let record = console.record().unwrap();
         let exited = record.event("agent-exited").expect("an event for the exit");
         assert!(exited.detail.contains("signal 9"), "{exited:?}");
         let restarted = record.event("agent-restarted").expect("an event for the restart");
         assert!(exited.at_us <= restarted.at_us, "{:?}", record.events);
-        begin(vm).await;
+        check_and_create_sandbox(vm).await;
     });
 }
 
-/// What a shim does first: a Check, and a sandbox, here without a shared directory.
-async fn begin(vm: &Vm) {
+/// Calls Check and CreateSandbox, as a shim does first, but without a shared directory.
+async fn check_and_create_sandbox(vm: &Vm) {
     let stream = vm.connect(1024, Duration::from_secs(30)).await.unwrap();
     let agent = Agent::new(stream, Duration::from_secs(20));
     agent.check().await.unwrap();
@@ -47,8 +47,8 @@ async fn begin(vm: &Vm) {
 }
 
 #[test]
-fn killed_agent_powers_the_guest_off_where_policy_says_so() {
-    let scenario = mortal().parameter("firstlight.agent-restart=poweroff");
+fn killed_agent_powers_off_the_guest_with_restart_policy_poweroff() {
+    let scenario = crashing_agent().parameter("firstlight.agent-restart=poweroff");
     scenario.watched(async |vm| {
         let exit = timeout(Duration::from_secs(60), vm.wait()).await.expect("the guest powers off").unwrap();
         let record = vm.console().record().unwrap();

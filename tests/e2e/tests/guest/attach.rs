@@ -1,4 +1,4 @@
-//! How long GPUs are waited for, and in which order they are attached.
+//! Attach deadlines, and the order in which GPUs are attached.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ fn late(record: &BootRecord) -> Vec<&str> {
 }
 
 #[test]
-fn gpus_that_wait_for_each_other_in_the_driver_are_not_given_up() {
-    // The driver takes them one after the other: the last one has its turn after 4 s.
+fn gpus_serialised_by_the_driver_do_not_time_out() {
+    // The driver attaches them serially: the last attach starts after 4 s.
     let guest = Guest::with_gpus(3, Duration::from_secs(2));
     let scenario = Scenario::guest(guest)
         .parameter("nvidia.standin_lock_permille=1000")
@@ -36,7 +36,7 @@ fn gpus_that_wait_for_each_other_in_the_driver_are_not_given_up() {
 }
 
 #[test]
-fn a_gpu_that_is_seen_at_work_is_waited_for_and_a_silent_one_served_when_it_comes() {
+fn attach_with_progress_extends_its_deadline_and_a_late_gpu_becomes_ready() {
     let guest = Guest::with_gpus(2, Duration::from_secs(5));
     let scenario = Scenario::guest(guest)
         .parameter("nvidia.standin_signs=1,0")
@@ -56,7 +56,7 @@ fn a_gpu_that_is_seen_at_work_is_waited_for_and_a_silent_one_served_when_it_come
 }
 
 #[test]
-fn under_confidential_computing_gpus_attach_one_after_the_other_and_once() {
+fn confidential_computing_attaches_gpus_serially_without_retry() {
     let mut guest = Guest::with_gpus(3, Duration::from_millis(500));
     fail_with(&mut guest.devices[1], 0x22);
     let report = Scenario::guest(guest).parameter("firstlight.confidential=on").request(&["0", "2"]).go().unwrap();
@@ -65,17 +65,17 @@ fn under_confidential_computing_gpus_attach_one_after_the_other_and_once() {
     assert!(record.mode.as_ref().unwrap().reason.contains("confidential: firstlight.confidential=on"), "{record:?}");
     assert_eq!(phases(record), [GpuPhase::Ready, GpuPhase::Failed, GpuPhase::Ready]);
     for pair in record.gpus.windows(2) {
-        // One that attached is served when all are, and told that they may work.
+        // An attached GPU becomes ready only when all GPUs have ended their attach and may work.
         let end = pair[0].attach_us.map(|took| pair[0].start_us.unwrap() + took).or(pair[0].end_us);
         assert!(end.is_some() && end <= pair[1].start_us, "{pair:?}");
     }
     let failed = gpu(record, 1);
-    assert_eq!(failed.attempts, 1, "an attach that failed leaves a GPU that wants a reset");
+    assert_eq!(failed.attempts, 1, "a failed attach leaves a GPU that needs a reset");
     assert!(failed.detail.contains("attempt 1 of 1") && failed.detail.contains("the host has to reset"), "{failed:?}");
 }
 
 #[test]
-fn a_driver_without_non_blocking_open_attaches_in_threads() {
+fn driver_without_non_blocking_open_attaches_gpus_in_parallel() {
     let guest = Guest::with_gpus(4, Duration::from_secs(2));
     let scenario = Scenario::guest(guest)
         .parameter("firstlight.nvidia.NVreg_EnableNonblockingOpen=0")

@@ -1,4 +1,4 @@
-//! `cargo xtask run` as its user types it: output, files, Ctrl-C.
+//! `cargo xtask run` as a command: output, files, Ctrl-C.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use firstlight_e2e::lab;
 use firstlight_lab::binaries::{target, workspace};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The program that `cargo xtask` runs, built beforehand.
+/// Builds xtask; returns its path.
 fn xtask() -> PathBuf {
     lab();
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -64,7 +64,7 @@ fn run_shows_the_container_and_the_boot_and_writes_its_files() {
 }
 
 #[test]
-fn wrong_image_is_refused_before_anything_boots() {
+fn invalid_image_is_rejected_before_the_boot() {
     let out = tempfile::tempdir().unwrap();
     let output = run(out.path(), &["--image", out.path().to_str().unwrap()]).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -73,14 +73,14 @@ fn wrong_image_is_refused_before_anything_boots() {
 }
 
 #[test]
-fn impossible_request_is_refused() {
+fn request_for_more_gpus_than_the_guest_has_is_rejected() {
     let out = tempfile::tempdir().unwrap();
     let output = run(out.path(), &["--gpus", "1", "--request", "2"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("--request 2"));
 }
 
-/// Processes whose command line names something below `directory`.
+/// Returns the command lines of processes that contain the path `dir`.
 fn processes(dir: &Path) -> Vec<String> {
     let dir = dir.to_str().unwrap();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -96,10 +96,11 @@ fn wait_until(what: &str, limit: Duration, done: impl Fn() -> bool) {
     }
 }
 
-/// Ends a run with `signal` as soon as `moment` holds, and looks for what is left.
+/// Sends `signal` to a run as soon as `moment` returns true, and asserts that it leaves no process, directory or mount.
+/// Returns its exit code.
 fn interrupted(signal: Signal, moment: impl Fn(&Path) -> bool) -> Option<i32> {
     let out = tempfile::tempdir().unwrap();
-    // All directories of the run are made below this one.
+    // All temporary directories of the run are below this one.
     let temporary = tempfile::Builder::new().prefix("fl").tempdir_in("/tmp").unwrap();
     let mut command = run(out.path(), &["--gpus", "2", "--attach-ms", "4000"]);
     command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,4 +1,4 @@
-//! Containers: what the user sees when they are right and when they are not.
+//! Containers: output, exit codes, errors and isolation.
 
 use firstlight_e2e::{Scenario, lab};
 use firstlight_image_builder::progress::Progress;
@@ -7,7 +7,7 @@ use firstlight_lab::cache_root;
 use firstlight_lab::toolbox::registry;
 
 #[test]
-fn exit_code_and_both_outputs_come_back() {
+fn exit_code_stdout_and_stderr_are_returned() {
     let report = Scenario::gpus(0).command(&["/bin/sh", "-c", "echo out; echo err >&2; exit 7"]).go().unwrap();
     let container = &report.container;
     assert_eq!(
@@ -18,21 +18,21 @@ fn exit_code_and_both_outputs_come_back() {
 }
 
 #[test]
-fn missing_command_is_named() {
+fn missing_command_is_named_in_the_error() {
     let report = Scenario::gpus(0).command(&["/bin/no-such-program"]).go().unwrap();
-    let error = report.container.error.expect("it cannot run");
+    let error = report.container.error.expect("the container cannot run");
     assert!(error.contains("/bin/no-such-program"), "{error}");
 }
 
 #[test]
-fn long_output_arrives_whole() {
+fn long_output_is_complete() {
     let report = Scenario::gpus(0).command(&["/bin/sh", "-c", "seq 1 40000"]).go().unwrap();
     let lines: Vec<_> = report.container.stdout.lines().collect();
     assert_eq!((lines.len(), lines.first().copied(), lines.last().copied()), (40_000, Some("1"), Some("40000")));
 }
 
 #[test]
-fn gpu_that_does_not_exist_is_refused_with_those_that_do() {
+fn request_for_a_missing_gpu_is_rejected_with_a_list_of_gpus() {
     let report = Scenario::gpus(1).request(&["7"]).go().unwrap();
     let error = report.container.error.expect("there is no GPU 7");
     assert!(error.contains("no GPU 7") && error.contains("0000:01:00.0"), "{error}");
@@ -45,12 +45,16 @@ fn container_cannot_see_the_guest() {
     let report = Scenario::gpus(0).command(&["/bin/sh", "-c", script]).go().unwrap();
     let out = &report.container.stdout;
     assert!(out.contains("/run/firstlight: No such file"), "{out}");
-    assert!(out.contains("0::/\n"), "its own cgroup is the root that it sees: {out}");
-    assert_eq!(out.matches("Operation not permitted").count(), 2, "neither the kernel's log nor memory opens: {out}");
+    assert!(out.contains("0::/\n"), "its own cgroup is the root of its cgroup namespace: {out}");
+    assert_eq!(
+        out.matches("Operation not permitted").count(),
+        2,
+        "neither the kernel log nor memory can be opened: {out}"
+    );
 }
 
 #[test]
-fn image_of_a_registry_runs() {
+fn image_pulled_from_a_registry_runs() {
     let (lab, dir) = (lab(), tempfile::tempdir().unwrap());
     let registry = registry(&cache_root().unwrap(), false, Progress::stderr("guest")).unwrap();
     registry.push(&lab.busybox_image, "tools/busybox", "1").unwrap();

@@ -1,4 +1,4 @@
-//! Daemons under PID 1: stand-ins for NVIDIA's, each with a fault of its own.
+//! Daemons supervised by PID 1: stand-ins for NVIDIA's, each with its own fault.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn details<'a>(record: &'a BootRecord, what: &str, daemon: &str) -> Vec<&'a str>
 }
 
 #[test]
-fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
+fn daemons_are_started_restarted_up_to_the_limit_and_stopped_in_order() {
     let image = lab().variant("daemons").unwrap();
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(image.initrd);
@@ -21,11 +21,11 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     for parameter in ["firstlight.persistenced=on", "firstlight.dcgm=on", "firstlight.imex=on"] {
         scenario = scenario.parameter(parameter);
     }
-    let (report, console) = scenario.go_watched();
+    let (report, console) = scenario.go_with_console();
     let record = report.unwrap().boot_record;
     let unit = |name: &str| record.unit(name).unwrap_or_else(|| panic!("no unit {name}"));
 
-    // Who serves is ready, not at its end; who is not wanted is no failure.
+    // A running daemon's unit is ready and has no end; a disabled daemon's unit is skipped.
     for name in ["persistenced", "dcgm-exporter", "imex"] {
         let unit = unit(name);
         assert!(unit.outcome == Outcome::Ok && unit.ready_us > unit.start_us && unit.end_us.is_none(), "{unit:?}");
@@ -34,16 +34,16 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     for name in ["nvlsm", "fabricmanager"] {
         assert_eq!(unit(name).outcome, Outcome::Skipped, "{:?}", unit(name));
     }
-    assert_ne!(record.state, State::Failed, "a daemon that is optional does not end the boot");
+    assert_ne!(record.state, State::Failed, "an optional daemon does not fail the boot");
 
-    // One is killed: its end has a status, and the next one serves.
+    // One is killed: its exit status is recorded, and its restart becomes ready.
     let exited = details(&record, "daemon-exited", "persistenced");
     let lived = exited.first().and_then(|text| text.strip_prefix("killed by signal 9 after ")?.split_once(" ms"));
     let lived = lived.and_then(|(ms, _)| ms.parse::<u64>().ok());
     assert!(exited.len() == 1 && lived.is_some_and(|ms| ms >= 2000), "{exited:?}");
     assert_eq!(details(&record, "daemon-ready", "persistenced").len(), 1, "{:?}", record.events);
 
-    // One cannot live: each end is told, then it is given up with its last line.
+    // One always fails: each exit is recorded, and at the restart limit the unit fails with its last line.
     let engine = unit("hostengine");
     assert_eq!(engine.outcome, Outcome::Failed);
     for part in ["ended 6 times", "exit status 9", "libdcgm does not match", "firstlight.dcgm=on", "DCGM's libraries"] {
@@ -53,7 +53,7 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     let took = engine.end_us.unwrap() - engine.start_us.unwrap();
     assert!(took >= 3_100_000, "the pauses: {took} us");
 
-    // What they write is in the log with their names, bounded, and cannot be taken for PID 1's.
+    // Their output is in the log with their names, rate-limited, and cannot be mistaken for PID 1's.
     let said = |line: &str| assert!(console.contains(&format!(" info {line}")), "{line} in\n{console}");
     said("persistenced: stand-in persistenced: --persistence-mode");
     said("hostengine: libdcgm does not match the driver");
@@ -63,18 +63,18 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
     said("imex: LOG_FILE_NAME=/run/nvidia-imex/imex.log");
     said("imex: started");
     let floods = console.lines().filter(|line| line.contains("imex: flood")).count();
-    // The burst, and 20 for each second that the flood takes.
+    // The burst limit, plus 20 for each second of the flood.
     assert!((100..2500).contains(&floods), "{floods} lines of 5000");
     let forged = |line: &str| line.trim_start().starts_with("firstlight/1 {\"event\":{}}");
-    assert!(!console.split(['\n', '\r']).any(forged), "a daemon spoke as PID 1");
-    // Its own user, without CAP_SYS_MODULE, and not the first one to go.
+    assert!(!console.split(['\n', '\r']).any(forged), "a daemon forged a line of PID 1");
+    // Its own user, without CAP_SYS_MODULE, and protected from the OOM killer.
     said("dcgm-exporter: Uid: 901");
     said("dcgm-exporter: CapEff: 0000000000000000");
     said("dcgm-exporter: OOM: -900");
     let bounding = console.lines().find_map(|line| line.split_once("dcgm-exporter: CapBnd: ")).unwrap().1;
     assert_eq!(u64::from_str_radix(bounding.trim(), 16).unwrap() & (1 << 16), 0, "CAP_SYS_MODULE");
 
-    // The way down: the agent, then the daemons, the last first, then the power.
+    // Shutdown: the agent, then the daemons in reverse order, then the power.
     let order: Vec<(&str, &str)> = record
         .events
         .iter()
@@ -93,17 +93,20 @@ fn daemons_serve_are_started_again_given_up_and_stopped_in_order() {
         ]
     );
     let at = |what: &str| record.events.iter().rfind(|event| event.kind == what).unwrap().at_us;
-    let way = at("power-off") - at("agent-exited");
-    assert!((5_000_000..30_000_000).contains(&way), "one took no notice and was killed after its grace: {way} us");
+    let elapsed = at("power-off") - at("agent-exited");
+    assert!(
+        (5_000_000..30_000_000).contains(&elapsed),
+        "one ignored SIGTERM and was killed after its grace period: {elapsed} us"
+    );
 }
 
 #[test]
-fn a_service_vms_fabric_manager_goes_on_after_its_death_and_one_that_is_missing_ends_the_boot() {
+fn killed_fabric_manager_resumes_and_a_missing_one_fails_the_boot() {
     let devices = vec!["nvswitch".parse().unwrap(); 4];
     let guest = Guest { devices, ..Guest::default() };
     let mut scenario = Scenario::guest(guest.clone()).command(&["/bin/sleep", "6"]);
     scenario.guest.initrd = Some(lab().variant("daemons").unwrap().initrd);
-    let (report, console) = scenario.go_watched();
+    let (report, console) = scenario.go_with_console();
     let record = report.unwrap().boot_record;
     let unit = record.unit("fabricmanager").unwrap();
     assert!(unit.outcome == Outcome::Ok && unit.ready_us.is_some(), "{unit:?}");
@@ -138,7 +141,7 @@ fn a_service_vms_fabric_manager_goes_on_after_its_death_and_one_that_is_missing_
 }
 
 #[test]
-fn a_guest_without_gpus_needs_no_gpu_daemon() {
+fn guest_without_gpus_skips_gpu_daemons() {
     let scenario = Scenario::gpus(0).parameter("firstlight.dcgm=on").command(&["/bin/true"]);
     let record = scenario.go().unwrap().boot_record;
     for name in ["persistenced", "hostengine", "dcgm-exporter", "imex", "fabricmanager", "nvlsm"] {

@@ -1,6 +1,6 @@
-//! Disks and functions of a guest, there at boot or plugged in, and the
-//! containers that get them. Every disk begins with a name of its own, so a
-//! container proves which one it has.
+//! Disks and PCI functions, cold-plugged or hot-plugged, and the containers that
+//! are granted them. The first line of every disk is its name, so a container
+//! proves which one it has.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use ttrpc::context::with_duration;
 
 use crate::support::{CALL, Files, SIZE, output, ready, refused};
 
-/// A disk with a swap area, as mkswap makes it: version 1, the last page, the signature.
+/// Creates a disk with a swap area, in the format of mkswap: version 1, the last page, the signature.
 fn swap(files: &Files, name: &str) -> PathBuf {
     let path = files.disk(name);
     let mut page = vec![0; 4096];
@@ -25,7 +25,7 @@ fn swap(files: &Files, name: &str) -> PathBuf {
 }
 
 #[test]
-fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
+fn cold_plugged_disks_are_found_and_only_granted_ones_open() {
     let files = Files::make();
     let beyond = Box::new(Device::Disk { file: files.disk("beyond") });
     let hardware = vec![
@@ -61,7 +61,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
         assert_eq!(lines.get(..5), Some(&["virtio", "nvme", "scsi", "beyond", "persistent"][..]), "{said}");
         assert!(!said.contains("foreign") && said.contains("Operation not permitted"), "{said}");
 
-        // What is not there is named, with how far its path leads, within the guest's deadline.
+        // The error for a missing device names it and the resolved part of its path, within the guest's deadline.
         let begin = Instant::now();
         let missing = [
             (("blk", paths[5].as_str()), "behind bridge 0000:00:10.5"),
@@ -82,7 +82,7 @@ fn disks_that_were_there_at_boot_are_found_and_open_only_where_they_belong() {
 }
 
 #[test]
-fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
+fn hot_plugged_disk_is_found_before_or_after_the_request() {
     let files = Files::make();
     let (early, late, scsi) = (files.disk("early"), files.disk("late"), files.disk("unit"));
     let hardware = vec![Device::EmptyPort, Device::EmptyPort, Device::EmptyPort];
@@ -90,7 +90,7 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
     files.scenario("devices", hardware).parameter("agent.hotplug_timeout=20").watched(async |vm| {
         let agent = ready(vm).await;
         let mut monitor = vm.monitor().await.unwrap();
-        // Asked for before it comes.
+        // Requested before it is plugged in.
         let request = files.request("c1", "head -n 1 /dev/xda", &[("blk", &paths[0], "/dev/xda")]);
         let asked = output(&agent, &request);
         let plugged = async {
@@ -99,18 +99,18 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
         };
         let begin = Instant::now();
         let (said, ()) = tokio::join!(asked, plugged);
-        println!("  asked 1 s before: {:?} to the container's end", begin.elapsed());
+        println!("  requested 1 s before: {:?} to the container's end", begin.elapsed());
         assert_eq!(said, "late\n");
 
-        // There for a while before it is asked for.
+        // Plugged in 3 s before it is requested.
         monitor.plug(1, &Device::Disk { file: early }).await.unwrap();
         tokio::time::sleep(Duration::from_secs(3)).await;
         let begin = Instant::now();
         let request = files.request("c2", "head -n 1 /dev/xda", &[("blk", &paths[1], "/dev/xda")]);
         assert_eq!(output(&agent, &request).await, "early\n");
-        println!("  asked after: {:?} to the container's end", begin.elapsed());
+        println!("  requested after: {:?} to the container's end", begin.elapsed());
 
-        // Plugged in together with its host.
+        // Plugged in together with its SCSI controller.
         let request = files.request("c3", "head -n 1 /dev/xda", &[("scsi", "0:1", "/dev/xda")]);
         let asked = output(&agent, &request);
         let unit = Device::Scsi { file: scsi, target: 0, lun: 1 };
@@ -122,7 +122,7 @@ fn a_disk_that_is_plugged_in_is_found_whoever_comes_first() {
 }
 
 #[test]
-fn the_guest_swaps_to_disks_and_to_nothing_else() {
+fn only_disks_with_a_swap_area_become_swap() {
     let files = Files::make();
     let hardware = vec![
         Device::Disk { file: swap(&files, "swap-a") },
@@ -151,7 +151,7 @@ fn the_guest_swaps_to_disks_and_to_nothing_else() {
 }
 
 #[test]
-fn a_function_goes_to_a_program_in_the_container_or_stays_with_the_kernel() {
+fn vfio_function_gets_a_node_and_a_guest_kernel_function_keeps_its_driver() {
     let files = Files::make();
     let hardware: Vec<Device> =
         ["52:54:00:00:00:01", "52:54:00:00:00:02"].map(|mac| Device::Nic { mac: mac.into() }).into();
@@ -172,7 +172,7 @@ fn a_function_goes_to_a_program_in_the_container_or_stays_with_the_kernel() {
             ],
         );
         let spec = request.OCI.mut_or_insert_default();
-        // A shim takes the nodes of functions that the guest's kernel drives out.
+        // A shim removes the device nodes of functions that stay with a guest kernel driver.
         spec.Linux.mut_or_insert_default().Devices.pop();
         let environment = &mut spec.Process.mut_or_insert_default().Env;
         environment.push("PCIDEVICE_NET=0000:c1:00.0,0000:c2:00.0".into());

@@ -1,4 +1,4 @@
-//! Guests without a driver, and extensions that bring one: verified disks.
+//! Guests whose driver is in an extension, a disk verified by dm-verity.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use firstlight_lab::h100;
 use firstlight_vm::Device;
 use tokio::time::timeout;
 
-use crate::plugged::container;
+use crate::gpu_hotplug::container;
 use crate::support::{Files, output, ready, refused};
-use crate::verified::{flipped, last_words};
+use crate::verity_root::{console_until_power_off, corrupted};
 
 static BASE: LazyLock<Image> = LazyLock::new(|| lab().variant("without-nvidia").unwrap());
 static GPU: LazyLock<Image> = LazyLock::new(|| lab().extension().unwrap());
 
-/// What a container with the GPU looks at.
+/// Script of a container with the GPU: prints the driver's files and opens the GPU.
 const LOOK: &str =
     "cat /usr/lib64/libcuda.so.1; /usr/bin/nvidia-smi; ls -d /run/kata-extensions; : < /dev/nvidia0 && echo opened";
 
@@ -31,30 +31,30 @@ fn extension(disk: &Path, serial: &str) -> Device {
     Device::Extension { file: disk.to_owned(), serial: serial.to_owned() }
 }
 
-/// The disk as it was built.
+/// Returns the extension's unmodified disk.
 fn disk() -> PathBuf {
     GPU.disk.clone().unwrap()
 }
 
-/// A guest without a driver of its own, with one GPU and these disks.
+/// Returns a scenario of an image without a driver, with one GPU and these disks.
 fn scenario(files: &Files, disks: Vec<Device>) -> firstlight_e2e::Scenario {
     let mut scenario = files.scenario_of(BASE.initrd.clone(), disks);
     scenario.guest.devices = vec![h100(Duration::from_millis(300))];
     scenario
 }
 
-/// How a guest ends that is refused what it was to have.
-fn refusal(disks: Vec<Device>, parameters: &[String]) -> String {
+/// Boots a guest that must reject its extension and power off; returns its console output.
+fn rejected(disks: Vec<Device>, parameters: &[String]) -> String {
     let files = Files::make();
     let mut scenario = scenario(&files, disks);
     scenario.guest.parameters.extend_from_slice(parameters);
-    last_words(&scenario)
+    console_until_power_off(&scenario)
 }
 
 #[test]
-fn a_gpu_is_served_with_the_driver_of_an_extension() {
+fn gpu_works_with_the_driver_of_an_extension() {
     let files = Files::make();
-    // Another disk comes first: it is the serial number that counts.
+    // Another disk precedes it, because the extension is found by its serial number.
     let disks = vec![Device::Disk { file: files.disk("other") }, extension(&disk(), "extension-gpu")];
     let scenario = scenario(&files, disks).parameter(&parameter()).parameter("firstlight.gpu-power-limit=500");
     let (mut record, mut said) = (None, String::new());
@@ -71,11 +71,11 @@ fn a_gpu_is_served_with_the_driver_of_an_extension() {
     assert_eq!((record.state, gpu(&record, 0).phase), (State::Ready, GpuPhase::Ready), "{console}");
     let root_hash = &GPU.contents.verity.as_ref().unwrap().root_hash;
     let unit = record.unit("extensions").unwrap();
-    let words = format!("gpu: disk vdb, verified by {root_hash}, on /run/kata-extensions/gpu");
-    assert!(unit.outcome == Outcome::Ok && unit.detail.starts_with(&words), "{unit:?}");
+    let expected = format!("gpu: disk vdb, verified by {root_hash}, on /run/kata-extensions/gpu");
+    assert!(unit.outcome == Outcome::Ok && unit.detail.starts_with(&expected), "{unit:?}");
     assert_eq!(record.unit("extension-disks").unwrap().outcome, Outcome::Ok);
     assert!(record.unit("modules-nvidia").unwrap().detail.contains("nvidia-uvm "), "{record:?}");
-    // A program that is linked to libraries of the extension, and opens another.
+    // A program that links to libraries of the extension and loads another with dlopen.
     assert_eq!(record.unit("gpu-settings").unwrap().outcome, Outcome::Ok, "{record:?}");
     assert!(console.contains("gpu-settings: stand-in NVML: 0000:01:00.0 power 500000"), "{console}");
     let library = "\u{7f}ELF\u{2} libcuda of the extension\n";
@@ -83,7 +83,7 @@ fn a_gpu_is_served_with_the_driver_of_an_extension() {
 }
 
 #[test]
-fn a_guest_without_extensions_has_nothing_to_do_with_them() {
+fn guest_without_extensions_skips_their_units() {
     let files = Files::make();
     let mut record = None;
     scenario(&files, Vec::new()).watched(async |vm| {
@@ -99,28 +99,28 @@ fn a_guest_without_extensions_has_nothing_to_do_with_them() {
 }
 
 #[test]
-fn a_flipped_byte_is_refused_by_name() {
+fn corrupted_extension_is_rejected_by_name() {
     let verity = GPU.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    // The super block of the file system; the top of the hash tree, which is its first block.
+    // The superblock of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
-        let disk = flipped(&GPU, dir.path(), at);
-        let console = refusal(vec![extension(&disk, "extension-gpu")], &[parameter()]);
-        for words in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
-            assert!(console.contains(words), "byte {at}: {words}: {console}");
+        let disk = corrupted(&GPU, dir.path(), at);
+        let console = rejected(vec![extension(&disk, "extension-gpu")], &[parameter()]);
+        for expected in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
+            assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
     }
 }
 
 #[test]
-fn a_driver_that_is_not_what_was_built_is_not_loaded() {
+fn corrupted_driver_module_is_not_loaded() {
     let (module, bytes) = (fs::read(&lab().stand_in.nvidia_ko).unwrap(), fs::read(disk()).unwrap());
-    // Packed as it is, some of it stands on the disk as it was: what had not been there before.
+    // The disk is compressed; strings that occur for the first time are stored literally, so the module can be located.
     let mut parts = module.chunks_exact(12).filter(|part| part.iter().all(u8::is_ascii_graphic));
     let at = parts.find_map(|part| bytes.windows(part.len()).position(|bytes| bytes == part));
     let at = u64::try_from(at.unwrap()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let disk = flipped(&GPU, dir.path(), at);
+    let disk = corrupted(&GPU, dir.path(), at);
     let files = Files::make();
     let scenario = scenario(&files, vec![extension(&disk, "extension-gpu")]).parameter(&parameter());
     let mut record = None;
@@ -140,22 +140,22 @@ fn a_driver_that_is_not_what_was_built_is_not_loaded() {
 }
 
 #[test]
-fn another_root_hash_is_refused_by_name() {
+fn extension_with_a_wrong_root_hash_is_rejected_by_name() {
     let hash = GPU.contents.verity.as_ref().unwrap().root_hash.clone();
     let other = if hash.starts_with('0') { "1" } else { "0" };
     let parameter = parameter().replace(&hash, &format!("{other}{}", &hash[1..]));
-    let console = refusal(vec![extension(&disk(), "extension-gpu")], &[parameter]);
+    let console = rejected(vec![extension(&disk(), "extension-gpu")], &[parameter]);
     assert!(console.contains("extension gpu: cannot mount /dev/dm-0 (disk vda)"), "{console}");
     assert!(console.contains("not what its root hash says"), "{console}");
 }
 
 #[test]
-fn parameters_without_a_disk_and_a_disk_without_parameters_are_refused() {
-    let console = refusal(Vec::new(), &[parameter()]);
-    let words = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
-    assert!(console.contains(words), "{console}");
+fn extension_without_disk_or_without_parameters_is_rejected() {
+    let console = rejected(Vec::new(), &[parameter()]);
+    let expected = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
+    assert!(console.contains(expected), "{console}");
 
-    let console = refusal(vec![extension(&disk(), "extension-gpu")], &[]);
+    let console = rejected(vec![extension(&disk(), "extension-gpu")], &[]);
     assert!(
         console.contains("disk vda says that it is extension \"gpu\", and the kernel command line has no"),
         "{console}"
@@ -163,17 +163,17 @@ fn parameters_without_a_disk_and_a_disk_without_parameters_are_refused() {
 }
 
 #[test]
-fn bad_parameters_and_a_disk_without_a_hash_tree_are_refused() {
+fn invalid_parameters_and_a_disk_without_hash_tree_are_rejected() {
     let bare = vec![extension(&disk(), "extension-gpu")];
     let good = parameter();
-    let console = refusal(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
+    let console = rejected(bare.clone(), &[good.replace("extension.gpu.", "extension.GPU.")]);
     assert!(
         console.contains(
             "kernel parameter \"kata.extension.GPU.verity_params\": invalid extension name; expected 1 to 10 of"
         ),
         "{console}"
     );
-    let console = refusal(bare, &["kata.extension.gpu.verity_params=root_hash=x".to_owned()]);
+    let console = rejected(bare, &["kata.extension.gpu.verity_params=root_hash=x".to_owned()]);
     assert!(console.contains("extension gpu: invalid dm-verity parameters: root_hash:"), "{console}");
 
     let files = Files::make();
@@ -182,12 +182,12 @@ fn bad_parameters_and_a_disk_without_a_hash_tree_are_refused() {
     // The partition table's second entry.
     bytes[446 + 16..446 + 32].fill(0);
     fs::write(&half, bytes).unwrap();
-    let console = refusal(vec![extension(&half, "extension-gpu")], &[good]);
+    let console = rejected(vec![extension(&half, "extension-gpu")], &[good]);
     assert!(console.contains("extension gpu: disk vda has no partition 2 (the hash tree)"), "{console}");
 }
 
 #[test]
-fn a_guest_that_is_held_serves_nothing_of_what_was_refused() {
+fn guest_held_after_a_rejected_extension_loads_no_driver() {
     let files = Files::make();
     let mut scenario = scenario(&files, vec![extension(&disk(), "extension-gpu")]);
     scenario.guest.parameters.push("firstlight.on-failure=hold".to_owned());
@@ -197,5 +197,5 @@ fn a_guest_that_is_held_serves_nothing_of_what_was_refused() {
         held = timeout(Duration::from_secs(90), vm.console().wait_for(failed)).await.is_ok_and(|seen| seen);
     });
     assert!(held, "{console}");
-    assert!(!console.contains("NVRM:"), "no driver is there: {console}");
+    assert!(!console.contains("NVRM:"), "no driver is loaded: {console}");
 }

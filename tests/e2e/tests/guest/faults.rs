@@ -1,4 +1,4 @@
-//! Bad input and broken parts: the rest serves, and the cause is named.
+//! Invalid parameters and failing devices: the rest works, and the cause is reported.
 
 use std::time::Duration;
 
@@ -19,23 +19,23 @@ fn unknown_parameter_is_named_with_the_nearest_known_one() {
     let report = Scenario::gpus(0).parameter("firstlight.atach=serial").command(&["/bin/true"]).go().unwrap();
     let text = format!("{:?} {:?}", report.boot_record.units, report.boot_record.events);
     assert!(text.contains("firstlight.atach") && text.contains("firstlight.attach"), "{text}");
-    assert_eq!(report.container.exit_code, Some(0), "the boot goes on");
+    assert_eq!(report.container.exit_code, Some(0), "the boot continues");
 }
 
 #[test]
-fn failing_gpu_leaves_the_others_to_their_container() {
+fn failing_gpu_leaves_other_gpus_usable() {
     let report = Scenario::guest(with_failing_gpu()).request(&["0"]).go().unwrap();
     assert_eq!(report.container.error, None);
     assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
     assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::Ready);
     let failed = gpu(&report.boot_record, 1);
-    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto tries once more: {failed:?}");
+    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto retries once: {failed:?}");
     assert!(failed.driver.unwrap().adapter_status != 0, "{failed:?}");
-    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last words: {failed:?}");
+    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last message: {failed:?}");
 }
 
 #[test]
-fn container_that_asks_for_a_failed_gpu_is_told_which_where_when_and_why() {
+fn request_for_a_failed_gpu_returns_address_step_time_and_cause() {
     let report = Scenario::guest(with_failing_gpu()).request(&["0", "1"]).go().unwrap();
     let error = report.container.error.expect("the container must not run");
     for part in ["0000:02:00.0", "wait-open-complete", " ms", "0x22"] {
@@ -45,7 +45,7 @@ fn container_that_asks_for_a_failed_gpu_is_told_which_where_when_and_why() {
 }
 
 #[test]
-fn gpu_that_never_answers_is_named_and_the_others_serve() {
+fn hung_gpu_times_out_and_other_gpus_stay_usable() {
     let mut guest = Guest::with_gpus(3, Duration::from_millis(300));
     guest.devices[1].hang = true;
     let scenario = Scenario::guest(guest).parameter("firstlight.attach-deadline=3s").request(&["0", "2"]);
@@ -60,7 +60,7 @@ fn gpu_that_never_answers_is_named_and_the_others_serve() {
 }
 
 #[test]
-fn gpu_that_hangs_with_the_drivers_lock_is_named_and_the_rest_are_given_up_by_name() {
+fn gpu_hung_with_the_driver_lock_fails_waiting_gpus_by_name() {
     let mut guest = Guest::with_gpus(3, Duration::from_millis(300));
     guest.devices[0].hang = true;
     let scenario = Scenario::guest(guest)
@@ -74,7 +74,7 @@ fn gpu_that_hangs_with_the_drivers_lock_is_named_and_the_rest_are_given_up_by_na
 }
 
 #[test]
-fn missing_driver_degrades_the_boot_and_is_named() {
+fn missing_driver_degrades_the_boot_and_is_reported() {
     let image = lab().variant("without-nvidia").unwrap();
     let mut guest = Guest::with_gpus(1, Duration::from_millis(100));
     guest.initrd = Some(image.initrd);
@@ -87,22 +87,22 @@ fn missing_driver_degrades_the_boot_and_is_named() {
 }
 
 #[test]
-fn boot_that_fails_says_why_on_a_quiet_console_and_powers_off() {
+fn failed_boot_reports_its_cause_on_the_console_and_powers_off() {
     let image = lab().variant("without-agent").unwrap();
     let mut scenario = Scenario::gpus(0);
     scenario.guest.initrd = Some(image.initrd);
-    let (result, console) = scenario.go_watched();
+    let (result, console) = scenario.go_with_console();
     let error = result.unwrap_err();
     let RunError::Ended { record, why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("agent") && why.contains("/usr/bin/firstlight-agent"), "{why}");
     let failure = record.as_ref().unwrap().failure.as_ref().unwrap();
     assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("agent", "poweroff"));
-    let sentence = console.lines().find(|line| line.contains("boot failed")).expect("a sentence for people");
+    let sentence = console.lines().find(|line| line.contains("boot failed")).expect("a line with the cause");
     assert!(sentence.contains("agent"), "{sentence}");
 }
 
 #[test]
-fn held_guest_ends_the_host_command_with_its_last_words() {
+fn held_guest_ends_the_host_command_with_its_console_tail() {
     let image = lab().variant("without-agent").unwrap();
     let mut scenario = Scenario::gpus(0).parameter("firstlight.on-failure=hold");
     scenario.guest.initrd = Some(image.initrd);
@@ -115,7 +115,7 @@ fn held_guest_ends_the_host_command_with_its_last_words() {
 }
 
 #[test]
-fn kernel_that_finds_no_init_ends_the_host_command_with_its_panic() {
+fn kernel_without_init_ends_the_host_command_with_its_panic() {
     let mut scenario = Scenario::gpus(0).parameter("rdinit=/no/such/init");
     scenario.deadlines.boot = Duration::from_secs(30);
     let error = scenario.go().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What a newcomer sees, asserted.
+//! The basic promises: a container gets its GPUs, the record is complete, memory use is small.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use firstlight_lab::Guest;
 use tokio::time::timeout;
 
 #[test]
-fn container_gets_its_gpus_and_is_refused_the_others() {
+fn container_gets_its_gpus_and_is_denied_the_others() {
     let guest = Guest::with_gpus(4, Duration::from_millis(1500));
     let report = Scenario::guest(guest).request(&["0", "1"]).go().unwrap();
     let container = &report.container;
@@ -45,7 +45,7 @@ fn container_gets_its_gpus_and_is_refused_the_others() {
 }
 
 #[test]
-fn record_names_every_unit_with_its_times() {
+fn boot_record_has_every_unit_with_its_times() {
     let report = Scenario::gpus(2).request(&["all"]).go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.state, State::PoweringOff);
@@ -72,11 +72,11 @@ fn record_names_every_unit_with_its_times() {
 }
 
 #[test]
-fn idle_guest_is_small() {
+fn idle_init_and_agent_stay_below_their_memory_limits() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
-        let told = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
-        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(told)).await;
+        let reported = |record: &BootRecord| record.events.iter().filter(|event| event.kind == "resident").count() >= 3;
+        let seen = timeout(Duration::from_secs(60), vm.console().wait_for(reported)).await;
         assert!(seen.is_ok_and(|seen| seen), "{}", vm.console_tail());
         record = vm.console().record();
     });

@@ -1,17 +1,17 @@
-//! `gpu-test`, as it runs beside a real driver, beside the stand-in.
+//! `gpu-test`, which is made for machines with a real driver, with the stand-in driver.
 
 use std::time::Duration;
 
 use firstlight_e2e::{Scenario, lab};
 use tokio::time::timeout;
 
-/// Beyond the guest's own limit for the test.
+/// Timeout, longer than the guest's own for the test.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// What the guest puts before each line.
+/// Prefix of each line of the test's output.
 const PREFIX: &str = "tests: ";
 
-/// Lines of the table that have to be there and to hold.
+/// Rows that the table must have, with the result `yes`.
 const PROMISES: &[&str] = &[
     "CUDA: correct sums",
     "CUDA: devices",
@@ -24,9 +24,9 @@ const PROMISES: &[&str] = &[
 ];
 
 #[test]
-fn a_container_runs_its_kernel_on_its_gpu_and_opens_no_other() {
+fn container_runs_a_cuda_kernel_and_cannot_open_other_gpus() {
     let image = lab().gpu_test().unwrap();
-    // It unpacks itself where a machine that is not our guest lets it.
+    // It extracts itself to the root file system, as on machines that are not our guests.
     let mut scenario = Scenario::gpus(3).parameter("firstlight.root=rw");
     scenario.guest.initrd = Some(image.initrd);
     let mut ended = false;

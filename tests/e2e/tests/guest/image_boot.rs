@@ -1,4 +1,4 @@
-//! `image-builder boot` as its user types it.
+//! `image-builder boot` as a command.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +11,7 @@ use firstlight_e2e::lab;
 use firstlight_lab::binaries::target;
 use firstlight_vm::Tool;
 
-/// The program that ships, built beforehand.
+/// Builds image-builder; returns its path.
 fn image_builder() -> PathBuf {
     lab();
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -20,7 +20,7 @@ fn image_builder() -> PathBuf {
     target().join("debug/image-builder")
 }
 
-/// A program of the lab's as one file, as a user has it.
+/// Writes a script that runs a tool of the lab with its environment and arguments, because the flags take one path.
 fn as_file(tool: &Tool, to: &Path) -> PathBuf {
     let mut script = String::from("#!/bin/sh\n");
     for (name, value) in &tool.env {
@@ -56,7 +56,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_base_image_boots_and_what_does_not_is_told() {
+fn base_image_boots_and_failed_boots_are_reported() {
     let image = lab().shipped("base").unwrap();
     let dir = image.record.parent().unwrap();
     let logs = tempfile::tempdir().unwrap();
@@ -76,8 +76,8 @@ fn the_base_image_boots_and_what_does_not_is_told() {
 
     let dead = boot(dir, &["--append", "rdinit=/nothing"]);
     assert_eq!(dead.status.code(), Some(1));
-    let words = text(&dead.stderr);
-    assert!(words.contains("the guest ended") && words.contains("Kernel panic"), "{words}");
+    let stderr = text(&dead.stderr);
+    assert!(stderr.contains("the guest ended") && stderr.contains("Kernel panic"), "{stderr}");
 
     let silent = boot(dir, &["--timeout", "0"]);
     assert_eq!(silent.status.code(), Some(1));
@@ -85,21 +85,21 @@ fn the_base_image_boots_and_what_does_not_is_told() {
 }
 
 #[test]
-fn a_disk_boots_by_its_opener() {
+fn disk_image_boots_with_the_opener() {
     let (disk, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
     let dir = disk.record.parent().unwrap();
     let good = boot(dir, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
     assert_eq!(good.status.code(), Some(0), "{}", text(&good.stderr));
     assert!(text(&good.stdout).contains("boot-done"), "{}", text(&good.stdout));
 
-    // Debian's kernel does not open it by itself.
+    // Debian's kernel cannot open the dm-verity root without the opener.
     let alone = boot(dir, &[]);
     assert_eq!(alone.status.code(), Some(1));
     assert!(text(&alone.stderr).contains("VFS: "), "{}", text(&alone.stderr));
 }
 
 #[test]
-fn an_extension_is_plugged_in_beside_its_base() {
+fn extension_is_attached_to_its_base_image() {
     let (base, extension) = (lab().shipped("base").unwrap(), lab().shipped("gpu-550-extension").unwrap());
     let (base, extension) = (base.record.parent().unwrap(), extension.record.parent().unwrap());
     let good = boot(base, &["--json", "--extension", extension.to_str().unwrap()]);

@@ -1,5 +1,5 @@
-//! Kernel modules as an image wants them: packed, with options, with company,
-//! for a device on the bus; and who may not load any.
+//! Kernel modules of an image: compressed, with options and soft dependencies,
+//! loaded for a device on the bus; and containers that cannot load any.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use firstlight_e2e::lab;
 use firstlight_vm::{Device, Vm};
 use tokio::time::timeout;
 
-use crate::grown::sandbox_with_module;
+use crate::hotplug_cpu_memory::sandbox_with_module;
 use crate::support::{Files, booted, output};
 
 /// Every capability that Linux 6.12 has.
@@ -20,7 +20,7 @@ const CAPABILITIES: &str = "AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND B
 /// The bit of `CAP_SYS_MODULE`.
 const SYS_MODULE: u64 = 1 << 16;
 
-/// What the record says of that unit, once it has ended.
+/// Waits until the unit `modules` has ended; returns its detail.
 async fn detail(vm: &mut Vm) -> String {
     let ended = |record: &BootRecord| record.unit("modules").is_some_and(|unit| unit.end_us.is_some());
     let seen = timeout(Duration::from_secs(60), vm.console().wait_for(ended)).await;
@@ -32,7 +32,7 @@ async fn detail(vm: &mut Vm) -> String {
 }
 
 #[test]
-fn modules_come_packed_with_options_company_and_devices_and_no_container_can_load_one() {
+fn compressed_modules_load_with_options_and_softdeps_and_containers_lack_cap_sys_module() {
     let files = Files::make();
     let image = lab().variant("modules").unwrap();
     let packed = image.contents.files.keys().filter(|path| path.ends_with(".ko.xz")).count();
@@ -49,18 +49,18 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         assert!(detail.contains("i6300esb") && detail.contains("watchdog"), "{detail}");
         assert!(detail.contains("PID 1 carries out no install line"), "{detail}");
 
-        // By another name, which the image gives it.
+        // By an alias that the image defines.
         sandbox_with_module(&agent, "network-for-tests", &["numdummies=3"]).await.unwrap();
         let script = "basename /sys/bus/pci/drivers/i6300*/0000:*; cd /sys/module/loop/parameters; cat max_loop hw_queue_depth; \
             ls /sys/class/net | grep -c dummy; ls /sys/class/net | grep -c ifb";
         let said = output(&agent, &files.request("look", script, &[])).await;
         let lines: Vec<&str> = said.lines().collect();
-        // The watchdog has its driver; the command line wins over the image's options, which hold where it is
-        // silent; so does what was asked for.
+        // The watchdog has its driver. Options of the command line and of the request override the image's options; the
+        // image's other options apply.
         assert!(lines[0].starts_with("0000:"), "{said}");
         assert_eq!(lines[1..], ["5", "64", "3", "4"], "{said}");
-        let told = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-requested");
-        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(told)).await.unwrap());
+        let reported = |record: &BootRecord| record.events.iter().any(|event| event.kind == "module-requested");
+        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(reported)).await.unwrap());
         let record = vm.console().record().unwrap();
         let event = record.events.iter().find(|event| event.kind == "module-requested").unwrap();
         println!("  {}", event.detail);
@@ -68,7 +68,7 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
         assert!(place("loop") < place("dummy") && place("dummy") < place("ifb"), "{event:?}");
         assert!(event.detail.contains("softdep of dummy: no module no_such_module"), "{event:?}");
 
-        // As Kubernetes describes a privileged pod. It starts, and has all but that one.
+        // A privileged container, as Kubernetes requests it: it starts with all capabilities except CAP_SYS_MODULE.
         let mut request = files.request("privileged", "grep ^Cap /proc/self/status", &[]);
         let all: Vec<String> = CAPABILITIES.split_whitespace().map(|name| format!("CAP_{name}")).collect();
         let process = request.OCI.mut_or_insert_default().Process.mut_or_insert_default();
@@ -81,16 +81,18 @@ fn modules_come_packed_with_options_company_and_devices_and_no_container_can_loa
             let bits = u64::from_str_radix(text.trim(), 16).unwrap();
             assert_eq!(bits, ((1 << all.len()) - 1) & !SYS_MODULE, "{said}");
         }
-        let remarked = |record: &BootRecord| {
+        let warned = |record: &BootRecord| {
             let event = record.events.iter().find(|event| event.kind == "container-warning");
-            event.is_some_and(|event| event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted"))
+            event.is_some_and(|event| {
+                event.object == "privileged" && event.detail.contains("capabilities CAP_SYS_MODULE are not granted")
+            })
         };
-        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(remarked)).await.unwrap());
+        assert!(timeout(Duration::from_secs(60), vm.console().wait_for(warned)).await.unwrap());
     });
 }
 
 #[test]
-fn a_driver_that_the_command_line_holds_back_is_not_loaded_for_its_device() {
+fn blacklisted_driver_is_not_loaded_for_its_device() {
     let files = Files::make();
     let scenario = files.scenario("modules", vec![Device::Watchdog]).parameter("modprobe.blacklist=i6300esb");
     scenario.watched(async |vm| {

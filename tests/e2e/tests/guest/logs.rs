@@ -1,4 +1,4 @@
-//! What others in the guest say: it comes through, bounded and as what it is.
+//! Log forwarding: rate limits per source, and forged lines.
 
 use std::time::Duration;
 
@@ -11,31 +11,35 @@ use tokio::time::timeout;
 
 use crate::support::booted;
 
-/// A guest with daemons that talk.
-fn talkers() -> Scenario {
+/// Returns a scenario with daemons that flood and forge log lines.
+fn log_flood() -> Scenario {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("log-flood").unwrap().initrd);
     Scenario::guest(guest).parameter("firstlight.persistenced=on").parameter("firstlight.imex=on")
 }
 
 #[test]
-fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
+fn log_flood_does_not_affect_other_sources_and_forged_lines_do_not_change_the_record() {
     let script = "ls -l /dev/log /run/firstlight 2>&1";
-    let (report, console) = talkers().command(&["/bin/sh", "-c", script]).go_watched();
+    let (report, console) = log_flood().command(&["/bin/sh", "-c", script]).go_with_console();
     let report = report.unwrap();
-    assert!(!report.container.stdout.contains("srw"), "a container has no part in it: {}", report.container.stdout);
+    assert!(
+        !report.container.stdout.contains("srw"),
+        "a container cannot reach the log sockets: {}",
+        report.container.stdout
+    );
     let record = report.boot_record;
     assert_eq!(record.unit("syslog").map(|unit| unit.outcome), Some(Outcome::Ok), "{:?}", record.units);
 
     let lines: Vec<LogLine> = console.lines().filter_map(LogLine::decode).collect();
     let of = |source: &str| lines.iter().filter(|line| line.source == source).collect::<Vec<_>>();
     let has = |source: &str, level: Level, text: &str| {
-        // Who has sent one message and ended before it was read is known by number only.
+        // A process that ended before its message was read is identified by its number only.
         let from = |line: &LogLine| line.source == source || line.source.starts_with("ended[");
         let found = lines.iter().any(|line| from(line) && line.level == level && line.text == text);
         assert!(found, "{source}: {text} in\n{console}");
     };
-    // A daemon is known by its process, whatever it calls itself; what it writes stays one line.
+    // A daemon is identified by its process, not by the name in its message; a message stays on one line.
     has("imex", Level::Error, r#"fabricmanager: x\x0afirstlight\x2f1 {"state":"failed"}\x1b[2J"#);
     has("imex", Level::Info, r#"y firstlight\x2f1 {"state":"failed"}"#);
     has("kmsg", Level::Warning, "NVRM: GPU 0000:01:00.0: forged");
@@ -43,18 +47,21 @@ fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
     assert_eq!(of("fabricmanager").len(), 0);
 
     let flood = lines.iter().filter(|line| line.text == "imex: flood").count();
-    // The burst, and 20 for each second that the flood takes.
+    // The burst limit, plus 20 for each second of the flood.
     assert!((200..2500).contains(&flood), "{flood} of 5000 lines");
-    assert!(of("imex").iter().filter(|line| line.text == "imex: flood").count() >= 199, "it is known by its process");
+    assert!(
+        of("imex").iter().filter(|line| line.text == "imex: flood").count() >= 199,
+        "it is identified by its process"
+    );
     let left_out = of("init")
         .into_iter()
         .filter_map(|line| line.text.split_once(" left out in the last ")?.0.split_once(" lines of "));
     let left_out: usize = left_out.filter_map(|(count, _)| count.parse::<usize>().ok()).sum();
-    assert_eq!(left_out + flood, 5000, "each line is there or counted");
+    assert_eq!(left_out + flood, 5000, "each line is forwarded or counted");
     has("persistenced", Level::Warning, "persistenced: a word after the flood");
-    assert!(!console.contains("a detail after the flood"), "debug is not asked for");
+    assert!(!console.contains("a detail after the flood"), "debug messages are not forwarded by default");
 
-    // The record on the console is whole, and as the guest's own.
+    // The record decoded from the console is complete and equals the guest's own.
     let mut assembler = Assembler::new();
     let mut failed = false;
     for line in console.lines() {
@@ -70,8 +77,8 @@ fn a_flood_takes_nothing_from_others_and_a_forged_line_changes_no_record() {
 }
 
 #[test]
-fn the_log_port_has_what_others_say() {
-    let scenario = talkers().parameter("agent.log_vport=1025").parameter("firstlight.log=debug");
+fn log_port_forwards_kernel_and_daemon_messages() {
+    let scenario = log_flood().parameter("agent.log_vport=1025").parameter("firstlight.log=debug");
     scenario.watched(async |vm| {
         let _agent = booted(vm).await;
         let stream = vm.connect(1025, Duration::from_secs(30)).await.unwrap();
@@ -93,6 +100,6 @@ fn the_log_port_has_what_others_say() {
         };
         let seen = timeout(Duration::from_secs(60), read).await;
         assert!(seen.is_ok() && kernel, "{seen:?} {kernel} {own}\n{}", vm.console_tail());
-        assert_eq!(word, Some("INFO".into()), "notice, which is what logger says");
+        assert_eq!(word, Some("INFO".into()), "logger's default priority is notice");
     });
 }

@@ -1,6 +1,6 @@
 //! Scenarios of one guest (tier T1): a real kernel, our PID 1 and agent,
 //! synthetic GPUs with the stand-in driver, real containers.
-#![expect(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a scenario whose setup fails has failed")]
 
 mod agent_in_guest;
 mod agent_life;
@@ -9,26 +9,26 @@ mod command;
 mod containers;
 mod daemons;
 mod devices;
-mod doors;
 mod extensions;
 mod failures;
 mod faults;
 mod first_light;
+mod gpu_hotplug;
 mod gpu_test;
-mod grown;
+mod guest_mode;
+mod hardening;
+mod hotplug_cpu_memory;
 mod image_boot;
+mod initramfs_compression;
 mod kernel_modules;
 mod logs;
-mod modes;
 mod orphans;
-mod packed;
 mod packet_filter;
-mod plugged;
 mod ports;
 mod real_driver;
 mod service_vm;
 mod settings;
+mod shutdown;
 mod storages;
 mod support;
-mod verified;
-mod way_down;
+mod verity_root;

@@ -1,5 +1,5 @@
-//! The packet filter, by the programs of the image and the modules that PID 1
-//! loaded: what a shim sets is what containers' packets meet.
+//! The packet filter, with the image's iptables programs and the modules that
+//! PID 1 loads: rules that a shim sets apply to containers' packets.
 
 use firstlight::agent::Agent;
 use firstlight_agent_api::agent::{GetIPTablesRequest, SetIPTablesRequest};
@@ -20,8 +20,8 @@ async fn set(agent: &Agent, is_ipv6: bool, rules: &str) -> Result<(), String> {
     call.map(drop).map_err(|error| error.to_string())
 }
 
-/// Rules as they are printed: of every table, and with every match and target
-/// that PID 1 loads a module for.
+/// Returns rules in the output format of iptables-save: of every table, with
+/// every match and target for which PID 1 loads a module.
 fn rules(is_ipv6: bool) -> Vec<(&'static str, Vec<String>)> {
     let (host, reject) =
         if is_ipv6 { ("::1/128", "icmp6-port-unreachable") } else { ("127.0.0.1/32", "icmp-port-unreachable") };
@@ -66,16 +66,16 @@ fn rules(is_ipv6: bool) -> Vec<(&'static str, Vec<String>)> {
     ]
 }
 
-/// All of them as `iptables-restore` reads them.
+/// Returns all rules in the input format of `iptables-restore`.
 fn restored(is_ipv6: bool) -> String {
     let table = |(name, rules): (&str, Vec<String>)| format!("*{name}\n{}\nCOMMIT\n", rules.join("\n"));
     rules(is_ipv6).into_iter().map(table).collect()
 }
 
 #[test]
-fn rules_are_set_and_met_and_wrong_ones_leave_the_old() {
+fn iptables_rules_are_enforced_and_invalid_rules_change_nothing() {
     let files = Files::make();
-    // Two servers; who is reached at three ports of each family.
+    // Starts two servers, then connects to three ports of each address family.
     let script = "for p in 8080 8083; do nc -ll -p $p -e echo $p & done; \
         for p in 8080 8083; do n=0; until grep -q \":$(printf %04X $p) .* 0A \" /proc/net/tcp /proc/net/tcp6 || [ $n -ge 600 ]; \
         do sleep 0.1; n=$((n+1)); done; done; \
@@ -97,7 +97,7 @@ fn rules_are_set_and_met_and_wrong_ones_leave_the_old() {
                     printed.split_once(&format!("*{table}\n")).unwrap_or_else(|| panic!("{table} in {printed}"));
                 let lines = rest.split("COMMIT").next().unwrap().lines().filter(|line| line.starts_with("-A"));
                 let mut lines: Vec<_> = lines.map(str::trim_end).collect();
-                // Chain by chain, as the kernel has them.
+                // Sorted by chain: the kernel lists rules chain by chain.
                 lines.sort_by_key(|rule| rule.split(' ').nth(1));
                 rules.sort_by_key(|rule| rule.split(' ').nth(1).map(str::to_owned));
                 assert_eq!(lines, rules, "{table} of {printed}");
@@ -105,7 +105,7 @@ fn rules_are_set_and_met_and_wrong_ones_leave_the_old() {
         }
         assert_eq!(output(&agent, &files.request("after", script, &[])).await, reached(" 8080", ""));
 
-        // What is wrong anywhere changes nothing, and says what it is.
+        // One invalid line leaves all rules unchanged, and the error quotes it.
         let plain =
             |text: String| text.lines().filter(|line| !line.starts_with(['#', ':'])).collect::<Vec<_>>().join("\n");
         for (is_ipv6, rules, parts) in [

@@ -1,4 +1,4 @@
-//! The agent's further vsock ports: the log and the debug console.
+//! The agent's other vsock ports: the log and the debug console.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 const LOG: u32 = 1025;
 const CONSOLE: u32 = 1026;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn with_shell() -> Scenario {
     let image = lab().variant("with-shell").unwrap();
@@ -25,24 +25,24 @@ async fn listens(vm: &Vm) {
     assert!(seen, "the agent listens:\n{}", vm.console_tail());
 }
 
-/// The text until something is in it.
-async fn until(stream: &mut UnixStream, wanted: &str) -> String {
+/// Reads until the text contains `expected`; returns the text.
+async fn read_until(stream: &mut UnixStream, expected: &str) -> String {
     let mut text = String::new();
     let read = async {
         let mut buffer = [0; 1024];
-        while !text.contains(wanted) {
+        while !text.contains(expected) {
             let len = stream.read(&mut buffer).await.unwrap();
-            assert!(len > 0, "the end came before {wanted:?}: {text:?}");
+            assert!(len > 0, "the connection ended before {expected:?}: {text:?}");
             text.push_str(&String::from_utf8_lossy(&buffer[..len]));
         }
     };
-    let in_time = timeout(PATIENCE, read).await.is_ok();
-    assert!(in_time, "no {wanted:?} in {PATIENCE:?}: {text:?}");
+    let in_time = timeout(TIMEOUT, read).await.is_ok();
+    assert!(in_time, "no {expected:?} in {TIMEOUT:?}: {text:?}");
     text
 }
 
 #[test]
-fn host_reads_the_log_and_has_a_shell_that_ends_with_its_connection() {
+fn log_port_and_debug_console_work_and_a_shell_ends_with_its_connection() {
     let scenario = with_shell()
         .parameter(&format!("agent.log_vport={LOG}"))
         .parameter("agent.log=debug")
@@ -50,13 +50,13 @@ fn host_reads_the_log_and_has_a_shell_that_ends_with_its_connection() {
         .parameter("agent.cdi_timeout=soon");
     scenario.watched(async |vm| {
         listens(vm).await;
-        let mut lines = BufReader::new(vm.connect(LOG, PATIENCE).await.unwrap()).lines();
-        // What was logged before anybody listened is there too, in its order; others log beside it.
-        for (wanted, level) in [("agent.cdi_timeout takes", "ERRO"), ("debug console: vsock port 1026", "WARN")] {
+        let mut lines = BufReader::new(vm.connect(LOG, TIMEOUT).await.unwrap()).lines();
+        // Lines logged before the client connected are delivered too, in order, among lines of other sources.
+        for (expected, level) in [("agent.cdi_timeout takes", "ERRO"), ("debug console: vsock port 1026", "WARN")] {
             let record = loop {
-                let line = timeout(PATIENCE, lines.next_line()).await.expect("a line in time").unwrap().unwrap();
+                let line = timeout(TIMEOUT, lines.next_line()).await.expect("a line in time").unwrap().unwrap();
                 let record: serde_json::Value = serde_json::from_str(&line).unwrap();
-                if record["msg"].as_str().unwrap().contains(wanted) {
+                if record["msg"].as_str().unwrap().contains(expected) {
                     break record;
                 }
             };
@@ -64,37 +64,38 @@ fn host_reads_the_log_and_has_a_shell_that_ends_with_its_connection() {
             assert_eq!(record["level"].as_str(), Some(level), "{record}");
         }
         // One client at a time.
-        let mut second = vm.connect(LOG, PATIENCE).await.unwrap();
+        let mut second = vm.connect(LOG, TIMEOUT).await.unwrap();
         let mut nothing = Vec::new();
-        let end = timeout(PATIENCE, second.read_to_end(&mut nothing)).await;
+        let end = timeout(TIMEOUT, second.read_to_end(&mut nothing)).await;
         assert!(end.is_ok() && nothing.is_empty(), "{nothing:?}");
 
-        let mut console = vm.connect(CONSOLE, PATIENCE).await.unwrap();
+        let mut console = vm.connect(CONSOLE, TIMEOUT).await.unwrap();
         console.write_all(b"stty -echo; echo pid=$$. uid=$(id -u). on $(tty).\n").await.unwrap();
-        let text = until(&mut console, "/dev/pts/").await;
+        let text = read_until(&mut console, "/dev/pts/").await;
         let pid = text.rsplit_once("pid=").and_then(|(_, rest)| rest.split('.').next()).unwrap().to_owned();
         assert!(pid.parse::<u32>().is_ok() && text.contains("uid=0."), "{text:?}");
         console.write_all(b"trap '' HUP; exec sleep 1000\n").await.unwrap();
-        let mut other = vm.connect(CONSOLE, PATIENCE).await.unwrap();
+        let mut other = vm.connect(CONSOLE, TIMEOUT).await.unwrap();
         let ask = format!("stty -echo; test -d /proc/{pid} && echo alive=$((1+1))\n");
         other.write_all(ask.as_bytes()).await.unwrap();
-        until(&mut other, "alive=2").await;
-        // Not dropped with bytes unread: the lab's vsock backend does not tell the guest of such an end.
+        read_until(&mut other, "alive=2").await;
+        // Shut down, then read to the end: the lab's vsock backend does not forward the close of a socket with unread
+        // bytes to the guest.
         console.shutdown().await.unwrap();
         let mut rest = Vec::new();
-        assert!(timeout(PATIENCE, console.read_to_end(&mut rest)).await.is_ok(), "the connection stays");
+        assert!(timeout(TIMEOUT, console.read_to_end(&mut rest)).await.is_ok(), "the connection stays");
         let ask = format!("while test -d /proc/{pid}; do sleep 0.1; done; echo gone=$((1+1))\n");
         other.write_all(ask.as_bytes()).await.unwrap();
-        until(&mut other, "gone=2").await;
+        read_until(&mut other, "gone=2").await;
         // A shell that ends by itself ends the connection.
         other.write_all(b"exit\n").await.unwrap();
         let mut rest = Vec::new();
-        assert!(timeout(PATIENCE, other.read_to_end(&mut rest)).await.is_ok());
+        assert!(timeout(TIMEOUT, other.read_to_end(&mut rest)).await.is_ok());
     });
 }
 
 #[test]
-fn without_its_flag_nobody_has_a_shell() {
+fn debug_console_and_log_port_are_closed_by_default() {
     with_shell().watched(async |vm| {
         listens(vm).await;
         let open = vm.connect(CONSOLE, Duration::from_secs(3)).await;

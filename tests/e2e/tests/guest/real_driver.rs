@@ -1,12 +1,12 @@
 //! The images of `manifests/` with NVIDIA's real driver, in guests of the lab.
 //!
-//! Nobody has a GPU here. The synthetic ones have a GPU's identity and nothing
-//! behind it: the real driver is loaded, takes an H100 for one, and gives up
-//! where it waits for the processors in it. What a driver and PID 1 have to
-//! agree on is all before that: modules, nodes, the open that does not block,
-//! the driver's answer, its words in the kernel log.
+//! The lab has no real GPU. A synthetic GPU has only the PCI identity of one:
+//! the real driver loads, binds to it as an H100, and fails when it waits for
+//! the GPU's processors. Everything that PID 1 depends on happens before that:
+//! modules, nodes, the non-blocking open, its result, the driver's messages in
+//! the kernel log.
 //!
-//! The first run on a machine compiles two drivers, and says so.
+//! The first run on a machine compiles two drivers and reports it.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -16,14 +16,14 @@ use firstlight_e2e::{gpu, lab};
 use firstlight_image_builder::build::Image;
 use firstlight_vm::Device;
 
-use crate::plugged::container;
+use crate::gpu_hotplug::container;
 use crate::support::{Files, output, ready, refused};
 
-/// What a container without GPUs sees of the driver that runs.
+/// Script of a container without GPUs: prints the loaded driver.
 const LOOK: &str = "cd /sys/module/nvidia 2>/dev/null || { echo no driver; exit 0; }; \
     cat version srcversion coresize; test -d /sys/module/nvidia_uvm && echo with uvm; ls /dev | grep nvidia; echo end";
 
-/// The real module's size in memory is millions of bytes, the stand-in's some thousand.
+/// Minimum size of the real module in memory; the stand-in has a few thousand bytes.
 const REAL_BYTES: u64 = 4_000_000;
 
 static BASE: LazyLock<Image> = LazyLock::new(|| built("base"));
@@ -39,13 +39,13 @@ fn built(name: &str) -> Image {
     image
 }
 
-/// A guest whose boot is over, and what it said then.
+/// What was observed of a guest that has booted.
 struct Boot {
     image: &'static Image,
     record: BootRecord,
-    /// What a container without GPUs has written.
+    /// Standard output of a container without GPUs.
     seen: String,
-    /// Why a container with the first GPU was refused.
+    /// The error of a request for the first GPU.
     refusal: String,
     console: String,
 }
@@ -82,21 +82,21 @@ impl Boot {
         assert_eq!(gpu.phase, GpuPhase::Failed, "{gpu:?}");
         assert!(gpu.detail.starts_with("0000:01:00.0: "), "{gpu:?}");
         println!("  {}", gpu.detail);
-        // Who asks for the GPU is told the same.
+        // A request for the GPU returns the same detail.
         let refusal = self.refusal.replace(r#"\""#, "\"");
         assert!(refusal.contains(&gpu.detail), "{refusal}");
         gpu
     }
 
-    /// The driver in the kernel is the one that was compiled for it, and no stand-in.
-    fn runs(&self, version: &str) {
+    /// Asserts that the loaded driver is the real one of this version, not the stand-in.
+    fn assert_driver(&self, version: &str) {
         assert_eq!(self.image.contents.driver.as_ref().unwrap().version, version);
         let driver = self.record.unit("modules-nvidia").unwrap();
         assert_eq!(driver.outcome, Outcome::Ok, "{driver:?}");
-        assert!(!driver.detail.contains("no module"), "it has all that it asks for: {driver:?}");
+        assert!(!driver.detail.contains("no module"), "no dependency is missing: {driver:?}");
         let hello = format!("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  ");
         assert!(self.console.contains(&hello), "{hello} in\n{}", self.console);
-        // Nothing was looked for: the image says which files the driver has.
+        // The driver's files come from the image's own CDI file, not from a search.
         let place = self.image.contents.extension.as_ref().map_or("", |_| "/run/kata-extensions/gpu");
         let nodes = self.record.unit("nodes").unwrap();
         let said = format!("the driver's files as {place}/etc/cdi/nvidia-driver-{version}.json has them");
@@ -112,7 +112,7 @@ impl Boot {
 }
 
 #[test]
-fn without_a_gpu_the_driver_stays_out_and_containers_run() {
+fn guest_without_a_gpu_does_not_load_the_driver_and_runs_containers() {
     let boot = boot(&GPU_550, &[], State::Ready);
     let record = &boot.record;
     let mode = record.mode.as_ref().unwrap();
@@ -123,9 +123,9 @@ fn without_a_gpu_the_driver_stays_out_and_containers_run() {
 }
 
 #[test]
-fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
+fn driver_550_fails_its_non_blocking_open_and_its_message_is_reported() {
     let boot = boot(&GPU_550, &["h100"], State::Degraded);
-    boot.runs("550.163.01");
+    boot.assert_driver("550.163.01");
     let gpu = boot.only_gpu();
     assert_eq!((gpu.step.as_str(), gpu.attempts), ("wait-open-complete", 2), "{gpu:?}");
     let driver = gpu.driver.unwrap();
@@ -136,9 +136,9 @@ fn driver_550_answers_by_its_open_that_does_not_block_and_is_quoted() {
 }
 
 #[test]
-fn driver_550_in_an_extension_answers_as_it_does_in_an_image() {
+fn driver_550_in_an_extension_fails_as_in_an_image() {
     let boot = boot_with(&BASE, Some(&GPU_550_EXTENSION), &["h100"], State::Degraded);
-    boot.runs("550.163.01");
+    boot.assert_driver("550.163.01");
     let gpu = boot.only_gpu();
     assert_eq!((gpu.step.as_str(), gpu.attempts), ("wait-open-complete", 2), "{gpu:?}");
     assert!(gpu.detail.contains("RmInitAdapter failed! (0x"), "{gpu:?}");
@@ -146,9 +146,9 @@ fn driver_550_in_an_extension_answers_as_it_does_in_an_image() {
 }
 
 #[test]
-fn driver_535_answers_in_its_open_and_is_quoted() {
+fn driver_535_fails_its_blocking_open_and_its_message_is_reported() {
     let boot = boot(&GPU_535, &["h100"], State::Degraded);
-    boot.runs("535.261.03");
+    boot.assert_driver("535.261.03");
     let gpu = boot.only_gpu();
     assert_eq!((gpu.step.as_str(), gpu.attempts, gpu.driver), ("open", 2, None), "{gpu:?}");
     for part in ["the driver could not initialise the GPU", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x"] {
@@ -157,27 +157,28 @@ fn driver_535_answers_in_its_open_and_is_quoted() {
 }
 
 #[test]
-fn driver_535_in_an_extension_answers_as_it_does_in_an_image() {
+fn driver_535_in_an_extension_fails_as_in_an_image() {
     let boot = boot_with(&BASE, Some(&GPU_535_EXTENSION), &["h100"], State::Degraded);
-    boot.runs("535.261.03");
+    boot.assert_driver("535.261.03");
     let gpu = boot.only_gpu();
     assert_eq!((gpu.step.as_str(), gpu.attempts, gpu.driver), ("open", 2, None), "{gpu:?}");
 }
 
 #[test]
-fn a_gpu_that_the_open_modules_do_not_drive_is_told_in_the_drivers_words() {
+fn gpu_unsupported_by_the_open_modules_is_reported_with_the_drivers_message() {
     let boot = boot(&GPU_550, &["p100"], State::Degraded);
     assert_eq!(boot.record.unit("modules-nvidia").unwrap().outcome, Outcome::Failed);
     let gpu = boot.only_gpu();
     assert_eq!((gpu.step.as_str(), gpu.attempts), ("module", 0), "{gpu:?}");
     assert!(gpu.detail.contains("modules-nvidia failed"), "{gpu:?}");
-    let words = "0000:01:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open nvidia.ko because";
-    assert!(gpu.detail.contains(words), "{words} in {gpu:?}");
+    let expected =
+        "0000:01:00.0 (PCI ID: 10de:15f8) installed in this system is not supported by open nvidia.ko because";
+    assert!(gpu.detail.contains(expected), "{expected} in {gpu:?}");
     assert_eq!(boot.seen, "no driver\n");
 }
 
 #[test]
-fn the_image_without_a_driver_is_small_and_runs_containers() {
+fn image_without_a_driver_is_small_and_runs_containers() {
     let boot = boot(&BASE, &[], State::Ready);
     let packed = fs::metadata(&boot.image.initrd).unwrap().len();
     assert!(packed <= 12_000_000, "{packed} bytes");

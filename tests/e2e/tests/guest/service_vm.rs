@@ -12,7 +12,7 @@ use firstlight_vm::{Device, Vm};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::plugged::{CONSOLE, shell};
+use crate::gpu_hotplug::{CONSOLE, shell};
 use crate::support::booted;
 
 /// Timeout of waits that do not depend on the fabric manager.
@@ -51,7 +51,7 @@ impl Host {
     }
 
     /// Runs fmctl; returns stdout, stderr and exit code.
-    fn says(&self, arguments: &[&str]) -> (String, String, i32) {
+    fn run_fmctl(&self, arguments: &[&str]) -> (String, String, i32) {
         let output =
             Command::new(&self.fmctl).args(["--connect", &self.address, "--timeout", "20"]).args(arguments).output();
         let output = output.unwrap();
@@ -60,8 +60,8 @@ impl Host {
     }
 
     /// Runs fmctl successfully; returns stdout.
-    fn does(&self, arguments: &[&str]) -> String {
-        let (out, error, code) = self.says(arguments);
+    fn run_fmctl_ok(&self, arguments: &[&str]) -> String {
+        let (out, error, code) = self.run_fmctl(arguments);
         assert_eq!(code, 0, "{arguments:?}: {out}{error}");
         out
     }
@@ -70,7 +70,7 @@ impl Host {
     async fn health(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let begin = Instant::now();
         loop {
-            let (out, error, _) = self.says(&["--json", "health"]);
+            let (out, error, _) = self.run_fmctl(&["--json", "health"]);
             let health = serde_json::from_str(&out).unwrap_or(Value::Null);
             if condition(&health) {
                 return health;
@@ -80,17 +80,17 @@ impl Host {
         }
     }
 
-    async fn answers(&self) {
+    async fn wait_for_fabric_manager(&self) {
         self.health("the fabric manager answers", |health| health["fabric_manager"] == true).await;
     }
 
-    async fn well(&self) {
+    async fn wait_until_healthy(&self) {
         self.health("there are no problems", |health| health["ok"] == true).await;
     }
 
     /// Returns ids and owners of active partitions.
     fn active(&self) -> Vec<(u64, String)> {
-        let list: Value = serde_json::from_str(&self.does(&["--json", "list"])).unwrap();
+        let list: Value = serde_json::from_str(&self.run_fmctl_ok(&["--json", "list"])).unwrap();
         let all = list["partitions"].as_array().unwrap();
         let active = all.iter().filter(|one| one["active"] == true);
         active.map(|one| (one["id"].as_u64().unwrap(), one["owner"].as_str().unwrap().to_owned())).collect()
@@ -129,12 +129,12 @@ fn host_controls_the_fabric_through_vsock() {
     let console = scenario(None).watched(async |vm| {
         let agent = booted(vm).await;
         let host = Host::of(vm);
-        host.answers().await;
-        let listed = host.does(&["list"]);
+        host.wait_for_fabric_manager().await;
+        let listed = host.run_fmctl_ok(&["list"]);
         assert!(listed.starts_with("PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs\n"), "{listed}");
         assert!(listed.contains("\n0             Inactive  8     144      1,2,3,4,5,6,7,8\n"), "{listed}");
         assert_eq!(listed.lines().count(), 2 + 15);
-        let (health, _, code) = host.says(&["--json", "health"]);
+        let (health, _, code) = host.run_fmctl(&["--json", "health"]);
         let health: Value = serde_json::from_str(&health).unwrap();
         assert!(code == 9 && health["problems"][0].as_str().unwrap().contains("fmctl inventory nvml"), "{health}");
         assert_eq!(
@@ -151,47 +151,47 @@ fn host_controls_the_fabric_through_vsock() {
         assert!(record.unit("partitiond").unwrap().start_us >= record.unit("fabricmanager").unwrap().ready_us);
 
         // Several GPUs are refused until they are measured.
-        let (_, error, code) = host.says(&["activate", "--gpus", "2", "--owner", "vm-1"]);
+        let (_, error, code) = host.run_fmctl(&["activate", "--gpus", "2", "--owner", "vm-1"]);
         assert!(error.contains("fmctl inventory") && code == 5, "{error}");
         let (_, error, code) =
-            host.says(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650999999999"]);
-        assert!(error.contains("1650123456789") && code == 5, "another board than the host says: {error}");
-        host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
-        let planned = host.does(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
+            host.run_fmctl(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650999999999"]);
+        assert!(error.contains("1650123456789") && code == 5, "not the baseboard that the host has declared: {error}");
+        host.run_fmctl_ok(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
+        let planned = host.run_fmctl_ok(&["plan", "--pci", "0000:86:00.0,0000:b8:00.0,0000:87:00.0,0000:bb:00.0"]);
         assert!(planned.starts_with("Partition 1 with GPUs 1,2,3,4"), "{planned}");
 
-        host.well().await;
-        let doctor = host.does(&["doctor"]);
+        host.wait_until_healthy().await;
+        let doctor = host.run_fmctl_ok(&["doctor"]);
         assert!(doctor.lines().count() > 5 && !doctor.contains("FAIL"), "{doctor}");
-        assert!(host.does(&["metrics"]).contains("\nfirstlight_fabric_module_map_verified 1\n"));
+        assert!(host.run_fmctl_ok(&["metrics"]).contains("\nfirstlight_fabric_module_map_verified 1\n"));
 
         // A tenant's activation.
-        host.does(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
+        host.run_fmctl_ok(&["activate", "--gpus", "2", "--owner", "vm-1", "--guest-driver", "550.163.01"]);
         let (_, error, code) =
-            host.says(&["activate", "--gpus", "1", "--owner", "vm-2", "--guest-driver", "535.129.03"]);
+            host.run_fmctl(&["activate", "--gpus", "1", "--owner", "vm-2", "--guest-driver", "535.129.03"]);
         assert!(error.contains("use an image with driver 550.163.01") && code == 5, "{error}");
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
 
         // FM dies under a tenant: PID 1 restarts it, and it gets the list of active partitions.
         shell(vm, "kill -9 $(pidof fake-fm)").await;
         host.health("its exit is reported", |health| health["ok"] == false).await;
-        host.well().await;
+        host.wait_until_healthy().await;
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
         assert!(shell(vm, "tr '\\0' ' ' < /proc/$(pidof fake-fm)/cmdline").await.contains("--restart"));
         // The daemon dies as well.
         shell(vm, "kill -9 $(pidof fm-partitiond)").await;
-        host.well().await;
+        host.wait_until_healthy().await;
         assert_eq!(host.active(), [(3, "vm-1".to_owned())]);
 
         // A fatal SXid: new tenants get single GPUs only.
         shell(vm, "echo '20034, Fatal, Link 30 LTSSM Fault Up' > /sys/module/nvidia/parameters/standin_sxid").await;
         let health = host.health("the fault", |health| health["ok"] == false).await;
         assert!(health["problems"][0].as_str().unwrap().contains("SXid 20034, Fatal, Link 30"), "{health}");
-        assert_eq!(host.says(&["activate", "--gpus", "4", "--owner", "vm-3"]).2, 5);
-        host.does(&["activate", "--gpus", "1", "--owner", "vm-3"]);
+        assert_eq!(host.run_fmctl(&["activate", "--gpus", "4", "--owner", "vm-3"]).2, 5);
+        host.run_fmctl_ok(&["activate", "--gpus", "1", "--owner", "vm-3"]);
         let switch = health["problems"][0].as_str().unwrap().rsplit(' ').next().unwrap().to_owned();
-        host.does(&["release", &switch]);
-        host.does(&["deactivate", "3", "--owner", "vm-1"]);
+        host.run_fmctl_ok(&["release", &switch]);
+        host.run_fmctl_ok(&["deactivate", "3", "--owner", "vm-1"]);
         assert!(shell(vm, "echo active=$(fmctl list | grep -c ' Active ')").await.contains("active=1\r"));
         assert_unharmed(vm).await;
     });
@@ -205,10 +205,10 @@ fn killed_service_vm_is_an_outage_recorded_on_its_state_disk() {
     scenario(Some(&disk)).watched(async |vm| {
         booted(vm).await;
         let host = Host::of(vm);
-        host.answers().await;
-        host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
-        host.does(&["activate", "--gpus", "4", "--owner", "vm-1"]);
-        host.does(&["quarantine", "8", "--reason", "Xid 79"]);
+        host.wait_for_fabric_manager().await;
+        host.run_fmctl_ok(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
+        host.run_fmctl_ok(&["activate", "--gpus", "4", "--owner", "vm-1"]);
+        host.run_fmctl_ok(&["quarantine", "8", "--reason", "Xid 79"]);
         kill(vm).await;
     });
     scenario(Some(&disk)).watched(async |vm| {
@@ -218,13 +218,13 @@ fn killed_service_vm_is_an_outage_recorded_on_its_state_disk() {
         let problems = health["problems"].to_string();
         assert!(problems.contains("the fabric has lost partitions 1 while tenants had them"), "{problems}");
         assert!(problems.contains("GPU 8 is quarantined (Xid 79)"), "{problems}");
-        let (_, error, code) = host.says(&["activate", "--gpus", "1", "--owner", "vm-2"]);
+        let (_, error, code) = host.run_fmctl(&["activate", "--gpus", "1", "--owner", "vm-2"]);
         assert!(error.contains("stop those tenants, then reconcile") && code == 5, "{error}");
         let record = agent.boot_record().await.unwrap();
         assert_eq!(record.unit("state").unwrap().detail, "/dev/vda at /var/lib/firstlight");
-        host.does(&["reconcile", "--yes"]);
-        host.does(&["release", "8"]);
-        host.does(&["activate", "--gpus", "8", "--owner", "vm-2"]);
+        host.run_fmctl_ok(&["reconcile", "--yes"]);
+        host.run_fmctl_ok(&["release", "8"]);
+        host.run_fmctl_ok(&["activate", "--gpus", "8", "--owner", "vm-2"]);
         assert_eq!(host.active(), [(0, "vm-2".to_owned())]);
         assert_unharmed(vm).await;
     });
@@ -249,13 +249,13 @@ fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
         scenario(Some(&disk)).watched(async |vm| {
             booted(vm).await;
             let host = Host::of(vm);
-            host.answers().await;
+            host.wait_for_fabric_manager().await;
             if turn == 0 {
-                host.does(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
+                host.run_fmctl_ok(&["inventory", "nvml", &measured(dir.path()), "--baseboard-serial", "1650123456789"]);
             }
             // A restarted FM has no active partitions.
             assert_eq!(host.active(), [], "turn {turn}");
-            let (health, ..) = host.says(&["health"]);
+            let (health, ..) = host.run_fmctl(&["health"]);
             let lost =
                 acknowledged_before.take().map(|partition| format!("the fabric has lost partitions {partition} while"));
             match lost {
@@ -265,14 +265,14 @@ fn service_vm_killed_at_any_step_of_a_change_recovers_a_consistent_state() {
                 // Without an acknowledgement the change may have been made or not.
                 None => assert!(turn > 0 || health.starts_with("No problems"), "{health}"),
             }
-            host.does(&["reconcile", "--yes"]);
-            host.well().await;
+            host.run_fmctl_ok(&["reconcile", "--yes"]);
+            host.wait_until_healthy().await;
             let Some((before, asked, after)) = what else {
-                host.does(&["activate", "--gpus", "8", "--owner", "last"]);
+                host.run_fmctl_ok(&["activate", "--gpus", "8", "--owner", "last"]);
                 return assert_unharmed(vm).await;
             };
             if !before.is_empty() {
-                host.does(before);
+                host.run_fmctl_ok(before);
             }
             let mut command = Command::new(&host.fmctl);
             command.args(["--connect", &host.address, "--json"]).args(asked);
@@ -312,7 +312,7 @@ fn unreadable_state_disk_is_reported_and_partitiond_does_not_start() {
         );
         assert_eq!(record.unit("partitiond").unwrap().outcome, Outcome::Skipped);
         assert_eq!(record.unit("fabricmanager").unwrap().outcome, Outcome::Ok);
-        let (_, error, code) = Host::of(vm).says(&["list"]);
+        let (_, error, code) = Host::of(vm).run_fmctl(&["list"]);
         assert!(error.contains("does the service VM run") && code == 7, "{error}");
     });
     assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0x5a), "the disk was not formatted");

@@ -1,4 +1,4 @@
-//! Settings of GPUs, made by the real program with a library in NVML's place.
+//! GPU settings, applied by the real program with the stand-in for NVML.
 
 use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, Severity};
 use firstlight_e2e::{Scenario, gpu, lab};
@@ -6,21 +6,21 @@ use firstlight_e2e::{Scenario, gpu, lab};
 const ONE: &str = "0000:01:00.0";
 const TWO: &str = "0000:02:00.0";
 
-/// Two GPUs in a guest that can set them up.
+/// Returns a scenario with two GPUs and an image that has `firstlight-gpu-settings`.
 fn scenario(parameters: &[&str]) -> Scenario {
     let mut scenario = Scenario::gpus(2);
     scenario.guest.initrd = Some(lab().settings().unwrap().initrd);
     parameters.iter().fold(scenario, |scenario, parameter| scenario.parameter(parameter))
 }
 
-/// What the record says of a GPU's settings, without the times.
+/// Returns the details of an object's events of one kind, without their times.
 fn events<'a>(record: &'a BootRecord, what: &str, object: &str) -> Vec<&'a str> {
     let of = record.events.iter().filter(|event| event.kind == what && event.object == object);
     of.map(|event| event.detail.rsplit_once(" (").map_or(event.detail.as_str(), |(detail, _)| detail)).collect()
 }
 
 #[test]
-fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part() {
+fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_one_instance() {
     let scenario = scenario(&[
         "firstlight.mig=0:3g.71gb,4g.71gb;1:off",
         "firstlight.gpu-power-limit=all:500;1:400",
@@ -28,7 +28,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
         "firstlight.gpu-memory-clock=2619",
         "firstlight.gpu-compute-mode=1:exclusive-process",
     ]);
-    let (report, console) = scenario.request(&["0:1"]).command(&["/bin/ls", "/dev/nvidia-caps"]).go_watched();
+    let (report, console) = scenario.request(&["0:1"]).command(&["/bin/ls", "/dev/nvidia-caps"]).go_with_console();
     let report = report.unwrap();
     let record = &report.boot_record;
     let unit = record.unit("gpu-settings").unwrap();
@@ -52,7 +52,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
     );
     assert_eq!(events(record, "gpu-setting-unchanged", TWO), ["mig: off"]);
 
-    // What the library then had, in its own words.
+    // The resulting state, as the stand-in library prints it.
     for line in [
         format!("{ONE} mig 1"),
         format!("{ONE} power 500000"),
@@ -64,7 +64,7 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
         assert!(console.contains(&format!("gpu-settings: stand-in NVML: {line}")), "{line} in\n{console}");
     }
 
-    // Nobody is told of a GPU before it is as asked.
+    // A GPU is not announced before its settings are applied.
     let attach = |pci| record.unit(&format!("gpu-attach[{pci}]")).unwrap();
     for (index, pci) in [(0, ONE), (1, TWO)] {
         let (unit_end, row) = (attach(pci).end_us.unwrap(), gpu(record, index));
@@ -72,14 +72,14 @@ fn gpus_are_set_up_and_divided_before_they_are_ready_and_a_container_gets_a_part
         assert_eq!(row.phase, GpuPhase::Ready);
         assert!(unit_end <= unit.start_us.unwrap() && unit.start_us <= row.end_us, "{row:?} {unit:?}");
     }
-    // The instances of the first GPU: by number, each with a compute instance.
+    // The container gets one GPU instance, with its compute instance.
     let nodes: Vec<&str> = report.container.stdout.split_ascii_whitespace().collect();
     assert_eq!(nodes.len(), 2, "the nodes of one instance: {:?}", report.container);
     assert!(nodes.iter().all(|node| node.starts_with("nvidia-cap")), "{nodes:?}");
 }
 
 #[test]
-fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_there_is() {
+fn out_of_range_setting_and_missing_mig_profile_are_reported_with_valid_values() {
     let parameters =
         ["firstlight.gpu-power-limit=1:900", "firstlight.mig=0:5g.99gb", "firstlight.gpu-clocks=7:1000;1:1980"];
     let record = scenario(&parameters).request(&["1"]).go().unwrap().boot_record;
@@ -92,8 +92,8 @@ fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_ther
     ] {
         assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
     }
-    assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the others are made");
-    // A wrong limit costs nobody the GPU; a GPU that is whole where a part was asked for is given to nobody.
+    assert_eq!(events(&record, "gpu-setting", TWO), ["clocks: 1980 MHz"], "the other settings are applied");
+    // A GPU with an invalid power limit is ready; a GPU that could not be partitioned is not granted to any container.
     assert_eq!(gpu(&record, 1).phase, GpuPhase::Ready);
     let whole = gpu(&record, 0);
     assert_eq!((whole.phase, whole.step.as_str()), (GpuPhase::Failed, "mig"));
@@ -101,7 +101,7 @@ fn a_value_out_of_range_and_a_gpu_that_cannot_be_divided_are_told_with_what_ther
 }
 
 #[test]
-fn a_call_that_hangs_is_given_up_at_the_deadline_by_name() {
+fn hung_nvml_call_times_out_and_is_named() {
     let record = scenario(&[
         "firstlight.gpu-power-limit=500",
         "firstlight.gpu-settings-deadline=3s",
@@ -125,7 +125,7 @@ fn a_call_that_hangs_is_given_up_at_the_deadline_by_name() {
 }
 
 #[test]
-fn an_image_without_the_program_says_which_file_it_lacks_and_a_guest_without_settings_needs_none() {
+fn missing_settings_program_is_named_and_not_needed_without_settings() {
     let plain = Scenario::gpus(1).request(&["0"]);
     let record = plain.clone().parameter("firstlight.gpu-clocks=1980").go().unwrap().boot_record;
     let unit = record.unit("gpu-settings").unwrap();

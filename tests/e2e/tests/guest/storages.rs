@@ -1,5 +1,5 @@
-//! Storages whose other side is real: the host's virtiofsd, disks with file
-//! systems that mkfs made, and what a container sees of them.
+//! Storages with real backends: the host's virtiofsd, disks formatted by mkfs,
+//! an NFS server; asserted from inside containers.
 
 use std::fs;
 use std::path::Path;
@@ -19,13 +19,13 @@ use firstlight_vm::{Device, Nvdimm};
 use tokio::time::{sleep, timeout};
 use ttrpc::context::with_duration;
 
-use crate::grown::sandbox_with_module;
+use crate::hotplug_cpu_memory::sandbox_with_module;
 use crate::support::{CALL, Files, booted, ended, output, ready, refused, started};
 
-/// Where shims have volumes mounted.
+/// Directory in which shims have volumes mounted.
 const VOLUMES: &str = "/run/kata-containers/sandbox/storage";
 
-/// MiB of a disk with a file system, as the lab makes them.
+/// Size of the lab's disks with a file system, MiB.
 const DISK: u32 = 320;
 
 fn storage(driver: &str, source: &str, fstype: &str, mount_point: &str, options: &[&str]) -> Storage {
@@ -39,7 +39,7 @@ fn storage(driver: &str, source: &str, fstype: &str, mount_point: &str, options:
     }
 }
 
-/// Has a container see what is at `source` in the guest.
+/// Adds a bind mount of the guest's `source` to the container.
 fn bind(request: &mut CreateContainerRequest, source: &str, destination: &str, options: &[&str]) {
     request.OCI.mut_or_insert_default().Mounts.push(Mount {
         destination: destination.into(),
@@ -50,18 +50,18 @@ fn bind(request: &mut CreateContainerRequest, source: &str, destination: &str, o
     });
 }
 
-/// The mounts of the guest itself, as a container reads them that was given the guest's `/proc`.
-async fn guests_mounts(agent: &Agent, files: &Files, id: &str) -> String {
+/// Returns the guest's own mount table, read by a container that has the guest's `/proc`.
+async fn guest_mounts(agent: &Agent, files: &Files, id: &str) -> String {
     let mut request = files.request(id, "cat /guest/1/mountinfo", &[]);
     bind(&mut request, "/proc", "/guest", &["ro"]);
     output(agent, &request).await
 }
 
-/// Waits for a file that the guest makes.
-async fn appears(path: &Path) {
+/// Waits for a file that the guest creates.
+async fn wait_for_file(path: &Path) {
     let begin = Instant::now();
     while !path.exists() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{} has not come", path.display());
+        assert!(begin.elapsed() < Duration::from_secs(60), "{} was not created", path.display());
         sleep(Duration::from_millis(50)).await;
     }
 }
@@ -72,7 +72,8 @@ fn digest(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).split(' ').next().unwrap().to_owned()
 }
 
-/// A directory as the kubelet makes one of a ConfigMap: its files are behind a link that is swapped.
+/// Writes a directory as the kubelet does for a ConfigMap: its files are behind a symbolic link that is replaced
+/// atomically.
 fn write_config(dir: &Path, version: &str) {
     use std::os::unix::fs::symlink;
     fs::create_dir_all(dir.join(version)).unwrap();
@@ -85,13 +86,13 @@ fn write_config(dir: &Path, version: &str) {
 }
 
 #[test]
-fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
+fn container_on_the_host_share_leaves_no_mounts() {
     let files = Files::make();
     let (root, config) = (files.shared().join("c1/rootfs"), files.shared().join("config"));
     let watched = files.shared().join("watched");
     write_config(&config, "..first");
     write_config(&watched, "..first");
-    // Each wait ends some day: what is missing is then missing in the output.
+    // Every wait has a timeout; after one the output lacks lines.
     let script = "set -u; within() { n=0; until \"$@\" || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; }; \
         cat /hello /config/text /watched/text; \
         dd if=/dev/urandom of=/large bs=1M count=8 2>/dev/null; \
@@ -118,8 +119,8 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         request.storages.push(storage("ephemeral", "tmpfs", "tmpfs", memory, &[]));
         started(&agent, &request).await;
 
-        // What the container has written is the host's while it runs, and the other way round.
-        appears(&root.join("waiting")).await;
+        // Files that the container writes are visible on the host while it runs, and vice versa.
+        wait_for_file(&root.join("waiting")).await;
         assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "written\n");
         use std::os::unix::fs::PermissionsExt;
         let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o7777;
@@ -129,7 +130,7 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         let local = files.shared().join("sandbox/rootfs/local/scratch");
         assert_eq!(fs::read_to_string(local.join("file")).unwrap(), "local\n");
         assert_eq!(fs::metadata(&local).unwrap().permissions().mode() & 0o7777, 0o777);
-        let alive = guests_mounts(&agent, &files, "w1").await;
+        let alive = guest_mounts(&agent, &files, "w1").await;
         assert!(alive.contains(" kataShared "), "{alive}");
         assert!(alive.contains(memory) && alive.contains("/watchable "), "{alive}");
 
@@ -139,14 +140,14 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         let said = ended(&agent, "c1").await;
         let sum = digest(&root.join("large"));
         let lines: Vec<&str> = said.lines().collect();
-        let wanted = ["hello from the host", "..first", "..first", "refused", "go on", "..second", "..second"];
-        assert_eq!(lines, [&wanted[..], &[sum.as_str(), "virtiofs kataShared"]].concat(), "{said}");
+        let expected = ["hello from the host", "..first", "..first", "refused", "go on", "..second", "..second"];
+        assert_eq!(lines, [&expected[..], &[sum.as_str(), "virtiofs kataShared"]].concat(), "{said}");
 
-        // What a shim does then: the container's part of the share goes, the guest forgets it.
+        // As a shim does next: removes the container's directory from the share, then stale mounts from the guest.
         fs::remove_dir_all(files.shared().join("c1")).unwrap();
         let stale = RemoveStaleVirtiofsShareMountsRequest::default();
         agent.calls().remove_stale_virtiofs_share_mounts(with_duration(CALL), &stale).await.unwrap();
-        let gone = guests_mounts(&agent, &files, "w2").await;
+        let gone = guest_mounts(&agent, &files, "w2").await;
         assert!(gone.contains(" kataShared "), "{gone}");
         assert!(!gone.contains("c1") && !gone.contains("w1") && !gone.contains("watched"), "{gone}");
         assert!(!fs::exists(files.shared().join("watchable/watched")).unwrap(), "a mount point was left in the share");
@@ -156,13 +157,13 @@ fn a_container_lives_in_the_hosts_share_and_leaves_nothing_mounted() {
         assert!(exit.status.success());
         let record = vm.console().record().unwrap();
         assert!(record.event("power-off").is_some(), "{:?}", record.events);
-        // The share is the host's again, and what was local is as the container left it.
+        // The share is intact on the host, with the local storage as the container wrote it.
         assert_eq!(fs::read_to_string(local.join("file")).unwrap(), "local\n");
     });
 }
 
 #[test]
-fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
+fn disks_are_mounted_and_unmounted_with_their_data_intact() {
     let (files, tools) = (Files::make(), lab().toolbox.disk_tools().unwrap());
     let disk = |kind: FileSystem, name: &str| {
         let path = files.path(name);
@@ -184,7 +185,7 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
     scenario.guest.persistent = vec![Nvdimm { file: disk(Ext4, "persistent"), mib: DISK }];
     scenario.parameter("agent.hotplug_timeout=5").watched(async |vm| {
         let agent = booted(vm).await;
-        // A guest that has locked its kernel says so, and can have a sandbox all the same.
+        // With locked module loading the request fails with the reason, and a sandbox can be created afterwards.
         let error = sandbox_with_module(&agent, "dummy", &[]).await.unwrap_err();
         assert!(error.contains("kernel module dummy") && error.contains("firstlight.lockdown=off"), "{error}");
         agent.create_sandbox("sandbox").await.unwrap();
@@ -212,7 +213,7 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         }
         let said = output(&agent, &request).await;
         let lines: Vec<&str> = said.lines().collect();
-        let wanted = [
+        let expected = [
             ["ext4", "written", "rw,noatime ext4"],
             ["xfs", "written", "rw,relatime xfs"],
             ["squashfs", "refused", "ro,relatime squashfs"],
@@ -220,10 +221,10 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
             ["scsi", "refused", "ro,noexec,relatime ext4"],
             ["persistent", "written", "rw,relatime ext4"],
         ];
-        assert_eq!(lines[..18], wanted.concat(), "{said}");
+        assert_eq!(lines[..18], expected.concat(), "{said}");
         assert_eq!(lines[18..], ["4711:2775", "4711:664"], "{said}");
-        // Nothing holds them: what was written is on the disks, and they can be had in other ways.
-        let mounts = guests_mounts(&agent, &files, "w1").await;
+        // The disks are unmounted: their data is written, and they can be used in other ways.
+        let mounts = guest_mounts(&agent, &files, "w1").await;
         assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
         for name in ["ext4", "persistent"] {
             assert_eq!(tools.read_ext4(&files.path(name), "new").unwrap(), "kept\n", "{name}");
@@ -236,7 +237,7 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         request.storages = vec![node, raw];
         assert_eq!(output(&agent, &request).await, "xfs\nkept\nblock\n");
 
-        // Asked for before it comes.
+        // Requested before it is plugged in.
         let mut monitor = vm.monitor().await.unwrap();
         let mut request = files.request("c3", "cat /late/name; echo kept > /late/new", &[]);
         request.storages = vec![storage("blk", &paths[5], "ext4", &format!("{VOLUMES}/late"), &[])];
@@ -249,12 +250,12 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
         assert_eq!(said, "late\n");
         assert_eq!(tools.read_ext4(&files.path("late"), "new").unwrap(), "kept\n");
 
-        // What cannot be had is named, and what was mounted before it goes again.
+        // The error names the failing storage, and storages mounted before it are unmounted.
         for (at, (driver, source, fstype, part)) in [
-            ("blk", paths[6].as_str(), "ext4", "bridge 0000:00:10.6 is there"),
+            ("blk", paths[6].as_str(), "ext4", "behind bridge 0000:00:10.6"),
             ("scsi", "3:9", "ext4", "scanned for it and found none"),
             ("blk", &paths[0], "xfs", "failed to mount xfs"),
-            ("blk", &paths[2], "btrfs", "no file system btrfs"),
+            ("blk", &paths[2], "btrfs", "kernel does not support btrfs"),
             ("mmioblk", "/dev/vdz", "ext4", "no block device vdz"),
         ]
         .into_iter()
@@ -268,13 +269,13 @@ fn disks_are_mounted_with_what_is_on_them_and_given_back_whole() {
             let error = refused(&agent, &request).await;
             assert!(error.contains(part) && error.contains(source), "{part} in {error}");
         }
-        let mounts = guests_mounts(&agent, &files, "w2").await;
+        let mounts = guest_mounts(&agent, &files, "w2").await;
         assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
     });
 }
 
 #[test]
-fn disks_without_pci_are_volumes_and_devices() {
+fn virtio_mmio_disks_are_volumes_and_devices() {
     let (files, tools) = (Files::make(), lab().toolbox.disk_tools().unwrap());
     let volume = files.path("volume");
     tools.make(Ext4, &volume, "name", "volume\n").unwrap();
@@ -286,7 +287,7 @@ fn disks_without_pci_are_volumes_and_devices() {
     let by_place = hardware[0].pci_path(0);
     files.scenario("storages", hardware).parameter("agent.hotplug_timeout=3").watched(async |vm| {
         let agent = ready(vm).await;
-        // They have their letters by the bus, whichever driver is read first: all on PCI, then as ACPI lists them.
+        // Disk names follow the bus, not the order of drivers: PCI first, then virtio-mmio in ACPI's order.
         let record = vm.console().record().unwrap();
         let loaded = &record.unit("modules").unwrap().detail;
         let place = |name: &str| loaded.find(name).unwrap_or_else(|| panic!("{name} in {loaded}"));
@@ -304,7 +305,7 @@ fn disks_without_pci_are_volumes_and_devices() {
         assert_eq!(lines[..5], ["pci0000:00", "LNRO0005:00", "LNRO0005:01", "raw", "pci"], "{said}");
         assert!(lines[5].contains("Operation not permitted"), "{said}");
         assert_eq!(lines[6..], ["volume", "rw,noatime ext4 /dev/vdb"], "{said}");
-        let mounts = guests_mounts(&agent, &files, "w1").await;
+        let mounts = guest_mounts(&agent, &files, "w1").await;
         assert!(mounts.contains(" kataShared ") && !mounts.contains(VOLUMES), "{mounts}");
         assert_eq!(tools.read_ext4(&volume, "new").unwrap(), "kept\n");
 
@@ -319,7 +320,7 @@ fn disks_without_pci_are_volumes_and_devices() {
 }
 
 #[test]
-fn a_file_server_of_the_host_keeps_what_containers_write() {
+fn nfs_volume_keeps_data_between_containers() {
     const MAC: &str = "52:54:00:00:00:07";
     let (files, server) = (Files::make(), lab().toolbox.file_server().unwrap());
     files.scenario("storages", vec![Device::UserNic { mac: MAC.into() }]).watched(async |vm| {
@@ -343,8 +344,8 @@ fn a_file_server_of_the_host_keeps_what_containers_write() {
             storage("nfs", source, fstype, &at, &[&[port.as_str()], options].concat())
         };
         let script = "[ -e /nfs/file ] || echo written > /nfs/file; cat /nfs/file; (echo x > /nfs/more) 2>/dev/null || echo refused; grep ' /nfs ' /proc/self/mountinfo | grep -o ' nfs4 [^ ]*'";
-        // Not 4.2: with it what the host's file holds is read back as zeros.
-        for (id, fstype, options, wanted) in [
+        // Not NFS 4.2: with it the data of the host's file is read back as zeros.
+        for (id, fstype, options, expected) in [
             ("c1", "nfs4", &["vers=4.1"][..], "written\n"),
             ("c2", "nfs", &["vers=4.1", "ro"], "written\nrefused\n"),
         ] {
@@ -352,8 +353,8 @@ fn a_file_server_of_the_host_keeps_what_containers_write() {
             request.storages = vec![volume(&source, fstype, options)];
             bind(&mut request, &at, "/nfs", &[]);
             let said = output(&agent, &request).await;
-            assert_eq!(said, format!("{wanted} nfs4 {source}\n"), "{id}");
-            let mounts = guests_mounts(&agent, &files, &format!("{id}-witness")).await;
+            assert_eq!(said, format!("{expected} nfs4 {source}\n"), "{id}");
+            let mounts = guest_mounts(&agent, &files, &format!("{id}-witness")).await;
             assert!(mounts.contains(" kataShared ") && !mounts.contains("nfs"), "{mounts}");
         }
     });

@@ -1,4 +1,4 @@
-//! What scenarios share that speak to the agent as a shim does.
+//! Shared code of scenarios that call the agent as a shim does.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use ttrpc::context::with_duration;
 
-/// For one call; the guest's own deadlines are shorter.
+/// Timeout of one call; the guest's own deadlines are shorter.
 pub(crate) const CALL: Duration = Duration::from_secs(90);
 
-/// MiB of a disk without a file system.
+/// Size of a disk without a file system, MiB.
 pub(crate) const SIZE: u32 = 16;
 
-/// The host's files of one guest.
+/// A temporary directory with one guest's disks and shared directory.
 pub(crate) struct Files(TempDir);
 
 impl Files {
@@ -33,17 +33,17 @@ impl Files {
         files
     }
 
-    /// What the guest sees as its shared directory.
+    /// Returns the directory that is shared with the guest.
     pub(crate) fn shared(&self) -> PathBuf {
         self.0.path().join("shared")
     }
 
-    /// A file of the host alone.
+    /// Returns the path of a file outside of the shared directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// A disk that begins with its name.
+    /// Creates a disk whose first line is its name.
     pub(crate) fn disk(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, format!("{name}\n")).unwrap();
@@ -51,19 +51,19 @@ impl Files {
         path
     }
 
-    /// A guest of the image `variant` with these devices and the shared directory.
+    /// Returns a scenario of the image `variant` with these devices and the shared directory.
     pub(crate) fn scenario(&self, variant: &str, hardware: Vec<Device>) -> Scenario {
         self.scenario_of(lab().variant(variant).unwrap().initrd, hardware)
     }
 
-    /// The same, of an image that is there.
+    /// Like [`Files::scenario`], with an image that is already built.
     pub(crate) fn scenario_of(&self, initrd: PathBuf, hardware: Vec<Device>) -> Scenario {
         let initrd = Some(initrd);
         let shares = vec![Share { tag: SHARED_TAG.into(), dir: self.shared() }];
         Scenario::guest(Guest { hardware, shares, initrd, ..Guest::default() })
     }
 
-    /// A request for a container that runs `script`; `devices` by type, id or node, and path.
+    /// Returns a request for a container that runs `script`; `devices` are (type, id or node, path in the container).
     pub(crate) fn request(&self, id: &str, script: &str, devices: &[(&str, &str, &str)]) -> CreateContainerRequest {
         let image = Image::open(&lab().busybox_image).unwrap();
         let root = self.shared().join(id).join("rootfs");
@@ -80,7 +80,7 @@ impl Files {
                 _ => device.id = (*name).into(),
             }
             request.devices.push(device);
-            // The host's numbers, which mean something else in the guest.
+            // The host's device numbers, which the agent must replace with the guest's.
             spec.Linux.mut_or_insert_default().Devices.push(LinuxDevice {
                 Path: (*path).into(),
                 Type: if kind.starts_with("vfio") { "c" } else { "b" }.into(),
@@ -94,7 +94,7 @@ impl Files {
     }
 }
 
-/// An agent without a sandbox, in a guest whose boot is over: its modules are in.
+/// Waits until the boot has ended, so that all modules are loaded; returns a client of the agent, without a sandbox.
 pub(crate) async fn booted(vm: &Vm) -> Agent {
     let booted = |record: &BootRecord| matches!(record.state, State::Ready | State::Degraded);
     let seen = timeout(Duration::from_secs(90), vm.console().wait_for(booted)).await;
@@ -102,26 +102,26 @@ pub(crate) async fn booted(vm: &Vm) -> Agent {
     Agent::new(vm.connect(1024, Duration::from_secs(30)).await.unwrap(), CALL)
 }
 
-/// An agent with a sandbox, in such a guest.
+/// Like [`booted`], and creates a sandbox.
 pub(crate) async fn ready(vm: &Vm) -> Agent {
     let agent = booted(vm).await;
     agent.create_sandbox("sandbox").await.unwrap();
     agent
 }
 
-/// Why it was refused.
+/// Creates a container, which must fail; returns the error.
 pub(crate) async fn refused(agent: &Agent, request: &CreateContainerRequest) -> String {
     let error = agent.calls().create_container(with_duration(CALL), request).await.unwrap_err();
     error.to_string()
 }
 
-/// Makes and starts a container.
+/// Creates and starts a container.
 pub(crate) async fn started(agent: &Agent, request: &CreateContainerRequest) {
     agent.calls().create_container(with_duration(CALL), request).await.unwrap();
     agent.start_container(&request.container_id).await.unwrap();
 }
 
-/// What a container that was started writes to its end.
+/// Waits until a started container has exited and removes it; returns its standard output.
 pub(crate) async fn ended(agent: &Agent, id: &str) -> String {
     let output = agent.read_all(id, Output::Stdout).await.unwrap();
     agent.wait(id).await.unwrap();
@@ -129,7 +129,7 @@ pub(crate) async fn ended(agent: &Agent, id: &str) -> String {
     output
 }
 
-/// What a container writes from its making to its end.
+/// Runs a container until it exits and removes it; returns its standard output.
 pub(crate) async fn output(agent: &Agent, request: &CreateContainerRequest) -> String {
     started(agent, request).await;
     ended(agent, &request.container_id).await

@@ -1,4 +1,4 @@
-//! What kind of guest it is, by what is plugged in.
+//! The guest's mode, detected from its PCI devices.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use firstlight_boot_record::{GpuPhase, Outcome};
 use firstlight_e2e::{Scenario, lab};
 use firstlight_lab::Guest;
 
-/// A guest with these devices, as the synthetic devices' server writes them.
+/// Returns a scenario with these devices, in the notation of the synthetic devices' server.
 fn guest(devices: &[&str]) -> Scenario {
     let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
     Scenario::guest(Guest { devices, ..Guest::default() }).command(&["/bin/true"])
 }
 
-/// The same with an image that has daemons.
+/// Like [`guest`], with an image that has daemons.
 fn with_daemons(devices: &[&str]) -> Scenario {
     let mut scenario = guest(devices);
     scenario.guest.initrd = Some(lab().variant("daemons").unwrap().initrd);
@@ -21,7 +21,7 @@ fn with_daemons(devices: &[&str]) -> Scenario {
 }
 
 #[test]
-fn switches_alone_are_a_service_vm_that_computes_nothing() {
+fn nvswitches_without_gpus_select_service_vm_mode() {
     let report = with_daemons(&["nvswitch", "nvswitch", "nvswitch", "nvswitch"]).go().unwrap();
     let record = &report.boot_record;
     let mode = record.mode.as_ref().unwrap();
@@ -33,8 +33,8 @@ fn switches_alone_are_a_service_vm_that_computes_nothing() {
 }
 
 #[test]
-fn gpus_and_management_bridges_are_a_guest_that_has_its_fabric_to_itself() {
-    // The second InfiniBand function is a NIC like any other: its VPD does not name it.
+fn gpus_with_nvlink5_management_bridge_select_fabric_mode() {
+    // The second InfiniBand function is an ordinary NIC: its VPD does not identify it as a management bridge.
     let report =
         guest(&["h100:attach-ms=100", "h100:attach-ms=100", "cx7", "cx7-nic"]).request(&["0", "1"]).go().unwrap();
     let mode = report.boot_record.mode.as_ref().unwrap();
@@ -45,25 +45,25 @@ fn gpus_and_management_bridges_are_a_guest_that_has_its_fabric_to_itself() {
 }
 
 #[test]
-fn two_kinds_of_fabric_are_odd_and_a_failure_only_where_that_is_wished() {
+fn two_fabric_kinds_are_unsupported_and_fail_the_boot_only_if_requested() {
     let devices = ["h100:attach-ms=100", "nvswitch", "cx7"];
     let report = guest(&devices).request(&["0"]).go().unwrap();
     let record = &report.boot_record;
-    assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is served");
+    assert_eq!(record.mode.as_ref().unwrap().name, "gpu", "the GPU is used");
     let event = record.events.iter().find(|event| event.kind == "unsupported-topology").unwrap();
     assert!(event.detail.contains("no system has both"), "{event:?}");
     assert_eq!(report.container.error, None);
 
     let mut strict = guest(&devices).parameter("firstlight.on-unsupported-topology=fail");
     strict.deadlines.boot = Duration::from_secs(60);
-    let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("it has to power off") };
+    let RunError::Ended { record, why, .. } = strict.go().unwrap_err() else { panic!("the guest must power off") };
     assert!(why.contains("mode") && why.contains("no system has both"), "{why}");
     let failure = record.unwrap().failure.unwrap();
     assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("mode", "poweroff"));
 }
 
 #[test]
-fn a_mode_that_was_asked_for_wins_over_the_bus() {
+fn mode_parameter_overrides_detection() {
     let report = with_daemons(&["h100:attach-ms=100"]).parameter("firstlight.mode=service-vm-nvl4").go().unwrap();
     let record = &report.boot_record;
     assert_eq!(record.mode.as_ref().unwrap().name, "service-vm-nvl4");

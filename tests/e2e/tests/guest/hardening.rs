@@ -1,4 +1,4 @@
-//! What a guest that has booted lets nobody do, root included.
+//! Post-boot hardening: operations that a booted guest denies even to root.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use firstlight_e2e::{Scenario, lab};
 use firstlight_lab::Guest;
 use tokio::time::sleep;
 
-/// Boots a guest with a daemon that tries; returns what it found, and the record.
-fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
+/// Boots a guest with a daemon that attempts the operations; returns its output and the record.
+fn attempt(parameters: &[&str]) -> (Vec<String>, BootRecord) {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("hardening").unwrap().initrd);
     let mut scenario = Scenario::guest(guest).parameter("firstlight.imex=on");
@@ -28,21 +28,21 @@ fn tried(parameters: &[&str]) -> (Vec<String>, BootRecord) {
     (lines.map(|line| line.text).collect(), record.unwrap())
 }
 
-/// What it said about one door.
-fn answer<'a>(lines: &'a [String], door: &str) -> &'a str {
-    let found = lines.iter().find_map(|line| line.strip_prefix(door)?.strip_prefix(": "));
-    assert!(found.is_some(), "no {door} in {lines:#?}");
+/// Returns the daemon's result of one operation.
+fn result_of<'a>(lines: &'a [String], operation: &str) -> &'a str {
+    let found = lines.iter().find_map(|line| line.strip_prefix(operation)?.strip_prefix(": "));
+    assert!(found.is_some(), "no {operation} in {lines:#?}");
     found.unwrap_or_default()
 }
 
 #[test]
-fn doors_are_closed_to_root_when_the_guest_has_booted() {
-    let (lines, record) = tried(&[]);
+fn operations_blocked_after_boot_fail_for_root() {
+    let (lines, record) = attempt(&[]);
     for unit in ["mounts-later", "root", "lockdown"] {
         assert_eq!(record.unit(unit).map(|unit| unit.outcome), Some(Outcome::Ok), "{:?}", record.unit(unit));
     }
-    assert!(answer(&lines, "lockdown").contains("[integrity]"), "{lines:#?}");
-    for (door, why) in [
+    assert!(result_of(&lines, "lockdown").contains("[integrity]"), "{lines:#?}");
+    for (operation, why) in [
         ("root", "Read-only file system"),
         ("etc", "Read-only file system"),
         ("program in /run", "ermission denied"),
@@ -54,18 +54,25 @@ fn doors_are_closed_to_root_when_the_guest_has_booted() {
         ("memory", "not permitted"),
         ("config", "not permitted"),
     ] {
-        assert!(answer(&lines, door).contains(why), "{door}: {}", answer(&lines, door));
+        assert!(result_of(&lines, operation).contains(why), "{operation}: {}", result_of(&lines, operation));
     }
-    assert_ne!(answer(&lines, "module"), "open");
-    assert_eq!(answer(&lines, "descriptors").trim(), "0 1 2 3", "three, and the directory that is being read");
+    assert_ne!(result_of(&lines, "module"), "open");
+    assert_eq!(
+        result_of(&lines, "descriptors").trim(),
+        "0 1 2 3",
+        "three standard descriptors, and that of the directory being read"
+    );
 }
 
 #[test]
-fn doors_stay_open_where_that_is_wished() {
-    let (lines, record) = tried(&["firstlight.root=rw", "firstlight.kernel-lockdown=none"]);
+fn disabled_hardening_leaves_operations_allowed() {
+    let (lines, record) = attempt(&["firstlight.root=rw", "firstlight.kernel-lockdown=none"]);
     assert_eq!(record.unit("root").map(|unit| unit.outcome), Some(Outcome::Skipped), "{:?}", record.unit("root"));
-    assert_eq!(answer(&lines, "root"), "open");
-    assert_eq!(answer(&lines, "config"), "open");
-    assert!(answer(&lines, "lockdown").contains("[none]"), "{lines:#?}");
-    assert!(answer(&lines, "program in /run").contains("ermission denied"), "that is not what was wished");
+    assert_eq!(result_of(&lines, "root"), "open");
+    assert_eq!(result_of(&lines, "config"), "open");
+    assert!(result_of(&lines, "lockdown").contains("[none]"), "{lines:#?}");
+    assert!(
+        result_of(&lines, "program in /run").contains("ermission denied"),
+        "noexec is not disabled by these parameters"
+    );
 }

@@ -1,4 +1,4 @@
-//! Images whose initial RAM file system is packed, as kernels unpack it.
+//! Images with a compressed initramfs, unpacked by a real kernel.
 
 use std::fs;
 
@@ -19,11 +19,11 @@ fn boots(compression: Compression) {
 }
 
 #[test]
-fn a_guest_boots_from_lz4() {
+fn guest_boots_from_an_lz4_initramfs() {
     boots(Compression::Lz4);
 }
 
 #[test]
-fn a_guest_boots_from_zstd() {
+fn guest_boots_from_a_zstd_initramfs() {
     boots(Compression::Zstd);
 }

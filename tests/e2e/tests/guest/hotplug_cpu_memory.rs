@@ -1,5 +1,5 @@
-//! What is added to a guest that runs: processors and memory that the host plugs
-//! in, and modules that a shim asks for.
+//! Additions to a running guest: CPUs and memory that the host hot-plugs, and
+//! kernel modules that a shim requests.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use ttrpc::context::with_duration;
 
 use crate::support::{CALL, Files, booted, ended, output, started};
 
-/// Begins a sandbox with this module; why it was refused.
+/// Creates a sandbox that requests a kernel module; returns the error's text.
 pub(crate) async fn sandbox_with_module(agent: &Agent, name: &str, parameters: &[&str]) -> Result<(), String> {
     let module = KernelModule {
         name: name.into(),
@@ -38,17 +38,17 @@ async fn online(agent: &Agent, count: u32) -> Result<(), String> {
     call.map(drop).map_err(|error| error.to_string())
 }
 
-/// What a shim asks for after it has plugged memory in, or with `cpu_only` after anything else.
+/// Calls OnlineCPUMem as a shim does after it has hot-plugged memory, or with `cpu_only` after hot-plugging CPUs.
 async fn online_memory(agent: &Agent, cpu_only: bool) {
     let request = OnlineCPUMemRequest { wait: true, cpu_only, ..Default::default() };
     agent.calls().online_cpu_mem(with_duration(CALL), &request).await.unwrap();
 }
 
-/// The guest's memory as a container sees it.
+/// The guest's memory, as a container sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Memory {
     total_kib: u64,
-    /// Blocks of memory in use, and those that are not.
+    /// Memory blocks that are online, and those that are offline.
     online: u64,
     offline: u64,
 }
@@ -63,7 +63,7 @@ impl Memory {
         Self { total_kib, online, offline }
     }
 
-    /// Looks until it is so, at most 20 s; the last look.
+    /// Polls until `so` returns true, at most 20 s; returns the last state.
     async fn until(files: &Files, agent: &Agent, so: impl Fn(Self) -> bool) -> Self {
         let begin = Instant::now();
         loop {
@@ -76,11 +76,11 @@ impl Memory {
     }
 }
 
-/// MiB of memory that is plugged in at first, and once more after the call for it.
+/// Sizes of the memory modules, MiB: the first is hot-plugged before OnlineCPUMem, the second after it.
 const MODULE: u32 = 512;
 const LATER: u32 = 128;
 
-async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mut Qmp) {
+async fn assert_hot_plugged_memory_comes_online(files: &Files, agent: &Agent, monitor: &mut Qmp) {
     let asked = GuestDetailsRequest { mem_block_size: true, mem_hotplug_probe: true, ..Default::default() };
     let details = agent.calls().get_guest_details(with_duration(CALL), &asked).await.unwrap();
     let block = details.mem_block_size_bytes;
@@ -91,12 +91,12 @@ async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mu
     assert!(block > 0 && u64::from(LATER) << 20 >= block, "a module is at least a block of {block} bytes");
     let blocks = |mib: u32| (u64::from(mib) << 20) / block;
 
-    // Nothing is plugged in: nothing to do.
+    // Without new memory the call changes nothing.
     let old = Memory::of(files, agent).await;
     online_memory(agent, true).await;
     assert_eq!((Memory::of(files, agent).await, old.offline), (old, 0));
 
-    // More than all the guest's memory: one buffer that is filled, and where it fits it is told.
+    // A container that fills one buffer larger than the guest's initial memory, and prints whether that succeeded.
     let much = old.total_kib / 1024 + 64;
     let script = format!(
         "n=0; until [ -e /go ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done
@@ -115,7 +115,7 @@ async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mu
     linux.Resources.mut_or_insert_default().Memory = limit(64).Memory;
     started(agent, &request).await;
 
-    // The kernel leaves it off, and so does a call for processors alone.
+    // The kernel leaves new memory offline, and so does a call with cpu_only.
     monitor.plug_memory(MODULE).await.unwrap();
     let found = Memory::until(files, agent, |now| now.offline >= blocks(MODULE)).await;
     assert_eq!(found, Memory { offline: blocks(MODULE), ..old });
@@ -138,23 +138,23 @@ async fn memory_is_used_when_it_comes(files: &Files, agent: &Agent, monitor: &mu
     std::fs::write(files.shared().join("much/rootfs/go"), "").unwrap();
     assert_eq!(ended(agent, "much").await, "filled\n");
 
-    // The VMM answers before the guest has found it, so a call may come before the memory does.
+    // The VMM replies before the guest has detected the memory, so the call may precede the memory.
     online_memory(agent, false).await;
     monitor.plug_memory(LATER).await.unwrap();
     let later =
         Memory { total_kib: all.total_kib + u64::from(LATER) * 1024, online: all.online + blocks(LATER), offline: 0 };
     assert_eq!(Memory::until(files, agent, |now| now == later).await, later);
 
-    // There is a limit to it, and the guest is as it was.
+    // A module beyond the VM's maximum is rejected, and the guest's memory is unchanged.
     let error = monitor.plug_memory(LATER).await.unwrap_err().to_string();
     assert!(error.contains("device_add"), "{error}");
     assert_eq!(Memory::of(files, agent).await, later);
 }
 
 #[test]
-fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they_come() {
+fn sandbox_modules_are_loaded_and_hot_plugged_cpus_and_memory_come_online() {
     let files = Files::make();
-    // Says how many processors it may use, and again when there are three.
+    // Prints the number of CPUs, and again when there are three.
     let counting = "nproc; n=0; until [ \"$(nproc)\" -ge 3 ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; nproc";
     let bound = |id: &str, script: &str, list: &str| -> CreateContainerRequest {
         let mut request = files.request(id, script, &[]);
@@ -165,7 +165,7 @@ fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they
     let mut scenario = files
         .scenario("storages", Vec::new())
         .parameter("firstlight.lockdown=off")
-        // The agent is to do it, not the kernel.
+        // The agent must bring memory online, not the kernel.
         .parameter("memhp_default_state=offline");
     scenario.guest.spare_cpus = 2;
     scenario.guest.memory_mib = 768;
@@ -176,12 +176,12 @@ fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they
         assert!(error.contains("no-such-module") && error.contains("modules.dep"), "{error}");
         let error = sandbox_with_module(&agent, "dummy", &["numdummies=many"]).await.unwrap_err();
         assert!(error.contains("module dummy") && error.contains("Invalid argument"), "{error}");
-        // What failed has left nothing: the sandbox can be had.
+        // The failed requests left no state: the sandbox can be created.
         sandbox_with_module(&agent, "dummy", &["numdummies=3"]).await.unwrap();
         let said = output(&agent, &files.request("net", "ls /sys/class/net; ls -d /sys/module/dummy", &[])).await;
         assert_eq!(said, "dummy0\ndummy1\ndummy2\nlo\n/sys/module/dummy\n");
 
-        // A shim asks when it has asked the VMM, and the guest may see the processor later.
+        // A shim calls OnlineCPUMem when the VMM has replied; the guest may detect the CPU later.
         started(&agent, &files.request("all", counting, &[])).await;
         started(&agent, &bound("list", counting, "0-2")).await;
         started(
@@ -197,16 +197,16 @@ fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they
         let begin = Instant::now();
         let (asked, ()) = tokio::join!(online(&agent, 3), plugged);
         asked.unwrap();
-        println!("  a processor was plugged in after 1 s and online after {:?}", begin.elapsed());
+        println!("  a CPU was hot-plugged after 1 s and online after {:?}", begin.elapsed());
         std::fs::write(files.shared().join("two/rootfs/go"), "").unwrap();
         assert_eq!(ended(&agent, "all").await, "2\n3\n");
         assert_eq!(ended(&agent, "list").await, "2\n3\n");
-        assert_eq!(ended(&agent, "two").await, "2\n", "its list has no third one");
+        assert_eq!(ended(&agent, "two").await, "2\n", "its CPU list has no third CPU");
         let metrics = agent.calls().get_metrics(with_duration(CALL), &GetMetricsRequest::default()).await.unwrap();
         let has = |cpu: u32| metrics.metrics.contains(&format!("kata_guest_cpu_time{{cpu=\"{cpu}\""));
         assert!(has(2) && !has(3), "{}", metrics.metrics);
 
-        // One that was not plugged in is told of.
+        // A CPU that was not hot-plugged is an error.
         let error = online(&agent, 4).await.unwrap_err();
         assert!(error.contains("3 of 4 CPUs") && error.contains("plugged in"), "{error}");
         monitor.plug_cpus(1).await.unwrap();
@@ -214,6 +214,6 @@ fn modules_are_loaded_for_a_sandbox_and_processors_and_memory_are_used_when_they
         let said = output(&agent, &files.request("four", "nproc; cat /sys/devices/system/cpu/online", &[])).await;
         assert_eq!(said, "4\n0-3\n");
 
-        memory_is_used_when_it_comes(&files, &agent, &mut monitor).await;
+        assert_hot_plugged_memory_comes_online(&files, &agent, &mut monitor).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Guests whose root is a disk with dm-verity, opened before PID 1 by our opener.
+//! Guests whose root is a dm-verity disk, which `firstlight-opener` opens before PID 1 starts.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -12,10 +12,10 @@ use firstlight_lab::Guest;
 use firstlight_vm::Device;
 use tokio::time::timeout;
 
-/// For a guest that ends by itself.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Timeout for a guest that powers off by itself.
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A guest with this disk, and the command line that its record says.
+/// Returns a scenario with this disk and the command line from the image's record.
 fn scenario(image: &Image, disk: &Path) -> Scenario {
     let opener = lab().opener().unwrap();
     let guest = Guest {
@@ -26,8 +26,8 @@ fn scenario(image: &Image, disk: &Path) -> Scenario {
     Scenario::guest(guest).parameter(image.contents.command_line.as_ref().unwrap())
 }
 
-/// A copy of the disk in which one byte is another.
-pub(crate) fn flipped(image: &Image, dir: &Path, at: u64) -> std::path::PathBuf {
+/// Copies the disk and flips one bit of the byte at `at`.
+pub(crate) fn corrupted(image: &Image, dir: &Path, at: u64) -> std::path::PathBuf {
     let copy = dir.join(format!("disk-{at}"));
     fs::copy(image.disk.as_ref().unwrap(), &copy).unwrap();
     let mut file = fs::File::options().read(true).write(true).open(&copy).unwrap();
@@ -39,18 +39,18 @@ pub(crate) fn flipped(image: &Image, dir: &Path, at: u64) -> std::path::PathBuf 
     copy
 }
 
-/// What the guest printed until it was off.
-pub(crate) fn last_words(scenario: &Scenario) -> String {
+/// Boots the guest until it powers off by itself; returns its console output.
+pub(crate) fn console_until_power_off(scenario: &Scenario) -> String {
     let mut ended = false;
-    let console = scenario.watched(async |vm| ended = timeout(PATIENCE, vm.wait()).await.is_ok());
-    assert!(ended, "the guest goes off by itself: {console}");
+    let console = scenario.watched(async |vm| ended = timeout(TIMEOUT, vm.wait()).await.is_ok());
+    assert!(ended, "the guest powers off by itself: {console}");
     console
 }
 
 #[test]
-fn a_container_runs_on_a_verified_disk() {
+fn container_runs_on_a_verity_root() {
     let image = lab().disk().unwrap();
-    let (report, console) = scenario(&image, image.disk.as_ref().unwrap()).go_watched();
+    let (report, console) = scenario(&image, image.disk.as_ref().unwrap()).go_with_console();
     let report = report.unwrap_or_else(|error| unreachable!("{error}: {console}"));
     assert_eq!(report.container.exit_code, Some(0), "{:?}", report.container);
     assert_eq!(report.boot_record.state, State::PoweringOff);
@@ -59,50 +59,50 @@ fn a_container_runs_on_a_verified_disk() {
 }
 
 #[test]
-fn a_flipped_byte_is_refused_wherever_it_is() {
+fn corrupted_superblock_or_hash_tree_is_rejected() {
     let image = lab().disk().unwrap();
     let verity = image.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    // The super block of the file system; the top of the hash tree, which is its first block.
+    // The superblock of the file system; the top of the hash tree, which is its first block.
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
-        let disk = flipped(&image, dir.path(), at);
-        let console = last_words(&scenario(&image, &disk));
-        for words in
+        let disk = corrupted(&image, dir.path(), at);
+        let console = console_until_power_off(&scenario(&image, &disk));
+        for expected in
             ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "not what its root hash says", "powering off"]
         {
-            assert!(console.contains(words), "byte {at}: {words}: {console}");
+            assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
         assert!(!console.contains("firstlight: "), "PID 1 was not started: {console}");
     }
 }
 
-/// Where the first bytes of a file of the image are on its disk.
-fn place_of(image: &Image, file: &Path) -> u64 {
+/// Returns the offset of a file's first block on the image's disk.
+fn offset_of(image: &Image, file: &Path) -> u64 {
     let (disk, file) = (fs::read(image.disk.as_ref().unwrap()).unwrap(), fs::read(file).unwrap());
-    // Files begin at blocks, and a first block is short of nothing that tells it from others.
+    // Files start at block boundaries, and the first block of a program is unique.
     let found = disk.chunks_exact(4096).position(|block| block == &file[..4096]).unwrap();
     (found * 4096) as u64
 }
 
 #[test]
-fn a_flipped_byte_in_a_program_is_found_when_it_is_read() {
+fn corrupted_program_is_detected_when_read() {
     let image = lab().plain_disk().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let at = place_of(&image, &lab().binaries.agent);
+    let at = offset_of(&image, &lab().binaries.agent);
     let block = (at - image.contents.verity.as_ref().unwrap().data_offset) / 4096;
-    let disk = flipped(&image, dir.path(), at + 4000);
-    let console = last_words(&scenario(&image, &disk));
-    // The kernel's words, and PID 1's: what, in which step, and what to look at.
+    let disk = corrupted(&image, dir.path(), at + 4000);
+    let console = console_until_power_off(&scenario(&image, &disk));
+    // The kernel's message, and PID 1's with the object, the step, and the next thing to check.
     let kernel = format!("data block {block} is corrupted");
     let ours = "unit agent: cannot start /usr/bin/firstlight-agent: Input/output error (os error 5); its disk cannot be \
                 read or is not what its hash tree says";
-    for words in [&kernel[..], ours, "image-builder verify", "poweroff"] {
-        assert!(console.contains(words), "{words}: {console}");
+    for expected in [&kernel[..], ours, "image-builder verify", "poweroff"] {
+        assert!(console.contains(expected), "{expected}: {console}");
     }
 }
 
 #[test]
-fn another_root_hash_and_a_missing_disk_are_named() {
+fn wrong_root_hash_and_missing_disk_are_reported() {
     let image = lab().disk().unwrap();
     let disk = image.disk.clone().unwrap();
     let hash = image.contents.verity.as_ref().unwrap().root_hash.clone();
@@ -111,11 +111,11 @@ fn another_root_hash_and_a_missing_disk_are_named() {
     for parameter in &mut scenario.guest.parameters {
         *parameter = parameter.replace(&hash, &format!("{other}{}", &hash[1..]));
     }
-    let console = last_words(&scenario);
+    let console = console_until_power_off(&scenario);
     assert!(console.contains("not what its root hash says"), "{console}");
 
     scenario.guest.hardware.clear();
-    let console = last_words(&scenario);
+    let console = console_until_power_off(&scenario);
     assert!(
         console.contains("firstlight-opener: /dev/vda1 did not come in 10 s; block devices are: none"),
         "{console}"

@@ -1,4 +1,4 @@
-//! The way down: in order, and by its deadline whoever does not end.
+//! Shutdown: in order, and by its deadline even if processes hang.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn late(record: &BootRecord) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
+fn hung_processes_are_named_and_the_power_is_off_by_the_deadline() {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("ignores-sigterm").unwrap().initrd);
     let scenario = Scenario::guest(guest)
@@ -23,7 +23,7 @@ fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
         .command(&["/bin/true"]);
     let record = scenario.go().unwrap().boot_record;
 
-    // Shares of 18 s: 3 s for the agent, 8.4 s for both daemons, each of which has 5 s of grace.
+    // Shares of 18 s: 3 s for the agent, 8.4 s for both daemons, each with a grace period of 5 s.
     let late = late(&record);
     let [(agent, why), (daemon, rest)] = late[..] else { panic!("{:?}", record.events) };
     assert_eq!((agent, daemon), ("agent", "persistenced"));
@@ -33,23 +33,23 @@ fn who_does_not_end_is_named_and_the_power_goes_off_by_the_deadline() {
     assert!(matches!(stopped[..], [one] if one.object == "imex"), "{stopped:?}");
 
     let at = |what: &str| record.event(what).unwrap_or_else(|| panic!("no {what}: {:?}", record.events)).at_us;
-    let way = at("power-off") - at("shutdown");
-    assert!(way >= 11_400_000, "each had its share: {way} us");
-    // A third of it is for drivers, file systems and last words, which need next to nothing here.
-    assert!(way <= 18_000_000, "{way} us");
+    let elapsed = at("power-off") - at("shutdown");
+    assert!(elapsed >= 11_400_000, "each step had its share: {elapsed} us");
+    // A third of it is for drivers, file systems and the last console lines, which take almost no time here.
+    assert!(elapsed <= 18_000_000, "{elapsed} us");
     let last = &record.event("power-off").unwrap().detail;
     assert!(last.ends_with("left: agent, persistenced"), "{last}");
 }
 
 #[test]
-fn ctrl_alt_del_stops_everything_in_order_and_boots_again() {
+fn ctrl_alt_del_shuts_down_in_order_and_reboots() {
     let mut guest = Guest::with_gpus(1, Duration::from_millis(300));
     guest.initrd = Some(lab().variant("ignores-sigterm").unwrap().initrd);
-    // One of its daemons presses the keys.
+    // One of its daemons sends Ctrl-Alt-Del.
     let scenario = Scenario::guest(guest).parameter("firstlight.dcgm=on").parameter("firstlight.shutdown-deadline=12s");
     scenario.watched(async |vm| {
-        // The machine is run with -no-reboot: its end is what a reboot looks like.
-        let exit = timeout(Duration::from_secs(90), vm.wait()).await.expect("the guest goes down").unwrap();
+        // QEMU runs with -no-reboot: it exits when the guest reboots.
+        let exit = timeout(Duration::from_secs(90), vm.wait()).await.expect("the guest shuts down").unwrap();
         assert!(exit.status.success());
         let record = vm.console().record().unwrap();
         assert_eq!(record.event("shutdown").map(|event| event.detail.as_str()), Some("ctrl-alt-del"));

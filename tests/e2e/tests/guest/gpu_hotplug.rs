@@ -1,4 +1,4 @@
-//! GPUs that come and go while the guest runs.
+//! GPUs that are added and removed while the guest runs.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Files, output, ready, refused};
 
-/// The debug console's port.
+/// The debug console's vsock port.
 pub(crate) const CONSOLE: u32 = 1026;
 
-/// For anything that does not depend on the attach's own time.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of waits that do not include an attach.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn scenario(files: &Files, at_boot: usize, spare: usize) -> Scenario {
     let mut scenario = files.scenario("with-shell", Vec::new());
@@ -26,6 +26,7 @@ fn scenario(files: &Files, at_boot: usize, spare: usize) -> Scenario {
     scenario.parameter("agent.debug_console").parameter(&format!("agent.debug_console_vport={CONSOLE}"))
 }
 
+/// Hot-plugs these devices at their ports.
 pub(crate) async fn plug(vm: &Vm, spare: &[(usize, Device)]) {
     let mut monitor = vm.monitor().await.unwrap();
     for (port, device) in spare {
@@ -33,15 +34,15 @@ pub(crate) async fn plug(vm: &Vm, spare: &[(usize, Device)]) {
     }
 }
 
-/// The record, once it is as wanted.
-pub(crate) async fn when(agent: &Agent, what: &str, wanted: impl Fn(&BootRecord) -> bool) -> BootRecord {
+/// Polls the record until `condition` holds; returns it.
+pub(crate) async fn record_when(agent: &Agent, what: &str, condition: impl Fn(&BootRecord) -> bool) -> BootRecord {
     let begin = Instant::now();
     loop {
         let record = agent.boot_record().await.unwrap();
-        if wanted(&record) {
+        if condition(&record) {
             return record;
         }
-        assert!(begin.elapsed() < PATIENCE, "{what}: {:#?} {:#?}", record.gpus, record.events);
+        assert!(begin.elapsed() < TIMEOUT, "{what}: {:#?} {:#?}", record.gpus, record.events);
         sleep(Duration::from_millis(100)).await;
     }
 }
@@ -50,13 +51,14 @@ fn phases(record: &BootRecord) -> Vec<GpuPhase> {
     record.gpus.iter().map(|gpu| gpu.phase).collect()
 }
 
-/// Runs a line in a shell of the guest, outside of all containers.
+/// Runs a line in a shell on the debug console, outside of all containers; returns its output.
 pub(crate) async fn shell(vm: &Vm, line: &str) -> String {
-    shell_within(vm, line, PATIENCE).await
+    shell_within(vm, line, TIMEOUT).await
 }
 
-pub(crate) async fn shell_within(vm: &Vm, line: &str, patience: Duration) -> String {
-    let mut console = vm.connect(CONSOLE, PATIENCE).await.unwrap();
+/// Like [`shell`], with a timeout.
+pub(crate) async fn shell_within(vm: &Vm, line: &str, limit: Duration) -> String {
+    let mut console = vm.connect(CONSOLE, TIMEOUT).await.unwrap();
     console.write_all(format!("stty -echo; {line}; echo end=$((1+1))\n").as_bytes()).await.unwrap();
     let (mut text, mut buffer) = (String::new(), [0; 1024]);
     let read = async {
@@ -66,14 +68,14 @@ pub(crate) async fn shell_within(vm: &Vm, line: &str, patience: Duration) -> Str
             text.push_str(&String::from_utf8_lossy(&buffer[..len]));
         }
     };
-    let in_time = timeout(patience, read).await.is_ok();
+    let in_time = timeout(limit, read).await.is_ok();
     assert!(in_time, "{line}: {text:?}");
     console.shutdown().await.unwrap();
-    let _ = timeout(PATIENCE, console.read_to_end(&mut Vec::new())).await;
+    let _ = timeout(TIMEOUT, console.read_to_end(&mut Vec::new())).await;
     text
 }
 
-/// A container that is granted this GPU, and lists what it has.
+/// Returns a request for a container with this GPU, which lists and opens its GPU nodes.
 pub(crate) fn container(files: &Files, id: &str, gpu: &str) -> CreateContainerRequest {
     let mut request = files.request(id, "ls /dev | grep '^nvidia[0-9]'; : < /dev/nvidia0 && echo opened", &[]);
     let annotations = &mut request.OCI.mut_or_insert_default().Annotations;
@@ -86,17 +88,17 @@ fn pci(gpu: &Gpu) -> String {
 }
 
 #[test]
-fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go() {
+fn hot_plugged_gpus_are_attached_and_removed_gpus_are_released() {
     let files = Files::make();
     scenario(&files, 1, 2).watched_with(async |vm, spare| {
         let agent = ready(vm).await;
-        when(&agent, "the boot is over", |record| phases(record) == [GpuPhase::Ready]).await;
+        record_when(&agent, "the boot has ended", |record| phases(record) == [GpuPhase::Ready]).await;
         plug(vm, spare).await;
-        // Asked for before the guest's driver has seen it.
+        // Requested before the guest's driver has detected it.
         let said = output(&agent, &container(&files, "early", "0000:02:00.0")).await;
         assert_eq!(said.lines().count(), 1, "its own GPU and no other: {said}");
-        let record = when(&agent, "three are ready", |record| phases(record) == [GpuPhase::Ready; 3]).await;
-        // Whichever the guest found first.
+        let record = record_when(&agent, "three are ready", |record| phases(record) == [GpuPhase::Ready; 3]).await;
+        // In the order in which the guest detected them.
         let at =
             |record: &BootRecord, pci: &str| record.gpus.iter().position(|gpu| gpu.pci.to_string() == pci).unwrap();
         let (second, third) = (&record.gpus[at(&record, "0000:02:00.0")], &record.gpus[at(&record, "0000:03:00.0")]);
@@ -107,15 +109,21 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
         assert_eq!(output(&agent, &container(&files, "third", "2")).await, node(third));
         assert_ne!(node(second), node(third));
 
-        // As a host that pulls the plug with the guest's consent does; the driver waits until nobody holds the GPU.
+        // As in an orderly unplug by the host; the driver waits until no process has the GPU open.
         let gone = pci(second);
         let removed = shell(vm, &format!("echo 1 > /sys/bus/pci/devices/{gone}/remove; echo code=$?")).await;
         assert!(removed.contains("code=0"), "{removed:?}");
         let place = at(&record, &gone);
-        let left = when(&agent, "it is let go", |record| record.gpus[place].phase == GpuPhase::Removed).await;
+        let left =
+            record_when(&agent, "the removed GPU is released", |record| record.gpus[place].phase == GpuPhase::Removed)
+                .await;
         assert_eq!(left.gpus[0].phase, GpuPhase::Ready);
         let third_now = &left.gpus[at(&left, "0000:03:00.0")];
-        assert_eq!((third_now.phase, third_now.index), (GpuPhase::Ready, 1), "indices are the order of those here");
+        assert_eq!(
+            (third_now.phase, third_now.index),
+            (GpuPhase::Ready, 1),
+            "indices follow the order of the GPUs that are present"
+        );
         let error = refused(&agent, &container(&files, "gone", &gone)).await;
         assert!(error.contains("unbound") || error.contains("removed from the guest"), "{error}");
         assert!(error.contains(&gone), "{error}");
@@ -123,9 +131,11 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
         assert!(!files_of.contains(&gone) && files_of.contains(&pci(third)), "{files_of}");
         assert!(!files_of.split_whitespace().any(|name| name == node(second).trim()), "its node is gone: {files_of}");
 
-        // Found again it is what it was.
+        // After a rescan it has its former name and index.
         shell(vm, "echo 1 > /sys/bus/pci/rescan").await;
-        let record = when(&agent, "it is back", |record| phases(record) == [GpuPhase::Ready; 3]).await;
+        let record =
+            record_when(&agent, "the removed GPU is ready again", |record| phases(record) == [GpuPhase::Ready; 3])
+                .await;
         assert_eq!((pci(&record.gpus[place]), record.gpus[place].index), (gone, 1));
         assert_eq!(output(&agent, &container(&files, "again", "1")).await, node(&record.gpus[place]));
         assert_eq!(output(&agent, &container(&files, "first", "0")).await, "nvidia0\nopened\n");
@@ -133,14 +143,14 @@ fn gpus_that_are_plugged_in_are_attached_at_once_and_those_taken_out_are_let_go(
 }
 
 #[test]
-fn the_first_gpu_may_come_after_the_boot_if_that_was_said() {
+fn first_gpu_can_be_hot_plugged_with_gpu_hotplug_on() {
     let files = Files::make();
     let locked = "cat /proc/sys/kernel/modules_disabled";
     scenario(&files, 0, 1).parameter("firstlight.gpu-hotplug=on").watched_with(async |vm, spare| {
         let agent = ready(vm).await;
         assert!(shell(vm, locked).await.contains("0\r\n"), "modules can be loaded");
         plug(vm, spare).await;
-        let record = when(&agent, "it is ready", |record| phases(record) == [GpuPhase::Ready]).await;
+        let record = record_when(&agent, "the GPU is ready", |record| phases(record) == [GpuPhase::Ready]).await;
         assert_eq!(record.mode.as_ref().map(|mode| mode.name.as_str()), Some("gpu"));
         assert_eq!(output(&agent, &container(&files, "c1", "0")).await, "nvidia0\nopened\n");
         assert!(shell(vm, locked).await.contains("1\r\n"), "no more modules");
@@ -148,12 +158,12 @@ fn the_first_gpu_may_come_after_the_boot_if_that_was_said() {
 }
 
 #[test]
-fn a_first_gpu_that_comes_unannounced_is_told_what_to_say() {
+fn first_gpu_hot_plugged_without_the_parameter_fails_and_names_it() {
     let files = Files::make();
     scenario(&files, 0, 1).watched_with(async |vm, spare| {
         let agent = ready(vm).await;
         plug(vm, spare).await;
-        let record = when(&agent, "it is given up", |record| phases(record) == [GpuPhase::Failed]).await;
+        let record = record_when(&agent, "the GPU has failed", |record| phases(record) == [GpuPhase::Failed]).await;
         let detail = &record.gpus[0].detail;
         assert!(detail.contains("firstlight.gpu-hotplug=on") && detail.contains(&pci(&record.gpus[0])), "{detail}");
         let error = refused(&agent, &container(&files, "c1", "0")).await;

@@ -22,6 +22,7 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     check_dependencies()?;
     crate::crates::check()?;
     check_documents()?;
+    crate::words::check()?;
     crate::conformance::check()?;
     Ok(ExitCode::SUCCESS)
 }

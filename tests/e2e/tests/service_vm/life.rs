@@ -46,10 +46,10 @@ fn service_vm_lifecycle_with_four_switches() {
     // Defining twice is idempotent.
     let state = site.file("state.img");
     let said = site.define(&dir(&image), &[]);
-    assert!(said.code == Some(0) && said.err.contains("state.img: made, 64 MiB"), "{said:?}");
+    assert!(said.code == Some(0) && said.err.contains("state.img: created, 64 MiB"), "{said:?}");
     let before = (site.virsh(&["dumpxml", "fabric"]).out, fs::metadata(&state).unwrap().modified().unwrap());
     let said = site.define(&dir(&image), &[]);
-    assert!(said.code == Some(0) && !said.err.contains("made"), "{said:?}");
+    assert!(said.code == Some(0) && !said.err.contains("created"), "{said:?}");
     let after = (site.virsh(&["dumpxml", "fabric"]).out, fs::metadata(&state).unwrap().modified().unwrap());
     assert_eq!(before, after);
 

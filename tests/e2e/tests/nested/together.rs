@@ -61,7 +61,7 @@ fn service_vm_gets_the_switches_and_a_tenant_the_gpu() {
     says("fabric: fmctl: failed to connect to fm-partitiond on vsock:100:1030");
     says("fabric: * the fabric has lost partitions 7 while tenants had them");
     says("fmctl reconcile --yes: 0");
-    says("fmctl inventory set /tmp/table.toml --serial 1650999999999: 5");
+    says("fmctl inventory set /tmp/table.toml --baseboard-serial 1650999999999: 5");
     assert!(console.lines().any(|line| line.starts_with("fabric: fmctl: ") && line.contains("1650123456789")));
 
     // Functions are released when the command returns.

@@ -54,7 +54,7 @@ until_fabric
 fabric health
 # A map of another board than the one passed by the host.
 (echo '[baseboard_modules]'; for id in $(seq 8); do echo "$id = \"0000:0$id:00.0\""; done) > /tmp/table.toml
-fabric inventory set /tmp/table.toml --serial 1650999999999
+fabric inventory set /tmp/table.toml --baseboard-serial 1650999999999
 virsh --quiet destroy tenant
 fabric reconcile --yes
 

@@ -1,6 +1,6 @@
-//! How large a directory is in every format, as a table:
+//! Prints the size of a directory in every image format as a table:
 //! `cargo run --release -p firstlight-image-builder --example formats DIR`.
-//! Seconds are those of the clock, on a machine that may have other work.
+//! Seconds are wall-clock time.
 
 use std::error::Error;
 use std::fs;

@@ -98,7 +98,7 @@ pub fn lock(path: &Path, progress: &Progress) -> Result<Lock, Error> {
 /// ran.
 ///
 /// # Errors
-/// What `fill` returns, or the failed file operation.
+/// The error of `fill`, or a failed file operation.
 pub fn publish<E: From<Error>>(
     target: &Path,
     progress: &Progress,
@@ -130,7 +130,7 @@ pub fn publish<E: From<Error>>(
 /// never see a partial file.
 ///
 /// # Errors
-/// When a file operation fails.
+/// A file operation failed.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let mut new = tempfile::NamedTempFile::new_in(parent).map_err(io_error("make a file in", parent))?;

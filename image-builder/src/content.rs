@@ -55,7 +55,7 @@ const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
 /// Maximum number of names in the error of a pattern without a match.
-const MOST_NEAR: usize = 12;
+const MAX_LISTED: usize = 12;
 
 /// Unpacks a package into the cache, shared by all images, and returns the directory and the pinned package.
 ///
@@ -76,10 +76,10 @@ pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resu
     Ok((dir, pinned))
 }
 
-/// The entries that a package gives to an image, by path, and which package that is.
+/// Returns the pinned package and the image entries of its requested files, sorted by path.
 ///
 /// # Errors
-/// It cannot be had, or a pattern matches nothing of it.
+/// The package is not available, or a pattern matches no file.
 pub fn entries(
     packages: &mut Packages<'_>,
     wanted: &manifest::Package,
@@ -106,7 +106,7 @@ pub fn entries(
     Ok((pinned, entries))
 }
 
-/// Everything but directories, by path below `root`.
+/// Collects the paths below `root` of everything except directories.
 fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error> {
     let dir = root.join(part);
     for entry in fs::read_dir(&dir).map_err(io_error("list", &dir))? {
@@ -134,19 +134,19 @@ fn entry(dir: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String,
         let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
         return Ok((place, Node::Symlink { target: target.to_str().ok_or_else(non_utf8)?.to_owned() }));
     }
-    // As packages have them, but for who may write.
+    // Only the execute bit is preserved.
     let mode = if data.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
     Ok((place, Node::File { mode, content: Content::File(path) }))
 }
 
-/// What is in the directory that a pattern names, or all if there is no such directory.
+/// Lists files in the directory of a pattern, or all files if there is no such directory.
 fn near(names: &[PathBuf], pattern: &str) -> String {
     let dir = Path::new(pattern).parent().unwrap_or(Path::new(""));
     let within: Vec<&PathBuf> = names.iter().filter(|name| name.parent() == Some(dir)).collect();
     let shown = if within.is_empty() { names.iter().collect() } else { within };
-    let mut text: Vec<String> = shown.iter().take(MOST_NEAR).map(|name| name.display().to_string()).collect();
-    if shown.len() > MOST_NEAR {
-        text.push(format!("{} more", shown.len() - MOST_NEAR));
+    let mut text: Vec<String> = shown.iter().take(MAX_LISTED).map(|name| name.display().to_string()).collect();
+    if shown.len() > MAX_LISTED {
+        text.push(format!("{} more", shown.len() - MAX_LISTED));
     }
     if text.is_empty() { "nothing".to_owned() } else { text.join(", ") }
 }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn names_near_a_wrong_one_are_told() {
+    fn error_without_a_match_lists_similar_paths() {
         let names: Vec<PathBuf> = ["usr/lib/a.so.1", "usr/lib/b.so", "etc/x"].map(PathBuf::from).into();
         assert_eq!(near(&names, "usr/lib/c.so"), "usr/lib/a.so.1, usr/lib/b.so");
         assert_eq!(near(&names, "opt/c"), "usr/lib/a.so.1, usr/lib/b.so, etc/x");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_keeps_its_place_and_only_its_right_to_be_run() {
+    fn path_and_execute_bit_of_a_file_are_preserved() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("usr/bin/tool");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -191,6 +191,6 @@ mod tests {
         walk(dir.path(), Path::new(""), &mut names).unwrap();
         assert_eq!(names.len(), 2);
         let star = Pattern::new("usr/*").unwrap();
-        assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "a star stays in its directory");
+        assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "* does not match /");
     }
 }

@@ -1,6 +1,6 @@
-//! Dates without a clock: those of the archive's files, and those of records.
+//! Parses dates of release files and formats dates of records.
 
-/// A date as apt's files have it, in seconds since 1970: `Sat, 14 Nov 2026 09:57:18 UTC`.
+/// Parses a date of a release file into seconds since 1970: `Sat, 14 Nov 2026 09:57:18 UTC`.
 pub(crate) fn seconds(date: &str) -> Option<i64> {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let words: Vec<&str> = date.split_whitespace().collect();
@@ -19,13 +19,13 @@ pub(crate) fn seconds(date: &str) -> Option<i64> {
     if parts.next().is_some() || year < 1970 || day == 0 {
         return None;
     }
-    // Years that begin in March have their odd day at the end.
+    // With years that begin in March the leap day is the last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468;
     Some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-/// Seconds since 1970 as ISO 8601 has them: `2026-11-14T09:57:18Z`. Years have
+/// Formats seconds since 1970 as ISO 8601: `2026-11-14T09:57:18Z`. Years have
 /// four digits, so anything outside of 1970 to 9999 is `None`.
 pub(crate) fn iso8601(seconds: i64) -> Option<String> {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
@@ -48,8 +48,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (date, wanted) in [
+    fn dates_are_parsed() {
+        for (date, expected) in [
             ("Thu, 01 Jan 1970 00:00:00 UTC", Some(0)),
             ("Tue, 29 Feb 2000 12:00:01 GMT", Some(951_825_601)),
             ("Sat, 14 Nov 2026 09:57:18 UTC", Some(1_794_650_238)),
@@ -59,13 +59,13 @@ mod tests {
             ("14 Nov 2026", None),
             ("", None),
         ] {
-            assert_eq!(seconds(date), wanted, "{date}");
+            assert_eq!(seconds(date), expected, "{date}");
         }
     }
 
     #[test]
-    fn seconds_are_written_as_dates() {
-        for (seconds, wanted) in [
+    fn seconds_are_formatted_as_dates() {
+        for (seconds, expected) in [
             (0, Some("1970-01-01T00:00:00Z")),
             (951_825_601, Some("2000-02-29T12:00:01Z")),
             (1_794_650_238, Some("2026-11-14T09:57:18Z")),
@@ -74,13 +74,13 @@ mod tests {
             (-1, None),
             (i64::MIN, None),
         ] {
-            assert_eq!(iso8601(seconds).as_deref(), wanted, "{seconds}");
+            assert_eq!(iso8601(seconds).as_deref(), expected, "{seconds}");
         }
     }
 
     proptest! {
         #[test]
-        fn both_ways_agree(seconds in 0i64..253_402_300_800) {
+        fn dates_round_trip(seconds in 0i64..253_402_300_800) {
             let text = iso8601(seconds).unwrap();
             let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
             let month = months[text[5..7].parse::<usize>().unwrap() - 1];

@@ -92,7 +92,7 @@ const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
 /// Maximum number of names in the error of a pattern without a match.
-const MOST_NEAR: usize = 12;
+const MAX_LISTED: usize = 12;
 
 /// Unpacks an archive and returns its record and the image entries sorted by path.
 ///
@@ -173,9 +173,9 @@ pub fn entries(
 }
 
 fn near(listing: &Listing) -> String {
-    let mut names: Vec<&str> = listing.entries.keys().take(MOST_NEAR).map(String::as_str).collect();
-    let more = format!("{} more", listing.entries.len().saturating_sub(MOST_NEAR));
-    if listing.entries.len() > MOST_NEAR {
+    let mut names: Vec<&str> = listing.entries.keys().take(MAX_LISTED).map(String::as_str).collect();
+    let more = format!("{} more", listing.entries.len().saturating_sub(MAX_LISTED));
+    if listing.entries.len() > MAX_LISTED {
         names.push(&more);
     }
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }

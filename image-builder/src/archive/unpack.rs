@@ -21,11 +21,11 @@ use crate::tar_names::{followed, plain};
 pub(super) const FILES: &str = "files";
 
 /// Maximum number of entries.
-const MOST_ENTRIES: usize = 65_536;
+const MAX_ENTRIES: usize = 65_536;
 /// Maximum total size in bytes.
-const MOST_BYTES: u64 = 8 << 30;
+const MAX_BYTES: u64 = 8 << 30;
 /// Memory limit of the xz decoder; its largest preset needs 65 MiB.
-const MOST_MEMORY_KIB: u32 = 128 << 10;
+const MAX_MEMORY_KIB: u32 = 128 << 10;
 /// Mode bits set-uid and set-gid.
 const SETID_BITS: u32 = 0o6000;
 
@@ -50,7 +50,7 @@ pub(super) fn unpack(file: File, into: &Path) -> Result<String, String> {
         match magic {
             [0x1f, 0x8b, ..] => files(MultiGzDecoder::new(&mut packed), into)?,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
-                files(XzReader::new_mem_limit(&mut packed, true, MOST_MEMORY_KIB), into)?
+                files(XzReader::new_mem_limit(&mut packed, true, MAX_MEMORY_KIB), into)?
             }
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [b'B', b'Z', b'h', ..] | [b'P', b'K', ..] | [b'!', b'<', ..] => {
                 return Err("it is neither tar, tar.gz nor tar.xz: repack it".to_owned());
@@ -69,11 +69,11 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
     let root = into.join(FILES);
     fs::create_dir(&root).map_err(|error| error.to_string())?;
     let mut listing = Listing::default();
-    let mut left = MOST_BYTES;
+    let mut left = MAX_BYTES;
     let mut archive = tar::Archive::new(reader);
     for (number, entry) in archive.entries().map_err(|error| error.to_string())?.enumerate() {
-        if number == MOST_ENTRIES {
-            return Err(format!("more than {MOST_ENTRIES} entries"));
+        if number == MAX_ENTRIES {
+            return Err(format!("more than {MAX_ENTRIES} entries"));
         }
         let mut entry = entry.map_err(|error| format!("entry {}: {error}", number + 1))?;
         let path = entry.path_bytes().into_owned();
@@ -86,7 +86,7 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
                 if mode & SETID_BITS != 0 {
                     return Err(format!("{name:?} is set-uid or set-gid (mode {mode:o}), which images do not allow"));
                 }
-                left = left.checked_sub(entry.size()).ok_or_else(|| format!("more than {MOST_BYTES} bytes"))?;
+                left = left.checked_sub(entry.size()).ok_or_else(|| format!("more than {MAX_BYTES} bytes"))?;
                 let failed = |error: io::Error| format!("{name:?}: {error}");
                 let place = root.join(&name);
                 fs::create_dir_all(place.parent().unwrap_or(&root)).map_err(failed)?;

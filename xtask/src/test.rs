@@ -80,9 +80,15 @@ pub(crate) fn test(args: &Args) -> anyhow::Result<ExitCode> {
     result
 }
 
+/// Whether later steps are useful after this one failed: a failed test does not hide the others.
+fn continues_after_failure(step: &Step) -> bool {
+    [UNIT, FUZZ, SIZE].contains(step)
+}
+
 fn run(args: &Args, plan: &[Step], steps: &mut Steps) -> anyhow::Result<ExitCode> {
+    let mut failed = Vec::new();
     for step in plan {
-        steps.run(step, |history| match *step {
+        let result = steps.run(step, |history| match *step {
             PACKAGES => packages(args),
             CHECK => check::check(&check::Args {}).map(drop),
             UNIT => unit(),
@@ -91,7 +97,17 @@ fn run(args: &Args, plan: &[Step], steps: &mut Steps) -> anyhow::Result<ExitCode
             SIZE => size::check_budgets(),
             BOOT => scenarios_matching(&[QUICK_SCENARIO.to_owned()], args.jobs, history),
             _ => scenarios_matching(&[], args.jobs, history),
-        })?;
+        });
+        match result {
+            Err(error) if continues_after_failure(step) => {
+                eprintln!("xtask: step {}: {error:#}; the other steps follow", step.name);
+                failed.push(step.name);
+            }
+            other => other?,
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed steps: {}; their output is above", failed.join(", "));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -109,8 +125,8 @@ fn unit() -> anyhow::Result<()> {
     // Two commands: the first shows which crates it compiles, the second prints a dot for each test.
     let workspace = ["test", "--locked", "--workspace", "--exclude", "firstlight-e2e"];
     cargo(&[&workspace[..], &["--no-run"]].concat())?;
-    cargo(&[&workspace[..], &["--quiet"]].concat())?;
-    daemons()
+    let tests = cargo(&[&workspace[..], &["--quiet", "--no-fail-fast"]].concat());
+    tests.and(daemons())
 }
 
 /// Runs PID 1's tests with real daemons, which need permission to create cgroups; without it, only a scenario covers

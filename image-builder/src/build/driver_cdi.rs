@@ -143,6 +143,8 @@ mod tests {
             let error = own(&text).unwrap_err().to_string();
             assert!(error.contains(path) && error.contains(why), "{error}");
         }
-        assert!(add(&mut tree(&[(path, link("x"))]), None, VERSION).unwrap_err().to_string().contains("no file"));
+        assert!(
+            add(&mut tree(&[(path, link("x"))]), None, VERSION).unwrap_err().to_string().contains("it is not a file")
+        );
     }
 }

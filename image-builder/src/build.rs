@@ -9,28 +9,25 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{
+    DriverRecord, FileDigest, ImageRecord, KERNEL, Origin, PackageRecord, RECORD, VerityRecord, digest, package_id,
+};
+
 use crate::archive;
 use crate::cache::{self, io_error};
 use crate::closure::{self, Finding};
 use crate::content;
-use crate::digest;
 use crate::driver::{self, Driver};
 use crate::format::{self, Made, Plan, kata};
 use crate::kernel::modules::{self, Extra, Form, TypeInformation};
 use crate::kernel::{self, Kernel};
-use crate::lock::Pinned;
+use crate::lock::{Pinned, Release};
 use crate::manifest::{self, Manifest, Variables};
 use crate::output::Output;
 use crate::packages::Packages;
 use crate::progress::Progress;
-use crate::record::{self, DriverRecord, Origin, SuiteRecord};
 use crate::tree::{self, Content, Node, Tree};
 
-pub use crate::digest::Bytes;
-pub use crate::record::{Contents, PackageRecord, RECORD, VerityRecord};
-
-/// File name of the kernel in the output directory.
-pub const KERNEL: &str = "vmlinux";
 /// File name of the settings for Kata in the output directory.
 const DROP_IN: &str = "kata.toml";
 
@@ -123,7 +120,7 @@ pub struct Image {
     /// The record, as JSON.
     pub record: PathBuf,
     /// The parsed record.
-    pub contents: Contents,
+    pub contents: ImageRecord,
 }
 
 /// Builds the image that `manifest` describes into the directory `out`: `vmlinux`
@@ -178,7 +175,7 @@ pub fn build_with(
     let mut origins: Origins = tree.iter().map(|(path, _)| (path.to_owned(), Origin::Own)).collect();
     for package in &manifest.packages {
         let (pinned, entries) = content::entries(packages, package)?;
-        let origin = Origin::Package(PackageRecord::of(&pinned).id());
+        let origin = Origin::Package(pinned.record().id());
         for (path, node) in entries {
             tree.add(&path, node)?;
             origins.insert(path, origin.clone());
@@ -215,7 +212,7 @@ pub fn build_with(
     }
     let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
     let facts = &kernel.facts;
-    let vmlinux = Bytes { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
+    let vmlinux = FileDigest { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
     // An extension is used by a guest that boots another image's kernel.
     if plan.extension.is_none() {
         if !is_unchanged(&out.join(KERNEL), &vmlinux) {
@@ -230,19 +227,19 @@ pub fn build_with(
         fs::write(&path, &text).map_err(io_error("write", &path))?;
         outputs.insert(DROP_IN.to_owned(), measured(&path)?);
     }
-    let contents = Contents {
+    let contents = ImageRecord {
         kernel_release: facts.release.clone(),
         kernel: Some(kernel_origin),
         built_in_modules: modules.built_in.into_iter().collect(),
         driver: driver.as_ref().map(driver_record),
         packages: records(packages, facts),
         archives,
-        tools: sorted(packages.tools().iter().map(PackageRecord::of)),
-        suites: packages.suites().iter().map(SuiteRecord::of).collect(),
+        tools: sorted(packages.tools().iter().map(Pinned::record)),
+        suites: packages.suites().iter().map(Release::record).collect(),
         own_files_sha256,
         unused,
         outputs,
-        others: record::others(&tree),
+        others: tree::others(&tree),
         entries: tree.iter().count(),
         ..describe(&plan, made, &mut origins)
     };
@@ -265,7 +262,7 @@ pub fn build_with(
 }
 
 /// Fills in the parts of the record that depend on the format and the files.
-fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
+fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> ImageRecord {
     let disk = made.root.disk.as_ref();
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
@@ -285,7 +282,7 @@ fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
     for (path, file) in &mut files {
         file.origin = origins.remove(path);
     }
-    Contents {
+    ImageRecord {
         schema: 1,
         name: plan.name.clone(),
         format: plan.format.name().to_owned(),
@@ -295,7 +292,7 @@ fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> Contents {
         command_line,
         file_bytes: files.values().map(|file| file.size).sum(),
         files,
-        ..Contents::default()
+        ..ImageRecord::default()
     }
 }
 
@@ -304,7 +301,7 @@ type Origins = BTreeMap<String, Origin>;
 
 /// Returns the origin of the kernel: its package, or its source package.
 fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
-    let id = record::id(&facts.suite, &facts.package, &facts.version);
+    let id = package_id(&facts.suite, &facts.package, &facts.version);
     if manifest.kernel.recipe.is_some() { Origin::Source(id) } else { Origin::Package(id) }
 }
 
@@ -315,7 +312,7 @@ fn origins_of<'a>(
 ) -> impl Iterator<Item = (String, Origin)> + use<'a> {
     pieces.iter().filter_map(|piece| {
         let package = packages.iter().find(|package| package.name == piece.package)?;
-        Some((piece.path.clone(), Origin::Package(PackageRecord::of(package).id())))
+        Some((piece.path.clone(), Origin::Package(package.record().id())))
     })
 }
 
@@ -323,27 +320,27 @@ fn driver_record(driver: &Driver) -> DriverRecord {
     let built = &driver.built.record;
     DriverRecord {
         version: built.driver.clone(),
-        source: PackageRecord::of(&built.package).id(),
+        source: built.package.record().id(),
         compiler: built.compiler.clone(),
         patches: built.patches.clone(),
     }
 }
 
-fn measured(path: &Path) -> Result<Bytes, cache::Error> {
+fn measured(path: &Path) -> Result<FileDigest, cache::Error> {
     let (sha256, size) = digest::of_file(path).map_err(io_error("read", path))?;
-    Ok(Bytes { size, sha256 })
+    Ok(FileDigest { size, sha256 })
 }
 
 /// Returns whether the file has the expected contents: it avoids copying the large, rarely changed kernel.
-fn is_unchanged(path: &Path, wanted: &Bytes) -> bool {
+fn is_unchanged(path: &Path, wanted: &FileDigest) -> bool {
     fs::metadata(path).is_ok_and(|data| data.len() == wanted.size)
         && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == wanted.sha256)
 }
 
 /// Returns stale results of an earlier build: files of image-builder that the
 /// earlier record names and the new one does not.
-fn stale(record: &Path, contents: &Contents) -> Vec<String> {
-    let old: Option<Contents> = fs::read(record).ok().and_then(|text| serde_json::from_slice(&text).ok());
+fn stale(record: &Path, contents: &ImageRecord) -> Vec<String> {
+    let old: Option<ImageRecord> = fs::read(record).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let ours = |name: &String| {
         [DROP_IN, KERNEL].contains(&name.as_str()) || name.starts_with("initrd.cpio") || name.ends_with(".img")
     };
@@ -353,7 +350,7 @@ fn stale(record: &Path, contents: &Contents) -> Vec<String> {
 
 /// Returns every package that contributed, by name; adds the kernel's if it was prepared separately.
 fn records(packages: &Packages<'_>, kernel: &kernel::Facts) -> Vec<PackageRecord> {
-    let mut records: Vec<PackageRecord> = packages.used().iter().map(PackageRecord::of).collect();
+    let mut records: Vec<PackageRecord> = packages.used().iter().map(Pinned::record).collect();
     if !records.iter().any(|one| one.sha256 == kernel.sha256) {
         records.push(PackageRecord {
             name: kernel.package.clone(),
@@ -415,9 +412,7 @@ fn add_modules(
         image.add(&path, plain(module.data.clone()))?;
         let origin = match (module.path.split('/').next(), driver) {
             (Some(modules::EXTRA), _) => Origin::Own,
-            (Some(modules::UPDATES), Some(driver)) => {
-                Origin::Source(PackageRecord::of(&driver.built.record.package).id())
-            }
+            (Some(modules::UPDATES), Some(driver)) => Origin::Source(driver.built.record.package.record().id()),
             _ => of_kernel.clone(),
         };
         origins.insert(path, origin);

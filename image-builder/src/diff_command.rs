@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use firstlight_image::ImageRecord;
 use firstlight_image_builder::diff;
-use firstlight_image_builder::record::Contents;
 
 /// Options of `diff`.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ impl Diff {
     }
 
     fn compare(&self, out: &mut dyn Write) -> Result<bool> {
-        let diff = diff::Diff::new(&Contents::read(&self.a)?, &Contents::read(&self.b)?);
+        let diff = diff::Diff::new(&ImageRecord::read(&self.a)?, &ImageRecord::read(&self.b)?);
         if self.json {
             serde_json::to_writer_pretty(&mut *out, &diff)?;
             writeln!(out)?;
@@ -61,19 +61,19 @@ impl Diff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_image_builder::record::RECORD;
+    use firstlight_image::RECORD;
 
     #[test]
     fn the_exit_code_tells_what_came_of_it() {
         let dir = tempfile::tempdir().unwrap();
-        let written = |name: &str, contents: &Contents| {
+        let written = |name: &str, contents: &ImageRecord| {
             let dir = dir.path().join(name);
             std::fs::create_dir(&dir).unwrap();
             std::fs::write(dir.join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
             dir
         };
-        let a = written("a", &Contents { name: "x".into(), ..Contents::default() });
-        let b = written("b", &Contents { name: "y".into(), ..Contents::default() });
+        let a = written("a", &ImageRecord { name: "x".into(), ..ImageRecord::default() });
+        let b = written("b", &ImageRecord { name: "y".into(), ..ImageRecord::default() });
         let compared = |a: &std::path::Path, b: &std::path::Path, json| {
             let mut out = Vec::new();
             let diff = Diff { a: a.to_owned(), b: b.to_owned(), all: false, json };

@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
-pub mod boot;
 pub mod build;
 pub mod cache;
 pub mod closure;
@@ -16,7 +15,6 @@ pub mod cpio;
 mod date;
 pub mod debian;
 pub mod diff;
-pub mod digest;
 pub mod driver;
 pub mod format;
 pub mod kernel;
@@ -28,7 +26,6 @@ pub mod output;
 pub mod packages;
 pub mod progress;
 pub mod pull;
-pub mod record;
 pub mod sbom;
 pub mod sizes;
 pub mod store;

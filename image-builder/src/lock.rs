@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{ArchiveRecord, PackageRecord, SuiteRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::cache;
 use crate::debian::{Candidate, is_plain};
-use crate::record::ArchiveRecord;
 use crate::store::is_hash;
 
 /// Schema version of the file.
@@ -114,6 +114,14 @@ pub struct Release {
     pub signed_by: Vec<String>,
 }
 
+impl Release {
+    /// Returns the suite as an image's record lists it.
+    #[must_use]
+    pub fn record(&self) -> SuiteRecord {
+        SuiteRecord { name: self.name.clone(), date: self.date.clone(), sha256: self.sha256.clone() }
+    }
+}
+
 /// One version of one package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -151,6 +159,19 @@ impl Pinned {
             source: candidate.source.clone(),
             size: candidate.size,
             sha256: candidate.sha256.clone(),
+        }
+    }
+
+    /// Returns the package as an image's record lists it.
+    #[must_use]
+    pub fn record(&self) -> PackageRecord {
+        PackageRecord {
+            name: self.name.clone(),
+            version: self.version.clone(),
+            suite: self.suite.clone(),
+            architecture: Some(self.architecture.clone()),
+            source: self.source.clone(),
+            sha256: self.sha256.clone(),
         }
     }
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use crate::build::{self, Image};
 use crate::cache::io_error;
-use crate::digest;
 use crate::lock::{self, Lock, Output, SCHEMA};
 use crate::manifest::{Archive, Manifest, Variables};
 use crate::packages::Packages;
@@ -99,7 +100,7 @@ pub enum Verdict {
 #[must_use]
 pub fn create_lock(manifest_sha256: &str, packages: &Packages<'_>, image: &Image) -> Lock {
     let contents = &image.contents;
-    let output = |(name, bytes): (&String, &build::Bytes)| {
+    let output = |(name, bytes): (&String, &firstlight_image::FileDigest)| {
         (name.clone(), Output { size: bytes.size, sha256: bytes.sha256.clone() })
     };
     let mut pinned = packages.used().to_vec();
@@ -201,18 +202,18 @@ fn compare(lock: &Lock, manifest_sha256: &str, image: &Image, file: &Path) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Bytes, Contents};
+    use firstlight_image::{FileDigest, ImageRecord};
 
     fn image(own: &str, built: &str) -> Image {
-        let bytes = Bytes { size: 1, sha256: built.repeat(64) };
-        let contents = Contents {
+        let bytes = FileDigest { size: 1, sha256: built.repeat(64) };
+        let contents = ImageRecord {
             schema: 1,
             name: "x".into(),
             format: "initramfs".into(),
             kernel_release: "6.12".into(),
             own_files_sha256: own.repeat(64),
             outputs: BTreeMap::from([("initrd.cpio".into(), bytes)]),
-            ..Contents::default()
+            ..ImageRecord::default()
         };
         let (kernel, initrd, record) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
         Image { kernel, initrd, disk: None, record, contents }

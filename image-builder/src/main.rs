@@ -1,7 +1,6 @@
 //! The command line of the image builder.
 #![forbid(unsafe_code)]
 
-mod boot_command;
 mod build_command;
 mod diff_command;
 mod kernel_check;
@@ -58,9 +57,6 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Boot an image in QEMU and print PID 1's boot record. The exit code is 0 if
-    /// every unit of the boot succeeded.
-    Boot(boot_command::Boot),
     /// Compare two images by their records. The exit code is 0 if they are the
     /// same, 1 if not, 2 on errors.
     Diff(diff_command::Diff),
@@ -137,7 +133,6 @@ fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
         Command::Diff(diff) => return Ok(diff.run()),
-        Command::Boot(boot) => return boot.run(),
         Command::Verify { dir, params, json } => run_verify(&dir, params.as_ref(), json),
         Command::Build(build) => build.run(),
         Command::Size(size) => size.run(),

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use crate::cache;
 use crate::debian::{self, Apt, Wish};
-use crate::digest;
 use crate::lock::{Lock, Pinned, Release};
 use crate::progress::Progress;
 use crate::store::{self, Store};
@@ -334,7 +335,7 @@ pub fn add(cache: &Path, file: &Path) -> Result<(String, PathBuf), Error> {
     let copy = dir.path().join("copy");
     std::fs::copy(file, &copy).map_err(cache::io_error("copy", file)).map_err(store::Error::from)?;
     let (sha256, _) =
-        crate::digest::of_file(&copy).map_err(cache::io_error("read", file)).map_err(store::Error::from)?;
+        firstlight_image::digest::of_file(&copy).map_err(cache::io_error("read", file)).map_err(store::Error::from)?;
     let place = Store::of(cache).put(&copy, &sha256, &name)?;
     Ok((sha256, place))
 }
@@ -352,7 +353,7 @@ mod tests {
             architecture: "amd64".to_owned(),
             source: None,
             size: 1,
-            sha256: crate::digest::of_bytes(name.as_bytes()),
+            sha256: firstlight_image::digest::of_bytes(name.as_bytes()),
         }
     }
 

@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn a_bill_is_written_where_it_is_wanted() {
-        use firstlight_image_builder::record::{Contents, RECORD};
+        use firstlight_image::{ImageRecord, RECORD};
         let dir = tempfile::tempdir().unwrap();
-        let image = Contents { name: "x".into(), ..Contents::default() };
+        let image = ImageRecord { name: "x".into(), ..ImageRecord::default() };
         std::fs::write(dir.path().join(RECORD), serde_json::to_vec(&image).unwrap()).unwrap();
         for (format, key) in [(Format::Cyclonedx, "bomFormat"), (Format::Spdx, "spdxVersion")] {
             let out = dir.path().join(key);

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use firstlight_image::{ImageRecord, Origin};
 use serde::Serialize;
-
-use crate::record::{Contents, Origin};
 
 /// Files of one origin together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -36,7 +35,7 @@ fn words(origin: Option<&Origin>) -> String {
 
 /// Every origin's share, the largest first.
 #[must_use]
-pub fn shares(contents: &Contents) -> Vec<Share> {
+pub fn shares(contents: &ImageRecord) -> Vec<Share> {
     let mut shares: BTreeMap<String, Share> = BTreeMap::new();
     for (path, file) in &contents.files {
         let from = words(file.origin.as_ref());
@@ -66,13 +65,13 @@ pub fn shares(contents: &Contents) -> Vec<Share> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::FileRecord;
+    use firstlight_image::FileRecord;
 
     #[test]
     fn every_file_is_in_one_share() {
         let file = |size, origin| FileRecord { size, origin, ..FileRecord::default() };
         let package = |name: &str| Some(Origin::Package(format!("trixie/{name}=1")));
-        let contents = Contents {
+        let contents = ImageRecord {
             files: BTreeMap::from([
                 ("init".into(), file(5, Some(Origin::Own))),
                 ("lib/a.so".into(), file(30, package("liba"))),
@@ -83,7 +82,7 @@ mod tests {
                 ("old".into(), file(0, None)),
             ]),
             unused: BTreeMap::from([("lib/b.so".into(), 40)]),
-            ..Contents::default()
+            ..ImageRecord::default()
         };
         let shares = shares(&contents);
         let named: Vec<(&str, u64, u64)> = shares.iter().map(|one| (one.from.as_str(), one.bytes, one.files)).collect();

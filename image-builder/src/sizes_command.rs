@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use firstlight_image_builder::build::Contents;
+use firstlight_image::ImageRecord;
 use firstlight_image_builder::progress::megabytes;
 use firstlight_image_builder::sizes::{Share, shares};
 
@@ -21,7 +21,7 @@ pub(crate) struct Size {
 
 impl Size {
     pub(crate) fn run(&self) -> Result<()> {
-        let shares = shares(&Contents::read(&self.dir)?);
+        let shares = shares(&ImageRecord::read(&self.dir)?);
         let mut out = io::stdout().lock();
         if self.json {
             serde_json::to_writer_pretty(&mut out, &shares)?;

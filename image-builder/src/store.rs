@@ -10,8 +10,9 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use crate::cache::{self, io_error};
-use crate::digest;
 
 /// Why a file could not be stored.
 #[derive(Debug, thiserror::Error)]

@@ -5,9 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use firstlight_image::digest;
+
 use crate::cache;
 use crate::debian;
-use crate::digest;
 use crate::lock::Pinned;
 use crate::packages::{self, Packages};
 

@@ -140,6 +140,17 @@ impl Tree {
     }
 }
 
+/// Returns the entries other than files, in the format of [`firstlight_image::ImageRecord::others`].
+pub(crate) fn others(tree: &Tree) -> BTreeMap<String, String> {
+    let text = |node: &Node| match node {
+        Node::File { .. } => None,
+        Node::Directory { mode } => Some(format!("directory {mode:o}")),
+        Node::Symlink { target } => Some(format!("link {target}")),
+        Node::Character { mode, major, minor } => Some(format!("character {mode:o} {major},{minor}")),
+    };
+    tree.iter().filter_map(|(path, node)| Some((path.to_owned(), text(node)?))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

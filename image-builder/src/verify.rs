@@ -6,19 +6,18 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{FileDigest, ImageRecord, RECORD, RecordError, VerityRecord, digest, is_plain_name};
 use serde::Serialize;
 
-use crate::digest::{self, Bytes};
 use crate::format::disk;
 use crate::format::verity::{self, Bad, Params};
-use crate::record::{self, Contents, RECORD, VerityRecord};
 
 /// Why nothing could be verified.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no record to verify by.
     #[error(transparent)]
-    Record(#[from] record::Error),
+    Record(#[from] RecordError),
     /// The file of a single image cannot be read.
     #[error("cannot verify {}", path.display())]
     Image {
@@ -66,11 +65,11 @@ impl Problem {
 /// There is no record to verify by. What is wrong with the files is in the report.
 pub fn verify(dir: &Path) -> Result<Report, Error> {
     let path = dir.join(RECORD);
-    let contents = Contents::read(&path)?;
-    let no_record = |what: String| record::Error::Invalid { path: path.clone(), what };
+    let contents = ImageRecord::read(&path)?;
+    let no_record = |what: String| RecordError::Invalid { path: path.clone(), what };
     let mut report = Report { name: contents.name, files: 0, verified_blocks: 0, problems: Vec::new() };
     for (name, expected) in &contents.outputs {
-        if !is_plain(name) {
+        if !is_plain_name(name) {
             return Err(no_record(format!("{name:?} is no file of this directory")).into());
         }
         report.files += 1;
@@ -117,12 +116,7 @@ pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// A name in the directory itself.
-pub(crate) fn is_plain(name: &str) -> bool {
-    !name.is_empty() && !matches!(name, "." | "..") && !name.contains(['/', '\0'])
-}
-
-fn same(path: &Path, expected: &Bytes) -> Result<(), String> {
+fn same(path: &Path, expected: &FileDigest) -> Result<(), String> {
     let data = fs::symlink_metadata(path).map_err(|error| format!("it cannot be read: {error}"))?;
     if !data.is_file() {
         return Err("it is no regular file".to_owned());
@@ -171,7 +165,7 @@ mod tests {
     const BLOCK: u64 = verity::BLOCK as u64;
 
     /// A directory with a disk of `blocks` blocks, another file, and the record.
-    fn built(blocks: usize) -> (tempfile::TempDir, Contents) {
+    fn built(blocks: usize) -> (tempfile::TempDir, ImageRecord) {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let mut data = vec![0; blocks * verity::BLOCK];
@@ -185,9 +179,9 @@ mod tests {
         let (hashes, params) = made.verity.unwrap();
         let bytes = |name: &str| {
             let (sha256, size) = digest::of_file(&path(name)).unwrap();
-            (name.to_owned(), Bytes { size, sha256 })
+            (name.to_owned(), FileDigest { size, sha256 })
         };
-        let contents = Contents {
+        let contents = ImageRecord {
             schema: 1,
             name: "x".to_owned(),
             format: "erofs".to_owned(),
@@ -200,13 +194,13 @@ mod tests {
                 hash_size: hashes.size,
             }),
             outputs: BTreeMap::from([bytes("rootfs.img"), bytes("kata.toml")]),
-            ..Contents::default()
+            ..ImageRecord::default()
         };
         record(&dir, &contents);
         (dir, contents)
     }
 
-    fn record(dir: &tempfile::TempDir, contents: &Contents) {
+    fn record(dir: &tempfile::TempDir, contents: &ImageRecord) {
         fs::write(dir.path().join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
     }
 
@@ -247,7 +241,7 @@ mod tests {
             let mut bad = good.clone();
             bad.outputs.insert(name.to_owned(), entry.clone());
             record(&dir, &bad);
-            assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::Invalid { .. }))), "{name}");
+            assert!(matches!(verify(dir.path()), Err(Error::Record(RecordError::Invalid { .. }))), "{name}");
         }
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
         let mut bad = good.clone();
@@ -257,7 +251,7 @@ mod tests {
         let mut bad = good.clone();
         bad.verity.as_mut().unwrap().root_hash = "00".repeat(32);
         record(&dir, &bad);
-        assert!(matches!(verify(dir.path()), Err(Error::Record(record::Error::Invalid { .. }))));
+        assert!(matches!(verify(dir.path()), Err(Error::Record(RecordError::Invalid { .. }))));
         let mut bad = good;
         bad.verity.as_mut().unwrap().hash_offset += BLOCK;
         record(&dir, &bad);

@@ -25,10 +25,7 @@ const AREAS: &[(&str, &[&str])] = &[
 ];
 
 /// Permitted dependencies that the table does not allow: crate, dependency, reason.
-const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("firstlight", "firstlight-image-builder", "reads the record of built images; ends with the image contract"),
-    ("firstlight-service-vm", "firstlight-image-builder", "reads the record of built images, too"),
-];
+const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
 #[derive(Debug, Deserialize)]
 struct Metadata {

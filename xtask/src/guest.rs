@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use firstlight::run::{self, Deadlines, Outputs, Report, Run, RunError};
+use firstlight::run::{self, ContainerCommand, Deadlines, Outputs, Progress, Report, Run, RunError};
 use firstlight_lab::{Guest, Lab};
 use firstlight_vm::{Interrupted, or_interrupted};
 
@@ -36,8 +36,8 @@ pub(crate) struct Boot {
     pub(crate) guest: Guest,
     /// CDI names of GPUs for the container.
     pub(crate) devices: Vec<String>,
-    /// Arguments of the container's process; empty for the default probe.
-    pub(crate) command: Vec<String>,
+    /// What the container runs.
+    pub(crate) command: ContainerCommand,
     /// An OCI image layout; the lab's busybox image if none.
     pub(crate) image: Option<PathBuf>,
     pub(crate) keep: bool,
@@ -50,8 +50,13 @@ pub(crate) enum BootResult {
     Interrupted(Interrupted),
 }
 
-/// Boots a guest and runs its container; `say` receives a line per step.
-pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMut(&str)) -> anyhow::Result<BootResult> {
+/// Boots a guest and runs its container; `report` receives its steps and the container's output.
+pub(crate) fn boot(
+    lab: &Lab,
+    boot: &Boot,
+    outputs: &Outputs,
+    report: &mut dyn FnMut(Progress<'_>),
+) -> anyhow::Result<BootResult> {
     let _lock = outputs.prepare()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
@@ -66,7 +71,7 @@ pub(crate) fn boot(lab: &Lab, boot: &Boot, outputs: &Outputs, say: &mut dyn FnMu
                 deadlines: deadlines(&boot.guest),
                 keep: boot.keep,
             };
-            anyhow::Ok(run::run(&plan, say).await)
+            anyhow::Ok(run::run(&plan, report).await)
         };
         Ok(match or_interrupted(work).await {
             Err(signal) => BootResult::Interrupted(signal),

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use firstlight_image_builder::boot::{self, Report};
+use firstlight::boot::{self, BootReport};
+use firstlight_image::BootFiles;
 use firstlight_image_builder::build::Image;
 use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_lab::binaries::{ServicePrograms, gpu_settings, static_program, workspace};
@@ -103,7 +104,7 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
         println!("\n{name}:");
         match &report.record {
             Some(record) => print!("{}", firstlight_boot_profile::table(record)),
-            None => println!("{}", report.last_words),
+            None => println!("{}", report.console_tail),
         }
         all_ready &= report.is_ready();
     }
@@ -147,10 +148,12 @@ fn build_image(args: &Args, name: &str, programs: &Programs, cache: &Path) -> an
     Ok(image)
 }
 
-fn boot_image(toolbox: &Toolbox, dir: &Path) -> anyhow::Result<Report> {
-    let machine = toolbox.boot(dir).machine()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    match runtime.block_on(or_interrupted(boot::boot(&machine, BOOT_TIMEOUT, None))) {
+fn boot_image(toolbox: &Toolbox, dir: &Path) -> anyhow::Result<BootReport> {
+    let machine = toolbox.image_guest(BootFiles::open(dir, None, &[])?).machine()?;
+    let log = dir.join("console.log");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
+    match runtime.block_on(or_interrupted(boot::boot(&machine, BOOT_TIMEOUT, &log))) {
         Err(signal) => bail!("interrupted by signal {}", signal.0),
         Ok(report) => Ok(report?),
     }

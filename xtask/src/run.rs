@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use firstlight::run::{Outputs, print};
+use firstlight::run::{ContainerCommand, Outputs, Progress, print};
 use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Install missing system packages without asking.
     #[arg(long)]
     yes: bool,
-    /// Command to run in the container instead of the default probe.
+    /// Command to run in the container [default: a probe that tries to open every GPU; with --image its entry point].
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -92,7 +92,11 @@ impl Args {
         Ok(Boot {
             guest,
             devices: (0..request).map(|index| index.to_string()).collect(),
-            command: self.command.clone(),
+            command: match (self.command.as_slice(), &self.image) {
+                ([], None) => ContainerCommand::Probe,
+                ([], Some(_)) => ContainerCommand::Image,
+                (arguments, _) => ContainerCommand::Arguments(arguments.to_vec()),
+            },
             image: self.image.clone(),
             keep: self.keep,
         })
@@ -111,8 +115,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         args.gpus,
         if plan.devices.is_empty() { "none".to_owned() } else { plan.devices.join(", ") }
     );
-    let mut say = |line: &str| eprintln!("run: {line}");
-    match steps.run(&BOOT, |_| boot(&lab, &plan, &outputs, &mut say))? {
+    let mut report = |progress: Progress<'_>| match progress {
+        Progress::Step(text) => eprintln!("run: {text}"),
+        Progress::Line(..) => println!("{progress}"),
+    };
+    match steps.run(&BOOT, |_| boot(&lab, &plan, &outputs, &mut report))? {
         BootResult::Interrupted(signal) => {
             print!("{}", outputs.interrupted());
             Ok(ExitCode::from(signal.exit_code()))

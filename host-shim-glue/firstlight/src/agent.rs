@@ -26,7 +26,7 @@ pub const SHARED_TAG: &str = "kataShared";
 /// Bytes requested per read, equal to Kata's Go shim.
 const READ: u32 = 32 * 1024;
 
-/// Maximum output in the report, bytes; the rest is discarded.
+/// Maximum output in the report, bytes; the rest is only reported as it arrives.
 const MAX_OUTPUT: usize = 1 << 20;
 
 /// Maximum length of a guest's error text, characters.
@@ -210,11 +210,17 @@ impl Agent {
         self.agent.start_container(self.context(), &request).await.map(drop).map_err(failed("StartContainer"))
     }
 
-    /// Reads an output stream to its end; returns at most 1 MiB.
+    /// Reads an output stream to its end; returns its first MiB. `receive` gets all bytes as they arrive, and an empty
+    /// slice at the end.
     ///
     /// # Errors
     /// The agent's.
-    pub async fn read_all(&self, id: &str, output: Output) -> Result<String, AgentError> {
+    pub async fn read_all(
+        &self,
+        id: &str,
+        output: Output,
+        mut receive: impl FnMut(&[u8]),
+    ) -> Result<String, AgentError> {
         let request = ReadStreamRequest {
             container_id: id.into(),
             exec_id: id.into(),
@@ -228,6 +234,7 @@ impl Agent {
                 Output::Stdout => self.agent.read_stdout(context, &request).await.map_err(failed("ReadStdout"))?,
                 Output::Stderr => self.agent.read_stderr(context, &request).await.map_err(failed("ReadStderr"))?,
             };
+            receive(&reply.data);
             if reply.data.is_empty() {
                 return Ok(String::from_utf8_lossy(&bytes).into_owned());
             }

@@ -39,17 +39,17 @@ const MASKED: &[&str] =
 
 const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Number of minors of `/dev/nvidiaN` that the default command tries to open.
+/// Number of minors of `/dev/nvidiaN` that the probe tries to open.
 const PROBED_MINORS: u32 = 8;
 
-/// Prefix of the default command's output lines that report an open.
+/// Prefix of the probe's output lines that report an open.
 const PROBE: &str = "open char 195:";
 
-/// Returns the default command: it lists the container's GPU nodes and tries to
+/// Returns the probe: a command that lists the container's GPU nodes and tries to
 /// open every GPU, granted or not. The nodes are created in `/dev`: on the root,
 /// which is mounted `nodev`, opens fail regardless of the device cgroup.
 #[must_use]
-pub fn default_command() -> Vec<String> {
+pub fn probe_command() -> Vec<String> {
     let script = format!(
         r#"echo "container: kernel $(uname -r), $(id -u -n 2>/dev/null || id -u) in $(hostname)"
 for node in /dev/nvidia[0-9]*; do
@@ -69,7 +69,7 @@ done"#
     vec!["/bin/sh".into(), "-c".into(), script]
 }
 
-/// Result of the default command: minors that opened and minors that the device
+/// Result of the probe: minors that opened and minors that the device
 /// cgroup denied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Probe {
@@ -82,7 +82,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Parses the default command's output.
+    /// Parses the probe's output.
     #[must_use]
     pub fn read(stdout: &str) -> Self {
         let mut probe = Self::default();
@@ -127,14 +127,13 @@ fn with_defaults(mut env: Vec<String>) -> Vec<String> {
 #[must_use]
 pub fn spec(id: &str, image: &Image, command: &[String], devices: &[String]) -> Spec {
     let strings = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let command = if command.is_empty() { image.default_command() } else { command.to_vec() };
     let capabilities = strings(CAPABILITIES);
     let mut spec = Spec {
         Version: "1.2.0".into(),
         Hostname: id.into(),
         Process: Some(Process {
             User: Some(User::default()).into(),
-            Args: command,
+            Args: command.to_vec(),
             Env: with_defaults(image.environment()),
             Cwd: image.working_directory().unwrap_or_else(|| "/".into()),
             Capabilities: Some(LinuxCapabilities {

@@ -1,15 +1,19 @@
 //! `firstlight`: the host's command-line tool.
 #![forbid(unsafe_code)]
 
+mod guest_args;
 mod service_vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use firstlight::run::{self, Deadlines, Outputs, Run};
-use firstlight_vm::{Accelerator, Device, Machine, Tool, or_interrupted};
+use firstlight::boot;
+use firstlight::run::{self, ContainerCommand, Outputs, Progress, Run};
+use firstlight_vm::or_interrupted;
+
+use guest_args::GuestArgs;
 
 /// The host side of Firstlight.
 #[derive(Debug, Parser)]
@@ -23,7 +27,10 @@ struct Cli {
 enum Command {
     /// Boot a guest in QEMU, run one container in it, print the boot profile.
     Run(Box<RunArgs>),
-    /// Print the boot profile of a boot record (boot-record.json, or the report of `run --json`).
+    /// Boot a guest in QEMU without a container, print the boot profile. The exit code is 0 if every unit succeeded, 3 if
+    /// the boot was degraded, 1 if it failed.
+    Boot(Box<GuestArgs>),
+    /// Print the boot profile of a boot record (boot-record.json, the report of `run --json`, or a console.log).
     BootProfile {
         /// The file.
         file: PathBuf,
@@ -38,45 +45,17 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// Uncompressed kernel with a PVH entry.
-    #[arg(long)]
-    kernel: PathBuf,
-    /// Guest image (initramfs).
-    #[arg(long)]
-    initrd: PathBuf,
-    /// Kernel command line.
-    #[arg(long, default_value = "console=hvc0 quiet panic=-1")]
-    append: String,
+    #[command(flatten)]
+    guest: GuestArgs,
     /// OCI image layout of the container image.
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// Attach the device of this vfio-user socket; may be repeated.
-    #[arg(long = "vfio-user", value_name = "SOCKET")]
-    vfio_user: Vec<PathBuf>,
-    /// Pass through this host device by vfio-pci; may be repeated.
-    #[arg(long = "vfio", value_name = "PCI-ADDRESS")]
-    vfio: Vec<String>,
     /// GPUs that the container requests: indices, PCI addresses or `all`, comma-separated.
     #[arg(long, value_delimiter = ',')]
     request: Vec<String>,
-    /// QEMU, 10.1 or newer for vfio-user.
-    #[arg(long, default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-    /// vhost-device-vsock.
-    #[arg(long, default_value = "vhost-device-vsock")]
-    vhost_device_vsock: PathBuf,
-    /// virtiofsd.
-    #[arg(long, default_value = "/usr/libexec/virtiofsd")]
-    virtiofsd: PathBuf,
-    /// Guest memory, MiB.
-    #[arg(long, default_value_t = 1024)]
-    memory: u32,
-    /// Virtual processors.
-    #[arg(long, default_value_t = 2)]
-    cpus: u32,
-    /// Directory for boot-record.json, boot.svg and console.log.
-    #[arg(long, default_value = "out")]
-    out: PathBuf,
+    /// Run a script that lists the container's GPUs and tries to open all others, instead of the image's entry point.
+    #[arg(long, conflicts_with = "command")]
+    probe: bool,
     /// Write the report as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -86,53 +65,59 @@ struct RunArgs {
     /// Exit with 3 instead of 0 if the boot was degraded: a unit or a GPU failed.
     #[arg(long)]
     fail_on_degraded: bool,
-    /// Command to run instead of the default probe.
+    /// Command to run instead of the image's entry point.
     #[arg(last = true)]
     command: Vec<String>,
 }
 
+/// Exit code of a degraded boot.
+const DEGRADED: u8 = 3;
+
 impl RunArgs {
-    fn run(&self, outputs: &Outputs) -> Run {
-        let user = self.vfio_user.iter().map(|socket| Device::VfioUser { socket: socket.clone() });
-        let host = self.vfio.iter().map(|host| Device::Vfio { host: host.clone() });
-        Run {
-            machine: Machine {
-                qemu: Tool::plain(&self.qemu),
-                vhost_vsock: Tool::plain(&self.vhost_device_vsock),
-                virtiofsd: Tool::plain(&self.virtiofsd),
-                kernel: self.kernel.clone(),
-                initrd: Some(self.initrd.clone()),
-                command_line: self.append.clone(),
-                memory_mib: self.memory,
-                cpus: self.cpus,
-                spare_cpus: 0,
-                spare_memory_mib: 0,
-                accelerator: Accelerator::detect(),
-                devices: user.chain(host).collect(),
-                persistent: Vec::new(),
-                iommu: false,
-                shares: Vec::new(),
-                cid: 3,
-                slow_console: None,
-            },
+    fn run(&self, outputs: &Outputs) -> anyhow::Result<Run> {
+        check_request(&self.request, self.guest.devices())?;
+        Ok(Run {
+            machine: self.guest.machine()?,
             image: self.image.clone(),
             devices: self.request.clone(),
-            command: self.command.clone(),
+            command: match (self.probe, self.command.as_slice()) {
+                (true, _) => ContainerCommand::Probe,
+                (false, []) => ContainerCommand::Image,
+                (false, arguments) => ContainerCommand::Arguments(arguments.to_vec()),
+            },
             console_log: outputs.console_log(),
-            deadlines: Deadlines::default(),
+            deadlines: self.guest.deadlines(),
             keep: self.keep,
-        }
+        })
     }
 }
 
-fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let outputs = Outputs { dir: args.out.clone(), json: args.json.clone() };
+/// Refuses requests for more GPUs than there are devices.
+fn check_request(request: &[String], devices: usize) -> anyhow::Result<()> {
+    let attached = || format!("{devices} devices are attached (--vfio, --vfio-user)");
+    for name in request {
+        match name.parse::<usize>() {
+            Ok(index) if index >= devices => bail!("--request {index}: {}; the first GPU is 0", attached()),
+            Err(_) if devices == 0 => bail!("--request {name}: {}", attached()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")
+}
+
+fn run_container(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let outputs = Outputs { dir: args.guest.out.clone(), json: args.json.clone() };
+    let plan = args.run(&outputs)?;
     let _lock = outputs.prepare()?;
-    let plan = args.run(&outputs);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start tokio")?;
-    let mut progress = |line: &str| eprintln!("firstlight: {line}");
-    match runtime.block_on(or_interrupted(run::run(&plan, &mut progress))) {
+    let mut report = |progress: Progress<'_>| match progress {
+        Progress::Step(text) => eprintln!("firstlight: {text}"),
+        Progress::Line(..) => println!("{progress}"),
+    };
+    match runtime()?.block_on(or_interrupted(run::run(&plan, &mut report))) {
         Err(signal) => {
             print!("{}", outputs.interrupted());
             Ok(ExitCode::from(signal.exit_code()))
@@ -147,6 +132,36 @@ fn boot(args: &RunArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(report.exit_code(args.fail_on_degraded)))
         }
     }
+}
+
+fn boot_guest(args: &GuestArgs) -> anyhow::Result<ExitCode> {
+    let outputs = Outputs { dir: args.out.clone(), json: None };
+    let machine = args.machine()?;
+    let _lock = outputs.prepare()?;
+    let console_log = outputs.console_log();
+    let work = boot::boot(&machine, args.deadlines().boot, &console_log);
+    let report = match runtime()?.block_on(or_interrupted(work)) {
+        Err(signal) => {
+            print!("{}", outputs.interrupted());
+            return Ok(ExitCode::from(signal.exit_code()));
+        }
+        Ok(report) => report?,
+    };
+    let mut problems = Vec::new();
+    if let Some(record) = &report.record {
+        outputs.write_record(record)?;
+        problems = run::problems(record);
+        println!("{}\n{}", firstlight_boot_profile::table(record), outputs.written());
+    }
+    if let Some(failure) = report.failure() {
+        bail!("{failure}");
+    }
+    if report.is_ready() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("firstlight: the boot was degraded:");
+    problems.iter().for_each(|problem| eprintln!("  - {problem}"));
+    Ok(ExitCode::from(DEGRADED))
 }
 
 fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCode> {
@@ -171,8 +186,44 @@ fn main() -> ExitCode {
 
 fn execute() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
-        Command::Run(args) => boot(&args),
+        Command::Run(args) => run_container(&args),
+        Command::Boot(args) => boot_guest(&args),
         Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),
         Command::ServiceVm(command) => service_vm::service_vm(&command),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn guest_is_a_directory_or_a_kernel_with_an_initramfs() {
+        let parse = |options: &str| Cli::try_parse_from(format!("firstlight boot {options}").split_ascii_whitespace());
+        assert!(parse("--guest dir --extension a --extension b --opener c").is_ok());
+        assert!(parse("--kernel k --initrd i").is_ok());
+        for bad in
+            ["", "--kernel k", "--initrd i", "--guest d --kernel k --initrd i", "--kernel k --initrd i --opener o"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn request_beyond_the_devices_is_refused() {
+        let check = |request: &[&str], devices| {
+            check_request(&request.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), devices)
+        };
+        assert!(check(&["0", "1"], 2).is_ok() && check(&["all"], 1).is_ok() && check(&[], 0).is_ok());
+        assert!(check(&["0000:01:00.0"], 1).is_ok());
+        let error = check(&["0", "2"], 2).unwrap_err().to_string();
+        assert!(error.contains("--request 2: 2 devices are attached"), "{error}");
+        assert!(check(&["all"], 0).unwrap_err().to_string().contains("--request all: 0 devices"));
     }
 }

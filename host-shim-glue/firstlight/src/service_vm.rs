@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
-use firstlight_image_builder::boot::Start;
+use firstlight_image::BootFiles;
 use firstlight_pci::Address;
 use firstlight_service_vm::passthrough::Selection;
 use firstlight_service_vm::service::{Change, Service, State, Status, passthrough};
@@ -171,15 +171,15 @@ impl DomainArgs {
     fn domain(&self) -> anyhow::Result<Domain> {
         let image = absolute(&self.image)?;
         let opener = self.opener.as_deref().map(absolute).transpose()?;
-        let start = Start::read(&image, opener.as_deref())?;
-        for file in [Some(&start.kernel), start.initrd.as_ref(), start.disk.as_ref()].into_iter().flatten() {
+        let boot_files = BootFiles::open(&image, opener.as_deref(), &[])?;
+        for file in boot_files.files() {
             fs::metadata(file)
                 .with_context(|| format!("image {}: {}: build it again", image.display(), file.display()))?;
         }
         let named = || format!("/var/log/libvirt/qemu/{}-console.log", self.service.name).into();
         Ok(Domain {
             name: self.service.name.clone(),
-            start,
+            boot_files,
             append: parameters(&self.append, self.baseboard_serial.as_deref()),
             memory_mib: self.memory,
             cpus: self.cpus,

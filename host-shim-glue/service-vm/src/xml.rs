@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::boot::Start;
+use firstlight_image::BootFiles;
 use firstlight_pci::Address;
 use firstlight_vm::Accelerator;
 
@@ -45,7 +45,7 @@ pub struct Domain {
     /// Its name.
     pub name: Name,
     /// Kernel, initial RAM file system and disk of the image.
-    pub start: Start,
+    pub boot_files: BootFiles,
     /// Additional kernel parameters.
     pub append: String,
     /// Memory, MiB.
@@ -225,12 +225,12 @@ impl Domain {
     fn boot(&self, out: &mut Lines) -> Result<(), XmlError> {
         out.open("os");
         out.line("<type arch='x86_64' machine='q35'>hvm</type>");
-        out.line(format!("<kernel>{}</kernel>", path("the image's kernel", &self.start.kernel)?));
-        if let Some(initrd) = &self.start.initrd {
+        out.line(format!("<kernel>{}</kernel>", path("the image's kernel", &self.boot_files.kernel)?));
+        if let Some(initrd) = &self.boot_files.initrd {
             out.line(format!("<initrd>{}</initrd>", path("the image's initial RAM file system", initrd)?));
         }
         let blank = if self.append.is_empty() { "" } else { " " };
-        let command_line = format!("{}{blank}{}", self.start.command_line, self.append);
+        let command_line = format!("{}{blank}{}", self.boot_files.command_line, self.append);
         out.line(format!("<cmdline>{}</cmdline>", escaped("the kernel's command line", &command_line)?));
         out.close("os");
         Ok(())
@@ -252,14 +252,14 @@ impl Domain {
         if let Some(emulator) = &self.emulator {
             out.line(format!("<emulator>{}</emulator>", path("QEMU", emulator)?));
         }
-        if let Some(disk) = &self.start.disk {
-            if !self.start.verity {
+        if let Some(disk) = &self.boot_files.disk {
+            if !self.boot_files.verity {
                 return Err(XmlError::NoVerity { disk: disk.clone() });
             }
             out.disk(&path("the image's disk", disk)?, "vda", "<readonly/>");
         }
         if let Some(disk) = &self.state_disk {
-            let target = if self.start.disk.is_some() { "vdb" } else { "vda" };
+            let target = if self.boot_files.disk.is_some() { "vdb" } else { "vda" };
             out.disk(&path("the state disk", disk)?, target, &format!("<serial>{LABEL}</serial>"));
         }
         out.line("<controller type='usb' model='none'/>");
@@ -316,11 +316,12 @@ mod tests {
     fn domain() -> Domain {
         Domain {
             name: "fabric".parse().unwrap(),
-            start: Start {
+            boot_files: BootFiles {
                 kernel: "/i/vmlinux".into(),
                 initrd: None,
                 disk: Some("/i/rootfs.img".into()),
                 verity: true,
+                extensions: Vec::new(),
                 command_line: "console=hvc0 quiet panic=-1 dm-mod.create=\"a, <b>\"".into(),
             },
             append: "x='1'".into(),
@@ -349,7 +350,7 @@ mod tests {
         let mut broken = domain();
         broken.console = Console::File("/log/a\n<b>".into());
         let mut open = domain();
-        open.start.verity = false;
+        open.boot_files.verity = false;
         let mut host = domain();
         host.hardware = Hardware::Host { functions: Vec::new(), managed: true, cid: 2 };
         let mut small = domain();

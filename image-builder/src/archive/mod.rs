@@ -9,13 +9,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{ArchiveRecord, digest};
 use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
-use crate::digest;
 use crate::manifest::Archive;
 use crate::progress::Progress;
-use crate::record::ArchiveRecord;
 use crate::tree::{Content, Node};
 use unpack::{Entry, FILES, Listing};
 

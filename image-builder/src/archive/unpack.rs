@@ -8,13 +8,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use firstlight_image::digest::Hashing;
 use flate2::read::MultiGzDecoder;
 use lzma_rust2::XzReader;
 use serde::{Deserialize, Serialize};
 use tar::EntryType;
 
 use super::listing_of;
-use crate::digest::Hashing;
 use crate::tar_names::{followed, plain};
 
 /// Subdirectory of the files.

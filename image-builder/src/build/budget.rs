@@ -1,14 +1,15 @@
 //! Size limits of an image.
 
+use firstlight_image::ImageRecord;
+
 use crate::manifest::Budget;
 use crate::progress::megabytes;
-use crate::record::Contents;
 
 /// Number of largest files in the error.
 const NAMED: usize = 5;
 
 /// Describes the exceeded limits in one line; `packed` is the size of the root file system image.
-pub(super) fn exceeded(budget: Budget, packed: u64, contents: &Contents) -> Option<String> {
+pub(super) fn exceeded(budget: Budget, packed: u64, contents: &ImageRecord) -> Option<String> {
     let over = |key: &str, what: &str, bytes: u64, most: Option<u64>| {
         let most = most.filter(|most| bytes > *most)?;
         Some(format!("{what} {bytes} bytes, and budget.{key} allows {most}"))

@@ -5,9 +5,10 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use firstlight_image::{FileDigest, digest::Hashing};
+
 use super::{Error, measured};
 use crate::cache::io_error;
-use crate::digest::{Bytes, Hashing};
 use crate::format::opened;
 use crate::manifest::{ExtraModule, Manifest};
 use crate::tree::{Content, Node, Tree};
@@ -98,7 +99,7 @@ pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -
     for module in extra {
         let path = Path::new(&module.path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Bytes { size, sha256 } = measured(path)?;
+        let FileDigest { size, sha256 } = measured(path)?;
         feed(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
     }
     if let Some(sha256) = kernel {

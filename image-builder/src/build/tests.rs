@@ -308,7 +308,7 @@ fn archive_is_in_the_image_and_record_and_closure_checked() {
     let origin = Some(Origin::Archive("fm=1".into()));
     assert_eq!(contents.files["usr/share/fm/fm.cfg"].origin, origin);
     assert_eq!(contents.files["usr/share/fm/h100_topology"].origin, origin);
-    assert_eq!(Contents::read(&dir.path().join("good")).unwrap().archives, contents.archives);
+    assert_eq!(ImageRecord::read(&dir.path().join("good")).unwrap().archives, contents.archives);
     // The closure check covers supplied files.
     let error = built(&archive("TOPOLOGY=/usr/share/none\n"), "bad").unwrap_err().to_string();
     assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/none"), "{error}");

@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use super::Error;
-use crate::digest;
 
 /// Overrides Debian's own keys.
 const OVERRIDE: &str = "FIRSTLIGHT_DEBIAN_KEYRING";

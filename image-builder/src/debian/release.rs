@@ -8,11 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use firstlight_image::digest;
+
 use super::Error;
 use super::keyring::Keyring;
 use crate::cache::{self, io_error};
 use crate::date::seconds;
-use crate::digest;
 use crate::lock::Release;
 
 /// The value of a field in the first paragraph of a clear-signed file.

@@ -8,10 +8,8 @@ mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use firstlight_image::{FileDigest, FileRecord, ImageRecord, Origin, PackageRecord};
 use serde::Serialize;
-
-use crate::digest::Bytes;
-use crate::record::{Contents, FileRecord, Origin, PackageRecord};
 
 /// Something that one image has otherwise than the other, or alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,7 +46,7 @@ pub struct Diff {
     /// Name, format, kernel, driver, command line, root hash.
     pub facts: Vec<Change<String>>,
     /// The files of the results.
-    pub outputs: Vec<Change<Bytes>>,
+    pub outputs: Vec<Change<FileDigest>>,
     /// Packages of which something is in the image or was compiled, and
     /// archives that were supplied, as packages of the suite `archive`.
     pub packages: Vec<Change<PackageRecord>>,
@@ -68,7 +66,7 @@ pub struct Diff {
 impl Diff {
     /// Compares two records.
     #[must_use]
-    pub fn new(a: &Contents, b: &Contents) -> Self {
+    pub fn new(a: &ImageRecord, b: &ImageRecord) -> Self {
         let mut files = changes(&a.files, &b.files, same_file);
         files.sort_by_key(|file| std::cmp::Reverse(growth(file).unsigned_abs()));
         // A record that has no such list says nothing about it.
@@ -78,7 +76,7 @@ impl Diff {
         };
         // Nor does one without a kernel's origin say of which driver it has that it has none.
         let later = a.kernel.is_some() && b.kernel.is_some();
-        let suites = |of: &Contents| of.suites.iter().map(|one| (one.name.clone(), one.date.clone())).collect();
+        let suites = |of: &ImageRecord| of.suites.iter().map(|one| (one.name.clone(), one.date.clone())).collect();
         let mut diff = Self {
             a: a.name.clone(),
             b: b.name.clone(),
@@ -106,7 +104,7 @@ trait Measured {
     fn size(&self) -> u64;
 }
 
-impl Measured for Bytes {
+impl Measured for FileDigest {
     fn size(&self) -> u64 {
         self.size
     }
@@ -143,7 +141,7 @@ fn same_file(a: &FileRecord, b: &FileRecord) -> bool {
 }
 
 /// What there is one of; `later` has what earlier records do not say.
-fn facts(of: &Contents, later: bool) -> BTreeMap<String, String> {
+fn facts(of: &ImageRecord, later: bool) -> BTreeMap<String, String> {
     let kernel = |origin: &Origin| match origin {
         Origin::Package(id) => id.clone(),
         other => label(other),
@@ -181,7 +179,7 @@ fn label(origin: &Origin) -> String {
     }
 }
 
-fn totals(a: &Contents, b: &Contents) -> Vec<Total> {
+fn totals(a: &ImageRecord, b: &ImageRecord) -> Vec<Total> {
     let mut totals: BTreeMap<String, Total> = BTreeMap::new();
     for (side, contents) in [(0, a), (1, b)] {
         for file in contents.files.values() {

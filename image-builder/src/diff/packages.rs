@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use firstlight_image::{ImageRecord, PackageRecord};
+
 use super::Change;
-use crate::record::{Contents, PackageRecord};
 
 /// The packages of an image, and the archives that were supplied for it.
-pub(super) fn all(contents: &Contents) -> Vec<PackageRecord> {
+pub(super) fn all(contents: &ImageRecord) -> Vec<PackageRecord> {
     let archives = contents.archives.iter().map(|archive| PackageRecord {
         name: archive.name.clone(),
         version: archive.version.clone(),

@@ -1,5 +1,6 @@
+use firstlight_image::{DriverRecord, SuiteRecord, VerityRecord};
+
 use super::*;
-use crate::record::{DriverRecord, SuiteRecord, VerityRecord};
 use proptest::prelude::*;
 
 fn file(size: u64, hash: &str, origin: &str) -> FileRecord {
@@ -15,9 +16,9 @@ fn package(name: &str, version: &str) -> PackageRecord {
     PackageRecord { name, version, suite, architecture: Some("amd64".into()), source: None, sha256 }
 }
 
-fn image() -> Contents {
-    let root = Bytes { size: 4096, sha256: "aa".into() };
-    Contents {
+fn image() -> ImageRecord {
+    let root = FileDigest { size: 4096, sha256: "aa".into() };
+    ImageRecord {
         schema: 1,
         name: "gpu".into(),
         format: "erofs".into(),
@@ -41,7 +42,7 @@ fn image() -> Contents {
             ("lib/libz.so.1".into(), file(300, "z1", "sid/zlib1g=1.2")),
         ]),
         others: BTreeMap::from([("var/run".into(), "link /run".into()), ("tmp".into(), "directory 1777".into())]),
-        ..Contents::default()
+        ..ImageRecord::default()
     }
 }
 
@@ -112,7 +113,7 @@ fn every_kind_of_change_is_told() {
     assert!(!text.contains("  own\n"), "what did not change is not shown:\n{text}");
     // Long ones stand one below the other.
     let (long, longer) = ("x".repeat(60), "y".repeat(60));
-    let line = |text: &str| Contents { command_line: Some(text.into()), ..image() };
+    let line = |text: &str| ImageRecord { command_line: Some(text.into()), ..image() };
     let text = Diff::new(&line(&long), &line(&longer)).text(false);
     assert!(text.contains(&format!("  ~ command line:\n         {long}\n      -> {longer}\n")), "{text}");
     // The other way round, added and removed change places.

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use firstlight_image::{FileRecord, PackageRecord};
+
 use super::{Change, Diff, Measured, Total, growth};
-use crate::record::{FileRecord, PackageRecord};
 
 /// So many files are shown if not all are wanted.
 const MOST_FILES: usize = 40;

@@ -14,10 +14,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use firstlight_image::digest;
+
 use super::Error;
 use crate::cache::{self, io_error};
 use crate::debian;
-use crate::digest;
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};

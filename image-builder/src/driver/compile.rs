@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use firstlight_image::digest;
 use serde::{Deserialize, Serialize};
 
 use super::build_root::{BUILD, BuildRoot, HEADERS, Job};
@@ -14,7 +15,6 @@ use super::version::Version;
 use super::{Choice, Error, Gate, patch};
 use crate::cache::{self, io_error};
 use crate::debian::{self, Wish};
-use crate::digest;
 use crate::kernel::{Facts, KernelHeaders};
 use crate::lock::Pinned;
 use crate::packages::Packages;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -12,7 +13,6 @@ use super::profile::{self, Selected};
 use crate::cache::{self, io_error};
 use crate::closure::rules::Rules;
 use crate::debian::{self, Wish};
-use crate::digest;
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::tree::{Content, Node};

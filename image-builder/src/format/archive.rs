@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
+use firstlight_image::{FileRecord, digest::Hashing};
+
 use super::Error;
+use sha1::Sha1;
+
 use crate::cache::io_error;
 use crate::cpio;
-use crate::digest::Hashing;
 use crate::progress::Bar;
-use crate::record::FileRecord;
 use crate::tree::{Content, Node, Tree};
 
 /// Every regular file of an image, by path.
@@ -79,7 +81,7 @@ pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive, bar: &Bar) -> Result<
             Node::Character { mode, major, minor } => archive.character(path, *mode, *major, *minor)?,
             Node::File { mode, content } => {
                 let (mut data, size) = opened(content)?;
-                let mut hashing = Hashing::new(Hashing::sha1(bar.reading(&mut *data)));
+                let mut hashing = Hashing::new(Hashing::<_, Sha1>::with_algorithm(bar.reading(&mut *data)));
                 archive.file(path, *mode, size, &mut hashing)?;
                 let (sha256, inner) = hashing.finish();
                 let (sha1, mode) = (Some(inner.finish().0), Some(*mode));

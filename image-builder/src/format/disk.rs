@@ -8,9 +8,10 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use firstlight_image::digest::Hashing;
+
 use super::verity::{self, BLOCK};
 use crate::cache::{self, io_error};
-use crate::digest::Hashing;
 
 /// Bytes of a sector, in which the table counts.
 const SECTOR: usize = 512;

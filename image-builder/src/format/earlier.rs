@@ -10,22 +10,21 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{FileDigest, digest};
 use serde::{Deserialize, Serialize};
 
 use super::archive::Files;
 use super::disk::{self, Disk};
 use super::{Format, Plan, Root};
 use crate::cache;
-use crate::digest::{self, Bytes};
 use crate::lock::Pinned;
-use crate::record;
-use crate::tree::Tree;
+use crate::tree::{Tree, others};
 
 /// What came of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     /// The image's file.
-    file: Bytes,
+    file: FileDigest,
     /// The parameters of its hash tree.
     verity: Option<String>,
 }
@@ -44,13 +43,13 @@ impl Place {
         let own = fs::metadata("/proc/self/exe").ok()?;
         let own = (own.size(), own.mtime(), own.mtime_nsec());
         let tools: Vec<&str> = tools.iter().map(|tool| tool.sha256.as_str()).collect();
-        let all = (own, format!("{plan:?}"), tools, files, record::others(tree));
+        let all = (own, format!("{plan:?}"), tools, files, others(tree));
         let key = digest::of_bytes(&serde_json::to_vec(&all).ok()?);
         Some(Self { path: cache.join("made").join(format!("{key}.json")) })
     }
 
     /// What came of it, if that still is in `directory`.
-    pub(super) fn find(&self, dir: &Path, plan: &Plan) -> Option<(Root, Bytes)> {
+    pub(super) fn find(&self, dir: &Path, plan: &Plan) -> Option<(Root, FileDigest)> {
         let note: Note = serde_json::from_slice(&fs::read(&self.path).ok()?).ok()?;
         let name = plan.file_name();
         let path = dir.join(&name);
@@ -76,7 +75,7 @@ impl Place {
     ///
     /// # Errors
     /// A failed file operation.
-    pub(super) fn note(&self, root: &Root, file: &Bytes) -> Result<(), cache::Error> {
+    pub(super) fn note(&self, root: &Root, file: &FileDigest) -> Result<(), cache::Error> {
         let note = Note { file: file.clone(), verity: root.verity().map(ToString::to_string) };
         let text = serde_json::to_vec(&note).map_err(std::io::Error::other);
         let text = text.map_err(cache::io_error("write", &self.path))?;

@@ -65,7 +65,7 @@ pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
             let _ = writeln!(
                 text,
                 "[hypervisor.qemu]\nkernel = {}\ninitrd = {}\nimage = \"\"",
-                file(crate::build::KERNEL),
+                file(firstlight_image::KERNEL),
                 file(&root.file),
             );
         }
@@ -75,7 +75,7 @@ pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
                 "[hypervisor.qemu]\nkernel = {}\nimage = {}\ninitrd = \"\"\nrootfs_type = \"{}\"\n\
                  # The disk is virtio-blk: the first name is the Go runtime's, the second the Rust runtime's.\n\
                  disable_image_nvdimm = true\nvm_rootfs_driver = \"virtio-blk-pci\"",
-                file(crate::build::KERNEL),
+                file(firstlight_image::KERNEL),
                 file(&root.file),
                 format.name(),
             );

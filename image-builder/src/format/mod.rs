@@ -22,9 +22,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{FileDigest, digest};
+
 use crate::cache::{self, io_error};
 use crate::cpio;
-use crate::digest::{self, Bytes};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Bar;
@@ -112,7 +113,7 @@ pub struct Made {
     /// The file.
     pub root: Root,
     /// Its size and hash.
-    pub bytes: Bytes,
+    pub bytes: FileDigest,
     /// Whether it was made now and lies in the directory for that; else an
     /// earlier build has made it, and it is where that has put it.
     pub now: bool,
@@ -171,7 +172,7 @@ pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, dir: &Path, f
     };
     drop(bar);
     let (sha256, size) = digest::of_file(&path).map_err(io_error("read", &path))?;
-    let bytes = Bytes { size, sha256 };
+    let bytes = FileDigest { size, sha256 };
     // By the files as they were packed, should one have changed since it was measured.
     if let Some(place) = place(&files) {
         place.note(&root, &bytes)?;

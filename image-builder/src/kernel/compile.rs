@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use firstlight_image::digest;
+
 use super::recipe::Recipe;
 use super::{Error, Facts, Kernel, elf};
 use crate::cache::{self, io_error};
 use crate::debian::{Candidate, Wish};
-use crate::digest;
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use super::compile::{Job, check_tools};
 use super::config::{self, UnmetValue};
 use super::dot_config::DotConfig;
@@ -13,7 +15,6 @@ use super::recipe::Recipe;
 use super::{Error, Kernel, only_child};
 use crate::cache::{self, io_error};
 use crate::debian::{self, Wish};
-use crate::digest;
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;

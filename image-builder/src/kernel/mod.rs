@@ -20,11 +20,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, io_error};
 use crate::debian::{self, Candidate, Wish};
-use crate::digest;
 use crate::packages::{self, Packages};
 use crate::progress::Progress;
 

@@ -53,7 +53,7 @@ pub(crate) fn choose(origin: &mut dyn Origin, wanted: &Platform) -> Result<Chose
 fn own(bytes: &[u8]) -> Descriptor {
     Descriptor {
         media_type: String::new(),
-        digest: Digest::of_hex(crate::digest::of_bytes(bytes)),
+        digest: Digest::of_hex(firstlight_image::digest::of_bytes(bytes)),
         size: bytes.len() as u64,
         platform: None,
         annotations: std::collections::BTreeMap::new(),
@@ -118,7 +118,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn image(platform: &str, name: &str) -> Descriptor {
-        let digest = Digest::of_hex(crate::digest::of_bytes(format!("{platform} {name}").as_bytes()));
+        let digest = Digest::of_hex(firstlight_image::digest::of_bytes(format!("{platform} {name}").as_bytes()));
         let annotations = match name {
             "" => BTreeMap::new(),
             name => BTreeMap::from([(REF_NAME.to_owned(), name.to_owned())]),

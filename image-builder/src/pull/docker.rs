@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use firstlight_image::digest::Hashing;
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::json;
@@ -23,7 +24,6 @@ use super::origin::copy_local;
 use super::platform::Platform;
 use super::staging::Staging;
 use crate::cache::io_error;
-use crate::digest::Hashing;
 use crate::progress::{Bar, Progress, megabytes};
 
 /// The list of images.

@@ -87,7 +87,7 @@ pub(crate) fn check_document(named: &Descriptor, object: &str) -> Result<(), Err
 
 /// Judges a document that was read.
 pub(crate) fn verified(bytes: Vec<u8>, named: &Descriptor, object: &str) -> Result<Vec<u8>, Error> {
-    let hash = crate::digest::of_bytes(&bytes);
+    let hash = firstlight_image::digest::of_bytes(&bytes);
     if bytes.len() as u64 == named.size && hash == named.digest.hex() {
         return Ok(bytes);
     }

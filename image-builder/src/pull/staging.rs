@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firstlight_image::digest::{self, Hashing};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
@@ -20,7 +21,6 @@ use tempfile::NamedTempFile;
 use super::document::{Descriptor, Digest, OCI_INDEX};
 use super::error::{COPY_AGAIN, Error, input};
 use crate::cache::io_error;
-use crate::digest::{self, Hashing};
 use crate::progress::{Bar, Progress};
 
 /// The image layout in the making.

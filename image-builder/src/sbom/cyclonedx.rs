@@ -3,12 +3,11 @@
 //! Of the whole format, what an image has to say; field names and values are
 //! those of the specification (ECMA-424).
 
+use firstlight_image::{FileDigest, PackageRecord};
 use serde::Serialize;
 
 use super::view::{File, Group, Kind, Package, Role, View};
 use super::{Created, purl};
-use crate::digest::Bytes;
-use crate::record::PackageRecord;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -173,7 +172,7 @@ fn package(one: &Package<'_>) -> Component {
     }
 }
 
-fn group(one: &Group<'_>, kernel: Option<&Bytes>) -> Component {
+fn group(one: &Group<'_>, kernel: Option<&FileDigest>) -> Component {
     Component {
         r#type: match one.kind {
             Kind::Own | Kind::Archive => "application",

@@ -10,9 +10,9 @@ mod view;
 
 use std::path::{Path, PathBuf};
 
+use firstlight_image::{ImageRecord, RECORD, RecordError, digest};
+
 use crate::date;
-use crate::digest;
-use crate::record::{self, Contents};
 
 /// How a bill is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Format {
 pub enum Error {
     /// There is no record.
     #[error(transparent)]
-    Record(#[from] record::Error),
+    Record(#[from] RecordError),
     /// The record says what cannot be.
     #[error("{} is no record of an image: {what}", record.display())]
     NotOne {
@@ -72,7 +72,7 @@ struct Created {
 }
 
 impl Created {
-    fn of(contents: &Contents, epoch: Option<i64>) -> Result<Self, Error> {
+    fn of(contents: &ImageRecord, epoch: Option<i64>) -> Result<Self, Error> {
         if let Some(seconds) = epoch {
             let date = Some(date::iso8601(seconds).ok_or(Error::Date { seconds })?);
             return Ok(Self { date, why: "The date is SOURCE_DATE_EPOCH." });
@@ -97,8 +97,8 @@ impl Created {
 /// # Errors
 /// There is no record, or it lacks what the format demands.
 pub fn write(path: &Path, format: Format, epoch: Option<i64>) -> Result<Vec<u8>, Error> {
-    let contents = Contents::read(path)?;
-    let record = || if path.is_dir() { path.join(record::RECORD) } else { path.to_owned() };
+    let contents = ImageRecord::read(path)?;
+    let record = || if path.is_dir() { path.join(RECORD) } else { path.to_owned() };
     view::check(&contents).map_err(|what| Error::NotOne { record: record(), what })?;
     let created = Created::of(&contents, epoch)?;
     let view = view::View::of(&contents);
@@ -118,7 +118,7 @@ pub fn write(path: &Path, format: Format, epoch: Option<i64>) -> Result<Vec<u8>,
 
 /// A UUID (of version 8, RFC 9562: made as one likes) out of everything that
 /// decides a bill.
-fn uuid(format: &str, contents: &Contents, created: &Created) -> Result<String, serde_json::Error> {
+fn uuid(format: &str, contents: &ImageRecord, created: &Created) -> Result<String, serde_json::Error> {
     let mut text =
         format!("{format}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), created.date.as_deref().unwrap_or_default());
     text.push_str(&serde_json::to_string(contents)?);

@@ -1,6 +1,6 @@
 //! Package URLs of Debian's packages.
 
-use crate::record::PackageRecord;
+use firstlight_image::PackageRecord;
 
 /// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE[&upstream=SOURCE[@VERSION]]`, as the type
 /// `deb` is described by the package-url specification.

@@ -7,12 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 
+use firstlight_image::{
+    PackageRecord,
+    digest::{self, Hashing},
+};
 use serde::Serialize;
+use sha1::Sha1;
 
 use super::view::{File, Group, Kind, Package, Role, View};
 use super::{Created, purl};
-use crate::digest::{self, Hashing};
-use crate::record::PackageRecord;
 
 /// What nobody has looked into.
 const UNKNOWN: &str = "NOASSERTION";
@@ -191,7 +194,7 @@ fn verification_code<'a>(files: impl Iterator<Item = File<'a>>) -> Result<Verifi
         .map(|(path, file)| file.sha1.as_deref().ok_or_else(|| path.to_owned()))
         .collect::<Result<Vec<&str>, String>>()?;
     hashes.sort_unstable();
-    let mut hashing = Hashing::sha1(std::io::sink());
+    let mut hashing = Hashing::<_, Sha1>::with_algorithm(std::io::sink());
     // A sink takes everything.
     let _ = hashing.write_all(hashes.concat().as_bytes());
     Ok(VerificationCode { package_verification_code_value: hashing.finish().0 })

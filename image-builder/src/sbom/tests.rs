@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use firstlight_image::{
+    ArchiveRecord, DriverRecord, FileDigest, FileRecord, Origin, PackageRecord, RECORD, SuiteRecord, digest::of_bytes,
+};
+
 use super::*;
-use crate::digest::{Bytes, of_bytes};
-use crate::record::{ArchiveRecord, DriverRecord, FileRecord, Origin, PackageRecord, RECORD, SuiteRecord};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -27,13 +29,13 @@ fn file(sha1: &str, origin: Origin) -> FileRecord {
 }
 
 /// An image with something of everything; its kernel was compiled.
-fn image() -> Contents {
+fn image() -> ImageRecord {
     let dkms = package("nvidia-open-kernel-dkms", "550.163.01-2");
     let source = package("linux-source-6.12", "6.12.107-1");
     let libc = package("libc6", "2.41-12+deb13u1");
     let suite = |name: &str, date: &str| SuiteRecord { name: name.into(), date: date.into(), sha256: String::new() };
-    let bytes = |text: &str| Bytes { size: 9, sha256: of_bytes(text.as_bytes()) };
-    Contents {
+    let bytes = |text: &str| FileDigest { size: 9, sha256: of_bytes(text.as_bytes()) };
+    ImageRecord {
         schema: 1,
         name: "gpu".into(),
         format: "erofs".into(),
@@ -66,17 +68,17 @@ fn image() -> Contents {
             reason: "the fabric".into(),
         }],
         packages: vec![libc, source, dkms],
-        ..Contents::default()
+        ..ImageRecord::default()
     }
 }
 
-fn written(contents: &Contents, format: Format, epoch: Option<i64>) -> Result<Vec<u8>, Error> {
+fn written(contents: &ImageRecord, format: Format, epoch: Option<i64>) -> Result<Vec<u8>, Error> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(RECORD), serde_json::to_vec(contents).unwrap()).unwrap();
     write(dir.path(), format, epoch)
 }
 
-fn bill(contents: &Contents, format: Format) -> Value {
+fn bill(contents: &ImageRecord, format: Format) -> Value {
     serde_json::from_slice(&written(contents, format, None).unwrap()).unwrap()
 }
 
@@ -141,7 +143,7 @@ fn archives_are_told_with_hash_and_licence() {
 
 #[test]
 fn dates_come_from_the_epoch_or_the_newest_suite() {
-    let date = |contents: &Contents, epoch| {
+    let date = |contents: &ImageRecord, epoch| {
         let bill = |format| serde_json::from_slice::<Value>(&written(contents, format, epoch).unwrap()).unwrap();
         let (cyclonedx, spdx) = (bill(Format::CycloneDx), bill(Format::Spdx));
         let created = text(&spdx["creationInfo"]["created"]).to_owned();
@@ -155,7 +157,7 @@ fn dates_come_from_the_epoch_or_the_newest_suite() {
     let (timestamp, created, why) = date(&image(), Some(951_825_601));
     assert_eq!((timestamp.as_deref(), created.as_str()), (Some("2000-02-29T12:00:01Z"), "2000-02-29T12:00:01Z"));
     assert!(why.contains("SOURCE_DATE_EPOCH"), "{why}");
-    let (timestamp, created, why) = date(&Contents { suites: Vec::new(), ..image() }, None);
+    let (timestamp, created, why) = date(&ImageRecord { suites: Vec::new(), ..image() }, None);
     assert_eq!((timestamp, created.as_str()), (None, "1970-01-01T00:00:00Z"));
     assert!(why.contains("names no suite"), "{why}");
     let error = written(&image(), Format::Spdx, Some(-1)).unwrap_err().to_string();
@@ -310,11 +312,11 @@ fn what_a_record_lacks_or_invents_is_said() {
     let scopes = list(&cyclonedx["components"]).iter().filter(|one| one["name"] == "linux-source-6.12");
     assert!(scopes.into_iter().all(|one| one.get("scope").is_none()), "content or input: nobody knows");
     for change in [
-        |bad: &mut Contents| bad.files.get_mut("init").unwrap().sha256 = "x".into(),
-        |bad: &mut Contents| bad.files.get_mut("init").unwrap().sha1 = Some("x".into()),
-        |bad: &mut Contents| bad.packages[0].sha256 = String::new(),
-        |bad: &mut Contents| bad.archives[0].sha256 = "x".into(),
-        |bad: &mut Contents| bad.outputs.get_mut("vmlinux").unwrap().sha256.push('0'),
+        |bad: &mut ImageRecord| bad.files.get_mut("init").unwrap().sha256 = "x".into(),
+        |bad: &mut ImageRecord| bad.files.get_mut("init").unwrap().sha1 = Some("x".into()),
+        |bad: &mut ImageRecord| bad.packages[0].sha256 = String::new(),
+        |bad: &mut ImageRecord| bad.archives[0].sha256 = "x".into(),
+        |bad: &mut ImageRecord| bad.outputs.get_mut("vmlinux").unwrap().sha256.push('0'),
     ] {
         let mut bad = image();
         change(&mut bad);

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::build::KERNEL;
-use crate::record::{ArchiveRecord, Contents, FileRecord, Origin, PackageRecord};
+use firstlight_image::{ArchiveRecord, FileRecord, ImageRecord, KERNEL, Origin, PackageRecord};
+
 use crate::store::is_hash;
 
 /// A path without leading slash, and what is there.
@@ -60,7 +60,7 @@ pub(super) struct Group<'a> {
 /// All of an image. Every file is in one package, one group, or `loose`.
 #[derive(Debug)]
 pub(super) struct View<'a> {
-    pub(super) contents: &'a Contents,
+    pub(super) contents: &'a ImageRecord,
     pub(super) groups: Vec<Group<'a>>,
     pub(super) packages: Vec<Package<'a>>,
     /// Files of which nothing says where they are from.
@@ -68,7 +68,7 @@ pub(super) struct View<'a> {
 }
 
 /// Hashes have to be hashes: whoever reads a bill believes them.
-pub(super) fn check(contents: &Contents) -> Result<(), String> {
+pub(super) fn check(contents: &ImageRecord) -> Result<(), String> {
     let packages = contents.packages.iter().chain(&contents.tools).map(|one| (one.name.as_str(), &one.sha256));
     let files = contents.files.iter().map(|(path, file)| (path.as_str(), &file.sha256));
     let outputs = contents.outputs.iter().map(|(name, file)| (name.as_str(), &file.sha256));
@@ -84,7 +84,7 @@ pub(super) fn check(contents: &Contents) -> Result<(), String> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn of(contents: &'a Contents) -> Self {
+    pub(super) fn of(contents: &'a ImageRecord) -> Self {
         let mut by_id: BTreeMap<String, &'a PackageRecord> = BTreeMap::new();
         for package in &contents.packages {
             by_id.entry(package.id()).or_insert(package);
@@ -139,7 +139,7 @@ impl<'a> View<'a> {
 }
 
 fn group<'a>(
-    contents: &'a Contents,
+    contents: &'a ImageRecord,
     packages: &BTreeMap<String, &'a PackageRecord>,
     origin: &Origin,
     files: Vec<File<'a>>,

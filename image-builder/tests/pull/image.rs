@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use firstlight_image_builder::digest::of_bytes;
+use firstlight_image::digest::of_bytes;
 use serde_json::{Value, json};
 
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";

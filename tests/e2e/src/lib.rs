@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use firstlight::run::{Deadlines, Report, Run, RunError, run};
+use firstlight::run::{ContainerCommand, Deadlines, Report, Run, RunError, run};
 use firstlight_boot_record::{BootRecord, Gpu};
 use firstlight_lab::{Guest, Lab};
 use firstlight_vm::{Device, Vm};
@@ -30,8 +30,8 @@ pub struct Scenario {
     pub guest: Guest,
     /// CDI names of the GPUs that the container requests.
     pub devices: Vec<String>,
-    /// The container's command; empty for the default probe.
-    pub command: Vec<String>,
+    /// What the container runs.
+    pub command: ContainerCommand,
     /// The container's OCI image layout; busybox if `None`.
     pub image: Option<PathBuf>,
     /// Deadlines of the run's steps.
@@ -48,7 +48,13 @@ impl Scenario {
     /// Returns a scenario of `guest`, with the probe as its container, which requests no GPU.
     #[must_use]
     pub fn guest(guest: Guest) -> Self {
-        Self { guest, devices: Vec::new(), command: Vec::new(), image: None, deadlines: Deadlines::default() }
+        Self {
+            guest,
+            devices: Vec::new(),
+            command: ContainerCommand::Probe,
+            image: None,
+            deadlines: Deadlines::default(),
+        }
     }
 
     /// Requests GPUs for the container.
@@ -61,7 +67,7 @@ impl Scenario {
     /// Runs a command instead of the probe.
     #[must_use]
     pub fn command(mut self, command: &[&str]) -> Self {
-        self.command = command.iter().map(ToString::to_string).collect();
+        self.command = ContainerCommand::Arguments(command.iter().map(ToString::to_string).collect());
         self
     }
 
@@ -102,7 +108,7 @@ impl Scenario {
             keep: false,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");
-        let result = runtime.block_on(run(&plan, &mut |line| println!("  {line}")));
+        let result = runtime.block_on(run(&plan, &mut |progress| println!("  {progress}")));
         let console = std::fs::read(&console_log).unwrap_or_default();
         (result, String::from_utf8_lossy(&console).into_owned())
     }

@@ -140,8 +140,8 @@ async fn run_lifecycle(
     agent.start_container(id).await?;
     let start = ms(started);
     let ended = async {
-        let stdout = agent.read_all(id, Output::Stdout).await?;
-        let stderr = agent.read_all(id, Output::Stderr).await?;
+        let stdout = agent.read_all(id, Output::Stdout, |_| ()).await?;
+        let stderr = agent.read_all(id, Output::Stderr, |_| ()).await?;
         anyhow::Ok((stdout, stderr, agent.wait(id).await?))
     };
     let ended = tokio::time::timeout(LIFECYCLE, ended).await;
@@ -157,7 +157,7 @@ async fn run_lifecycle(
 
 /// Returns the script that tries to open nodes; it runs after the CUDA program, whose times it would affect.
 fn open_probe() -> String {
-    container::default_command().pop().unwrap_or_default()
+    container::probe_command().pop().unwrap_or_default()
 }
 
 /// Lists the GPU nodes before the CUDA program runs: if permitted, NVIDIA's library creates nodes for all GPUs of

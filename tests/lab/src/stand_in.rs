@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use firstlight_image_builder::{cache, digest};
+use firstlight_image::digest;
+use firstlight_image_builder::cache;
 
 use crate::toolbox::Toolbox;
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use firstlight::run::Report;
+use firstlight::run::{ContainerCommand, Report};
 use firstlight_lab::{Guest, Lab};
 
 use super::{Figure, median, millis, report};
@@ -58,7 +58,13 @@ impl Times {
 impl Case {
     fn boot(&mut self, lab: &Lab) -> anyhow::Result<()> {
         let guest = Guest::with_gpus(self.gpus, ATTACH).parameter(self.attach.parameter());
-        let plan = Boot { guest, devices: Vec::new(), command: vec!["/bin/true".into()], image: None, keep: false };
+        let plan = Boot {
+            guest,
+            devices: Vec::new(),
+            command: ContainerCommand::Arguments(vec!["/bin/true".into()]),
+            image: None,
+            keep: false,
+        };
         let what = format!("{} GPUs, {:?}, boot {}", self.gpus, self.attach, self.boots.len() + 1);
         let times = Times::of(&report(lab, &plan).context(what.clone())?, self.gpus)?;
         let Times { listening, attach, ready } = times;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use firstlight::run::Report;
+use firstlight::run::{ContainerCommand, Report};
 use firstlight_boot_record::BootRecord;
 use firstlight_lab::{Guest, Lab};
 
@@ -57,7 +57,13 @@ type BootFiles = (Option<PathBuf>, Option<PathBuf>);
 
 fn plan((kernel, initrd): BootFiles, counting: bool) -> Boot {
     let guest = Guest { cpus: 1, memory_mib: 2048, counting, kernel, initrd, ..Guest::default() };
-    Boot { guest, devices: Vec::new(), command: vec!["/bin/true".into()], image: None, keep: false }
+    Boot {
+        guest,
+        devices: Vec::new(),
+        command: ContainerCommand::Arguments(vec!["/bin/true".into()]),
+        image: None,
+        keep: false,
+    }
 }
 
 fn first_check_ms(report: &Report) -> anyhow::Result<f64> {
@@ -114,7 +120,13 @@ fn shares(record: &BootRecord) -> String {
 /// Boots a guest with GPUs on Debian's kernel: the lab's own has no stand-in driver.
 fn with_gpus(lab: &Lab, gpus: usize, counting: bool) -> anyhow::Result<Report> {
     let guest = Guest { cpus: 1, memory_mib: 2048, counting, ..Guest::with_gpus(gpus, ATTACH) };
-    let boot = Boot { guest, devices: Vec::new(), command: vec!["/bin/true".into()], image: None, keep: false };
+    let boot = Boot {
+        guest,
+        devices: Vec::new(),
+        command: ContainerCommand::Arguments(vec!["/bin/true".into()]),
+        image: None,
+        keep: false,
+    };
     report(lab, &boot)
 }
 

@@ -9,8 +9,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use firstlight::boot::boot;
+use firstlight::guest::Guest as ImageGuest;
 use firstlight_boot_record::BootRecord;
-use firstlight_image_builder::boot::{Boot, boot};
+use firstlight_image::BootFiles;
 use firstlight_image_builder::build::Image;
 use firstlight_image_builder::format::Compression;
 use firstlight_image_builder::manifest::Format;
@@ -89,21 +91,21 @@ fn one_boot(lab: &Lab, case: &Case) -> anyhow::Result<Moments> {
     // Keeps the GPU's server running until the end of the boot.
     let prepared = lab.guest(&Guest { devices: vec![h100(Duration::ZERO)], ..Guest::default() })?;
     let dir = |image: &Image| image.record.parent().map(std::path::Path::to_owned).unwrap_or_default();
-    let plan = Boot {
-        opener: case.opener.as_ref().map(dir),
-        extensions: case.extension.iter().map(dir).collect(),
-        devices: prepared.machine.devices.clone(),
-        ..lab.toolbox.boot(&dir(&case.image))
-    };
-    let machine = plan.machine()?;
+    let extensions: Vec<_> = case.extension.iter().map(dir).collect();
+    let files = BootFiles::open(&dir(&case.image), case.opener.as_ref().map(dir).as_deref(), &extensions)?;
+    let guest = ImageGuest { devices: prepared.machine.devices.clone(), ..lab.toolbox.image_guest(files) };
+    let machine = guest.machine()?;
+    let logs = tempfile::tempdir()?;
+    let log = logs.path().join("console.log");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    let report = match runtime.block_on(or_interrupted(boot(&machine, BOOT_TIMEOUT, None))) {
+    let report = match runtime.block_on(or_interrupted(boot(&machine, BOOT_TIMEOUT, &log))) {
         Err(signal) => bail!("interrupted by signal {}", signal.0),
         Ok(report) => report?,
     };
-    let record =
-        report.record.with_context(|| format!("PID 1 reported nothing; end of the console:\n{}", report.last_words))?;
-    Moments::of(&record).with_context(|| format!("end of the console:\n{}", report.last_words))
+    let record = report
+        .record
+        .with_context(|| format!("PID 1 reported nothing; end of the console:\n{}", report.console_tail))?;
+    Moments::of(&record).with_context(|| format!("end of the console:\n{}", report.console_tail))
 }
 
 pub(super) fn figures(lab: &Lab, boots: u8) -> anyhow::Result<Vec<Figure>> {

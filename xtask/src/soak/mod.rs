@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use firstlight::run::{Outputs, Report};
+use firstlight::run::{ContainerCommand, Outputs, Report};
 use firstlight_boot_record::State;
 use firstlight_lab::{Guest, Lab};
 
@@ -90,7 +90,13 @@ pub(crate) fn soak(args: &Args) -> anyhow::Result<ExitCode> {
     for number in 0..args.boots {
         let (cpus, gpus) = SHAPES[number as usize % SHAPES.len()];
         let guest = Guest { cpus, ..Guest::with_gpus(gpus, ATTACH) };
-        let plan = Boot { guest, devices: Vec::new(), command: vec!["/bin/true".into()], image: None, keep: false };
+        let plan = Boot {
+            guest,
+            devices: Vec::new(),
+            command: ContainerCommand::Arguments(vec!["/bin/true".into()]),
+            image: None,
+            keep: false,
+        };
         let what = format!("boot {} of {} ({cpus} processors, {gpus} GPUs)", number + 1, args.boots);
         let failure = match boot(&lab, &plan, &outputs, &mut |_| {}).with_context(|| what.clone())? {
             BootResult::Interrupted(signal) => anyhow::bail!("{what}: interrupted by signal {}", signal.0),

@@ -1,5 +1,6 @@
 //! Executes a run: the steps of a Kata shim, in their order.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use firstlight_boot_profile::table;
@@ -8,10 +9,10 @@ use firstlight_oci::Image;
 use firstlight_vm::{Exit, Share, Vm};
 use tokio::time::{sleep, timeout};
 
-use super::output::sanitize;
+use super::progress::{Lines, Progress};
 use super::report::{Container, HostTimes, Report, micros};
 use super::share::Directories;
-use super::{Run, RunError};
+use super::{ContainerCommand, Run, RunError};
 use crate::agent::{Agent, AgentError, Output, SHARED_TAG};
 use crate::container::{self, Probe};
 
@@ -33,8 +34,8 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// Missed `Check` replies after which the agent is considered dead.
 const MAX_MISSED: u32 = 8;
 
-/// Boots the guest, runs the container, powers off. `progress` is called with one
-/// line per step.
+/// Boots the guest, runs the container, powers off. `progress` is called for each
+/// step and for each line of the container's output.
 ///
 /// A container that could not be created is not an error of the run: the report
 /// has the reason.
@@ -42,26 +43,43 @@ const MAX_MISSED: u32 = 8;
 /// # Errors
 /// The guest did not boot, hangs, or exited early; the error has the end of its
 /// console and its partial boot record.
-pub async fn run(run: &Run, progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
+pub async fn run(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Report, RunError> {
     let image = Image::open(&run.image)?;
+    let command = command(run, &image)?;
     let dirs = Directories::create()?;
     dirs.unpack(&image, CONTAINER)?;
     let mut machine = run.machine.clone();
     machine.shares.push(Share { tag: SHARED_TAG.to_owned(), dir: dirs.shared() });
     let mut vm = Vm::start(&machine, &dirs.machine(), &run.console_log).await?;
-    let result = drive(run, &image, &mut vm, progress).await;
+    let result = drive(run, &image, &command, &mut vm, progress).await;
     vm.stop().await;
     result
 }
 
-async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
-    let agent = step(vm, "wait for the agent", run.deadlines.boot, connect_agent).await?;
+/// Returns the arguments of the container's process.
+fn command(run: &Run, image: &Image) -> Result<Vec<String>, RunError> {
+    let arguments = match &run.command {
+        ContainerCommand::Probe => container::probe_command(),
+        ContainerCommand::Image => image.default_command(),
+        ContainerCommand::Arguments(arguments) => arguments.clone(),
+    };
+    if arguments.is_empty() { Err(RunError::NoCommand { image: run.image.clone() }) } else { Ok(arguments) }
+}
+
+async fn drive(
+    run: &Run,
+    image: &Image,
+    command: &[String],
+    vm: &mut Vm,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Report, RunError> {
+    let agent = step(vm, "wait for the agent", Limit::of("boot", run.deadlines.boot), connect_agent).await?;
     let agent = agent.with_call_timeout(run.deadlines.call);
     let mut host = HostTimes { first_check_us: micros(vm.uptime()), qemu_exit_us: 0 };
-    progress(&format!("the agent answers {} ms after QEMU's start", host.first_check_us / 1000));
+    say(progress, &format!("the agent answers {} ms after QEMU's start", host.first_check_us / 1000));
     if let Ok(record) = agent.boot_record().await {
         let attaching = record.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Ready).count();
-        progress(&format!("{attaching} of {} GPUs found are not ready yet", record.gpus.len()));
+        say(progress, &format!("{attaching} of {} GPUs found are not ready yet", record.gpus.len()));
     }
     if let Err(error) = agent.create_sandbox(SANDBOX).await {
         return Err(agent_error(vm, "create the sandbox", error).await);
@@ -69,14 +87,17 @@ async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&
 
     let begin = Instant::now();
     let mut container = Container::default();
-    match run_container(run, image, &agent, vm).await? {
+    match run_container(run, image, command, &agent, vm, progress).await? {
         Ok(exited) => {
             container = exited;
-            progress(&format!("the container ran for {} ms, its wait for GPUs included", begin.elapsed().as_millis()));
+            say(
+                progress,
+                &format!("the container ran for {} ms, its wait for GPUs included", begin.elapsed().as_millis()),
+            );
         }
         Err(error @ AgentError::Lost { .. }) => return Err(agent_error(vm, "run the container", error).await),
         Err(error) => {
-            progress(&format!("the container did not run: {error}"));
+            say(progress, &format!("the container did not run: {error}"));
             container.error = Some(error.to_string());
         }
     }
@@ -87,11 +108,13 @@ async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&
     if run.keep {
         // Shown now: the guest may run for days, and may be killed.
         match agent.boot_record().await {
-            Ok(record) => progress(&format!("the boot:\n{}", table(&record))),
-            Err(error) => progress(&format!("failed to read the boot record: {error}")),
+            Ok(record) => say(progress, &format!("the boot:\n{}", table(&record))),
+            Err(error) => say(progress, &format!("failed to read the boot record: {error}")),
         }
-        container.stdout.lines().for_each(|line| progress(&format!("container: {}", sanitize(line))));
-        progress(&format!("guest keeps running: agent at {} (CONNECT 1024), Ctrl-C stops it", vm.vsock().display()));
+        say(
+            progress,
+            &format!("guest keeps running: agent at {} (CONNECT 1024), Ctrl-C stops it", vm.vsock().display()),
+        );
         let exit = vm.wait().await?;
         return Err(exit_error(vm, "keep the guest running", &exit));
     }
@@ -99,42 +122,48 @@ async fn drive(run: &Run, image: &Image, vm: &mut Vm, progress: &mut dyn FnMut(&
         Ok(record) => record,
         Err(error) => return Err(agent_error(vm, "read the boot record", error).await),
     };
-    if run.command.is_empty() {
+    if run.command == ContainerCommand::Probe {
         let granted = granted_minors(&record, &run.devices);
         container.denied_open = Probe::read(&container.stdout).denied_open(&granted);
     }
     // The guest may exit before its reply arrives; its exit confirms the power-off.
     if let Err(error) = agent.destroy_sandbox().await {
-        progress(&format!("the agent did not confirm the power-off: {error}"));
+        say(progress, &format!("the agent did not confirm the power-off: {error}"));
     }
     match timeout(run.deadlines.power_off, vm.wait()).await {
         Ok(exit) => host.qemu_exit_us = micros(exit?.uptime),
-        Err(_) => return Err(hang_error(vm, "power off", run.deadlines.power_off)),
+        Err(_) => return Err(hang_error(vm, "power off", "power-off", run.deadlines.power_off)),
     }
     let record = with_console_events(record, vm.console().record());
     Ok(Report::new(record, container, CONTAINER, host))
+}
+
+/// Reports a step.
+fn say(progress: &mut dyn FnMut(Progress<'_>), text: &str) {
+    progress(Progress::Step(text));
 }
 
 /// Runs the container. The outer error is the guest's, the inner one the agent's.
 async fn run_container(
     run: &Run,
     image: &Image,
+    command: &[String],
     agent: &Agent,
     vm: &mut Vm,
+    progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Result<Container, AgentError>, RunError> {
-    let command = if run.command.is_empty() { container::default_command() } else { run.command.clone() };
-    let spec = container::spec(CONTAINER, image, &command, &run.devices);
+    let spec = container::spec(CONTAINER, image, command, &run.devices);
     // The agent's deadline expires first: its error names the GPU it waits for.
-    let timeout = run.deadlines.create + run.deadlines.call;
+    let limit = Limit::of("create", run.deadlines.create + run.deadlines.call);
     let deadline = run.deadlines.create;
-    let created = step(vm, "create the container", timeout, async |_: &Vm| {
+    let created = step(vm, "create the container", limit, async |_: &Vm| {
         while_alive(agent, agent.create_container(CONTAINER, spec, deadline)).await
     });
     if let Err(error) = created.await? {
         return Ok(Err(error));
     }
-    let limit = run.deadlines.container;
-    step(vm, "run the container", limit, async |_: &Vm| while_alive(agent, start_and_wait(agent)).await).await
+    let limit = Limit { name: "container", time: run.deadlines.container };
+    step(vm, "run the container", limit, async |_: &Vm| while_alive(agent, start_and_wait(agent, progress)).await).await
 }
 
 /// Awaits `work` while the agent answers `Check`.
@@ -157,10 +186,15 @@ async fn while_alive<T>(agent: &Agent, work: impl Future<Output = Result<T, Agen
     }
 }
 
-async fn start_and_wait(agent: &Agent) -> Result<Container, AgentError> {
+async fn start_and_wait(agent: &Agent, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Container, AgentError> {
     agent.start_container(CONTAINER).await?;
-    let (stdout, stderr) =
-        tokio::try_join!(agent.read_all(CONTAINER, Output::Stdout), agent.read_all(CONTAINER, Output::Stderr))?;
+    // Both streams are read at once and report to the same receiver.
+    let progress = RefCell::new(progress);
+    let read = |output| {
+        let (mut lines, progress) = (Lines::new(output), &progress);
+        agent.read_all(CONTAINER, output, move |bytes| lines.feed(bytes, &mut *progress.borrow_mut()))
+    };
+    let (stdout, stderr) = tokio::try_join!(read(Output::Stdout), read(Output::Stderr))?;
     let exit_code = Some(agent.wait(CONTAINER).await?);
     agent.remove_container(CONTAINER).await?;
     Ok(Container { exit_code, stdout, stderr, denied_open: None, error: None })
@@ -186,11 +220,32 @@ async fn connect_agent(vm: &Vm) -> Agent {
     }
 }
 
-/// Runs `work` while the guest runs, for at most `deadline`.
+/// A deadline: its name in `--deadline NAME=SECONDS`, and its time.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    name: &'static str,
+    time: Option<Duration>,
+}
+
+impl Limit {
+    fn of(name: &'static str, time: Duration) -> Self {
+        Self { name, time: Some(time) }
+    }
+}
+
+/// Awaits `work`, without limit if `limit` is `None`.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, Duration> {
+    match limit {
+        Some(limit) => timeout(limit, work).await.map_err(|_| limit),
+        None => Ok(work.await),
+    }
+}
+
+/// Runs `work` while the guest runs, for at most `limit`.
 async fn step<T>(
     vm: &mut Vm,
     name: &'static str,
-    deadline: Duration,
+    limit: Limit,
     work: impl AsyncFnOnce(&Vm) -> T,
 ) -> Result<T, RunError> {
     let console = vm.console().clone();
@@ -198,13 +253,13 @@ async fn step<T>(
         let vm: &Vm = vm;
         // The console closes when QEMU exits.
         tokio::select! {
-            result = timeout(deadline, work(vm)) => Some(result),
+            result = within(limit.time, work(vm)) => Some(result),
             () = console.ended() => None,
         }
     };
     match result {
         Some(Ok(value)) => Ok(value),
-        Some(Err(_)) => Err(hang_error(vm, name, deadline)),
+        Some(Err(waited)) => Err(hang_error(vm, name, limit.name, waited)),
         None => {
             let exit = vm.wait().await?;
             Err(exit_error(vm, name, &exit))
@@ -240,9 +295,9 @@ async fn agent_error(vm: &mut Vm, step: &'static str, source: AgentError) -> Run
     RunError::Agent { step, source: Box::new(source), console_tail: vm.console_tail(), record }
 }
 
-fn hang_error(vm: &Vm, step: &'static str, elapsed: Duration) -> RunError {
+fn hang_error(vm: &Vm, step: &'static str, deadline: &'static str, limit: Duration) -> RunError {
     let record = vm.console().record().map(Box::new);
-    RunError::Hangs { step, elapsed, console_tail: vm.console_tail(), record }
+    RunError::Hangs { step, deadline, limit, console_tail: vm.console_tail(), record }
 }
 
 /// Returns the minors of the GPUs that these CDI device names select.

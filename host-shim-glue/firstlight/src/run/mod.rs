@@ -2,6 +2,7 @@
 
 mod drive;
 mod output;
+mod progress;
 mod report;
 mod share;
 
@@ -15,6 +16,7 @@ use firstlight_vm::{Machine, VmError};
 
 pub use drive::run;
 pub use output::{Outputs, OutputsLock, parse_record, print};
+pub use progress::Progress;
 pub use report::{Container, GpuReport, Report, Timeline, problems};
 
 use crate::agent::AgentError;
@@ -28,14 +30,26 @@ pub struct Run {
     pub image: PathBuf,
     /// CDI device names of kind `nvidia.com/gpu`: indices, PCI addresses, `all`.
     pub devices: Vec<String>,
-    /// The command; if empty, the default one, which lists and probes GPUs.
-    pub command: Vec<String>,
+    /// The container's command.
+    pub command: ContainerCommand,
     /// Path of the console's log.
     pub console_log: PathBuf,
     /// Deadlines.
     pub deadlines: Deadlines,
     /// Keep the guest running after the container has exited, until interrupted.
     pub keep: bool,
+}
+
+/// What a container runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ContainerCommand {
+    /// Our script that lists the container's GPUs and tries to open all others.
+    #[default]
+    Probe,
+    /// The image's entry point and command.
+    Image,
+    /// These arguments.
+    Arguments(Vec<String>),
 }
 
 /// Deadlines of the steps of a run.
@@ -47,8 +61,8 @@ pub struct Deadlines {
     pub call: Duration,
     /// Creating the container, its wait for GPUs included.
     pub create: Duration,
-    /// Start to exit of the container.
-    pub container: Duration,
+    /// Start to exit of the container; `None` without limit.
+    pub container: Option<Duration>,
     /// From the power-off request to QEMU's exit.
     pub power_off: Duration,
 }
@@ -60,7 +74,7 @@ impl Default for Deadlines {
             boot: Duration::from_secs(60),
             call: Duration::from_secs(30),
             create: Duration::from_secs(150),
-            container: Duration::from_secs(120),
+            container: Some(Duration::from_secs(120)),
             power_off: Duration::from_secs(30),
         }
     }
@@ -80,6 +94,12 @@ pub enum RunError {
     /// The image is unusable.
     #[error(transparent)]
     Image(#[from] OciError),
+    /// The image names no command.
+    #[error("run: image {} has neither an entry point nor a command: name a command after --", image.display())]
+    NoCommand {
+        /// The image's layout.
+        image: PathBuf,
+    },
     /// The virtual machine could not be started or reached.
     #[error(transparent)]
     Vm(#[from] VmError),
@@ -114,12 +134,17 @@ pub enum RunError {
         record: Option<Box<BootRecord>>,
     },
     /// The guest runs and makes no progress.
-    #[error("guest hangs in step {step:?}: no progress for {} ms; end of the console:\n{console_tail}", elapsed.as_millis())]
+    #[error(
+        "guest hangs in step {step:?}: no result within {} ms (deadline {deadline:?}); end of the console:\n{console_tail}",
+        limit.as_millis()
+    )]
     Hangs {
         /// The step of the run.
         step: &'static str,
+        /// The name of the deadline, as in `--deadline NAME=SECONDS`.
+        deadline: &'static str,
         /// Time waited.
-        elapsed: Duration,
+        limit: Duration,
         /// The end of the console.
         console_tail: String,
         /// The boot record from the console.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use firstlight_boot_profile::{svg, table};
 use firstlight_boot_record::{Assembler, BootRecord, ReadError};
 
+use super::progress::sanitize;
 use super::report::problems;
 use super::{Report, RunError};
 
@@ -134,17 +135,12 @@ fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), RunErro
     fs::write(path, text).map_err(file)
 }
 
-/// Formats the report as text: container, boot table, resident memory.
+/// Formats the report as text: exit code, boot table, resident memory. The container's output was reported as
+/// [`Progress`](super::Progress).
 #[must_use]
 pub fn print(report: &Report) -> String {
     let mut text = String::new();
     let container = &report.container;
-    for line in container.stdout.lines() {
-        let _ = writeln!(text, "  | {}", sanitize(line));
-    }
-    for line in container.stderr.lines() {
-        let _ = writeln!(text, "  ! {}", sanitize(line));
-    }
     match (container.exit_code, &container.error) {
         (_, Some(error)) => drop(writeln!(text, "container: failed to run: {error}")),
         (Some(code), None) => drop(writeln!(text, "container: exit code {code}")),
@@ -177,11 +173,6 @@ pub fn print(report: &Report) -> String {
     text
 }
 
-/// Removes control characters: container output is untrusted input to the terminal.
-pub(super) fn sanitize(line: &str) -> String {
-    line.chars().filter(|c| !c.is_control() || *c == '\t').collect()
-}
-
 #[cfg(test)]
 mod tests {
     use firstlight_boot_record::{Line, Outcome, Unit};
@@ -204,12 +195,7 @@ mod tests {
         let lock = outputs.prepare().unwrap();
         assert!(matches!(outputs.prepare(), Err(RunError::Busy { .. })));
         drop(lock);
-        let container = Container {
-            exit_code: Some(0),
-            stdout: "hi \x1b[31mred\n".into(),
-            denied_open: Some(true),
-            ..Container::default()
-        };
+        let container = Container { exit_code: Some(0), denied_open: Some(true), ..Container::default() };
         let report = Report::new(BootRecord::new("1", 7), container, "c", HostTimes::default());
         outputs.write(&report).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&fs::read(dir.path().join("r.json")).unwrap()).unwrap();
@@ -221,7 +207,7 @@ mod tests {
         assert!(BootRecord::from_json(&record).is_ok());
         assert!(fs::read_to_string(outputs.dir.join("boot.svg")).unwrap().starts_with("<svg"));
         let text = print(&report);
-        assert!(text.contains("  | hi [31mred\n") && text.contains("exit code 0"), "{text}");
+        assert!(text.contains("exit code 0"), "{text}");
     }
 
     #[test]

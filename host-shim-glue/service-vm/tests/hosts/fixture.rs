@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::boot::Start;
+use firstlight_image::BootFiles;
 use firstlight_pci::Address;
 use firstlight_service_vm::Host;
 use firstlight_service_vm::passthrough::{PassthroughSet, Selection, select};
@@ -151,11 +151,12 @@ impl Fixture {
                     sha256 00ff aa\"";
         Domain {
             name: "firstlight-service-vm".parse().unwrap(),
-            start: Start {
+            boot_files: BootFiles {
                 kernel: image.join("vmlinux"),
                 initrd: (!disk).then(|| image.join("initrd.cpio.zst")),
                 disk: disk.then(|| image.join("rootfs.img")),
                 verity: disk,
+                extensions: Vec::new(),
                 command_line: format!("console=hvc0 quiet panic=-1{}", if disk { command_line } else { "" }),
             },
             append: String::new(),

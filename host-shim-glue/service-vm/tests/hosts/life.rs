@@ -39,7 +39,7 @@ fn life(host: Fixture) -> Life {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut domain = host.domain(false);
     let file = |name: &str| -> PathBuf { dir.join(name) };
-    (domain.start.kernel, domain.start.initrd) = (file("vmlinux"), Some(file("initrd")));
+    (domain.boot_files.kernel, domain.boot_files.initrd) = (file("vmlinux"), Some(file("initrd")));
     domain.state_disk = Some(file("state.img"));
     for name in ["vmlinux", "initrd", "state.img", "dev/kvm", "dev/vhost-vsock"] {
         fs::write(dir.join(name), "").unwrap();

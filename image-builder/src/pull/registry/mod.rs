@@ -310,7 +310,7 @@ impl Origin for Registry {
     fn root(&mut self) -> Result<Root, Error> {
         let which = self.remote.which.clone();
         let Answer { bytes, media_type, digest: claimed } = self.manifest(&which.to_string())?;
-        let hash = format!("sha256:{}", crate::digest::of_bytes(&bytes));
+        let hash = format!("sha256:{}", firstlight_image::digest::of_bytes(&bytes));
         let asked = if let Which::Digest(digest) = &which { Some(digest.to_string()) } else { None };
         for expected in asked.into_iter().chain(claimed.filter(|claimed| claimed.starts_with("sha256:"))) {
             if expected != hash {

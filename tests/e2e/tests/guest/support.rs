@@ -123,7 +123,7 @@ pub(crate) async fn started(agent: &Agent, request: &CreateContainerRequest) {
 
 /// Waits until a started container has exited and removes it; returns its standard output.
 pub(crate) async fn ended(agent: &Agent, id: &str) -> String {
-    let output = agent.read_all(id, Output::Stdout).await.unwrap();
+    let output = agent.read_all(id, Output::Stdout, |_| ()).await.unwrap();
     agent.wait(id).await.unwrap();
     agent.remove_container(id).await.unwrap();
     output

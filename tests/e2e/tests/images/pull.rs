@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use firstlight_image::digest::of_bytes;
 use firstlight_image_builder::cache;
-use firstlight_image_builder::digest::of_bytes;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::pull::{Credentials, Patience, Pulled, Wanted, pull};
 use firstlight_lab::toolbox::{BASIC, Registry, registry};

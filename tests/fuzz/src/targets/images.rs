@@ -3,11 +3,11 @@
 use std::fs;
 use std::io::{BufReader, Cursor, Read};
 
+use firstlight_image::digest::of_bytes;
+use firstlight_image::{ImageRecord, RECORD};
 use firstlight_image_builder::archive::entries;
-use firstlight_image_builder::build::{Contents, RECORD};
 use firstlight_image_builder::cpio::Reader;
 use firstlight_image_builder::diff::Diff;
-use firstlight_image_builder::digest::of_bytes;
 use firstlight_image_builder::format::disk::partitions;
 use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::unpacked;
@@ -168,10 +168,10 @@ pub(super) fn record(bytes: &[u8]) {
         assert!(report.problems.iter().all(|problem| !problem.file.contains('/')));
     }
     let path = dir.path().join(RECORD);
-    if let Ok(contents) = Contents::read(&path) {
+    if let Ok(contents) = ImageRecord::read(&path) {
         let itself = Diff::new(&contents, &contents);
         assert!(itself.same && itself.packages.is_empty());
-        let text = Diff::new(&contents, &Contents::default()).text(true);
+        let text = Diff::new(&contents, &ImageRecord::default()).text(true);
         assert!(!text.contains('\u{1b}'), "an escape sequence of a record was printed");
     }
     for format in [Format::CycloneDx, Format::Spdx] {

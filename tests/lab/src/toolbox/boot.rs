@@ -1,26 +1,24 @@
-//! Boots of images in the lab's QEMU.
+//! Guests of built images with the lab's QEMU.
 
-use std::path::Path;
-
-use firstlight_image_builder::boot::Boot;
-use firstlight_vm::Accelerator;
+use firstlight::guest::Guest;
+use firstlight_image::BootFiles;
+use firstlight_vm::{Accelerator, Tool};
 
 use super::Toolbox;
 
 impl Toolbox {
-    /// Returns a boot of the image whose build results are in `dir`, without extensions or devices.
+    /// Returns a guest of an image, without devices.
     #[must_use]
-    pub fn boot(&self, dir: &Path) -> Boot {
-        Boot {
-            dir: dir.to_owned(),
-            opener: None,
-            extensions: Vec::new(),
-            append: String::new(),
+    pub fn image_guest(&self, files: BootFiles) -> Guest {
+        Guest {
+            files,
             memory_mib: 2048,
             cpus: 2,
             accelerator: Accelerator::detect(),
             qemu: self.qemu.clone(),
             vhost_vsock: self.vhost_device_vsock.clone(),
+            // A boot without a container shares no directory.
+            virtiofsd: Tool::plain("virtiofsd"),
             devices: Vec::new(),
         }
     }

@@ -4,9 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+use firstlight_image_builder::cache;
 use firstlight_image_builder::debian::{self, Apt, Candidate, Wish};
 use firstlight_image_builder::progress::Progress;
-use firstlight_image_builder::{cache, digest};
 use firstlight_vm::Tool;
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use firstlight_image_builder::digest;
+use firstlight_image::digest;
 
 use super::deb::{Deb, RELEASE};
 use crate::bars::image_builder;

@@ -1,16 +1,15 @@
-//! SHA-256 (and SHA-1, where a format requires it) of files and bytes, as lower-case hexadecimal text.
+//! SHA-256 of files and bytes, as lower-case hexadecimal text.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// Size and hash of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes {
+pub struct FileDigest {
     /// In bytes.
     pub size: u64,
     /// Lower-case hexadecimal.
@@ -20,7 +19,7 @@ pub struct Bytes {
 /// Returns the SHA-256 of `bytes`.
 #[must_use]
 pub fn of_bytes(bytes: &[u8]) -> String {
-    hex(Sha256::digest(bytes).as_slice())
+    hex::encode(Sha256::digest(bytes))
 }
 
 /// Returns the SHA-256 and the length of the file at `path`.
@@ -46,17 +45,15 @@ impl<T> Hashing<T> {
     }
 }
 
-impl<T> Hashing<T, Sha1> {
-    /// Hashes with SHA-1: not secure, but SPDX requires it for files.
-    pub fn sha1(inner: T) -> Self {
-        Self { inner, state: Sha1::new() }
-    }
-}
-
 impl<T, D: Digest> Hashing<T, D> {
+    /// Hashes the data written to or read from `inner` with another algorithm, such as SHA-1.
+    pub fn with_algorithm(inner: T) -> Self {
+        Self { inner, state: D::new() }
+    }
+
     /// Returns the hash of all data and the inner value.
     pub fn finish(self) -> (String, T) {
-        (hex(self.state.finalize().as_slice()), self.inner)
+        (hex::encode(self.state.finalize()), self.inner)
     }
 }
 
@@ -80,14 +77,6 @@ impl<T: Read, D: Digest> Read for Hashing<T, D> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)]))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,11 +90,9 @@ mod tests {
         let mut reading = Hashing::new(&b"abc"[..]);
         io::copy(&mut reading, &mut io::sink()).unwrap();
         assert_eq!(reading.finish().0, ABC);
-        // The same example in FIPS 180-1; one pass gives both.
-        let mut both = Hashing::new(Hashing::sha1(&b"abc"[..]));
-        io::copy(&mut both, &mut io::sink()).unwrap();
-        let (sha256, inner) = both.finish();
-        assert_eq!((sha256.as_str(), inner.finish().0.as_str()), (ABC, "a9993e364706816aba3e25717850c26c9cd0d89d"));
+        let mut writing = Hashing::<_, Sha256>::with_algorithm(Vec::new());
+        writing.write_all(b"abc").unwrap();
+        assert_eq!(writing.finish(), (ABC.to_owned(), b"abc".to_vec()));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("abc");
         std::fs::write(&path, "abc").unwrap();

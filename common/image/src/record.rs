@@ -10,9 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Bytes;
-use crate::lock::{Pinned, Release};
-use crate::tree::{Node, Tree};
+use crate::digest::FileDigest;
 
 /// File name of the record in the output directory.
 pub const RECORD: &str = "image.json";
@@ -22,17 +20,17 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RecordError {
     /// It cannot be read.
-    #[error("cannot read {}: is this the directory that build wrote?", path.display())]
+    #[error("failed to read {}; is this the output directory of image-builder build?", path.display())]
     Read {
         /// The record.
         path: PathBuf,
-        /// The system's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// It is invalid.
-    #[error("{} is no record of an image: {what}", path.display())]
+    #[error("{} is not a record of an image: {what}", path.display())]
     Invalid {
         /// The record.
         path: PathBuf,
@@ -44,7 +42,7 @@ pub enum Error {
 /// Contents of `image.json`. It has no host paths and no build time, so it is as
 /// reproducible as the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contents {
+pub struct ImageRecord {
     /// Schema version.
     pub schema: u32,
     /// The manifest's name for the image.
@@ -92,7 +90,7 @@ pub struct Contents {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unused: BTreeMap<String, u64>,
     /// The files beside this record.
-    pub outputs: BTreeMap<String, Bytes>,
+    pub outputs: BTreeMap<String, FileDigest>,
     /// Every file in the image, by path without leading slash.
     pub files: BTreeMap<String, FileRecord>,
     /// Everything else in the image, by path: `directory 755`,
@@ -185,28 +183,16 @@ pub struct PackageRecord {
 }
 
 impl PackageRecord {
-    /// Converts a pinned package.
-    #[must_use]
-    pub fn of(one: &Pinned) -> Self {
-        Self {
-            name: one.name.clone(),
-            version: one.version.clone(),
-            suite: one.suite.clone(),
-            architecture: Some(one.architecture.clone()),
-            source: one.source.clone(),
-            sha256: one.sha256.clone(),
-        }
-    }
-
     /// Returns its identifier in [`Origin`]: `SUITE/NAME=VERSION`.
     #[must_use]
     pub fn id(&self) -> String {
-        id(&self.suite, &self.name, &self.version)
+        package_id(&self.suite, &self.name, &self.version)
     }
 }
 
-/// As [`PackageRecord::id`].
-pub(crate) fn id(suite: &str, name: &str, version: &str) -> String {
+/// Returns the identifier of a package, as [`PackageRecord::id`].
+#[must_use]
+pub fn package_id(suite: &str, name: &str, version: &str) -> String {
     format!("{suite}/{name}={version}")
 }
 
@@ -234,14 +220,6 @@ pub struct SuiteRecord {
     pub sha256: String,
 }
 
-impl SuiteRecord {
-    /// A suite of a lock as the record has it.
-    #[must_use]
-    pub fn of(one: &Release) -> Self {
-        Self { name: one.name.clone(), date: one.date.clone(), sha256: one.sha256.clone() }
-    }
-}
-
 /// A dm-verity hash tree, in the second partition of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerityRecord {
@@ -259,29 +237,24 @@ pub struct VerityRecord {
     pub hash_size: u64,
 }
 
-impl Contents {
-    /// Reads a record, or that in a directory of results.
+impl ImageRecord {
+    /// Reads the record at `path`, or the one in the directory `path`.
     ///
     /// # Errors
-    /// It cannot be read or is invalid.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    /// It cannot be read, is larger than 256 MiB, or is invalid.
+    pub fn read(path: &Path) -> Result<Self, RecordError> {
         let path = if path.is_dir() { path.join(RECORD) } else { path.to_owned() };
-        let failed = |source| Error::Read { path: path.clone(), source };
+        let failed = |source| RecordError::Read { path: path.clone(), source };
         let mut text = Vec::new();
         File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text)).map_err(failed)?;
-        serde_json::from_slice(&text).map_err(|error| Error::Invalid { path, what: error.to_string() })
+        serde_json::from_slice(&text).map_err(|error| RecordError::Invalid { path, what: error.to_string() })
     }
 }
 
-/// Returns the entries of a tree other than files, in the format of [`Contents::others`].
-pub(crate) fn others(tree: &Tree) -> BTreeMap<String, String> {
-    let text = |node: &Node| match node {
-        Node::File { .. } => None,
-        Node::Directory { mode } => Some(format!("directory {mode:o}")),
-        Node::Symlink { target } => Some(format!("link {target}")),
-        Node::Character { mode, major, minor } => Some(format!("character {mode:o} {major},{minor}")),
-    };
-    tree.iter().filter_map(|(path, node)| Some((path.to_owned(), text(node)?))).collect()
+/// Whether this is the name of a file in the directory itself: records are untrusted, and a name must not lead out of it.
+#[must_use]
+pub fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !matches!(name, "." | "..") && !name.contains(['/', '\0'])
 }
 
 #[cfg(test)]
@@ -295,18 +268,18 @@ mod tests {
             "packages":[{"name":"p","version":"1","suite":"sid","sha256":"ab"}],"own_files_sha256":"",
             "outputs":{},"files":{"init":{"size":1,"sha256":"cd"}},"entries":1,"file_bytes":1}"#;
         std::fs::write(dir.path().join(RECORD), text).unwrap();
-        let read = Contents::read(dir.path()).unwrap();
+        let read = ImageRecord::read(dir.path()).unwrap();
         assert_eq!(read.files["init"], FileRecord { size: 1, sha256: "cd".into(), ..FileRecord::default() });
         assert_eq!((read.packages[0].id().as_str(), &read.packages[0].architecture), ("sid/p=1", &None));
         assert_eq!(
-            Contents::read(&dir.path().join(RECORD)).unwrap(),
+            ImageRecord::read(&dir.path().join(RECORD)).unwrap(),
             read,
             "the path may be the directory or its record"
         );
-        let error = Contents::read(&dir.path().join("none")).unwrap_err().to_string();
-        assert!(error.contains("none") && error.contains("directory that build wrote"), "{error}");
+        let error = ImageRecord::read(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(error.contains("none") && error.contains("output directory of image-builder"), "{error}");
         std::fs::write(dir.path().join("invalid"), "[]").unwrap();
-        assert!(matches!(Contents::read(&dir.path().join("invalid")), Err(Error::Invalid { .. })));
+        assert!(matches!(ImageRecord::read(&dir.path().join("invalid")), Err(RecordError::Invalid { .. })));
     }
 
     #[test]
@@ -314,7 +287,7 @@ mod tests {
         for (origin, text) in [
             (Origin::Own, r#""own""#),
             (Origin::Builder, r#""builder""#),
-            (Origin::Package(id("sid", "p", "1:2")), r#"{"package":"sid/p=1:2"}"#),
+            (Origin::Package(package_id("sid", "p", "1:2")), r#"{"package":"sid/p=1:2"}"#),
             (Origin::Source("s".into()), r#"{"source":"s"}"#),
             (Origin::Archive("a=1".into()), r#"{"archive":"a=1"}"#),
         ] {

@@ -1,10 +1,9 @@
-//! QEMU virtual machines: command line, lifecycle, console, vsock.
+//! QEMU virtual machines: command line, lifecycle, console.
 //!
 //! [`Machine`] is the configuration and generates the QEMU command line; [`Vm`] is
 //! a running machine with its daemons (vsock, virtio-fs), which are killed with
-//! it. [`Console`] has the guest's output as text and as a boot record. [`vsock`]
-//! opens streams to the guest's ports. [`or_interrupted`] cancels all of it on a
-//! signal.
+//! it. [`Console`] has the guest's output as text and as a boot record.
+//! [`or_interrupted`] cancels all of it on a signal.
 #![forbid(unsafe_code)]
 
 mod console;
@@ -16,7 +15,6 @@ mod machine;
 mod qmp;
 mod tool;
 mod vm;
-pub mod vsock;
 
 pub use console::Console;
 pub use device::Device;

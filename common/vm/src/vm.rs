@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::helper::Helper;
 use crate::machine::Files;
-use crate::{Console, Machine, Qmp, VmError, vsock};
+use crate::{Console, Machine, Qmp, VmError};
 
 /// A running virtual machine. Dropping it kills QEMU and its daemons.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ impl Vm {
         let begin = Instant::now();
         let socket = self.vsock();
         let mut last = String::from("no attempt finished");
-        match timeout(deadline, vsock::connect(&socket, port, |error| last = error.to_string())).await {
+        match timeout(deadline, firstlight_vsock::connect(&socket, port, |error| last = error.to_string())).await {
             Ok(stream) => Ok(stream),
             Err(_) => {
                 let console_tail = self.console_tail();

@@ -199,7 +199,7 @@ impl Address {
             Self::Hvsock { path, port } => {
                 let opener = move |_: Uri| {
                     let path = path.clone();
-                    async move { firstlight_vm::vsock::try_connect(&path, port).await.map(TokioIo::new) }
+                    async move { firstlight_vsock::try_connect(&path, port).await.map(TokioIo::new) }
                 };
                 endpoint.connect_with_connector(service_fn(opener)).await
             }

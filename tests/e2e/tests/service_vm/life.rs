@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use firstlight_boot_record::{BootRecord, State};
 use firstlight_e2e::lab;
 use firstlight_image_builder::build::Image;
-use firstlight_vm::vsock;
+
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -71,7 +71,7 @@ fn service_vm_lifecycle_with_four_switches() {
     // The agent answers over vsock.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let vsock = site.file("vsock");
-    let agent = runtime.block_on(async { timeout(TIMEOUT, vsock::connect(&vsock, 1024, |_| ())).await });
+    let agent = runtime.block_on(async { timeout(TIMEOUT, firstlight_vsock::connect(&vsock, 1024, |_| ())).await });
     assert!(agent.is_ok(), "the agent listens");
     // The disk in QEMU has the serial number that the guest looks for.
     let disk = site.virsh(&["qemu-monitor-command", "fabric", "--hmp", "info qtree"]).out;

@@ -3,6 +3,7 @@
 //! The host connects, writes `CONNECT port`, reads `OK ...`, and then uses the
 //! stream. A guest that has not booted resets the connection, so connects are
 //! retried.
+#![forbid(unsafe_code)]
 
 use std::io;
 use std::path::Path;

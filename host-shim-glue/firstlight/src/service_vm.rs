@@ -7,14 +7,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
+use firstlight_devices::HostRoots;
 use firstlight_image::BootFiles;
 use firstlight_pci::Address;
-use firstlight_service_vm::passthrough::Selection;
+use firstlight_service_vm::Name;
+use firstlight_service_vm::members::Selection;
 use firstlight_service_vm::service::{Change, Service, State, Status, passthrough};
 use firstlight_service_vm::state_disk::{self, StateDisk};
 use firstlight_service_vm::virsh::Virsh;
 use firstlight_service_vm::xml::{Console, Domain, Hardware, serial_of};
-use firstlight_service_vm::{Host, Name};
 use firstlight_vm::Accelerator;
 
 /// Exit code of `status` for a domain that is not running, as of `systemctl status`.
@@ -111,8 +112,8 @@ pub(crate) struct DomainArgs {
     /// The QEMU binary; libvirt's default if not given.
     #[arg(long, value_name = "FILE")]
     emulator: Option<PathBuf>,
-    /// For labs without IOMMU: an argument for QEMU, repeated for each. The VM then has no PCI functions and no vsock
-    /// of the host, and shares its memory with the processes that serve its devices.
+    /// An argument for QEMU that names a device served by another process (vfio-user, vhost-user), repeated for each.
+    /// The VM then has no PCI functions and no vsock of the host, and shares its memory with these processes.
     #[arg(
         long = "qemu-arg",
         value_name = "ARGUMENT",
@@ -140,8 +141,8 @@ impl ServiceArgs {
         Service { name: self.name.clone(), virsh, host: self.host() }
     }
 
-    fn host(&self) -> Host {
-        Host { sysfs: self.sysfs.clone(), ..Host::default() }
+    fn host(&self) -> HostRoots {
+        HostRoots { sysfs: self.sysfs.clone(), ..HostRoots::default() }
     }
 }
 
@@ -202,7 +203,7 @@ impl DomainArgs {
 
     fn hardware(&self) -> anyhow::Result<Hardware> {
         if !self.qemu_args.is_empty() {
-            return Ok(Hardware::Lab { arguments: self.qemu_args.clone() });
+            return Ok(Hardware::External { arguments: self.qemu_args.clone() });
         }
         let selection = Selection { only: self.devices.clone(), unmanaged: self.unmanaged };
         let passthrough = passthrough(&self.service.name, &self.service.host(), &selection)?;
@@ -305,7 +306,7 @@ pub(crate) fn service_vm(command: &Command) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_service_vm::Problem;
+    use firstlight_devices::Problem;
     use firstlight_service_vm::service::Device;
 
     #[test]

@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
+use firstlight_devices::vfio::VFIO_PCI;
+use firstlight_devices::{HostRoots, Problem, Topology, group_users};
 use firstlight_pci::{Address, Kind};
 
 use crate::definition::Definition;
-use crate::passthrough::{self, Selection, VFIO};
-use crate::topology::Topology;
-use crate::{Host, Problem, group_users};
+use crate::members::{self, Selection};
 
 /// Returns what prevents a start of the domain.
-pub(crate) fn before_start(host: &Host, topology: &Topology, definition: &Definition) -> Vec<Problem> {
+pub(crate) fn before_start(host: &HostRoots, topology: &Topology, definition: &Definition) -> Vec<Problem> {
     let mut problems = check_host(host, definition);
     if definition.huge_pages {
         problems.extend(too_few_huge_pages(host, definition.memory_kib));
     }
-    if !definition.lab {
+    if !definition.external_devices {
         problems.extend(
             missing_function(topology, definition)
                 .map_or_else(|| check_functions(host, topology, definition), |it| vec![it]),
@@ -26,15 +26,15 @@ pub(crate) fn before_start(host: &Host, topology: &Topology, definition: &Defini
 
 /// Returns problems of a running domain. Whether its functions are a complete board is not checked again: the VPD of
 /// a bridge may be unreadable while a guest has it.
-pub(crate) fn running(host: &Host, topology: &Topology, definition: &Definition) -> Vec<Problem> {
+pub(crate) fn running(host: &HostRoots, topology: &Topology, definition: &Definition) -> Vec<Problem> {
     let mut problems = check_host(host, definition);
     problems.extend(missing_function(topology, definition));
     for function in definition.passed.iter().filter_map(|passed| topology.at(passed.address)) {
-        if function.driver.as_deref() != Some(VFIO) {
+        if function.driver.as_deref() != Some(VFIO_PCI) {
             let driver = function.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
             problems.push(Problem::new(
                 format!(
-                    "the domain runs, and its {} {} has {driver}, not {VFIO}",
+                    "the domain runs, and its {} {} has {driver}, not {VFIO_PCI}",
                     function.kind_name(),
                     function.address
                 ),
@@ -46,7 +46,7 @@ pub(crate) fn running(host: &Host, topology: &Topology, definition: &Definition)
 }
 
 /// Checks files and device nodes of the host.
-fn check_host(host: &Host, definition: &Definition) -> Vec<Problem> {
+fn check_host(host: &HostRoots, definition: &Definition) -> Vec<Problem> {
     let mut problems = missing_files(definition);
     if definition.kind == "kvm" {
         problems.extend(absent(&host.dev.join("kvm"), "switch VT-x or SVM on in the firmware"));
@@ -81,7 +81,7 @@ fn missing_function(topology: &Topology, definition: &Definition) -> Option<Prob
 }
 
 /// Checks that the functions are a complete board, and that no other VM has their groups.
-fn check_functions(host: &Host, topology: &Topology, definition: &Definition) -> Vec<Problem> {
+fn check_functions(host: &HostRoots, topology: &Topology, definition: &Definition) -> Vec<Problem> {
     let mut then: Vec<Address> = definition.passed.iter().map(|passed| passed.address).collect();
     let of_fabric = |address: &&Address| {
         let kind = topology.at(**address).and_then(|function| function.kind);
@@ -91,7 +91,7 @@ fn check_functions(host: &Host, topology: &Topology, definition: &Definition) ->
         only: then.iter().filter(of_fabric).copied().collect(),
         unmanaged: definition.passed.iter().any(|passed| !passed.managed),
     };
-    let passthrough = match passthrough::select(topology, &selection) {
+    let passthrough = match members::select(topology, &selection) {
         Ok(passthrough) => passthrough,
         Err(problems) => return problems,
     };
@@ -117,7 +117,7 @@ fn check_functions(host: &Host, topology: &Topology, definition: &Definition) ->
 }
 
 /// Checks for free huge pages of the default size.
-fn too_few_huge_pages(host: &Host, memory_kib: u64) -> Option<Problem> {
+fn too_few_huge_pages(host: &HostRoots, memory_kib: u64) -> Option<Problem> {
     let text = std::fs::read_to_string(host.proc.join("meminfo")).unwrap_or_default();
     let number = |key: &str| -> Option<u64> {
         text.lines().find_map(|line| line.strip_prefix(key))?.split_ascii_whitespace().next()?.parse().ok()

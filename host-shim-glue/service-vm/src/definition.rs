@@ -31,8 +31,8 @@ pub struct Definition {
     pub huge_pages: bool,
     /// Memory, KiB.
     pub memory_kib: u64,
-    /// Whether it is a lab domain, whose devices are named by QEMU arguments.
-    pub lab: bool,
+    /// Whether other processes serve its devices, which QEMU arguments name.
+    pub external_devices: bool,
 }
 
 /// Invalid domain XML.
@@ -142,7 +142,7 @@ impl Definition {
                             unit = attribute(attributes, "unit").unwrap_or_else(|| "KiB".to_owned());
                         }
                         ["domain", "memoryBacking", "hugepages"] => read.huge_pages = true,
-                        ["domain", "qemu:commandline"] => read.lab = true,
+                        ["domain", "qemu:commandline"] => read.external_devices = true,
                         ["domain", "devices", "hostdev"] => {
                             managed = attribute(attributes, "managed").is_some_and(|it| it == "yes");
                         }
@@ -201,7 +201,7 @@ mod tests {
                 files: vec!["/a&lt;/vmlinux".into(), "/s 'x'".into()],
                 huge_pages: true,
                 memory_kib: 4 << 20,
-                lab: false,
+                external_devices: false,
             }
         );
         assert!(Definition::read("error: no domain").is_err());

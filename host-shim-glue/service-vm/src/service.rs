@@ -3,15 +3,15 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
+use firstlight_devices::vfio::VFIO_PCI;
+use firstlight_devices::{HostRoots, PciFunction, Problem, Topology, group_users, joined};
 use firstlight_pci::{Address, ScanError, driver};
 use serde::Serialize;
 
 use crate::definition::{Definition, DefinitionError, PassedFunction};
-use crate::passthrough::{self, PassthroughSet, Selection, VFIO};
-use crate::problem::{Problem, joined};
-use crate::topology::{PciFunction, Topology};
+use crate::members::{self, PassthroughSet, Selection};
 use crate::virsh::{Virsh, VirshError};
-use crate::{Host, Name, check, group_users};
+use crate::{Name, check, qemu_process};
 
 /// Timeout for the release of functions: libvirt releases them some seconds after it reports the domain as off.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -171,16 +171,16 @@ pub struct Service {
     /// libvirt.
     pub virsh: Virsh,
     /// The host's kernel interfaces.
-    pub host: Host,
+    pub host: HostRoots,
 }
 
 /// Selects the functions that the host would pass to a service VM.
 ///
 /// # Errors
 /// The PCI bus cannot be read, or the problems that prevent it.
-pub fn passthrough(name: &Name, host: &Host, selection: &Selection) -> Result<PassthroughSet, ServiceError> {
+pub fn passthrough(name: &Name, host: &HostRoots, selection: &Selection) -> Result<PassthroughSet, ServiceError> {
     let topology = Topology::read(&host.sysfs)?;
-    let selected = passthrough::select(&topology, selection);
+    let selected = members::select(&topology, selection);
     selected.map_err(|problems| ServiceError::Problems { domain: name.clone(), what: "made", problems })
 }
 
@@ -214,8 +214,9 @@ impl Service {
             State::Other => return Err(ServiceError::UnexpectedState { domain: self.name.clone(), state: message }),
             State::Off | State::Undefined => {}
         }
-        // A lab domain has no devices of the host.
-        let topology = if definition.lab { Topology::default() } else { Topology::read(&self.host.sysfs)? };
+        // A domain with external devices has none of the host.
+        let topology =
+            if definition.external_devices { Topology::default() } else { Topology::read(&self.host.sysfs)? };
         let problems = check::before_start(&self.host, &topology, &definition);
         if !problems.is_empty() {
             return Err(ServiceError::Problems { domain: self.name.clone(), what: "started", problems });
@@ -245,7 +246,7 @@ impl Service {
         };
         let up = matches!(state, State::Running | State::Other);
         let Some(definition) = self.definition(up)? else { return Ok(status) };
-        let running = group_users::qemu(&self.host.proc, &definition.uuid).filter(|_| up);
+        let running = qemu_process::find(&self.host.proc, &definition.uuid).filter(|_| up);
         status.started_at = running.map(|running| running.started_at);
         status.pid = running.map(|running| running.pid);
         status.cid = definition.cid;
@@ -279,7 +280,7 @@ impl Service {
         loop {
             let users = group_users::of_groups(&self.host.proc, groups.iter().copied());
             let bound =
-                |it: &&PassedFunction| driver(&self.host.sysfs, it.address).is_some_and(|driver| driver == VFIO);
+                |it: &&PassedFunction| driver(&self.host.sysfs, it.address).is_some_and(|driver| driver == VFIO_PCI);
             let pending = passed.iter().filter(|it| it.managed).filter(bound).count();
             if users.is_empty() && (pending == 0 || begin.elapsed() > UNBIND_TIMEOUT) {
                 return Ok(());

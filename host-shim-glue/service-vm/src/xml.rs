@@ -31,9 +31,9 @@ pub enum Hardware {
         /// The guest's vsock context id, 3 or more.
         cid: u32,
     },
-    /// Only QEMU arguments. For labs without an IOMMU, where other processes serve the devices and share the guest's
-    /// memory.
-    Lab {
+    /// Devices that other processes serve, over vfio-user and vhost-user. QEMU arguments name them, and the processes
+    /// share the guest's memory.
+    External {
         /// The arguments.
         arguments: Vec<String>,
     },
@@ -177,7 +177,7 @@ impl Domain {
         let mut out = Lines { text: String::new(), depth: 0 };
         match &self.hardware {
             Hardware::Host { .. } => out.open(&format!("domain type='{kind}'")),
-            Hardware::Lab { .. } => {
+            Hardware::External { .. } => {
                 out.open(&format!("domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"))
             }
         }
@@ -194,7 +194,7 @@ impl Domain {
             out.line(format!("<on_{end}>destroy</on_{end}>"));
         }
         self.devices(&mut out)?;
-        if let Hardware::Lab { arguments } = &self.hardware {
+        if let Hardware::External { arguments } = &self.hardware {
             out.open("qemu:commandline");
             for argument in arguments {
                 out.line(format!("<qemu:arg value='{}'/>", escaped("QEMU's argument", argument)?));
@@ -207,7 +207,7 @@ impl Domain {
 
     fn memory(&self, out: &mut Lines) {
         // Processes that serve devices have to map the guest's memory.
-        let shared = matches!(self.hardware, Hardware::Lab { .. });
+        let shared = matches!(self.hardware, Hardware::External { .. });
         if !(shared || self.huge_pages) {
             return;
         }

@@ -246,7 +246,7 @@ pub(crate) const TARGETS: &[Target] = &[
     } },
     Target {
         name: "image-manifest",
-        seeds: &[firstlight_image_builder::manifest::LAB.as_bytes()],
+        seeds: &[include_bytes!("../../lab/manifests/lab.toml")],
         read: |bytes| {
             let variables = firstlight_image_builder::manifest::Variables::new();
             let _ = firstlight_image_builder::manifest::Manifest::parse(&text(bytes), Path::new("x"), &variables);

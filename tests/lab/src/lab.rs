@@ -14,7 +14,7 @@ use crate::agent_tests_bundle::{self, AgentTestsError};
 use crate::binaries::{AgentTests, Binaries, BuildError, FabricStandIns, Profile, ServicePrograms, workspace};
 use crate::busybox::{self, BusyboxError};
 use crate::gpu_bundle::{self, BundleError};
-use crate::{StandIn, Toolbox, host_packages, shipped, stand_in, toolbox};
+use crate::{StandIn, Toolbox, host_packages, manifest, shipped, stand_in, toolbox};
 
 /// Errors of preparing the lab.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +167,7 @@ impl Lab {
         };
         let busybox_image = output().join("busybox-image");
         busybox::write_layout(&toolbox.busybox, &busybox_image)?;
-        let manifest = root.join("image-builder/manifests/lab.toml");
+        let manifest = root.join(manifest::PATH);
         let variables = variables(&binaries, &stand_in, &toolbox);
         let image =
             build::build(&manifest, &variables, &output().join(image_name(profile)), &cache, Progress::quiet())?;
@@ -398,14 +398,14 @@ impl Lab {
         let read = |file: &str, variables| Manifest::read(&workspace().join(file), variables);
         let mut manifest = read("image-builder/manifests/opener.toml", &variables).map_err(build::Error::from)?;
         let all = self::variables(&self.binaries, &self.stand_in, &self.toolbox);
-        let lab = read("image-builder/manifests/lab.toml", &all).map_err(build::Error::from)?;
+        let lab = read(manifest::PATH, &all).map_err(build::Error::from)?;
         manifest.kernel.suite = lab.kernel.suite;
         let mut packages = Packages::new(&self.cache, None, progress());
         Ok(build::build_from(&manifest, &mut packages, &output().join("image-opener"))?)
     }
 
     fn lab_image_with(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
-        let file = workspace().join("image-builder/manifests/lab.toml");
+        let file = workspace().join(manifest::PATH);
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
         let mut manifest = Manifest::read(&file, &variables).map_err(build::Error::from)?;
         change(&mut manifest);

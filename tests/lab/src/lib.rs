@@ -18,6 +18,7 @@ mod guest;
 pub mod host_packages;
 mod lab;
 pub mod libvirt;
+mod manifest;
 pub mod shipped;
 pub mod stand_in;
 pub mod toolbox;

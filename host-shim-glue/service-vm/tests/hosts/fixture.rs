@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use firstlight_devices::HostRoots;
+use firstlight_devices::Topology;
 use firstlight_image::BootFiles;
 use firstlight_pci::Address;
-use firstlight_service_vm::Host;
-use firstlight_service_vm::passthrough::{PassthroughSet, Selection, select};
-use firstlight_service_vm::topology::Topology;
+use firstlight_service_vm::members::{PassthroughSet, Selection, select};
 use firstlight_service_vm::xml::{Console, Domain, Hardware};
 use firstlight_vm::Accelerator;
 use tempfile::TempDir;
@@ -45,8 +45,8 @@ impl Fixture {
         self.0.path()
     }
 
-    pub(crate) fn host(&self) -> Host {
-        Host { sysfs: self.path().join("sys"), proc: self.path().join("proc"), dev: self.path().join("dev") }
+    pub(crate) fn host(&self) -> HostRoots {
+        HostRoots { sysfs: self.path().join("sys"), proc: self.path().join("proc"), dev: self.path().join("dev") }
     }
 
     pub(crate) fn dir(&self, address: &str) -> PathBuf {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use firstlight_service_vm::passthrough::{Generation, PassthroughSet, Selection};
+use firstlight_service_vm::members::{Generation, PassthroughSet, Selection};
 use firstlight_service_vm::xml::{Console, Domain, Hardware};
 use firstlight_vm::Accelerator;
 
@@ -97,6 +97,6 @@ fn lab_domain_has_qemu_arguments() {
     domain.accelerator = Accelerator::Tcg;
     domain.emulator = Some("/opt/qemu & more/qemu-system-x86_64".into());
     let arguments = ["-device", r#"{"driver":"vfio-user-pci","socket":{"type":"unix","path":"/tmp/0.sock"}}"#];
-    domain.hardware = Hardware::Lab { arguments: arguments.map(str::to_owned).to_vec() };
+    domain.hardware = Hardware::External { arguments: arguments.map(str::to_owned).to_vec() };
     golden("lab.xml", &domain);
 }

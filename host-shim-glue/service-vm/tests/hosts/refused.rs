@@ -1,6 +1,6 @@
 //! Hosts on which no service VM is possible, and the reported problems.
 
-use firstlight_service_vm::passthrough::Selection;
+use firstlight_service_vm::members::Selection;
 
 use crate::fixture::{CX7, Fixture, GPU, NVME, SWITCH, vpd};
 

@@ -90,10 +90,7 @@ fn service_vm_lifecycle_with_four_switches() {
     assert!(said.code == Some(1) && said.err.contains("state.img does not exist"), "{said:?}");
     assert_eq!(site.virsh(&["domstate", "fabric"]).out.trim(), "shut off");
     let said = site.define(Path::new("/nowhere"), &[]);
-    assert!(
-        said.code == Some(1) && said.err.contains("failed to read /nowhere: is this the directory that build wrote?"),
-        "{said:?}"
-    );
+    assert!(said.code == Some(1) && said.err.contains("failed to read /nowhere"), "{said:?}");
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl Toolbox {
         let recipe = if host_qemu.is_some() { &HELPERS } else { &QEMU };
         let programs = Tree::prepare(cache, recipe, progress)?;
         let busybox_tree = Tree::prepare(cache, &BUSYBOX, progress)?;
-        let kernel = Kernel::prepare(cache, &manifest::lab_kernel()?, progress)?;
+        let kernel = Kernel::prepare(cache, &crate::manifest::kernel()?, progress)?;
         let headers = KernelHeaders::prepare(cache, &kernel.facts, progress)?;
         let qemu = match host_qemu {
             Some(program) => Tool::plain(program),

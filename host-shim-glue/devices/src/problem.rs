@@ -1,4 +1,4 @@
-//! Problems that prevent the service VM from running.
+//! Problems of a host, each with its remedy.
 
 use std::fmt;
 
@@ -15,7 +15,8 @@ pub struct Problem {
 
 impl Problem {
     /// Creates a problem.
-    pub(crate) fn new(message: impl Into<String>, remedy: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn new(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { message: message.into(), remedy: remedy.into() }
     }
 }
@@ -27,6 +28,7 @@ impl fmt::Display for Problem {
 }
 
 /// Joins problems into one text.
-pub(crate) fn joined(problems: &[Problem]) -> String {
+#[must_use]
+pub fn joined(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

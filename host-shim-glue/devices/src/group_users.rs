@@ -1,4 +1,4 @@
-//! Finds the processes that have an IOMMU group open, and the start time of a domain's QEMU.
+//! Finds the processes that have an IOMMU group open.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,37 +12,29 @@ pub struct GroupUser {
     pub name: String,
 }
 
-/// A domain's QEMU process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Running {
-    /// Its process id.
-    pub pid: u32,
-    /// Its start time, seconds since 1970.
-    pub started_at: u64,
-}
-
-/// Ticks per second (`USER_HZ`) in `/proc`, the same on every architecture.
-const TICKS_PER_SECOND: u64 = 100;
-
-fn processes(proc: &Path) -> impl Iterator<Item = (u32, PathBuf)> {
+/// Iterates over the processes below `proc`: process id and directory.
+pub fn processes(proc: &Path) -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
 }
 
 /// Returns the arguments of a process.
-fn arguments(process: &Path) -> Vec<String> {
+#[must_use]
+pub fn arguments(process: &Path) -> Vec<String> {
     let bytes = fs::read(process.join("cmdline")).unwrap_or_default();
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-fn after<'a>(arguments: &'a [String], option: &str) -> Option<&'a str> {
+/// Returns the argument after an option.
+#[must_use]
+pub fn option_value<'a>(arguments: &'a [String], option: &str) -> Option<&'a str> {
     let at = arguments.iter().position(|argument| argument == option)?;
     arguments.get(at + 1).map(String::as_str)
 }
 
 /// Returns the domain's name from `guest=NAME,debug-threads=on`, as libvirt writes it.
 fn guest_of(arguments: &[String]) -> Option<String> {
-    let name = after(arguments, "-name")?.split(',').next()?;
+    let name = option_value(arguments, "-name")?.split(',').next()?;
     Some(name.strip_prefix("guest=").unwrap_or(name).to_owned())
 }
 
@@ -69,26 +61,6 @@ pub fn of_groups(proc: &Path, groups: impl IntoIterator<Item = u32>) -> Vec<Grou
     users
 }
 
-/// Returns the start time of a process, seconds since 1970.
-fn started_at(proc: &Path, process: &Path) -> Option<u64> {
-    let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The program's name is in parentheses and may contain any character.
-    let (_, numbers) = stat.rsplit_once(')')?;
-    let ticks: u64 = numbers.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    let system = fs::read_to_string(proc.join("stat")).ok()?;
-    let boot: u64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
-    Some(boot + ticks / TICKS_PER_SECOND)
-}
-
-/// Returns the QEMU of the domain with this UUID.
-#[must_use]
-pub fn qemu(proc: &Path, uuid: &str) -> Option<Running> {
-    processes(proc).find_map(|(pid, process)| {
-        let found = after(&arguments(&process), "-uuid") == Some(uuid);
-        found.then(|| started_at(proc, &process)).flatten().map(|started_at| Running { pid, started_at })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +70,6 @@ mod tests {
         fs::create_dir_all(process.join("fd")).unwrap();
         fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
         fs::write(process.join("cmdline"), cmdline.replace(' ', "\0")).unwrap();
-        fs::write(process.join("stat"), format!("{pid} (a) b) S 1{}500 0", " 0".repeat(17) + " ")).unwrap();
         for (at, file) in files.iter().enumerate() {
             std::os::unix::fs::symlink(file, process.join("fd").join(at.to_string())).unwrap();
         }
@@ -115,14 +86,5 @@ mod tests {
         assert_eq!(of_groups(proc.path(), [6]), [GroupUser { pid: 8, name: "dpdk[0m".into() }]);
         assert_eq!(of_groups(proc.path(), [5, 6]).len(), 2);
         assert_eq!(of_groups(&proc.path().join("none"), [5]), []);
-    }
-
-    #[test]
-    fn domain_start_time_is_that_of_its_qemu() {
-        let proc = tempfile::tempdir().unwrap();
-        fs::write(proc.path().join("stat"), "cpu 1\nbtime 1000\n").unwrap();
-        plant(proc.path(), 7, "qemu", "qemu -uuid a-b -m 1", &[]);
-        assert_eq!(qemu(proc.path(), "a-b"), Some(Running { pid: 7, started_at: 1005 }));
-        assert_eq!(qemu(proc.path(), "a"), None);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// The root directories of the host's kernel interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct HostRoots {
     /// Normally `/sys`.
     pub sysfs: PathBuf,
     /// Normally `/proc`.
@@ -13,7 +13,7 @@ pub struct Host {
     pub dev: PathBuf,
 }
 
-impl Default for Host {
+impl Default for HostRoots {
     fn default() -> Self {
         Self { sysfs: "/sys".into(), proc: "/proc".into(), dev: "/dev".into() }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use firstlight_pci::{Address, Kind};
 
-use crate::Problem;
-use crate::topology::{PciFunction, Topology};
+use firstlight_devices::vfio::{self, list};
+use firstlight_devices::{PciFunction, Problem, Topology};
 
 /// The NVLink generation, which determines what the fabric manager drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,12 +37,6 @@ const BRIDGE_FUNCTIONS: usize = 4;
 /// The management endpoint of the board's PCIe switch: vendor, device, function.
 const SWITCH_ENDPOINT: (u16, u16, u8) = (0x11f8, 0x4128, 1);
 
-/// Drivers that do not prevent passthrough of the group.
-const STUB_DRIVERS: &[&str] = &["vfio-pci", "pci-stub"];
-
-/// The driver of functions that are passed through.
-pub const VFIO: &str = "vfio-pci";
-
 /// Which functions to select.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -73,7 +67,8 @@ pub fn select(topology: &Topology, selection: &Selection) -> Result<PassthroughS
     let mut problems = Vec::new();
     let (generation, mut passed) =
         find_switches(topology, &selection.only, &mut problems).ok_or_else(|| problems.clone())?;
-    let groups = groups(topology, &passed, &mut problems);
+    let (groups, without_group) = vfio::groups(topology, &passed);
+    problems.extend(without_group);
     let mut idle = Vec::new();
     for function in groups.iter().flat_map(|group| topology.group(*group)) {
         if passed.contains(function) || function.is_port() {
@@ -83,18 +78,14 @@ pub fn select(topology: &Topology, selection: &Selection) -> Result<PassthroughS
             passed.push(function.clone());
             continue;
         }
-        problems.extend(conflict_with_host(function));
+        problems.extend(conflict(function));
         idle.push(function.clone());
     }
     passed.sort_by_key(|function| function.address);
     for function in passed.iter().filter(|_| selection.unmanaged) {
-        problems.extend(check_bound_to_vfio(function));
+        problems.extend(vfio::not_bound(function));
     }
     if problems.is_empty() { Ok(PassthroughSet { generation, passed, idle, groups }) } else { Err(problems) }
-}
-
-fn list<'a>(functions: impl IntoIterator<Item = &'a PciFunction>) -> String {
-    functions.into_iter().map(|function| function.address.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn find_switches(
@@ -199,80 +190,20 @@ fn all_bridge_functions(topology: &Topology, bridges: &[PciFunction], problems: 
     whole
 }
 
-fn groups(topology: &Topology, passed: &[PciFunction], problems: &mut Vec<Problem>) -> BTreeSet<u32> {
-    let alone: Vec<&PciFunction> = passed.iter().filter(|function| function.group.is_none()).collect();
-    if !alone.is_empty() {
-        problems.push(Problem::new(
-            format!(
-                "{} {} in no IOMMU group",
-                list(alone.iter().copied()),
-                if alone.len() == 1 { "is" } else { "are" }
-            ),
-            "switch the IOMMU on: VT-d or AMD-Vi in the firmware, and intel_iommu=on among the host's kernel \
-             parameters on Intel",
-        ));
-    }
-    let groups: BTreeSet<u32> = passed.iter().filter_map(|function| function.group).collect();
-    for group in groups.iter().filter(|group| topology.no_iommu_groups.contains(group)) {
-        problems.push(Problem::new(
-            format!("IOMMU group {group} is a no-IOMMU group: vfio runs without an IOMMU"),
-            "a VM could then write to all of the host's memory: switch the IOMMU on, and take \
-             enable_unsafe_noiommu_mode from vfio's parameters",
-        ));
-    }
-    groups
-}
-
 /// Returns why another function prevents passthrough of its group.
-fn conflict_with_host(function: &PciFunction) -> Option<Problem> {
-    let PciFunction { address, driver, names, group, .. } = function;
-    let what = function.kind_name();
-    let group = group.unwrap_or_default();
-    let place = format!("IOMMU group {group} also has {what} {address}");
-    match (function.kind, driver) {
-        (Some(Kind::Gpu), _) => Some(Problem::new(
-            place,
+fn conflict(function: &PciFunction) -> Option<Problem> {
+    let group = function.group.unwrap_or_default();
+    let shared = format!("IOMMU group {group} also has {} {}", function.kind_name(), function.address);
+    match function.kind {
+        Some(Kind::Gpu) => Some(Problem::new(
+            shared,
             "no tenant could have that GPU: switch ACS on in the firmware, or ask the server's maker how the board's \
              PCIe switches have to be set up",
         )),
-        (Some(Kind::NvSwitch | Kind::NvLinkBridge), _) => Some(Problem::new(
-            format!("{place}, which was not selected"),
+        Some(Kind::NvSwitch | Kind::NvLinkBridge) => Some(Problem::new(
+            format!("{shared}, which was not selected"),
             "a group cannot be shared: name it with --device as well",
         )),
-        (_, Some(driver)) if !STUB_DRIVERS.contains(&driver.as_str()) => {
-            let used = if names.is_empty() { String::new() } else { format!(" as {}", names.join(", ")) };
-            Some(Problem::new(
-                format!("{place}, which the host uses{used} with driver {driver}"),
-                format!(
-                    "move what uses it elsewhere and unbind it (virsh nodedev-detach {}), or switch ACS on in the \
-                     firmware so that it has a group of its own",
-                    nodedev(*address)
-                ),
-            ))
-        }
-        _ => None,
+        _ => vfio::host_use(function),
     }
-}
-
-/// Returns why an unmanaged function cannot be passed through.
-fn check_bound_to_vfio(function: &PciFunction) -> Option<Problem> {
-    let PciFunction { address, driver, .. } = function;
-    let bound = match driver.as_deref() {
-        Some(VFIO) => return None,
-        Some(driver) => format!("driver {driver}, not {VFIO}"),
-        None => format!("no driver, not {VFIO}"),
-    };
-    Some(Problem::new(
-        format!("{} {address} has {bound}", function.kind_name()),
-        format!(
-            "virsh nodedev-detach {} binds it, and without --unmanaged libvirt does that by itself",
-            nodedev(*address)
-        ),
-    ))
-}
-
-/// Returns libvirt's node device name of a function.
-fn nodedev(address: Address) -> String {
-    let Address { domain, bus, device, function } = address;
-    format!("pci_{domain:04x}_{bus:02x}_{device:02x}_{function:x}")
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use firstlight::boot::{self, BootReport};
+use firstlight_boot_profile::{TableOptions, table};
 use firstlight_image::BootFiles;
 use firstlight_image_builder::build::Image;
 use firstlight_image_builder::locked::{self, Task, Verdict};
@@ -103,7 +104,7 @@ pub(crate) fn image(args: &Args) -> anyhow::Result<ExitCode> {
     for (name, report) in boots {
         println!("\n{name}:");
         match &report.record {
-            Some(record) => print!("{}", firstlight_boot_profile::table(record)),
+            Some(record) => print!("{}", table(record, TableOptions::stdout(false))),
             None => println!("{}", report.console_tail),
         }
         all_ready &= report.is_ready();

@@ -13,6 +13,7 @@ mod fuzz;
 mod gpu_test;
 mod guest;
 mod image;
+mod picture;
 mod run;
 mod scenarios;
 mod size;
@@ -53,6 +54,8 @@ enum Command {
     Soak(soak::Args),
     /// Build the release images of `manifests/`: our programs, Debian's kernel, NVIDIA's driver.
     Image(image::Args),
+    /// Boot a guest and draw it as the README's picture.
+    Picture(picture::Args),
     /// Compare the sizes of the guest's programs with their budgets.
     Size,
 }
@@ -76,6 +79,7 @@ fn dispatch() -> anyhow::Result<ExitCode> {
         Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Soak(args) => soak::soak(&args),
         Command::Image(args) => image::image(&args),
+        Command::Picture(args) => picture::picture(&args),
         Command::Size => size::size(),
     }
 }

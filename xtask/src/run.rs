@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use firstlight::run::{ContainerCommand, Outputs, Progress, print};
+use firstlight_boot_profile::TableOptions;
 use firstlight_lab::binaries::Profile;
 use firstlight_lab::{Guest, Lab, fail_with, h100};
 
@@ -53,6 +54,9 @@ pub(crate) struct Args {
     /// Exit with 3 instead of 0 if the boot was degraded: a unit or a GPU failed.
     #[arg(long)]
     fail_on_degraded: bool,
+    /// List skipped units in the boot profile.
+    #[arg(long)]
+    all: bool,
     /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, default_value = "out")]
     out: PathBuf,
@@ -130,7 +134,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         BootResult::Report(report) => {
             outputs.write(&report)?;
-            print!("{}", print(&report));
+            print!("{}", print(&report, TableOptions::stdout(args.all)));
             println!("{}", outputs.written());
             Ok(ExitCode::from(report.exit_code(args.fail_on_degraded)))
         }

@@ -5,10 +5,12 @@
 //! [`table`] prints them for a terminal, [`svg`] draws them.
 #![forbid(unsafe_code)]
 
+mod critical_path;
 mod rows;
 mod svg;
 mod table;
 
+pub use critical_path::critical_path;
 pub use rows::{Row, RowStyle, rows};
 pub use svg::svg;
-pub use table::table;
+pub use table::{TableOptions, table};

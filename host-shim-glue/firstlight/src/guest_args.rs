@@ -54,6 +54,9 @@ pub(crate) struct GuestArgs {
     /// s), power-off (30 s); may be repeated.
     #[arg(long = "deadline", value_name = "STEP=SECONDS", value_parser = deadline)]
     deadlines: Vec<Deadline>,
+    /// List skipped units in the boot profile.
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Directory for boot-record.json, boot.svg and console.log.
     #[arg(long, value_name = "DIR", default_value = "out")]
     pub(crate) out: PathBuf,

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use firstlight::boot;
 use firstlight::run::{self, ContainerCommand, Outputs, Progress, Run};
+use firstlight_boot_profile::{TableOptions, svg, table};
 use firstlight_vm::or_interrupted;
 
 use guest_args::GuestArgs;
@@ -37,6 +38,9 @@ enum Command {
         /// Also write it as SVG to this file.
         #[arg(long)]
         svg: Option<PathBuf>,
+        /// List skipped units.
+        #[arg(long)]
+        all: bool,
     },
     /// Manage the service VM of the NVLink fabric, through libvirt.
     #[command(subcommand)]
@@ -128,7 +132,7 @@ fn run_container(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(Ok(report)) => {
             outputs.write(&report)?;
-            print!("{}", run::print(&report));
+            print!("{}", run::print(&report, TableOptions::stdout(args.guest.all)));
             Ok(ExitCode::from(report.exit_code(args.fail_on_degraded)))
         }
     }
@@ -151,7 +155,7 @@ fn boot_guest(args: &GuestArgs) -> anyhow::Result<ExitCode> {
     if let Some(record) = &report.record {
         outputs.write_record(record)?;
         problems = run::problems(record);
-        println!("{}\n{}", firstlight_boot_profile::table(record), outputs.written());
+        println!("{}\n{}", table(record, TableOptions::stdout(args.all)), outputs.written());
     }
     if let Some(failure) = report.failure() {
         bail!("{failure}");
@@ -164,14 +168,13 @@ fn boot_guest(args: &GuestArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(DEGRADED))
 }
 
-fn boot_profile(file: &PathBuf, svg: Option<&PathBuf>) -> anyhow::Result<ExitCode> {
+fn boot_profile(file: &PathBuf, to: Option<&PathBuf>, all: bool) -> anyhow::Result<ExitCode> {
     let text = std::fs::read(file).with_context(|| format!("failed to read {}", file.display()))?;
     let text = String::from_utf8_lossy(&text);
     let record = run::parse_record(&text).with_context(|| file.display().to_string())?;
-    print!("{}", firstlight_boot_profile::table(&record));
-    if let Some(path) = svg {
-        std::fs::write(path, firstlight_boot_profile::svg(&record))
-            .with_context(|| format!("failed to write {}", path.display()))?;
+    print!("{}", table(&record, TableOptions::stdout(all)));
+    if let Some(path) = to {
+        std::fs::write(path, svg(&record)).with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -188,7 +191,7 @@ fn execute() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(args) => run_container(&args),
         Command::Boot(args) => boot_guest(&args),
-        Command::BootProfile { file, svg } => boot_profile(&file, svg.as_ref()),
+        Command::BootProfile { file, svg, all } => boot_profile(&file, svg.as_ref(), all),
         Command::ServiceVm(command) => service_vm::service_vm(&command),
     }
 }

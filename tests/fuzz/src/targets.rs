@@ -97,7 +97,7 @@ pub(crate) const TARGETS: &[Target] = &[
             let mut assembler = Assembler::new();
             text(bytes).lines().for_each(|line| assembler.feed(line));
             if let Some(record) = assembler.record() {
-                let _ = (firstlight_boot_profile::table(record), firstlight_boot_profile::svg(record));
+                let _ = (firstlight_boot_profile::table(record, firstlight_boot_profile::TableOptions { width: Some(100), all: true }), firstlight_boot_profile::svg(record));
             }
         },
     },

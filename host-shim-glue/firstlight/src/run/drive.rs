@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use firstlight_boot_profile::table;
+use firstlight_boot_profile::{TableOptions, table};
 use firstlight_boot_record::{BootRecord, GpuPhase, State};
 use firstlight_oci::Image;
 use firstlight_vm::{Exit, Share, Vm};
@@ -108,7 +108,7 @@ async fn drive(
     if run.keep {
         // Shown now: the guest may run for days, and may be killed.
         match agent.boot_record().await {
-            Ok(record) => say(progress, &format!("the boot:\n{}", table(&record))),
+            Ok(record) => say(progress, &format!("the boot:\n{}", table(&record, TableOptions::stdout(false)))),
             Err(error) => say(progress, &format!("failed to read the boot record: {error}")),
         }
         say(

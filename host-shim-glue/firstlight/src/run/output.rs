@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use firstlight_boot_profile::{svg, table};
+use firstlight_boot_profile::{TableOptions, svg, table};
 use firstlight_boot_record::{Assembler, BootRecord, ReadError};
 
 use super::progress::sanitize;
@@ -108,7 +108,7 @@ impl Outputs {
 
     fn partial(&self, record: &BootRecord) -> String {
         let written = self.write_record(record).map_or_else(|error| error.to_string(), |()| self.written());
-        format!("{}\n{written}\n", table(record))
+        format!("{}\n{written}\n", table(record, TableOptions::stdout(false)))
     }
 
     /// Names the files.
@@ -138,7 +138,7 @@ fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), RunErro
 /// Formats the report as text: exit code, boot table, resident memory. The container's output was reported as
 /// [`Progress`](super::Progress).
 #[must_use]
-pub fn print(report: &Report) -> String {
+pub fn print(report: &Report, options: TableOptions) -> String {
     let mut text = String::new();
     let container = &report.container;
     match (container.exit_code, &container.error) {
@@ -151,7 +151,7 @@ pub fn print(report: &Report) -> String {
         Some(false) => text.push_str("device cgroup: FAILED: opened and requested GPUs differ, see above\n"),
         None => {}
     }
-    let _ = writeln!(text, "\n{}", table(&report.boot_record));
+    let _ = writeln!(text, "\n{}", table(&report.boot_record, options));
     let resident: Vec<_> = report.resident().map(|(process, size)| format!("{process} {size}")).collect();
     if !resident.is_empty() {
         let _ = writeln!(text, "resident: {}", resident.join(", "));
@@ -206,7 +206,7 @@ mod tests {
         let record = fs::read_to_string(outputs.dir.join("boot-record.json")).unwrap();
         assert!(BootRecord::from_json(&record).is_ok());
         assert!(fs::read_to_string(outputs.dir.join("boot.svg")).unwrap().starts_with("<svg"));
-        let text = print(&report);
+        let text = print(&report, TableOptions::default());
         assert!(text.contains("exit code 0"), "{text}");
     }
 
@@ -240,12 +240,17 @@ mod tests {
     fn degraded_boot_is_reported_after_everything_else() {
         let mut record = BootRecord::new("1", 7);
         assert!(
-            !print(&Report::new(record.clone(), Container::default(), "c", HostTimes::default())).contains("degraded")
+            !print(
+                &Report::new(record.clone(), Container::default(), "c", HostTimes::default()),
+                TableOptions::default()
+            )
+            .contains("degraded")
         );
         record.units.push(unit("cmdline", Outcome::Failed, "unknown parameter firstlight.atach"));
         record.units.push(unit("late", Outcome::TimedOut, "deadline of 2000 ms"));
         record.units.push(unit("fine", Outcome::Ok, ""));
-        let text = print(&Report::new(record, Container::default(), "c", HostTimes::default()));
+        let report = Report::new(record, Container::default(), "c", HostTimes::default());
+        let text = print(&report, TableOptions::default());
         let end = "degraded: 2 problems\n  - unit cmdline failed: unknown parameter firstlight.atach\n  - unit late timed-out: deadline of 2000 ms\n";
         assert!(text.ends_with(end), "{text}");
     }

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use firstlight_lab::binaries::workspace;
 
 use crate::cargo::{cargo, run_program};
+use crate::steps::not_run;
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
@@ -30,18 +31,67 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
 /// The version of cargo-deny that is installed, the same on every machine.
 const DENY_VERSION: &str = "0.20.2";
 
-/// Checks licences, sources and banned crates with cargo-deny, which is installed in the lab's cache.
+/// Checks licences, sources, banned crates and advisories with cargo-deny, which is in the lab's cache. Without it, only
+/// CI builds it, which takes minutes.
 fn check_dependencies() -> anyhow::Result<()> {
     let tools = firstlight_lab::cache_root()?.join("tools");
     let installed = tools.join("bin/cargo-deny");
+    let root = tools.display().to_string();
     if !installed.is_file() {
-        eprintln!("xtask: cargo-deny is not in {}; building it once takes some minutes", tools.display());
-        let root = tools.display().to_string();
-        cargo(&["install", "--quiet", "--locked", "--root", &root, "--version", DENY_VERSION, "cargo-deny"])?;
+        let install = ["install", "--debug", "--locked", "--root", &root, "--version", DENY_VERSION, "cargo-deny"];
+        if std::env::var_os("CI").is_none() {
+            not_run(format!(
+                "licences, sources, banned crates and advisories: cargo-deny is not in {root}; CI runs them, and here: \
+                 cargo {}",
+                install.join(" ")
+            ));
+            return Ok(());
+        }
+        eprintln!("xtask: building cargo-deny once, which takes some minutes");
+        cargo(&install)?;
     }
-    // Advisories are not checked: their database is downloaded, and all checks must run offline.
     let program = installed.display().to_string();
-    run_program(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])
+    run_program(&program, &["--log-level", "error", "check", "licenses", "bans", "sources"])?;
+    check_advisories(&program)
+}
+
+/// Checks the dependencies for known vulnerabilities. Their database is downloaded; without it the check is reported as
+/// not run.
+fn check_advisories(program: &str) -> anyhow::Result<()> {
+    let mut command = Command::new(program);
+    command.current_dir(workspace()).args(["--color", "never", "--log-level", "error", "check", "advisories"]);
+    let output = command.output().with_context(|| format!("failed to start {program}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    match advisory_result(output.status.success(), &text) {
+        Advisories::Clean => {}
+        Advisories::NoDatabase(reason) => not_run(format!("advisories (known vulnerabilities): {reason}")),
+        Advisories::Found => bail!("cargo-deny check advisories failed:\n{}", text.trim()),
+    }
+    Ok(())
+}
+
+/// Result of a check of advisories.
+#[derive(Debug, PartialEq, Eq)]
+enum Advisories {
+    /// No dependency has one.
+    Clean,
+    /// The database could not be fetched: the reason, one line.
+    NoDatabase(String),
+    /// A dependency has one.
+    Found,
+}
+
+fn advisory_result(succeeded: bool, text: &str) -> Advisories {
+    let failure = text.lines().find(|line| line.contains("advisory database"));
+    match (succeeded, failure) {
+        (true, _) => Advisories::Clean,
+        (false, Some(line)) => {
+            let cause = text.lines().find(|line| line.starts_with("fatal:")).unwrap_or_default();
+            let line = line.split_once("] ").map_or(line, |(_, message)| message);
+            Advisories::NoDatabase(format!("{} {cause}", line.split(" with ").next().unwrap_or(line)).trim().to_owned())
+        }
+        (false, None) => Advisories::Found,
+    }
 }
 
 /// Generated tables: the document, and the package and option that print the table, which the marker in
@@ -104,6 +154,17 @@ fn replace_table(text: &str, begin: &str, table: &str, path: &Path) -> anyhow::R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_database_is_not_a_finding() {
+        let offline = "2026-01-01 [ERROR] failed to fetch advisory database https://example.org/db with cli: failed to \
+                       clone\nCloning into 'x'...\nfatal: unable to access 'https://example.org/db/': no route\n";
+        let reason = "failed to fetch advisory database https://example.org/db fatal: unable to access \
+                      'https://example.org/db/': no route";
+        assert_eq!(advisory_result(false, offline), Advisories::NoDatabase(reason.into()));
+        assert_eq!(advisory_result(true, ""), Advisories::Clean);
+        assert_eq!(advisory_result(false, "error[vulnerability]: use after free in x"), Advisories::Found);
+    }
 
     #[test]
     fn generated_part_is_replaced_and_must_exist() {

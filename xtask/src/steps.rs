@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -58,6 +59,16 @@ struct StepTime {
     wall: Duration,
     /// Processor time of the step's processes.
     cpu: Duration,
+}
+
+/// What could not be checked on this machine.
+static NOT_RUN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Reports that a check was not run, now and in the summary: it must not look like a pass.
+pub(crate) fn not_run(what: impl Into<String>) {
+    let what = what.into();
+    eprintln!("xtask: NOT RUN: {what}");
+    NOT_RUN.lock().unwrap_or_else(PoisonError::into_inner).push(what);
 }
 
 /// Runs steps one after the other.
@@ -128,6 +139,9 @@ impl Steps {
             row(time.name, time.wall, time.cpu);
         }
         row("total", self.begin.elapsed(), self.times.iter().map(|time| time.cpu).sum());
+        for what in NOT_RUN.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(text, "NOT RUN: {what}");
+        }
         text
     }
 }

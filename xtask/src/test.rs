@@ -11,7 +11,7 @@ use firstlight_lab::binaries::target;
 
 use crate::cargo::cargo;
 use crate::scenarios::{self, Options, Outcome, Scenario};
-use crate::steps::{History, Step, Steps, format_duration};
+use crate::steps::{History, Step, Steps, format_duration, not_run};
 use crate::{check, fuzz, size};
 
 /// Options of `test`.
@@ -134,7 +134,7 @@ fn unit() -> anyhow::Result<()> {
 fn daemons() -> anyhow::Result<()> {
     let cgroup2 = std::fs::read_to_string("/proc/self/mounts")?.lines().any(|line| line.contains(" cgroup2 rw"));
     if std::fs::metadata("/proc/self")?.uid() != 0 || !cgroup2 {
-        eprintln!("xtask: NOT RUN: firstlight-init's tests with real daemons need root and a mounted cgroup2");
+        not_run("firstlight-init's tests with real daemons: they need root and a mounted cgroup2");
         return Ok(());
     }
     cargo(&["test", "--quiet", "--locked", "--package", "firstlight-init", "--features", "real", "--test", "daemons"])

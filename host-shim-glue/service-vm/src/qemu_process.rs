@@ -47,7 +47,7 @@ mod tests {
         fs::write(proc.path().join("stat"), "cpu 1\nbtime 1000\n").unwrap();
         let process = proc.path().join("7");
         fs::create_dir(&process).unwrap();
-        fs::write(process.join("cmdline"), "qemu\0-uuid\0a-b\0-m\01").unwrap();
+        fs::write(process.join("cmdline"), ["qemu", "-uuid", "a-b", "-m", "1"].join("\0")).unwrap();
         fs::write(process.join("stat"), format!("7 (a) b) S 1{}500 0", " 0".repeat(17) + " ")).unwrap();
         assert_eq!(find(proc.path(), "a-b"), Some(Running { pid: 7, started_at: 1005 }));
         assert_eq!(find(proc.path(), "a"), None);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use firstlight::agent::{Agent, sandbox_storages};
+use firstlight::run::{Outputs, RunError, parse_record};
 use firstlight_boot_record::BootRecord;
 use firstlight_e2e::{Scenario, lab};
 use firstlight_vm::Vm;
@@ -57,4 +58,24 @@ fn killed_agent_powers_off_the_guest_with_restart_policy_poweroff() {
         assert!(record.event("agent-restarted").is_none(), "{:?}", record.events);
         assert!(exit.status.success());
     });
+}
+
+#[test]
+fn guest_that_exits_after_its_agent_answered_is_reported_with_its_boot() {
+    let scenario = crashing_agent().parameter("firstlight.agent-restart=poweroff").command(&["/bin/sleep", "600"]);
+    let error = scenario.go().unwrap_err();
+    let RunError::Ended { step, record: Some(record), .. } = &error else { panic!("{error}") };
+    assert!(record.event("agent-listening").is_some() && record.event("agent-exited").is_some(), "{record:?}");
+    let text = error.to_string();
+    assert!(text.starts_with("guest exited ") && text.contains(&format!("in step {step:?}")), "{text}");
+
+    // What `firstlight run` then shows and leaves.
+    let dir = tempfile::tempdir().unwrap();
+    let outputs = Outputs { dir: dir.path().to_owned(), json: None };
+    let _lock = outputs.prepare().unwrap();
+    let shown = outputs.failed(&error);
+    assert!(shown.contains("\nmounts ") && shown.contains("boot.svg"), "{shown}");
+    let written = std::fs::read_to_string(dir.path().join("boot-record.json")).unwrap();
+    assert_eq!(parse_record(&written).unwrap(), **record);
+    assert!(std::fs::read_to_string(dir.path().join("boot.svg")).unwrap().starts_with("<svg"));
 }

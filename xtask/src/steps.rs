@@ -148,14 +148,27 @@ impl Steps {
 
 /// Returns the processor time of all waited-for descendants of this process.
 fn children_cpu() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    Duration::from_millis(children_ticks(&stat).unwrap_or_default() * 1000 / rustix::param::clock_ticks_per_second())
+    times_of_this_process().1
 }
 
-/// Returns `cutime` plus `cstime`, fields 16 and 17 of proc_pid_stat(5).
-fn children_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(13);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+/// Returns the processor time of this process and all its waited-for descendants.
+pub(crate) fn processor_time() -> Duration {
+    let (own, children) = times_of_this_process();
+    own + children
+}
+
+fn times_of_this_process() -> (Duration, Duration) {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let (own, children) = ticks(&stat).unwrap_or_default();
+    let time = |ticks: u64| Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
+    (time(own), time(children))
+}
+
+/// Returns `utime` plus `stime` and `cutime` plus `cstime`, fields 14 to 17 of proc_pid_stat(5).
+fn ticks(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+    let mut sum = || Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?);
+    Some((sum()?, sum()?))
 }
 
 #[cfg(test)]
@@ -176,9 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn children_ticks_are_parsed_after_a_command_name_with_spaces() {
+    fn ticks_are_parsed_after_a_command_name_with_spaces() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 10 11 250 50 20 0 1 0 99";
-        assert_eq!(children_ticks(stat), Some(300));
-        assert_eq!(children_ticks("7 (a"), None);
+        assert_eq!(ticks(stat), Some((21, 300)));
+        assert_eq!(ticks("7 (a"), None);
     }
 }

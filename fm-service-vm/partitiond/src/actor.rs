@@ -2,124 +2,65 @@
 //!
 //! libnvfm calls block without a bound. So one thread owns the engine, executes commands one by one, and publishes
 //! the state through a watch channel that can be read at any time. A caller whose timeout has passed gets an error; a
-//! change that was started continues, and a command whose caller has left is not started.
+//! change that was started continues, and a command whose caller has left is not started. An operation is a closure
+//! ([`Handle::call`]), so a new one needs a method of the engine and one of the service, and nothing here.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight_partitions::{Choice, PartitionId};
 use tokio::sync::{oneshot, watch};
 
-use crate::engine::{Activated, Engine, ModuleMapUpdate, ModuleMapUpdateResult, PartitionRequest};
+use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::fabric::Fabric;
+use crate::fabric::BoxedFabric;
 use crate::fault::Fault;
 use crate::manager::ManagerState;
-use crate::snapshot::Step;
 use crate::view::View;
 
-/// Partitions and their owners.
-pub type DesiredPartitions = Vec<(PartitionId, String)>;
+/// The engine that the thread owns.
+pub type BoxedEngine = Engine<BoxedFabric>;
 
-type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
-
-/// Commands to the engine.
+/// What the thread receives.
 enum Command {
-    Plan(PartitionRequest, Reply<Choice>),
-    Activate {
-        request: String,
-        partition_request: PartitionRequest,
-        owner: String,
-        reply: Reply<Activated>,
-    },
-    Deactivate {
-        request: String,
-        partition: PartitionId,
-        owner: String,
-        reply: Reply<bool>,
-    },
-    Reconcile {
-        request: String,
-        desired: DesiredPartitions,
-        dry_run: bool,
-        reply: Reply<Vec<Step>>,
-    },
-    Quarantine {
-        gpu: u32,
-        reason: String,
-        reply: Reply<()>,
-    },
-    Release {
-        gpu: u32,
-        reply: Reply<bool>,
-    },
-    ReleaseSwitch {
-        switch: String,
-        reply: Reply<()>,
-    },
-    SetMap {
-        request: String,
-        update: ModuleMapUpdate,
-        reply: Reply<ModuleMapUpdateResult>,
-    },
-    ForgetMap {
-        request: String,
-        reply: Reply<bool>,
-    },
-    /// No reply is sent to these.
-    KernelFault {
-        boot_id: String,
-        sequence: u64,
-        fault: Fault,
-    },
+    /// An operation of a request.
+    Call(Box<dyn Call>),
+    /// A fault from the kernel log. No reply is sent.
+    KernelFault { boot_id: String, sequence: u64, fault: Fault },
+    /// The state of the fabric manager's process. No reply is sent.
     ManagerState(ManagerState),
 }
 
-impl Command {
-    /// Whether the caller has dropped the receiver of the reply.
-    fn is_abandoned(&self) -> bool {
-        match self {
-            Self::Plan(_, reply) => reply.is_closed(),
-            Self::Activate { reply, .. } => reply.is_closed(),
-            Self::Deactivate { reply, .. } | Self::Release { reply, .. } | Self::ForgetMap { reply, .. } => {
-                reply.is_closed()
-            }
-            Self::SetMap { reply, .. } => reply.is_closed(),
-            Self::Reconcile { reply, .. } => reply.is_closed(),
-            Self::Quarantine { reply, .. } | Self::ReleaseSwitch { reply, .. } => reply.is_closed(),
-            Self::KernelFault { .. } | Self::ManagerState(_) => false,
-        }
-    }
+/// An operation of a request, with the channel for its result.
+trait Call: Send {
+    /// Returns whether the caller has dropped the receiver of the reply.
+    fn is_abandoned(&self) -> bool;
 
-    /// Executes the command and returns a closure that sends the reply.
-    fn execute<F: Fabric>(self, engine: &mut Engine<F>) -> Box<dyn FnOnce()> {
-        match self {
-            Self::Plan(partition_request, reply) => deferred_reply(reply, engine.plan(partition_request)),
-            Self::Activate { request, partition_request, owner, reply } => {
-                deferred_reply(reply, engine.activate(&request, partition_request, &owner))
-            }
-            Self::Deactivate { request, partition, owner, reply } => {
-                deferred_reply(reply, engine.deactivate(&request, partition, &owner))
-            }
-            Self::Reconcile { desired, dry_run: true, reply, .. } => deferred_reply(reply, engine.steps(&desired)),
-            Self::Reconcile { request, desired, reply, .. } => {
-                deferred_reply(reply, engine.reconcile(&request, &desired))
-            }
-            Self::Quarantine { gpu, reason, reply } => deferred_reply(reply, engine.quarantine(gpu, &reason)),
-            Self::Release { gpu, reply } => deferred_reply(reply, engine.release(gpu)),
-            Self::ReleaseSwitch { switch, reply } => deferred_reply(reply, engine.release_switch(&switch)),
-            Self::KernelFault { .. } | Self::ManagerState(_) => Box::new(|| ()),
-            Self::SetMap { request, update, reply } => deferred_reply(reply, engine.set_map(&request, update)),
-            Self::ForgetMap { request, reply } => deferred_reply(reply, engine.forget_map(&request)),
-        }
-    }
+    /// Executes the operation and returns a closure that sends the reply.
+    fn execute(self: Box<Self>, engine: &mut BoxedEngine) -> Box<dyn FnOnce()>;
 }
 
-/// The receiver may have been dropped, which is not an error.
-fn deferred_reply<T: 'static>(reply: Reply<T>, result: Result<T, EngineError>) -> Box<dyn FnOnce()> {
-    Box::new(move || drop(reply.send(result)))
+struct PendingCall<T, O> {
+    operation: O,
+    reply: oneshot::Sender<Result<T, EngineError>>,
+}
+
+impl<T, O> Call for PendingCall<T, O>
+where
+    T: Send + 'static,
+    O: FnOnce(&mut BoxedEngine) -> Result<T, EngineError> + Send,
+{
+    fn is_abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn execute(self: Box<Self>, engine: &mut BoxedEngine) -> Box<dyn FnOnce()> {
+        let Self { operation, reply } = *self;
+        let result = operation(engine);
+        // The receiver may have been dropped, which is not an error.
+        Box::new(move || drop(reply.send(result)))
+    }
 }
 
 /// Why there is no result.
@@ -155,11 +96,7 @@ pub struct Handle {
 ///
 /// # Errors
 /// The thread cannot be created.
-pub fn start<F: Fabric + Send + 'static>(
-    engine: Engine<F>,
-    poll_interval: Duration,
-    timeout: Duration,
-) -> std::io::Result<Handle> {
+pub fn start(engine: BoxedEngine, poll_interval: Duration, timeout: Duration) -> std::io::Result<Handle> {
     let (commands, receiver) = channel();
     let mut first = View::new(engine.state().clone());
     first.module_map = Arc::clone(engine.module_map().known());
@@ -168,12 +105,7 @@ pub fn start<F: Fabric + Send + 'static>(
     Ok(Handle { commands, view, timeout })
 }
 
-fn run<F: Fabric>(
-    mut engine: Engine<F>,
-    commands: &Receiver<Command>,
-    views: &watch::Sender<View>,
-    poll_interval: Duration,
-) {
+fn run(mut engine: BoxedEngine, commands: &Receiver<Command>, views: &watch::Sender<View>, poll_interval: Duration) {
     let observer = views.clone();
     engine.observe(move |state| {
         observer.send_modify(|view| {
@@ -186,7 +118,7 @@ fn run<F: Fabric>(
     poll(&mut engine, views);
     loop {
         match commands.recv_timeout(poll_interval) {
-            Ok(command) if command.is_abandoned() => continue,
+            Ok(Command::Call(call)) if call.is_abandoned() => continue,
             Ok(Command::KernelFault { boot_id, sequence, fault }) => {
                 match engine.kernel_fault(&boot_id, sequence, &fault) {
                     Ok(true) => show(&engine, views),
@@ -205,8 +137,8 @@ fn run<F: Fabric>(
                 }
             }
             // The view is updated before the reply, so that a caller sees its own change.
-            Ok(command) => {
-                let reply = command.execute(&mut engine);
+            Ok(Command::Call(call)) => {
+                let reply = call.execute(&mut engine);
                 show(&engine, views);
                 reply();
             }
@@ -217,7 +149,7 @@ fn run<F: Fabric>(
 }
 
 /// Publishes the engine's state, without calling FM.
-fn show<F>(engine: &Engine<F>, views: &watch::Sender<View>) {
+fn show(engine: &BoxedEngine, views: &watch::Sender<View>) {
     views.send_modify(|view| {
         view.state = engine.state().clone();
         view.module_map = Arc::clone(engine.module_map().known());
@@ -231,7 +163,7 @@ fn show<F>(engine: &Engine<F>, views: &watch::Sender<View>) {
 }
 
 /// Polls FM and publishes the result.
-fn poll<F: Fabric>(engine: &mut Engine<F>, views: &watch::Sender<View>) {
+fn poll(engine: &mut BoxedEngine, views: &watch::Sender<View>) {
     let settled = engine.settle();
     show(engine, views);
     if let Err(error) = settled {
@@ -264,104 +196,22 @@ impl Handle {
         let _ = self.commands.send(Command::ManagerState(manager_state));
     }
 
-    async fn send<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, RequestError> {
+    /// Executes an operation on the engine's thread and returns its result.
+    ///
+    /// # Errors
+    /// Those of the operation, or a timeout. An operation that was started continues after a timeout; one whose caller has
+    /// left before is not started.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut BoxedEngine) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, RequestError> {
         let (reply, replied) = oneshot::channel();
-        self.commands.send(command(reply)).map_err(|_| RequestError::ShuttingDown)?;
+        let call = Command::Call(Box::new(PendingCall { operation, reply }));
+        self.commands.send(call).map_err(|_| RequestError::ShuttingDown)?;
         match tokio::time::timeout(self.timeout, replied).await {
             Ok(Ok(reply)) => Ok(reply?),
             Ok(Err(_)) => Err(RequestError::ShuttingDown),
             Err(_) => Err(RequestError::TimedOut { waited: self.timeout }),
         }
-    }
-
-    /// See [`Engine::plan`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn plan(&self, partition_request: PartitionRequest) -> Result<Choice, RequestError> {
-        self.send(|reply| Command::Plan(partition_request, reply)).await
-    }
-
-    /// See [`Engine::activate`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn activate(
-        &self,
-        request: String,
-        partition_request: PartitionRequest,
-        owner: String,
-    ) -> Result<Activated, RequestError> {
-        self.send(|reply| Command::Activate { request, partition_request, owner, reply }).await
-    }
-
-    /// See [`Engine::deactivate`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn deactivate(
-        &self,
-        request: String,
-        partition: PartitionId,
-        owner: String,
-    ) -> Result<bool, RequestError> {
-        self.send(|reply| Command::Deactivate { request, partition, owner, reply }).await
-    }
-
-    /// See [`Engine::reconcile`] and, for a dry run, [`Engine::steps`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn reconcile(
-        &self,
-        request: String,
-        desired: DesiredPartitions,
-        dry_run: bool,
-    ) -> Result<Vec<Step>, RequestError> {
-        self.send(|reply| Command::Reconcile { request, desired, dry_run, reply }).await
-    }
-
-    /// See [`Engine::quarantine`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn quarantine(&self, gpu: u32, reason: String) -> Result<(), RequestError> {
-        self.send(|reply| Command::Quarantine { gpu, reason, reply }).await
-    }
-
-    /// See [`Engine::release_switch`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn release_switch(&self, switch: String) -> Result<(), RequestError> {
-        self.send(|reply| Command::ReleaseSwitch { switch, reply }).await
-    }
-
-    /// See [`Engine::release`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn release(&self, gpu: u32) -> Result<bool, RequestError> {
-        self.send(|reply| Command::Release { gpu, reply }).await
-    }
-
-    /// See [`Engine::set_map`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn set_map(
-        &self,
-        request: String,
-        update: ModuleMapUpdate,
-    ) -> Result<ModuleMapUpdateResult, RequestError> {
-        self.send(|reply| Command::SetMap { request, update, reply }).await
-    }
-
-    /// See [`Engine::forget_map`].
-    ///
-    /// # Errors
-    /// As there, or a timeout.
-    pub async fn forget_map(&self, request: String) -> Result<bool, RequestError> {
-        self.send(|reply| Command::ForgetMap { request, reply }).await
     }
 }

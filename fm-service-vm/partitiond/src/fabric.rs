@@ -29,6 +29,27 @@ pub trait Fabric {
     fn set_activated(&mut self, ids: &[u32]) -> Result<(), Error>;
 }
 
+/// Any fabric manager.
+pub type BoxedFabric = Box<dyn Fabric + Send>;
+
+impl Fabric for BoxedFabric {
+    fn partitions(&mut self) -> Result<Vec<Partition>, Error> {
+        (**self).partitions()
+    }
+
+    fn activate(&mut self, id: u32) -> Result<(), Error> {
+        (**self).activate(id)
+    }
+
+    fn deactivate(&mut self, id: u32) -> Result<(), Error> {
+        (**self).deactivate(id)
+    }
+
+    fn set_activated(&mut self, ids: &[u32]) -> Result<(), Error> {
+        (**self).set_activated(ids)
+    }
+}
+
 /// FM through libnvfm, with one connection per call: FM may have been restarted since the last one.
 #[derive(Debug)]
 pub struct Nvfm {

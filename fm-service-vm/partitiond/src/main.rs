@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use firstlight_partitiond::fabric::Nvfm;
+use firstlight_partitiond::fabric::{BoxedFabric, Nvfm};
 use firstlight_partitiond::journal::Journal;
 use firstlight_partitiond::listen::{self, Tls};
 use firstlight_partitiond::options::Options;
@@ -124,7 +124,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let tls = args.tls()?;
     let opened = Journal::open(&args.journal)?;
     let fabric = Nvfm::open(args.libnvfm.as_ref(), args.fabric_manager.clone(), args.connect_timeout)?;
-    let engine = Engine::new(fabric, opened).with(args.more.module_map(&args.journal));
+    let engine = Engine::new(Box::new(fabric) as BoxedFabric, opened).with(args.more.module_map(&args.journal));
     let engine = actor::start(engine, args.poll_interval, args.timeout).context("start a thread")?;
     if !args.no_kernel_log
         && let Err(error) = kernel_log::follow(&args.kernel_log, engine.clone())

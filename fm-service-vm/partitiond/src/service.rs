@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::actor::{Handle, RequestError};
+use crate::actor::{BoxedEngine, Handle, RequestError};
 use crate::engine::{PartitionRequest, PartitionSelector};
 use crate::error::EngineError;
 use crate::error_class::ErrorClass;
@@ -38,6 +38,14 @@ impl Service {
     #[must_use]
     pub fn new(engine: Handle, versions: Versions, guest_driver: DriverMismatchPolicy) -> Self {
         Self { engine, versions: Arc::new(versions), guest_driver }
+    }
+
+    /// Executes an operation of the engine.
+    async fn call<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut BoxedEngine) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.engine.call(operation).await.map_err(|error| status(&error))
     }
 
     /// Checks a tenant's driver version; returns warnings.
@@ -260,11 +268,8 @@ impl Fabric for Service {
 
     async fn plan(&self, request: Request<api::PlanRequest>) -> Answer<api::PlanResponse> {
         let api::PlanRequest { partition_request, unverified_map } = request.into_inner();
-        let choice = self
-            .engine
-            .plan(parse_request(partition_request, unverified_map)?)
-            .await
-            .map_err(|error| status(&error))?;
+        let request = parse_request(partition_request, unverified_map)?;
+        let choice = self.call(|engine| engine.plan(request)).await?;
         let (partition, set) = (choice.partition.id, choice.partition.gpus);
         let locations = module_map_api::locations(&self.engine.view(), set);
         Ok(Response::new(api::PlanResponse {
@@ -280,7 +285,7 @@ impl Fabric for Service {
             request.into_inner();
         let warnings = self.check_guest_driver(&guest_driver).map_err(|error| status(&error.into()))?;
         let partition_request = parse_request(partition_request, unverified_map)?;
-        let given = self.engine.activate(request_id, partition_request, owner).await.map_err(|error| status(&error))?;
+        let given = self.call(move |engine| engine.activate(&request_id, partition_request, &owner)).await?;
         let locations = module_map_api::locations(&self.engine.view(), given.gpus);
         let (partition, gpus) = (given.partition, Some(gpus(given.gpus)));
         Ok(Response::new(api::ActivateResponse {
@@ -294,20 +299,24 @@ impl Fabric for Service {
 
     async fn deactivate(&self, request: Request<api::DeactivateRequest>) -> Answer<api::DeactivateResponse> {
         let api::DeactivateRequest { request_id, partition, owner } = request.into_inner();
-        let was_active = self.engine.deactivate(request_id, partition, owner).await.map_err(|error| status(&error))?;
+        let was_active = self.call(move |engine| engine.deactivate(&request_id, partition, &owner)).await?;
         Ok(Response::new(api::DeactivateResponse { was_active }))
     }
 
     async fn reconcile(&self, request: Request<api::ReconcileRequest>) -> Answer<api::ReconcileResponse> {
         let api::ReconcileRequest { request_id, desired, dry_run } = request.into_inner();
-        let desired = desired.into_iter().map(|one| (one.partition, one.owner)).collect();
-        let steps = self.engine.reconcile(request_id, desired, dry_run).await.map_err(|error| status(&error))?;
+        let desired: Vec<_> = desired.into_iter().map(|one| (one.partition, one.owner)).collect();
+        let steps = self.call(move |engine| match dry_run {
+            true => engine.steps(&desired),
+            false => engine.reconcile(&request_id, &desired),
+        });
+        let steps = steps.await?;
         Ok(Response::new(api::ReconcileResponse { steps: steps.iter().map(step).collect() }))
     }
 
     async fn quarantine(&self, request: Request<api::QuarantineRequest>) -> Answer<api::QuarantineResponse> {
         let api::QuarantineRequest { gpu, reason } = request.into_inner();
-        self.engine.quarantine(gpu, reason).await.map_err(|error| status(&error))?;
+        self.call(move |engine| engine.quarantine(gpu, &reason)).await?;
         Ok(Response::new(api::QuarantineResponse {}))
     }
 
@@ -315,9 +324,9 @@ impl Fabric for Service {
         use api::release_request::Target;
         let nothing = || Status::invalid_argument("the request has no target");
         let was_quarantined = match request.into_inner().target.ok_or_else(nothing)? {
-            Target::Gpu(gpu) => self.engine.release(gpu).await.map_err(|error| status(&error))?,
+            Target::Gpu(gpu) => self.call(move |engine| engine.release(gpu)).await?,
             Target::Switch(switch) => {
-                self.engine.release_switch(switch).await.map_err(|error| status(&error))?;
+                self.call(move |engine| engine.release_switch(&switch)).await?;
                 true
             }
         };
@@ -330,7 +339,7 @@ impl Fabric for Service {
 
     async fn set_module_map(&self, request: Request<api::SetModuleMapRequest>) -> Answer<api::SetModuleMapResponse> {
         let (request, update) = module_map_api::parse_update(request.into_inner())?;
-        let result = self.engine.set_map(request, update).await.map_err(|error| status(&error))?;
+        let result = self.call(move |engine| engine.set_map(&request, update)).await?;
         Ok(Response::new(module_map_api::update_response(&self.engine.view(), result)))
     }
 
@@ -338,7 +347,8 @@ impl Fabric for Service {
         &self,
         request: Request<api::ForgetModuleMapRequest>,
     ) -> Answer<api::ForgetModuleMapResponse> {
-        let existed = self.engine.forget_map(request.into_inner().request_id).await.map_err(|error| status(&error))?;
+        let request_id = request.into_inner().request_id;
+        let existed = self.call(move |engine| engine.forget_map(&request_id)).await?;
         Ok(Response::new(api::ForgetModuleMapResponse { existed }))
     }
 

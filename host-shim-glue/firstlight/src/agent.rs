@@ -76,6 +76,17 @@ pub enum AgentError {
     Record(#[from] ReadError),
 }
 
+impl AgentError {
+    /// Returns whether a container was refused because its command does not exist. The protocol has no code for that, so
+    /// the agent's text decides.
+    #[must_use]
+    pub fn is_command_not_found(&self) -> bool {
+        let Self::Refused { call: "CreateContainer" | "StartContainer", text, .. } = self else { return false };
+        // libcontainer's words: executable 'NAME' not found in $PATH, for absolute paths too.
+        text.contains("executable") && text.contains("not found")
+    }
+}
+
 fn failed(call: &'static str) -> impl FnOnce(ttrpc::Error) -> AgentError {
     move |error| match error {
         // Untrusted input from the guest: reduce it to one line without control characters.
@@ -270,5 +281,20 @@ impl Agent {
     pub async fn destroy_sandbox(&self) -> Result<(), AgentError> {
         let call = self.agent.destroy_sandbox(self.context(), &DestroySandboxRequest::new()).await;
         call.map(drop).map_err(failed("DestroySandbox"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_command_is_distinguished_from_a_missing_file() {
+        let refused = |call, text: &str| AgentError::Refused { call, code: "INTERNAL".into(), text: text.into() };
+        let libcontainers = "failed to prepare init: executable '/bin/absent' not found in $PATH";
+        assert!(refused("StartContainer", libcontainers).is_command_not_found());
+        assert!(!refused("CreateSandbox", libcontainers).is_command_not_found());
+        let volume = "failed to open /data: No such file or directory";
+        assert!(!refused("CreateContainer", volume).is_command_not_found());
     }
 }

@@ -148,7 +148,7 @@ impl Library {
     /// # Errors
     /// It is at none of them, or fails to initialise.
     pub fn open(paths: &[&OsStr]) -> Result<Self, OpenError> {
-        let mut error = "no path given".to_owned();
+        let mut first_error = None;
         for path in paths {
             // SAFETY: opening a library runs its initialisers. The paths are those of the driver's
             // library, which is part of the image and as trusted as the driver.
@@ -159,11 +159,10 @@ impl Library {
                     return Ok(library);
                 }
                 // The first path is the usual one, so its error is reported.
-                Err(other) if error.starts_with("no path") => error = other.to_string(),
-                Err(_) => {}
+                Err(error) => drop(first_error.get_or_insert_with(|| error.to_string())),
             }
         }
-        Err(OpenError::Library(error))
+        Err(OpenError::Library(first_error.unwrap_or_else(|| "no path given".to_owned())))
     }
 
     fn refused(&self, call: &'static str, code: c_uint) -> NvmlError {

@@ -98,6 +98,7 @@ async fn drive(
         Err(error @ AgentError::Lost { .. }) => return Err(agent_error(vm, "run the container", error).await),
         Err(error) => {
             say(progress, &format!("the container did not run: {error}"));
+            container.command_not_found = error.is_command_not_found();
             container.error = Some(error.to_string());
         }
     }
@@ -197,7 +198,7 @@ async fn start_and_wait(agent: &Agent, progress: &mut dyn FnMut(Progress<'_>)) -
     let (stdout, stderr) = tokio::try_join!(read(Output::Stdout), read(Output::Stderr))?;
     let exit_code = Some(agent.wait(CONTAINER).await?);
     agent.remove_container(CONTAINER).await?;
-    Ok(Container { exit_code, stdout, stderr, denied_open: None, error: None })
+    Ok(Container { exit_code, stdout, stderr, ..Container::default() })
 }
 
 /// Time to wait for `agent-listening` on the console before connecting anyway.

@@ -36,6 +36,8 @@ pub struct Container {
     /// Why it failed to run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Whether it failed to run because its command does not exist.
+    pub command_not_found: bool,
 }
 
 /// One GPU.
@@ -131,7 +133,7 @@ impl Report {
     #[must_use]
     pub fn exit_code(&self, fail_on_degraded: bool) -> u8 {
         match (&self.container.error, self.container.exit_code) {
-            (Some(error), _) if error.contains("not found") || error.contains("No such file") => COMMAND_NOT_FOUND,
+            _ if self.container.command_not_found => COMMAND_NOT_FOUND,
             (Some(_), _) | (None, None) => NOT_STARTED,
             (None, Some(0)) if self.container.denied_open == Some(false) => 1,
             (None, Some(0)) if fail_on_degraded && !problems(&self.boot_record).is_empty() => DEGRADED,
@@ -242,7 +244,8 @@ mod tests {
             (0, 0, 42)
         );
         assert_eq!(code(Some(0), None, Some(false)), 1);
-        assert_eq!(code(None, Some("StartContainer: /bin/x: No such file or directory"), None), 127);
+        let absent = Container { error: Some("x".into()), command_not_found: true, ..Container::default() };
+        assert_eq!(Report::new(BootRecord::new("1", 10), absent, "c", HostTimes::default()).exit_code(false), 127);
         assert_eq!((code(None, Some("no GPU 7"), None), code(None, None, None)), (125, 125));
         assert_eq!(code(Some(128 + 9), None, None), 137);
 

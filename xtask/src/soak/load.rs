@@ -42,6 +42,8 @@ impl Load {
                 "sh",
             ]);
             command.arg(&source).arg(&out).stdin(Stdio::null());
+            // A killed soak leaves no load behind: the loop ends with this process, its compiler when it is done.
+            firstlight_sys::child::die_with_parent(&mut command);
             load.0.push(command.spawn().context("failed to start a compiler")?);
         }
         Ok(load)

@@ -18,7 +18,7 @@ use crate::cache::{self, io_error};
 use crate::closure::{self, Finding};
 use crate::content;
 use crate::driver::{self, Driver};
-use crate::format::{self, Made, Plan, kata};
+use crate::format::{self, BuiltImage, Plan, kata};
 use crate::kernel::modules::{self, Extra, Form, TypeInformation};
 use crate::kernel::{self, Kernel};
 use crate::lock::{Pinned, Release};
@@ -206,11 +206,11 @@ pub fn build_with(
     let unused = check_closure(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
-    let made = format::make(&plan, &tree, packages, output.staging_dir(), out)?;
-    if made.now {
-        output.add(&made.root.file);
+    let built = format::build_image(&plan, &tree, packages, output.staging_dir(), out)?;
+    if !built.reused {
+        output.add(&built.root.file);
     }
-    let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
+    let mut outputs = BTreeMap::from([(built.root.file.clone(), built.digest.clone())]);
     let facts = &kernel.facts;
     let vmlinux = FileDigest { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
     // An extension is used by a guest that boots another image's kernel.
@@ -221,7 +221,7 @@ pub fn build_with(
         }
         outputs.insert(KERNEL.to_owned(), vmlinux);
     }
-    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.directory);
+    let drop_in = || kata::drop_in(&plan, &built.root, &manifest.output.directory);
     if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;
@@ -241,7 +241,7 @@ pub fn build_with(
         outputs,
         others: tree::others(&tree),
         entries: tree.iter().count(),
-        ..describe(&plan, made, &mut origins)
+        ..describe(&plan, built, &mut origins)
     };
     let packed = contents.outputs.get(&plan.file_name()).map_or(0, |root| root.size);
     if let Some(what) = manifest.budget.and_then(|budget| budget::exceeded(budget, packed, &contents)) {
@@ -262,23 +262,23 @@ pub fn build_with(
 }
 
 /// Fills in the parts of the record that depend on the format and the files.
-fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> ImageRecord {
-    let disk = made.root.disk.as_ref();
+fn describe(plan: &Plan, built: BuiltImage, origins: &mut Origins) -> ImageRecord {
+    let disk = built.root.disk.as_ref();
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
-        file: made.root.file.clone(),
+        file: built.root.file.clone(),
         root_hash: format::verity::hex(&params.root_hash),
         params: params.to_string(),
         data_offset: data.start,
         hash_offset: hashes.start,
         hash_size: hashes.size,
     });
-    let params = made.root.verity();
+    let params = built.root.verity();
     let command_line = match &plan.extension {
         Some(name) => Some(kata::extension_parameter(name, params)),
         None => disk.map(|_| kata::command_line(plan.format, params)),
     };
-    let mut files = made.files;
+    let mut files = built.files;
     for (path, file) in &mut files {
         file.origin = origins.remove(path);
     }
@@ -317,12 +317,12 @@ fn origins_of<'a>(
 }
 
 fn driver_record(driver: &Driver) -> DriverRecord {
-    let built = &driver.built.record;
+    let record = &driver.built.record;
     DriverRecord {
-        version: built.driver.clone(),
-        source: built.package.record().id(),
-        compiler: built.compiler.clone(),
-        patches: built.patches.clone(),
+        version: record.driver.clone(),
+        source: record.package.record().id(),
+        compiler: record.compiler.clone(),
+        patches: record.patches.clone(),
     }
 }
 

@@ -9,7 +9,7 @@ use firstlight_image::{FileDigest, digest::Hashing};
 
 use super::{Error, measured};
 use crate::cache::io_error;
-use crate::format::opened;
+use crate::format::open_content;
 use crate::manifest::{ExtraModule, Manifest};
 use crate::tree::{Content, Node, Tree};
 
@@ -88,7 +88,7 @@ pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -
             Node::Symlink { target } => feed(format!("{path}\0l{target}\0"))?,
             Node::Character { mode, major, minor } => feed(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
             Node::File { mode, content } => {
-                let (mut data, size) = opened(content)?;
+                let (mut data, size) = open_content(content)?;
                 let mut file = Hashing::new(io::sink());
                 io::copy(&mut data, &mut file).map_err(io_error("read", Path::new(path)))?;
                 feed(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;

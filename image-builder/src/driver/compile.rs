@@ -14,7 +14,7 @@ use super::matrix::{Patch, Table};
 use super::version::Version;
 use super::{Choice, Error, Gate, patch};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::kernel::{Facts, KernelHeaders};
 use crate::lock::Pinned;
 use crate::packages::Packages;
@@ -107,7 +107,7 @@ impl Plan {
         if !kernel.package.starts_with("linux-image-") {
             return Err(Error::OwnKernel { release: kernel.release.clone() });
         }
-        let package = packages.find(&choice.suite, PACKAGE, Wish::Series(choice.version.as_str()))?;
+        let package = packages.find(&choice.suite, PACKAGE, PackageRequest::Series(choice.version.as_str()))?;
         let parse = |text: &str| upstream(text).parse::<Version>().map_err(|what| Error::Version { what });
         let (driver, kernel_version) = (parse(&package.version)?, parse(&kernel.version)?);
         if gate != Gate::Open {

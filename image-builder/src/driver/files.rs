@@ -12,7 +12,7 @@ use super::Error;
 use super::profile::{self, Selected};
 use crate::cache::{self, io_error};
 use crate::closure::rules::Rules;
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::tree::{Content, Node};
@@ -146,11 +146,11 @@ fn choose(packages: &mut Packages<'_>, suite: &str, selected: &[Selected]) -> Re
         if found.contains_key(first) {
             continue;
         }
-        let wish = file.version.as_deref().map_or(Wish::Newest, Wish::Series);
-        let mut package = packages.find(suite, first, wish);
+        let request = file.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Series);
+        let mut package = packages.find(suite, first, request);
         for other in others {
             if package.is_err() {
-                package = packages.find(suite, other, wish);
+                package = packages.find(suite, other, request);
             }
         }
         let package = package?;

@@ -194,7 +194,7 @@ pub fn build_with(
         for (path, node) in files.entries() {
             tree.add(path, node)?;
         }
-        origins.extend(origins_of(&files.record.pieces, &files.record.packages));
+        origins.extend(origins_of(&files.record.entries, &files.record.packages));
     }
     if let Some(driver) = driver.as_ref().filter(|driver| driver.files.is_some()) {
         let version = &driver.built.record.driver;
@@ -307,12 +307,12 @@ fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
 
 /// Returns the origins of the driver's libraries, programs and firmware.
 fn origins_of<'a>(
-    pieces: &'a [driver::Piece],
+    entries: &'a [driver::DriverEntry],
     packages: &'a [Pinned],
 ) -> impl Iterator<Item = (String, Origin)> + use<'a> {
-    pieces.iter().filter_map(|piece| {
-        let package = packages.iter().find(|package| package.name == piece.package)?;
-        Some((piece.path.clone(), Origin::Package(package.record().id())))
+    entries.iter().filter_map(|entry| {
+        let package = packages.iter().find(|package| package.name == entry.package)?;
+        Some((entry.path.clone(), Origin::Package(package.record().id())))
     })
 }
 

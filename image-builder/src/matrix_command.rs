@@ -115,7 +115,8 @@ impl Matrix {
 
     /// Those of the table that are meant, or the one that is described.
     fn cells(&self, table: &Table) -> Result<Vec<Cell>> {
-        let is_meant = |wanted: &Option<Version>, has: &Version| wanted.as_ref().is_none_or(|wanted| has.is_of(wanted));
+        let is_meant =
+            |wanted: &Option<Version>, has: &Version| wanted.as_ref().is_none_or(|wanted| has.is_in_branch(wanted));
         let cells: Vec<Cell> = table
             .cells
             .iter()
@@ -154,7 +155,7 @@ impl Matrix {
         let built = match plan.build(&mut packages) {
             Ok(built) => built,
             Err(error) => {
-                let Some(first) = error.compiler().map(str::to_owned) else {
+                let Some(first) = error.compiler_error().map(str::to_owned) else {
                     return Err(error).with_context(failed);
                 };
                 return Ok(Outcome {

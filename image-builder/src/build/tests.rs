@@ -237,7 +237,7 @@ fn driver_files_have_the_drivers_origin() {
         build_packages: Vec::new(),
         modules: BTreeMap::new(),
     };
-    let built = driver::Built { dir: dir.path().into(), record };
+    let built = driver::BuiltModules { dir: dir.path().into(), record };
     let driver = Driver { version: "550.163.01".parse().unwrap(), built, modules: Vec::new(), files: None };
     let driver_info = driver_record(&driver);
     assert_eq!((driver_info.version.as_str(), driver_info.compiler.as_str()), ("550.163.01", "gcc-14"));
@@ -263,14 +263,14 @@ fn driver_files_have_the_drivers_origin() {
     assert_eq!((origin("extra/ours.ko"), origin("kernel/vsock.ko")), (&Origin::Own, &of_kernel));
 
     // Libraries and firmware have their packages as origin.
-    let piece = |package: &str, path: &str| driver::Piece {
+    let entry = |package: &str, path: &str| driver::DriverEntry {
         group: "cuda".into(),
         package: package.into(),
         path: path.into(),
         kind: driver::Kind::File { mode: 0o644, size: 1 },
     };
-    let pieces = [piece("libcuda1", "usr/lib/libcuda.so.1"), piece("unknown", "usr/lib/lost.so")];
-    let origins: Origins = origins_of(&pieces, &[pinned("other"), pinned("libcuda1")]).collect();
+    let entries = [entry("libcuda1", "usr/lib/libcuda.so.1"), entry("unknown", "usr/lib/lost.so")];
+    let origins: Origins = origins_of(&entries, &[pinned("other"), pinned("libcuda1")]).collect();
     let libcuda = Origin::Package("trixie/libcuda1=550.163.01-2".into());
     assert_eq!(origins, Origins::from([("usr/lib/libcuda.so.1".to_owned(), libcuda)]));
 }

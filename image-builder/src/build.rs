@@ -59,15 +59,15 @@ pub enum Error {
     },
     /// The manifest's CDI specification of the driver's files is invalid.
     #[error(
-        "/{path} of the manifest is not a valid CDI specification of the driver's files: {why}; correct it, or remove it to have one generated"
+        "/{path} of the manifest is not a valid CDI specification of the driver's files: {reason}; correct it, or remove it to have one generated"
     )]
     DriverFiles {
-        /// Where it is in the image.
+        /// Its path in the image.
         path: String,
-        /// What is wrong with it.
-        why: String,
+        /// Why it is invalid.
+        reason: String,
     },
-    /// The kernel or its modules could not be had.
+    /// The kernel or its modules are not available.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
     /// The driver or its files are not available.
@@ -111,11 +111,11 @@ impl From<format::Error> for Error {
 /// A built image: the files in the output directory and their record.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The kernel, an ELF file with a PVH note; empty where the image is an extension.
+    /// The kernel, an ELF file with a PVH note; empty if the image is an extension.
     pub kernel: PathBuf,
-    /// The initial RAM file system; empty where the image is a disk.
+    /// The initial RAM file system; empty if the image is a disk.
     pub initrd: PathBuf,
-    /// The disk, where the image is one.
+    /// The disk image, if the image is one.
     pub disk: Option<PathBuf>,
     /// The record, as JSON.
     pub record: PathBuf,
@@ -124,7 +124,7 @@ pub struct Image {
 }
 
 /// Builds the image that `manifest` describes into the directory `out`: `vmlinux`
-/// (not beside an extension), the file with the root, settings for Kata, and `image.json`.
+/// (not for an extension), the root file system image, settings for Kata, and `image.json`.
 ///
 /// # Errors
 /// An invalid manifest, an unavailable package, or a failed file operation.
@@ -160,7 +160,7 @@ pub fn build_with(
 ) -> Result<Image, Error> {
     let plan = manifest.plan()?;
     let driver = match &manifest.driver {
-        Some(wanted) => Some(Driver::prepare_from(packages, wanted, &kernel.facts)?),
+        Some(settings) => Some(Driver::prepare_from(packages, settings, &kernel.facts)?),
         None => None,
     };
     let built = manifest.extra_modules.iter().map(|module| Extra::built(PathBuf::from(&module.path)));
@@ -182,8 +182,8 @@ pub fn build_with(
         }
     }
     let mut archives = Vec::new();
-    for wanted in &manifest.archives {
-        let (record, entries) = archive::entries(packages.cache(), wanted, packages.progress())?;
+    for archive in &manifest.archives {
+        let (record, entries) = archive::entries(packages.cache(), archive, packages.progress())?;
         for (path, node) in entries {
             tree.add(&path, node)?;
             origins.insert(path, Origin::Archive(record.id()));
@@ -225,7 +225,7 @@ pub fn build_with(
     if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;
-        outputs.insert(DROP_IN.to_owned(), measured(&path)?);
+        outputs.insert(DROP_IN.to_owned(), digest_of(&path)?);
     }
     let contents = ImageRecord {
         kernel_release: facts.release.clone(),
@@ -326,15 +326,15 @@ fn driver_record(driver: &Driver) -> DriverRecord {
     }
 }
 
-fn measured(path: &Path) -> Result<FileDigest, cache::Error> {
+fn digest_of(path: &Path) -> Result<FileDigest, cache::Error> {
     let (sha256, size) = digest::of_file(path).map_err(io_error("read", path))?;
     Ok(FileDigest { size, sha256 })
 }
 
-/// Returns whether the file has the expected contents: it avoids copying the large, rarely changed kernel.
-fn is_unchanged(path: &Path, wanted: &FileDigest) -> bool {
-    fs::metadata(path).is_ok_and(|data| data.len() == wanted.size)
-        && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == wanted.sha256)
+/// Returns whether the file has the expected contents, to avoid copying the large, rarely changed kernel.
+fn is_unchanged(path: &Path, expected: &FileDigest) -> bool {
+    fs::metadata(path).is_ok_and(|data| data.len() == expected.size)
+        && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == expected.sha256)
 }
 
 /// Returns stale results of an earlier build: files of image-builder that the
@@ -385,9 +385,9 @@ fn check_closure(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> R
     if let Some(driver) = driver {
         rules = rules.and(&driver.rules());
     }
-    let (faults, rest): (Vec<_>, Vec<_>) = closure::check(tree, &rules)?.into_iter().partition(Finding::is_fault);
-    if !faults.is_empty() {
-        return Err(Error::Incomplete(faults));
+    let (errors, rest): (Vec<_>, Vec<_>) = closure::check(tree, &rules)?.into_iter().partition(Finding::is_error);
+    if !errors.is_empty() {
+        return Err(Error::Incomplete(errors));
     }
     let unused = rest.into_iter().filter_map(|finding| match finding {
         Finding::Unused { file, size } => Some((file, size)),
@@ -401,19 +401,19 @@ fn add_modules(
     image: &mut Tree,
     kernel: &Kernel,
     modules: &modules::Set,
-    of_kernel: &Origin,
+    kernel_origin: &Origin,
     driver: Option<&Driver>,
 ) -> Result<Origins, Error> {
-    let place = format!("lib/modules/{}", kernel.facts.release);
+    let modules_dir = format!("lib/modules/{}", kernel.facts.release);
     let plain = |bytes: Vec<u8>| Node::File { mode: 0o644, content: Content::Bytes(bytes) };
     let mut origins = Origins::new();
     for module in modules.iter() {
-        let path = format!("{place}/{}", module.path);
+        let path = format!("{modules_dir}/{}", module.path);
         image.add(&path, plain(module.data.clone()))?;
         let origin = match (module.path.split('/').next(), driver) {
             (Some(modules::EXTRA), _) => Origin::Own,
             (Some(modules::UPDATES), Some(driver)) => Origin::Source(driver.built.record.package.record().id()),
-            _ => of_kernel.clone(),
+            _ => kernel_origin.clone(),
         };
         origins.insert(path, origin);
     }
@@ -422,14 +422,14 @@ fn add_modules(
         ("modules.alias", modules.alias_file()),
         ("modules.softdep", modules.softdep_file()),
     ] {
-        let path = format!("{place}/{name}");
+        let path = format!("{modules_dir}/{name}");
         image.add(&path, plain(text.into_bytes()))?;
         origins.insert(path, Origin::Builder);
     }
-    let path = format!("{place}/modules.builtin");
+    let path = format!("{modules_dir}/modules.builtin");
     let built_in = Content::File(kernel.modules().join("modules.builtin"));
     image.add(&path, Node::File { mode: 0o644, content: built_in })?;
-    origins.insert(path, of_kernel.clone());
+    origins.insert(path, kernel_origin.clone());
     Ok(origins)
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::format::{Compression, Format, FormatSettings, Plan, make};
+use firstlight_image_builder::format::{Compression, Format, FormatSettings, Plan, build_image};
 use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tree::{Content, Node, Tree};
@@ -52,10 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
         let out = tempfile::tempdir()?;
         let started = Instant::now();
-        let made = make(&plan, &tree, &mut packages, out.path(), &out.path().join("none"))?;
+        let built = build_image(&plan, &tree, &mut packages, out.path(), &out.path().join("none"))?;
         let seconds = started.elapsed().as_secs_f64();
-        let (size, hashes) = match made.root.disk {
-            None => (fs::metadata(out.path().join(&made.root.file))?.len(), String::new()),
+        let (size, hashes) = match built.root.disk {
+            None => (fs::metadata(out.path().join(&built.root.file))?.len(), String::new()),
             Some(disk) => (disk.data.size, disk.verity.map_or(0, |(part, _)| part.size).to_string()),
         };
         println!("| {} | {size} | {hashes} | {seconds:.1} |", plan.summary().replace(", dm-verity", ""));

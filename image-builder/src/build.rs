@@ -18,7 +18,7 @@ use crate::cache::{self, io_error};
 use crate::closure::{self, Finding};
 use crate::content;
 use crate::driver::{self, Driver};
-use crate::format::{self, Made, Plan, kata};
+use crate::format::{self, BuiltImage, Plan, kata};
 use crate::kernel::modules::{self, Extra, Form, TypeInformation};
 use crate::kernel::{self, Kernel};
 use crate::lock::{Pinned, Release};
@@ -59,15 +59,15 @@ pub enum Error {
     },
     /// The manifest's CDI specification of the driver's files is invalid.
     #[error(
-        "/{path} of the manifest is not a valid CDI specification of the driver's files: {why}; correct it, or remove it to have one generated"
+        "/{path} of the manifest is not a valid CDI specification of the driver's files: {reason}; correct it, or remove it to have one generated"
     )]
     DriverFiles {
-        /// Where it is in the image.
+        /// Its path in the image.
         path: String,
-        /// What is wrong with it.
-        why: String,
+        /// Why it is invalid.
+        reason: String,
     },
-    /// The kernel or its modules could not be had.
+    /// The kernel or its modules are not available.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
     /// The driver or its files are not available.
@@ -111,11 +111,11 @@ impl From<format::Error> for Error {
 /// A built image: the files in the output directory and their record.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The kernel, an ELF file with a PVH note; empty where the image is an extension.
+    /// The kernel, an ELF file with a PVH note; empty if the image is an extension.
     pub kernel: PathBuf,
-    /// The initial RAM file system; empty where the image is a disk.
+    /// The initial RAM file system; empty if the image is a disk.
     pub initrd: PathBuf,
-    /// The disk, where the image is one.
+    /// The disk image, if the image is one.
     pub disk: Option<PathBuf>,
     /// The record, as JSON.
     pub record: PathBuf,
@@ -124,7 +124,7 @@ pub struct Image {
 }
 
 /// Builds the image that `manifest` describes into the directory `out`: `vmlinux`
-/// (not beside an extension), the file with the root, settings for Kata, and `image.json`.
+/// (not for an extension), the root file system image, settings for Kata, and `image.json`.
 ///
 /// # Errors
 /// An invalid manifest, an unavailable package, or a failed file operation.
@@ -160,7 +160,7 @@ pub fn build_with(
 ) -> Result<Image, Error> {
     let plan = manifest.plan()?;
     let driver = match &manifest.driver {
-        Some(wanted) => Some(Driver::prepare_from(packages, wanted, &kernel.facts)?),
+        Some(settings) => Some(Driver::prepare_from(packages, settings, &kernel.facts)?),
         None => None,
     };
     let built = manifest.extra_modules.iter().map(|module| Extra::built(PathBuf::from(&module.path)));
@@ -182,8 +182,8 @@ pub fn build_with(
         }
     }
     let mut archives = Vec::new();
-    for wanted in &manifest.archives {
-        let (record, entries) = archive::entries(packages.cache(), wanted, packages.progress())?;
+    for archive in &manifest.archives {
+        let (record, entries) = archive::entries(packages.cache(), archive, packages.progress())?;
         for (path, node) in entries {
             tree.add(&path, node)?;
             origins.insert(path, Origin::Archive(record.id()));
@@ -194,7 +194,7 @@ pub fn build_with(
         for (path, node) in files.entries() {
             tree.add(path, node)?;
         }
-        origins.extend(origins_of(&files.record.pieces, &files.record.packages));
+        origins.extend(origins_of(&files.record.entries, &files.record.packages));
     }
     if let Some(driver) = driver.as_ref().filter(|driver| driver.files.is_some()) {
         let version = &driver.built.record.driver;
@@ -206,11 +206,11 @@ pub fn build_with(
     let unused = check_closure(&tree, manifest, driver.as_ref())?;
 
     let mut output = Output::begin(out, packages.progress())?;
-    let made = format::make(&plan, &tree, packages, output.staging_dir(), out)?;
-    if made.now {
-        output.add(&made.root.file);
+    let built = format::build_image(&plan, &tree, packages, output.staging_dir(), out)?;
+    if !built.reused {
+        output.add(&built.root.file);
     }
-    let mut outputs = BTreeMap::from([(made.root.file.clone(), made.bytes.clone())]);
+    let mut outputs = BTreeMap::from([(built.root.file.clone(), built.digest.clone())]);
     let facts = &kernel.facts;
     let vmlinux = FileDigest { size: facts.vmlinux_size, sha256: facts.vmlinux_sha256.clone() };
     // An extension is used by a guest that boots another image's kernel.
@@ -221,11 +221,11 @@ pub fn build_with(
         }
         outputs.insert(KERNEL.to_owned(), vmlinux);
     }
-    let drop_in = || kata::drop_in(&plan, &made.root, &manifest.output.directory);
+    let drop_in = || kata::drop_in(&plan, &built.root, &manifest.output.directory);
     if let Some(text) = manifest.output.kata.then(drop_in).flatten() {
         let path = output.add(DROP_IN);
         fs::write(&path, &text).map_err(io_error("write", &path))?;
-        outputs.insert(DROP_IN.to_owned(), measured(&path)?);
+        outputs.insert(DROP_IN.to_owned(), digest_of(&path)?);
     }
     let contents = ImageRecord {
         kernel_release: facts.release.clone(),
@@ -241,7 +241,7 @@ pub fn build_with(
         outputs,
         others: tree::others(&tree),
         entries: tree.iter().count(),
-        ..describe(&plan, made, &mut origins)
+        ..describe(&plan, built, &mut origins)
     };
     let packed = contents.outputs.get(&plan.file_name()).map_or(0, |root| root.size);
     if let Some(what) = manifest.budget.and_then(|budget| budget::exceeded(budget, packed, &contents)) {
@@ -262,23 +262,23 @@ pub fn build_with(
 }
 
 /// Fills in the parts of the record that depend on the format and the files.
-fn describe(plan: &Plan, made: Made, origins: &mut Origins) -> ImageRecord {
-    let disk = made.root.disk.as_ref();
+fn describe(plan: &Plan, built: BuiltImage, origins: &mut Origins) -> ImageRecord {
+    let disk = built.root.disk.as_ref();
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
-        file: made.root.file.clone(),
+        file: built.root.file.clone(),
         root_hash: format::verity::hex(&params.root_hash),
         params: params.to_string(),
         data_offset: data.start,
         hash_offset: hashes.start,
         hash_size: hashes.size,
     });
-    let params = made.root.verity();
+    let params = built.root.verity();
     let command_line = match &plan.extension {
         Some(name) => Some(kata::extension_parameter(name, params)),
         None => disk.map(|_| kata::command_line(plan.format, params)),
     };
-    let mut files = made.files;
+    let mut files = built.files;
     for (path, file) in &mut files {
         file.origin = origins.remove(path);
     }
@@ -307,34 +307,34 @@ fn kernel_origin(manifest: &Manifest, facts: &kernel::Facts) -> Origin {
 
 /// Returns the origins of the driver's libraries, programs and firmware.
 fn origins_of<'a>(
-    pieces: &'a [driver::Piece],
+    entries: &'a [driver::DriverEntry],
     packages: &'a [Pinned],
 ) -> impl Iterator<Item = (String, Origin)> + use<'a> {
-    pieces.iter().filter_map(|piece| {
-        let package = packages.iter().find(|package| package.name == piece.package)?;
-        Some((piece.path.clone(), Origin::Package(package.record().id())))
+    entries.iter().filter_map(|entry| {
+        let package = packages.iter().find(|package| package.name == entry.package)?;
+        Some((entry.path.clone(), Origin::Package(package.record().id())))
     })
 }
 
 fn driver_record(driver: &Driver) -> DriverRecord {
-    let built = &driver.built.record;
+    let record = &driver.built.record;
     DriverRecord {
-        version: built.driver.clone(),
-        source: built.package.record().id(),
-        compiler: built.compiler.clone(),
-        patches: built.patches.clone(),
+        version: record.driver.clone(),
+        source: record.package.record().id(),
+        compiler: record.compiler.clone(),
+        patches: record.patches.clone(),
     }
 }
 
-fn measured(path: &Path) -> Result<FileDigest, cache::Error> {
+fn digest_of(path: &Path) -> Result<FileDigest, cache::Error> {
     let (sha256, size) = digest::of_file(path).map_err(io_error("read", path))?;
     Ok(FileDigest { size, sha256 })
 }
 
-/// Returns whether the file has the expected contents: it avoids copying the large, rarely changed kernel.
-fn is_unchanged(path: &Path, wanted: &FileDigest) -> bool {
-    fs::metadata(path).is_ok_and(|data| data.len() == wanted.size)
-        && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == wanted.sha256)
+/// Returns whether the file has the expected contents, to avoid copying the large, rarely changed kernel.
+fn is_unchanged(path: &Path, expected: &FileDigest) -> bool {
+    fs::metadata(path).is_ok_and(|data| data.len() == expected.size)
+        && digest::of_file(path).is_ok_and(|(sha256, _)| sha256 == expected.sha256)
 }
 
 /// Returns stale results of an earlier build: files of image-builder that the
@@ -385,9 +385,9 @@ fn check_closure(tree: &Tree, manifest: &Manifest, driver: Option<&Driver>) -> R
     if let Some(driver) = driver {
         rules = rules.and(&driver.rules());
     }
-    let (faults, rest): (Vec<_>, Vec<_>) = closure::check(tree, &rules)?.into_iter().partition(Finding::is_fault);
-    if !faults.is_empty() {
-        return Err(Error::Incomplete(faults));
+    let (errors, rest): (Vec<_>, Vec<_>) = closure::check(tree, &rules)?.into_iter().partition(Finding::is_error);
+    if !errors.is_empty() {
+        return Err(Error::Incomplete(errors));
     }
     let unused = rest.into_iter().filter_map(|finding| match finding {
         Finding::Unused { file, size } => Some((file, size)),
@@ -401,19 +401,19 @@ fn add_modules(
     image: &mut Tree,
     kernel: &Kernel,
     modules: &modules::Set,
-    of_kernel: &Origin,
+    kernel_origin: &Origin,
     driver: Option<&Driver>,
 ) -> Result<Origins, Error> {
-    let place = format!("lib/modules/{}", kernel.facts.release);
+    let modules_dir = format!("lib/modules/{}", kernel.facts.release);
     let plain = |bytes: Vec<u8>| Node::File { mode: 0o644, content: Content::Bytes(bytes) };
     let mut origins = Origins::new();
     for module in modules.iter() {
-        let path = format!("{place}/{}", module.path);
+        let path = format!("{modules_dir}/{}", module.path);
         image.add(&path, plain(module.data.clone()))?;
         let origin = match (module.path.split('/').next(), driver) {
             (Some(modules::EXTRA), _) => Origin::Own,
             (Some(modules::UPDATES), Some(driver)) => Origin::Source(driver.built.record.package.record().id()),
-            _ => of_kernel.clone(),
+            _ => kernel_origin.clone(),
         };
         origins.insert(path, origin);
     }
@@ -422,14 +422,14 @@ fn add_modules(
         ("modules.alias", modules.alias_file()),
         ("modules.softdep", modules.softdep_file()),
     ] {
-        let path = format!("{place}/{name}");
+        let path = format!("{modules_dir}/{name}");
         image.add(&path, plain(text.into_bytes()))?;
         origins.insert(path, Origin::Builder);
     }
-    let path = format!("{place}/modules.builtin");
+    let path = format!("{modules_dir}/modules.builtin");
     let built_in = Content::File(kernel.modules().join("modules.builtin"));
     image.add(&path, Node::File { mode: 0o644, content: built_in })?;
-    origins.insert(path, of_kernel.clone());
+    origins.insert(path, kernel_origin.clone());
     Ok(origins)
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::manifest;
 use crate::packages::{self, Packages};
@@ -62,8 +62,8 @@ const MAX_LISTED: usize = 12;
 /// # Errors
 /// It is not available or cannot be unpacked.
 pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
-    let wish = wanted.version.as_deref().map_or(Wish::Newest, Wish::Exact);
-    let pinned = packages.find(&wanted.suite, &wanted.name, wish)?;
+    let request = wanted.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Exact);
+    let pinned = packages.find(&wanted.suite, &wanted.name, request)?;
     packages.note(&pinned);
     let hash = pinned.sha256.get(..32).unwrap_or(&pinned.sha256);
     let dir = packages.cache().join("unpacked").join(format!("{hash}-{LAYOUT}"));

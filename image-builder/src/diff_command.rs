@@ -12,11 +12,11 @@ use firstlight_image_builder::diff;
 /// Options of `diff`.
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// A directory that build wrote, or the image.json of one.
+    /// The first image: an output directory of build, or its image.json.
     a: PathBuf,
-    /// The other one.
+    /// The second image.
     b: PathBuf,
-    /// Show every file that changed, not only those that changed most.
+    /// Show all changed files, not only the 40 with the largest change of size.
     #[arg(long, conflicts_with = "json")]
     all: bool,
     /// Print everything as JSON.
@@ -24,13 +24,13 @@ pub(crate) struct Diff {
     json: bool,
 }
 
-/// The images are not the same.
+/// Exit code: the images differ.
 const DIFFERENT: u8 = 1;
-/// They could not be compared.
+/// Exit code: the images could not be compared.
 const NOT_COMPARED: u8 = 2;
 
 impl Diff {
-    /// Compares, prints, and says by the exit code what came of it: 0 the same, 1 different, 2 could not be compared.
+    /// Prints the differences and returns the exit code: 0 the same image, 1 different, 2 could not be compared.
     pub(crate) fn run(&self) -> ExitCode {
         self.run_to(&mut io::stdout().lock())
     }
@@ -64,7 +64,7 @@ mod tests {
     use firstlight_image::RECORD;
 
     #[test]
-    fn the_exit_code_tells_what_came_of_it() {
+    fn exit_code_is_0_if_same_1_if_different_2_on_errors() {
         let dir = tempfile::tempdir().unwrap();
         let written = |name: &str, contents: &ImageRecord| {
             let dir = dir.path().join(name);
@@ -79,7 +79,7 @@ mod tests {
             let diff = Diff { a: a.to_owned(), b: b.to_owned(), all: false, json };
             (diff.run_to(&mut out), String::from_utf8(out).unwrap())
         };
-        // A directory, and the record in it.
+        // A directory, and the path of its record.
         assert_eq!(compared(&a, &a.join(RECORD), false).0, ExitCode::SUCCESS);
         let (code, text) = compared(&a, &b, false);
         assert_eq!((code, text.contains("name: x -> y")), (ExitCode::from(DIFFERENT), true), "{text}");

@@ -3,7 +3,7 @@
 //! A manifest lists a kernel package, the requested modules and the
 //! files of the image; [`build::build`] turns it into a kernel, an initial
 //! RAM file system and `image.json`, which lists every package and every file
-//! with its hash. The same inputs give the same bytes. Nothing needs root.
+//! with its hash. Builds are reproducible and do not need root.
 #![forbid(unsafe_code)]
 
 pub mod archive;

@@ -61,7 +61,7 @@ pub fn list<E: From<Error>>(image: &Path, mut each: impl FnMut(Entry) -> Result<
     if let Some(hint) = other(&mut open()?).map_err(Error::from)? {
         return Err(Error::Unknown { hint }.into());
     }
-    let archive = unpack::unpacked(BufReader::with_capacity(1 << 16, open()?)).map_err(Error::from)?;
+    let archive = unpack::decompress(BufReader::with_capacity(1 << 16, open()?)).map_err(Error::from)?;
     for entry in cpio::Reader::listing(BufReader::new(archive)) {
         each(of_cpio(entry.map_err(Error::from)?))?;
     }
@@ -75,7 +75,7 @@ fn find_erofs(file: File) -> io::Result<Option<erofs::Image<File>>> {
         return Ok(Some(image));
     }
     // Other files may look like a disk with an invalid partition table.
-    match disk::partitions_of(&file).ok().and_then(|partitions| partitions.first().copied()) {
+    match disk::read_partitions(&file).ok().and_then(|partitions| partitions.first().copied()) {
         Some(first) => erofs::Image::open(file, first.start, first.size),
         None => Ok(None),
     }
@@ -85,7 +85,7 @@ fn find_erofs(file: File) -> io::Result<Option<erofs::Image<File>>> {
 fn other(file: &mut File) -> io::Result<Option<&'static str>> {
     const SQUASHFS: &str = "squashfs is listed by unsquashfs -lls, of the package squashfs-tools";
     const EXT4: &str = "ext4 is listed by debugfs -R 'ls -l', of the package e2fsprogs";
-    let partitions = disk::partitions_of(file).unwrap_or_default();
+    let partitions = disk::read_partitions(file).unwrap_or_default();
     for start in std::iter::once(0).chain(partitions.first().map(|first| first.start)) {
         let mut head = Vec::new();
         file.seek(io::SeekFrom::Start(start))?;

@@ -1,4 +1,4 @@
-//! The command line of the image builder.
+//! The command line of image-builder.
 #![forbid(unsafe_code)]
 
 mod build_command;
@@ -45,12 +45,12 @@ enum Command {
         #[command(subcommand)]
         command: KernelCommand,
     },
-    /// Verify results against their record: file hashes, and every block of a
+    /// Verify an image against its record: file hashes, and every block of a
     /// disk against its dm-verity hash tree.
     Verify {
-        /// The directory that build wrote, or with --params a disk.
+        /// The output directory of build, or with --params a disk image.
         dir: PathBuf,
-        /// Verify a disk alone, by its dm-verity parameters.
+        /// Verify only a disk image, with its dm-verity parameters.
         #[arg(long, value_name = "root_hash=...,salt=...")]
         params: Option<Params>,
         /// Print the report as JSON.
@@ -65,7 +65,7 @@ enum Command {
     /// Print the sizes in an image by package.
     Size(sizes_command::Size),
     /// Pull a container image from a registry, an image layout or an archive
-    /// of docker, as an OCI layout for `firstlight run --image`.
+    /// of docker save, as an OCI layout for `firstlight run --image`.
     Pull(pull_command::Pull),
     /// Print which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
@@ -88,7 +88,7 @@ enum StoreCommand {
     Add {
         /// The file.
         file: PathBuf,
-        /// Directory for what is downloaded and unpacked [default: as for build].
+        /// Cache directory [default: as for build].
         #[arg(long, value_name = "DIR")]
         cache: Option<PathBuf>,
     },
@@ -155,7 +155,7 @@ fn run() -> Result<ExitCode> {
         Command::Matrix(matrix) => matrix.run(),
         Command::Profiles(profiles) => profiles.run(),
         Command::Ls { image, json } => {
-            run_list(&image, json).with_context(|| format!("cannot list {}", image.display()))
+            run_list(&image, json).with_context(|| format!("failed to list {}", image.display()))
         }
     }?;
     Ok(ExitCode::SUCCESS)
@@ -164,9 +164,9 @@ fn run() -> Result<ExitCode> {
 fn run_kernel_configure(recipe: &Path, out: Option<&Path>, cache: &Path) -> Result<()> {
     let mut config = Kernel::configure(cache, &Recipe::read(recipe)?, Progress::stderr("image-builder"))?;
     if let Some(out) = out {
-        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        std::fs::create_dir_all(out).with_context(|| format!("failed to create {}", out.display()))?;
         let to = out.join("config");
-        std::fs::copy(&config, &to).with_context(|| format!("cannot write {}", to.display()))?;
+        std::fs::copy(&config, &to).with_context(|| format!("failed to write {}", to.display()))?;
         config = to;
     }
     writeln!(io::stdout(), "every symbol has its requested value: {}", config.display())?;
@@ -177,10 +177,10 @@ fn run_kernel_build(recipe: &Path, out: Option<&Path>, cache: &Path, json: bool)
     let kernel = Kernel::prepare(cache, &Source::Recipe(recipe.to_owned()), Progress::stderr("image-builder"))?;
     let mut files = vec![kernel.vmlinux(), kernel.config()];
     if let Some(out) = out {
-        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        std::fs::create_dir_all(out).with_context(|| format!("failed to create {}", out.display()))?;
         for file in &mut files {
             let to = out.join(file.file_name().unwrap_or_default());
-            std::fs::copy(&*file, &to).with_context(|| format!("cannot write {}", to.display()))?;
+            std::fs::copy(&*file, &to).with_context(|| format!("failed to write {}", to.display()))?;
             *file = to;
         }
     }
@@ -210,7 +210,7 @@ fn run_verify(path: &Path, params: Option<&Params>, json: bool) -> Result<()> {
         writeln!(stdout)?;
     } else if report.problems.is_empty() {
         let verify::Report { name, files, verified_blocks, .. } = &report;
-        writeln!(stdout, "{name}: {files} files are as built; {verified_blocks} blocks verified by dm-verity")?;
+        writeln!(stdout, "{name}: {files} files match the record; {verified_blocks} blocks verified by dm-verity")?;
     }
     if report.problems.is_empty() {
         return Ok(());

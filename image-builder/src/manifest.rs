@@ -545,7 +545,7 @@ mod tests {
             ("[[symlink]]\npath = \"/a\"\ntarget = \"\"\n", ["symlink.target", "target"]),
             ("modules = [\"-x\"]\n", ["kernel.modules", "letters"]),
             ("[[tree]]\nsource = \"\"\n", ["tree.source", "empty"]),
-            ("[verity]\n", ["verity", "disks"]),
+            ("[verity]\n", ["verity", "disk images"]),
             ("[verity]\nsalted = 1\n", ["salted", "unknown field"]),
             ("[output]\ndirectory = \"a\"\n", ["output.directory", "begins with /"]),
             ("[[tree]]\nsource = \"a\"\nonly = [\"../b\"]\n", ["tree.only", "no .."]),

@@ -21,25 +21,25 @@ pub(crate) struct Matrix {
     /// Only this driver.
     #[arg(long, value_name = "VERSION")]
     driver: Option<Version>,
-    /// Where a driver comes from that is not in the table yet.
+    /// The Debian suite of a driver that is not in the table.
     #[arg(long, value_name = "SUITE", requires = "driver")]
     driver_suite: Option<String>,
     /// Only this kernel.
     #[arg(long, value_name = "VERSION")]
     kernel: Option<Version>,
-    /// Where a kernel comes from that is not in the table yet.
+    /// The Debian suite of a kernel that is not in the table.
     #[arg(long, value_name = "SUITE", requires = "kernel")]
     kernel_suite: Option<String>,
-    /// Compile the cells, about five minutes of processor time each, and say what differs from the table.
+    /// Compile each cell (about five minutes of CPU time) and report differences from the table.
     #[arg(long)]
     build: bool,
-    /// Compile each cell a second time, elsewhere, and compare the bytes.
+    /// Compile each cell a second time in another directory, and compare the bytes.
     #[arg(long, requires = "build")]
     twice: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Directory for what is downloaded and compiled [default: as for build].
+    /// Cache directory for downloads and compiled modules [default: as for build].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }
@@ -52,10 +52,10 @@ pub(crate) struct Profiles {
     json: bool,
 }
 
-/// The kernels of the table are of this flavour.
+/// The kernel package of all cells.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
-/// A cell of the table, and what came of it.
+/// A cell of the table and the result of compiling it.
 #[derive(Debug, Serialize)]
 struct Line {
     #[serde(flatten)]
@@ -67,14 +67,14 @@ struct Line {
 #[derive(Debug, Serialize)]
 struct Outcome {
     compiles: bool,
-    /// Whether the table says the same.
+    /// Whether the result matches the table.
     as_expected: bool,
     /// The compiler's first error.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     modules: BTreeMap<String, Module>,
-    /// Whether a second build gave the same bytes.
+    /// Whether a second build produced the same bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     reproducible: Option<bool>,
 }
@@ -106,20 +106,22 @@ impl Matrix {
             print_json(&mut stdout, &lines)?;
         }
         let results = || lines.iter().filter_map(|line| line.result.as_ref());
-        let odd = results().filter(|one| !one.as_expected || one.reproducible == Some(false)).count();
-        if odd > 0 {
-            bail!("{odd} of {} cells are not what image-builder/driver/matrix.toml says", lines.len());
+        let mismatches = results().filter(|one| !one.as_expected || one.reproducible == Some(false)).count();
+        if mismatches > 0 {
+            bail!("{mismatches} of {} cells differ from image-builder/driver/matrix.toml", lines.len());
         }
         Ok(())
     }
 
-    /// Those of the table that are meant, or the one that is described.
+    /// Returns the selected cells of the table, or the cell that the options describe.
     fn cells(&self, table: &Table) -> Result<Vec<Cell>> {
-        let is_meant = |wanted: &Option<Version>, has: &Version| wanted.as_ref().is_none_or(|wanted| has.is_of(wanted));
+        let is_selected = |option: &Option<Version>, version: &Version| {
+            option.as_ref().is_none_or(|branch| version.is_in_branch(branch))
+        };
         let cells: Vec<Cell> = table
             .cells
             .iter()
-            .filter(|cell| is_meant(&self.driver, &cell.driver) && is_meant(&self.kernel, &cell.kernel))
+            .filter(|cell| is_selected(&self.driver, &cell.driver) && is_selected(&self.kernel, &cell.kernel))
             .cloned()
             .collect();
         if !cells.is_empty() {
@@ -135,7 +137,7 @@ impl Matrix {
                 why: None,
             }]),
             _ => bail!(
-                "no such cell in the table; to try one, give --driver, --driver-suite, --kernel and --kernel-suite"
+                "no such cell in the table; to test one, pass --driver, --driver-suite, --kernel and --kernel-suite"
             ),
         }
     }
@@ -147,14 +149,14 @@ impl Matrix {
             suite: cell.kernel_suite.clone(),
             series: Some(cell.kernel.to_string()),
         });
-        let failed = || format!("cannot build {}", cell.name());
+        let failed = || format!("failed to build {}", cell.name());
         let kernel = Kernel::prepare_from(&mut packages, &source).with_context(failed)?;
         let choice = Choice { version: cell.driver.clone(), suite: cell.driver_suite.clone() };
         let plan = Plan::new(&mut packages, table, &choice, &kernel.facts, Gate::Open).with_context(failed)?;
         let built = match plan.build(&mut packages) {
             Ok(built) => built,
             Err(error) => {
-                let Some(first) = error.compiler().map(str::to_owned) else {
+                let Some(first) = error.compiler_error().map(str::to_owned) else {
                     return Err(error).with_context(failed);
                 };
                 return Ok(Outcome {
@@ -167,8 +169,8 @@ impl Matrix {
             }
         };
         let reproducible = if self.twice {
-            // In the cache's file system, where there is room, but not in the cache.
-            let elsewhere = tempfile::tempdir_in(cache).context("cannot make a directory for the second build")?;
+            // On the file system of the cache, which has space, but not in the cache.
+            let elsewhere = tempfile::tempdir_in(cache).context("failed to create a directory for the second build")?;
             let again = plan.compile(&mut packages, elsewhere.path()).with_context(failed)?;
             Some(again.modules == built.record.modules)
         } else {
@@ -192,13 +194,13 @@ impl Profiles {
 }
 
 fn print(out: &mut impl Write, cell: &Cell, result: &Outcome) -> Result<()> {
-    let mark = match (result.compiles, result.as_expected) {
+    let description = match (result.compiles, result.as_expected) {
         (true, true) => "compiles",
-        (false, true) => "does not compile, as known",
-        (true, false) => "compiles, but the table says that it does not",
-        (false, false) => "does not compile, but the table says that it does",
+        (false, true) => "does not compile, as expected",
+        (true, false) => "compiles, contrary to the table",
+        (false, false) => "does not compile, contrary to the table",
     };
-    writeln!(out, "{}: {mark}", cell.name())?;
+    writeln!(out, "{}: {description}", cell.name())?;
     if let Some(error) = &result.error {
         writeln!(out, "  {error}")?;
     }
@@ -206,8 +208,8 @@ fn print(out: &mut impl Write, cell: &Cell, result: &Outcome) -> Result<()> {
         writeln!(out, "  {}  {:>10}  {name}", module.sha256, module.size)?;
     }
     match result.reproducible {
-        Some(true) => writeln!(out, "  a second build gave the same bytes")?,
-        Some(false) => writeln!(out, "  a second build gave OTHER bytes")?,
+        Some(true) => writeln!(out, "  a second build produced the same bytes")?,
+        Some(false) => writeln!(out, "  a second build produced DIFFERENT bytes")?,
         None => {}
     }
     Ok(())

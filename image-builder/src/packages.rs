@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use firstlight_image::digest;
 
 use crate::cache;
-use crate::debian::{self, Apt, Wish};
+use crate::debian::{self, Apt, PackageRequest};
 use crate::lock::{Lock, Pinned, Release};
 use crate::progress::Progress;
 use crate::store::{self, Store};
@@ -24,15 +24,15 @@ pub enum Error {
     Store(#[from] store::Error),
     /// The lock does not name it.
     #[error(
-        "the lock has no package {name} of {suite}{wanted}: the manifest has changed since; run image-builder lock"
+        "the lock has no package {name} of {suite}{constraint}: the manifest has changed since; run image-builder lock"
     )]
     NotLocked {
         /// The package.
         name: String,
         /// The suite.
         suite: String,
-        /// The version constraint, as a phrase.
-        wanted: String,
+        /// The version constraint as text, with a leading space.
+        constraint: String,
     },
     /// Neither the store nor the archive has it.
     #[error(
@@ -130,17 +130,17 @@ impl<'a> Packages<'a> {
         Ok(apt)
     }
 
-    fn locked(&self, suite: &str, name: &str, wish: Wish<'_>) -> Option<Result<Pinned, Error>> {
+    fn locked(&self, suite: &str, name: &str, request: PackageRequest<'_>) -> Option<Result<Pinned, Error>> {
         let lock = self.lock?;
         let fits = |one: &&Pinned| {
             one.suite == suite
                 && (one.name == name || one.requested.as_deref() == Some(name))
-                && wish.fits(&one.version)
+                && request.matches(&one.version)
         };
         Some(lock.packages.iter().chain(&lock.tools).find(fits).cloned().ok_or_else(|| Error::NotLocked {
             name: name.to_owned(),
             suite: suite.to_owned(),
-            wanted: wish.phrase(),
+            constraint: request.constraint_text(),
         }))
     }
 
@@ -148,12 +148,12 @@ impl<'a> Packages<'a> {
     ///
     /// # Errors
     /// Neither the suite nor the lock has a matching version.
-    pub fn find(&mut self, suite: &str, name: &str, wish: Wish<'_>) -> Result<Pinned, Error> {
-        if let Some(locked) = self.locked(suite, name, wish) {
+    pub fn find(&mut self, suite: &str, name: &str, request: PackageRequest<'_>) -> Result<Pinned, Error> {
+        if let Some(locked) = self.locked(suite, name, request) {
             return locked;
         }
         let apt = self.open(suite)?;
-        Ok(Pinned::of(suite, &apt.candidate(name, wish)?))
+        Ok(Pinned::of(suite, &apt.candidate(name, request)?))
     }
 
     /// Resolves a metapackage: returns the package `name` itself or the first of
@@ -165,14 +165,14 @@ impl<'a> Packages<'a> {
         &mut self,
         suite: &str,
         name: &str,
-        wish: Wish<'_>,
+        request: PackageRequest<'_>,
         is_it: impl Fn(&str) -> bool,
     ) -> Result<Pinned, Error> {
-        if let Some(locked) = self.locked(suite, name, wish) {
+        if let Some(locked) = self.locked(suite, name, request) {
             return locked;
         }
         let apt = self.open(suite)?;
-        let named = apt.candidate(name, wish)?;
+        let named = apt.candidate(name, request)?;
         if is_it(&named.name) {
             return Ok(Pinned::of(suite, &named));
         }
@@ -182,7 +182,7 @@ impl<'a> Packages<'a> {
             depends: named.depends.clone(),
         })?;
         // Both packages have the same version; the suite's newest may already differ.
-        let found = apt.candidate(target, Wish::Exact(&named.version))?;
+        let found = apt.candidate(target, PackageRequest::Exact(&named.version))?;
         Ok(Pinned { requested: Some(name.to_owned()), ..Pinned::of(suite, &found) })
     }
 
@@ -315,7 +315,7 @@ impl<'a> Packages<'a> {
 fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
     let missing = |name: &str| {
         let (name, suite) = (name.to_owned(), suite.to_owned());
-        Error::NotLocked { name, suite, wanted: " among its tools".to_owned() }
+        Error::NotLocked { name, suite, constraint: " among its tools".to_owned() }
     };
     let names = lock.kits.get(kit).ok_or_else(|| missing(kit))?;
     let pinned = |name: &String| {
@@ -331,13 +331,15 @@ fn kit_of(lock: &Lock, kit: &str, suite: &str) -> Result<Vec<Pinned>, Error> {
 /// It cannot be read or copied.
 pub fn add(cache: &Path, file: &Path) -> Result<(String, PathBuf), Error> {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("file").to_owned();
-    let dir = tempfile::tempdir().map_err(cache::io_error("make a directory for", file)).map_err(store::Error::from)?;
+    let dir = tempfile::tempdir()
+        .map_err(cache::io_error("create a temporary directory for", file))
+        .map_err(store::Error::from)?;
     let copy = dir.path().join("copy");
     std::fs::copy(file, &copy).map_err(cache::io_error("copy", file)).map_err(store::Error::from)?;
     let (sha256, _) =
         firstlight_image::digest::of_file(&copy).map_err(cache::io_error("read", file)).map_err(store::Error::from)?;
-    let place = Store::of(cache).put(&copy, &sha256, &name)?;
-    Ok((sha256, place))
+    let path = Store::of(cache).put(&copy, &sha256, &name)?;
+    Ok((sha256, path))
 }
 
 #[cfg(test)]
@@ -387,9 +389,9 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "make").unwrap();
         let tool = pinned("make", "trixie");
-        let place = Store::of(dir.path()).put(&file, &tool.sha256, &tool.candidate().file_name()).unwrap();
+        let path = Store::of(dir.path()).put(&file, &tool.sha256, &tool.candidate().file_name()).unwrap();
         let mut packages = Packages::new(dir.path(), None, Progress::quiet());
-        assert_eq!(packages.fetch_tools("x", std::slice::from_ref(&tool)).unwrap(), [place]);
+        assert_eq!(packages.fetch_tools("x", std::slice::from_ref(&tool)).unwrap(), [path]);
         assert_eq!((packages.used().len(), packages.tools()), (0, &[tool][..]));
     }
 }

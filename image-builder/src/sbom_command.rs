@@ -10,9 +10,9 @@ use firstlight_image_builder::{cache, sbom};
 /// Options of `sbom`.
 #[derive(Debug, Args)]
 pub(crate) struct Sbom {
-    /// A directory that build wrote, or its image.json.
+    /// An output directory of build, or its image.json.
     dir: PathBuf,
-    /// How to write it.
+    /// The format.
     #[arg(long, value_enum, default_value_t = Format::Cyclonedx)]
     format: Format,
     /// The file to write [default: standard output].
@@ -28,12 +28,12 @@ enum Format {
     Spdx,
 }
 
-/// By which reproducible builds are told what time it is.
+/// The variable with the date of reproducible builds, in seconds since 1970.
 const EPOCH: &str = "SOURCE_DATE_EPOCH";
 
 fn epoch(value: Option<&str>) -> Result<Option<i64>> {
     let read =
-        |text: &str| text.parse().with_context(|| format!("{EPOCH}={text:?} is no number of seconds since 1970"));
+        |text: &str| text.parse().with_context(|| format!("invalid {EPOCH}={text:?}: expected seconds since 1970"));
     value.filter(|text| !text.is_empty()).map(read).transpose()
 }
 
@@ -44,10 +44,10 @@ impl Sbom {
             Format::Spdx => sbom::Format::Spdx,
         };
         let value = std::env::var_os(EPOCH).map(|value| value.to_string_lossy().into_owned());
-        let bill = sbom::write(&self.dir, format, epoch(value.as_deref())?)?;
+        let sbom = sbom::write(&self.dir, format, epoch(value.as_deref())?)?;
         match &self.out {
-            Some(file) => cache::write_atomically(file, &bill)?,
-            None => io::stdout().lock().write_all(&bill)?,
+            Some(file) => cache::write_atomically(file, &sbom)?,
+            None => io::stdout().lock().write_all(&sbom)?,
         }
         Ok(())
     }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bill_is_written_where_it_is_wanted() {
+    fn sbom_is_written_to_the_file() {
         use firstlight_image::{ImageRecord, RECORD};
         let dir = tempfile::tempdir().unwrap();
         let image = ImageRecord { name: "x".into(), ..ImageRecord::default() };
@@ -66,15 +66,15 @@ mod tests {
         for (format, key) in [(Format::Cyclonedx, "bomFormat"), (Format::Spdx, "spdxVersion")] {
             let out = dir.path().join(key);
             Sbom { dir: dir.path().to_owned(), format, out: Some(out.clone()) }.run().unwrap();
-            let bill: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
-            assert!(bill.get(key).is_some(), "{bill}");
+            let sbom: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
+            assert!(sbom.get(key).is_some(), "{sbom}");
         }
         let error = Sbom { dir: "/none".into(), format: Format::Spdx, out: None }.run().unwrap_err();
         assert!(error.to_string().contains("/none"), "{error}");
     }
 
     #[test]
-    fn an_epoch_is_a_number_or_not_there() {
+    fn epoch_is_a_number_or_absent() {
         assert_eq!(epoch(None).unwrap(), None);
         assert_eq!(epoch(Some("")).unwrap(), None);
         assert_eq!(epoch(Some("1794650238")).unwrap(), Some(1_794_650_238));

@@ -1,44 +1,44 @@
-//! What of an image is how large, by where it is from.
+//! Sums the file sizes of an image by origin.
 
 use std::collections::BTreeMap;
 
 use firstlight_image::{ImageRecord, Origin};
 use serde::Serialize;
 
-/// Files of one origin together.
+/// The files of one origin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// Where they are from: `SUITE/NAME=VERSION`, or in words.
+    /// The origin: `SUITE/NAME=VERSION` of a package, or a description.
     pub from: String,
-    /// Their bytes, before anything is packed.
+    /// Total size in bytes, uncompressed.
     pub bytes: u64,
-    /// How many there are.
+    /// Number of files.
     pub files: u64,
-    /// Those of them that no program of the image needs, in bytes.
+    /// Total size in bytes of those libraries that no program of the image needs.
     pub unused: u64,
-    /// The largest of them, with a slash before it.
+    /// Path of the largest file, with leading slash.
     pub largest: String,
-    /// Its bytes.
+    /// Size of the largest file in bytes.
     pub largest_bytes: u64,
 }
 
-fn words(origin: Option<&Origin>) -> String {
+fn describe(origin: Option<&Origin>) -> String {
     match origin {
         Some(Origin::Own) => "the manifest's own files".to_owned(),
         Some(Origin::Builder) => "written by the builder".to_owned(),
         Some(Origin::Package(id)) => id.clone(),
-        Some(Origin::Source(id)) => format!("compiled of {id}"),
+        Some(Origin::Source(id)) => format!("compiled from {id}"),
         Some(Origin::Archive(id)) => format!("archive {id}"),
-        None => "not known: an earlier builder has not noted it".to_owned(),
+        None => "unknown: not recorded by the builder's version".to_owned(),
     }
 }
 
-/// Every origin's share, the largest first.
+/// Returns the share of every origin, the largest first.
 #[must_use]
 pub fn shares(contents: &ImageRecord) -> Vec<Share> {
     let mut shares: BTreeMap<String, Share> = BTreeMap::new();
     for (path, file) in &contents.files {
-        let from = words(file.origin.as_ref());
+        let from = describe(file.origin.as_ref());
         let share = shares.entry(from.clone()).or_insert_with(|| Share {
             from,
             bytes: 0,
@@ -47,7 +47,7 @@ pub fn shares(contents: &ImageRecord) -> Vec<Share> {
             largest: String::new(),
             largest_bytes: 0,
         });
-        // Whoever wrote the record: sums that are too large are as large as can be.
+        // The record is untrusted input: sums saturate instead of overflowing.
         share.bytes = share.bytes.saturating_add(file.size);
         share.files += 1;
         if contents.unused.contains_key(path) {
@@ -89,11 +89,11 @@ mod tests {
         assert_eq!(
             named,
             [
-                ("compiled of trixie/dkms=1", u64::MAX, 2),
+                ("compiled from trixie/dkms=1", u64::MAX, 2),
                 ("trixie/liba=1", 70, 2),
                 ("the manifest's own files", 5, 1),
                 ("trixie/libc=1", 1, 1),
-                ("not known: an earlier builder has not noted it", 0, 1),
+                ("unknown: not recorded by the builder's version", 0, 1),
             ]
         );
         assert_eq!((shares[1].largest.as_str(), shares[1].largest_bytes, shares[1].unused), ("/lib/b.so", 40, 40));

@@ -12,9 +12,9 @@ use firstlight_image_builder::sizes::{Share, shares};
 /// Options of `size`.
 #[derive(Debug, Args)]
 pub(crate) struct Size {
-    /// A directory that build wrote, or its image.json.
+    /// An output directory of build, or its image.json.
     dir: PathBuf,
-    /// Print an array of JSON.
+    /// Print a JSON array.
     #[arg(long)]
     json: bool,
 }
@@ -35,18 +35,18 @@ impl Size {
 fn table(out: &mut dyn Write, shares: &[Share]) -> io::Result<()> {
     writeln!(out, "{:>10} {:>6}  FROM", "SIZE", "FILES")?;
     for share in shares {
-        // Names are the record's, and go to a terminal.
-        let plain = |text: &str| text.replace(char::is_control, "?");
-        let (from, largest) = (plain(&share.from), plain(&share.largest));
+        // The record is untrusted: names must not contain terminal escape sequences.
+        let printable = |text: &str| text.replace(char::is_control, "?");
+        let (from, largest) = (printable(&share.from), printable(&share.largest));
         let mut notes = vec![format!("largest {largest} {}", megabytes(share.largest_bytes))];
         if share.unused > 0 {
-            notes.push(format!("no program needs {}", megabytes(share.unused)));
+            notes.push(format!("unused libraries {}", megabytes(share.unused)));
         }
         writeln!(out, "{:>10} {:>6}  {from} ({})", megabytes(share.bytes), share.files, notes.join("; "))?;
     }
     let bytes = shares.iter().fold(0_u64, |sum, share| sum.saturating_add(share.bytes));
     let files: u64 = shares.iter().map(|share| share.files).sum();
-    writeln!(out, "{:>10} {files:>6}  all files, before packing", megabytes(bytes))
+    writeln!(out, "{:>10} {files:>6}  all files, uncompressed", megabytes(bytes))
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_names_what_is_heavy() {
+    fn table_lists_sizes_and_escapes_control_characters() {
         let share = |from: &str, bytes, unused| Share {
             from: from.to_owned(),
             bytes,
@@ -69,9 +69,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(
-            lines[1].contains("4.0 MB") && lines[1].contains("sid/a=1") && lines[1].contains("no program needs 1.0 MB")
+            lines[1].contains("4.0 MB") && lines[1].contains("sid/a=1") && lines[1].contains("unused libraries 1.0 MB")
         );
-        assert!(lines[3].contains("all files, before packing") && lines[3].contains(" 4 "), "{text}");
+        assert!(lines[3].contains("all files, uncompressed") && lines[3].contains(" 4 "), "{text}");
         assert!(!text.contains('\u{1b}'));
     }
 }

@@ -58,14 +58,14 @@ impl Store {
         Self { dir: cache.join("store") }
     }
 
-    fn place(&self, sha256: &str) -> PathBuf {
+    fn directory_of(&self, sha256: &str) -> PathBuf {
         self.dir.join(sha256.get(..2).unwrap_or("--")).join(sha256)
     }
 
     /// Returns the file with this hash, under any name, if it is stored and intact.
     #[must_use]
     pub fn get(&self, sha256: &str) -> Option<PathBuf> {
-        let entries = fs::read_dir(self.place(sha256)).ok()?.flatten();
+        let entries = fs::read_dir(self.directory_of(sha256)).ok()?.flatten();
         entries.map(|entry| entry.path()).find(|file| match digest::of_file(file) {
             Ok((found, _)) if found == sha256 => true,
             Ok(_) => {
@@ -88,25 +88,25 @@ impl Store {
         if found != sha256 {
             return Err(Error::WrongHash { file: file.to_owned(), expected: sha256.to_owned(), found });
         }
-        let dir = &self.place(sha256);
-        let place = dir.join(name);
+        let dir = &self.directory_of(sha256);
+        let path = dir.join(name);
         fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
         File::open(file).and_then(|open| open.sync_all()).map_err(io_error("sync", file))?;
-        match fs::rename(file, &place) {
+        match fs::rename(file, &path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 let new = tempfile::Builder::new()
                     .prefix(PARTIAL_PREFIX)
                     .tempfile_in(dir)
-                    .map_err(io_error("make a file in", dir))?;
-                fs::copy(file, new.path()).map_err(io_error("copy a file to", &place))?;
-                new.as_file().sync_all().map_err(io_error("sync", &place))?;
-                new.persist(&place).map_err(|error| io_error("rename into place", &place)(error.error))?;
+                    .map_err(io_error("create a file in", dir))?;
+                fs::copy(file, new.path()).map_err(io_error("copy a file to", &path))?;
+                new.as_file().sync_all().map_err(io_error("sync", &path))?;
+                new.persist(&path).map_err(|error| io_error("rename into path", &path)(error.error))?;
                 fs::remove_file(file).map_err(io_error("remove", file))?;
             }
-            Err(error) => return Err(io_error("rename into place", &place)(error).into()),
+            Err(error) => return Err(io_error("rename into path", &path)(error).into()),
         }
-        Ok(place)
+        Ok(path)
     }
 }
 
@@ -122,14 +122,14 @@ mod tests {
         assert_eq!(store.get(&hash), None);
         let file = dir.path().join("fetched");
         fs::write(&file, "package").unwrap();
-        let place = store.put(&file, &hash, "a.deb").unwrap();
+        let path = store.put(&file, &hash, "a.deb").unwrap();
         assert!(!file.exists());
-        assert_eq!(store.get(&hash), Some(place.clone()));
+        assert_eq!(store.get(&hash), Some(path.clone()));
         // Storing it again is idempotent.
         fs::write(&file, "package").unwrap();
-        assert_eq!(store.put(&file, &hash, "a.deb").unwrap(), place);
+        assert_eq!(store.put(&file, &hash, "a.deb").unwrap(), path);
         for damage in ["packagE", "pack", ""] {
-            fs::write(&place, damage).unwrap();
+            fs::write(&path, damage).unwrap();
             assert_eq!(store.get(&hash), None, "{damage:?}");
             fs::write(&file, "package").unwrap();
             store.put(&file, &hash, "a.deb").unwrap();
@@ -160,8 +160,8 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..20 {
                         fs::write(&file, text).unwrap();
-                        let place = store.put(&file, hash, "a").unwrap();
-                        assert_eq!(store.get(hash), Some(place));
+                        let path = store.put(&file, hash, "a").unwrap();
+                        assert_eq!(store.get(hash), Some(path));
                     }
                 });
             }

@@ -91,7 +91,7 @@ impl Kit {
     fn is_needed(self, path: &Path) -> bool {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let dir = path.parent().unwrap_or(Path::new(""));
-        let program = self.programs().contains(&name.as_ref()) && PROGRAMS.iter().any(|place| dir == Path::new(place));
+        let program = self.programs().contains(&name.as_ref()) && PROGRAMS.iter().any(|known| dir == Path::new(known));
         // Not the subdirectories: character sets, OpenSSL engines.
         let library = dir == Path::new(LIBRARIES) && name.contains(".so");
         program || library || path.starts_with("usr/lib64")
@@ -141,9 +141,9 @@ impl Toolset {
     /// # Errors
     /// The set has no such program.
     pub fn command(&self, program: &str) -> Result<Command, Error> {
-        let place = PROGRAMS.iter().map(|dir| self.root.join(dir).join(program)).find(|path| path.exists());
+        let path = PROGRAMS.iter().map(|dir| self.root.join(dir).join(program)).find(|candidate| candidate.exists());
         let missing = |file: PathBuf| Error::Missing { file, tree: self.root.clone() };
-        let place = place.ok_or_else(|| missing(self.root.join("usr/bin").join(program)))?;
+        let path = path.ok_or_else(|| missing(self.root.join("usr/bin").join(program)))?;
         let loader = self.root.join(LOADER);
         if !loader.exists() {
             return Err(missing(loader));
@@ -151,7 +151,7 @@ impl Toolset {
         let mut command = Command::new(loader);
         command.arg("--library-path").arg(self.root.join(LIBRARIES));
         // Otherwise argv[0] would be the full path.
-        command.arg("--argv0").arg(program).arg(place);
+        command.arg("--argv0").arg(program).arg(path);
         command.env_clear().env("LC_ALL", "C.UTF-8");
         Ok(command)
     }

@@ -1,6 +1,6 @@
-//! Whether results still are what was built: every file against `image.json`,
-//! and a disk's blocks against its dm-verity hash tree, as a kernel would
-//! check them.
+//! Verifies build outputs: the size and SHA-256 of every file against
+//! `image.json`, and the blocks of a disk against its dm-verity hash tree, as
+//! the kernel does.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,47 +10,47 @@ use firstlight_image::{FileDigest, ImageRecord, RECORD, RecordError, VerityRecor
 use serde::Serialize;
 
 use crate::format::disk;
-use crate::format::verity::{self, Bad, Params};
+use crate::format::verity::{self, CorruptBlock, Params};
 
-/// Why nothing could be verified.
+/// Why verification could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no record to verify by.
+    /// `image.json` is missing or invalid.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The file of a single image cannot be read.
-    #[error("cannot verify {}", path.display())]
+    /// A disk image cannot be opened.
+    #[error("failed to open the image {}", path.display())]
     Image {
         /// The image.
         path: PathBuf,
-        /// The system's answer.
+        /// The I/O error.
         source: io::Error,
     },
 }
 
-/// What was found.
+/// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The image's name.
     pub name: String,
-    /// Files that were looked at.
+    /// Number of files checked.
     pub files: usize,
-    /// Blocks of data that the hash tree vouches for.
+    /// Number of data blocks that match the hash tree.
     pub verified_blocks: u64,
-    /// What is wrong; nothing if all is well.
+    /// The mismatches found; empty if the image is intact.
     pub problems: Vec<Problem>,
 }
 
-/// Something that is not what it should be.
+/// A file that differs from the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The file.
     pub file: String,
-    /// What is wrong with it.
+    /// The description of the mismatch.
     pub what: String,
-    /// The first block that is wrong, where a hash tree says which.
+    /// The first corrupt block, if the hash tree identifies one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bad_block: Option<Bad>,
+    pub bad_block: Option<CorruptBlock>,
 }
 
 impl Problem {
@@ -59,33 +59,33 @@ impl Problem {
     }
 }
 
-/// Verifies what `build` wrote into `directory`.
+/// Verifies the output directory `dir` of a build.
 ///
 /// # Errors
-/// There is no record to verify by. What is wrong with the files is in the report.
+/// `image.json` is missing or invalid. Mismatches of files are in the report.
 pub fn verify(dir: &Path) -> Result<Report, Error> {
     let path = dir.join(RECORD);
     let contents = ImageRecord::read(&path)?;
-    let no_record = |what: String| RecordError::Invalid { path: path.clone(), what };
+    let invalid = |what: String| RecordError::Invalid { path: path.clone(), what };
     let mut report = Report { name: contents.name, files: 0, verified_blocks: 0, problems: Vec::new() };
     for (name, expected) in &contents.outputs {
         if !is_plain_name(name) {
-            return Err(no_record(format!("{name:?} is no file of this directory")).into());
+            return Err(invalid(format!("{name:?} is not a plain file name")).into());
         }
         report.files += 1;
-        if let Err(what) = same(&dir.join(name), expected) {
+        if let Err(what) = check_file(&dir.join(name), expected) {
             report.problems.push(Problem::new(name, what));
         }
     }
     if let Some(record) = &contents.verity {
         if !contents.outputs.contains_key(&record.file) {
-            return Err(no_record(format!("{:?} is not among its outputs", record.file)).into());
+            return Err(invalid(format!("{:?} is not among its outputs", record.file)).into());
         }
-        let params: Params = record.params.parse().map_err(|error| no_record(format!("{error}")))?;
+        let params: Params = record.params.parse().map_err(|error| invalid(format!("{error}")))?;
         if verity::hex(&params.root_hash) != record.root_hash {
-            return Err(no_record("root_hash and params name different hash trees".to_owned()).into());
+            return Err(invalid("root_hash and params contain different root hashes".to_owned()).into());
         }
-        match blocks(&dir.join(&record.file), Some(record), &params) {
+        match check_disk(&dir.join(&record.file), Some(record), &params) {
             Ok(None) => report.verified_blocks = params.data_blocks,
             Ok(Some(bad)) => {
                 let problem = Problem::new(&record.file, bad.to_string());
@@ -97,16 +97,16 @@ pub fn verify(dir: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// Verifies one disk against `params` alone: data in its first partition,
-/// hashes in its second.
+/// Verifies one disk image against `params` alone, without a record. The first
+/// partition contains the data, the second the hash tree.
 ///
 /// # Errors
-/// The file cannot be opened. What is wrong with it is in the report.
+/// The file cannot be opened. Mismatches are in the report.
 pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
     File::open(image).map_err(|source| Error::Image { path: image.to_owned(), source })?;
     let name = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut report = Report { name: name.clone(), files: 1, verified_blocks: 0, problems: Vec::new() };
-    match blocks(image, None, params) {
+    match check_disk(image, None, params) {
         Ok(None) => report.verified_blocks = params.data_blocks,
         Ok(Some(bad)) => {
             report.problems.push(Problem { bad_block: Some(bad), ..Problem::new(&name, bad.to_string()) });
@@ -116,42 +116,45 @@ pub fn verify_disk(image: &Path, params: &Params) -> Result<Report, Error> {
     Ok(report)
 }
 
-fn same(path: &Path, expected: &FileDigest) -> Result<(), String> {
-    let data = fs::symlink_metadata(path).map_err(|error| format!("it cannot be read: {error}"))?;
-    if !data.is_file() {
-        return Err("it is no regular file".to_owned());
+/// Checks type, size and SHA-256 of a file.
+fn check_file(path: &Path, expected: &FileDigest) -> Result<(), String> {
+    let metadata = fs::symlink_metadata(path).map_err(|error| format!("cannot be read: {error}"))?;
+    if !metadata.is_file() {
+        return Err("not a regular file".to_owned());
     }
-    if data.len() != expected.size {
-        return Err(format!("it has {} bytes, {} were built", data.len(), expected.size));
+    if metadata.len() != expected.size {
+        return Err(format!("size is {} bytes, expected {}", metadata.len(), expected.size));
     }
-    let (sha256, _) = digest::of_file(path).map_err(|error| format!("it cannot be read: {error}"))?;
+    let (sha256, _) = digest::of_file(path).map_err(|error| format!("cannot be read: {error}"))?;
     if sha256 != expected.sha256 {
-        return Err(format!("its SHA-256 is {sha256}, {} was built", expected.sha256));
+        return Err(format!("SHA-256 is {sha256}, expected {}", expected.sha256));
     }
     Ok(())
 }
 
-/// Checks a disk's first partition against its second.
-fn blocks(image: &Path, record: Option<&VerityRecord>, params: &Params) -> Result<Option<Bad>, String> {
+/// Checks the blocks of a disk's first partition against the hash tree in its
+/// second one, and returns the first corrupt block.
+fn check_disk(image: &Path, record: Option<&VerityRecord>, params: &Params) -> Result<Option<CorruptBlock>, String> {
     let text = |error: io::Error| error.to_string();
     let file = File::open(image).map_err(text)?;
-    let partitions = disk::partitions_of(&file).map_err(text)?;
+    let partitions = disk::read_partitions(&file).map_err(text)?;
     let [data, hashes] = partitions[..] else {
-        return Err(format!(
-            "its partition table has {} partitions, not one of data and one of hashes",
-            partitions.len()
-        ));
+        return Err(format!("expected 2 partitions (data and hash tree), found {}", partitions.len()));
     };
     if let Some(record) = record {
         let starts = (record.data_offset, record.hash_offset);
         if starts != (data.start, hashes.start) {
-            return Err("its partitions are not where the record says".to_owned());
+            return Err("partition offsets differ from the record".to_owned());
         }
     }
     if data.size < params.data_bytes() {
-        return Err(format!("its first partition has {} bytes, {} are hashed", data.size, params.data_bytes()));
+        return Err(format!(
+            "the data partition has {} bytes, but the hash tree covers {}",
+            data.size,
+            params.data_bytes()
+        ));
     }
-    verity::check(&mut disk::inside(&file, data), &mut disk::inside(&file, hashes), params)
+    verity::check(&mut disk::partition_reader(&file, data), &mut disk::partition_reader(&file, hashes), params)
         .map_err(|error| error.to_string())
 }
 
@@ -164,7 +167,7 @@ mod tests {
 
     const BLOCK: u64 = verity::BLOCK as u64;
 
-    /// A directory with a disk of `blocks` blocks, another file, and the record.
+    /// Creates an output directory with a disk of `blocks` blocks, another file, and the record.
     fn built(blocks: usize) -> (tempfile::TempDir, ImageRecord) {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -174,9 +177,9 @@ mod tests {
         }
         fs::write(path("content"), data).unwrap();
         let layout = Layout { name: "x", signature: 1, verity: Some(None) };
-        let made = assemble(&layout, &path("content"), &path("rootfs.img")).unwrap();
+        let disk = assemble(&layout, &path("content"), &path("rootfs.img")).unwrap();
         fs::write(path("kata.toml"), "text").unwrap();
-        let (hashes, params) = made.verity.unwrap();
+        let (hashes, params) = disk.verity.unwrap();
         let bytes = |name: &str| {
             let (sha256, size) = digest::of_file(&path(name)).unwrap();
             (name.to_owned(), FileDigest { size, sha256 })
@@ -189,7 +192,7 @@ mod tests {
                 file: "rootfs.img".to_owned(),
                 root_hash: verity::hex(&params.root_hash),
                 params: params.to_string(),
-                data_offset: made.data.start,
+                data_offset: disk.data.start,
                 hash_offset: hashes.start,
                 hash_size: hashes.size,
             }),
@@ -211,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_is_as_built() {
+    fn unmodified_outputs_then_no_problems() {
         let (dir, _) = built(300);
         let report = verify(dir.path()).unwrap();
         assert_eq!(report, Report { name: "x".into(), files: 2, verified_blocks: 300, problems: Vec::new() });
     }
 
     #[test]
-    fn changed_and_missing_files_are_named() {
+    fn changed_or_missing_file_then_reported_by_name() {
         let (dir, _) = built(2);
         fs::write(dir.path().join("kata.toml"), "TEXT").unwrap();
         let problems = verify(dir.path()).unwrap().problems;
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_record_leads_nowhere() {
+    fn malicious_record_then_no_file_outside_the_directory_is_read() {
         let (dir, good) = built(2);
         let entry = good.outputs["kata.toml"].clone();
         for name in ["../x", "/etc/passwd", "..", ""] {
@@ -247,7 +250,7 @@ mod tests {
         let mut bad = good.clone();
         bad.outputs.insert("link".to_owned(), entry);
         record(&dir, &bad);
-        assert!(verify(dir.path()).unwrap().problems[0].what.contains("no regular file"));
+        assert!(verify(dir.path()).unwrap().problems[0].what.contains("not a regular file"));
         let mut bad = good.clone();
         bad.verity.as_mut().unwrap().root_hash = "00".repeat(32);
         record(&dir, &bad);
@@ -255,15 +258,15 @@ mod tests {
         let mut bad = good;
         bad.verity.as_mut().unwrap().hash_offset += BLOCK;
         record(&dir, &bad);
-        assert!(verify(dir.path()).unwrap().problems[0].what.contains("where the record says"));
+        assert!(verify(dir.path()).unwrap().problems[0].what.contains("differ from the record"));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
-        /// A flipped bit anywhere on the disk is found; in data or hashes the
-        /// block is named, also when only the root hash is known.
+        /// A flipped bit anywhere on the disk is detected. Inside the data or the
+        /// hash tree the block is reported, also if only the root hash is known.
         #[test]
-        fn a_flipped_bit_is_found(blocks in 1usize..300, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        fn flipped_bit_then_corrupt_block_is_reported(blocks in 1usize..300, at in any::<prop::sample::Index>(), bit in 0u8..8) {
             let (dir, contents) = built(blocks);
             let image = dir.path().join("rootfs.img");
             let length = fs::metadata(&image).unwrap().len();
@@ -277,15 +280,15 @@ mod tests {
             let data = (record.data_offset..record.data_offset + params.data_bytes()).contains(&at);
             let tree = (record.hash_offset..record.hash_offset + hashes).contains(&at);
             let alone = verify_disk(&image, &params).unwrap();
-            let named = report.problems.iter().find_map(|problem| problem.bad_block);
+            let reported = report.problems.iter().find_map(|problem| problem.bad_block);
             if data {
-                prop_assert_eq!(named, Some(Bad::Data { block: (at - record.data_offset) / BLOCK }));
+                prop_assert_eq!(reported, Some(CorruptBlock::Data { block: (at - record.data_offset) / BLOCK }));
             } else if tree {
                 let expected = (at - record.hash_offset) / BLOCK;
-                prop_assert!(matches!(named, Some(Bad::Hashes { block, .. }) if block == expected), "{named:?}");
+                prop_assert!(matches!(reported, Some(CorruptBlock::Hashes { block, .. }) if block == expected), "{reported:?}");
             }
             if data || tree {
-                prop_assert_eq!(alone.problems.first().and_then(|problem| problem.bad_block), named);
+                prop_assert_eq!(alone.problems.first().and_then(|problem| problem.bad_block), reported);
             }
         }
     }

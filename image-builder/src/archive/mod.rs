@@ -37,7 +37,7 @@ pub enum Error {
     #[error(transparent)]
     WrongArchive(#[from] Box<WrongArchive>),
     /// It cannot be unpacked.
-    #[error("archive {name}: cannot unpack {}: {what}; nothing of it is taken", path.display())]
+    #[error("archive {name}: failed to unpack {}: {what}; none of its files is used", path.display())]
     Unpack {
         /// The archive.
         name: String,

@@ -123,21 +123,25 @@ fn malicious_archives_are_refused_completely() {
         ("fm-1/bin/nv-fm", |t| entry(t, b'0', "fm-1/bin/nv-fm", "", 0o644, b"twice")),
         ("fm-1/bin/nv-fm", |t| entry(t, b'0', "fm-1/bin/nv-fm/below", "", 0o644, b"evil")),
     ];
-    for (said, make) in cases {
+    for (expected, make) in cases {
         let dir = tempfile::tempdir().unwrap();
         let mut tar = good();
         tar.truncate(tar.len() - 1024);
         make(&mut tar);
         let error = taken(&dir, &wanted(&dir, &tar, FILES_WANTED)).unwrap_err();
-        assert!(error.contains(said) && error.contains("nothing of it is taken"), "{said}: {error}");
+        assert!(error.contains(expected) && error.contains("none of its files is used"), "{expected}: {error}");
         let left: Vec<_> = fs::read_dir(dir.path().join("cache/unpacked")).unwrap().flatten().collect();
-        assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|it| it == "lock")), "{said}: {left:?}");
+        assert!(
+            left.iter().all(|entry| entry.path().extension().is_some_and(|it| it == "lock")),
+            "{expected}: {left:?}"
+        );
         assert!(!dir.path().join("x").exists() && !dir.path().join("cache/x").exists());
     }
-    for (bytes, said) in [(&b"PK\x03\x04"[..], "tar.xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "cannot unpack")] {
+    for (bytes, expected) in [(&b"PK\x03\x04"[..], "tar.xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "failed to unpack")]
+    {
         let dir = tempfile::tempdir().unwrap();
         let error = taken(&dir, &wanted(&dir, bytes, FILES_WANTED)).unwrap_err();
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 

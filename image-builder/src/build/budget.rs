@@ -6,13 +6,13 @@ use crate::manifest::Budget;
 use crate::progress::megabytes;
 
 /// Number of largest files in the error.
-const NAMED: usize = 5;
+const LISTED_FILES: usize = 5;
 
 /// Describes the exceeded limits in one line; `packed` is the size of the root file system image.
 pub(super) fn exceeded(budget: Budget, packed: u64, contents: &ImageRecord) -> Option<String> {
-    let over = |key: &str, what: &str, bytes: u64, most: Option<u64>| {
-        let most = most.filter(|most| bytes > *most)?;
-        Some(format!("{what} {bytes} bytes, and budget.{key} allows {most}"))
+    let over = |key: &str, what: &str, bytes: u64, limit: Option<u64>| {
+        let limit = limit.filter(|limit| bytes > *limit)?;
+        Some(format!("{what} {bytes} bytes, but budget.{key} allows {limit}"))
     };
     let exceeded: Vec<String> = [
         over("image", "its root file system image has", packed, budget.image),
@@ -27,6 +27,6 @@ pub(super) fn exceeded(budget: Budget, packed: u64, contents: &ImageRecord) -> O
     let mut files: Vec<(u64, &str)> = contents.files.iter().map(|(path, file)| (file.size, path.as_str())).collect();
     files.sort_by(|a, b| b.cmp(a));
     let largest: Vec<String> =
-        files.iter().take(NAMED).map(|(size, path)| format!("/{path} {}", megabytes(*size))).collect();
+        files.iter().take(LISTED_FILES).map(|(size, path)| format!("/{path} {}", megabytes(*size))).collect();
     Some(format!("{}; the largest: {}; remove files or raise the budget", exceeded.join("; "), largest.join(", ")))
 }

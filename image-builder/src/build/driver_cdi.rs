@@ -9,19 +9,19 @@ use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 use firstlight_verity::extension;
 
 use super::Error;
-use crate::closure::{self, beginning, resolve};
+use crate::closure::{self, read_start, resolve};
 use crate::tree::{Content, Node, Tree};
 
 /// An image's files and its mount point in a guest.
 struct Image<'a> {
     tree: &'a Tree,
-    place: String,
+    mount_point: String,
 }
 
 impl Image<'_> {
-    /// Follows links; those of an extension are relative, or lead into the guest's root.
+    /// Finds a path, following links. Links of an extension are relative, or point into the guest's root.
     fn find(&self, path: &str) -> Option<(String, &Node)> {
-        let path = resolve(self.tree, path.strip_prefix(&self.place)?)?;
+        let path = resolve(self.tree, path.strip_prefix(&self.mount_point)?)?;
         let node = self.tree.get(&path)?;
         Some((path, node))
     }
@@ -46,7 +46,7 @@ impl Files for Image<'_> {
 
     fn head(&self, path: &str) -> Option<[u8; HEAD]> {
         // The closure check reports unreadable files.
-        beginning(self.content(path)?, HEAD).ok()?.try_into().ok()
+        read_start(self.content(path)?, HEAD).ok()?.try_into().ok()
     }
 }
 
@@ -56,24 +56,28 @@ impl Files for Image<'_> {
 pub(super) fn add(tree: &mut Tree, extension: Option<&str>, version: &str) -> Result<Option<String>, Error> {
     let path = spec_path(version).trim_start_matches('/').to_owned();
     if let Some(node) = tree.get(&path) {
-        return checked(node, &path).map(|()| None);
+        return check_supplied(node, &path).map(|()| None);
     }
-    let place = extension.map_or_else(String::new, |name| format!("{}/{name}", extension::DIRECTORY));
-    let image = Image { tree, place };
-    let Some(spec) = spec(&image, &[&image.place], version) else { return Ok(None) };
-    let why = |error: serde_json::Error| Error::DriverFiles { path: path.clone(), why: error.to_string() };
-    let bytes = serde_json::to_vec(&spec).map_err(why)?;
+    let mount_point = extension.map_or_else(String::new, |name| format!("{}/{name}", extension::DIRECTORY));
+    let image = Image { tree, mount_point };
+    let Some(spec) = spec(&image, &[&image.mount_point], version) else { return Ok(None) };
+    let reason = |error: serde_json::Error| Error::DriverFiles { path: path.clone(), reason: error.to_string() };
+    let bytes = serde_json::to_vec(&spec).map_err(reason)?;
     tree.add(&path, Node::File { mode: 0o644, content: Content::Bytes(bytes) })?;
     Ok(Some(path))
 }
 
 /// Validates a specification that the manifest supplies.
-fn checked(node: &Node, path: &str) -> Result<(), Error> {
-    let wrong = |why: String| Error::DriverFiles { path: path.to_owned(), why };
-    let Node::File { content, .. } = node else { return Err(wrong("it is not a file".to_owned())) };
-    let text = String::from_utf8(closure::bytes(content)?).map_err(|error| wrong(error.to_string()))?;
-    let spec = Spec::from_json(&text, Path::new(path)).map_err(|error| wrong(error.to_string()))?;
-    if spec.kind == DRIVER_KIND { Ok(()) } else { Err(wrong(format!("its kind is {}, not {DRIVER_KIND}", spec.kind))) }
+fn check_supplied(node: &Node, path: &str) -> Result<(), Error> {
+    let invalid = |reason: String| Error::DriverFiles { path: path.to_owned(), reason };
+    let Node::File { content, .. } = node else { return Err(invalid("not a regular file".to_owned())) };
+    let text = String::from_utf8(closure::read_file(content)?).map_err(|error| invalid(error.to_string()))?;
+    let spec = Spec::from_json(&text, Path::new(path)).map_err(|error| invalid(error.to_string()))?;
+    if spec.kind == DRIVER_KIND {
+        Ok(())
+    } else {
+        Err(invalid(format!("its kind is {}, not {DRIVER_KIND}", spec.kind)))
+    }
 }
 
 #[cfg(test)]
@@ -100,7 +104,7 @@ mod tests {
     fn mounts(tree: &mut Tree, extension: Option<&str>) -> Vec<(String, String)> {
         let path = add(tree, extension, VERSION).unwrap().unwrap();
         let Some(Node::File { mode: 0o644, content }) = tree.get(&path) else { panic!("{path}") };
-        let text = String::from_utf8(closure::bytes(content).unwrap()).unwrap();
+        let text = String::from_utf8(closure::read_file(content).unwrap()).unwrap();
         let spec = Spec::from_json(&text, Path::new("x")).unwrap();
         let mounts = spec.devices.into_iter().flat_map(|device| device.container_edits.mounts);
         mounts.map(|mount| (mount.host_path, mount.container_path)).collect()
@@ -117,12 +121,18 @@ mod tests {
             ("usr/lib/nvidia/nvidia-smi", file(b"")),
             ("usr/bin/nvidia-debugdump", link("/run/nowhere")),
         ];
-        for (extension, place) in [(None, ""), (Some("gpu"), "/run/kata-extensions/gpu")] {
+        for (extension, mount_point) in [(None, ""), (Some("gpu"), "/run/kata-extensions/gpu")] {
             let found = mounts(&mut tree(&entries), extension);
             let library = "/usr/lib/x86_64-linux-gnu/libcuda.so";
-            assert!(found.contains(&(format!("{place}{library}.550.163.01"), format!("{library}.1"))), "{found:?}");
-            assert!(found.contains(&(format!("{place}/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())));
-            assert!(found.iter().all(|(from, _)| from.starts_with(place) && !from.contains("debugdump")), "{found:?}");
+            assert!(
+                found.contains(&(format!("{mount_point}{library}.550.163.01"), format!("{library}.1"))),
+                "{found:?}"
+            );
+            assert!(found.contains(&(format!("{mount_point}/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi".to_owned())));
+            assert!(
+                found.iter().all(|(from, _)| from.starts_with(mount_point) && !from.contains("debugdump")),
+                "{found:?}"
+            );
         }
     }
 
@@ -135,16 +145,16 @@ mod tests {
         };
         let good = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/driver","devices":[]}"#;
         assert_eq!(own(good).unwrap(), None);
-        for (text, why) in [
+        for (text, reason) in [
             (good.replace("driver", "gpu"), "nvidia.com/gpu"),
             ("{".to_owned(), "EOF"),
             ("\u{fffd}".to_owned(), "expected value"),
         ] {
             let error = own(&text).unwrap_err().to_string();
-            assert!(error.contains(path) && error.contains(why), "{error}");
+            assert!(error.contains(path) && error.contains(reason), "{error}");
         }
         assert!(
-            add(&mut tree(&[(path, link("x"))]), None, VERSION).unwrap_err().to_string().contains("it is not a file")
+            add(&mut tree(&[(path, link("x"))]), None, VERSION).unwrap_err().to_string().contains("not a regular file")
         );
     }
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use firstlight_image::{FileDigest, digest::Hashing};
 
-use super::{Error, measured};
+use super::{Error, digest_of};
 use crate::cache::io_error;
-use crate::format::opened;
+use crate::format::open_content;
 use crate::manifest::{ExtraModule, Manifest};
 use crate::tree::{Content, Node, Tree};
 
@@ -52,13 +52,13 @@ pub(super) fn tree(manifest: &Manifest) -> Result<Tree, Error> {
 /// Adds `part` of the directory `root` recursively at the same path.
 fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
     let path = root.join(part);
-    let data = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
+    let metadata = fs::symlink_metadata(&path).map_err(io_error("copy", &path))?;
     let error = |what: &str| Error::from(io_error("copy", &path)(io::Error::other(what)));
-    let place = part.to_str().ok_or_else(|| error("its name is not UTF-8"))?;
-    let mode = data.permissions().mode() & 0o7777;
-    if data.is_dir() {
-        if !place.is_empty() {
-            image.add(place, Node::Directory { mode })?;
+    let image_path = part.to_str().ok_or_else(|| error("its name is not UTF-8"))?;
+    let mode = metadata.permissions().mode() & 0o7777;
+    if metadata.is_dir() {
+        if !image_path.is_empty() {
+            image.add(image_path, Node::Directory { mode })?;
         }
         let mut names: Vec<_> = fs::read_dir(&path)
             .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect())
@@ -66,32 +66,32 @@ fn copy_tree(image: &mut Tree, root: &Path, part: &Path) -> Result<(), Error> {
         names.sort();
         return names.into_iter().try_for_each(|name| copy_tree(image, root, &part.join(name)));
     }
-    let node = if data.is_symlink() {
+    let node = if metadata.is_symlink() {
         let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
         Node::Symlink { target: target.to_str().ok_or_else(|| error("its target is not UTF-8"))?.to_owned() }
-    } else if data.is_file() {
+    } else if metadata.is_file() {
         Node::File { mode, content: Content::File(path.clone()) }
     } else {
         return Err(error("neither a file, nor a directory, nor a symbolic link"));
     };
-    Ok(image.add(place, node)?)
+    Ok(image.add(image_path, node)?)
 }
 
 /// Returns one hash over all inputs that no package determines: the manifest's own
 /// entries, out-of-tree modules, and a kernel compiled with the host's compiler.
 pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -> Result<String, Error> {
     let mut hashing = Hashing::new(io::sink());
-    let mut feed = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
+    let mut update = |text: String| hashing.write_all(text.as_bytes()).map_err(io_error("hash", Path::new("")));
     for (path, node) in tree.iter() {
         match node {
-            Node::Directory { mode } => feed(format!("{path}\0d{mode:o}\0"))?,
-            Node::Symlink { target } => feed(format!("{path}\0l{target}\0"))?,
-            Node::Character { mode, major, minor } => feed(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
+            Node::Directory { mode } => update(format!("{path}\0d{mode:o}\0"))?,
+            Node::Symlink { target } => update(format!("{path}\0l{target}\0"))?,
+            Node::Character { mode, major, minor } => update(format!("{path}\0c{mode:o} {major} {minor}\0"))?,
             Node::File { mode, content } => {
-                let (mut data, size) = opened(content)?;
+                let (mut data, size) = open_content(content)?;
                 let mut file = Hashing::new(io::sink());
                 io::copy(&mut data, &mut file).map_err(io_error("read", Path::new(path)))?;
-                feed(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
+                update(format!("{path}\0f{mode:o} {size} {}\0", file.finish().0))?;
             }
         }
     }
@@ -99,11 +99,11 @@ pub(super) fn digest(tree: &Tree, extra: &[ExtraModule], kernel: Option<&str>) -
     for module in extra {
         let path = Path::new(&module.path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let FileDigest { size, sha256 } = measured(path)?;
-        feed(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
+        let FileDigest { size, sha256 } = digest_of(path)?;
+        update(format!("//extra-modules/{name}\0f {size} {sha256}\0"))?;
     }
     if let Some(sha256) = kernel {
-        feed(format!("//vmlinux\0f {sha256}\0"))?;
+        update(format!("//vmlinux\0f {sha256}\0"))?;
     }
     Ok(hashing.finish().0)
 }

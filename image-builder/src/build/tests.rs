@@ -27,13 +27,13 @@ mode = 0o1777
 "#;
 
 /// Returns an empty package set.
-fn none(dir: &Path) -> Packages<'static> {
+fn no_packages(dir: &Path) -> Packages<'static> {
     Packages::new(dir, None, Progress::quiet())
 }
 
 fn built(dir: &Path, out: &str) -> Result<Image, Error> {
     let manifest = Manifest::parse(MANIFEST, &dir.join("m.toml"), &Variables::new()).unwrap();
-    build_with(&manifest, &fake(dir), &mut none(dir), &dir.join(out))
+    build_with(&manifest, &fake(dir), &mut no_packages(dir), &dir.join(out))
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn image_over_its_budget_fails_and_largest_files_are_named() {
     let built = |budget: &str, out: &str| {
         let text = format!("{MANIFEST}\n[budget]\n{budget}");
         let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
-        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join(out))
+        build_with(&manifest, &fake(dir.path()), &mut no_packages(dir.path()), &dir.path().join(out))
     };
     let image = built("image = 1_000_000\nfiles = 1_000_000", "fits").unwrap();
     let (packed, files) = (fs::metadata(&image.initrd).unwrap().len(), image.contents.file_bytes);
@@ -156,7 +156,7 @@ fn tree_is_copied_with_links_and_modes() {
     let with = |tail: &str| {
         let text = format!("{MANIFEST}{tail}");
         let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
-        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join("out"))
+        build_with(&manifest, &fake(dir.path()), &mut no_packages(dir.path()), &dir.path().join("out"))
     };
     let image = with("[[tree]]\nsource = \"tree\"\nonly = [\"usr\"]\n").unwrap();
     let archive = fs::read(&image.initrd).unwrap();
@@ -168,9 +168,9 @@ fn tree_is_copied_with_links_and_modes() {
     );
     assert_eq!(entry("usr/bin/alias").map(|alias| alias.data.as_slice()), Some(&b"tool"[..]));
     assert!(entry("other").is_none());
-    let missing = with("[[tree]]\nsource = \"tree\"\nonly = [\"none\"]\n").unwrap_err();
+    let missing = with("[[tree]]\nsource = \"tree\"\nonly = [\"no_packages\"]\n").unwrap_err();
     let Error::Cache(missing) = missing else { panic!("{missing}") };
-    assert!(missing.to_string().contains("tree/none"), "{missing}");
+    assert!(missing.to_string().contains("tree/no_packages"), "{missing}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn inputs_outside_packages_change_own_files_sha256() {
             kernel.facts.vmlinux_sha256 = digest::of_bytes(vmlinux.as_bytes());
             kernel.facts.vmlinux_size = vmlinux.len() as u64;
         }
-        let image = build_with(&manifest, &kernel, &mut none(dir.path()), &dir.path().join("out")).unwrap();
+        let image = build_with(&manifest, &kernel, &mut no_packages(dir.path()), &dir.path().join("out")).unwrap();
         image.contents.own_files_sha256
     };
     let extra = |name: &str| format!("[[extra-modules]]\npath = \"{name}\"\n");
@@ -237,7 +237,7 @@ fn driver_files_have_the_drivers_origin() {
         build_packages: Vec::new(),
         modules: BTreeMap::new(),
     };
-    let built = driver::Built { dir: dir.path().into(), record };
+    let built = driver::BuiltModules { dir: dir.path().into(), record };
     let driver = Driver { version: "550.163.01".parse().unwrap(), built, modules: Vec::new(), files: None };
     let driver_info = driver_record(&driver);
     assert_eq!((driver_info.version.as_str(), driver_info.compiler.as_str()), ("550.163.01", "gcc-14"));
@@ -263,14 +263,14 @@ fn driver_files_have_the_drivers_origin() {
     assert_eq!((origin("extra/ours.ko"), origin("kernel/vsock.ko")), (&Origin::Own, &of_kernel));
 
     // Libraries and firmware have their packages as origin.
-    let piece = |package: &str, path: &str| driver::Piece {
+    let entry = |package: &str, path: &str| driver::DriverEntry {
         group: "cuda".into(),
         package: package.into(),
         path: path.into(),
         kind: driver::Kind::File { mode: 0o644, size: 1 },
     };
-    let pieces = [piece("libcuda1", "usr/lib/libcuda.so.1"), piece("unknown", "usr/lib/lost.so")];
-    let origins: Origins = origins_of(&pieces, &[pinned("other"), pinned("libcuda1")]).collect();
+    let entries = [entry("libcuda1", "usr/lib/libcuda.so.1"), entry("unknown", "usr/lib/lost.so")];
+    let origins: Origins = origins_of(&entries, &[pinned("other"), pinned("libcuda1")]).collect();
     let libcuda = Origin::Package("trixie/libcuda1=550.163.01-2".into());
     assert_eq!(origins, Origins::from([("usr/lib/libcuda.so.1".to_owned(), libcuda)]));
 }
@@ -299,7 +299,7 @@ fn archive_is_in_the_image_and_record_and_closure_checked() {
              [[closure.names]]\nfile = \"/usr/share/fm/fm.cfg\"\nkey = \"TOPOLOGY\"\nreason = \"maps\"\n"
         );
         let manifest = Manifest::parse(&text, &dir.path().join("m.toml"), &Variables::new()).unwrap();
-        build_with(&manifest, &fake(dir.path()), &mut none(dir.path()), &dir.path().join(out))
+        build_with(&manifest, &fake(dir.path()), &mut no_packages(dir.path()), &dir.path().join(out))
     };
     let hash = archive("TOPOLOGY=/usr/share/fm\n");
     let contents = built(&hash, "good").unwrap().contents;
@@ -310,8 +310,8 @@ fn archive_is_in_the_image_and_record_and_closure_checked() {
     assert_eq!(contents.files["usr/share/fm/h100_topology"].origin, origin);
     assert_eq!(ImageRecord::read(&dir.path().join("good")).unwrap().archives, contents.archives);
     // The closure check covers supplied files.
-    let error = built(&archive("TOPOLOGY=/usr/share/none\n"), "bad").unwrap_err().to_string();
-    assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/none"), "{error}");
+    let error = built(&archive("TOPOLOGY=/usr/share/no_packages\n"), "bad").unwrap_err().to_string();
+    assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/no_packages"), "{error}");
     let error = built(&hash, "other").unwrap_err().to_string();
     assert!(error.contains("the manifest says") && error.contains("the fabric"), "{error}");
     assert!(!dir.path().join("bad").join(RECORD).exists());

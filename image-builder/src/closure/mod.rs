@@ -1,9 +1,8 @@
-//! Whether an image has all that its files need.
+//! Checks that an image contains the dependencies of its files.
 //!
-//! A library that is missing shows itself minutes into a boot, on somebody
-//! else's machine, in a daemon's last words. What can be known is judged when
-//! the image is built: the libraries and the loader that ELF files name, what
-//! they open at run time (by rule), the paths in their configuration, and the
+//! Otherwise a missing library is detected only at run time, when a daemon fails.
+//! Checked are the libraries and the loader that ELF files name, libraries that they
+//! open with dlopen (declared by rules), paths in configuration files, and the
 //! firmware of modules.
 
 pub mod rules;
@@ -21,30 +20,30 @@ use crate::kernel::{module_firmware, modules};
 use crate::tree::{Content, Node, Tree};
 use rules::Rules;
 
-/// Where glibc's loader looks, without `/etc/ld.so.cache`, on Debian's amd64.
+/// Default search path of glibc's loader on Debian amd64, without `/etc/ld.so.cache`.
 const LIBRARY_DIRECTORIES: &[&str] =
     &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib"];
 
-/// Links that are followed before a path counts as a circle.
-const MOST_LINKS: usize = 40;
+/// Maximum number of links in a path; more are treated as a cycle.
+const MAX_LINKS: usize = 40;
 
-/// Configuration and programs larger than this are not looked into, bytes.
-const LARGEST: u64 = 1 << 30;
+/// Maximum size of files that are read, in bytes.
+const MAX_FILE: u64 = 1 << 30;
 
-/// Something that is not there, or that nobody needs.
+/// A missing dependency, an unused library, or a rule without effect.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// A file needs what the image lacks.
+    /// A dependency of a file is not in the image.
     Missing {
-        /// Who needs it.
+        /// The file.
         file: String,
-        /// What.
+        /// The dependency.
         need: String,
-        /// How that is known.
+        /// The kind of dependency.
         how: &'static str,
     },
-    /// A rule is about a file that the image lacks, or that does not say what the rule reads.
-    Idle {
+    /// A rule does not apply: its file is not in the image, or lacks the key.
+    IneffectiveRule {
         /// The rule.
         rule: String,
     },
@@ -52,72 +51,77 @@ pub enum Finding {
     Unused {
         /// The library.
         file: String,
-        /// In bytes.
+        /// Size in bytes.
         size: u64,
     },
 }
 
 impl Finding {
-    /// Whether an image with it must not be built.
+    /// Returns whether the finding is an error, so that the image is not built.
     #[must_use]
-    pub fn is_fault(&self) -> bool {
+    pub fn is_error(&self) -> bool {
         !matches!(self, Self::Unused { .. })
     }
 }
 
 impl std::fmt::Display for Finding {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Missing { file, need, how } => write!(to, "/{file} needs {need} ({how}), which is not in the image"),
-            Self::Idle { rule } => write!(to, "{rule}"),
-            Self::Unused { file, size } => write!(to, "/{file} ({size} bytes): no program in the image needs it"),
+            Self::Missing { file, need, how } => {
+                write!(formatter, "/{file} needs {need} ({how}), which is not in the image")
+            }
+            Self::IneffectiveRule { rule } => write!(formatter, "{rule}"),
+            Self::Unused { file, size } => {
+                write!(formatter, "/{file} ({size} bytes): no program in the image needs it")
+            }
         }
     }
 }
 
-/// Why it could not be judged.
+/// Why an image could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// An ELF file is cut or damaged.
-    #[error("/{file} begins as an ELF file and is none: {what}")]
+    /// An ELF file is truncated or corrupt.
+    #[error("/{file} is not a valid ELF file: {what}")]
     Elf {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The cause.
         what: String,
     },
-    /// A kernel module could not be looked into.
-    #[error("/{file}: cannot see which firmware the module names: {what}")]
+    /// A kernel module could not be parsed.
+    #[error("/{file}: failed to read which firmware the module names: {what}")]
     Module {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The cause.
         what: String,
     },
 }
 
-/// What an ELF file says of itself.
+/// The dynamic section of an ELF file.
 #[derive(Debug, Default)]
-struct Facts {
+struct ElfInfo {
     needed: Vec<String>,
     interpreter: Option<String>,
     dirs: Vec<String>,
-    /// A library: it has a name of its own, and no loader.
+    /// Whether it is a library: it has a soname and no interpreter.
     library: bool,
     size: u64,
 }
 
+/// Returns whether a path matches a glob pattern of a rule.
 fn matches(pattern: &str, path: &str) -> bool {
     let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
     Pattern::new(pattern).is_ok_and(|pattern| pattern.matches_with(path, options))
 }
 
-/// The first of `directories` and the loader's own that has it.
-fn library(tree: &Tree, dirs: &[String], name: &str) -> Option<String> {
+/// Finds a library in `dirs` and the default search path, and returns its resolved path.
+fn find_library(tree: &Tree, dirs: &[String], name: &str) -> Option<String> {
     if name.contains('/') {
         return resolve(tree, name);
     }
@@ -125,12 +129,12 @@ fn library(tree: &Tree, dirs: &[String], name: &str) -> Option<String> {
     dirs.map(|dir| format!("{dir}/{name}")).find_map(|path| resolve(tree, &path))
 }
 
-/// Follows links, in a path's directories too: where the file is in the end.
+/// Resolves all symbolic links in a path, including those of its directories.
 pub(crate) fn resolve(tree: &Tree, path: &str) -> Option<String> {
-    let mut rest: Vec<String> = parts(path);
-    rest.reverse();
+    let mut remaining: Vec<String> = components(path);
+    remaining.reverse();
     let (mut at, mut links) = (Vec::new(), 0);
-    while let Some(part) = rest.pop() {
+    while let Some(part) = remaining.pop() {
         if part == ".." {
             at.pop();
             continue;
@@ -139,33 +143,33 @@ pub(crate) fn resolve(tree: &Tree, path: &str) -> Option<String> {
         match tree.get(&at.join("/"))? {
             Node::Symlink { target } => {
                 links += 1;
-                if links > MOST_LINKS {
+                if links > MAX_LINKS {
                     return None;
                 }
                 at.pop();
                 if target.starts_with('/') {
                     at.clear();
                 }
-                rest.extend(parts(target).into_iter().rev());
+                remaining.extend(components(target).into_iter().rev());
             }
-            Node::File { .. } | Node::Character { .. } if !rest.is_empty() => return None,
+            Node::File { .. } | Node::Character { .. } if !remaining.is_empty() => return None,
             _ => {}
         }
     }
     Some(at.join("/"))
 }
 
-fn parts(path: &str) -> Vec<String> {
+fn components(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect()
 }
 
-/// All of a file; nothing of one that is too large to be looked at.
-pub(crate) fn bytes(content: &Content) -> Result<Vec<u8>, Error> {
+/// Reads a file; returns no bytes if it is larger than [`MAX_FILE`].
+pub(crate) fn read_file(content: &Content) -> Result<Vec<u8>, Error> {
     match content {
         Content::Bytes(bytes) => Ok(bytes.clone()),
         Content::File(path) => {
             let size = fs::metadata(path).map_err(io_error("inspect", path))?.len();
-            if size > LARGEST {
+            if size > MAX_FILE {
                 return Ok(Vec::new());
             }
             Ok(fs::read(path).map_err(io_error("read", path))?)
@@ -173,8 +177,8 @@ pub(crate) fn bytes(content: &Content) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// The first bytes of a file, or all if it has not that many.
-pub(crate) fn beginning(content: &Content, bytes: usize) -> Result<Vec<u8>, Error> {
+/// Reads up to `bytes` bytes from the start of a file.
+pub(crate) fn read_start(content: &Content, bytes: usize) -> Result<Vec<u8>, Error> {
     match content {
         Content::Bytes(all) => Ok(all.iter().copied().take(bytes).collect()),
         Content::File(path) => {
@@ -186,19 +190,20 @@ pub(crate) fn beginning(content: &Content, bytes: usize) -> Result<Vec<u8>, Erro
     }
 }
 
-/// Whether a file begins as ELF files do, without reading all of it.
+/// Returns whether a file has the magic number of ELF.
 fn is_elf(content: &Content) -> Result<bool, Error> {
-    Ok(beginning(content, 4)? == b"\x7fELF")
+    Ok(read_start(content, 4)? == b"\x7fELF")
 }
 
-fn facts_of(file: &str, data: &[u8]) -> Result<Facts, Error> {
+/// Parses an ELF file.
+fn elf_info(file: &str, data: &[u8]) -> Result<ElfInfo, Error> {
     let elf = Elf::parse(data).map_err(|error| Error::Elf { file: file.to_owned(), what: error.to_string() })?;
     let origin = Path::new(file).parent().and_then(Path::to_str).unwrap_or_default();
     let dirs = elf.runpaths.iter().chain(&elf.rpaths).flat_map(|list| list.split(':')).map(|dir| {
         let dir = dir.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", &format!("/{origin}"));
-        parts(&dir).join("/")
+        components(&dir).join("/")
     });
-    Ok(Facts {
+    Ok(ElfInfo {
         needed: elf.libraries.iter().map(|name| (*name).to_owned()).collect(),
         interpreter: elf.interpreter.map(str::to_owned),
         dirs: dirs.filter(|dir| !dir.is_empty()).collect(),
@@ -207,56 +212,59 @@ fn facts_of(file: &str, data: &[u8]) -> Result<Facts, Error> {
     })
 }
 
-/// Everything that is wrong with an image, and what is in it for nothing.
+/// Returns missing dependencies, unused libraries and ineffective rules of an image.
 ///
 /// # Errors
-/// A file cannot be read, or is damaged.
+/// A file cannot be read, or is corrupt.
 pub fn check(tree: &Tree, rules: &Rules) -> Result<Vec<Finding>, Error> {
-    let mut judge = Judge { tree, rules, elves: BTreeMap::new(), found: BTreeSet::new(), used: BTreeSet::new() };
+    let mut checker =
+        Checker { tree, rules, elf_files: BTreeMap::new(), found: BTreeSet::new(), used: BTreeSet::new() };
     for (path, node) in tree.iter() {
         if let Node::File { content, .. } = node
             && !is_module(path)
             && is_elf(content)?
         {
-            judge.elves.insert(path.to_owned(), facts_of(path, &bytes(content)?)?);
+            checker.elf_files.insert(path.to_owned(), elf_info(path, &read_file(content)?)?);
         }
     }
-    judge.libraries();
-    judge.opened();
-    judge.named()?;
-    judge.firmware()?;
-    judge.unused();
-    Ok(judge.found.into_iter().collect())
+    checker.check_elf_dependencies();
+    checker.check_opens();
+    checker.check_names()?;
+    checker.check_firmware()?;
+    checker.find_unused();
+    Ok(checker.found.into_iter().collect())
 }
 
 fn is_module(path: &str) -> bool {
     modules::name_of(Path::new(path)).is_some()
 }
 
-struct Judge<'a> {
+/// The state of a check.
+struct Checker<'a> {
     tree: &'a Tree,
     rules: &'a Rules,
-    elves: BTreeMap<String, Facts>,
+    elf_files: BTreeMap<String, ElfInfo>,
     found: BTreeSet<Finding>,
     used: BTreeSet<String>,
 }
 
-impl Judge<'_> {
+impl Checker<'_> {
+    /// Adds a missing dependency, unless a rule excludes it.
     fn missing(&mut self, file: &str, need: &str, how: &'static str) {
-        let excused = |absent: &rules::Absent| absent.need == need && matches(&absent.file, file);
-        if !self.rules.absent.iter().any(excused) {
+        let excluded = |absent: &rules::Absent| absent.need == need && matches(&absent.file, file);
+        if !self.rules.absent.iter().any(excluded) {
             self.found.insert(Finding::Missing { file: file.to_owned(), need: need.to_owned(), how });
         }
     }
 
-    /// What the files name themselves.
-    fn libraries(&mut self) {
+    /// Checks the libraries and the interpreter of ELF files.
+    fn check_elf_dependencies(&mut self) {
         let needs: Vec<(String, String, &str)> = self
-            .elves
+            .elf_files
             .iter()
-            .flat_map(|(file, facts)| {
-                let needed = facts.needed.iter().map(|name| (file.clone(), name.clone(), "DT_NEEDED"));
-                needed.chain(facts.interpreter.iter().map(|name| (file.clone(), name.clone(), "its loader")))
+            .flat_map(|(file, elf)| {
+                let needed = elf.needed.iter().map(|name| (file.clone(), name.clone(), "DT_NEEDED"));
+                needed.chain(elf.interpreter.iter().map(|name| (file.clone(), name.clone(), "interpreter")))
             })
             .collect();
         for (file, need, how) in needs {
@@ -264,49 +272,50 @@ impl Judge<'_> {
         }
     }
 
+    /// Marks a library as used, or adds it as missing.
     fn need(&mut self, file: &str, need: &str, how: &'static str) {
-        let dirs = self.elves.get(file).map(|facts| facts.dirs.clone()).unwrap_or_default();
-        match library(self.tree, &dirs, need) {
-            Some(place) => drop(self.used.insert(place)),
+        let dirs = self.elf_files.get(file).map(|elf| elf.dirs.clone()).unwrap_or_default();
+        match find_library(self.tree, &dirs, need) {
+            Some(resolved) => drop(self.used.insert(resolved)),
             None => self.missing(file, need, how),
         }
     }
 
-    /// What they open at run time.
-    fn opened(&mut self) {
+    /// Checks the rules `closure.opens`.
+    fn check_opens(&mut self) {
         for rule in &self.rules.opens {
             let files: Vec<String> =
                 self.tree.iter().map(|(path, _)| path.to_owned()).filter(|path| matches(&rule.file, path)).collect();
             if files.is_empty() {
                 let rule = format!("closure.opens: no file matches {:?}", rule.file);
-                self.found.insert(Finding::Idle { rule });
+                self.found.insert(Finding::IneffectiveRule { rule });
             }
             for (file, need) in files.iter().flat_map(|file| rule.needs.iter().map(move |need| (file, need))) {
-                self.need(file, need, "opened at run time");
+                self.need(file, need, "opened with dlopen");
             }
         }
     }
 
-    /// Paths in configuration files.
-    fn named(&mut self) -> Result<(), Error> {
+    /// Checks the rules `closure.names`.
+    fn check_names(&mut self) -> Result<(), Error> {
         for rule in &self.rules.names {
             let file = rule.file.trim_start_matches('/');
-            let idle = |what: &str| Finding::Idle { rule: format!("closure.names: {file}: {what}") };
-            let place = resolve(self.tree, file);
-            let Some(Node::File { content, .. }) = place.and_then(|place| self.tree.get(&place)) else {
-                self.found.insert(idle("there is no such file in the image"));
+            let ineffective = |what: &str| Finding::IneffectiveRule { rule: format!("closure.names: {file}: {what}") };
+            let resolved = resolve(self.tree, file);
+            let Some(Node::File { content, .. }) = resolved.and_then(|resolved| self.tree.get(&resolved)) else {
+                self.found.insert(ineffective("the file is not in the image"));
                 continue;
             };
-            let text = bytes(content)?;
+            let text = read_file(content)?;
             let text = String::from_utf8_lossy(&text);
             let value = text.lines().find_map(|line| {
                 let (key, value) = line.split_once('=')?;
                 (key.trim() == rule.key).then(|| value.trim().to_owned())
             });
             match value {
-                None => drop(self.found.insert(idle(&format!("no line {}=", rule.key)))),
+                None => drop(self.found.insert(ineffective(&format!("the key {} is missing", rule.key)))),
                 Some(path) if resolve(self.tree, &path).is_none() => {
-                    self.missing(file, &path, "named in it");
+                    self.missing(file, &path, "value of a key");
                 }
                 Some(_) => {}
             }
@@ -314,40 +323,40 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Firmware that modules name.
-    fn firmware(&mut self) -> Result<(), Error> {
+    /// Checks the rules `closure.firmware`.
+    fn check_firmware(&mut self) -> Result<(), Error> {
         for rule in &self.rules.firmware {
-            let wanted = Some(modules::canonical(&rule.module));
-            let module = self.tree.iter().find(|(path, _)| modules::name_of(Path::new(path)) == wanted);
+            let name = Some(modules::canonical(&rule.module));
+            let module = self.tree.iter().find(|(path, _)| modules::name_of(Path::new(path)) == name);
             let Some((path, Node::File { content, .. })) = module else {
                 let rule = format!("closure.firmware: no module {} in the image", rule.module);
-                self.found.insert(Finding::Idle { rule });
+                self.found.insert(Finding::IneffectiveRule { rule });
                 continue;
             };
-            let data = bytes(content)?;
+            let data = read_file(content)?;
             let names = module_firmware(path, &data).map_err(|what| Error::Module { file: path.to_owned(), what })?;
-            let there = |name: &String| {
-                ["", ".xz", ".zst"].iter().any(|end| {
+            let is_present = |firmware: &String| {
+                ["", ".xz", ".zst"].iter().any(|extension| {
                     ["lib/firmware", "usr/lib/firmware"]
                         .iter()
-                        .any(|dir| resolve(self.tree, &format!("{dir}/{name}{end}")).is_some())
+                        .any(|dir| resolve(self.tree, &format!("{dir}/{firmware}{extension}")).is_some())
                 })
             };
-            if !names.iter().any(there) {
+            if !names.iter().any(is_present) {
                 let path = path.to_owned();
-                self.missing(&path, &format!("one of {}", names.join(", ")), "firmware that it names");
+                self.missing(&path, &format!("one of {}", names.join(", ")), "firmware of the module");
             }
         }
         Ok(())
     }
 
-    /// Libraries that nobody needs.
-    fn unused(&mut self) {
-        for (file, facts) in &self.elves {
-            let kept = self.rules.used.iter().any(|rule| matches(&rule.file, file));
+    /// Adds libraries that no program needs.
+    fn find_unused(&mut self) {
+        for (file, elf) in &self.elf_files {
+            let declared_used = self.rules.used.iter().any(|rule| matches(&rule.file, file));
             let loader = file.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux"));
-            if facts.library && !kept && !loader && !self.used.contains(file) {
-                self.found.insert(Finding::Unused { file: file.clone(), size: facts.size });
+            if elf.library && !declared_used && !loader && !self.used.contains(file) {
+                self.found.insert(Finding::Unused { file: file.clone(), size: elf.size });
             }
         }
     }

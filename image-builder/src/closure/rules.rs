@@ -1,30 +1,30 @@
-//! `[closure]`: what an image's files need beyond what they say themselves.
+//! `[closure]`: rules for dependencies that the closure check cannot detect itself.
 
 use serde::Deserialize;
 
-/// The section; every list may be absent.
+/// The section `[closure]` of a manifest; every list may be absent.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rules {
-    /// Libraries and files that a program opens by name at run time.
+    /// Libraries and files that a program opens with dlopen or open.
     #[serde(default)]
     pub opens: Vec<Opens>,
-    /// Paths that a configuration file names.
+    /// Paths in configuration files.
     #[serde(default)]
     pub names: Vec<Names>,
-    /// Modules that cannot work without firmware.
+    /// Modules that require firmware.
     #[serde(default)]
     pub firmware: Vec<Firmware>,
-    /// What is not there on purpose.
+    /// Dependencies that are not in the image intentionally.
     #[serde(default)]
     pub absent: Vec<Absent>,
-    /// Libraries that are there for somebody outside of the image's programs.
+    /// Libraries that are used by other programs than those of the image.
     #[serde(default)]
     pub used: Vec<Used>,
 }
 
 impl Rules {
-    /// These and `more`.
+    /// Returns these rules and `more`.
     #[must_use]
     pub fn and(mut self, more: &Self) -> Self {
         self.opens.extend_from_slice(&more.opens);
@@ -40,11 +40,11 @@ impl Rules {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Opens {
-    /// The file that does it: a path in the image, in which `*` matches within a name.
+    /// The program: a path in the image; `*` matches within a name.
     pub file: String,
     /// Names of libraries, or paths.
     pub needs: Vec<String>,
-    /// Why it is known.
+    /// The reason for the rule.
     pub reason: String,
 }
 
@@ -56,7 +56,7 @@ pub struct Names {
     pub file: String,
     /// The key before `=`, whose value is the path.
     pub key: String,
-    /// Why it is known.
+    /// The reason for the rule.
     pub reason: String,
 }
 
@@ -64,9 +64,9 @@ pub struct Names {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Firmware {
-    /// The module, which names files below `/lib/firmware`: at least one has to be there.
+    /// The module; at least one of the firmware files that it names must be in the image.
     pub module: String,
-    /// Why one is enough, and which.
+    /// Why one file suffices.
     pub reason: String,
 }
 
@@ -74,11 +74,11 @@ pub struct Firmware {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Absent {
-    /// The file that needs it: a path in the image, in which `*` matches within a name.
+    /// The file with the dependency: a path in the image; `*` matches within a name.
     pub file: String,
-    /// What it needs.
+    /// The dependency.
     pub need: String,
-    /// Why it works without.
+    /// Why the file works without it.
     pub reason: String,
 }
 
@@ -86,8 +86,8 @@ pub struct Absent {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Used {
-    /// The libraries: a path in the image, in which `*` matches within a name.
+    /// The libraries: a path in the image; `*` matches within a name.
     pub file: String,
-    /// By whom.
+    /// What uses them.
     pub reason: String,
 }

@@ -1,4 +1,4 @@
-//! One suite's private apt tree, and the directory of downloaded packages.
+//! Runs apt on a private directory tree for one suite, and downloads packages.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -8,51 +8,50 @@ use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::keyring::Keyring;
-use super::said::{self, Task};
-use super::{Candidate, Error, Wish, config, index, mirror, release};
+use super::messages::{self, Task};
+use super::{Candidate, Error, PackageRequest, config, index, mirror, release};
 use crate::cache::{self, io_error};
 use crate::lock::Release;
 use crate::progress::{Progress, megabytes};
 use crate::store::{self, Store};
 
-/// Package lists older than this are fetched again.
-const LISTS_LIVE: Duration = Duration::from_hours(24);
-/// After a failed refresh, the next attempt waits this long: without a
-/// network every one of them costs the resolver's whole patience.
+/// Maximum age of package lists before they are refreshed.
+const MAX_LIST_AGE: Duration = Duration::from_hours(24);
+/// Minimum interval between attempts to refresh after a failure: without a
+/// network each attempt takes the full timeout of the resolver.
 const RETRY_AFTER: Duration = Duration::from_mins(10);
 
-/// A private apt tree for one suite of Debian, held by this process until
-/// dropped.
+/// A private apt tree for one suite of Debian, locked until dropped.
 #[derive(Debug)]
 pub struct Apt {
     suite: String,
     keyring: Keyring,
     tree: PathBuf,
-    /// Where packages come down, and where they lay in caches of earlier versions.
+    /// The download directory; earlier versions also stored packages here.
     debs: PathBuf,
     store: Store,
     progress: Progress,
     lock: cache::Lock,
 }
 
-/// A package file in the cache, verified.
+/// A verified package file in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// What it is.
+    /// The entry of the package list.
     pub candidate: Candidate,
-    /// Where it lies.
+    /// The path of the `.deb`.
     pub deb: PathBuf,
 }
 
 impl Apt {
-    /// Opens the tree of `suite` under the cache directory, making it if needed,
+    /// Opens the tree of `suite` in the cache directory, creating it if needed,
     /// and refreshes package lists that are older than a day.
     ///
-    /// When they cannot be refreshed but older ones are there, work goes on
-    /// with those, and a line says so.
+    /// If the refresh fails but older lists exist, they are used, and a progress
+    /// line reports that.
     ///
     /// # Errors
-    /// No mirror, no keyring, no apt, or no package lists at all.
+    /// No mirror, keyring or apt, or no package lists at all.
     pub fn open(cache: &Path, suite: &str, progress: Progress) -> Result<Self, Error> {
         let keyring = Keyring::of_environment()?;
         let tree = cache.join("apt").join(keyring.tree_of(suite));
@@ -66,18 +65,18 @@ impl Apt {
             progress,
             lock,
         };
-        apt.set_up()?;
+        apt.create()?;
         apt.refresh()?;
         Ok(apt)
     }
 
-    /// The suite this tree follows.
+    /// Returns the suite of this tree.
     #[must_use]
     pub fn suite(&self) -> &str {
         &self.suite
     }
 
-    fn set_up(&self) -> Result<(), Error> {
+    fn create(&self) -> Result<(), Error> {
         for dir in ["lists/partial", "cache/archives/partial", "state"] {
             let dir = self.tree.join(dir);
             fs::create_dir_all(&dir).map_err(io_error("create directory", &dir))?;
@@ -87,19 +86,20 @@ impl Apt {
         self.write_if_changed("status", "")?;
         self.write_if_changed("apt.conf", &config::apt_conf(&self.tree, &config::host_options()))?;
         let sources = config::sources_list(&mirror, &self.suite, self.keyring.file());
-        if !self.is_written("sources.list", &sources) {
-            // Another mirror: what it has is not known yet. Before the list says so, should this build be killed.
+        if !self.has_content("sources.list", &sources) {
+            // The mirror changed, so the lists must be refreshed. The stamp is removed before
+            // the new list is written, in case this process is killed in between.
             let _ = fs::remove_file(self.tree.join("refreshed"));
         }
         self.write_if_changed("sources.list", &sources)
     }
 
-    fn is_written(&self, name: &str, text: &str) -> bool {
+    fn has_content(&self, name: &str, text: &str) -> bool {
         fs::read_to_string(self.tree.join(name)).is_ok_and(|old| old == text)
     }
 
     fn write_if_changed(&self, name: &str, text: &str) -> Result<(), Error> {
-        match self.is_written(name, text) {
+        match self.has_content(name, text) {
             true => Ok(()),
             false => Ok(cache::write_atomically(&self.tree.join(name), text.as_bytes())?),
         }
@@ -109,14 +109,14 @@ impl Apt {
         let refreshed = self.tree.join("refreshed");
         let failed = self.tree.join("refresh-failed");
         let age = age_of(&refreshed);
-        if age.is_some_and(|age| age < LISTS_LIVE) {
+        if age.is_some_and(|age| age < MAX_LIST_AGE) {
             return Ok(());
         }
         let usable = age.is_some();
         if usable && age_of(&failed).is_some_and(|age| age < RETRY_AFTER) {
             return Ok(());
         }
-        if !self.keyring.is_there() {
+        if !self.keyring.exists() {
             return Err(Error::NoKeyring { file: self.keyring.file().into() });
         }
         self.progress.say(format_args!("package lists of {}: refreshing", self.suite));
@@ -124,7 +124,7 @@ impl Apt {
         match self.run("apt-get", &self.tree, update, Task::Refresh) {
             Ok(_) => {
                 if let Err(error) = self.release().and_then(|release| release::refuse_older(&self.tree, &release)) {
-                    // The lists that came are not to be used, and there are no others.
+                    // The new lists must not be used, and they replaced the old ones.
                     let _ = fs::remove_file(&refreshed);
                     return Err(error);
                 }
@@ -134,7 +134,7 @@ impl Apt {
             }
             Err(error) if usable => {
                 let hours = age.unwrap_or_default().as_secs() / 3600;
-                self.progress.say(format_args!("going on with package lists that are {hours} hours old: {error}"));
+                self.progress.say(format_args!("using package lists that are {hours} hours old: {error}"));
                 cache::write_atomically(&failed, b"")?;
                 Ok(())
             }
@@ -142,49 +142,49 @@ impl Apt {
         }
     }
 
-    /// The suite's release file, whose signatures are verified once more.
+    /// Returns the suite's release file, and verifies its signatures again.
     ///
     /// # Errors
-    /// It is not there, or no signature of the archive's keys holds.
+    /// It is missing, or has no valid signature by a key of the keyring.
     pub fn release(&self) -> Result<Release, Error> {
         release::read(&self.tree, &self.suite, &self.keyring)
     }
 
-    /// What the suite offers under `name`, as `wish` narrows it.
+    /// Returns the newest version of the package `name` that matches `request`.
     ///
     /// # Errors
-    /// [`Error::NoPackage`] with the versions there are.
-    pub fn candidate(&self, name: &str, wish: Wish<'_>) -> Result<Candidate, Error> {
+    /// [`Error::NoPackage`] with the available versions.
+    pub fn candidate(&self, name: &str, request: PackageRequest<'_>) -> Result<Candidate, Error> {
         let missing = |available: &[Candidate]| Error::NoPackage {
             suite: self.suite.clone(),
             name: name.to_owned(),
-            wanted: wish.phrase(),
+            constraint: request.constraint_text(),
             available: match available {
-                [] => "no version of it".to_owned(),
+                [] => "none".to_owned(),
                 some => some.iter().map(|one| one.version.as_str()).collect::<Vec<_>>().join(", "),
             },
         };
         let output = match self.run("apt-cache", &self.tree, ["show", "--", name], Task::LookUp) {
             Ok(output) => output,
-            // That is how apt-cache says that it knows no such package.
-            Err(Error::Failed { said, .. }) if said.contains("No packages found") => return Err(missing(&[])),
+            // The error message of apt-cache for an unknown package.
+            Err(Error::Failed { message, .. }) if message.contains("No packages found") => return Err(missing(&[])),
             Err(error) => return Err(error),
         };
         let all = index::parse(&self.suite, &String::from_utf8_lossy(&output.stdout))?;
-        match all.iter().find(|one| one.name == name && wish.fits(&one.version)) {
+        match all.iter().find(|one| one.name == name && request.matches(&one.version)) {
             Some(found) => Ok(found.clone()),
             None => Err(missing(&all)),
         }
     }
 
-    /// `names` and everything they depend on, as the newest of the suite.
+    /// Returns the newest versions of `names` and all their dependencies.
     ///
     /// # Errors
-    /// When apt finds no consistent set.
+    /// apt finds no consistent set.
     pub fn closure(&self, names: &[&str]) -> Result<Vec<Candidate>, Error> {
-        let mut wanted = vec!["-qq", "-y", "--no-install-recommends", "--print-uris", "install", "--"];
-        wanted.extend(names);
-        let output = self.run("apt-get", &self.tree, wanted, Task::Resolve)?;
+        let mut arguments = vec!["-qq", "-y", "--no-install-recommends", "--print-uris", "install", "--"];
+        arguments.extend(names);
+        let output = self.run("apt-get", &self.tree, arguments, Task::Resolve)?;
         let pairs = index::parse_closure(&String::from_utf8_lossy(&output.stdout));
         let exact: Vec<String> = pairs.iter().map(|(name, version)| format!("{name}={version}")).collect();
         let mut show = vec!["show".to_owned(), "--".to_owned()];
@@ -202,15 +202,15 @@ impl Apt {
             .collect()
     }
 
-    /// The package files of `candidates`, downloaded unless they are in the
-    /// cache, each checked against its hash. `label` begins the progress line.
+    /// Returns the package files of `candidates`, downloads those that are not in the
+    /// cache, and verifies their hashes. `label` begins the progress line.
     ///
     /// # Errors
     /// A failed download or a wrong hash.
     pub fn fetch(&self, label: &str, candidates: &[Candidate]) -> Result<Vec<Package>, Error> {
-        let kept: Vec<Option<PathBuf>> = candidates.iter().map(|one| self.kept(one)).collect();
+        let cached: Vec<Option<PathBuf>> = candidates.iter().map(|one| self.cached(one)).collect();
         let missing: Vec<&Candidate> =
-            candidates.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(one, _)| one).collect();
+            candidates.iter().zip(&cached).filter(|(_, cached)| cached.is_none()).map(|(one, _)| one).collect();
         if !missing.is_empty() {
             let total = missing.iter().map(|one| one.size).sum();
             let plural = if missing.len() == 1 { "package" } else { "packages" };
@@ -222,19 +222,19 @@ impl Apt {
             ));
             self.download(&missing)?;
         }
-        let packages = candidates.iter().zip(kept).map(|(one, kept)| {
-            let gone = || {
-                let what = io::Error::other("it has just been put there, and is not there any more");
+        let packages = candidates.iter().zip(cached).map(|(one, cached)| {
+            let removed = || {
+                let what = io::Error::other("removed by another process");
                 Error::from(io_error("find in the store", Path::new(&one.file_name()))(what))
             };
-            Ok(Package { candidate: one.clone(), deb: kept.or_else(|| self.kept(one)).ok_or_else(gone)? })
+            Ok(Package { candidate: one.clone(), deb: cached.or_else(|| self.cached(one)).ok_or_else(removed)? })
         });
         packages.collect()
     }
 
     fn download(&self, missing: &[&Candidate]) -> Result<(), Error> {
-        // On the cache's own file system, so that a rename publishes; one name
-        // per tree, so that what a killed process left goes away.
+        // In the cache, so that a rename can publish the files; one name per tree,
+        // so that leftovers of a killed process are removed.
         let dir = self.debs.join(format!(".download-{}", self.keyring.tree_of(&self.suite)));
         if dir.exists() {
             fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
@@ -254,8 +254,8 @@ impl Apt {
         let fetched = bar.following(|| size_of_files(dir), || self.run("apt-get", dir, arguments, Task::Download));
         drop(bar);
         if let Err(error) = fetched {
-            // Most likely the archive has replaced a version since the lists
-            // were fetched: the next run begins with new ones.
+            // Most likely the archive replaced a version after the lists were
+            // fetched: force a refresh at the next run.
             let _ = fs::remove_file(self.tree.join("refresh-failed"));
             let _ = File::options()
                 .write(true)
@@ -264,24 +264,24 @@ impl Apt {
             return Err(error);
         }
         for one in missing {
-            let got = dir.join(one.file_name());
-            match self.store.put(&got, &one.sha256, &one.file_name()) {
+            let downloaded = dir.join(one.file_name());
+            match self.store.put(&downloaded, &one.sha256, &one.file_name()) {
                 Err(store::Error::WrongHash { file, expected, found }) => {
-                    // apt copies files of this machine without a look at how that went.
-                    let full = out_of_space(&file, one.size).map(Error::from);
+                    // For file: mirrors, apt does not detect that a copy failed on a full disk.
+                    let disk_full = out_of_space(&file, one.size).map(Error::from);
                     let suite = self.suite.clone();
-                    return Err(full.unwrap_or(Error::WrongHash { file, suite, expected, found }));
+                    return Err(disk_full.unwrap_or(Error::WrongHash { file, suite, expected, found }));
                 }
-                kept => drop(kept?),
+                stored => drop(stored?),
             }
         }
         Ok(())
     }
 
-    /// A file of the right hash; anything else is fetched again.
-    fn kept(&self, candidate: &Candidate) -> Option<PathBuf> {
+    /// Returns the file of a candidate if it is in the store with the right hash.
+    fn cached(&self, candidate: &Candidate) -> Option<PathBuf> {
         self.store.get(&candidate.sha256).or_else(|| {
-            // Where it lay in caches of earlier versions.
+            // The location in caches of earlier versions.
             let old = self.debs.join(candidate.file_name());
             if !old.exists() {
                 return None;
@@ -298,7 +298,7 @@ impl Apt {
         let output = Command::new(program)
             .args(arguments)
             .env("APT_CONFIG", self.tree.join("apt.conf"))
-            // Messages end up in ours, and the parsers read English.
+            // The parsers expect English messages.
             .env("LC_ALL", "C.UTF-8")
             .current_dir(dir)
             .stdin(self.lock.input()?)
@@ -307,35 +307,35 @@ impl Apt {
         if output.status.success() {
             return Ok(output);
         }
-        let said = said::errors(&output.stderr);
+        let message = messages::errors(&output.stderr);
         Err(Error::Failed {
             program,
             suite: self.suite.clone(),
-            doing: task.phrase(),
-            advice: task.advice(&said, &self.tree, &self.keyring),
-            said,
+            task: task.description(),
+            advice: task.advice(&message, &self.tree, &self.keyring),
+            message,
         })
     }
 }
 
-/// Bytes of all files in a directory.
+/// Returns the total size of the files in a directory.
 fn size_of_files(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
 }
 
-/// What the system would have said, if the disk has no room for the rest of a file.
+/// Returns `ENOSPC` if the disk has no space for the missing rest of a file of `size` bytes.
 fn out_of_space(file: &Path, size: u64) -> Option<cache::Error> {
-    let lacking = size.checked_sub(fs::metadata(file).ok()?.len()).filter(|lacking| *lacking > 0)?;
+    let missing = size.checked_sub(fs::metadata(file).ok()?.len()).filter(|missing| *missing > 0)?;
     let disk = rustix::fs::statvfs(file).ok()?;
-    let full = disk.f_bavail.saturating_mul(disk.f_frsize) < lacking;
+    let full = disk.f_bavail.saturating_mul(disk.f_frsize) < missing;
     full.then(|| io_error("write", file)(rustix::io::Errno::NOSPC.into()))
 }
 
-/// Time since `path` was written; `None` when it does not exist.
+/// Returns the time since `path` was modified; `None` if it does not exist.
 fn age_of(path: &Path) -> Option<Duration> {
     let written = fs::metadata(path).and_then(|data| data.modified()).ok()?;
-    // A clock that was set back makes a file from the future: call it new.
+    // A time in the future, after the clock was set back, counts as new.
     Some(SystemTime::now().duration_since(written).unwrap_or_default())
 }
 
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages() {
+    fn age_of_missing_new_and_future_files() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(age_of(&dir.path().join("none")), None);
         let file = dir.path().join("file");

@@ -1,4 +1,4 @@
-//! Unpacking a `.deb` without installing it.
+//! Unpacks a `.deb` without installing it.
 
 use std::error::Error as _;
 use std::fs;
@@ -11,20 +11,20 @@ use tar::EntryType;
 
 use super::{Error, index};
 
-/// Unpacks the files of the package `deb` for which `keep` says yes into the
+/// Unpacks the files of the package `deb` for which `keep` returns true into the
 /// directory `into`, and returns their number.
 ///
-/// `keep` sees paths relative to the root (`usr/bin/busybox`). Owners and
-/// set-uid bits are dropped, and whoever unpacks may read everything and write
-/// to every directory. Device nodes are refused, and neither `/`, `..` nor a link
-/// leads out of `into`. Modification times are the package's.
+/// `keep` gets paths relative to the root (`usr/bin/busybox`). Owners and set-uid
+/// bits are dropped, and the owner gets read permission for every file and write
+/// permission for every directory. Device nodes and paths outside of `into`, by `/`,
+/// `..` or a link, are refused. Modification times are preserved.
 ///
 /// # Errors
-/// [`Error::Start`] without `dpkg-deb`, [`Error::Unpack`] for a damaged
+/// [`Error::Start`] if `dpkg-deb` cannot be run, [`Error::Unpack`] for an invalid
 /// package or a failed write.
 pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<usize, Error> {
-    // dpkg-deb knows every compression that packages use; the paths, which
-    // are what could do harm, are judged here.
+    // dpkg-deb supports every compression of packages; the paths, which are
+    // untrusted, are checked here.
     let mut child = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
         .arg(deb)
@@ -36,7 +36,7 @@ pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<u
     let unpacked = match child.stdout.take() {
         Some(mut tar) => {
             let result = unpack_tar(&mut tar, into, keep);
-            // dpkg-deb dies of a broken pipe if the padding is not read.
+            // dpkg-deb fails with a broken pipe if the padding is not read.
             if result.is_ok() {
                 let _ = io::copy(&mut tar, &mut io::sink());
             }
@@ -45,18 +45,19 @@ pub fn unpack(deb: &Path, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<u
         None => Err("no output".to_owned()),
     };
     let output = child.wait_with_output().map_err(|source| Error::Start { program: "dpkg-deb", source })?;
-    let failed = |said: String| Error::Unpack { file: deb.to_owned(), said };
+    let failed = |message: String| Error::Unpack { file: deb.to_owned(), message };
     if !output.status.success() && unpacked.is_ok() {
         return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
     unpacked.map_err(|error| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        failed(format!("{error}{}{}", if said.trim().is_empty() { "" } else { "; " }, said.trim()))
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        failed(format!("{error}{}{}", if stderr.trim().is_empty() { "" } else { "; " }, stderr.trim()))
     })
 }
 
-/// What an error came of. What is not the system's fault is the package's.
-fn causes(error: &io::Error) -> String {
+/// Formats the cause of an error: the system error if there is one, otherwise the
+/// error chain, because the package is invalid.
+fn cause_of(error: &io::Error) -> String {
     if error.raw_os_error().is_some() {
         return error.to_string();
     }
@@ -69,13 +70,13 @@ fn causes(error: &io::Error) -> String {
         text = format!("{text}: {one}");
         cause = one.source();
     }
-    format!("{text}: {NOT_GOOD}")
+    format!("{text}: {INVALID_PACKAGE}")
 }
 
-/// The next thing to try.
-const NOT_GOOD: &str = "no good package is so, take another version of it";
+/// The reason and next step for an invalid package.
+const INVALID_PACKAGE: &str = "the package is invalid; use another version of it";
 
-/// Names in the `Depends` field of the package `deb`, the first of each
+/// Returns the names in the `Depends` field of the package `deb`, the first of each
 /// alternative.
 ///
 /// # Errors
@@ -89,14 +90,14 @@ pub fn depends(deb: &Path) -> Result<Vec<String>, Error> {
         .output()
         .map_err(|source| Error::Start { program: "dpkg-deb", source })?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(Error::Unpack { file: deb.to_owned(), said });
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::Unpack { file: deb.to_owned(), message });
     }
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(index::depends_on(&text).map(str::to_owned).collect())
 }
 
-/// [`unpack`] with every file kept.
+/// Unpacks all files of a package; see [`unpack`].
 ///
 /// # Errors
 /// As [`unpack`].
@@ -107,25 +108,25 @@ pub fn unpack_all(deb: &Path, into: &Path) -> Result<usize, Error> {
 fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> Result<usize, String> {
     let mut archive = tar::Archive::new(tar);
     let mut count = 0;
-    for entry in archive.entries().map_err(|error| causes(&error))? {
-        let mut entry = entry.map_err(|error| causes(&error))?;
-        let path = entry.path().map_err(|error| causes(&error))?.into_owned();
+    for entry in archive.entries().map_err(|error| cause_of(&error))? {
+        let mut entry = entry.map_err(|error| cause_of(&error))?;
+        let path = entry.path().map_err(|error| cause_of(&error))?.into_owned();
         let path = path.strip_prefix(".").unwrap_or(&path);
         if path.as_os_str().is_empty() || !keep(path) {
             continue;
         }
-        let refused = |why: &str| Err(format!("{} {why}: {NOT_GOOD}", path.display()));
+        let refused = |reason: &str| Err(format!("{} {reason}: {INVALID_PACKAGE}", path.display()));
         if path.has_root() {
             return refused("begins with /");
         }
         let kind = entry.header().entry_type();
         if kind.is_block_special() || kind.is_character_special() || kind.is_fifo() {
-            return refused("is a device or a pipe");
+            return refused("is a device node or FIFO");
         }
-        let place = into.join(path);
-        let failed = |error: io::Error| format!("{}: {}", place.display(), causes(&error));
+        let target = into.join(path);
+        let failed = |error: io::Error| format!("{}: {}", target.display(), cause_of(&error));
         if !entry.unpack_in(into).map_err(failed)? {
-            return refused("leads out of the directory");
+            return refused("escapes the directory");
         }
         let needed = match kind {
             EntryType::Directory => 0o700,
@@ -133,14 +134,15 @@ fn unpack_tar(tar: &mut dyn Read, into: &Path, keep: impl Fn(&Path) -> bool) -> 
             _ => 0,
         };
         let mode = entry.header().mode().map_err(failed)? & 0o777;
-        give(&place, mode, needed).map_err(failed)?;
+        add_permissions(&target, mode, needed).map_err(failed)?;
         count += 1;
     }
     Ok(count)
 }
 
-/// Rights that the owner lacks: root needs none, and everybody else would stop there.
-fn give(path: &Path, mode: u32, needed: u32) -> io::Result<()> {
+/// Adds the owner permissions in `needed` that `mode` lacks; without them, a user other than root
+/// could not read or remove the files.
+fn add_permissions(path: &Path, mode: u32, needed: u32) -> io::Result<()> {
     match mode & needed == needed {
         true => Ok(()),
         false => fs::set_permissions(path, fs::Permissions::from_mode(mode | needed)),
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_what_is_wanted_and_drops_set_uid() {
+    fn selected_files_are_unpacked_without_set_uid() {
         let mut tar = Builder::new(Vec::new());
         tar.append(&with_raw_path(header(EntryType::Directory, 0, 0o755), "./usr/"), io::empty()).unwrap();
         tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o4755), "./usr/su"), &b"hi"[..]).unwrap();
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_unpacks_may_read_and_remove_all_of_it() {
+    fn owner_may_read_and_remove_all_unpacked_files() {
         let mut tar = Builder::new(Vec::new());
         tar.append(&with_raw_path(header(EntryType::Directory, 0, 0o555), "./usr/"), io::empty()).unwrap();
         tar.append(&with_raw_path(header(EntryType::Regular, 2, 0o000), "./usr/shadow"), &b"hi"[..]).unwrap();
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_the_directory() {
+    fn paths_outside_the_directory_and_devices_then_error() {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
         let inside = dir.path().join("inside");

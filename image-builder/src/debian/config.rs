@@ -1,13 +1,13 @@
-//! The configuration of a private apt tree.
+//! Writes the configuration of a private apt tree.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Options of the host's apt that decide how the network is reached or how
-/// old an archive may be; everything else of the host's configuration (hooks,
-/// clean-up rules, extra indexes) must not act on a private tree.
-const TAKEN_OVER: &[&str] = &[
+/// Options that are copied from the host's apt configuration: network access and
+/// the maximum age of an archive. Other options (hooks, clean-up rules, extra
+/// indexes) must not apply to a private tree.
+const COPIED_OPTIONS: &[&str] = &[
     "Acquire::http::",
     "Acquire::https::",
     "Acquire::ForceIPv4",
@@ -18,7 +18,7 @@ const TAKEN_OVER: &[&str] = &[
     "Acquire::Proxy",
 ];
 
-/// The text of the tree's `apt.conf`; `host` is what `apt-config dump` prints.
+/// Returns the tree's `apt.conf`; `host` is the output of `apt-config dump`.
 pub(super) fn apt_conf(tree: &Path, host: &str) -> String {
     let tree = tree.display();
     let mut text = format!(
@@ -38,9 +38,9 @@ Dir::Cache::srcpkgcache "";
 APT::Architecture "amd64";
 APT::Architectures {{ "amd64"; }};
 APT::Install-Recommends "false";
-// The tree is the user's: the account apt would download as cannot enter it.
+// The tree belongs to the user: the sandbox account of apt could not write to it.
 APT::Sandbox::User "root";
-// Our own lock file serialises.
+// Access is serialized by our own lock file.
 Debug::NoLocking "true";
 Acquire::Languages "none";
 Acquire::GzipIndexes "true";
@@ -49,8 +49,8 @@ Acquire::http::Timeout "20";
 Acquire::https::Timeout "20";
 "#
     );
-    for line in host.lines().filter(|line| TAKEN_OVER.iter().any(|option| line.starts_with(option))) {
-        // A dump prints a value's line again when it is set twice; later wins.
+    for line in host.lines().filter(|line| COPIED_OPTIONS.iter().any(|option| line.starts_with(option))) {
+        // An option that is set twice is dumped twice; the last one is effective.
         let _ = writeln!(text, "{line}");
     }
     text
@@ -59,12 +59,12 @@ Acquire::https::Timeout "20";
 /// All components: NVIDIA's packages are in contrib and non-free, its firmware in non-free-firmware.
 const COMPONENTS: &str = "main contrib non-free non-free-firmware";
 
-/// The one source of the tree.
+/// Returns the tree's `sources.list` with its only source.
 pub(super) fn sources_list(mirror: &str, suite: &str, keyring: &str) -> String {
     format!("deb [signed-by={keyring}] {mirror} {suite} {COMPONENTS}\n")
 }
 
-/// What the host's apt is set to, or nothing when it cannot say.
+/// Returns the output of `apt-config dump`; empty if it fails.
 pub(super) fn host_options() -> String {
     Command::new("apt-config")
         .arg("dump")
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proxies_are_taken_over_and_hooks_are_not() {
+    fn proxy_is_copied_from_the_host_and_hooks_are_not() {
         let host = "Acquire::http::Proxy \"http://proxy.example:3128\";\n\
                     APT::Update::Post-Invoke:: \"rm -f *.deb\";\n\
                     Dir::Cache::pkgcache \"\";\nAcquire::Check-Valid-Until \"false\";\n";

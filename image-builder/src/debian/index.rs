@@ -1,13 +1,13 @@
-//! Entries of a suite's package list.
+//! Parses entries of a suite's package list.
 
 use super::Error;
 
-/// One version of one package, as the suite offers it.
+/// One version of a package in a suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// Package name.
     pub name: String,
-    /// Full version, epoch included.
+    /// Full version, including the epoch.
     pub version: String,
     /// `amd64` or `all`.
     pub architecture: String,
@@ -15,54 +15,54 @@ pub struct Candidate {
     pub size: u64,
     /// SHA-256 of the `.deb`, lower-case hexadecimal.
     pub sha256: String,
-    /// The source package and its version, `NAME=VERSION`, where they are not the package's own.
+    /// The source package, `NAME=VERSION`, if its name or version differs from the package's.
     pub source: Option<String>,
-    /// The `Depends` field, empty when there is none.
+    /// The `Depends` field; empty if absent.
     pub depends: String,
 }
 
 impl Candidate {
-    /// The file name under which apt stores the package.
+    /// Returns the file name under which apt stores the package.
     #[must_use]
     pub fn file_name(&self) -> String {
         format!("{}_{}_{}.deb", self.name, self.version.replace(':', "%3a"), self.architecture)
     }
 
-    /// The version a person would say: without epoch and Debian's suffixes.
+    /// Returns the upstream version: without epoch and Debian's suffixes.
     #[must_use]
     pub fn upstream_version(&self) -> &str {
         let bare = self.version.split_once(':').map_or(self.version.as_str(), |(_, rest)| rest);
         bare.split(['-', '+', '~']).next().unwrap_or(bare)
     }
 
-    /// Names in `Depends` (the first of each alternative), in order.
+    /// Returns the names in `Depends` (the first of each alternative), in order.
     pub fn depends_on(&self) -> impl Iterator<Item = &str> {
         depends_on(&self.depends)
     }
 }
 
-/// Names in a `Depends` field (the first of each alternative) that may be names.
+/// Returns the valid names in a `Depends` field (the first of each alternative).
 pub(super) fn depends_on(field: &str) -> impl Iterator<Item = &str> {
     let names = field.split(',').filter_map(|clause| clause.split('|').next()?.split_whitespace().next());
     names.filter(|name| is_plain(name))
 }
 
-/// Which version of a package is wanted.
+/// A version constraint for a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish<'a> {
-    /// The newest the suite has.
+pub enum PackageRequest<'a> {
+    /// The newest version of the suite.
     Newest,
-    /// Exactly this one.
+    /// Exactly this version.
     Exact(&'a str),
-    /// The newest whose version begins with these numbers: `6.12` takes
-    /// 6.12.95-1 and not 6.121. An epoch in front does not count.
+    /// The newest version that begins with these numbers: `6.12` matches
+    /// 6.12.95-1 but not 6.121. The epoch is ignored.
     Series(&'a str),
 }
 
-impl Wish<'_> {
-    /// Whether `version` is one of those wanted.
+impl PackageRequest<'_> {
+    /// Returns whether `version` satisfies the constraint.
     #[must_use]
-    pub fn fits(&self, version: &str) -> bool {
+    pub fn matches(&self, version: &str) -> bool {
         match self {
             Self::Newest => true,
             Self::Exact(exact) => version == *exact,
@@ -73,7 +73,8 @@ impl Wish<'_> {
         }
     }
 
-    pub(crate) fn phrase(&self) -> String {
+    /// Returns the constraint as text for a message, with a leading space; empty for the newest.
+    pub(crate) fn constraint_text(&self) -> String {
         match self {
             Self::Newest => String::new(),
             Self::Exact(version) => format!(" of version {version}"),
@@ -82,7 +83,7 @@ impl Wish<'_> {
     }
 }
 
-/// Reads what `apt-cache show` prints: stanzas, newest version first.
+/// Parses the output of `apt-cache show`: stanzas, newest version first.
 pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
     let mut candidates = Vec::new();
     for stanza in text.split("\n\n").filter(|stanza| !stanza.trim().is_empty()) {
@@ -92,13 +93,14 @@ pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
                 .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned()))
         };
         let name = field("Package");
-        let bad = |field| Error::BadEntry { suite: suite.to_owned(), name: name.clone().unwrap_or_default(), field };
-        let word = |key: &'static str| field(key).filter(|value| is_plain(value)).ok_or_else(|| bad(key));
+        let invalid =
+            |field| Error::BadEntry { suite: suite.to_owned(), name: name.clone().unwrap_or_default(), field };
+        let word = |key: &'static str| field(key).filter(|value| is_plain(value)).ok_or_else(|| invalid(key));
         let sha256 = field("SHA256")
             .filter(|hash| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
         let (name, version) = (word("Package")?, word("Version")?);
         let source = match field("Source") {
-            Some(text) => source(&text, &version).ok_or_else(|| bad("Source"))?,
+            Some(text) => source(&text, &version).ok_or_else(|| invalid("Source"))?,
             None => format!("{name}={version}"),
         };
         candidates.push(Candidate {
@@ -106,15 +108,15 @@ pub(super) fn parse(suite: &str, text: &str) -> Result<Vec<Candidate>, Error> {
             name,
             version,
             architecture: word("Architecture")?,
-            size: field("Size").and_then(|size| size.parse().ok()).ok_or_else(|| bad("Size"))?,
-            sha256: sha256.ok_or_else(|| bad("SHA256"))?,
+            size: field("Size").and_then(|size| size.parse().ok()).ok_or_else(|| invalid("Size"))?,
+            sha256: sha256.ok_or_else(|| invalid("SHA256"))?,
             depends: field("Depends").unwrap_or_default(),
         });
     }
     Ok(candidates)
 }
 
-/// What the field `Source` says: a name, and in brackets a version if it is not the package's.
+/// Parses the field `Source`: a name, and a version in brackets if it differs from the package's.
 fn source(field: &str, version: &str) -> Option<String> {
     let (name, version) = match field.split_once(char::is_whitespace) {
         Some((name, other)) => (name, other.trim().strip_prefix('(')?.strip_suffix(')')?),
@@ -123,15 +125,15 @@ fn source(field: &str, version: &str) -> Option<String> {
     (is_plain(name) && is_plain(version)).then(|| format!("{name}={version}"))
 }
 
-/// Names and versions become file names and arguments: only the characters
-/// that Debian's policy allows in them, never a slash or a leading dash.
+/// Returns whether a name or version has only the characters that Debian's policy
+/// allows. They are used as file names and arguments, so a slash or a leading dash is refused.
 pub(crate) fn is_plain(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphanumeric())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.:~_".contains(&b))
 }
 
-/// Reads what `apt-get install --print-uris` prints: lines of
-/// `'uri' name_version_arch.deb size hash`, as pairs of name and version.
+/// Parses the output of `apt-get install --print-uris`, lines of
+/// `'uri' name_version_arch.deb size hash`, to pairs of name and version.
 pub(super) fn parse_closure(text: &str) -> Vec<(String, String)> {
     text.lines()
         .filter_map(|line| {
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn stanzas_are_read_in_order() {
+    fn stanzas_are_parsed_in_order() {
         let text = format!("{}\n{}\n", stanza("2:7.2.13-1"), stanza("6.12.95-1~bpo12+1"));
         let found = parse("sid", &text).unwrap();
         assert_eq!(found.len(), 2);
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_and_missing_hashes_are_refused() {
+    fn malicious_name_or_missing_hash_then_error() {
         let evil = stanza("1").replace("Package: linux-image-cloud-amd64", "Package: ../../etc/x");
         assert!(matches!(parse("sid", &evil), Err(Error::BadEntry { field: "Package", .. })));
         let option = stanza("1").replace("Version: 1\n", "Version: -o\n");
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_named_where_it_is_another() {
+    fn source_is_recorded_if_it_differs_from_the_package() {
         let source = |field: &str| {
             let text = stanza("2+b1").replace("Architecture", &format!("{field}Architecture"));
             parse("sid", &text).map(|found| found[0].source.clone())
@@ -199,16 +201,16 @@ mod tests {
     }
 
     #[test]
-    fn wishes() {
-        assert!(Wish::Newest.fits("anything"));
-        assert!(Wish::Exact("1-1").fits("1-1") && !Wish::Exact("1-1").fits("1-10"));
-        for (version, fits) in [("6.12.95-1", true), ("1:6.12-1", true), ("6.121.1", false), ("6.1", false)] {
-            assert_eq!(Wish::Series("6.12").fits(version), fits, "{version}");
+    fn versions_match_package_requests() {
+        assert!(PackageRequest::Newest.matches("anything"));
+        assert!(PackageRequest::Exact("1-1").matches("1-1") && !PackageRequest::Exact("1-1").matches("1-10"));
+        for (version, expected) in [("6.12.95-1", true), ("1:6.12-1", true), ("6.121.1", false), ("6.1", false)] {
+            assert_eq!(PackageRequest::Series("6.12").matches(version), expected, "{version}");
         }
     }
 
     #[test]
-    fn closure_lines() {
+    fn print_uris_lines_are_parsed() {
         let text = "'http://m.example/debian/pool/q/qemu_1%3a11.deb' qemu-system-x86_1%3a11.1.3+ds-1_amd64.deb 99 SHA256:aa\n\
                     Reading package lists...\n'file:/x/y z.deb' libc6_2.43-7_amd64.deb 1 MD5Sum:bb\n";
         let expected = [("qemu-system-x86", "1:11.1.3+ds-1"), ("libc6", "2.43-7")];
@@ -217,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "(?s).{0,400}") {
+        fn arbitrary_text_does_not_panic(text in "(?s).{0,400}") {
             let _ = parse("sid", &text);
             let _ = parse_closure(&text);
         }

@@ -1,22 +1,19 @@
-//! Which Debian mirror the system uses, from apt's own set-up.
-//!
-//! A company's machines reach packages through the mirror their
-//! administrators chose; asking the user for it again would be one more thing
-//! to get wrong.
+//! Determines the Debian mirror from the apt configuration of the host, so that a mirror
+//! that administrators have configured is used without further settings.
 
 use std::fs;
 use std::path::Path;
 
 use super::Error;
 
-/// Overrides what apt's set-up says.
+/// The variable that overrides the mirror of the apt configuration.
 const OVERRIDE: &str = "FIRSTLIGHT_DEBIAN_MIRROR";
 
-/// The URI of the Debian archive: `$FIRSTLIGHT_DEBIAN_MIRROR`, else the first
-/// one in `/etc/apt` whose path ends in `/debian`.
+/// Returns the URI of the Debian archive: `$FIRSTLIGHT_DEBIAN_MIRROR`, or the first
+/// source in `/etc/apt` whose path ends in `/debian`.
 ///
 /// # Errors
-/// [`Error::NoMirror`] when neither names one.
+/// [`Error::NoMirror`] if there is neither.
 pub fn mirror() -> Result<String, Error> {
     match std::env::var(OVERRIDE) {
         Ok(uri) if !uri.is_empty() => Ok(uri),
@@ -24,7 +21,7 @@ pub fn mirror() -> Result<String, Error> {
     }
 }
 
-/// [`mirror`] over another directory than `/etc/apt`.
+/// Returns the first Debian mirror of the apt configuration in `etc_apt`.
 fn mirror_from(etc_apt: &Path) -> Result<String, Error> {
     let mut files = vec![etc_apt.join("sources.list")];
     if let Ok(entries) = fs::read_dir(etc_apt.join("sources.list.d")) {
@@ -33,12 +30,12 @@ fn mirror_from(etc_apt: &Path) -> Result<String, Error> {
         files.extend(parts);
     }
     for file in files {
-        // An unreadable source is apt's problem, not ours: the next may do.
+        // Unreadable files are skipped.
         let Ok(text) = fs::read_to_string(&file) else { continue };
         let found = match file.extension().and_then(|ext| ext.to_str()) {
             Some("list") => first_of_lines(&text),
             Some("sources") => first_of_stanzas(&text),
-            // apt ignores other names, and so a disabled source stays disabled.
+            // apt ignores files with other extensions, such as disabled sources.
             _ => None,
         };
         if let Some(uri) = found {
@@ -48,7 +45,7 @@ fn mirror_from(etc_apt: &Path) -> Result<String, Error> {
     Err(Error::NoMirror { searched: etc_apt.to_owned() })
 }
 
-/// `deb [options] URI suite component...`, one per line.
+/// Returns the first mirror in one-line format: `deb [options] URI suite component...`.
 fn first_of_lines(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let line = line.split('#').next()?.trim();
@@ -61,21 +58,21 @@ fn first_of_lines(text: &str) -> Option<String> {
     })
 }
 
-/// Stanzas of `Key: value` lines, separated by empty lines.
+/// Returns the first mirror in deb822 format: stanzas of `Key: value` lines.
 fn first_of_stanzas(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     lines.split(|line| line.trim().is_empty()).find_map(|stanza| {
         let field = |name: &str| field_of(stanza, name);
         let is_binary = field("types")?.split_whitespace().any(|kind| kind == "deb");
-        let is_off = field("enabled").is_some_and(|value| matches!(value.trim(), "no" | "false" | "0"));
-        if !is_binary || is_off {
+        let is_disabled = field("enabled").is_some_and(|value| matches!(value.trim(), "no" | "false" | "0"));
+        if !is_binary || is_disabled {
             return None;
         }
         field("uris")?.split_whitespace().find_map(archive_uri)
     })
 }
 
-/// The value of a field (`name` in lower case), continuation lines included.
+/// Returns the value of a field (`name` in lower case) including continuation lines.
 fn field_of(stanza: &[&str], name: &str) -> Option<String> {
     let mut lines = stanza.iter().skip_while(|line| {
         !line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name) && !key.starts_with([' ', '\t']))
@@ -88,7 +85,7 @@ fn field_of(stanza: &[&str], name: &str) -> Option<String> {
     Some(value)
 }
 
-/// Keeps URIs of Debian proper: not its security archive, not a vendor's.
+/// Returns the URI if it is a Debian archive: not the security archive, not a vendor's.
 fn archive_uri(uri: &str) -> Option<String> {
     let uri = uri.trim_end_matches('/');
     let known = ["http://", "https://", "file:"].iter().any(|scheme| uri.starts_with(scheme));
@@ -109,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn deb822_with_comments_continuation_and_a_disabled_stanza() {
+    fn deb822_with_comments_continuation_and_a_disabled_stanza_is_parsed() {
         let etc = tree(&[(
             "sources.list.d/debian.sources",
             "# made by an installer\nTypes: deb\nURIs: http://off.example/debian\nEnabled: no\nSuites: x\n\n\
@@ -133,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn other_archives_and_other_names_do_not_count() {
+    fn other_archives_and_disabled_files_are_ignored() {
         let etc = tree(&[
             ("sources.list", "deb http://archive.example/ubuntu noble main\ndeb cdrom:[x]/debian y main\n"),
             ("sources.list.d/a.list.disabled", "deb http://a.example/debian x main\n"),

@@ -1,18 +1,18 @@
-//! Debian packages without root and without touching the system's own apt.
+//! Downloads Debian packages without root and without changing the host's apt state.
 //!
-//! apt itself does the work, driven with a configuration of its own: own
-//! package lists, an empty list of installed packages, one suite per tree. It
-//! verifies the signature of the suite's `InRelease` and the hashes under it;
-//! every `.deb` is hashed once more here against the package list.
+//! Runs apt with a private configuration: own package lists, an empty list of
+//! installed packages, one suite per directory tree. apt verifies the signature of
+//! the suite's `InRelease` and the hashes in it; the hash of every `.deb` is
+//! verified again here against the package list.
 
 mod apt;
 mod archive;
 mod config;
 mod index;
 mod keyring;
+mod messages;
 mod mirror;
 mod release;
-mod said;
 
 use std::io;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ use std::path::PathBuf;
 pub use apt::{Apt, Package};
 pub use archive::{depends, unpack, unpack_all};
 pub(crate) use index::is_plain;
-pub use index::{Candidate, Wish};
+pub use index::{Candidate, PackageRequest};
 pub use mirror::mirror;
 
-/// Why packages could not be had.
+/// Why packages are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// apt's own set-up names no Debian archive.
+    /// The apt configuration has no Debian archive.
     #[error(
-        "no Debian archive is named in {}: set FIRSTLIGHT_DEBIAN_MIRROR to the URI of one (it ends in /debian)",
+        "no Debian archive is configured in {}: set FIRSTLIGHT_DEBIAN_MIRROR to the URI of one (it ends in /debian)",
         searched.display()
     )]
     NoMirror {
@@ -41,72 +41,74 @@ pub enum Error {
          the public keys of your archive", file.display()
     )]
     NoKeyring {
-        /// Where they should be.
+        /// The path of the missing file.
         file: PathBuf,
     },
-    /// The variable for the archive's keys names no keyring.
+    /// `FIRSTLIGHT_DEBIAN_KEYRING` is not a valid keyring.
     #[error(
-        "FIRSTLIGHT_DEBIAN_KEYRING is {}: {why}; it has to be the absolute path of a file with your archive's public keys, \
-         as gpg --export writes them", file.display()
+        "invalid FIRSTLIGHT_DEBIAN_KEYRING {}: {reason}; set it to the absolute path of a file with your archive's public keys, \
+         created with gpg --export", file.display()
     )]
     BadKeyring {
         /// Its value.
         file: PathBuf,
-        /// What is wrong with it.
-        why: String,
+        /// Why it is invalid.
+        reason: String,
     },
     /// A program of apt or dpkg could not be started.
-    #[error("cannot run {program}, which is in one of Debian's packages apt, dpkg and gpgv")]
+    #[error("failed to run {program}: install the packages apt, dpkg and gpgv")]
     Start {
-        /// Which program.
+        /// The program.
         program: &'static str,
-        /// The system's answer.
+        /// The I/O error.
         source: io::Error,
     },
     /// A program of apt or dpkg failed.
-    #[error("{program} failed for suite {suite} ({doing}): {said}{advice}")]
+    #[error("{program} failed for suite {suite} ({task}): {message}{advice}")]
     Failed {
-        /// Which program.
+        /// The program.
         program: &'static str,
-        /// The suite it worked on.
+        /// The suite.
         suite: String,
-        /// What was wanted of it.
-        doing: &'static str,
+        /// The task.
+        task: &'static str,
         /// The errors that it printed.
-        said: String,
-        /// The next thing to try, as a phrase.
+        message: String,
+        /// The next step, beginning with a semicolon; may be empty.
         advice: String,
     },
     /// The suite has no such package.
-    #[error("suite {suite} has no package {name}{wanted}; it has: {available}")]
+    #[error("suite {suite} has no package {name}{constraint}; available versions: {available}")]
     NoPackage {
-        /// The suite searched.
+        /// The suite.
         suite: String,
-        /// The package wanted.
+        /// The requested package.
         name: String,
-        /// The version wanted, as a phrase.
-        wanted: String,
-        /// The versions there are.
+        /// The version constraint as text, with a leading space.
+        constraint: String,
+        /// The available versions.
         available: String,
     },
-    /// A package list entry lacks a field or holds nonsense.
-    #[error("suite {suite}: the entry of package {name} has no usable field {field}")]
+    /// A package list entry has a missing or invalid field.
+    #[error("suite {suite}: missing or invalid field {field} in the entry of package {name}")]
     BadEntry {
-        /// The suite searched.
+        /// The suite.
         suite: String,
-        /// The package's name, as far as known.
+        /// The package's name, if known.
         name: String,
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
-    /// The named package is not what is wanted and depends on nothing that is.
-    #[error("package {name} of {suite} is not what is wanted and depends on none that is (Depends: {depends})")]
+    /// Neither the package nor one of its dependencies is of the required kind.
+    #[error(
+        "neither package {name} of {suite} nor one of its dependencies is of the required kind (Depends: {depends})"
+    )]
     NoTarget {
         /// The package.
         name: String,
         /// Its suite.
         suite: String,
-        /// What it depends on.
+        /// Its `Depends` field.
         depends: String,
     },
     /// The package lists have no release file.
@@ -114,38 +116,38 @@ pub enum Error {
     NoRelease {
         /// The suite.
         suite: String,
-        /// Where it was looked for.
+        /// The directory that was searched.
         dir: PathBuf,
     },
-    /// The release file is not what an archive signs.
-    #[error("suite {suite}: its release file is not good: {what}")]
+    /// The release file is invalid.
+    #[error("suite {suite}: invalid release file: {what}")]
     BadRelease {
         /// The suite.
         suite: String,
-        /// What is wrong.
+        /// Why it is invalid.
         what: String,
     },
-    /// The archive gives older lists than before.
+    /// The archive has an older release file than seen before.
     #[error(
-        "suite {suite}: the archive's release file is of {now}, one of {seen} was seen before: the mirror lags behind \
-         or somebody keeps updates from you; try another mirror, or remove {} to take the older one", file.display()
+        "suite {suite}: the archive's release file is dated {now}, but one dated {seen} was seen before: the mirror is outdated \
+         or updates are being withheld (downgrade attack); use another mirror, or remove {} to accept the older one", file.display()
     )]
     RolledBack {
         /// The suite.
         suite: String,
         /// The newest date seen.
         seen: String,
-        /// The date of the one that came.
+        /// The date of the current one.
         now: String,
-        /// Where the date is remembered.
+        /// The file with the newest date.
         file: PathBuf,
     },
-    /// A file could not be kept.
+    /// A file could not be stored.
     #[error(transparent)]
     Store(#[from] crate::store::Error),
-    /// A downloaded package is not what the package list promises.
+    /// A downloaded package differs from the package list.
     #[error(
-        "{}: SHA-256 is {found}, the package list of {suite} says {expected}; run again; if it stays so, set \
+        "{}: SHA-256 is {found}, but the package list of {suite} has {expected}; retry; if it persists, set \
          FIRSTLIGHT_DEBIAN_MIRROR to another mirror", file.display()
     )]
     WrongHash {
@@ -153,18 +155,18 @@ pub enum Error {
         file: PathBuf,
         /// The suite it came from.
         suite: String,
-        /// What the list says.
+        /// The SHA-256 in the package list.
         expected: String,
-        /// What the file has.
+        /// The SHA-256 of the file.
         found: String,
     },
     /// A package file could not be unpacked.
-    #[error("cannot unpack {}: {said}; nothing of it is taken", file.display())]
+    #[error("failed to unpack {}: {message}; none of its files is used", file.display())]
     Unpack {
         /// The package file.
         file: PathBuf,
-        /// What went wrong.
-        said: String,
+        /// The cause.
+        message: String,
     },
     /// The cache could not be used.
     #[error(transparent)]

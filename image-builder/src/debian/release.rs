@@ -1,8 +1,8 @@
-//! What a suite's signed release file says of itself.
+//! Reads a suite's signed release file.
 //!
-//! apt has verified it against the archive's keys, and refuses one that is past
-//! its `Valid-Until`. What is added here: whose signatures hold, for the lock,
-//! and that it is not older than one that was seen before.
+//! apt has verified its signature and refuses one that is past its `Valid-Until`. This module
+//! adds the fingerprints of the signing keys, which are recorded in the lock, and
+//! refuses a release file that is older than one seen before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::cache::{self, io_error};
 use crate::date::seconds;
 use crate::lock::Release;
 
-/// The value of a field in the first paragraph of a clear-signed file.
+/// Returns a field of the first paragraph of a clear-signed file.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let signed = text.split("\n\n").nth(1)?;
     signed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The release file among a tree's package lists.
+/// Returns the path of the release file among a tree's package lists.
 fn file_of(lists: &Path, suite: &str) -> Result<PathBuf, Error> {
     let missing = || Error::NoRelease { suite: suite.to_owned(), dir: lists.to_owned() };
     let entries = fs::read_dir(lists).map_err(io_error("list", lists))?;
@@ -36,8 +36,8 @@ fn file_of(lists: &Path, suite: &str) -> Result<PathBuf, Error> {
 pub(super) fn read(tree: &Path, suite: &str, keyring: &Keyring) -> Result<Release, Error> {
     let file = file_of(&tree.join("lists"), suite)?;
     let text = fs::read_to_string(&file).map_err(io_error("read", &file))?;
-    let wrong = |what: &str| Error::BadRelease { suite: suite.to_owned(), what: what.to_owned() };
-    let date = field(&text, "Date").ok_or_else(|| wrong("no field Date"))?;
+    let invalid = |what: &str| Error::BadRelease { suite: suite.to_owned(), what: what.to_owned() };
+    let date = field(&text, "Date").ok_or_else(|| invalid("the field Date is missing"))?;
     Ok(Release {
         name: suite.to_owned(),
         date: date.to_owned(),
@@ -47,7 +47,7 @@ pub(super) fn read(tree: &Path, suite: &str, keyring: &Keyring) -> Result<Releas
     })
 }
 
-/// Fingerprints of the archive's keys whose signatures hold.
+/// Verifies the signatures with the keyring and returns the fingerprints of the signing keys.
 fn signers(file: &Path, suite: &str, keyring: &Keyring) -> Result<Vec<String>, Error> {
     let output = Command::new("gpgv")
         .args(["--status-fd", "1", "--keyring", keyring.file()])
@@ -56,28 +56,29 @@ fn signers(file: &Path, suite: &str, keyring: &Keyring) -> Result<Vec<String>, E
         .output()
         .map_err(|source| Error::Start { program: "gpgv", source })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let mut prints: Vec<String> = text.lines().filter_map(valid_signature).collect();
-    prints.sort();
-    if prints.is_empty() {
-        let what = format!("none of its signatures is by a key of {} and holds", keyring.file());
+    let mut fingerprints: Vec<String> = text.lines().filter_map(valid_signature).collect();
+    fingerprints.sort();
+    if fingerprints.is_empty() {
+        let what = format!("no valid signature by a key of {}", keyring.file());
         return Err(Error::BadRelease { suite: suite.to_owned(), what });
     }
-    Ok(prints)
+    Ok(fingerprints)
 }
 
-/// `[GNUPG:] VALIDSIG FINGERPRINT DATE ... PRIMARY-FINGERPRINT`
+/// Parses `[GNUPG:] VALIDSIG FINGERPRINT DATE ... PRIMARY-FINGERPRINT` to the last field.
 fn valid_signature(line: &str) -> Option<String> {
     let mut words = line.split_whitespace();
-    let print = (words.next()? == "[GNUPG:]" && words.next()? == "VALIDSIG").then(|| words.next_back())??;
-    (print.len() >= 40 && print.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| print.to_owned())
+    let fingerprint = (words.next()? == "[GNUPG:]" && words.next()? == "VALIDSIG").then(|| words.next_back())??;
+    (fingerprint.len() >= 40 && fingerprint.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .then(|| fingerprint.to_owned())
 }
 
-/// Remembers the newest date of a suite, and refuses an older one: whoever
-/// stands between us and the archive could otherwise hand out old, signed lists
-/// with packages that have known faults.
+/// Records the newest date of a suite and refuses an older one. Otherwise a
+/// man in the middle could serve old but validly signed lists with vulnerable
+/// packages.
 pub(super) fn refuse_older(tree: &Path, release: &Release) -> Result<(), Error> {
-    let bad = |what: String| Error::BadRelease { suite: release.name.clone(), what };
-    let now = seconds(&release.date).ok_or_else(|| bad(format!("its Date is {:?}", release.date)))?;
+    let invalid = |what: String| Error::BadRelease { suite: release.name.clone(), what };
+    let now = seconds(&release.date).ok_or_else(|| invalid(format!("invalid Date {:?}", release.date)))?;
     let file = tree.join("newest-release");
     let seen = fs::read_to_string(&file).ok();
     if let Some(seen) = seen.as_deref().map(str::trim)
@@ -108,19 +109,19 @@ mod tests {
         -----BEGIN PGP SIGNATURE-----\n\nDate: Sat, 14 Nov 2099 09:57:18 UTC\n";
 
     #[test]
-    fn fields_are_those_that_are_signed() {
+    fn only_signed_fields_are_read() {
         assert_eq!(field(SIGNED, "Date"), Some("Sat, 14 Nov 2026 09:57:18 UTC"));
         assert_eq!(field(SIGNED, "Valid-Until"), Some("Sat, 21 Nov 2026 09:57:18 UTC"));
         assert_eq!(field(SIGNED, "Codename"), None);
-        assert_eq!(field("Date: x\n", "Date"), None, "what is not signed does not count");
-        let print = "A".repeat(40);
-        let line = format!("[GNUPG:] VALIDSIG {print} 2026-11-14 1 0 4 0 1 10 01 {}", "B".repeat(40));
+        assert_eq!(field("Date: x\n", "Date"), None, "unsigned fields are ignored");
+        let fingerprint = "A".repeat(40);
+        let line = format!("[GNUPG:] VALIDSIG {fingerprint} 2026-11-14 1 0 4 0 1 10 01 {}", "B".repeat(40));
         assert_eq!(valid_signature(&line), Some("B".repeat(40)));
-        assert_eq!(valid_signature(&format!("[GNUPG:] BADSIG {print} x")), None);
+        assert_eq!(valid_signature(&format!("[GNUPG:] BADSIG {fingerprint} x")), None);
     }
 
     #[test]
-    fn an_older_release_is_refused_and_a_newer_one_remembered() {
+    fn older_release_then_error_and_newer_one_is_recorded() {
         let dir = tempfile::tempdir().unwrap();
         let release = |date: &str| Release {
             name: "sid".into(),
@@ -145,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "(?s).{0,200}", date in "[A-Za-z]{3}, [0-9]{1,6} [A-Z][a-z]{2} [0-9]{1,20} [0-9:]{1,12} UTC") {
+        fn arbitrary_text_does_not_panic(text in "(?s).{0,200}", date in "[A-Za-z]{3}, [0-9]{1,6} [A-Z][a-z]{2} [0-9]{1,20} [0-9:]{1,12} UTC") {
             let _ = (seconds(&text), seconds(&date), field(&text, "Date"), valid_signature(&text));
         }
     }

@@ -1,7 +1,7 @@
-//! What changed between two images, by their records.
+//! Compares two images by their records.
 //!
-//! Nothing is unpacked: `image.json` has every package, file and hash. Whether
-//! a directory still is what its record says is for [`crate::verify`] to tell.
+//! Only `image.json` is read, which lists every package, file and hash. Whether the
+//! files match their record is checked by [`crate::verify`].
 
 mod packages;
 mod text;
@@ -11,21 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use firstlight_image::{FileDigest, FileRecord, ImageRecord, Origin, PackageRecord};
 use serde::Serialize;
 
-/// Something that one image has otherwise than the other, or alone.
+/// An item that differs between the images, or is only in one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change<T> {
-    /// What it is: a path, a package's name, a fact.
+    /// The item: a path, the name of a package or of a property.
     pub what: String,
-    /// In the first image; nothing where it was added.
+    /// Its value in the first image; `None` if it was added.
     pub a: Option<T>,
-    /// In the second image; nothing where it was removed.
+    /// Its value in the second image; `None` if it was removed.
     pub b: Option<T>,
 }
 
-/// How many bytes are from one place.
+/// Total file size of one origin.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// `SUITE/NAME` of a package, `compiled of SUITE/NAME`, `archive NAME`, `own`, or `builder`.
+    /// `SUITE/NAME` of a package, `compiled from SUITE/NAME`, `archive NAME`, `own`, or `builder`.
     pub origin: String,
     /// Bytes of its files in the first image.
     pub a: u64,
@@ -33,33 +33,32 @@ pub struct Total {
     pub b: u64,
 }
 
-/// What changed from one image to another.
+/// The differences between two images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diff {
     /// Name of the first image.
     pub a: String,
     /// Name of the second image.
     pub b: String,
-    /// Whether nothing changed; programs that made the images and dates of
-    /// suites do not count.
+    /// Whether the images are the same; build tools and dates of suites are ignored.
     pub same: bool,
     /// Name, format, kernel, driver, command line, root hash.
     pub facts: Vec<Change<String>>,
-    /// The files of the results.
+    /// The output files.
     pub outputs: Vec<Change<FileDigest>>,
-    /// Packages of which something is in the image or was compiled, and
-    /// archives that were supplied, as packages of the suite `archive`.
+    /// Packages of files or of compiled sources in the image, and supplied archives
+    /// as packages of the suite `archive`.
     pub packages: Vec<Change<PackageRecord>>,
-    /// Files in the image, those whose size changed most first.
+    /// Files in the image, ordered by the change of size, the largest first.
     pub files: Vec<Change<FileRecord>>,
     /// Directories, links and devices in the image.
     pub others: Vec<Change<String>>,
-    /// Bytes by where files are from, those that changed most first; nothing
-    /// where a record is too old to say it.
+    /// Total file sizes by origin, the largest change first; empty if a record
+    /// has no origins.
     pub totals: Vec<Total>,
-    /// Packages of the programs that made the image.
+    /// Packages of build tools.
     pub tools: Vec<Change<PackageRecord>>,
-    /// Dates of the suites that packages were chosen from.
+    /// Dates of the suites.
     pub suites: Vec<Change<String>>,
 }
 
@@ -69,19 +68,19 @@ impl Diff {
     pub fn new(a: &ImageRecord, b: &ImageRecord) -> Self {
         let mut files = changes(&a.files, &b.files, same_file);
         files.sort_by_key(|file| std::cmp::Reverse(growth(file).unsigned_abs()));
-        // A record that has no such list says nothing about it.
+        // Records of earlier versions lack this list.
         let others = match a.others.is_empty() || b.others.is_empty() {
             true => Vec::new(),
             false => changes(&a.others, &b.others, |a, b| a == b),
         };
-        // Nor does one without a kernel's origin say of which driver it has that it has none.
-        let later = a.kernel.is_some() && b.kernel.is_some();
+        // Records of earlier versions lack the origin of the kernel and the driver.
+        let have_driver = a.kernel.is_some() && b.kernel.is_some();
         let suites = |of: &ImageRecord| of.suites.iter().map(|one| (one.name.clone(), one.date.clone())).collect();
         let mut diff = Self {
             a: a.name.clone(),
             b: b.name.clone(),
             same: false,
-            facts: changes(&facts(a, later), &facts(b, later), |a, b| a == b),
+            facts: changes(&facts(a, have_driver), &facts(b, have_driver), |a, b| a == b),
             outputs: changes(&a.outputs, &b.outputs, |a, b| a == b),
             packages: packages::changes(&packages::all(a), &packages::all(b)),
             files,
@@ -99,30 +98,30 @@ impl Diff {
     }
 }
 
-/// Something with a size in bytes.
-trait Measured {
+/// A record with a size in bytes.
+trait HasSize {
     fn size(&self) -> u64;
 }
 
-impl Measured for FileDigest {
+impl HasSize for FileDigest {
     fn size(&self) -> u64 {
         self.size
     }
 }
 
-impl Measured for FileRecord {
+impl HasSize for FileRecord {
     fn size(&self) -> u64 {
         self.size
     }
 }
 
-/// By how many bytes something has grown.
-fn growth<T: Measured>(change: &Change<T>) -> i128 {
-    let size = |side: &Option<T>| i128::from(side.as_ref().map_or(0, Measured::size));
+/// Returns the change of size in bytes.
+fn growth<T: HasSize>(change: &Change<T>) -> i128 {
+    let size = |side: &Option<T>| i128::from(side.as_ref().map_or(0, HasSize::size));
     size(&change.b) - size(&change.a)
 }
 
-/// What two maps do not have in common, by key.
+/// Returns the differences between two maps, by key.
 fn changes<T: Clone>(
     a: &BTreeMap<String, T>,
     b: &BTreeMap<String, T>,
@@ -134,27 +133,27 @@ fn changes<T: Clone>(
     changed.map(|(key, a, b)| Change { what: key.clone(), a: a.cloned(), b: b.cloned() }).collect()
 }
 
-/// What a record does not say is no difference.
+/// Compares two file records; fields that a record lacks are ignored.
 fn same_file(a: &FileRecord, b: &FileRecord) -> bool {
     let mode = a.mode == b.mode || a.mode.is_none() || b.mode.is_none();
     (a.size, &a.sha256) == (b.size, &b.sha256) && mode
 }
 
-/// What there is one of; `later` has what earlier records do not say.
-fn facts(of: &ImageRecord, later: bool) -> BTreeMap<String, String> {
+/// Returns the properties of an image; without those of the kernel and the driver unless `have_driver`.
+fn facts(of: &ImageRecord, have_driver: bool) -> BTreeMap<String, String> {
     let kernel = |origin: &Origin| match origin {
         Origin::Package(id) => id.clone(),
         other => label(other),
     };
-    let driver = of.driver.as_ref().filter(|_| later);
+    let driver = of.driver.as_ref().filter(|_| have_driver);
     let patches = driver.map(|driver| driver.patches.join(", ")).filter(|patches| !patches.is_empty());
     [
         ("name", Some(of.name.clone())),
         ("format", Some(of.format.clone())),
-        ("packing", Some(of.packing.clone())),
+        ("compression", Some(of.packing.clone())),
         ("extension", of.extension.clone()),
         ("kernel release", Some(of.kernel_release.clone())),
-        ("kernel", of.kernel.as_ref().filter(|_| later).map(kernel)),
+        ("kernel", of.kernel.as_ref().filter(|_| have_driver).map(kernel)),
         ("driver", driver.map(|driver| driver.version.clone())),
         ("driver's compiler", driver.map(|driver| driver.compiler.clone())),
         ("driver's patches", patches),
@@ -167,14 +166,14 @@ fn facts(of: &ImageRecord, later: bool) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// What an origin is called where its version does not matter.
+/// Returns the name of an origin without version.
 fn label(origin: &Origin) -> String {
     let package = |id: &String| id.split_once('=').map_or(id.as_str(), |(name, _)| name).to_owned();
     match origin {
         Origin::Own => "own".to_owned(),
         Origin::Builder => "builder".to_owned(),
         Origin::Package(id) => package(id),
-        Origin::Source(id) => format!("compiled of {}", package(id)),
+        Origin::Source(id) => format!("compiled from {}", package(id)),
         Origin::Archive(id) => format!("archive {}", package(id)),
     }
 }

@@ -1,4 +1,4 @@
-//! Which package of one image is which of another.
+//! Compares the packages of two images.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use firstlight_image::{ImageRecord, PackageRecord};
 
 use super::Change;
 
-/// The packages of an image, and the archives that were supplied for it.
+/// Returns the packages and the supplied archives of an image.
 pub(super) fn all(contents: &ImageRecord) -> Vec<PackageRecord> {
     let archives = contents.archives.iter().map(|archive| PackageRecord {
         name: archive.name.clone(),
@@ -19,9 +19,9 @@ pub(super) fn all(contents: &ImageRecord) -> Vec<PackageRecord> {
     contents.packages.iter().cloned().chain(archives).collect()
 }
 
-/// Packages that only one image has, or both in different versions or from
-/// different suites. The same name is the same package; an image may have it
-/// from several suites.
+/// Returns the packages that are only in one image, or in both with different
+/// versions or suites. Packages are compared by name; an image may have a package from several
+/// suites.
 pub(super) fn changes(a: &[PackageRecord], b: &[PackageRecord]) -> Vec<Change<PackageRecord>> {
     let mut names: BTreeMap<&str, [Vec<&PackageRecord>; 2]> = BTreeMap::new();
     for (side, packages) in [a, b].into_iter().enumerate() {
@@ -32,12 +32,13 @@ pub(super) fn changes(a: &[PackageRecord], b: &[PackageRecord]) -> Vec<Change<Pa
     names.into_iter().flat_map(|(name, [a, b])| pairs(name, a, b)).collect()
 }
 
-/// The very same are no change; then those of one suite belong together, then whatever is left.
+/// Pairs packages of one name: identical ones are no change; then those of the same
+/// suite are paired, then the remaining ones.
 fn pairs<'a>(name: &str, mut a: Vec<&'a PackageRecord>, mut b: Vec<&'a PackageRecord>) -> Vec<Change<PackageRecord>> {
     let file = |one: &PackageRecord| (one.suite.clone(), one.version.clone(), one.sha256.clone());
-    take(&mut a, &mut b, |a, b| file(a) == file(b));
-    let mut pairs = take(&mut a, &mut b, |a, b| a.suite == b.suite);
-    pairs.extend(take(&mut a, &mut b, |_, _| true));
+    take_pairs(&mut a, &mut b, |a, b| file(a) == file(b));
+    let mut pairs = take_pairs(&mut a, &mut b, |a, b| a.suite == b.suite);
+    pairs.extend(take_pairs(&mut a, &mut b, |_, _| true));
     let change = |a: Option<&PackageRecord>, b: Option<&PackageRecord>| Change {
         what: name.to_owned(),
         a: a.cloned(),
@@ -48,8 +49,8 @@ fn pairs<'a>(name: &str, mut a: Vec<&'a PackageRecord>, mut b: Vec<&'a PackageRe
     both.chain(left).chain(b.into_iter().map(|b| change(None, Some(b)))).collect()
 }
 
-/// Takes pairs out of both lists, in order.
-fn take<'a>(
+/// Removes pairs from both lists, in order, and returns them.
+fn take_pairs<'a>(
     a: &mut Vec<&'a PackageRecord>,
     b: &mut Vec<&'a PackageRecord>,
     is_pair: impl Fn(&PackageRecord, &PackageRecord) -> bool,
@@ -85,11 +86,11 @@ mod tests {
 
     #[test]
     fn packages_are_paired_by_name_and_suite() {
-        assert_eq!(changed(&["s/a=1", "s/b=1"], &["s/b=1", "s/a=1"]), [""; 0], "order says nothing");
+        assert_eq!(changed(&["s/a=1", "s/b=1"], &["s/b=1", "s/a=1"]), [""; 0], "the order is ignored");
         assert_eq!(changed(&["s/a=1", "s/b=1"], &["s/b=2", "s/c=1"]), ["s/a=1 -", "s/b=1 s/b=2", "- s/c=1"]);
-        assert_eq!(changed(&["s/a=1#x"], &["s/a=1#y"]), ["s/a=1 s/a=1"], "another file of that version");
+        assert_eq!(changed(&["s/a=1#x"], &["s/a=1#y"]), ["s/a=1 s/a=1"], "another file of the same version");
         assert_eq!(changed(&["s/a=1"], &["t/a=1"]), ["s/a=1 t/a=1"]);
-        // Two suites have it: the one that changed is the one of that suite.
+        // In two suites: the changed package is paired with the one of its suite.
         assert_eq!(changed(&["s/a=1", "t/a=1"], &["t/a=2", "s/a=1"]), ["t/a=1 t/a=2"]);
         assert_eq!(changed(&["s/a=1", "t/a=1"], &["t/a=1"]), ["s/a=1 -"]);
         assert_eq!(changed(&["s/a=1"], &["s/a=1", "s/a=2"]), ["- s/a=2"]);

@@ -47,12 +47,12 @@ fn image() -> ImageRecord {
 }
 
 #[test]
-fn the_same_image_is_the_same_whenever_it_was_built() {
+fn same_image_then_dates_and_tools_are_ignored() {
     let (a, mut b) = (image(), image());
     let diff = Diff::new(&a, &b);
     assert!(diff.same);
     assert_eq!(diff.text(false), "gpu and gpu are the same image\n");
-    // Another day's lists and another version of mkfs, to the same bytes.
+    // Other dates of suites and another version of mkfs with the same output.
     b.suites[0].date = "now".into();
     b.tools = vec![package("erofs-utils", "1.9")];
     let diff = Diff::new(&a, &b);
@@ -62,7 +62,7 @@ fn the_same_image_is_the_same_whenever_it_was_built() {
 }
 
 #[test]
-fn every_kind_of_change_is_told() {
+fn every_kind_of_change_is_reported() {
     let a = image();
     let mut b = image();
     b.kernel_release = "6.12.107".into();
@@ -80,7 +80,7 @@ fn every_kind_of_change_is_told() {
     let whats = |changes: &[Change<String>]| changes.iter().map(|one| one.what.clone()).collect::<Vec<_>>();
     assert_eq!(whats(&diff.facts), ["command line", "kernel release", "root hash"]);
     assert_eq!(whats(&diff.others), ["tmp"]);
-    // The largest difference of sizes first, whichever way it goes.
+    // The largest change of size first, by absolute value.
     let order: Vec<(&str, i128)> = diff.files.iter().map(|one| (one.what.as_str(), growth(one))).collect();
     let sorted = [("lib/libzstd.so.1", 9_000), ("lib/libc.so.6", 500), ("lib/libz.so.1", -300), ("init", 0)];
     assert_eq!(order, sorted);
@@ -102,7 +102,7 @@ fn every_kind_of_change_is_told() {
         "  ~ libc6 2.36 -> 2.37 (sid)\n",
         "  + libzstd1 1.5 (sid)\n",
         "  - zlib1g 1.2 (sid)\n",
-        "files: 1 added, 1 removed, 2 changed, +9200 bytes in all\n",
+        "files: 1 added, 1 removed, 2 changed, +9200 bytes in total\n",
         "  +        +9000              ->        9000  /lib/libzstd.so.1\n",
         "  ~           +0          100 ->         100  /init  mode 644 -> 755\n",
         "  ~ /tmp: directory 1777 -> directory 755\n",
@@ -110,20 +110,20 @@ fn every_kind_of_change_is_told() {
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
-    assert!(!text.contains("  own\n"), "what did not change is not shown:\n{text}");
-    // Long ones stand one below the other.
+    assert!(!text.contains("  own\n"), "unchanged totals are not shown:\n{text}");
+    // Long values are shown on separate lines.
     let (long, longer) = ("x".repeat(60), "y".repeat(60));
     let line = |text: &str| ImageRecord { command_line: Some(text.into()), ..image() };
     let text = Diff::new(&line(&long), &line(&longer)).text(false);
     assert!(text.contains(&format!("  ~ command line:\n         {long}\n      -> {longer}\n")), "{text}");
-    // The other way round, added and removed change places.
+    // In the reverse comparison, added and removed are swapped.
     let back = Diff::new(&b, &a);
     assert_eq!(back.files.iter().map(growth).sum::<i128>(), -9_200);
     assert!(back.text(false).contains("  + zlib1g 1.2 (sid)\n"));
 }
 
 #[test]
-fn what_an_earlier_record_does_not_say_is_no_difference() {
+fn fields_missing_in_earlier_records_are_ignored() {
     let mut new = image();
     let mut old = image();
     new.kernel = Some(Origin::Package("sid/linux-image=6.12.95".into()));
@@ -135,7 +135,7 @@ fn what_an_earlier_record_does_not_say_is_no_difference() {
     old.others.clear();
     let diff = Diff::new(&old, &new);
     assert!(diff.same && diff.totals.is_empty(), "{diff:?}");
-    // Of two that say it, a driver that is gone is one.
+    // If both records have the fields, a removed driver is a change.
     let mut without = new.clone();
     without.driver = None;
     let text = Diff::new(&new, &without).text(false);
@@ -143,7 +143,7 @@ fn what_an_earlier_record_does_not_say_is_no_difference() {
 }
 
 #[test]
-fn long_lists_are_cut_and_names_do_not_steer_the_terminal() {
+fn long_lists_are_truncated_and_control_characters_escaped() {
     let a = image();
     let mut b = image();
     for at in 0..50 {
@@ -152,7 +152,7 @@ fn long_lists_are_cut_and_names_do_not_steer_the_terminal() {
     }
     let diff = Diff::new(&a, &b);
     let (some, all) = (diff.text(false), diff.text(true));
-    assert!(some.contains("and 10 files that changed less") && !all.contains("changed less"));
+    assert!(some.contains("and 10 files with smaller changes") && !all.contains("smaller changes"));
     assert_eq!(all.matches("/e\\u{1b}vil/").count(), 50, "{all}");
     assert!(!all.contains('\u{1b}') && !all.contains('\u{202e}'));
     assert!(all.contains("  + /\"quoted\"\\u{202e}07: link ü\n"), "{all}");
@@ -160,7 +160,7 @@ fn long_lists_are_cut_and_names_do_not_steer_the_terminal() {
 
 proptest! {
     #[test]
-    fn an_image_is_the_same_as_itself_and_as_no_other(sizes in prop::collection::vec(any::<u64>(), 1..6), at in 0usize..6) {
+    fn image_equals_itself_and_differs_after_any_file_change(sizes in prop::collection::vec(any::<u64>(), 1..6), at in 0usize..6) {
         let mut a = image();
         a.files = sizes.iter().enumerate().map(|(n, size)| (format!("f{n}"), file(*size, "x", "own"))).collect();
         prop_assert!(Diff::new(&a, &a).same);

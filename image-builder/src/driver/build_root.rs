@@ -1,11 +1,11 @@
-//! Where modules are compiled: a root file system of packages, entered
-//! through a user namespace.
+//! The build root: a root file system of packages in which kernel modules are
+//! compiled, in its own user, mount, PID and network namespaces.
 //!
-//! The compiler is the one that the kernel was built with, and everything the
-//! build runs is the kernel's own suite's: neither the machine's compiler nor
-//! its C library matters. Sources and headers are bound to fixed paths, so
-//! that no path of the builder ends up in a module. There is no network in
-//! it, and when the image builder dies, everything in it does.
+//! It contains the compiler that the kernel was built with, and tools of the
+//! kernel's suite, so the result does not depend on the host's compiler and C
+//! library. Sources and headers are bind-mounted at fixed paths, so that modules do
+//! not contain paths of the host. The build has no network, and its processes are
+//! killed when image-builder exits.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -23,28 +23,28 @@ use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 
-/// Changes when roots are made differently, so that old ones are made anew.
+/// Layout version of build roots; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;
 
-/// What a build of kernel modules runs besides the compiler. `libelf1` is for
-/// the kernel's own objtool.
+/// Packages needed to build kernel modules besides the compiler. `libelf1` is for
+/// the kernel's objtool.
 const TOOLS: &[&str] =
     &["bash", "coreutils", "dash", "diffutils", "findutils", "grep", "libelf1", "make", "mawk", "sed"];
 
-/// Where a build finds its sources.
+/// Mount point of the driver's source in the build root.
 pub(super) const BUILD: &str = "/build";
-/// Where a build finds the kernel's headers.
+/// Mount point of the kernel headers in the build root.
 pub(super) const HEADERS: &str = "/headers";
 
-/// What a build finds of `/dev`.
+/// Device nodes in the build root.
 const DEVICES: &[&str] = &["null", "zero", "urandom"];
 
-/// A word of life on long builds, this often.
-const SIGN_OF_LIFE: Duration = Duration::from_mins(1);
+/// Interval of progress lines during long builds without a terminal.
+const PROGRESS_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Run by the machine's shell in the new namespaces, before the change of
-/// root. Read-only is a courtesy to the cache, not a promise: where the file
-/// system's own flags forbid to change them, it stays writable.
+/// Script that the host's shell runs in the new namespaces before chroot. Read-only
+/// remounts are best effort, to protect the cache: they fail if the file system has
+/// locked mount flags.
 const ENTER: &str = r#"
 root=$1 build=$2 headers=$3 script=$4
 mount --bind "$root" "$root"
@@ -58,83 +58,84 @@ echo "$5"
 exec chroot "$root" /bin/sh -euc "$script"
 "#;
 
-/// Printed when the change of root is next; what fails before is the machine's refusal.
+/// Printed before chroot; an earlier failure means that the host does not permit the
+/// namespaces or mounts.
 const ENTERED: &str = "image-builder: in the build root";
 
-/// A root file system to compile in.
+/// An unpacked build root.
 #[derive(Debug, Clone)]
 pub(super) struct BuildRoot {
     root: PathBuf,
-    /// The compiler's name, with its prefix.
+    /// The compiler's name, including its prefix.
     pub(super) compiler: String,
-    /// The packages it is made of.
+    /// The packages of the root.
     pub(super) packages: Vec<Pinned>,
 }
 
-/// What is done in the root.
+/// A command to run in a build root.
 pub(super) struct Job<'a> {
-    /// For messages.
-    pub(super) what: &'a str,
-    /// Bound to [`BUILD`].
+    /// Description for messages.
+    pub(super) name: &'a str,
+    /// Bind-mounted at [`BUILD`].
     pub(super) build: &'a Path,
-    /// Bound to [`HEADERS`], read-only where that can be had.
+    /// Bind-mounted at [`HEADERS`], read-only if possible.
     pub(super) headers: &'a Path,
-    /// A script for the root's shell.
+    /// A script for the shell of the root.
     pub(super) script: &'a str,
-    /// Gets everything that is printed.
+    /// The file for stdout and stderr.
     pub(super) log: &'a Path,
 }
 
 impl BuildRoot {
-    /// Makes the root with `compiler` for kernels of `suite`, unless it is there.
+    /// Creates the build root with `compiler` for kernels of `suite`, unless cached.
     pub(super) fn prepare(packages: &mut Packages<'_>, suite: &str, compiler: &str) -> Result<Self, Error> {
         let suite = base_of(suite);
-        let package = compiler_package(compiler);
-        let mut wanted = TOOLS.to_vec();
-        wanted.push(package);
-        let members = packages.find_tools(suite, &wanted)?;
+        let compiler_name = compiler_package(compiler);
+        let mut names = TOOLS.to_vec();
+        names.push(compiler_name);
+        let pinned = packages.find_tools(suite, &names)?;
         let mut key = LAYOUT.to_string();
-        members.iter().for_each(|member| key.push_str(&member.sha256));
-        // Other packages, another directory.
-        let name = format!("{suite}-{package}-{}", &digest::of_bytes(key.as_bytes())[..16]);
+        pinned.iter().for_each(|one| key.push_str(&one.sha256));
+        // Each set of packages has its own directory.
+        let name = format!("{suite}-{compiler_name}-{}", &digest::of_bytes(key.as_bytes())[..16]);
         let (root, progress) = (packages.cache().join("build-roots").join(name), packages.progress());
-        cache::publish(&root, &progress, |half| {
-            let label = format!("build root with {package}");
-            let debs = packages.fetch_tools(&label, &members)?;
+        cache::publish(&root, &progress, |staging| {
+            let label = format!("build root with {compiler_name}");
+            let debs = packages.fetch_tools(&label, &pinned)?;
             progress.say(format_args!("{label} ({suite}): unpacking {} packages", debs.len()));
             for deb in &debs {
-                debian::unpack(deb, half, keep)?;
+                debian::unpack(deb, staging, is_needed)?;
             }
-            Ok::<(), Error>(finish(half)?)
+            Ok::<(), Error>(finish(staging)?)
         })?;
-        Ok(Self { root, compiler: compiler.to_owned(), packages: members })
+        Ok(Self { root, compiler: compiler.to_owned(), packages: pinned })
     }
 
-    /// A root that nothing can run in.
+    /// Returns a build root without files.
     #[cfg(test)]
     pub(super) fn for_tests(compiler: &str, packages: Vec<Pinned>) -> Self {
         Self { root: PathBuf::new(), compiler: compiler.to_owned(), packages }
     }
 
-    /// Runs `job` to its end.
+    /// Runs `job` until it exits.
     pub(super) fn run(&self, job: &Job<'_>, progress: &Progress) -> Result<(), Error> {
         let log = File::create(job.log).map_err(io_error("create", job.log))?;
-        let second = log.try_clone().map_err(io_error("open", job.log))?;
+        let stderr = log.try_clone().map_err(io_error("open", job.log))?;
         let mut command = self.command(job);
-        let mut child = command.stdin(Stdio::null()).stdout(log).stderr(second).spawn().map_err(Error::Namespaces)?;
-        let (started, mut said) = (Instant::now(), Instant::now());
-        let bar = progress.steps(job.what);
+        let mut child = command.stdin(Stdio::null()).stdout(log).stderr(stderr).spawn().map_err(Error::Namespaces)?;
+        let (started, mut reported) = (Instant::now(), Instant::now());
+        let bar = progress.steps(job.name);
         let status = loop {
             if let Some(status) = child.try_wait().map_err(Error::Namespaces)? {
                 break status;
             }
             thread::sleep(Duration::from_millis(100));
             if bar.is_shown() {
-                bar.set(lines(job.log));
-            } else if said.elapsed() >= SIGN_OF_LIFE {
-                said = Instant::now();
-                let (lines, after) = (lines(job.log), seconds(started.elapsed()));
-                progress.say(format_args!("{}: {lines} lines of output after {after}", job.what));
+                bar.set(count_lines(job.log));
+            } else if reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                let (lines, after) = (count_lines(job.log), seconds(started.elapsed()));
+                progress.say(format_args!("{}: {lines} lines of output after {after}", job.name));
             }
         };
         drop(bar);
@@ -144,21 +145,21 @@ impl BuildRoot {
         let text = String::from_utf8_lossy(&fs::read(job.log).map_err(io_error("read", job.log))?).into_owned();
         match text.split_once(ENTERED) {
             Some((_, log)) if was_killed(log) => {
-                Err(Error::Stopped { what: job.what.to_owned(), said: last_line(log) })
+                Err(Error::Killed { what: job.name.to_owned(), message: last_line(log) })
             }
-            Some((_, log)) => Err(Error::Compile { what: job.what.to_owned(), first: first_error(log), status }),
-            None => Err(Error::NotEntered { said: last_line(&text) }),
+            Some((_, log)) => Err(Error::Compile { what: job.name.to_owned(), first: first_error(log), status }),
+            None => Err(Error::EnterBuildRoot { message: last_line(&text) }),
         }
     }
 
     fn command(&self, job: &Job<'_>) -> Command {
         let mut command = Command::new("setpriv");
-        // When this process dies, unshare does; then its child, the first
-        // process of its namespace; then all others in it.
+        // If this process exits, unshare is killed by --pdeathsig, then its child by
+        // --kill-child, which is PID 1 of the namespace, so all others are killed too.
         command.args(["--pdeathsig", "KILL", "--", "unshare", "--user", "--map-root-user", "--mount", "--net"]);
         command.args(["--pid", "--fork", "--kill-child", "--", "sh", "-euc", ENTER, "sh"]);
         command.arg(&self.root).arg(job.build).arg(job.headers).arg(job.script).arg(ENTERED);
-        // Neither the builder, nor the machine, nor the time shows.
+        // A fixed environment, so that modules do not contain the user, host or time.
         command.env_clear().envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             ("LC_ALL", "C"),
@@ -173,33 +174,34 @@ impl BuildRoot {
     }
 }
 
-/// `trixie-backports` has no compilers of its own.
+/// Returns the base suite: suites such as `trixie-backports` have no compilers.
 fn base_of(suite: &str) -> &str {
     ["-backports", "-backports-sloppy", "-security", "-updates", "-proposed-updates"]
         .iter()
-        .find_map(|tail| suite.strip_suffix(tail))
+        .find_map(|suffix| suite.strip_suffix(suffix))
         .unwrap_or(suite)
 }
 
-/// The package of `x86_64-linux-gnu-gcc-14`, which is `gcc-14`.
+/// Returns the package of a compiler: `gcc-14` for `x86_64-linux-gnu-gcc-14`.
 fn compiler_package(compiler: &str) -> &str {
     compiler.strip_prefix("x86_64-linux-gnu-").unwrap_or(compiler)
 }
 
-/// Programs and libraries; no documents, no headers of the C library.
-fn keep(path: &Path) -> bool {
-    const NOT: &[&str] = &["usr/share", "usr/include", "usr/lib/debug", "var", "etc"];
-    !NOT.iter().any(|dir| path.starts_with(dir))
+/// Returns whether a file is unpacked: programs and libraries, but not documentation
+/// and C library headers.
+fn is_needed(path: &Path) -> bool {
+    const EXCLUDED: &[&str] = &["usr/share", "usr/include", "usr/lib/debug", "var", "etc"];
+    !EXCLUDED.iter().any(|dir| path.starts_with(dir))
 }
 
-/// What installing the packages would have done, and the places for mounts.
+/// Creates the links that package scripts would create, and the mount points.
 fn finish(root: &Path) -> Result<(), cache::Error> {
     let link = |target: &str, name: &str| {
         let path = root.join(name);
         if path.symlink_metadata().is_ok() {
             return Ok(());
         }
-        std::os::unix::fs::symlink(target, &path).map_err(io_error("make link", &path))
+        std::os::unix::fs::symlink(target, &path).map_err(io_error("create link", &path))
     };
     for dir in ["bin", "sbin", "lib", "lib64"] {
         link(&format!("usr/{dir}"), dir)?;
@@ -216,28 +218,29 @@ fn finish(root: &Path) -> Result<(), cache::Error> {
     Ok(())
 }
 
-fn lines(log: &Path) -> u64 {
+fn count_lines(log: &Path) -> u64 {
     fs::read(log).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
 }
 
-/// Whether somebody ended a program of the build, which says nothing about the
-/// source.
+/// Returns whether a program of the build was killed by a signal, in which case the
+/// failure is not a compile error.
 fn was_killed(log: &str) -> bool {
-    ["Killed", "Terminated"].iter().any(|word| {
-        log.lines().any(|line| line == *word || line.contains(&format!("{word} signal terminated program")))
+    ["Killed", "Terminated"].iter().any(|signal| {
+        log.lines().any(|line| line == *signal || line.contains(&format!("{signal} signal terminated program")))
     })
 }
 
-/// The line of a build's log that says what is wrong: what follows are its
-/// consequences, and with several jobs the last line may be anybody's.
+/// Returns the first error in a build log. Later errors are often consequences of
+/// it, and with parallel jobs the last line may belong to any job.
 fn first_error(log: &str) -> String {
-    let is_error = |line: &&&str| [": error: ", ": fatal error: ", "ERROR: "].iter().any(|mark| line.contains(mark));
+    let is_error =
+        |line: &&&str| [": error: ", ": fatal error: ", "ERROR: "].iter().any(|marker| line.contains(marker));
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
-    // Where nothing looks like an error, the two lines before make gave up may say why.
-    let gave_up = || lines.iter().position(|line| line.contains("***"));
+    // Without a compiler error, the two lines before the failure message of make.
+    let make_failure = || lines.iter().position(|line| line.contains("***"));
     let mut text = match lines.iter().find(is_error) {
         Some(error) => (*error).to_owned(),
-        None => gave_up().map_or_else(|| last_line(log), |at| lines[at.saturating_sub(2)..=at].join(" / ")),
+        None => make_failure().map_or_else(|| last_line(log), |at| lines[at.saturating_sub(2)..=at].join(" / ")),
     };
     if let Some((end, _)) = text.char_indices().nth(400) {
         text.truncate(end);
@@ -247,7 +250,7 @@ fn first_error(log: &str) -> String {
 }
 
 fn last_line(text: &str) -> String {
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing").trim().to_owned()
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output").trim().to_owned()
 }
 
 #[cfg(test)]
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_found_among_its_consequences() {
+    fn first_error_is_extracted_from_the_log() {
         let log = "  CC [M]  /build/nvidia/nv.o\n\
                    /build/nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'\n\
                    /build/nvidia/nv-pci.c:250:9: error: another\nmake[3]: *** [x] Error 1\nmake: done waiting\n";
@@ -282,12 +285,12 @@ mod tests {
         );
         assert_eq!(first_error("make: *** no rule\nb\n"), "make: *** no rule");
         assert_eq!(first_error("a\nKilled\n\n"), "Killed");
-        assert_eq!(first_error(""), "it printed nothing");
+        assert_eq!(first_error(""), "no output");
         assert_eq!(first_error(&format!("x: error: {}", "ä".repeat(900))).chars().count(), 403);
     }
 
     #[test]
-    fn a_killed_compiler_is_no_verdict() {
+    fn killed_compiler_is_distinguished_from_compile_error() {
         for log in [
             "Killed\nmake: *** [x] Error 137",
             "make: *** [x] Error 143\nTerminated\n",
@@ -299,9 +302,9 @@ mod tests {
     }
 
     #[test]
-    fn a_root_is_finished_once_and_for_both_layouts() {
+    fn finish_is_idempotent_and_supports_both_usr_layouts() {
         let dir = tempfile::tempdir().unwrap();
-        // As up to Debian 12: programs in /bin too.
+        // Until Debian 12, /bin is a directory.
         fs::create_dir_all(dir.path().join("bin")).unwrap();
         fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
         finish(dir.path()).unwrap();
@@ -309,13 +312,13 @@ mod tests {
         assert!(dir.path().join("bin").symlink_metadata().unwrap().is_dir());
         assert_eq!(fs::read_link(dir.path().join("lib64")).unwrap(), Path::new("usr/lib64"));
         assert_eq!(fs::read_link(dir.path().join("usr/bin/awk")).unwrap(), Path::new("mawk"));
-        for place in ["build", "headers", "tmp", "dev/null", "dev/urandom"] {
-            assert!(dir.path().join(place).exists(), "{place}");
+        for path in ["build", "headers", "tmp", "dev/null", "dev/urandom"] {
+            assert!(dir.path().join(path).exists(), "{path}");
         }
     }
 
-    /// A root in which nothing can run: the way in is what is looked at.
-    fn hollow(dir: &Path) -> BuildRoot {
+    /// Creates a build root without programs.
+    fn empty_root(dir: &Path) -> BuildRoot {
         let root = dir.join("root");
         fs::create_dir_all(root.join("usr/bin")).unwrap();
         finish(&root).unwrap();
@@ -323,25 +326,25 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_refuses_is_told_from_a_build_that_fails() {
+    fn namespaces_or_mounts_not_permitted_then_distinct_error() {
         let dir = tempfile::tempdir().unwrap();
-        let root = hollow(dir.path());
+        let root = empty_root(dir.path());
         let run = |headers: &Path| {
-            let job = Job { what: "x", build: dir.path(), headers, script: "true", log: &dir.path().join("log") };
+            let job = Job { name: "x", build: dir.path(), headers, script: "true", log: &dir.path().join("log") };
             root.run(&job, &Progress::quiet()).unwrap_err()
         };
-        // Whether or not namespaces are allowed here, a mount of nothing fails before the change of root.
+        // Whether or not namespaces are permitted here, mounting a missing directory fails before chroot.
         let refused = run(&dir.path().join("missing"));
-        assert!(matches!(refused, Error::NotEntered { .. }), "{refused}");
+        assert!(matches!(refused, Error::EnterBuildRoot { .. }), "{refused}");
         assert!(refused.to_string().contains("user namespaces"), "{refused}");
     }
 
     #[test]
-    fn the_environment_is_the_same_everywhere() {
+    fn environment_of_the_build_is_fixed() {
         let dir = tempfile::tempdir().unwrap();
-        let root = hollow(dir.path());
+        let root = empty_root(dir.path());
         let job =
-            Job { what: "x", build: dir.path(), headers: dir.path(), script: "true", log: &dir.path().join("log") };
+            Job { name: "x", build: dir.path(), headers: dir.path(), script: "true", log: &dir.path().join("log") };
         let command = root.command(&job);
         let names: Vec<_> = command.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
         assert!(

@@ -1,4 +1,4 @@
-//! Compiling a driver's kernel modules, once.
+//! Compiles a driver's kernel modules, or takes them from the cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,28 +14,28 @@ use super::matrix::{Patch, Table};
 use super::version::Version;
 use super::{Choice, Error, Gate, patch};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::kernel::{Facts, KernelHeaders};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 
-/// Debian's package of the open modules' source. The core of each module
-/// comes linked; what depends on the kernel is compiled.
+/// Debian's source package of the open kernel modules. The core of each module is
+/// included as an object file; only the kernel interface layer is compiled.
 const PACKAGE: &str = "nvidia-open-kernel-dkms";
 
-/// What is built, always together, so that one cache entry serves every
-/// manifest. Not `nvidia-drm` and `nvidia-peermem`: on kernels without DRM and
-/// NVIDIA's own InfiniBand stack they are empty.
+/// The modules to build, always together, so that all manifests share a cache
+/// entry. `nvidia-drm` and `nvidia-peermem` are excluded: without DRM in the kernel
+/// and NVIDIA's InfiniBand stack they have no function.
 pub const MODULES: &[&str] = &["nvidia", "nvidia-uvm", "nvidia-modeset"];
 
-/// What the cache's directory says about itself.
+/// File name of the record in the cache directory.
 const RECORD: &str = "record.json";
 
-/// Changes when modules are built differently in a way that the script does not show.
+/// Build version; increment it when modules are built differently with the same script.
 const LAYOUT: u32 = 1;
 
-/// A driver and a kernel that fit, and all that is needed to compile.
+/// A driver and a kernel that match, and all inputs of the build.
 #[derive(Debug)]
 pub struct Plan {
     /// The driver's version.
@@ -55,17 +55,17 @@ pub struct Plan {
 
 /// Compiled modules in the cache.
 #[derive(Debug, Clone)]
-pub struct Built {
+pub struct BuiltModules {
     /// Their directory.
     pub dir: PathBuf,
-    /// What was recorded about them.
+    /// The record of the build.
     pub record: Record,
 }
 
-/// What is known about compiled modules.
+/// The record of compiled modules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of this record's shape.
+    /// Version of this format.
     pub schema: u32,
     /// The driver's version.
     pub driver: String,
@@ -73,11 +73,11 @@ pub struct Record {
     pub kernel_release: String,
     /// The compiler.
     pub compiler: String,
-    /// Names of the patches that were applied.
+    /// Names of the applied patches.
     pub patches: Vec<String>,
     /// The driver's package.
     pub package: Pinned,
-    /// What it was compiled with, and nothing of which is in the modules: headers and build root.
+    /// The packages of the headers and the build root, whose files are not part of the modules.
     pub build_packages: Vec<Pinned>,
     /// The modules, by file name.
     pub modules: BTreeMap<String, Module>,
@@ -86,17 +86,18 @@ pub struct Record {
 /// A module's size and hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Lower-case hexadecimal.
+    /// SHA-256 in lower-case hexadecimal.
     pub sha256: String,
 }
 
 impl Plan {
-    /// Finds the driver, asks the table, and makes headers and build root ready.
+    /// Selects the driver's package, checks the compatibility table, and prepares
+    /// headers and build root.
     ///
     /// # Errors
-    /// What the table refuses, and packages that cannot be had.
+    /// An incompatible combination, or an unavailable package.
     pub fn new(
         packages: &mut Packages<'_>,
         table: &Table,
@@ -107,7 +108,7 @@ impl Plan {
         if !kernel.package.starts_with("linux-image-") {
             return Err(Error::OwnKernel { release: kernel.release.clone() });
         }
-        let package = packages.find(&choice.suite, PACKAGE, Wish::Series(choice.version.as_str()))?;
+        let package = packages.find(&choice.suite, PACKAGE, PackageRequest::Series(choice.version.as_str()))?;
         let parse = |text: &str| upstream(text).parse::<Version>().map_err(|what| Error::Version { what });
         let (driver, kernel_version) = (parse(&package.version)?, parse(&kernel.version)?);
         if gate != Gate::Open {
@@ -130,58 +131,59 @@ impl Plan {
         })
     }
 
-    /// The modules, compiled unless the very same were before.
+    /// Returns the modules, and compiles them unless cached.
     ///
     /// # Errors
-    /// What the compiler says first, or a failed file operation.
-    pub fn build(&self, packages: &mut Packages<'_>) -> Result<Built, Error> {
+    /// The first error of the compiler, or a failed file operation.
+    pub fn build(&self, packages: &mut Packages<'_>) -> Result<BuiltModules, Error> {
         let dir = self.cache.join("driver").join(format!("{}-{}-{}", self.driver, self.release, &self.key()[..16]));
-        let compiled = cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
-        let mut built = Built::open(&dir)?;
-        if !compiled && let Some(damage) = built.damage() {
-            self.progress.say(format_args!("{}: {damage}: compiling again", self.what()));
+        let compiled = cache::publish(&dir, &self.progress, |staging| self.compile(packages, staging).map(|_| ()))?;
+        let mut built = BuiltModules::open(&dir)?;
+        if !compiled && let Some(corruption) = built.corruption() {
+            self.progress.say(format_args!("{}: {corruption}: compiling again", self.description()));
             fs::remove_dir_all(&dir).map_err(io_error("remove", &dir))?;
-            cache::publish(&dir, &self.progress, |half| self.compile(packages, half).map(|_| ()))?;
-            built = Built::open(&dir)?;
+            cache::publish(&dir, &self.progress, |staging| self.compile(packages, staging).map(|_| ()))?;
+            built = BuiltModules::open(&dir)?;
         }
         Ok(built)
     }
 
-    /// Compiles into the directory `into`, whether or not it was done before.
+    /// Compiles into the directory `into`, without using the cache.
     ///
     /// # Errors
     /// As [`Plan::build`].
     pub fn compile(&self, packages: &mut Packages<'_>, into: &Path) -> Result<Record, Error> {
         let build = into.join("build");
         let deb = packages.fetch_one(&format!("driver {}", self.driver), &self.package)?;
-        self.progress.say(format_args!("{}: unpacking", self.what()));
+        self.progress.say(format_args!("{}: unpacking", self.description()));
         self.unpack(&deb, into, &build)?;
         for patch in &self.patches {
-            self.progress.say(format_args!("{}: patch {}", self.what(), patch.name));
+            self.progress.say(format_args!("{}: patch {}", self.description(), patch.name));
             patch::apply(patch, &build)?;
         }
         let started = Instant::now();
         let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.progress.say(format_args!(
             "{}: compiling with {} and {jobs} jobs, about 5 minutes of processor time",
-            self.what(),
+            self.description(),
             self.root.compiler
         ));
-        // How many run at once does not show in the result, so it is no part of the script.
+        // The number of jobs does not affect the result, so it is not part of the script.
         let script = format!("jobs={jobs}\n{}", self.script());
         let log = into.join("log");
-        let job = Job { what: &self.what(), build: &build, headers: &self.headers.root, script: &script, log: &log };
+        let job =
+            Job { name: &self.description(), build: &build, headers: &self.headers.root, script: &script, log: &log };
         if let Err(error) = self.root.run(&job, &self.progress) {
-            return Err(self.keep_log(&log, error));
+            return Err(self.save_log(&log, error));
         }
-        self.progress.say(format_args!("{}: compiled in {}", self.what(), seconds(started.elapsed())));
-        let record = self.keep(&build, into)?;
+        self.progress.say(format_args!("{}: compiled in {}", self.description(), seconds(started.elapsed())));
+        let record = self.collect(&build, into)?;
         fs::remove_file(&log).map_err(io_error("remove", &log))?;
         fs::remove_dir_all(&build).map_err(io_error("remove", &build))?;
         Ok(record)
     }
 
-    fn what(&self) -> String {
+    fn description(&self) -> String {
         format!("driver {} for {}", self.driver, self.release)
     }
 
@@ -199,24 +201,24 @@ impl Plan {
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.join("Kbuild").is_file());
-        let source = found.next().ok_or_else(|| self.incomplete("directory of source below usr/src"))?;
+        let source = found.next().ok_or_else(|| self.incomplete("source directory in usr/src"))?;
         fs::rename(&source, build).map_err(io_error("move", &source))?;
         fs::remove_dir_all(&outer).map_err(io_error("remove", &outer))?;
         Ok(())
     }
 
-    /// What the build root's shell runs, after `jobs` is set. All that decides
-    /// about the modules' bytes beside the inputs is in here.
+    /// Returns the script that the shell of the build root runs after setting
+    /// `jobs`. It contains all settings that affect the modules' bytes.
     fn script(&self) -> String {
-        let inside = |dir: &Path| {
-            let below = dir.strip_prefix(&self.headers.root).unwrap_or(dir);
-            format!("{HEADERS}/{}", below.display())
+        let mounted = |dir: &Path| {
+            let relative = dir.strip_prefix(&self.headers.root).unwrap_or(dir);
+            format!("{HEADERS}/{}", relative.display())
         };
-        let (common, own) = (inside(&self.headers.common), inside(&self.headers.build));
+        let (common, own) = (mounted(&self.headers.common), mounted(&self.headers.build));
         let (release, compiler, modules) = (&self.release, &self.root.compiler, MODULES.join(" "));
-        // The core of a module is ten times its size with debug information:
-        // off it goes before it is copied three times. Debian's headers
-        // want to know the architectures, and ask its packaging system, which is not here.
+        // The object file of a module's core is ten times larger with debug information,
+        // which is stripped before the file is copied three times. The makefiles of Debian's headers
+        // need the DEB_ variables, as dpkg-architecture is not in the build root.
         format!(
             "cd {BUILD}\n\
              find . -name '*.o_binary' -exec strip --strip-debug {{}} +\n\
@@ -226,7 +228,7 @@ impl Plan {
         )
     }
 
-    /// Names everything that the modules depend on.
+    /// Returns the hash of all inputs that the modules depend on.
     fn key(&self) -> String {
         let mut text = format!("{LAYOUT}\n{}\n{}", self.package.sha256, self.script());
         for one in self.headers.packages.iter().chain(&self.root.packages) {
@@ -238,14 +240,14 @@ impl Plan {
         digest::of_bytes(text.as_bytes())
     }
 
-    /// Takes the modules out of the source's directory.
-    fn keep(&self, build: &Path, into: &Path) -> Result<Record, Error> {
+    /// Moves the modules from the build directory to `into` and writes the record.
+    fn collect(&self, build: &Path, into: &Path) -> Result<Record, Error> {
         let mut modules = BTreeMap::new();
         for name in MODULES {
             let file = format!("{name}.ko");
             let (from, to) = (build.join(&file), into.join(&file));
             if !from.is_file() {
-                return Err(Error::NoModule { what: self.what(), module: file });
+                return Err(Error::NoModule { what: self.description(), module: file });
             }
             fs::rename(&from, &to).map_err(io_error("move", &from))?;
             let (sha256, size) = digest::of_file(&to).map_err(io_error("read", &to))?;
@@ -267,28 +269,28 @@ impl Plan {
         Ok(record)
     }
 
-    /// A failed build's directory goes away; its log stays beside.
-    fn keep_log(&self, log: &Path, error: Error) -> Error {
+    /// Copies the log of a failed build to the cache, as its directory will be removed.
+    fn save_log(&self, log: &Path, error: Error) -> Error {
         let Error::Compile { what, first, status } = error else { return error };
-        let kept = self.cache.join("driver").join(format!("{}-{}.log", self.driver, self.release));
-        let place = kept.parent().map(fs::create_dir_all).transpose().and_then(|_| fs::copy(log, &kept));
-        match place {
-            Ok(_) => Error::CompileLog { what, first, log: kept },
+        let saved = self.cache.join("driver").join(format!("{}-{}.log", self.driver, self.release));
+        let copied = saved.parent().map(fs::create_dir_all).transpose().and_then(|_| fs::copy(log, &saved));
+        match copied {
+            Ok(_) => Error::CompileLog { what, first, log: saved },
             Err(_) => Error::Compile { what, first, status },
         }
     }
 }
 
-impl Built {
+impl BuiltModules {
     fn open(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(RECORD);
         let text = fs::read(&path).map_err(io_error("read", &path))?;
-        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
+        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("parse", &path))?;
         Ok(Self { dir: dir.to_owned(), record })
     }
 
-    /// Returns why the cached modules are not those of the record: a module is missing or has another hash.
-    fn damage(&self) -> Option<String> {
+    /// Returns a description of the first cached module that is missing or differs from the record.
+    fn corruption(&self) -> Option<String> {
         let differs = |(name, recorded): (&String, &Module)| {
             let path = self.dir.join(name);
             match digest::of_file(&path) {
@@ -302,10 +304,10 @@ impl Built {
         self.record.modules.iter().find_map(differs)
     }
 
-    /// The module's file.
+    /// Returns the path of a module.
     ///
     /// # Errors
-    /// A name that is none of [`MODULES`].
+    /// The name is not in [`MODULES`].
     pub fn module(&self, name: &str) -> Result<PathBuf, Error> {
         if MODULES.contains(&name) {
             return Ok(self.dir.join(format!("{name}.ko")));
@@ -314,7 +316,7 @@ impl Built {
     }
 }
 
-/// The version a person would say, of a package's version.
+/// Returns the upstream version of a package version.
 fn upstream(version: &str) -> &str {
     let bare = version.split_once(':').map_or(version, |(_, rest)| rest);
     bare.split(['-', '+', '~']).next().unwrap_or(bare)
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_uses_fixed_paths_only() {
+    fn script_contains_only_fixed_paths() {
         let script = plan(Path::new("/cache")).script();
         assert!(script.contains(" SYSSRC=/headers/usr/src/linux-headers-6.12.107+deb13-common "), "{script}");
         assert!(script.contains(" SYSOUT=/headers/usr/src/linux-headers-6.12.107+deb13-cloud-amd64 "), "{script}");
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn every_input_is_in_the_key_and_the_cache_is_not() {
+    fn key_depends_on_every_input_but_not_on_the_cache_path() {
         let one = plan(Path::new("/cache"));
         assert_eq!(one.key(), plan(Path::new("/elsewhere")).key());
         let changed = |change: fn(&mut Plan)| {
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_compiled_is_not_compiled_again() {
+    fn cached_modules_are_reused_unless_corrupt() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(dir.path());
         let cached = dir.path().join("driver").join(format!("550.163.01-{}-{}", plan.release, &plan.key()[..16]));
@@ -395,50 +397,53 @@ mod tests {
         for name in MODULES {
             fs::write(build.join(format!("{name}.ko")), name).unwrap();
         }
-        let record = plan.keep(&build, &cached).unwrap();
+        let record = plan.collect(&build, &cached).unwrap();
         assert_eq!(record.patches, ["pci-resize-resource-exclude-bars"]);
         assert_eq!(record.modules["nvidia.ko"].sha256, digest::of_bytes(b"nvidia"));
-        // No driver package can be had here: only the cache can answer.
+        // The driver package is not available here, so this succeeds only with the cache.
         let built = plan.build(&mut Packages::new(dir.path(), None, Progress::quiet())).unwrap();
         assert_eq!(built.record, record);
         assert_eq!(fs::read(built.module("nvidia-uvm").unwrap()).unwrap(), b"nvidia-uvm");
         assert!(built.module("../x").unwrap_err().to_string().contains("nvidia-modeset"));
 
-        // Bytes that changed in the cache never reach an image: it compiles again, which fails here for want of packages.
-        assert_eq!(built.damage(), None);
+        // Corrupt modules in the cache are not used: they are compiled again, which fails here without packages.
+        assert_eq!(built.corruption(), None);
         fs::write(cached.join("nvidia.ko"), "nvidiX").unwrap();
-        let damage = built.damage().unwrap();
-        assert!(damage.contains("nvidia.ko") && damage.contains(&record.modules["nvidia.ko"].sha256), "{damage}");
+        let corruption = built.corruption().unwrap();
+        assert!(
+            corruption.contains("nvidia.ko") && corruption.contains(&record.modules["nvidia.ko"].sha256),
+            "{corruption}"
+        );
         assert!(plan.build(&mut Packages::new(dir.path(), None, Progress::quiet())).is_err());
-        assert!(!cached.exists(), "what was damaged is not used again");
+        assert!(!cached.exists(), "the corrupt cache entry is removed");
     }
 
     #[test]
-    fn a_module_that_was_not_made_is_named() {
+    fn missing_module_then_error_names_it() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("nvidia.ko"), "").unwrap();
         let into = dir.path().join("into");
         fs::create_dir(&into).unwrap();
-        let error = plan(dir.path()).keep(dir.path(), &into).unwrap_err().to_string();
+        let error = plan(dir.path()).collect(dir.path(), &into).unwrap_err().to_string();
         assert!(error.contains("nvidia-uvm.ko") && error.contains("6.12.107+deb13"), "{error}");
         assert!(!into.join(RECORD).exists());
     }
 
     #[test]
-    fn the_log_of_a_failed_build_stays() {
+    fn build_fails_then_log_is_saved() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         fs::write(&log, "everything").unwrap();
         let failed =
             Error::Compile { what: "x".to_owned(), first: "a.c: error: b".to_owned(), status: Default::default() };
-        let error = plan(dir.path()).keep_log(&log, failed);
-        let Error::CompileLog { log: kept, .. } = &error else { panic!("{error}") };
-        assert_eq!(fs::read(kept).unwrap(), b"everything");
+        let error = plan(dir.path()).save_log(&log, failed);
+        let Error::CompileLog { log: saved, .. } = &error else { panic!("{error}") };
+        assert_eq!(fs::read(saved).unwrap(), b"everything");
         assert!(error.to_string().contains("a.c: error: b"), "{error}");
     }
 
     #[test]
-    fn versions_of_kernels() {
+    fn upstream_version_of_a_kernel_package() {
         assert_eq!(upstream("6.12.95-1~bpo12+1"), "6.12.95");
         assert_eq!(upstream("1:6.1.176-1"), "6.1.176");
     }

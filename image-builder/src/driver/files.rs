@@ -1,4 +1,4 @@
-//! Firmware and libraries of the driver, out of their packages.
+//! Extracts firmware and libraries of the driver from their packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,52 +12,53 @@ use super::Error;
 use super::profile::{self, Selected};
 use crate::cache::{self, io_error};
 use crate::closure::rules::Rules;
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::tree::{Content, Node};
 
-/// Changes when the directory is made differently, so that old ones are made anew.
+/// Layout version of the cache directory; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;
 
-/// What the directory says about itself.
+/// File name of the record in the cache directory.
 const RECORD: &str = "record.json";
 
 /// The selected files, in the cache.
 #[derive(Debug, Clone)]
 pub struct Files {
     dir: PathBuf,
-    /// What the check of an image with these files has to know and cannot see.
+    /// Rules for the closure check of an image with these files.
     pub rules: Rules,
-    /// What was recorded about them.
+    /// The record of the extracted files.
     pub record: Record,
 }
 
-/// What is known about the selected files.
+/// The record of extracted files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of this record's shape.
+    /// Version of this format.
     pub schema: u32,
-    /// Every package that something was taken from.
+    /// The packages of the files.
     pub packages: Vec<Pinned>,
-    /// Everything that goes into the image.
-    pub pieces: Vec<Piece>,
+    /// The image entries.
+    #[serde(alias = "entries")]
+    pub entries: Vec<DriverEntry>,
 }
 
-/// One thing that goes into the image.
+/// An image entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// The group it belongs to.
+pub struct DriverEntry {
+    /// Its group.
     pub group: String,
-    /// The package it is from.
+    /// Its package.
     pub package: String,
-    /// Where it goes.
+    /// The path in the image.
     pub path: String,
-    /// What it is.
+    /// The type.
     pub kind: Kind,
 }
 
-/// What a piece is.
+/// The type of an image entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -65,28 +66,27 @@ pub enum Kind {
     File {
         /// Permission bits.
         mode: u32,
-        /// In bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// A symbolic link.
     Link {
-        /// What it points to.
+        /// The link target.
         target: String,
     },
 }
 
 impl Files {
-    /// Takes `selected` files out of the packages of `suite`, unless that was
-    /// done before.
+    /// Extracts the `selected` files from packages of `suite`, unless cached.
     ///
     /// # Errors
-    /// A package that cannot be had or does not hold what it should.
+    /// A package is not available or lacks a file.
     pub fn prepare(packages: &mut Packages<'_>, suite: &str, selected: &[Selected]) -> Result<Self, Error> {
-        let found = choose(packages, suite, selected)?;
+        let found = find_packages(packages, suite, selected)?;
         let dir = packages.cache().join("driver-files").join(&key(&found, selected)?[..16]);
         let progress = packages.progress();
-        cache::publish(&dir, &progress, |half| {
-            let unpacked = half.join("packages");
+        cache::publish(&dir, &progress, |staging| {
+            let unpacked = staging.join("packages");
             for package in found.values() {
                 let deb = packages.fetch_one(&format!("package {}", package.name), package)?;
                 let into = unpacked.join(&package.name);
@@ -94,13 +94,13 @@ impl Files {
                 progress.say(format_args!("package {} {}: unpacking", package.name, package.version));
                 debian::unpack(&deb, &into, |path| !path.starts_with("usr/share"))?;
             }
-            let names = found.iter().map(|(wanted, one)| (wanted.clone(), one.name.clone())).collect();
-            let pieces = pick(selected, &names, &unpacked, &half.join("tree"))?;
+            let names = found.iter().map(|(first, one)| (first.clone(), one.name.clone())).collect();
+            let entries = extract(selected, &names, &unpacked, &staging.join("tree"))?;
             fs::remove_dir_all(&unpacked).map_err(io_error("remove", &unpacked))?;
             let mut pinned: Vec<Pinned> = found.values().cloned().collect();
             pinned.sort();
-            let path = half.join(RECORD);
-            let record = Record { schema: 1, packages: pinned, pieces };
+            let path = staging.join(RECORD);
+            let record = Record { schema: 1, packages: pinned, entries };
             let text =
                 serde_json::to_vec_pretty(&record).map_err(io::Error::other).map_err(io_error("write", &path))?;
             fs::write(&path, text).map_err(io_error("write", &path))?;
@@ -108,49 +108,54 @@ impl Files {
         })?;
         let path = dir.join(RECORD);
         let text = fs::read(&path).map_err(io_error("read", &path))?;
-        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("understand", &path))?;
+        let record = serde_json::from_slice(&text).map_err(io::Error::other).map_err(io_error("parse", &path))?;
         Ok(Self { dir, rules: profile::rules(selected), record })
     }
 
-    /// The entries of an image, with their paths.
+    /// Returns the image entries and their paths.
     pub fn entries(&self) -> impl Iterator<Item = (&str, Node)> {
-        self.record.pieces.iter().map(|piece| {
-            let node = match &piece.kind {
+        self.record.entries.iter().map(|entry| {
+            let node = match &entry.kind {
                 Kind::File { mode, .. } => {
-                    Node::File { mode: *mode, content: Content::File(self.dir.join("tree").join(&piece.path)) }
+                    Node::File { mode: *mode, content: Content::File(self.dir.join("tree").join(&entry.path)) }
                 }
                 Kind::Link { target } => Node::Symlink { target: target.clone() },
             };
-            (piece.path.as_str(), node)
+            (entry.path.as_str(), node)
         })
     }
 
-    /// Bytes of all files together, by group.
+    /// Returns the total file size of each group in bytes.
     #[must_use]
     pub fn sizes(&self) -> BTreeMap<&str, u64> {
         let mut sizes = BTreeMap::new();
-        for piece in &self.record.pieces {
-            if let Kind::File { size, .. } = piece.kind {
-                *sizes.entry(piece.group.as_str()).or_default() += size;
+        for entry in &self.record.entries {
+            if let Kind::File { size, .. } = entry.kind {
+                *sizes.entry(entry.group.as_str()).or_default() += size;
             }
         }
         sizes
     }
 }
 
-/// The suite's package for every list of names, by the list's first; noted down.
-fn choose(packages: &mut Packages<'_>, suite: &str, selected: &[Selected]) -> Result<BTreeMap<String, Pinned>, Error> {
+/// Finds and records the package of each file. A package may have several names, of which the suite
+/// has one; the result is keyed by the first.
+fn find_packages(
+    packages: &mut Packages<'_>,
+    suite: &str,
+    selected: &[Selected],
+) -> Result<BTreeMap<String, Pinned>, Error> {
     let mut found = BTreeMap::new();
     for file in selected {
         let Some((first, others)) = file.package.split_first() else { continue };
         if found.contains_key(first) {
             continue;
         }
-        let wish = file.version.as_deref().map_or(Wish::Newest, Wish::Series);
-        let mut package = packages.find(suite, first, wish);
+        let request = file.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Series);
+        let mut package = packages.find(suite, first, request);
         for other in others {
             if package.is_err() {
-                package = packages.find(suite, other, wish);
+                package = packages.find(suite, other, request);
             }
         }
         let package = package?;
@@ -167,62 +172,63 @@ fn key(found: &BTreeMap<String, Pinned>, selected: &[Selected]) -> Result<String
     }
     let files = serde_json::to_string(selected).map_err(|error| {
         let what = io::Error::other(error);
-        Error::Cache(io_error("describe", Path::new("the driver's files"))(what))
+        Error::Cache(io_error("serialize", Path::new("the driver's files"))(what))
     })?;
     text.push_str(&files);
     Ok(digest::of_bytes(text.as_bytes()))
 }
 
-/// Moves every selected file from `unpacked` to its place below `tree`.
-/// `names` has the name that a package goes by in this suite.
-fn pick(
+/// Moves the selected files from `unpacked` to their paths in `tree`. `names` maps
+/// the first name of each package to its name in this suite.
+fn extract(
     selected: &[Selected],
     names: &BTreeMap<String, String>,
     unpacked: &Path,
     tree: &Path,
-) -> Result<Vec<Piece>, Error> {
-    let mut pieces = Vec::new();
-    let mut taken = BTreeSet::new();
+) -> Result<Vec<DriverEntry>, Error> {
+    let mut entries = Vec::new();
+    let mut paths = BTreeSet::new();
     for file in selected {
         let package = file.package.first().and_then(|first| names.get(first)).cloned().unwrap_or_default();
         let missing = || Error::NoFile { package: package.clone(), file: file.from.clone() };
         let mut from = find(&unpacked.join(&package), &file.from).ok_or_else(missing)?;
         let mut to = file.to.clone();
-        let mut piece = |path: &str, kind: Kind| {
-            let place = Piece { group: file.group.clone(), package: package.clone(), path: path.to_owned(), kind };
-            if !taken.insert(path.to_owned()) {
-                return Err(Error::Twice { path: path.to_owned() });
+        let mut add = |path: &str, kind: Kind| {
+            let entry =
+                DriverEntry { group: file.group.clone(), package: package.clone(), path: path.to_owned(), kind };
+            if !paths.insert(path.to_owned()) {
+                return Err(Error::DuplicatePath { path: path.to_owned() });
             }
-            pieces.push(place);
+            entries.push(entry);
             Ok(())
         };
-        // A library's short name is a link to the file with the full version.
+        // The soname of a library is a link to the file with the full version.
         if from.is_symlink() {
             let target = fs::read_link(&from).map_err(io_error("read link", &from))?;
             let target =
                 target.to_str().filter(|target| !target.contains('/') && *target != "..").ok_or_else(missing)?;
-            piece(&to, Kind::Link { target: target.to_owned() })?;
+            add(&to, Kind::Link { target: target.to_owned() })?;
             from.set_file_name(target);
             to = sibling(&to, target);
         }
-        // Not through further links: a package may not name a file of the machine.
+        // No further links are followed: a package must not include files of the host.
         let data = fs::symlink_metadata(&from).ok().filter(fs::Metadata::is_file).ok_or_else(missing)?;
-        piece(&to, Kind::File { mode: file.mode, size: data.len() })?;
+        add(&to, Kind::File { mode: file.mode, size: data.len() })?;
         for link in &file.links {
-            piece(link, Kind::Link { target: relative(link, &to) })?;
+            add(link, Kind::Link { target: relative(link, &to) })?;
         }
-        let place = tree.join(&to);
-        if let Some(parent) = place.parent() {
+        let target_path = tree.join(&to);
+        if let Some(parent) = target_path.parent() {
             fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
         }
-        fs::rename(&from, &place).map_err(io_error("move", &from))?;
+        fs::rename(&from, &target_path).map_err(io_error("move", &from))?;
     }
-    pieces.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(pieces)
+    entries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(entries)
 }
 
-/// Until Debian 12 some packages have `/lib` where others have `/usr/lib`.
-/// No directory on the way may be a link: it might lead out of the package.
+/// Finds a file in an unpacked package, also in `/lib` instead of `/usr/lib`, as until
+/// Debian 12. Directories that are links are refused, as they may point outside.
 fn find(package: &Path, path: &str) -> Option<PathBuf> {
     [Some(path), path.strip_prefix("usr/")].into_iter().flatten().find_map(|path| {
         let mut at = package.to_owned();
@@ -240,8 +246,8 @@ fn sibling(path: &str, name: &str) -> String {
     path.rsplit_once('/').map_or_else(|| name.to_owned(), |(dir, _)| format!("{dir}/{name}"))
 }
 
-/// The text of a link at `link` that leads to `to`, both paths in the image:
-/// relative, so that it also holds where the image is not the root.
+/// Returns the relative target of a link at `link` to `to`, both paths in the image;
+/// relative, so that it is also valid if the image is not mounted at `/`.
 fn relative(link: &str, to: &str) -> String {
     let dirs = |path: &str| path.split('/').map(str::to_owned).collect::<Vec<_>>();
     let (link, to) = (dirs(link), dirs(to));
@@ -269,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Packages below `dir` with these files; a text `-> x` makes a link.
+    /// Creates unpacked packages in `dir` with these files; a text `-> x` creates a link.
     fn packages(dir: &Path, files: &[(&str, &str)]) {
         for (path, text) in files {
             let path = dir.join("packages").join(path);
@@ -281,13 +287,13 @@ mod tests {
         }
     }
 
-    fn picked(dir: &Path, selected: &[Selected]) -> Result<Vec<Piece>, Error> {
+    fn extracted(dir: &Path, selected: &[Selected]) -> Result<Vec<DriverEntry>, Error> {
         let names = selected.iter().map(|file| (file.package[0].clone(), file.package[0].clone())).collect();
-        pick(selected, &names, &dir.join("packages"), &dir.join("tree"))
+        extract(selected, &names, &dir.join("packages"), &dir.join("tree"))
     }
 
     #[test]
-    fn files_go_to_their_places_and_links_with_them() {
+    fn files_and_links_are_extracted_to_their_paths() {
         let dir = tempfile::tempdir().unwrap();
         packages(
             dir.path(),
@@ -298,7 +304,7 @@ mod tests {
                 ("tirpc/lib/libtirpc.so.3.0.0", "tirpc"),
             ],
         );
-        let pieces = picked(
+        let entries = extracted(
             dir.path(),
             &[
                 file(
@@ -312,11 +318,11 @@ mod tests {
             ],
         )
         .unwrap();
-        let shown: Vec<String> = pieces
+        let shown: Vec<String> = entries
             .iter()
-            .map(|piece| match &piece.kind {
-                Kind::File { size, .. } => format!("{} {size}", piece.path),
-                Kind::Link { target } => format!("{} -> {target}", piece.path),
+            .map(|entry| match &entry.kind {
+                Kind::File { size, .. } => format!("{} {size}", entry.path),
+                Kind::Link { target } => format!("{} -> {target}", entry.path),
             })
             .collect();
         assert_eq!(
@@ -330,7 +336,7 @@ mod tests {
                 "usr/lib/libtirpc.so.3.0.0 5",
             ]
         );
-        let record = Record { schema: 1, packages: Vec::new(), pieces };
+        let record = Record { schema: 1, packages: Vec::new(), entries };
         let files = Files { dir: dir.path().to_owned(), rules: Rules::default(), record };
         assert_eq!(files.sizes(), BTreeMap::from([("g", 12)]));
         let mut image = crate::tree::Tree::default();
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_cannot_hand_out_files_of_the_machine() {
+    fn links_out_of_the_package_then_error() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("secret"), "secret").unwrap();
         let outside = dir.path().display().to_string();
@@ -359,22 +365,22 @@ mod tests {
             ],
         );
         for from in ["usr/absolute", "usr/up", "usr/directory/secret", "usr/chain", "usr/dots", "usr/dir", "usr/none"] {
-            let error = picked(dir.path(), &[file("p", from, "to", &[])]).unwrap_err().to_string();
+            let error = extracted(dir.path(), &[file("p", from, "to", &[])]).unwrap_err().to_string();
             assert!(error.contains("package p") && error.contains(from), "{error}");
         }
         assert!(!dir.path().join("tree/to").exists());
     }
 
     #[test]
-    fn one_place_one_thing() {
+    fn duplicate_path_then_error() {
         let dir = tempfile::tempdir().unwrap();
         packages(dir.path(), &[("p/a", "a"), ("p/b", "b")]);
-        let error = picked(dir.path(), &[file("p", "a", "x", &[]), file("p", "b", "y", &["x"])]).unwrap_err();
+        let error = extracted(dir.path(), &[file("p", "a", "x", &[]), file("p", "b", "y", &["x"])]).unwrap_err();
         assert!(error.to_string().contains("/x"), "{error}");
     }
 
     #[test]
-    fn links_are_relative() {
+    fn link_targets_are_relative() {
         assert_eq!(relative("usr/lib/a.so.1", "usr/lib/a.so.1.2"), "a.so.1.2");
         assert_eq!(relative("lib64/ld.so", "usr/lib/x/ld.so"), "../usr/lib/x/ld.so");
         assert_eq!(relative("usr/bin/a", "usr/lib/b"), "../lib/b");

@@ -1,5 +1,5 @@
-//! The table of drivers and kernels: what compiles, with which patches, and
-//! what does not and why.
+//! The compatibility table of drivers and kernels: which combinations compile,
+//! with which patches, and why others do not.
 
 use std::cmp::Ordering;
 use std::path::Path;
@@ -8,46 +8,46 @@ use serde::{Deserialize, Serialize};
 
 use super::version::{Range, Version};
 
-/// The table that belongs to this version of the image builder.
+/// The built-in table.
 pub const TABLE: &str = include_str!("../../driver/matrix.toml");
 
-/// Why a driver is not built for a kernel.
+/// Why a combination of driver and kernel is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table itself is wrong.
-    #[error("the table of drivers and kernels is not as it should be")]
+    /// The table is not valid TOML or has unknown keys.
+    #[error("failed to parse the table of drivers and kernels")]
     Table(#[from] Box<toml::de::Error>),
-    /// The table does not hold together.
-    #[error("the table of drivers and kernels: {0}")]
-    Odd(String),
-    /// It is known not to compile.
-    #[error("driver {driver} does not compile for kernel {kernel}: {why}; {instead}")]
-    Red {
+    /// The table is inconsistent.
+    #[error("invalid table of drivers and kernels: {0}")]
+    Inconsistent(String),
+    /// The combination is known not to compile.
+    #[error("driver {driver} does not compile for kernel {kernel}: {why}; {alternative}")]
+    Incompatible {
         /// The driver.
         driver: String,
         /// The kernel.
         kernel: String,
         /// The reason in the table.
         why: String,
-        /// The nearest cell that works.
-        instead: String,
+        /// The nearest combination that compiles.
+        alternative: String,
     },
-    /// Nobody has tried.
+    /// The combination has not been tested.
     #[error(
-        "driver {driver} has not been tried with kernel {kernel}; {instead}. To try it: image-builder matrix --build \
+        "driver {driver} has not been tested with kernel {kernel}; {alternative}. To test it: image-builder matrix --build \
          --driver {driver} --driver-suite {driver_suite} --kernel {kernel} --kernel-suite {kernel_suite}"
     )]
-    Unknown {
+    Untested {
         /// The driver.
         driver: String,
-        /// Where it comes from.
+        /// The driver's suite.
         driver_suite: String,
         /// The kernel.
         kernel: String,
-        /// Where it comes from.
+        /// The kernel's suite.
         kernel_suite: String,
-        /// The nearest cell that works.
-        instead: String,
+        /// The nearest combination that compiles.
+        alternative: String,
     },
 }
 
@@ -55,205 +55,210 @@ pub enum Error {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// What has been tried.
+    /// The tested combinations.
     #[serde(rename = "cell")]
     pub cells: Vec<Cell>,
-    /// Edits of drivers' sources.
+    /// Patches of driver sources.
     #[serde(default, rename = "patch")]
     pub patches: Vec<Patch>,
 }
 
-/// One driver with one kernel.
+/// A tested combination of a driver and a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cell {
     /// The driver's version.
     pub driver: Version,
-    /// The suite it comes from.
+    /// The driver's suite.
     pub driver_suite: String,
     /// The kernel's version, without Debian's part.
     pub kernel: Version,
-    /// The suite it comes from.
+    /// The kernel's suite.
     pub kernel_suite: String,
     /// Whether it compiles.
     pub builds: bool,
-    /// If it does not: what stands in the way.
+    /// The reason if it does not compile.
     #[serde(default)]
     pub why: Option<String>,
 }
 
 impl Cell {
-    /// Whether it is about this driver and this kernel.
+    /// Returns whether the cell is for this driver and kernel.
     #[must_use]
-    pub fn is_about(&self, driver: &Version, kernel: &Version) -> bool {
+    pub fn is_for(&self, driver: &Version, kernel: &Version) -> bool {
         self.driver == *driver && self.kernel == *kernel
     }
 
-    /// How messages name it.
+    /// Returns a description for messages.
     #[must_use]
     pub fn name(&self) -> String {
         format!("driver {} ({}) with kernel {} ({})", self.driver, self.driver_suite, self.kernel, self.kernel_suite)
     }
 }
 
-/// An edit of a driver's source that some kernels need.
+/// A text replacement in a driver's source, needed for some kernels.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Patch {
-    /// A name for people.
+    /// The name.
     pub name: String,
-    /// Drivers whose source has the text.
+    /// Drivers to which the patch applies.
     pub drivers: Vec<Range>,
-    /// Kernels that need it edited.
+    /// Kernels that need the patch.
     pub kernels: Vec<Range>,
     /// The file, relative to the driver's source.
     pub file: String,
-    /// What stands there, exactly once.
+    /// The text to replace, which must occur exactly once.
     pub find: String,
-    /// What should stand there.
+    /// The replacement.
     pub replace: String,
-    /// How the kernel's headers show that they need it.
+    /// A text in the kernel headers that shows that the kernel needs the patch.
     pub evidence: Option<Evidence>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// A text in the kernel's headers.
+/// A text in the kernel headers.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// The file, relative to the kernel's headers.
+    /// The file, relative to the kernel headers.
     pub file: String,
-    /// What it says.
+    /// The text that it contains.
     pub has: String,
 }
 
 impl Patch {
-    /// Whether it is meant for this driver.
+    /// Returns whether the patch is for this driver.
     #[must_use]
-    pub fn is_of(&self, driver: &Version) -> bool {
-        self.drivers.iter().any(|range| range.holds(driver))
+    pub fn is_for_driver(&self, driver: &Version) -> bool {
+        self.drivers.iter().any(|range| range.contains(driver))
     }
 
-    /// Whether it is meant for this driver and this kernel.
+    /// Returns whether the patch is needed for this driver and kernel.
     #[must_use]
     pub fn applies(&self, driver: &Version, kernel: &Version) -> bool {
-        self.is_of(driver) && self.kernels.iter().any(|range| range.holds(kernel))
+        self.is_for_driver(driver) && self.kernels.iter().any(|range| range.contains(kernel))
     }
 }
 
-/// What the table says about a driver and a kernel, for machines.
+/// A row of the table in machine-readable form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// The driver's version.
     pub driver: String,
-    /// The suite it comes from.
+    /// The driver's suite.
     pub driver_suite: String,
     /// The kernel's version.
     pub kernel: String,
-    /// The suite it comes from.
+    /// The kernel's suite.
     pub kernel_suite: String,
     /// Whether it compiles.
     pub builds: bool,
-    /// Names of the patches it needs.
+    /// Names of the required patches.
     pub patches: Vec<String>,
-    /// If it does not compile: what stands in the way.
+    /// The reason if it does not compile.
     pub why: Option<String>,
 }
 
 impl Table {
-    /// The table that belongs to this version of the image builder.
+    /// Returns the built-in table.
     ///
     /// # Errors
-    /// Only when it is wrong, which a test rules out.
+    /// The built-in table is invalid, which a test excludes.
     pub fn own() -> Result<Self, Error> {
         Self::parse(TABLE)
     }
 
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// Not TOML, unknown keys, or cells and patches that make no sense.
+    /// Invalid TOML, unknown keys, or inconsistent cells or patches.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let table: Self = toml::from_str(text).map_err(Box::new)?;
         for (index, cell) in table.cells.iter().enumerate() {
-            if table.cells[..index].iter().any(|other| other.is_about(&cell.driver, &cell.kernel)) {
-                return Err(Error::Odd(format!("{} is there twice", cell.name())));
+            if table.cells[..index].iter().any(|other| other.is_for(&cell.driver, &cell.kernel)) {
+                return Err(Error::Inconsistent(format!("{} is listed twice", cell.name())));
             }
             if cell.builds == cell.why.is_some() {
-                return Err(Error::Odd(format!("{}: a `why` for what does not build, and only for that", cell.name())));
+                return Err(Error::Inconsistent(format!(
+                    "{}: `why` must be given if and only if `builds` is false",
+                    cell.name()
+                )));
             }
         }
         for patch in &table.patches {
-            let odd = |what: &str| Err(Error::Odd(format!("patch {}: {what}", patch.name)));
+            let inconsistent = |what: &str| Err(Error::Inconsistent(format!("patch {}: {what}", patch.name)));
             let files = [Some(&patch.file), patch.evidence.as_ref().map(|evidence| &evidence.file)];
             if files.into_iter().flatten().any(|file| !is_plain(file)) {
-                return odd("a file is given relative to the source, without ..");
+                return inconsistent("file must be a relative path without ..");
             }
             if patch.find.is_empty() || patch.find == patch.replace {
-                return odd("it changes nothing");
+                return inconsistent("the patch changes nothing");
             }
             if patch.reason.trim().is_empty() {
-                return odd("it has no reason");
+                return inconsistent("the reason is empty");
             }
         }
         Ok(table)
     }
 
-    /// The patches that `driver` needs for `kernel`, in the table's order.
+    /// Returns the patches that `driver` needs for `kernel`, in the order of the table.
     pub fn patches(&self, driver: &Version, kernel: &Version) -> impl Iterator<Item = &Patch> {
         self.patches.iter().filter(|patch| patch.applies(driver, kernel))
     }
 
-    /// The cell of `driver` and `kernel`, if it has been tried.
+    /// Returns the cell of `driver` and `kernel`, if the combination has been tested.
     #[must_use]
     pub fn cell(&self, driver: &Version, kernel: &Version) -> Option<&Cell> {
-        self.cells.iter().find(|cell| cell.is_about(driver, kernel))
+        self.cells.iter().find(|cell| cell.is_for(driver, kernel))
     }
 
-    /// Lets through what is known to compile; also, if `untried` is set, what
-    /// nobody has tried.
+    /// Checks that a combination is known to compile, or, if `untried` is set, that it
+    /// is not known to fail.
     ///
     /// # Errors
-    /// [`Error::Red`] and [`Error::Unknown`], with the nearest cell that works.
+    /// [`Error::Incompatible`] and [`Error::Untested`], with the nearest combination that compiles.
     pub fn gate(&self, driver: (&Version, &str), kernel: (&Version, &str), untried: bool) -> Result<(), Error> {
         let ((driver, driver_suite), (kernel, kernel_suite)) = (driver, kernel);
-        let instead = || match self.nearest(driver, kernel) {
-            Some(cell) => format!("the nearest that does: {}", cell.name()),
-            None => "nothing is known that does".to_owned(),
+        let alternative = || match self.nearest(driver, kernel) {
+            Some(cell) => format!("the nearest combination that compiles is {}", cell.name()),
+            None => "no combination is known to compile".to_owned(),
         };
         match self.cell(driver, kernel) {
             Some(Cell { why: Some(why), .. }) => {
                 let (driver, kernel) = (driver.to_string(), kernel.to_string());
-                Err(Error::Red { driver, kernel, why: why.clone(), instead: instead() })
+                Err(Error::Incompatible { driver, kernel, why: why.clone(), alternative: alternative() })
             }
             Some(_) => Ok(()),
             None if untried => Ok(()),
-            None => Err(Error::Unknown {
+            None => Err(Error::Untested {
                 driver: driver.to_string(),
                 driver_suite: driver_suite.to_owned(),
                 kernel: kernel.to_string(),
                 kernel_suite: kernel_suite.to_owned(),
-                instead: instead(),
+                alternative: alternative(),
             }),
         }
     }
 
-    /// The cell that compiles and differs least: rather another kernel than
-    /// another driver, because the driver decides which GPUs and which CUDA.
+    /// Returns the most similar combination that compiles. A different kernel is preferred to
+    /// a different driver, because the driver determines the supported GPUs and CUDA versions.
     #[must_use]
     pub fn nearest(&self, driver: &Version, kernel: &Version) -> Option<&Cell> {
-        let works = self.cells.iter().filter(|cell| cell.builds);
-        works.min_by(|a, b| nearer(&a.driver, &b.driver, driver).then_with(|| nearer(&a.kernel, &b.kernel, kernel)))
+        let working = self.cells.iter().filter(|cell| cell.builds);
+        working.min_by(|a, b| {
+            compare_distance(&a.driver, &b.driver, driver).then_with(|| compare_distance(&a.kernel, &b.kernel, kernel))
+        })
     }
 
-    /// Everything the table says, for machines.
+    /// Returns all rows in machine-readable form.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         self.cells.iter().map(|cell| self.row(cell)).collect()
     }
 
-    /// What the table says about `cell`.
+    /// Returns `cell` in machine-readable form.
     #[must_use]
     pub fn row(&self, cell: &Cell) -> Row {
         Row {
@@ -268,13 +273,13 @@ impl Table {
     }
 }
 
-/// Orders `a` and `b` by how near they are to `to`: first those that share more
-/// numbers with it from the front, then those with the smaller difference
-/// behind them, then those with fewer versions in between.
-fn nearer(a: &Version, b: &Version, to: &Version) -> Ordering {
+/// Orders `a` and `b` by their distance to `to`: first by the number of leading
+/// components in common, then by the difference of the next component, then by the
+/// order of versions.
+fn compare_distance(a: &Version, b: &Version, to: &Version) -> Ordering {
     let shared = |one: &Version| (0..4).take_while(|index| one.number(*index) == to.number(*index)).count();
-    let apart = |one: &Version| one.number(shared(one)).abs_diff(to.number(shared(one)));
-    let by_numbers = shared(b).cmp(&shared(a)).then(apart(a).cmp(&apart(b)));
+    let difference = |one: &Version| one.number(shared(one)).abs_diff(to.number(shared(one)));
+    let by_numbers = shared(b).cmp(&shared(a)).then(difference(a).cmp(&difference(b)));
     by_numbers.then_with(|| if a <= to && b <= to { b.cmp(a) } else { a.cmp(b) })
 }
 
@@ -318,46 +323,49 @@ mod tests {
         builds = true
     "#;
 
-    fn refusal(driver: &str, kernel: &str) -> String {
+    fn refuse(driver: &str, kernel: &str) -> String {
         let table = Table::parse(CELLS).unwrap();
         table.gate((&version(driver), "trixie"), (&version(kernel), "sid"), false).unwrap_err().to_string()
     }
 
     #[test]
-    fn a_red_cell_says_why_and_what_works() {
-        let text = refusal("550.163.01", "7.2.13");
+    fn incompatible_then_error_has_reason_and_alternative() {
+        let text = refuse("550.163.01", "7.2.13");
         for words in ["550.163.01", "7.2.13", "a function is gone", "kernel 6.12.107 (trixie)"] {
             assert!(text.contains(words), "{text}");
         }
     }
 
     #[test]
-    fn an_unknown_cell_names_the_nearest_and_how_to_try() {
-        let text = refusal("550.163.01", "6.12.96");
-        for words in ["not been tried", "kernel 6.12.95 (bookworm-backports)", "--kernel 6.12.96 --kernel-suite sid"] {
+    fn untested_then_error_has_alternative_and_test_command() {
+        let text = refuse("550.163.01", "6.12.96");
+        for words in ["not been tested", "kernel 6.12.95 (bookworm-backports)", "--kernel 6.12.96 --kernel-suite sid"] {
             assert!(text.contains(words), "{text}");
         }
-        // The same driver with a far kernel rather than another driver.
-        assert!(refusal("535.261.03", "6.12.107").contains("driver 535.261.03 (bookworm) with kernel 6.1.176"));
-        assert!(refusal("570.10", "6.12.107").contains("driver 550.163.01 (trixie) with kernel 6.12.107"));
+        // The same driver with a distant kernel is preferred to another driver.
+        assert!(refuse("535.261.03", "6.12.107").contains("driver 535.261.03 (bookworm) with kernel 6.1.176"));
+        assert!(refuse("570.10", "6.12.107").contains("driver 550.163.01 (trixie) with kernel 6.12.107"));
         let empty = Table::parse("cell = []").unwrap();
         let error = empty.gate((&version("1"), "a"), (&version("2"), "b"), false).unwrap_err().to_string();
-        assert!(error.contains("nothing is known"), "{error}");
+        assert!(error.contains("no combination is known"), "{error}");
     }
 
     #[test]
-    fn what_is_known_and_what_is_dared_passes() {
+    fn known_then_ok_and_untested_only_with_untried() {
         let table = Table::parse(CELLS).unwrap();
         let gate = |kernel: &str, untried| {
             table.gate((&version("550.163.01"), "trixie"), (&version(kernel), "trixie"), untried)
         };
         gate("6.12.107", false).unwrap();
         gate("6.12.108", true).unwrap();
-        assert!(matches!(gate("7.2.13", true), Err(Error::Red { .. })), "red stays red");
+        assert!(
+            matches!(gate("7.2.13", true), Err(Error::Incompatible { .. })),
+            "known failures are refused with untried as well"
+        );
     }
 
     #[test]
-    fn a_table_that_contradicts_itself_is_refused() {
+    fn inconsistent_table_then_error() {
         let twice = format!("{CELLS}{CELLS}");
         let patch = |file: &str, find: &str, reason: &str| {
             format!(
@@ -374,7 +382,7 @@ mod tests {
             (patch("/a.c", "a", "r"), "without .."),
             (patch("a.c", "b", "r"), "changes nothing"),
             (patch("a.c", "", "r"), "changes nothing"),
-            (patch("a.c", "a", " "), "no reason"),
+            (patch("a.c", "a", " "), "reason is empty"),
         ] {
             let error = Table::parse(&text).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
@@ -383,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_table_is_sound() {
+    fn built_in_table_is_valid() {
         let table = Table::own().unwrap();
         let patches = |driver: &str, kernel: &str| {
             table.patches(&version(driver), &version(kernel)).map(|patch| patch.name.as_str()).collect::<Vec<_>>()

@@ -1,9 +1,9 @@
-//! NVIDIA's driver: kernel modules compiled for exactly one kernel, and the
-//! firmware and libraries that go with them, all from Debian's packages.
+//! Provides the NVIDIA driver: kernel modules compiled for one kernel, and the
+//! matching firmware and libraries, all from Debian's packages.
 //!
-//! What compiles with what is a table ([`matrix`]), and so are the files of
-//! each profile ([`profile`]); a manifest that asks for something else is
-//! refused before anything is compiled.
+//! The tested combinations of driver and kernel are listed in a table ([`matrix`]), as are the
+//! files of each profile ([`profile`]). Unsupported settings are refused before
+//! anything is compiled.
 
 mod build_root;
 mod compile;
@@ -26,50 +26,50 @@ use crate::kernel::{self, Facts};
 use crate::packages::{self, Packages};
 use crate::progress::Progress;
 
-pub use compile::{Built, MODULES, Module, Plan, Record};
-pub use files::{Files, Kind, Piece};
+pub use compile::{BuiltModules, MODULES, Module, Plan, Record};
+pub use files::{DriverEntry, Files, Kind};
 pub use version::Version;
 
-/// Why a driver could not be had.
+/// Why a driver is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A package could not be had.
+    /// A package is not available.
     #[error(transparent)]
     Packages(Box<packages::Error>),
     /// A package could not be unpacked.
     #[error(transparent)]
     Debian(#[from] debian::Error),
-    /// The kernel's headers could not be had.
+    /// The kernel headers are not available.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
-    /// The table of drivers and kernels says no.
+    /// The combination of driver and kernel is refused.
     #[error(transparent)]
     Matrix(#[from] matrix::Error),
-    /// The source does not take a patch.
+    /// A patch does not apply.
     #[error(transparent)]
     Patch(#[from] patch::Error),
-    /// The profile makes no sense.
+    /// The profile is invalid.
     #[error(transparent)]
     Profile(#[from] profile::Error),
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// A version that is none.
+    /// Invalid driver version.
     #[error("NVIDIA driver: {what}")]
     Version {
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
-    /// A kernel of our own has no packages of headers.
+    /// A kernel that is built from a recipe has no header packages.
     #[error(
-        "kernel {release} is built from a recipe, and the NVIDIA driver is compiled against packages of headers: \
+        "kernel {release} is built from a recipe, but the NVIDIA driver is compiled against header packages: \
          name a kernel package in the manifest"
     )]
     OwnKernel {
         /// The kernel.
         release: String,
     },
-    /// A package does not hold what it should.
+    /// A package lacks a file or directory.
     #[error("package {package} has no {what}")]
     Incomplete {
         /// The package file.
@@ -77,76 +77,76 @@ pub enum Error {
         /// What is missing.
         what: &'static str,
     },
-    /// The programs that open namespaces are not there.
+    /// `setpriv` and `unshare` cannot be run.
     #[error(
-        "cannot run setpriv and unshare, with which modules are compiled in a root of their own: install the package util-linux"
+        "failed to run setpriv and unshare, which create the namespaces of the build root: install the package util-linux"
     )]
     Namespaces(#[source] std::io::Error),
-    /// The machine does not allow what the build root needs.
+    /// The host does not permit the namespaces or mounts of the build root.
     #[error(
-        "cannot enter the build root: {said}. Compiling the driver needs user namespaces for ordinary users: \
+        "failed to enter the build root: {message}; compiling the driver needs unprivileged user namespaces: \
          user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 where that exists, \
-         kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, and in a container a seccomp profile that lets \
-         unshare and mount through"
+         kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, and in a container a seccomp profile that allows \
+         unshare and mount"
     )]
-    NotEntered {
-        /// The last line that was printed.
-        said: String,
+    EnterBuildRoot {
+        /// The last line of output.
+        message: String,
     },
-    /// Somebody ended the compiler.
-    #[error("{what}: a program of the build was killed ({said}): by a person, or for want of memory; try again")]
-    Stopped {
+    /// A program of the build was killed by a signal.
+    #[error("{what}: a program of the build was killed ({message}), possibly by the out-of-memory killer; retry")]
+    Killed {
         /// The driver and the kernel.
         what: String,
-        /// The last line that was printed.
-        said: String,
+        /// The last line of output.
+        message: String,
     },
-    /// The compiler refused.
-    #[error("{what}: does not compile ({status}): {first}")]
+    /// Compilation failed.
+    #[error("{what}: compilation failed ({status}): {first}")]
     Compile {
         /// The driver and the kernel.
         what: String,
         /// The first error.
         first: String,
-        /// How the build ended.
+        /// The exit status.
         status: ExitStatus,
     },
-    /// The compiler refused, and its output was kept.
-    #[error("{what}: does not compile: {first}; all of the output: {}", log.display())]
+    /// Compilation failed, and the log was saved.
+    #[error("{what}: compilation failed: {first}; log: {}", log.display())]
     CompileLog {
         /// The driver and the kernel.
         what: String,
         /// The first error.
         first: String,
-        /// Everything that was printed.
+        /// The saved log.
         log: PathBuf,
     },
-    /// The build went well but a module is not there.
-    #[error("{what}: the build made no {module}")]
+    /// The build succeeded, but a module is missing.
+    #[error("{what}: the build did not create {module}")]
     NoModule {
         /// The driver and the kernel.
         what: String,
         /// The missing file.
         module: String,
     },
-    /// Something that is not built was asked for.
-    #[error("there is no module {name} of the NVIDIA driver; there are: {}", MODULES.join(", "))]
+    /// An unknown module was requested.
+    #[error("unknown module {name} of the NVIDIA driver; available: {}", MODULES.join(", "))]
     UnknownModule {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// A package lacks a file that the table says it has.
-    #[error("package {package} has no usable file {file}: the table of profiles does not fit it")]
+    /// A package lacks a file of the profile table.
+    #[error("package {package} has no regular file {file}: the table of profiles does not match this version")]
     NoFile {
         /// The package.
         package: String,
         /// The file.
         file: String,
     },
-    /// Two files want one place.
-    #[error("the table of profiles has /{path} twice")]
-    Twice {
-        /// The place.
+    /// Two files have the same path.
+    #[error("the table of profiles has the path /{path} twice")]
+    DuplicatePath {
+        /// The path.
         path: String,
     },
 }
@@ -158,9 +158,9 @@ impl From<packages::Error> for Error {
 }
 
 impl Error {
-    /// What the compiler said first, if it was the compiler that said no.
+    /// Returns the first error of the compiler, if compilation failed.
     #[must_use]
-    pub fn compiler(&self) -> Option<&str> {
+    pub fn compiler_error(&self) -> Option<&str> {
         match self {
             Self::Compile { first, .. } | Self::CompileLog { first, .. } => Some(first),
             _ => None,
@@ -168,19 +168,19 @@ impl Error {
     }
 }
 
-/// Which driver.
+/// The selected driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// Its version, or the numbers it begins with: `550` is the suite's newest of that branch.
+    /// Its version, or a branch: `550` is the newest version of that branch in the suite.
     pub version: Version,
-    /// The suite it comes from.
+    /// The Debian suite.
     pub suite: String,
 }
 
-/// What may be compiled.
+/// Which combinations of driver and kernel may be compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// Only what is known to compile.
+    /// Only those known to compile.
     Known,
     /// Also untested combinations.
     Untried,
@@ -194,18 +194,18 @@ pub enum Gate {
 pub struct DriverSettings {
     /// The driver's version, or its branch: `550.163.01`, `550`.
     pub version: Version,
-    /// The Debian suite it comes from.
+    /// The Debian suite.
     pub suite: String,
-    /// Kernel modules, of [`MODULES`].
-    #[serde(default = "usual_modules")]
+    /// The kernel modules, a subset of [`MODULES`].
+    #[serde(default = "default_modules")]
     pub modules: Vec<String>,
-    /// Which libraries, programs and firmware; none of them if it is not given.
+    /// The profile of libraries, programs and firmware; none if absent.
     #[serde(default)]
     pub profile: Option<String>,
-    /// Groups of files beside those of the profile.
+    /// Groups of files in addition to those of the profile.
     #[serde(default)]
     pub groups: Vec<String>,
-    /// Generations of GPUs that the image has firmware for, if others than the profile's.
+    /// GPU generations for which the image has firmware; those of the profile if empty.
     #[serde(default)]
     pub gpus: Vec<String>,
     /// Accepts a kernel that is untested with this driver.
@@ -213,34 +213,33 @@ pub struct DriverSettings {
     pub untried: bool,
 }
 
-fn usual_modules() -> Vec<String> {
+fn default_modules() -> Vec<String> {
     vec!["nvidia".to_owned(), "nvidia-uvm".to_owned()]
 }
 
-/// A driver that is ready to go into an image.
+/// A driver that is ready for an image.
 #[derive(Debug, Clone)]
 pub struct Driver {
     /// Its version.
     pub version: Version,
     /// The compiled modules.
-    pub built: Built,
-    /// The files of those modules that the manifest names.
+    pub built: BuiltModules,
+    /// Paths of the modules that the manifest lists.
     pub modules: Vec<PathBuf>,
     /// Firmware, libraries and programs.
     pub files: Option<Files>,
 }
 
 impl Driver {
-    /// Makes the driver ready for `kernel`; compiles and downloads what is not in the cache.
+    /// Prepares the driver for `kernel`; compiles and downloads what is not cached.
     ///
     /// # Errors
-    /// A combination that is not known to work, packages that cannot be had, or
-    /// what the compiler says.
+    /// An unsupported combination, an unavailable package, or a compile error.
     pub fn prepare(cache: &Path, settings: &DriverSettings, kernel: &Facts, progress: Progress) -> Result<Self, Error> {
         Self::prepare_from(&mut Packages::new(cache, None, progress), settings, kernel)
     }
 
-    /// [`Driver::prepare`] with packages that may be locked.
+    /// Prepares the driver as [`Driver::prepare`], with packages that may be locked.
     ///
     /// # Errors
     /// As [`Driver::prepare`].
@@ -249,7 +248,7 @@ impl Driver {
         if let Some(name) = settings.modules.iter().find(|name| !MODULES.contains(&name.as_str())) {
             return Err(Error::UnknownModule { name: name.clone() });
         }
-        // What is wrong with the profile is said before the compiler takes minutes.
+        // Check the profile first, as compilation takes minutes.
         if let Some(profile) = &settings.profile {
             catalogue.select(profile, &settings.groups, &settings.gpus, &settings.version)?;
         }
@@ -268,13 +267,13 @@ impl Driver {
         Ok(Self { version: plan.driver, built, modules, files })
     }
 
-    /// What the check of the image has to know and cannot see.
+    /// Returns the rules for the closure check of the image.
     #[must_use]
     pub fn rules(&self) -> Rules {
         let Some(files) = &self.files else { return Rules::default() };
         let mut rules = files.rules.clone();
         if self.modules.iter().any(|module| module.ends_with("nvidia.ko")) {
-            let reason = "it names the firmware of all GPUs and loads that of its own".to_owned();
+            let reason = "it lists the firmware of all GPUs and loads only that of the present GPU".to_owned();
             rules.firmware.push(Firmware { module: "nvidia".to_owned(), reason });
         }
         rules
@@ -286,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifests_part_is_short() {
+    fn driver_settings_have_defaults_and_unknown_keys_are_refused() {
         let settings: DriverSettings = toml::from_str("version = \"550\"\nsuite = \"trixie\"\n").unwrap();
         assert_eq!(settings.modules, ["nvidia", "nvidia-uvm"]);
         assert!(settings.profile.is_none() && !settings.untried);
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_before_anything_is_fetched() {
+    fn invalid_settings_then_error_before_any_download() {
         // The cache cannot even be created here.
         let cache = Path::new("/proc/none");
         let facts = Facts {
@@ -311,12 +310,12 @@ mod tests {
             vmlinux_sha256: String::new(),
             vmlinux_size: 0,
         };
-        let refused = |text: &str| {
+        let error_for = |text: &str| {
             let settings = toml::from_str(&format!("version = \"550\"\nsuite = \"trixie\"\n{text}")).unwrap();
             Driver::prepare(cache, &settings, &facts, Progress::quiet()).unwrap_err().to_string()
         };
-        assert!(refused("modules = [\"nvidia-drm\"]").contains("nvidia-modeset"));
-        assert!(refused("profile = \"huge\"").contains("compute-min"));
-        assert!(refused("").contains("built from a recipe"));
+        assert!(error_for("modules = [\"nvidia-drm\"]").contains("nvidia-modeset"));
+        assert!(error_for("profile = \"huge\"").contains("compute-min"));
+        assert!(error_for("").contains("built from a recipe"));
     }
 }

@@ -1,4 +1,4 @@
-//! Profiles: which files of the user-space driver an image gets.
+//! Profiles: named sets of user-space driver files for an image.
 
 use std::collections::BTreeSet;
 
@@ -7,58 +7,58 @@ use serde::{Deserialize, Serialize};
 use super::version::Version;
 use crate::closure::rules::{Opens, Rules, Used};
 
-/// The profiles that belong to this version of the image builder.
+/// The built-in profiles.
 pub const PROFILES: &str = include_str!("../../driver/profiles.toml");
 
-/// Where Debian's packages have the driver's libraries.
+/// Directory of the driver's libraries in Debian's packages.
 const NV: &str = "usr/lib/x86_64-linux-gnu/nvidia/current";
-/// Where they go.
+/// Directory of the driver's libraries in an image.
 const LIB: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Why a selection of files makes no sense.
+/// Why a selection of files is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table itself is wrong.
-    #[error("the table of profiles is not as it should be")]
+    /// The table is not valid TOML or has unknown keys.
+    #[error("failed to parse the table of profiles")]
     Table(#[from] Box<toml::de::Error>),
-    /// The table does not hold together.
-    #[error("the table of profiles: {0}")]
-    Odd(String),
-    /// No such profile, group or generation.
-    #[error("there is no {kind} {name}; there are: {known}")]
-    NoSuch {
-        /// Profile, group, or generation of GPUs.
+    /// The table is inconsistent.
+    #[error("invalid table of profiles: {0}")]
+    Inconsistent(String),
+    /// Unknown profile, group or generation.
+    #[error("unknown {kind} {name}; known: {known}")]
+    Unknown {
+        /// Profile, group, or GPU generation.
         kind: &'static str,
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
     },
     /// The driver is older than the GPU.
-    #[error("driver {driver} does not know {generation} GPUs ({chips}): they need {since} or newer")]
-    TooNew {
+    #[error("driver {driver} does not support {generation} GPUs ({chips}): use driver {since} or newer")]
+    UnsupportedGpu {
         /// The driver.
         driver: String,
         /// The generation.
         generation: String,
         /// Its chips.
         chips: String,
-        /// The first driver.
+        /// The first driver that supports it.
         since: String,
     },
 }
 
-/// Everything that can be selected from.
+/// The table of profiles, groups and GPU generations.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
     /// Named sets of groups.
     #[serde(rename = "profile")]
     pub profiles: Vec<Profile>,
-    /// Generations of GPUs.
+    /// GPU generations.
     #[serde(rename = "generation")]
     pub generations: Vec<Generation>,
-    /// Files that belong together.
+    /// Groups of files.
     #[serde(rename = "group")]
     pub groups: Vec<Group>,
 }
@@ -69,48 +69,48 @@ pub struct Catalogue {
 pub struct Profile {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub about: String,
     /// Its groups.
     pub groups: Vec<String>,
-    /// The GPUs it has firmware for unless the manifest names others.
+    /// The GPU generations for which it has firmware unless the manifest lists others.
     pub gpus: Vec<String>,
 }
 
-/// A generation of GPUs.
+/// A GPU generation.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
     /// Its name.
     pub name: String,
-    /// Its chips, for people.
+    /// Its chips, for messages and documentation.
     pub chips: String,
-    /// Its file of firmware.
+    /// Its firmware file.
     pub firmware: String,
-    /// The first driver that knows it.
+    /// The first driver that supports it.
     #[serde(default)]
     pub since: Option<Version>,
 }
 
-/// Files that belong together, and why an image would have them.
+/// A group of files that are needed together.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// Why.
+    /// The reason to include it.
     pub reason: String,
-    /// Groups it is of no use without.
+    /// Other groups that it requires.
     #[serde(default)]
     pub needs: Vec<String>,
-    /// Whether all of its packages have versions of their own.
+    /// Whether its packages have versions independent of the driver's.
     #[serde(default)]
     pub foreign: bool,
     /// The files.
     pub files: Vec<Template>,
 }
 
-/// A file of a group, with placeholders.
+/// A file of a group; its paths may contain placeholders.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Template {
@@ -118,35 +118,35 @@ pub struct Template {
     pub package: Vec<String>,
     /// The path in the package.
     pub from: String,
-    /// The path in the image, if it is another.
+    /// The path in the image, if different.
     #[serde(default)]
     pub to: Option<String>,
     /// Permission bits.
-    #[serde(default = "plain_mode")]
+    #[serde(default = "default_mode")]
     pub mode: u32,
-    /// Names beside it, or paths, that lead to it.
+    /// Symbolic links to it: names in the same directory, or paths.
     #[serde(default)]
     pub links: Vec<String>,
-    /// Libraries that it opens by name at run time.
+    /// Libraries that it opens with dlopen.
     #[serde(default)]
     pub opens: Vec<String>,
-    /// Whether the package has a version of its own.
+    /// Whether the package has a version independent of the driver's.
     #[serde(default)]
     pub foreign: bool,
 }
 
-fn plain_mode() -> u32 {
+fn default_mode() -> u32 {
     0o644
 }
 
-/// A file that was selected.
+/// A selected file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Selected {
-    /// The group that has it.
+    /// Its group.
     pub group: String,
     /// The package, with its names in other suites.
     pub package: Vec<String>,
-    /// The version that the package must begin with; none for foreign ones.
+    /// The required prefix of the package's version; none for foreign packages.
     pub version: Option<String>,
     /// The path in the package.
     pub from: String,
@@ -154,18 +154,18 @@ pub struct Selected {
     pub to: String,
     /// Permission bits.
     pub mode: u32,
-    /// Paths in the image that lead to it.
+    /// Paths of symbolic links to it in the image.
     pub links: Vec<String>,
-    /// Libraries that it opens by name at run time.
+    /// Libraries that it opens with dlopen.
     pub opens: Vec<String>,
 }
 
-/// What the check of an image with these files has to know and cannot see.
+/// Returns the rules for the closure check of an image with these files.
 pub(super) fn rules(selected: &[Selected]) -> Rules {
     let mut rules = Rules::default();
     for file in selected {
         if !file.opens.is_empty() {
-            let reason = format!("the table of the driver's profiles, group {}", file.group);
+            let reason = format!("driver profile table, group {}", file.group);
             rules.opens.push(Opens { file: file.to.clone(), needs: file.opens.clone(), reason });
         }
         if file.version.is_some() {
@@ -176,25 +176,28 @@ pub(super) fn rules(selected: &[Selected]) -> Rules {
 }
 
 impl Catalogue {
-    /// What belongs to this version of the image builder.
+    /// Returns the built-in catalogue.
     ///
     /// # Errors
-    /// Only when it is wrong, which a test rules out.
+    /// The built-in catalogue is invalid, which a test excludes.
     pub fn own() -> Result<Self, Error> {
         Self::parse(PROFILES)
     }
 
-    /// Reads a catalogue.
+    /// Parses a catalogue.
     ///
     /// # Errors
-    /// Not TOML, unknown keys, or names that nothing has.
+    /// Invalid TOML, unknown keys, or unknown names.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let catalogue: Self = toml::from_str(text).map_err(Box::new)?;
         for profile in &catalogue.profiles {
             for group in &profile.groups {
                 for need in &catalogue.group(group)?.needs {
                     if !profile.groups.contains(need) {
-                        return Err(Error::Odd(format!("profile {}: group {group} needs {need}", profile.name)));
+                        return Err(Error::Inconsistent(format!(
+                            "profile {}: group {group} needs {need}",
+                            profile.name
+                        )));
                     }
                 }
             }
@@ -208,22 +211,25 @@ impl Catalogue {
                 let links = file.links.iter().filter(|link| link.contains('/'));
                 for path in [Some(&file.from), file.to.as_ref()].into_iter().flatten().chain(links) {
                     if path.starts_with('/') || path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-                        return Err(Error::Odd(format!("group {}: {path:?} is no plain relative path", group.name)));
+                        return Err(Error::Inconsistent(format!(
+                            "group {}: {path:?} is not a normalized relative path",
+                            group.name
+                        )));
                     }
                 }
                 if file.package.is_empty() {
-                    return Err(Error::Odd(format!("group {}: {} is in no package", group.name, file.from)));
+                    return Err(Error::Inconsistent(format!("group {}: {} has no package", group.name, file.from)));
                 }
             }
         }
         Ok(catalogue)
     }
 
-    /// The files of `profile` and of the groups `more`, for the GPUs `gpus`
-    /// (if none are named, those of the profile that the driver knows).
+    /// Returns the files of `profile` and of the groups `more`, with firmware for the GPU
+    /// generations `gpus` (if empty, those of the profile that the driver supports).
     ///
     /// # Errors
-    /// Unknown names, and GPUs that the driver does not know.
+    /// Unknown names, or GPUs that the driver does not support.
     pub fn select(
         &self,
         profile: &str,
@@ -231,18 +237,18 @@ impl Catalogue {
         gpus: &[String],
         driver: &Version,
     ) -> Result<Vec<Selected>, Error> {
-        let profile = named("profile", profile, &self.profiles, |one| &one.name)?;
+        let profile = find_by_name("profile", profile, &self.profiles, |one| &one.name)?;
         let firmware = self.firmware(profile, gpus, driver)?;
-        let mut open: Vec<&str> = profile.groups.iter().chain(more).map(String::as_str).collect();
-        let mut taken = BTreeSet::new();
-        while let Some(name) = open.pop() {
-            if taken.insert(name) {
-                open.extend(self.group(name)?.needs.iter().map(String::as_str));
+        let mut pending: Vec<&str> = profile.groups.iter().chain(more).map(String::as_str).collect();
+        let mut selected = BTreeSet::new();
+        while let Some(name) = pending.pop() {
+            if selected.insert(name) {
+                pending.extend(self.group(name)?.needs.iter().map(String::as_str));
             }
         }
-        let groups = self.groups.iter().filter(|group| taken.contains(group.name.as_str()));
+        let groups = self.groups.iter().filter(|group| selected.contains(group.name.as_str()));
         let files = groups.flat_map(|group| group.files.iter().map(move |file| (group, file)));
-        Ok(files.flat_map(|(group, file)| expanded(group, file, &firmware, driver)).collect())
+        Ok(files.flat_map(|(group, file)| expand(group, file, &firmware, driver)).collect())
     }
 
     fn firmware(&self, profile: &Profile, gpus: &[String], driver: &Version) -> Result<BTreeSet<&str>, Error> {
@@ -252,7 +258,7 @@ impl Catalogue {
             match &generation.since {
                 Some(since) if driver < since && gpus.is_empty() => continue,
                 Some(since) if driver < since => {
-                    return Err(Error::TooNew {
+                    return Err(Error::UnsupportedGpu {
                         driver: driver.to_string(),
                         generation: generation.name.clone(),
                         chips: generation.chips.clone(),
@@ -266,25 +272,25 @@ impl Catalogue {
     }
 
     fn group(&self, name: &str) -> Result<&Group, Error> {
-        named("group", name, &self.groups, |one| &one.name)
+        find_by_name("group", name, &self.groups, |one| &one.name)
     }
 
     fn generation(&self, name: &str) -> Result<&Generation, Error> {
-        named("generation of GPUs", name, &self.generations, |one| &one.name)
+        find_by_name("GPU generation", name, &self.generations, |one| &one.name)
     }
 }
 
-fn named<'a, T>(kind: &'static str, name: &str, all: &'a [T], of: fn(&T) -> &String) -> Result<&'a T, Error> {
-    all.iter().find(|one| of(one) == name).ok_or_else(|| Error::NoSuch {
+fn find_by_name<'a, T>(kind: &'static str, name: &str, all: &'a [T], of: fn(&T) -> &String) -> Result<&'a T, Error> {
+    all.iter().find(|one| of(one) == name).ok_or_else(|| Error::Unknown {
         kind,
         name: name.to_owned(),
         known: all.iter().map(|one| of(one).as_str()).collect::<Vec<_>>().join(", "),
     })
 }
 
-/// One file, or one for each firmware.
-fn expanded(group: &Group, file: &Template, firmware: &BTreeSet<&str>, driver: &Version) -> Vec<Selected> {
-    let one = |gsp: &str| {
+/// Replaces the placeholders: returns one file, or one for each firmware.
+fn expand(group: &Group, file: &Template, firmware: &BTreeSet<&str>, driver: &Version) -> Vec<Selected> {
+    let with_firmware = |gsp: &str| {
         let fill = |text: &str| {
             let text = text.replace("{nv}", NV).replace("{lib}", LIB);
             text.replace("{version}", driver.as_str()).replace("{gsp}", gsp)
@@ -306,7 +312,11 @@ fn expanded(group: &Group, file: &Template, firmware: &BTreeSet<&str>, driver: &
             to,
         }
     };
-    if file.from.contains("{gsp}") { firmware.iter().map(|gsp| one(gsp)).collect() } else { vec![one("")] }
+    if file.from.contains("{gsp}") {
+        firmware.iter().map(|gsp| with_firmware(gsp)).collect()
+    } else {
+        vec![with_firmware("")]
+    }
 }
 
 #[cfg(test)]
@@ -318,7 +328,7 @@ mod tests {
         Catalogue::own().unwrap().select(profile, &owned(more), &owned(gpus), &driver.parse().unwrap())
     }
 
-    fn places(files: &[Selected]) -> Vec<&str> {
+    fn paths(files: &[Selected]) -> Vec<&str> {
         files.iter().map(|file| file.to.as_str()).collect()
     }
 
@@ -334,18 +344,18 @@ mod tests {
         assert_eq!((libc.version.as_deref(), libc.from == libc.to), (None, true));
         let loader = files.iter().find(|file| file.to.ends_with("/ld-linux-x86-64.so.2")).unwrap();
         assert_eq!(loader.links, ["lib64/ld-linux-x86-64.so.2"]);
-        let all = places(&files);
+        let all = paths(&files);
         assert!(all.contains(&"usr/bin/nvidia-smi"), "{all:?}");
         assert!(!all.iter().any(|path| path.contains("nvvm") || path.contains("opencl")), "{all:?}");
         let mut unique: Vec<_> = files.iter().flat_map(|file| file.links.iter().chain([&file.to])).collect();
         let count = unique.len();
         unique.sort();
         unique.dedup();
-        assert_eq!(unique.len(), count, "one place, one thing");
+        assert_eq!(unique.len(), count, "no path occurs twice");
     }
 
     #[test]
-    fn firmware_follows_the_gpus() {
+    fn firmware_is_selected_by_gpu_generation() {
         let firmware = |gpus: &[&str], driver: &str| {
             let files = select("compute-min", &[], gpus, driver).unwrap();
             files.into_iter().filter(|file| file.group == "gsp").map(|file| file.to).collect::<Vec<_>>()
@@ -357,17 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn the_check_of_the_image_learns_what_it_cannot_see() {
+    fn rules_contain_dlopened_libraries_and_files_used_by_containers() {
         let rules = rules(&select("compute-min", &[], &[], "550.163.01").unwrap());
         let opens: Vec<_> = rules.opens.iter().map(|rule| (rule.file.as_str(), rule.needs.join(" "))).collect();
         assert!(opens.contains(&("usr/bin/nvidia-smi", "libnvidia-ml.so.1".to_owned())), "{opens:?}");
         let used: Vec<_> = rules.used.iter().map(|rule| rule.file.as_str()).collect();
         assert!(used.contains(&"usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01"), "{used:?}");
-        assert!(!used.iter().any(|file| file.contains("libc.so")), "the C library has users here: {used:?}");
+        assert!(
+            !used.iter().any(|file| file.contains("libc.so")),
+            "the C library is used by programs of the image: {used:?}"
+        );
     }
 
     #[test]
-    fn what_is_not_there_is_named_with_what_is() {
+    fn unknown_name_then_error_lists_known_names() {
         let profile = select("tiny", &[], &[], "550.1").unwrap_err().to_string();
         assert!(profile.contains("profile tiny") && profile.contains("compute-min, compute, video"), "{profile}");
         let group = select("compute", &["sound"], &[], "550.1").unwrap_err().to_string();
@@ -380,17 +393,17 @@ mod tests {
     }
 
     #[test]
-    fn groups_bring_what_they_need() {
+    fn required_groups_are_selected() {
         let files = select("compute-min", &["opencl"], &[], "550.1").unwrap();
         for group in ["opencl", "nvvm"] {
             assert!(files.iter().any(|file| file.group == group), "{group}");
         }
         let video = select("video", &[], &[], "550.1").unwrap();
-        assert!(places(&video).contains(&"usr/lib/x86_64-linux-gnu/libnvcuvid.so.550.1"));
+        assert!(paths(&video).contains(&"usr/lib/x86_64-linux-gnu/libnvcuvid.so.550.1"));
     }
 
     #[test]
-    fn a_table_that_contradicts_itself_is_refused() {
+    fn inconsistent_table_then_error() {
         let base = "[[generation]]\nname = \"g\"\nchips = \"c\"\nfirmware = \"f\"\n";
         let group = |extra: &str| {
             format!(
@@ -404,7 +417,7 @@ mod tests {
         assert!(Catalogue::parse(&format!("{good}{}", group(""))).is_ok());
         for (text, word) in [
             (format!("{}{}", profile("\"b\"", ""), group("")), "group b"),
-            (format!("{}{}", profile("\"a\"", "\"h\""), group("")), "GPUs h"),
+            (format!("{}{}", profile("\"a\"", "\"h\""), group("")), "GPU generation h"),
             (format!("{good}{}", group(", to = \"/x\"")), "relative"),
             (format!("{good}{}", group(", to = \"a/../x\"")), "relative"),
             (format!("{good}{}", group(", links = [\"../x\"]")), "relative"),

@@ -1,9 +1,9 @@
-//! The tables of drivers, kernels and files, for people and documents.
+//! Formats the tables of drivers, kernels and profiles as Markdown.
 
 use super::matrix::Table;
 use super::profile::{Catalogue, Group};
 
-/// Cells and patches, as Markdown.
+/// Returns cells and patches as Markdown.
 #[must_use]
 pub fn cells(table: &Table) -> String {
     let rows = table.rows().into_iter().map(|row| {
@@ -29,7 +29,7 @@ pub fn cells(table: &Table) -> String {
     text
 }
 
-/// Profiles, generations and groups, as Markdown.
+/// Returns profiles, groups and generations as Markdown.
 #[must_use]
 pub fn profiles(catalogue: &Catalogue) -> String {
     let rows = catalogue.profiles.iter().map(|profile| {
@@ -70,7 +70,7 @@ fn markdown<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String;
     let mut text = line(&head.map(str::to_owned));
     text.push_str(&format!("{}|\n", "|---".repeat(N)));
     for row in rows {
-        // A bar would begin another cell.
+        // An unescaped bar would begin another cell.
         text.push_str(&line(&row.map(|cell| cell.replace('|', "\\|").replace('\n', " "))));
     }
     text
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_stay_cells() {
+    fn bars_and_newlines_in_cells_are_escaped() {
         let rows = [["a|b".to_owned(), "two\nlines".to_owned()]];
         assert_eq!(markdown(["x", "y"], rows.into_iter()), "| x | y |\n|---|---|\n| a\\|b | two lines |\n");
     }

@@ -1,4 +1,4 @@
-//! Versions of drivers and kernels, and ranges of them.
+//! Versions of drivers and kernels, and version ranges.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Numbers with dots between them: `550.163.01`, `6.12.107`.
+/// A version of dot-separated numbers: `550.163.01`, `6.12.107`.
 ///
-/// It keeps its spelling, because a driver's directories and files carry it; for
-/// order and equality only the numbers count.
+/// The original spelling is preserved, because it is part of file names of the driver;
+/// order and equality depend on the numbers only.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Version {
@@ -18,19 +18,19 @@ pub struct Version {
 }
 
 impl Version {
-    /// As it was written.
+    /// Returns the original spelling.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether it begins with all numbers of `branch`: 550.163.01 does with 550.
+    /// Returns whether it begins with the numbers of `branch`: 550.163.01 is in 550.
     #[must_use]
-    pub fn is_of(&self, branch: &Self) -> bool {
+    pub fn is_in_branch(&self, branch: &Self) -> bool {
         self.numbers.starts_with(&branch.numbers)
     }
 
-    /// One of the numbers; missing ones are 0.
+    /// Returns the number at `index`; 0 if absent.
     pub(super) fn number(&self, index: usize) -> u32 {
         self.numbers.get(index).copied().unwrap_or(0)
     }
@@ -41,10 +41,10 @@ impl FromStr for Version {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers: Result<Vec<u32>, _> = text.split('.').map(str::parse).collect();
-        // The parser of numbers takes a plus sign.
+        // The integer parser accepts a plus operator.
         match numbers {
             Ok(numbers) if numbers.len() <= 4 && !text.contains('+') => Ok(Self { text: text.to_owned(), numbers }),
-            _ => Err(format!("{text:?} is no version: up to four numbers with dots between them")),
+            _ => Err(format!("invalid version {text:?}: expected up to four numbers separated by dots")),
         }
     }
 }
@@ -65,9 +65,9 @@ impl Serialize for Version {
 
 impl Ord for Version {
     fn cmp(&self, other: &Self) -> Ordering {
-        let places = self.numbers.len().max(other.numbers.len());
-        (0..places)
-            .map(|place| self.number(place).cmp(&other.number(place)))
+        let length = self.numbers.len().max(other.numbers.len());
+        (0..length)
+            .map(|index| self.number(index).cmp(&other.number(index)))
             .find(|order| order.is_ne())
             .unwrap_or(Ordering::Equal)
     }
@@ -93,7 +93,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Versions between bounds: `>=6.12.97, <6.13`, or just `550.163.01`.
+/// A version range: `>=6.12.97, <6.13`, or an exact version such as `550.163.01`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Range {
@@ -108,13 +108,13 @@ enum Bound {
     Below,
 }
 
-/// How the bounds are written; one without a sign is exact.
+/// Operators of bounds; a bound without operator is exact.
 const BOUNDS: &[(&str, Bound)] = &[(">=", Bound::AtLeast), ("<", Bound::Below), ("", Bound::Exactly)];
 
 impl Range {
-    /// Whether `version` is within every bound.
+    /// Returns whether `version` satisfies every bound.
     #[must_use]
-    pub fn holds(&self, version: &Version) -> bool {
+    pub fn contains(&self, version: &Version) -> bool {
         self.bounds.iter().all(|(bound, than)| match bound {
             Bound::Exactly => version == than,
             Bound::AtLeast => version >= than,
@@ -129,12 +129,12 @@ impl FromStr for Range {
     fn from_str(text: &str) -> Result<Self, String> {
         let bound = |part: &str| {
             let part = part.trim();
-            let found = BOUNDS.iter().find_map(|(sign, bound)| Some((*bound, part.strip_prefix(sign)?)));
+            let found = BOUNDS.iter().find_map(|(operator, bound)| Some((*bound, part.strip_prefix(operator)?)));
             let (bound, version) = found.unwrap_or((Bound::Exactly, part));
             Ok((bound, version.trim().parse()?))
         };
         let bounds: Result<_, String> = text.split(',').map(bound).collect();
-        Ok(Self { text: text.to_owned(), bounds: bounds.map_err(|what| format!("range {text:?}: {what}"))? })
+        Ok(Self { text: text.to_owned(), bounds: bounds.map_err(|what| format!("invalid range {text:?}: {what}"))? })
     }
 }
 
@@ -162,27 +162,29 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_and_the_spelling_stays() {
+    fn numbers_are_compared_and_the_spelling_is_preserved() {
         assert!(version("6.12.97") < version("6.12.107") && version("6.12") < version("6.12.1"));
         assert_eq!(version("6.12"), version("6.12.0"));
         assert_eq!(version("550.163.01"), version("550.163.1"));
         assert_eq!(version("550.163.01").to_string(), "550.163.01");
-        assert!(version("550.163.01").is_of(&version("550")) && !version("550.163.01").is_of(&version("55")));
+        assert!(
+            version("550.163.01").is_in_branch(&version("550")) && !version("550.163.01").is_in_branch(&version("55"))
+        );
         for text in ["", "6.", "6.12-rc1", "1.2.3.4.5", "+6", "99999999999"] {
-            assert!(text.parse::<Version>().unwrap_err().contains("no version"), "{text}");
+            assert!(text.parse::<Version>().unwrap_err().contains("invalid version"), "{text}");
         }
     }
 
     #[test]
-    fn bounds_hold_together() {
+    fn version_must_satisfy_every_bound() {
         let range: Range = ">=6.12.97, <6.13".parse().unwrap();
         for (text, inside) in
             [("6.12.96", false), ("6.12.97", true), ("6.12.107", true), ("6.13", false), ("6.1.176", false)]
         {
-            assert_eq!(range.holds(&version(text)), inside, "{text}");
+            assert_eq!(range.contains(&version(text)), inside, "{text}");
         }
         let exact: Range = "550.163.01".parse().unwrap();
-        assert!(exact.holds(&version("550.163.01")) && !exact.holds(&version("550.163.02")));
+        assert!(exact.contains(&version("550.163.01")) && !exact.contains(&version("550.163.02")));
         assert_eq!(range.to_string(), ">=6.12.97, <6.13");
         let error = ">=6, <=7".parse::<Range>().unwrap_err();
         assert!(error.contains("\"=7\""), "{error}");
@@ -196,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text in "(?s).{0,60}") {
+        fn arbitrary_text_does_not_panic(text in "(?s).{0,60}") {
             let _ = text.parse::<Version>();
             let _ = text.parse::<Range>();
         }

@@ -1,4 +1,4 @@
-//! From a tree to an archive, whichever format it has.
+//! Writes a file tree to an archive of any format.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,17 +17,16 @@ use crate::tree::{Content, Node, Tree};
 /// Every regular file of an image, by path.
 pub(crate) type Files = BTreeMap<String, FileRecord>;
 
-/// What takes a tree's entries one after the other, each after the directory
-/// it is in.
-pub(super) trait Archive {
+/// A writer of archive entries. A directory is added before its contents.
+pub(super) trait ArchiveWriter {
     fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error>;
     fn symlink(&mut self, path: &str, target: &str) -> Result<(), Error>;
-    fn character(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error>;
-    /// `data` has `size` bytes, or it is an error.
+    fn character_device(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error>;
+    /// Adds a regular file; fails unless `data` has exactly `size` bytes.
     fn file(&mut self, path: &str, mode: u32, size: u64, data: &mut dyn Read) -> Result<(), Error>;
 }
 
-impl<W: Write> Archive for cpio::Writer<W> {
+impl<W: Write> ArchiveWriter for cpio::Writer<W> {
     fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
         Ok(self.directory(path, mode)?)
     }
@@ -36,7 +35,7 @@ impl<W: Write> Archive for cpio::Writer<W> {
         Ok(self.symlink(path, target)?)
     }
 
-    fn character(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error> {
+    fn character_device(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error> {
         Ok(self.character_device(path, mode, major, minor)?)
     }
 
@@ -45,10 +44,10 @@ impl<W: Write> Archive for cpio::Writer<W> {
     }
 }
 
-/// Takes a tree and keeps nothing: for what [`fill`] says of its files.
-pub(super) struct Nowhere;
+/// Discards all entries; used to compute the [`Files`] of a tree without writing it.
+pub(super) struct NullArchive;
 
-impl Archive for Nowhere {
+impl ArchiveWriter for NullArchive {
     fn directory(&mut self, _: &str, _: u32) -> Result<(), Error> {
         Ok(())
     }
@@ -57,12 +56,12 @@ impl Archive for Nowhere {
         Ok(())
     }
 
-    fn character(&mut self, _: &str, _: u32, _: u32, _: u32) -> Result<(), Error> {
+    fn character_device(&mut self, _: &str, _: u32, _: u32, _: u32) -> Result<(), Error> {
         Ok(())
     }
 
     fn file(&mut self, path: &str, _: u32, size: u64, data: &mut dyn Read) -> Result<(), Error> {
-        let found = io::copy(data, &mut io::sink()).map_err(|source| Error::Feed { path: path.to_owned(), source })?;
+        let found = io::copy(data, &mut io::sink()).map_err(|source| Error::Entry { path: path.to_owned(), source })?;
         if found == size {
             return Ok(());
         }
@@ -70,17 +69,17 @@ impl Archive for Nowhere {
     }
 }
 
-/// Puts all of `tree` into `archive`, in order of path, and says what every
-/// file holds; `bar` moves by what is read of them.
-pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive, bar: &Bar) -> Result<Files, Error> {
+/// Writes all entries of `tree` to `archive` in path order, and returns the
+/// record of every regular file; `bar` counts the bytes read.
+pub(super) fn write_tree(tree: &Tree, archive: &mut dyn ArchiveWriter, bar: &Bar) -> Result<Files, Error> {
     let mut files = Files::new();
     for (path, node) in tree.iter() {
         match node {
             Node::Directory { mode } => archive.directory(path, *mode)?,
             Node::Symlink { target } => archive.symlink(path, target)?,
-            Node::Character { mode, major, minor } => archive.character(path, *mode, *major, *minor)?,
+            Node::Character { mode, major, minor } => archive.character_device(path, *mode, *major, *minor)?,
             Node::File { mode, content } => {
-                let (mut data, size) = opened(content)?;
+                let (mut data, size) = open_content(content)?;
                 let mut hashing = Hashing::new(Hashing::<_, Sha1>::with_algorithm(bar.reading(&mut *data)));
                 archive.file(path, *mode, size, &mut hashing)?;
                 let (sha256, inner) = hashing.finish();
@@ -92,16 +91,17 @@ pub(super) fn fill(tree: &Tree, archive: &mut dyn Archive, bar: &Bar) -> Result<
     Ok(files)
 }
 
-pub(crate) fn opened(content: &Content) -> Result<(Box<dyn Read + '_>, u64), Error> {
+/// Opens the content of a file, and returns a reader and the size in bytes.
+pub(crate) fn open_content(content: &Content) -> Result<(Box<dyn Read + '_>, u64), Error> {
     Ok(match content {
         Content::Bytes(bytes) => (Box::new(&bytes[..]), bytes.len() as u64),
         Content::File(path) => {
             let file = File::open(path).map_err(io_error("open", path))?;
-            let data = file.metadata().map_err(io_error("inspect", path))?;
-            if !data.is_file() {
+            let metadata = file.metadata().map_err(io_error("inspect", path))?;
+            if !metadata.is_file() {
                 return Err(io_error("copy", path)(io::Error::other("not a regular file")).into());
             }
-            (Box::new(file), data.len())
+            (Box::new(file), metadata.len())
         }
     })
 }

@@ -1,9 +1,10 @@
-//! Names, modes and sizes of an EROFS image, for listing it: no contents, and
-//! so no unpacking. `Documentation/filesystems/erofs.rst` and the kernel's
-//! `fs/erofs/erofs_fs.h` are the text.
+//! Reads the directory tree of an EROFS image: names, modes and sizes, but not
+//! the contents of files, so no decompression is needed. The format is specified in
+//! `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h` of the kernel.
 //!
-//! The image is hostile: every number is checked against the file, a directory
-//! is visited once, and depth and number of entries have ends.
+//! The image is untrusted input: every offset is checked against the file size, a
+//! directory that is reachable twice is an error, and the number and length of
+//! paths are limited.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,23 +12,23 @@ use std::io::{self, Read, Seek, SeekFrom};
 use crate::cpio::file_type;
 
 const MAGIC: u32 = 0xe0f5_e1e2;
-/// Where the superblock is, and how much of it is read.
+/// Offset of the superblock.
 const SUPERBLOCK: u64 = 1024;
-/// Features that we know, or that do not change where names are: everything
-/// up to prefixes of extended attributes.
+/// Supported incompatible features, and those that do not affect directories:
+/// everything up to prefixes of extended attributes.
 const KNOWN_FEATURES: u32 = 0x7f;
-/// Inodes are counted in units of this.
-const UNIT: u64 = 32;
-/// Bytes of a directory's entry without its name.
+/// Size of an inode slot in bytes: an inode number times this is its offset.
+const INODE_SLOT: u64 = 32;
+/// Size of a directory entry without its name.
 const ENTRY: usize = 12;
-/// Paths of Linux are shorter than this, and so are targets of links.
-const LONGEST_PATH: usize = 4096;
-/// More entries than any image of ours will have.
-const MOST_ENTRIES: usize = 1 << 20;
-/// And all their paths together.
-const MOST_TEXT: usize = 64 << 20;
-/// A directory has fewer bytes than this.
-const LARGEST_DIRECTORY: u64 = 64 << 20;
+/// Limit of paths and link targets in bytes, `PATH_MAX` of Linux.
+const MAX_PATH: usize = 4096;
+/// Limit of the number of entries.
+const MAX_ENTRIES: usize = 1 << 20;
+/// Limit of the total length of all paths in bytes.
+const MAX_TOTAL_PATHS: usize = 64 << 20;
+/// Limit of the size of a directory in bytes.
+const MAX_DIRECTORY: u64 = 64 << 20;
 
 /// One entry of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,20 +37,20 @@ pub struct Entry {
     pub path: String,
     /// Type and permission bits.
     pub mode: u32,
-    /// Owner's and group's number.
+    /// User and group id.
     pub owner: (u32, u32),
-    /// Bytes of a file's contents.
+    /// Size of a regular file in bytes.
     pub size: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Where a symbolic link points to.
+    /// Target of a symbolic link.
     pub target: Option<String>,
 }
 
-/// An image that can be listed.
+/// An opened image.
 pub struct Image<R> {
     input: R,
-    /// Where the image begins in `input`, and its length.
+    /// Offset of the image in `input`.
     start: u64,
     length: u64,
     block_bits: u32,
@@ -57,17 +58,17 @@ pub struct Image<R> {
     root: u64,
 }
 
-/// An inode, as far as it matters here.
+/// The inode fields used here.
 struct Inode {
     number: u64,
     mode: u32,
     owner: (u32, u32),
     size: u64,
-    /// Depends on what it is: a block, or a device.
-    word: u32,
+    /// The union `i_u`: a block address, or a device number.
+    union: u32,
     layout: u16,
-    /// Where what is kept with the inode begins.
-    after: u64,
+    /// Offset of the inline data, which follows the inode and its attributes.
+    inline_data: u64,
 }
 
 mod layout {
@@ -75,89 +76,89 @@ mod layout {
     pub(super) const INLINE: u16 = 2;
 }
 
-fn bad(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not an EROFS image that can be read: {}", what.into()))
+fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("invalid EROFS image: {}", what.into()))
 }
 
-fn half(bytes: &[u8], at: usize) -> u16 {
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).map_or(0, |two| u16::from_le_bytes([two[0], two[1]]))
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from(half(bytes, at)) | u32::from(half(bytes, at + 2)) << 16
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 impl<R: Read + Seek> Image<R> {
-    /// Opens the image of `length` bytes that begins at `start` of `input`;
-    /// none if there is no EROFS.
+    /// Opens the image of `length` bytes at offset `start` of `input`; returns
+    /// `None` if there is no EROFS superblock.
     ///
     /// # Errors
-    /// A failed read, or an image that is not understood.
+    /// A failed read, or an unsupported image.
     pub fn open(input: R, start: u64, length: u64) -> io::Result<Option<Self>> {
         let mut image = Self { input, start, length, block_bits: 12, inodes: 0, root: 0 };
         if length < SUPERBLOCK + 128 {
             return Ok(None);
         }
         let block = image.bytes(SUPERBLOCK, 128)?;
-        if word(&block, 0) != MAGIC {
+        if u32_at(&block, 0) != MAGIC {
             return Ok(None);
         }
-        let features = word(&block, 80);
+        let features = u32_at(&block, 80);
         if features & !KNOWN_FEATURES != 0 {
-            return Err(bad(format!("it has features that are newer than this program ({features:#x})")));
+            return Err(invalid(format!("unsupported features {features:#x}; use a newer image-builder")));
         }
         let bits = u32::from(block[12]);
-        // Of directories' blocks, which no image has larger than the others.
+        // Byte 90 is `dirblkbits`, which must be zero: directory blocks are as large as others.
         if !(9..=16).contains(&bits) || block[90] != 0 {
-            return Err(bad("its blocks have an impossible size"));
+            return Err(invalid("unsupported block size"));
         }
         image.block_bits = bits;
-        image.root = u64::from(half(&block, 14));
-        image.inodes = u64::from(word(&block, 40)) << bits;
+        image.root = u64::from(u16_at(&block, 14));
+        image.inodes = u64::from(u32_at(&block, 40)) << bits;
         Ok(Some(image))
     }
 
-    /// Everything in the image, each directory before what is in it, in the
-    /// order of the directories, which is that of names.
+    /// Returns all entries of the image in depth-first order: a directory before
+    /// its contents, and siblings sorted by name as on disk.
     ///
     /// # Errors
-    /// A failed read, or an image that is not as it should be.
+    /// A failed read, or an invalid image.
     pub fn entries(&mut self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         let mut seen = BTreeSet::new();
         let root = self.inode(self.root)?;
         if root.mode & file_type::MASK != file_type::DIRECTORY {
-            return Err(bad("its root is no directory"));
+            return Err(invalid("the root inode is not a directory"));
         }
-        let mut waiting = vec![(String::new(), root)];
-        let mut text = 0;
-        while let Some((path, inode)) = waiting.pop() {
+        let mut pending = vec![(String::new(), root)];
+        let mut total_path_length = 0;
+        while let Some((path, inode)) = pending.pop() {
             let kind = inode.mode & file_type::MASK;
             let names = if kind == file_type::DIRECTORY {
                 if !seen.insert(inode.number) {
-                    return Err(bad(format!("the directory /{path} is in it twice")));
+                    return Err(invalid(format!("directory /{path} is linked twice")));
                 }
                 self.names(&inode)?
             } else {
                 Vec::new()
             };
             entries.push(self.entry(&path, &inode)?);
-            let below = waiting.len();
+            let first_child = pending.len();
             for (name, number) in names {
                 let path = if path.is_empty() { name } else { format!("{path}/{name}") };
-                text += path.len();
-                let most = entries.len() + waiting.len() >= MOST_ENTRIES || text >= MOST_TEXT;
-                if most || path.len() >= LONGEST_PATH {
-                    return Err(bad("its paths are too long or too many"));
+                total_path_length += path.len();
+                let exceeded = entries.len() + pending.len() >= MAX_ENTRIES || total_path_length >= MAX_TOTAL_PATHS;
+                if exceeded || path.len() >= MAX_PATH {
+                    return Err(invalid("too many or too long paths"));
                 }
-                waiting.push((path, self.inode(number)?));
+                pending.push((path, self.inode(number)?));
             }
-            // The last is taken first.
-            waiting[below..].reverse();
+            // `pending` is a stack: reversed, so that the first child is popped first.
+            pending[first_child..].reverse();
         }
         Ok(entries)
     }
@@ -168,85 +169,87 @@ impl<R: Read + Seek> Image<R> {
         match inode.mode & file_type::MASK {
             file_type::REGULAR => entry.size = inode.size,
             file_type::CHARACTER | file_type::BLOCK => {
-                let device = inode.word;
+                let device = inode.union;
                 entry.device = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xfff00);
             }
             file_type::SYMLINK => {
-                let target = String::from_utf8(self.data(inode, LONGEST_PATH as u64)?);
-                entry.target = Some(target.map_err(|_| bad("the target of a link is not UTF-8"))?);
+                let target = String::from_utf8(self.data(inode, MAX_PATH as u64)?);
+                entry.target = Some(target.map_err(|_| invalid("a link target is not UTF-8"))?);
             }
             _ => {}
         }
         Ok(entry)
     }
 
-    /// The inode number `number`.
+    /// Reads the inode `number`.
     fn inode(&mut self, number: u64) -> io::Result<Inode> {
-        let place = number
-            .checked_mul(UNIT)
-            .and_then(|offset| offset.checked_add(self.inodes))
-            .ok_or_else(|| bad("an inode that is nowhere"))?;
-        let bytes = self.bytes(place, 32)?;
-        let format = half(&bytes, 0);
-        let attributes = match half(&bytes, 2) {
+        let offset = number
+            .checked_mul(INODE_SLOT)
+            .and_then(|slot| slot.checked_add(self.inodes))
+            .ok_or_else(|| invalid("an inode number is out of range"))?;
+        let bytes = self.bytes(offset, 32)?;
+        let format = u16_at(&bytes, 0);
+        let attributes = match u16_at(&bytes, 2) {
             0 => 0,
             count => 12 + 4 * (u64::from(count) - 1),
         };
-        let (mode, word_of) = (u32::from(half(&bytes, 4)), word(&bytes, 16));
+        let (mode, union) = (u32::from(u16_at(&bytes, 4)), u32_at(&bytes, 16));
         let layout = format >> 1 & 7;
         if format & 1 == 0 {
-            let owner = (u32::from(half(&bytes, 24)), u32::from(half(&bytes, 26)));
-            let (size, after) = (u64::from(word(&bytes, 8)), place + 32 + attributes);
-            return Ok(Inode { number, mode, owner, size, word: word_of, layout, after });
+            let owner = (u32::from(u16_at(&bytes, 24)), u32::from(u16_at(&bytes, 26)));
+            let (size, inline_data) = (u64::from(u32_at(&bytes, 8)), offset + 32 + attributes);
+            return Ok(Inode { number, mode, owner, size, union, layout, inline_data });
         }
-        let bytes = self.bytes(place, 64)?;
-        let owner = (word(&bytes, 24), word(&bytes, 28));
-        Ok(Inode { number, mode, owner, size: long(&bytes, 8), word: word_of, layout, after: place + 64 + attributes })
+        let bytes = self.bytes(offset, 64)?;
+        let owner = (u32_at(&bytes, 24), u32_at(&bytes, 28));
+        Ok(Inode { number, mode, owner, size: u64_at(&bytes, 8), union, layout, inline_data: offset + 64 + attributes })
     }
 
-    /// What an inode holds, if it is not packed.
+    /// Reads the data of an uncompressed inode.
     fn data(&mut self, inode: &Inode, limit: u64) -> io::Result<Vec<u8>> {
         if inode.size > limit.min(self.length) {
-            return Err(bad("a directory or a link that is too large"));
+            return Err(invalid("a directory or link is too large"));
         }
         let block = 1u64 << self.block_bits;
-        let place = u64::from(inode.word) << self.block_bits;
+        let offset = u64::from(inode.union) << self.block_bits;
         match inode.layout {
-            layout::PLAIN => self.bytes(place, inode.size),
+            layout::PLAIN => self.bytes(offset, inode.size),
             layout::INLINE => {
-                // All but the last block is elsewhere; that one is here.
+                // Only the tail, a partial last block, is stored inline.
                 let whole = inode.size.saturating_sub(1) / block * block;
-                let mut data = if whole == 0 { Vec::new() } else { self.bytes(place, whole)? };
-                data.extend(self.bytes(inode.after, inode.size - whole)?);
+                let mut data = if whole == 0 { Vec::new() } else { self.bytes(offset, whole)? };
+                data.extend(self.bytes(inode.inline_data, inode.size - whole)?);
                 Ok(data)
             }
-            _ => Err(bad("a packed directory or link")),
+            _ => Err(invalid("a directory or link is compressed")),
         }
     }
 
-    /// The names in a directory, and the inodes they are of.
+    /// Reads the names in a directory and their inode numbers.
     fn names(&mut self, inode: &Inode) -> io::Result<Vec<(String, u64)>> {
-        let data = self.data(inode, LARGEST_DIRECTORY)?;
+        let data = self.data(inode, MAX_DIRECTORY)?;
         let mut names = Vec::new();
         for block in data.chunks(1 << self.block_bits) {
-            // The first name begins behind the last entry.
-            let count = usize::from(half(block, 8)) / ENTRY;
+            // The first name follows the last entry, so its offset gives the number of entries.
+            let count = usize::from(u16_at(block, 8)) / ENTRY;
             if count == 0 || count * ENTRY > block.len() {
-                return Err(bad("a directory without entries"));
+                return Err(invalid("a directory block without entries"));
             }
             for index in 0..count {
                 let entry = &block[index * ENTRY..(index + 1) * ENTRY];
-                let start = usize::from(half(entry, 8));
+                let start = usize::from(u16_at(entry, 8));
                 let end =
-                    if index + 1 < count { usize::from(half(block, (index + 1) * ENTRY + 8)) } else { block.len() };
-                let name = block.get(start..end).ok_or_else(|| bad("a name outside its directory"))?;
-                // The last of a block is filled up with zeroes.
+                    if index + 1 < count { usize::from(u16_at(block, (index + 1) * ENTRY + 8)) } else { block.len() };
+                let name = block.get(start..end).ok_or_else(|| invalid("a name is outside its directory block"))?;
+                // The last name of a block is padded with zeros.
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-                let name = std::str::from_utf8(name).map_err(|_| bad("a name that is not UTF-8"))?;
+                let name = std::str::from_utf8(name).map_err(|_| invalid("a name is not UTF-8"))?;
                 match name {
                     "." | ".." => {}
-                    name if name.is_empty() || name.contains('/') => return Err(bad(format!("the name {name:?}"))),
-                    name => names.push((name.to_owned(), long(entry, 0))),
+                    name if name.is_empty() || name.contains('/') => {
+                        return Err(invalid(format!("invalid name {name:?}")));
+                    }
+                    name => names.push((name.to_owned(), u64_at(entry, 0))),
                 }
             }
         }
@@ -255,13 +258,13 @@ impl<R: Read + Seek> Image<R> {
 
     fn bytes(&mut self, at: u64, count: u64) -> io::Result<Vec<u8>> {
         if at.checked_add(count).is_none_or(|end| end > self.length) {
-            return Err(bad(format!("{count} bytes at byte {at} are outside of it")));
+            return Err(invalid(format!("{count} bytes at offset {at} are beyond its end")));
         }
         self.input.seek(SeekFrom::Start(self.start + at))?;
         let mut bytes = Vec::new();
         self.input.by_ref().take(count).read_to_end(&mut bytes)?;
         if bytes.len() as u64 != count {
-            return Err(bad("it ends early"));
+            return Err(invalid("truncated"));
         }
         Ok(bytes)
     }
@@ -275,7 +278,7 @@ mod tests {
 
     const BLOCK: usize = 4096;
 
-    /// An image made by hand: `/bin/sh`, `/dev/null`, `/link`.
+    /// Builds an image with `/bin/sh`, `/dev/null`, `/link`.
     fn image() -> Vec<u8> {
         let mut image = vec![0; 3 * BLOCK];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -283,7 +286,7 @@ mod tests {
         put(1024 + 12, &[12]);
         put(1024 + 14, &1u16.to_le_bytes());
         put(1024 + 40, &1u32.to_le_bytes());
-        // Compact inodes with what they hold behind them, from block 1 on.
+        // Compact inodes followed by their inline data, from block 1 on.
         let mut inode = |number: usize, mode: u32, size: usize, word: u32, data: &[u8]| {
             let at = BLOCK + number * 32;
             let layout: u16 = if data.is_empty() { 0 } else { layout::INLINE << 1 };
@@ -338,32 +341,32 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_none() {
+    fn other_files_then_none() {
         assert_eq!(listed(b"short").unwrap(), None);
         assert_eq!(listed(&vec![0; 9000]).unwrap(), None);
     }
 
     #[test]
-    fn damage_is_named() {
+    fn corrupt_image_then_error_names_the_cause() {
         let broken = |at: usize, bytes: &[u8]| {
             let mut image = image();
             image[at..at + bytes.len()].copy_from_slice(bytes);
             listed(&image).unwrap_err().to_string()
         };
-        assert!(broken(1024 + 80, &[0, 1]).contains("newer"));
+        assert!(broken(1024 + 80, &[0, 1]).contains("features"));
         assert!(broken(1024 + 12, &[40]).contains("size"));
-        // `bin` is the root again.
+        // The entry `bin` refers to the root inode.
         let bin = BLOCK + 32 + 32 + 2 * ENTRY;
         assert!(broken(bin, &[1]).contains("twice"));
-        assert!(broken(bin, &[0xff; 8]).contains("nowhere"));
-        assert!(broken(bin, &[0xff, 0xff]).contains("outside"));
+        assert!(broken(bin, &[0xff; 8]).contains("out of range"));
+        assert!(broken(bin, &[0xff, 0xff]).contains("beyond its end"));
         assert!(broken(BLOCK + 32 + 32 + 5 * ENTRY + 3, b"b/n").contains("b/n"));
         assert!(broken(BLOCK + 32 + 8, &[0xff; 4]).contains("too large"));
     }
 
     proptest! {
         #[test]
-        fn no_damage_panics(places in proptest::collection::vec((0usize..3 * BLOCK, any::<u8>()), 1..6)) {
+        fn corrupt_image_does_not_panic(places in proptest::collection::vec((0usize..3 * BLOCK, any::<u8>()), 1..6)) {
             let mut bytes = image();
             for (at, byte) in places {
                 bytes[at] = byte;

@@ -1,13 +1,13 @@
-//! File systems in files, made by their own programs from an archive in a
-//! pipe: nothing is mounted, no directory is unpacked, nobody is root.
+//! Creates file system images with `mkfs` programs from a tar archive in a pipe:
+//! without mounting, temporary directories or root.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::archive::{Files, fill};
-use super::feed::feed;
-use super::tarball::Tarball;
+use super::archive::{Files, write_tree};
+use super::pipe::run_with_input;
+use super::tar_writer::TarWriter;
 use super::{Compression, Error, Format, Plan};
 use crate::cache::io_error;
 use crate::progress::Bar;
@@ -32,19 +32,19 @@ pub(super) fn write(plan: &Plan, tree: &Tree, set: &Toolset, path: &Path, bar: &
     if let Some(dir) = path.parent() {
         command.env("TMPDIR", dir);
     }
-    feed(program, &mut command, path, Stdio::null(), |pipe| {
-        let mut archive = Tarball::new(pipe)?;
-        let files = fill(tree, &mut archive, bar)?;
+    run_with_input(program, &mut command, path, Stdio::null(), |pipe| {
+        let mut archive = TarWriter::new(pipe)?;
+        let files = write_tree(tree, &mut archive, bar)?;
         archive.finish()?;
         Ok(files)
     })
 }
 
 fn erofs(command: &mut Command, plan: &Plan, path: &Path) {
-    // Blocks are as large as this machine's pages if one does not say.
+    // The default block size is the page size of the build machine.
     command.args(["--quiet", "-b4096", "-T0", "--all-root", "-x-1"]).arg(format!("-U{}", plan.uuid()));
     match (plan.compression, plan.level) {
-        // What is not packed can be shared with the host, if it begins at a page.
+        // Uncompressed data that is page-aligned can be shared with the host by DAX.
         (Compression::None, _) => command.arg("-Enoinline_data"),
         (compression, None) => command.arg(format!("-z{}", compression.name())),
         (compression, Some(level)) => command.arg(format!("-z{},{level}", compression.name())),
@@ -52,7 +52,7 @@ fn erofs(command: &mut Command, plan: &Plan, path: &Path) {
     if plan.cluster != 0 {
         command.arg(format!("-C{}", plan.cluster));
     }
-    // Without a source the archive is read from the input.
+    // Without a source argument the archive is read from stdin.
     command.arg("--tar=f").arg(path);
 }
 
@@ -70,42 +70,42 @@ fn squashfs(command: &mut Command, plan: &Plan, path: &Path) {
     }
 }
 
-/// What ext4 has to have room for.
+/// Number of inodes and data blocks that an ext4 file system needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Measure {
     inodes: u64,
     blocks: u64,
 }
 
-/// The most that the tree's contents need.
+/// Returns an upper bound of what the contents of `tree` need.
 fn measure(tree: &Tree) -> Result<Measure, Error> {
-    // The root directory, the lost+found that there always is, and the inodes kept by the system.
+    // The root directory, lost+found, and the reserved inodes.
     let mut measure = Measure { inodes: 16, blocks: 16 };
     let mut names = 0;
     for (path, node) in tree.iter() {
         measure.inodes += 1;
-        // In the directory above, behind eight bytes.
+        // The entry in the parent directory has a header of eight bytes.
         names += path.rsplit('/').next().unwrap_or(path).len().next_multiple_of(4) as u64 + 8;
         measure.blocks += match node {
             Node::Directory { .. } => 1,
             Node::File { content: Content::Bytes(bytes), .. } => (bytes.len() as u64).div_ceil(BLOCK),
             Node::File { content: Content::File(path), .. } => {
                 let data = std::fs::metadata(path).map_err(io_error("inspect", path))?;
-                // One block more for each 64 MiB, should it not lie in one piece.
+                // One extent block for each 64 MiB, for fragmented files.
                 data.len().div_ceil(BLOCK) + data.len() / (64 << 20)
             }
             Node::Symlink { target } => u64::from(target.len() >= 60),
             Node::Character { .. } => 0,
         };
     }
-    // Directories' blocks need not be full.
+    // Directory blocks may be half empty.
     measure.blocks += names * 2 / BLOCK;
     Ok(measure)
 }
 
 impl Measure {
-    /// Blocks of the whole file system: contents, inodes, and the structures of
-    /// every group of 128 MiB; whole megabytes.
+    /// Returns the file system size in blocks, rounded up to whole MiB: contents,
+    /// inodes, and the metadata of every block group of 128 MiB.
     fn size(self) -> u64 {
         let used = self.blocks + (self.inodes * 256).div_ceil(BLOCK);
         let groups = used.div_ceil(30_000);
@@ -114,10 +114,10 @@ impl Measure {
 }
 
 fn ext4(command: &mut Command, plan: &Plan, measure: &Measure, path: &Path) -> Result<(), Error> {
-    // The program makes no file of its own.
+    // mke2fs does not create the file.
     let size = measure.size() * BLOCK;
     File::create(path).and_then(|file| file.set_len(size)).map_err(io_error("create", path))?;
-    // This machine's mke2fs.conf has no say: every feature is named.
+    // The mke2fs.conf of the host is ignored: every feature is listed.
     command.env("MKE2FS_CONFIG", "/dev/null").env("SOURCE_DATE_EPOCH", "0");
     command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0", "-r", "1"]);
     command.args(["-O", FEATURES, "-L", ""]);
@@ -128,8 +128,9 @@ fn ext4(command: &mut Command, plan: &Plan, measure: &Measure, path: &Path) -> R
     Ok(())
 }
 
-/// Nothing that is of use only where files are written: no journal, no room to
-/// grow. Checksums stay: they cost nothing and find a bad medium without dm-verity.
+/// Features of the file system. Those useful only for writing are left out: the
+/// journal, and space for resizing. Checksums are enabled: they are cheap, and detect
+/// corruption if dm-verity is not used.
 const FEATURES: &str = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,huge_file,\
 large_file,metadata_csum,sparse_super";
 
@@ -141,8 +142,8 @@ mod tests {
     fn arguments(settings: &FormatSettings<'_>, of: fn(&mut Command, &Plan, &Path)) -> String {
         let mut command = Command::new("x");
         of(&mut command, &Plan::new(settings).unwrap(), Path::new("/image"));
-        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-        words.join(" ")
+        let arguments: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        arguments.join(" ")
     }
 
     const SETTINGS: FormatSettings<'_> = FormatSettings {
@@ -156,7 +157,7 @@ mod tests {
     };
 
     #[test]
-    fn erofs_is_told_everything() {
+    fn erofs_command_sets_all_options() {
         let text = arguments(&SETTINGS, erofs);
         for word in ["-T0", "-b4096", "--all-root", "-zlz4hc,12", "-C65536", "--tar=f /image"] {
             assert!(text.contains(word), "{word}: {text}");
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn squashfs_is_told_everything() {
+    fn squashfs_command_sets_all_options() {
         let settings = FormatSettings { format: Format::Squashfs, ..SETTINGS };
         let text = arguments(&settings, squashfs);
         for word in ["- /image -tar", "-all-time 0", "-mkfs-time 0", "-comp zstd -Xcompression-level 15", "-b 131072"] {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn ext4_has_room() {
+    fn ext4_size_covers_contents_and_metadata() {
         let mut tree = Tree::default();
         let file = |size| Node::File { mode: 0o644, content: Content::Bytes(vec![0; size]) };
         tree.add("a/b", file(4097)).unwrap();

@@ -1,4 +1,4 @@
-//! How Kata's runtimes are told of an image.
+//! Writes the configuration of Kata's runtimes for an image, and kernel parameters.
 
 use std::fmt::Write as _;
 
@@ -7,52 +7,54 @@ use firstlight_verity::extension;
 use super::verity::Params;
 use super::{Format, Plan, Root};
 
-/// Where the kernel finds the partitions of a disk that is the first
+/// Device nodes of the data and hash partitions of a disk that is the first
 /// virtio-blk device.
 pub const FIRST_DISK: [&str; 2] = ["/dev/vda1", "/dev/vda2"];
 
-/// The parameter by which a kernel with `CONFIG_DM_INIT` makes `/dev/dm-0` of
-/// a data device and a hash device, as Kata's runtimes write it.
+/// Returns the kernel parameter `dm-mod.create=`, with which a kernel with
+/// `CONFIG_DM_INIT` creates `/dev/dm-0` from a data device and a hash device, in
+/// the form of Kata's runtimes.
 #[must_use]
 pub fn dm_mod_create(params: &Params, [data, hashes]: [&str; 2]) -> String {
     let (sectors, target) = (params.sectors(), params.target(data, hashes));
     format!("dm-mod.create=\"dm-verity,,,ro,0 {sectors} verity {target}\"")
 }
 
-/// The whole kernel command line that mounts a disk's file system as root.
+/// Returns the kernel command line that mounts a disk's file system as root.
 #[must_use]
 pub fn command_line(format: Format, verity: Option<&Params>) -> String {
-    let kind = format.name();
+    let format_name = format.name();
     match verity {
         Some(params) => {
             let create = dm_mod_create(params, FIRST_DISK);
-            format!("{create} root=/dev/dm-0 ro rootfstype={kind}")
+            format!("{create} root=/dev/dm-0 ro rootfstype={format_name}")
         }
-        None => format!("root={} ro rootfstype={kind}", FIRST_DISK[0]),
+        None => format!("root={} ro rootfstype={format_name}", FIRST_DISK[0]),
     }
 }
 
-/// The kernel parameter that tells a guest of an extension; with no value for
-/// one that is not checked.
+/// Returns the kernel parameter that announces an extension to a guest; without a
+/// value if the extension has no dm-verity hash tree.
 #[must_use]
 pub fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
     let parameter = extension::parameter(name);
     verity.map_or_else(|| parameter.clone(), |params| format!("{parameter}={params}"))
 }
 
-/// A file for Kata's `config.d`, for an image whose files lie in `directory` on
-/// the host; none for a format that Kata does not take as root.
+/// Returns a drop-in file for Kata's `config.d`, for an image whose files are in
+/// `dir` on the host; `None` for a format that Kata does not support.
 #[must_use]
 pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
     let file = |name: &str| quoted(&format!("{}/{name}", dir.trim_end_matches('/')));
     let verity = root.verity().map(ToString::to_string).unwrap_or_default();
-    let mut text = format!("# Kata Containers' settings for the image {}. Belongs into config.d\n", plan.name);
-    text.push_str("# beside the configuration it changes; docs/images.md says more.\n");
+    let mut text =
+        format!("# Kata Containers settings for the image {}. Copy this file to the directory config.d\n", plan.name);
+    text.push_str("# next to the configuration file to change; see docs/images.md.\n");
     match (&plan.extension, plan.format) {
         (Some(_), format) if format != Format::Erofs => return None,
         (None, Format::Squashfs) => return None,
         (Some(name), _) => {
-            text.push_str("# The list replaces the one there: repeat other extensions here.\n");
+            text.push_str("# This list replaces the one in the configuration file: repeat other extensions here.\n");
             let _ = writeln!(
                 text,
                 "[[hypervisor.qemu.guest_extension_images]]\nname = {}\npath = {}\nverity_params = {}",
@@ -73,7 +75,7 @@ pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
             let _ = writeln!(
                 text,
                 "[hypervisor.qemu]\nkernel = {}\nimage = {}\ninitrd = \"\"\nrootfs_type = \"{}\"\n\
-                 # The disk is virtio-blk: the first name is the Go runtime's, the second the Rust runtime's.\n\
+                 # Use virtio-blk: the first key is for the Go runtime, the second for the Rust runtime.\n\
                  disable_image_nvdimm = true\nvm_rootfs_driver = \"virtio-blk-pci\"",
                 file(firstlight_image::KERNEL),
                 file(&root.file),
@@ -82,7 +84,7 @@ pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
             if root.verity().is_some() {
                 let _ = writeln!(
                     text,
-                    "# The runtime makes dm-mod.create= of it: the kernel needs CONFIG_DM_INIT.\n\
+                    "# The runtime passes this as dm-mod.create=: the kernel needs CONFIG_DM_INIT.\n\
                      kernel_verity_params = {}",
                     quoted(&verity)
                 );
@@ -125,9 +127,9 @@ mod tests {
         Root { file: plan.file_name(), disk: (plan.format != Format::Initramfs).then_some(disk) }
     }
 
-    /// The text in the comment of Kata's own parser of such parameters.
+    /// The expected value is the example in a comment of Kata's parser.
     #[test]
-    fn the_kernel_parameter_is_katas() {
+    fn kernel_parameter_has_kata_format() {
         let (root, salt) = ("f2".repeat(32), "065c");
         assert_eq!(
             dm_mod_create(&params(), FIRST_DISK),
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn extensions_are_katas() {
+    fn extension_parameter_has_kata_format() {
         let parameter = extension_parameter("gpu", Some(&params()));
         assert!(parameter.starts_with("kata.extension.gpu.verity_params=root_hash=f2f2"), "{parameter}");
         assert_eq!(extension_parameter("gpu", None), "kata.extension.gpu.verity_params");
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_toml_with_katas_keys() {
+    fn drop_in_is_toml_with_kata_keys() {
         let base = read(Format::Erofs, None, true);
         let qemu = &base["hypervisor"]["qemu"];
         assert_eq!(qemu["image"].as_str(), Some("/opt/x/rootfs.img"));
@@ -172,7 +174,7 @@ mod tests {
         let list = &extension["hypervisor"]["qemu"]["guest_extension_images"][0];
         assert_eq!((list["name"].as_str(), list["path"].as_str()), (Some("gpu"), Some("/opt/x/extension-gpu.img")));
         assert_eq!(list["verity_params"].as_str(), Some(params().to_string().as_str()));
-        // Kata mounts no squashfs as root.
+        // Kata does not support squashfs as root.
         let plan = plan(Format::Squashfs, None);
         assert_eq!(drop_in(&plan, &root(&plan, true), "/opt"), None);
     }

@@ -1,20 +1,19 @@
-//! Image formats: from a tree of files to what a guest boots from.
+//! Image formats: writes a file tree as a bootable image.
 //!
-//! Everything here depends on the tree and on the plan alone: owners are root,
-//! times are zero, order is that of paths, identifiers and salts come from
-//! names and contents. What the formats' own programs make of it depends on
-//! their version besides, which [`Made::tools`] names.
+//! The output depends only on the tree, the plan and the versions of the
+//! programs in [`BuiltImage::tools`]: owners are root, times are zero, entries are
+//! sorted by path, and UUIDs and salts are derived from names and contents.
 
 mod archive;
 pub mod disk;
-mod earlier;
 pub mod erofs;
-mod feed;
 mod filesystem;
 mod initramfs;
 pub mod kata;
+mod pipe;
 mod plan;
-mod tarball;
+mod reuse;
+mod tar_writer;
 pub mod unpack;
 pub mod verity;
 
@@ -32,13 +31,13 @@ use crate::progress::Bar;
 use crate::tools::{self, Kit, Toolset};
 use crate::tree::Tree;
 
-use archive::{Nowhere, fill};
-use earlier::Place;
+use archive::{NullArchive, write_tree};
+use reuse::CacheEntry;
 
-pub(crate) use archive::{Files, opened};
+pub(crate) use archive::{Files, open_content};
 pub use plan::{Compression, Format, FormatSettings, InvalidSetting, Plan, VerityPlan};
 
-/// Why an image could not be made.
+/// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The archive could not be written.
@@ -47,83 +46,83 @@ pub enum Error {
     /// A file could not be read or written.
     #[error(transparent)]
     Cache(#[from] cache::Error),
-    /// A program that is needed could not be had.
+    /// A required program is not available.
     #[error(transparent)]
     Tools(#[from] tools::Error),
-    /// A file changed between being measured and being copied.
+    /// A file changed while the image was built.
     #[error("/{path} changed while it was copied: {expected} bytes expected, {found} found; build again")]
     Changed {
         /// The path in the image.
         path: String,
-        /// The size it had.
+        /// Its size at first, in bytes.
         expected: u64,
-        /// The bytes that were there.
+        /// The number of bytes read.
         found: u64,
     },
-    /// An entry could not be handed on.
-    #[error("cannot write /{path} into the image")]
-    Feed {
+    /// An entry could not be written.
+    #[error("failed to write /{path} to the image")]
+    Entry {
         /// The path in the image.
         path: String,
-        /// The system's answer.
+        /// The I/O error.
         source: io::Error,
     },
     /// A program could not be started.
-    #[error("cannot run {program}")]
+    #[error("failed to run {program}")]
     Start {
         /// Its name.
         program: &'static str,
-        /// The system's answer.
+        /// The I/O error.
         source: io::Error,
     },
     /// A program failed.
-    #[error("{program} could not make {} ({status}): {said}", file.display())]
+    #[error("{program} failed to create {} ({status}): {stderr}", file.display())]
     Program {
         /// Its name.
         program: &'static str,
         /// The file that it writes.
         file: PathBuf,
-        /// How it ended.
+        /// The exit status.
         status: String,
-        /// The last it said.
-        said: String,
+        /// The last lines of its stderr.
+        stderr: String,
     },
 }
 
-/// The file that a guest gets its root from.
+/// The image file that contains the root file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     /// Its name.
     pub file: String,
-    /// What is on it, where it is a disk.
+    /// The partitions, for a disk image.
     pub disk: Option<disk::Disk>,
 }
 
 impl Root {
-    /// What names the hash tree, where there is one.
+    /// Returns the dm-verity parameters, if there is a hash tree.
     #[must_use]
     pub fn verity(&self) -> Option<&verity::Params> {
         self.disk.as_ref()?.verity.as_ref().map(|(_, params)| params)
     }
 }
 
-/// A made image.
+/// A built image.
 #[derive(Debug, Clone)]
-pub struct Made {
+pub struct BuiltImage {
     /// The file.
     pub root: Root,
-    /// Its size and hash.
-    pub bytes: FileDigest,
-    /// Whether it was made now and lies in the directory for that; else an
-    /// earlier build has made it, and it is where that has put it.
-    pub now: bool,
-    /// Every regular file in it.
+    /// Size and hash of the file.
+    pub digest: FileDigest,
+    /// If true, the file of an earlier build in the directory of finished
+    /// images was reused; otherwise the file is in the staging directory.
+    pub reused: bool,
+    /// The regular files in the image.
     pub files: Files,
-    /// The packages of the programs that made it; none where we did.
+    /// The packages of the programs used; empty if none was used.
     pub tools: Vec<Pinned>,
 }
 
-/// The programs that make it; none where we do.
+/// Returns the tool set for a format; `None` if no program is needed.
 fn kit(plan: &Plan) -> Option<Kit> {
     match (plan.format, plan.compression) {
         (Format::Initramfs, Compression::Lz4) => Some(Kit::Lz4),
@@ -135,24 +134,29 @@ fn kit(plan: &Plan) -> Option<Kit> {
     }
 }
 
-/// Makes the image of `tree` that `plan` describes, as a file in `directory`,
-/// where other files for the time between go too; unless it is in `finished`
-/// already.
+/// Builds the image of `tree` according to `plan` in the staging directory `dir`, which also
+/// holds temporary files, unless `finished` contains the image of an earlier build
+/// with the same inputs.
 ///
 /// # Errors
-/// A file that cannot be read or written, a package that cannot be had, or a
-/// program that fails.
-pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, dir: &Path, finished: &Path) -> Result<Made, Error> {
+/// A failed file operation, an unavailable package, or a failed program.
+pub fn build_image(
+    plan: &Plan,
+    tree: &Tree,
+    packages: &mut Packages<'_>,
+    dir: &Path,
+    finished: &Path,
+) -> Result<BuiltImage, Error> {
     let set = kit(plan).map(|kit| Toolset::of(kit, packages)).transpose()?;
     let tools = set.as_ref().map(|set| set.packages.clone()).unwrap_or_default();
-    let measured = fill(tree, &mut Nowhere, &Bar::none())?;
-    let place = |files| Place::of(packages.cache(), plan, tree, files, &tools);
-    if let Some((root, bytes)) = place(&measured).and_then(|place| place.find(finished, plan)) {
-        return Ok(Made { root, bytes, now: false, files: measured, tools });
+    let measured = write_tree(tree, &mut NullArchive, &Bar::none())?;
+    let cache_entry = |files| CacheEntry::of(packages.cache(), plan, tree, files, &tools);
+    if let Some((root, digest)) = cache_entry(&measured).and_then(|entry| entry.lookup(finished, plan)) {
+        return Ok(BuiltImage { root, digest, reused: true, files: measured, tools });
     }
-    packages.progress().say(format_args!("{}: making {}", plan.name, plan.summary()));
+    packages.progress().say(format_args!("{}: building {}", plan.name, plan.summary()));
     let total = measured.values().map(|file| file.size).sum();
-    let bar = packages.progress().bytes(format!("packing {}", plan.name), total);
+    let bar = packages.progress().bytes(format!("writing {}", plan.name), total);
     let file = plan.file_name();
     let path = dir.join(&file);
     let (files, root) = match &set {
@@ -172,10 +176,10 @@ pub fn make(plan: &Plan, tree: &Tree, packages: &mut Packages<'_>, dir: &Path, f
     };
     drop(bar);
     let (sha256, size) = digest::of_file(&path).map_err(io_error("read", &path))?;
-    let bytes = FileDigest { size, sha256 };
-    // By the files as they were packed, should one have changed since it was measured.
-    if let Some(place) = place(&files) {
-        place.note(&root, &bytes)?;
+    let digest = FileDigest { size, sha256 };
+    // The key is computed from the files as written: one may have changed since `measured`.
+    if let Some(entry) = cache_entry(&files) {
+        entry.store(&root, &digest)?;
     }
-    Ok(Made { root, bytes, now: true, files, tools })
+    Ok(BuiltImage { root, digest, reused: false, files, tools })
 }

@@ -1,4 +1,4 @@
-//! What is asked for: a format, how it is compressed, and what comes with it.
+//! Format settings of an image: format, compression, extension name and dm-verity.
 
 use std::ops::RangeInclusive;
 
@@ -8,29 +8,29 @@ use sha2::{Digest, Sha256};
 
 use super::verity;
 
-/// The kind of image.
+/// An image format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// An initial RAM file system that is the root.
+    /// An initial RAM file system, used as root.
     Initramfs,
-    /// A disk with EROFS on it, read-only.
+    /// A disk image with EROFS, read-only.
     Erofs,
-    /// A disk with squashfs on it, read-only.
+    /// A disk image with squashfs, read-only.
     Squashfs,
-    /// A disk with ext4 on it.
+    /// A disk image with ext4.
     Ext4,
 }
 
-/// How contents are packed.
+/// A compression algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
     /// LZ4.
     Lz4,
-    /// LZ4, with more time spent on packing; unpacks the same way.
+    /// LZ4 with the slower high-compression encoder; the format is that of LZ4.
     Lz4hc,
     /// Zstandard.
     Zstd,
@@ -38,49 +38,49 @@ pub enum Compression {
     Xz,
 }
 
-/// What a format can be packed with.
-struct Choice {
+/// A compression algorithm that a format supports.
+struct Support {
     compression: Compression,
-    /// The levels, and the one that is taken if none is given.
+    /// The supported levels, and the default level.
     levels: Option<(RangeInclusive<u32>, u32)>,
-    /// The largest part that is packed in one.
-    largest_cluster: u32,
+    /// The largest compression cluster in bytes; 0 if the format has none.
+    max_cluster: u32,
 }
 
-const fn choice(compression: Compression, levels: Option<(RangeInclusive<u32>, u32)>, largest_cluster: u32) -> Choice {
-    Choice { compression, levels, largest_cluster }
+const fn support(compression: Compression, levels: Option<(RangeInclusive<u32>, u32)>, max_cluster: u32) -> Support {
+    Support { compression, levels, max_cluster }
 }
 
 const MIB: u32 = 1 << 20;
-/// Parts of an image that are packed in one have at least this size.
-const SMALLEST_CLUSTER: u32 = 4096;
+/// The smallest compression cluster in bytes.
+const MIN_CLUSTER: u32 = 4096;
 
-/// The default is the first.
-const INITRAMFS: &[Choice] = &[
-    choice(Compression::None, None, 0),
-    // Levels beyond hardly pack more.
-    choice(Compression::Lz4, Some((1..=12, 9)), 0),
-    // Higher levels need more memory to unpack than small guests have.
-    choice(Compression::Zstd, Some((1..=19, 9)), 0),
+/// The first is the default, here and below.
+const INITRAMFS: &[Support] = &[
+    support(Compression::None, None, 0),
+    // Higher levels hardly compress better.
+    support(Compression::Lz4, Some((1..=12, 9)), 0),
+    // Higher levels need more memory for decompression than small guests have.
+    support(Compression::Zstd, Some((1..=19, 9)), 0),
 ];
-const EROFS: &[Choice] = &[
-    choice(Compression::Lz4hc, Some((1..=12, 12)), MIB),
-    choice(Compression::Lz4, None, MIB),
-    // Larger ones crash the program that makes them.
-    choice(Compression::Zstd, Some((1..=19, 3)), MIB / 16),
-    choice(Compression::None, None, 0),
+const EROFS: &[Support] = &[
+    support(Compression::Lz4hc, Some((1..=12, 12)), MIB),
+    support(Compression::Lz4, None, MIB),
+    // mkfs.erofs crashes with larger clusters.
+    support(Compression::Zstd, Some((1..=19, 3)), MIB / 16),
+    support(Compression::None, None, 0),
 ];
-const SQUASHFS: &[Choice] = &[
-    choice(Compression::Zstd, Some((1..=22, 15)), MIB),
-    choice(Compression::Lz4hc, None, MIB),
-    choice(Compression::Lz4, None, MIB),
-    choice(Compression::Xz, None, MIB),
-    choice(Compression::None, None, MIB),
+const SQUASHFS: &[Support] = &[
+    support(Compression::Zstd, Some((1..=22, 15)), MIB),
+    support(Compression::Lz4hc, None, MIB),
+    support(Compression::Lz4, None, MIB),
+    support(Compression::Xz, None, MIB),
+    support(Compression::None, None, MIB),
 ];
-const EXT4: &[Choice] = &[choice(Compression::None, None, 0)];
+const EXT4: &[Support] = &[support(Compression::None, None, 0)];
 
 impl Format {
-    /// As manifests and the kernel call it.
+    /// Returns the name used in manifests and by the kernel.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl Format {
         }
     }
 
-    fn choices(self) -> &'static [Choice] {
+    fn supported(self) -> &'static [Support] {
         match self {
             Self::Initramfs => INITRAMFS,
             Self::Erofs => EROFS,
@@ -110,7 +110,7 @@ impl Format {
 }
 
 impl Compression {
-    /// As manifests call it.
+    /// Returns the name used in manifests.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -135,7 +135,7 @@ pub struct InvalidSetting {
     pub what: String,
 }
 
-fn wrong(key: &'static str, value: impl ToString, what: impl Into<String>) -> InvalidSetting {
+fn invalid(key: &'static str, value: impl ToString, what: impl Into<String>) -> InvalidSetting {
     InvalidSetting { key, value: value.to_string(), what: what.into() }
 }
 
@@ -191,61 +191,61 @@ impl Plan {
     /// The first invalid value.
     pub fn new(settings: &FormatSettings<'_>) -> Result<Self, InvalidSetting> {
         let format = settings.format;
-        let choices = format.choices();
-        let choice = match settings.compression {
-            None => choices.first(),
-            Some(name) => choices.iter().find(|choice| choice.compression == name),
+        let supported = format.supported();
+        let support = match settings.compression {
+            None => supported.first(),
+            Some(name) => supported.iter().find(|support| support.compression == name),
         };
-        let choice = choice.ok_or_else(|| {
-            let known: Vec<&str> = choices.iter().map(|choice| choice.compression.name()).collect();
+        let support = support.ok_or_else(|| {
+            let known: Vec<&str> = supported.iter().map(|support| support.compression.name()).collect();
             let value = settings.compression.map_or("", Compression::name);
-            wrong("image.compression", value, format!("{} has {}", format.name(), known.join(", ")))
+            invalid("image.compression", value, format!("{} supports {}", format.name(), known.join(", ")))
         })?;
-        let packed = format!("{} with compression {}", format.name(), choice.compression.name());
-        let level = match (settings.level, &choice.levels) {
-            (Some(level), None) => return Err(wrong("image.level", level, format!("{packed} has no levels"))),
+        let format_text = format!("{} with compression {}", format.name(), support.compression.name());
+        let level = match (settings.level, &support.levels) {
+            (Some(level), None) => return Err(invalid("image.level", level, format!("{format_text} has no levels"))),
             (Some(level), Some((levels, _))) if !levels.contains(&level) => {
                 let (first, last) = (levels.start(), levels.end());
-                return Err(wrong("image.level", level, format!("{packed} has levels {first} to {last}")));
+                return Err(invalid("image.level", level, format!("{format_text} has levels {first} to {last}")));
             }
-            (level, levels) => level.or(levels.as_ref().map(|(_, usual)| *usual)),
+            (level, levels) => level.or(levels.as_ref().map(|(_, default)| *default)),
         };
         let cluster = match settings.cluster {
-            Some(size) if choice.largest_cluster == 0 => {
-                return Err(wrong("image.cluster", size, format!("{packed} has no clusters")));
+            Some(size) if support.max_cluster == 0 => {
+                return Err(invalid("image.cluster", size, format!("{format_text} has no clusters")));
             }
-            Some(size) if !size.is_power_of_two() || !(SMALLEST_CLUSTER..=choice.largest_cluster).contains(&size) => {
-                let last = choice.largest_cluster;
-                let what = format!("{packed} has clusters of {SMALLEST_CLUSTER} to {last} bytes, powers of two");
-                return Err(wrong("image.cluster", size, what));
+            Some(size) if !size.is_power_of_two() || !(MIN_CLUSTER..=support.max_cluster).contains(&size) => {
+                let last = support.max_cluster;
+                let what = format!("{format_text} has clusters of {MIN_CLUSTER} to {last} bytes, powers of two");
+                return Err(invalid("image.cluster", size, what));
             }
             Some(size) => size,
-            None if choice.largest_cluster == 0 => 0,
+            None if support.max_cluster == 0 => 0,
             None => format.default_cluster(),
         };
         if let Some(name) = settings.extension {
             if format == Format::Initramfs {
-                return Err(wrong("image.extension", name, "an extension is a disk, an initramfs is none"));
+                return Err(invalid("image.extension", name, "an extension must be a disk image, not an initramfs"));
             }
             if let Err(error) = extension::check(name) {
-                return Err(wrong("image.extension", name, format!("{error}: a part of a serial number")));
+                return Err(invalid("image.extension", name, format!("{error}; it is part of a disk's serial number")));
             }
         }
         let verity = match settings.verity {
             Some(_) if format == Format::Initramfs => {
-                return Err(wrong(
+                return Err(invalid(
                     "verity",
                     "",
-                    "dm-verity checks disks: an initramfs is measured whole by who loads it",
+                    "dm-verity applies to disk images only: an initramfs is measured as a whole by the boot loader",
                 ));
             }
-            Some(salt) => Some(VerityPlan { salt: salt.map(salt_of).transpose()? }),
+            Some(salt) => Some(VerityPlan { salt: salt.map(parse_salt).transpose()? }),
             None => None,
         };
         Ok(Self {
             name: settings.name.to_owned(),
             format,
-            compression: choice.compression,
+            compression: support.compression,
             level,
             cluster,
             extension: settings.extension.map(str::to_owned),
@@ -253,7 +253,7 @@ impl Plan {
         })
     }
 
-    /// The name of the image's file.
+    /// Returns the name of the image file.
     #[must_use]
     pub fn file_name(&self) -> String {
         match (self.format, self.compression, &self.extension) {
@@ -265,7 +265,7 @@ impl Plan {
         }
     }
 
-    /// For people: `erofs, lz4hc 12, clusters of 64 KiB, dm-verity`.
+    /// Returns a description for messages: `erofs, lz4hc 12, clusters of 64 KiB, dm-verity`.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!("{}, {}", self.format.name(), self.compression.name());
@@ -281,16 +281,17 @@ impl Plan {
         text
     }
 
-    fn named(&self, what: &str) -> [u8; 16] {
-        let hash = Sha256::new().chain_update(what).chain_update(&self.name).finalize();
+    /// Returns 16 bytes derived from the purpose and the image's name.
+    fn derive_id(&self, purpose: &str) -> [u8; 16] {
+        let hash = Sha256::new().chain_update(purpose).chain_update(&self.name).finalize();
         std::array::from_fn(|index| hash[index])
     }
 
-    /// The file system's identifier: another name, another one. Its form is
-    /// that for identifiers made as their maker likes (RFC 9562, version 8).
+    /// Returns the file system's UUID, derived from the name (RFC 9562, version 8:
+    /// custom UUIDs).
     #[must_use]
     pub fn uuid(&self) -> String {
-        let mut bytes = self.named("firstlight file system ");
+        let mut bytes = self.derive_id("firstlight file system ");
         bytes[6] = bytes[6] & 0x0f | 0x80;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         let digits = verity::hex(&bytes);
@@ -298,17 +299,17 @@ impl Plan {
         parts.join("-")
     }
 
-    /// The disk's number.
+    /// Returns the disk identifier of the partition table.
     pub(super) fn signature(&self) -> u32 {
-        let [a, b, c, d, ..] = self.named("firstlight disk ");
-        // Zero would say that there is none.
+        let [a, b, c, d, ..] = self.derive_id("firstlight disk ");
+        // Zero means that the disk has no identifier.
         u32::from_le_bytes([a, b, c, d]).max(1)
     }
 }
 
-fn salt_of(text: &str) -> Result<Vec<u8>, InvalidSetting> {
+fn parse_salt(text: &str) -> Result<Vec<u8>, InvalidSetting> {
     let salt = verity::parse_hex(text).filter(|salt| !salt.is_empty() && salt.len() <= verity::MAX_SALT);
-    salt.ok_or_else(|| wrong("verity.salt", text, "expected 1 to 256 bytes in hexadecimal"))
+    salt.ok_or_else(|| invalid("verity.salt", text, "expected 1 to 256 bytes in hexadecimal"))
 }
 
 #[cfg(test)]
@@ -347,7 +348,7 @@ mod tests {
                 "image.compression",
                 "lz4hc, lz4, zstd",
             ),
-            (FormatSettings { compression: Some(Compression::Lz4), ..ext4 }, "image.compression", "ext4 has none"),
+            (FormatSettings { compression: Some(Compression::Lz4), ..ext4 }, "image.compression", "ext4 supports none"),
             (FormatSettings { level: Some(13), ..EROFS_SETTINGS }, "image.level", "1 to 12"),
             (FormatSettings { level: Some(1), ..ext4 }, "image.level", "no levels"),
             (FormatSettings { cluster: Some(65535), ..EROFS_SETTINGS }, "image.cluster", "powers of two"),
@@ -356,7 +357,7 @@ mod tests {
             (FormatSettings { extension: Some("gpu"), ..initramfs }, "image.extension", "a disk"),
             (FormatSettings { extension: Some("much-too-long"), ..EROFS_SETTINGS }, "image.extension", "1 to 10"),
             (FormatSettings { extension: Some("a b"), ..EROFS_SETTINGS }, "image.extension", "a-z"),
-            (FormatSettings { verity: Some(None), ..initramfs }, "verity", "disks"),
+            (FormatSettings { verity: Some(None), ..initramfs }, "verity", "disk images"),
             (FormatSettings { verity: Some(Some("abc")), ..EROFS_SETTINGS }, "verity.salt", "hexadecimal"),
         ] {
             let error = Plan::new(&settings).unwrap_err();

@@ -1,28 +1,28 @@
-//! Reading what was packed, in Rust: no program decides what is seen.
+//! Decompresses images in process, without external programs.
 
 use std::io::{self, BufRead, Read};
 
-/// The first bytes of LZ4's old framing.
+/// Magic number of LZ4's legacy frame format.
 pub const LZ4_LEGACY: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
-/// The most that a block of the old framing holds.
+/// Maximum size of an uncompressed block of a legacy frame.
 const LZ4_BLOCK: usize = 8 << 20;
-/// The most that LZ4 makes of a block that cannot be packed.
-const LZ4_LARGEST: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
+/// Maximum size of a compressed block.
+const LZ4_MAX_COMPRESSED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
 
-/// What unpacking xz may take; its highest usual level needs 65 MiB. Zstandard's
-/// reader has 128 MiB as its own limit.
-const MOST_MEMORY_KIB: u32 = 128 << 10;
+/// Memory limit of the xz decoder; preset 9 needs 65 MiB. The Zstandard decoder has
+/// a limit of 128 MiB of its own.
+const MAX_MEMORY_KIB: u32 = 128 << 10;
 
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const XZ: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 
-/// What `packed` holds; itself where it is not packed in a way that the
-/// kernel knows.
+/// Returns a reader that decompresses `packed` according to its magic number. Data
+/// without a known magic number is returned unchanged.
 ///
 /// # Errors
-/// A failed read, or a damaged beginning.
-pub fn unpacked<'a>(mut packed: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
+/// A failed read, or a corrupt header.
+pub fn decompress<'a>(mut packed: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let start = packed.fill_buf()?;
     Ok(if start.starts_with(&LZ4_LEGACY) {
         Box::new(Lz4::new(packed)?)
@@ -31,42 +31,42 @@ pub fn unpacked<'a>(mut packed: impl BufRead + 'a) -> io::Result<Box<dyn Read + 
     } else if start.starts_with(&GZIP) {
         Box::new(flate2::bufread::GzDecoder::new(packed))
     } else if start.starts_with(&XZ) {
-        Box::new(lzma_rust2::XzReader::new_mem_limit(packed, false, MOST_MEMORY_KIB))
+        Box::new(lzma_rust2::XzReader::new_mem_limit(packed, false, MAX_MEMORY_KIB))
     } else {
         Box::new(packed)
     })
 }
 
-/// LZ4's old framing, as the kernel reads it: a magic number, then blocks of
-/// up to 8 MiB, each with its packed length before it, until the end or a
-/// length of zero. Another magic number may stand where a length should.
+/// Decodes LZ4's legacy frame format, as the kernel does: a magic number, then blocks
+/// of up to 8 MiB, each preceded by its compressed length, until the end of the input or a
+/// length of zero. A magic number instead of a length begins another frame.
 pub struct Lz4<R> {
     input: R,
     packed: Vec<u8>,
     block: Vec<u8>,
-    given: usize,
+    position: usize,
 }
 
 impl<R: Read> Lz4<R> {
-    /// Reads the frame that `input` begins with.
+    /// Creates a decoder of the frame at the start of `input`.
     ///
     /// # Errors
-    /// A failed read, or another beginning.
+    /// A failed read, or a wrong magic number.
     pub fn new(mut input: R) -> io::Result<Self> {
         let mut magic = [0; 4];
         input.read_exact(&mut magic)?;
         if magic != LZ4_LEGACY {
-            return Err(bad("not LZ4's old framing"));
+            return Err(invalid_data("not an LZ4 legacy frame"));
         }
-        Ok(Self { input, packed: Vec::new(), block: Vec::new(), given: 0 })
+        Ok(Self { input, packed: Vec::new(), block: Vec::new(), position: 0 })
     }
 
-    /// The next block; no at the end.
+    /// Decodes the next block; returns false at the end.
     fn advance(&mut self) -> io::Result<bool> {
         let length = loop {
             let mut word = Vec::with_capacity(4);
             self.input.by_ref().take(4).read_to_end(&mut word)?;
-            // The kernel, too, takes what is too short for a length as the end.
+            // As in the kernel, fewer than four bytes are the end.
             let Ok(word) = <[u8; 4]>::try_from(word) else { return Ok(false) };
             if word != LZ4_LEGACY {
                 break u32::from_le_bytes(word) as usize;
@@ -75,41 +75,41 @@ impl<R: Read> Lz4<R> {
         if length == 0 {
             return Ok(false);
         }
-        if length > LZ4_LARGEST {
-            return Err(bad("a block that is longer than any"));
+        if length > LZ4_MAX_COMPRESSED {
+            return Err(invalid_data("invalid block length"));
         }
         self.packed.clear();
-        // Grows with what is there, not with what the length claims.
+        // The buffer grows with the data read: the length is untrusted.
         self.input.by_ref().take(length as u64).read_to_end(&mut self.packed)?;
         if self.packed.len() != length {
-            return Err(bad("the end of the file inside a block"));
+            return Err(invalid_data("truncated block"));
         }
         self.block.resize(LZ4_BLOCK, 0);
         let size = lz4_flex::block::decompress_into(&self.packed, &mut self.block)
-            .map_err(|error| bad(format!("a damaged block: {error}")))?;
+            .map_err(|error| invalid_data(format!("corrupt block: {error}")))?;
         self.block.truncate(size);
-        self.given = 0;
+        self.position = 0;
         Ok(true)
     }
 }
 
 impl<R: Read> Read for Lz4<R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        while self.given == self.block.len() {
+        while self.position == self.block.len() {
             if !self.advance()? {
                 self.block.clear();
-                self.given = 0;
+                self.position = 0;
                 return Ok(0);
             }
         }
-        let count = bytes.len().min(self.block.len() - self.given);
-        bytes[..count].copy_from_slice(&self.block[self.given..self.given + count]);
-        self.given += count;
+        let count = bytes.len().min(self.block.len() - self.position);
+        bytes[..count].copy_from_slice(&self.block[self.position..self.position + count]);
+        self.position += count;
         Ok(count)
     }
 }
 
-fn bad(what: impl Into<String>) -> io::Error {
+fn invalid_data(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
@@ -131,12 +131,12 @@ mod tests {
 
     fn read(packed: &[u8]) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        unpacked(packed)?.read_to_end(&mut bytes)?;
+        decompress(packed)?.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
     #[test]
-    fn every_packing_is_undone() {
+    fn each_compression_is_decoded() {
         let content: Vec<u8> = (0..100_000u32).flat_map(|number| (number / 9).to_le_bytes()).collect();
         assert_eq!(read(&content).unwrap(), content);
         let zstd = ruzstd::encoding::compress_to_vec(&content[..], ruzstd::encoding::CompressionLevel::Fastest);
@@ -148,23 +148,23 @@ mod tests {
         let frames = [legacy(&[first]), legacy(&[second])].concat();
         for packed in [zstd, gzip.finish().unwrap(), xz.finish().unwrap(), legacy(&[first, second]), frames] {
             assert_eq!(read(&packed).unwrap(), content, "{:02x?}", &packed[..4]);
-            // Filled up to a page, as our images are.
+            // With padding, as image files have.
             assert_eq!(read(&[&packed[..], &[0; 99]].concat()).unwrap(), content, "{:02x?}", &packed[..4]);
         }
     }
 
     #[test]
-    fn damage_is_named() {
+    fn corrupt_frame_then_error_names_the_cause() {
         let mut frame = legacy(&[b"hello hello hello hello"]);
         let length = frame.len();
-        assert!(read(&frame[..length - 1]).unwrap_err().to_string().contains("inside a block"));
+        assert!(read(&frame[..length - 1]).unwrap_err().to_string().contains("truncated block"));
         frame[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(read(&frame).unwrap_err().to_string().contains("longer than any"));
+        assert!(read(&frame).unwrap_err().to_string().contains("invalid block length"));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_panic(which in 0usize..4, tail in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_input_does_not_panic(which in 0usize..4, tail in proptest::collection::vec(any::<u8>(), 0..300)) {
             let start: &[u8] = [&LZ4_LEGACY[..], &ZSTD, &GZIP, &XZ][which];
             let _ = read(&[start, &tail].concat());
         }

@@ -12,7 +12,7 @@ use firstlight_image::digest;
 use super::recipe::Recipe;
 use super::{Error, Facts, Kernel, elf};
 use crate::cache::{self, io_error};
-use crate::debian::{Candidate, Wish};
+use crate::debian::{Candidate, PackageRequest};
 use crate::packages::Packages;
 use crate::progress::{Progress, seconds};
 
@@ -47,7 +47,7 @@ impl Kernel {
     /// symbol), or compilation fails.
     pub fn build(packages: &mut Packages<'_>, recipe: &Recipe) -> Result<Self, Error> {
         let compiler = check_tools()?;
-        let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
+        let pinned = packages.find(&recipe.suite, &recipe.source, PackageRequest::Newest)?;
         let (candidate, progress) = (pinned.candidate(), packages.progress());
         packages.note(&pinned);
         let requested = recipe.requested.text();

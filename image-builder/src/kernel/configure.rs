@@ -14,7 +14,7 @@ use super::kconfig::Tree;
 use super::recipe::Recipe;
 use super::{Error, Kernel, only_child};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;
@@ -32,7 +32,7 @@ impl Kernel {
     pub fn configure(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let compiler = check_tools()?;
         let mut packages = Packages::new(cache, None, progress);
-        let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
+        let pinned = packages.find(&recipe.suite, &recipe.source, PackageRequest::Newest)?;
         let source = kconfig_of(&mut packages, recipe, &pinned)?;
         let candidate = pinned.candidate();
         let requested = recipe.requested.text();
@@ -58,7 +58,7 @@ impl Kernel {
     /// The source is unavailable.
     pub fn kconfig(cache: &Path, recipe: &Recipe, progress: Progress) -> Result<PathBuf, Error> {
         let mut packages = Packages::new(cache, None, progress);
-        let pinned = packages.find(&recipe.suite, &recipe.source, Wish::Newest)?;
+        let pinned = packages.find(&recipe.suite, &recipe.source, PackageRequest::Newest)?;
         kconfig_of(&mut packages, recipe, &pinned)
     }
 }

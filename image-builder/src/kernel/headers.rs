@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Error, Facts};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Wish};
+use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::progress::Progress;
@@ -110,7 +110,7 @@ fn find_common_headers(root: &Path) -> Option<PathBuf> {
 
 /// Selects the packages of the flavour's headers, of the common headers, and of the build tools.
 fn select_packages(packages: &mut Packages<'_>, label: &str, facts: &Facts) -> Result<Vec<Pinned>, Error> {
-    let exactly = Wish::Exact(&facts.version);
+    let exactly = PackageRequest::Exact(&facts.version);
     let own = packages.find(&facts.suite, &format!("linux-headers-{}", facts.release), exactly)?;
     // A lock does not record dependencies; the package does.
     let deb = packages.fetch_tools(label, std::slice::from_ref(&own))?.pop().unwrap_or_default();

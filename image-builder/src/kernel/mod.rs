@@ -24,7 +24,7 @@ use firstlight_image::digest;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, io_error};
-use crate::debian::{self, Candidate, Wish};
+use crate::debian::{self, Candidate, PackageRequest};
 use crate::packages::{self, Packages};
 use crate::progress::Progress;
 
@@ -237,7 +237,7 @@ impl Kernel {
     }
 
     fn unpack(packages: &mut Packages<'_>, source: &Package) -> Result<Self, Error> {
-        let version = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+        let version = source.series.as_deref().map_or(PackageRequest::Newest, PackageRequest::Series);
         let pinned = packages.find_through(&source.suite, &source.package, version, is_kernel_package)?;
         let candidate = pinned.candidate();
         let (label, progress) = (format!("kernel {}", candidate.upstream_version()), packages.progress());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Error, Package, is_kernel_package, only_child};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Candidate, Wish};
+use crate::debian::{self, Candidate, PackageRequest};
 use crate::packages::Packages;
 use crate::progress::Progress;
 
@@ -16,7 +16,7 @@ use crate::progress::Progress;
 /// The package is unknown, the download fails, or the package has no `/boot/config-*`.
 pub fn package_config(cache: &Path, source: &Package, progress: Progress) -> Result<(Candidate, PathBuf), Error> {
     let mut packages = Packages::new(cache, None, progress);
-    let version = source.series.as_deref().map_or(Wish::Newest, Wish::Series);
+    let version = source.series.as_deref().map_or(PackageRequest::Newest, PackageRequest::Series);
     let pinned = packages.find_through(&source.suite, &source.package, version, is_kernel_package)?;
     let candidate = pinned.candidate();
     let dir = cache.join("kernels").join(format!("{}-config", &candidate.sha256[..16]));

@@ -1,6 +1,6 @@
-//! CycloneDX 1.6.
+//! Writes CycloneDX 1.6.
 //!
-//! Of the whole format, what an image has to say; field names and values are
+//! Contains the part of the format that images need; names and values of fields are
 //! those of the specification (ECMA-424).
 
 use firstlight_image::{FileDigest, PackageRecord};
@@ -75,7 +75,7 @@ struct Licensed {
     license: License,
 }
 
-/// By its name: whether that is one of SPDX's, a manifest does not say.
+/// A licence by name, as manifests do not contain SPDX identifiers.
 #[derive(Debug, Serialize)]
 struct License {
     name: String,
@@ -106,7 +106,7 @@ struct Dependency {
     depends_on: Vec<String>,
 }
 
-/// The image itself, among what refers to it.
+/// The reference of the image component.
 const IMAGE: &str = "image";
 
 fn sha256(content: &str) -> Hash {
@@ -134,7 +134,7 @@ fn files(files: &[File<'_>]) -> Vec<Component> {
     files.iter().map(file).collect()
 }
 
-/// Without what only the entry in the list of components has.
+/// Returns the component of a package, with the fields of an ancestor only.
 fn ancestor(package: &PackageRecord) -> Component {
     Component {
         r#type: "library",
@@ -202,7 +202,7 @@ fn group(one: &Group<'_>, kernel: Option<&FileDigest>) -> Component {
     }
 }
 
-/// The image, with the files that it consists of on a host.
+/// Returns the component of the image with its output files.
 fn image(view: &View<'_>) -> Component {
     let contents = view.contents;
     let results = contents.outputs.iter().map(|(name, bytes)| Component {
@@ -228,13 +228,13 @@ fn image(view: &View<'_>) -> Component {
     }
 }
 
-/// The whole bill, with `uuid` to name it.
+/// Returns the complete document with the serial number `uuid`.
 pub(super) fn bom(view: &View<'_>, created: &Created, uuid: &str) -> Bom {
     let kernel = view.kernel().and_then(|(name, ..)| view.contents.outputs.get(name));
     let groups = view.groups.iter().map(|one| group(one, kernel));
     let packages = view.packages.iter().map(package);
-    let components: Vec<Component> = groups.chain(packages).chain(view.loose.iter().map(file)).collect();
-    // Tools and inputs are no part of the image.
+    let components: Vec<Component> = groups.chain(packages).chain(view.unattributed.iter().map(file)).collect();
+    // Tools and inputs are not part of the image.
     let parts = components.iter().filter(|one| one.scope != Some("excluded"));
     let depends_on = parts.filter_map(|one| one.bom_ref.clone()).collect();
     let mut dependencies = vec![Dependency { r#ref: IMAGE.to_owned(), depends_on }];
@@ -249,7 +249,8 @@ pub(super) fn bom(view: &View<'_>, created: &Created, uuid: &str) -> Bom {
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         ..Component::default()
     };
-    let why = created.date.as_ref().map(|_| Property { name: "firstlight:timestamp", value: created.why.to_owned() });
+    let date_source =
+        created.date.as_ref().map(|_| Property { name: "firstlight:timestamp", value: created.date_source.to_owned() });
     Bom {
         schema: "http://cyclonedx.org/schema/bom-1.6.schema.json",
         bom_format: "CycloneDX",
@@ -261,7 +262,7 @@ pub(super) fn bom(view: &View<'_>, created: &Created, uuid: &str) -> Bom {
             lifecycles: vec![Lifecycle { phase: "build" }],
             tools: Tools { components: vec![builder] },
             component: image(view),
-            properties: why.into_iter().collect(),
+            properties: date_source.into_iter().collect(),
         },
         components,
         dependencies,

@@ -1,7 +1,7 @@
-//! Software bills of materials, from an image's record.
+//! Writes software bills of materials (SBOMs) from an image's record.
 //!
-//! Nothing but the record decides what is written: no clock, no random number,
-//! no network. The same record gives the same bytes.
+//! The output depends on the record only, not on the clock, random numbers or the
+//! network, so it is reproducible.
 
 mod cyclonedx;
 mod purl;
@@ -14,7 +14,7 @@ use firstlight_image::{ImageRecord, RECORD, RecordError, digest};
 
 use crate::date;
 
-/// How a bill is written.
+/// An SBOM format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// CycloneDX 1.6, JSON.
@@ -23,83 +23,79 @@ pub enum Format {
     Spdx,
 }
 
-/// Why there is no bill.
+/// Why an SBOM could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no record.
+    /// The record is missing or invalid.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The record says what cannot be.
-    #[error("{} is no record of an image: {what}", record.display())]
-    NotOne {
+    /// The record has an invalid value.
+    #[error("invalid image record {}: {what}", record.display())]
+    InvalidRecord {
         /// The record.
         record: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         what: String,
     },
     /// The record was written by an earlier builder.
     #[error(
-        "{} has no SHA-1 of /{file}, which SPDX demands of every file: build the image again, \
-         or take --format cyclonedx",
+        "{} has no SHA-1 of /{file}, which SPDX requires for every file: build the image again, \
+         or use --format cyclonedx",
         record.display()
     )]
     NoSha1 {
         /// The record.
         record: PathBuf,
-        /// A file without.
+        /// A file without SHA-1.
         file: String,
     },
-    /// A date has more than four digits for its year, or is before 1970.
-    #[error(
-        "{seconds} seconds since 1970 are no date that a bill can have: SOURCE_DATE_EPOCH has to be a time until 9999"
-    )]
+    /// The date is before 1970 or after 9999.
+    #[error("invalid SOURCE_DATE_EPOCH {seconds}: set it to a time in the years 1970 to 9999, in seconds since 1970")]
     Date {
-        /// The time that was asked for.
+        /// The requested time, in seconds since 1970.
         seconds: i64,
     },
-    /// It could not be written as JSON.
-    #[error("cannot write the bill as JSON")]
+    /// Serialization failed.
+    #[error("failed to serialize the SBOM")]
     Json(#[from] serde_json::Error),
 }
 
-/// When a bill says that it was made.
+/// The creation date of an SBOM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Created {
-    /// ISO 8601; nothing where nobody knows.
+    /// The date in ISO 8601; `None` if unknown.
     date: Option<String>,
-    /// Where the date is from, as a sentence.
-    why: &'static str,
+    /// A sentence that describes the source of the date.
+    date_source: &'static str,
 }
 
 impl Created {
     fn of(contents: &ImageRecord, epoch: Option<i64>) -> Result<Self, Error> {
         if let Some(seconds) = epoch {
             let date = Some(date::iso8601(seconds).ok_or(Error::Date { seconds })?);
-            return Ok(Self { date, why: "The date is SOURCE_DATE_EPOCH." });
+            return Ok(Self { date, date_source: "The date is SOURCE_DATE_EPOCH." });
         }
         let newest = contents.suites.iter().filter_map(|suite| date::seconds(&suite.date)).max();
         Ok(match newest.and_then(date::iso8601) {
             Some(date) => {
-                let why =
-                    "The date is that of the newest release file among the suites that packages were chosen from.";
-                Self { date: Some(date), why }
+                let date_source = "The date is that of the newest release file of the suites.";
+                Self { date: Some(date), date_source }
             }
-            None => Self { date: None, why: "The record names no suite with a date; 1970 stands for that." },
+            None => Self { date: None, date_source: "The record has no suite with a date, so the date is 1970." },
         })
     }
 }
 
-/// The bill of what the record at `path` describes (a directory that `build` wrote,
-/// or its `image.json`), ending in a newline. It is dated `epoch`, in seconds
-/// since 1970, or else with the date of the newest release file that the record
-/// names.
+/// Returns the SBOM of the image at `path` (an output directory of a build, or its
+/// `image.json`), ending in a newline. Its date is `epoch`, in seconds since 1970, or
+/// else that of the newest release file in the record.
 ///
 /// # Errors
-/// There is no record, or it lacks what the format demands.
+/// The record is missing or invalid, or lacks a field that the format requires.
 pub fn write(path: &Path, format: Format, epoch: Option<i64>) -> Result<Vec<u8>, Error> {
     let contents = ImageRecord::read(path)?;
     let record = || if path.is_dir() { path.join(RECORD) } else { path.to_owned() };
-    view::check(&contents).map_err(|what| Error::NotOne { record: record(), what })?;
+    view::check(&contents).map_err(|what| Error::InvalidRecord { record: record(), what })?;
     let created = Created::of(&contents, epoch)?;
     let view = view::View::of(&contents);
     let mut text = match format {
@@ -116,14 +112,13 @@ pub fn write(path: &Path, format: Format, epoch: Option<i64>) -> Result<Vec<u8>,
     Ok(text)
 }
 
-/// A UUID (of version 8, RFC 9562: made as one likes) out of everything that
-/// decides a bill.
+/// Returns a UUID (RFC 9562, version 8: custom) derived from all inputs of an SBOM.
 fn uuid(format: &str, contents: &ImageRecord, created: &Created) -> Result<String, serde_json::Error> {
     let mut text =
         format!("{format}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), created.date.as_deref().unwrap_or_default());
     text.push_str(&serde_json::to_string(contents)?);
     let hash = digest::of_bytes(text.as_bytes());
-    // The version in the place of one digit; the variant, 8 to b, in that of another.
+    // One digit is replaced with the version, another with the variant, 8 to b.
     let variant = match hash.as_bytes()[16] {
         b'0'..=b'3' => '8',
         b'4'..=b'7' => '9',

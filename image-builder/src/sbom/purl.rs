@@ -1,36 +1,37 @@
-//! Package URLs of Debian's packages.
+//! Formats package URLs of Debian packages.
 
 use firstlight_image::PackageRecord;
 
-/// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE[&upstream=SOURCE[@VERSION]]`, as the type
-/// `deb` is described by the package-url specification.
+/// Returns the package URL of a package, as specified for the type `deb`:
+/// `pkg:deb/debian/NAME@VERSION?arch=ARCHITECTURE&distro=SUITE[&upstream=SOURCE[@VERSION]]`.
 pub(super) fn of(package: &PackageRecord) -> String {
-    let (name, version) = (encoded(&package.name), encoded(&package.version));
-    let arch = package.architecture.as_deref().map(|name| format!("arch={}&", encoded(name))).unwrap_or_default();
+    let (name, version) = (percent_encode(&package.name), percent_encode(&package.version));
+    let arch =
+        package.architecture.as_deref().map(|name| format!("arch={}&", percent_encode(name))).unwrap_or_default();
     let upstream = package.source.as_deref().map(|source| format!("&upstream={}", upstream(source, &package.version)));
     let upstream = upstream.unwrap_or_default();
-    format!("pkg:deb/debian/{name}@{version}?{arch}distro={}{upstream}", encoded(&package.suite))
+    format!("pkg:deb/debian/{name}@{version}?{arch}distro={}{upstream}", percent_encode(&package.suite))
 }
 
-/// Scanners look for advisories under the name of the source: `NAME`, or
-/// `NAME@VERSION` where that is another one, as other writers of bills have it.
+/// Returns the source package, under whose name scanners look up advisories:
+/// `NAME`, or `NAME@VERSION` if the version differs, as other SBOM generators write it.
 fn upstream(source: &str, version: &str) -> String {
     match source.split_once('=') {
-        Some((name, other)) if other != version => encoded(&format!("{name}@{other}")),
-        Some((name, _)) => encoded(name),
-        None => encoded(source),
+        Some((name, other)) if other != version => percent_encode(&format!("{name}@{other}")),
+        Some((name, _)) => percent_encode(name),
+        None => percent_encode(source),
     }
 }
 
-/// Everything but letters, digits and `.-_~:` by its bytes.
-fn encoded(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut to, byte| {
+/// Percent-encodes everything but letters, digits and `.-_~:`.
+fn percent_encode(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut encoded, byte| {
         match byte {
-            b'.' | b'-' | b'_' | b'~' | b':' => to.push(byte.into()),
-            _ if byte.is_ascii_alphanumeric() => to.push(byte.into()),
-            _ => to.push_str(&format!("%{byte:02X}")),
+            b'.' | b'-' | b'_' | b'~' | b':' => encoded.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
         }
-        to
+        encoded
     })
 }
 

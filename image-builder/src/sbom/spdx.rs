@@ -1,8 +1,8 @@
-//! SPDX 2.3.
+//! Writes SPDX 2.3.
 //!
-//! The image is a package that contains every file; packages of Debian are
-//! archives that files were expanded from. Nobody has looked at licences, and
-//! the document says so (`NOASSERTION`).
+//! The image is a package that contains every file; Debian packages are archives
+//! that files were expanded from. Licences are not analysed, so they are
+//! `NOASSERTION`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use sha1::Sha1;
 use super::view::{File, Group, Kind, Package, Role, View};
 use super::{Created, purl};
 
-/// What nobody has looked into.
+/// The value of fields that were not analysed.
 const UNKNOWN: &str = "NOASSERTION";
 const DOCUMENT: &str = "SPDXRef-DOCUMENT";
 const IMAGE: &str = "SPDXRef-Image";
@@ -39,7 +39,7 @@ pub(super) struct Document {
     has_extracted_licensing_infos: Vec<ExtractedLicence>,
 }
 
-/// A licence that is not in SPDX's list, or that nobody has looked up there.
+/// A licence without SPDX identifier.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ExtractedLicence {
@@ -129,7 +129,7 @@ fn relationship(from: &str, kind: &'static str, to: &str) -> Relationship {
     Relationship { spdx_element_id: from.to_owned(), relationship_type: kind, related_spdx_element: to.to_owned() }
 }
 
-/// An identifier that people can read; `unique` decides it.
+/// Returns an identifier that contains `name` and the hash of `unique`.
 fn reference(kind: &str, name: &str, unique: &str) -> String {
     let plain = |one: char| if one.is_ascii_alphanumeric() || one == '.' { one } else { '-' };
     let name: String = name.chars().map(plain).collect();
@@ -148,21 +148,21 @@ fn result_id(name: &str) -> String {
     reference("Result", name, name)
 }
 
-/// How a licence is referred to that the manifest names.
+/// Returns the identifier of a licence that the manifest names.
 fn licence_id(name: &str) -> String {
     let plain = |one: char| if one.is_ascii_alphanumeric() || one == '.' { one } else { '-' };
     let words: String = name.chars().take(40).map(plain).collect();
     format!("LicenseRef-{words}-{}", &digest::of_bytes(name.as_bytes())[..12])
 }
 
-/// The licences of archives, each once.
+/// Returns the licences of archives without duplicates.
 fn licences(view: &View<'_>) -> Vec<ExtractedLicence> {
     let names: BTreeSet<&str> =
         view.groups.iter().filter_map(|one| one.archive).map(|one| one.licence.as_str()).collect();
     let one = |name: &str| ExtractedLicence {
         license_id: licence_id(name),
         name: name.to_owned(),
-        extracted_text: format!("{name}. Its text is in the archive, or with whoever supplies that."),
+        extracted_text: format!("{name}. The text is in the archive, or available from its supplier."),
     };
     names.into_iter().map(one).collect()
 }
@@ -175,7 +175,7 @@ fn sha256(value: &str) -> Checksum {
     Checksum { algorithm: "SHA256", checksum_value: value.to_owned() }
 }
 
-/// What every package says.
+/// Returns a package with the common fields.
 fn unknown(name: &str, id: String) -> SpdxPackage {
     SpdxPackage {
         name: name.to_owned(),
@@ -188,14 +188,14 @@ fn unknown(name: &str, id: String) -> SpdxPackage {
     }
 }
 
-/// SHA-1 over the sorted SHA-1s of files; the first file without one is the error.
+/// Returns the SHA-1 of the sorted SHA-1s of files. The error is the first file without SHA-1.
 fn verification_code<'a>(files: impl Iterator<Item = File<'a>>) -> Result<VerificationCode, String> {
     let mut hashes = files
         .map(|(path, file)| file.sha1.as_deref().ok_or_else(|| path.to_owned()))
         .collect::<Result<Vec<&str>, String>>()?;
     hashes.sort_unstable();
     let mut hashing = Hashing::<_, Sha1>::with_algorithm(std::io::sink());
-    // A sink takes everything.
+    // Writing to a sink does not fail.
     let _ = hashing.write_all(hashes.concat().as_bytes());
     Ok(VerificationCode { package_verification_code_value: hashing.finish().0 })
 }
@@ -217,7 +217,7 @@ fn package(one: &Package<'_>) -> SpdxPackage {
     SpdxPackage {
         version_info: Some(record.version.clone()),
         supplier: Some("Organization: Debian"),
-        source_info: record.source.as_ref().map(|source| format!("built of Debian's source package {source}")),
+        source_info: record.source.as_ref().map(|source| format!("built from Debian's source package {source}")),
         checksums: vec![sha256(&record.sha256)],
         external_refs: vec![ExternalRef {
             reference_category: "PACKAGE-MANAGER",
@@ -229,7 +229,7 @@ fn package(one: &Package<'_>) -> SpdxPackage {
 }
 
 fn group(one: &Group<'_>) -> Result<SpdxPackage, String> {
-    // A package that contains no file was not analysed.
+    // A package without files is not analysed.
     let code = match one.files.is_empty() {
         true => None,
         false => Some(verification_code(one.files.iter().copied())?),
@@ -250,7 +250,7 @@ fn group(one: &Group<'_>) -> Result<SpdxPackage, String> {
     })
 }
 
-/// Who contains what, and what it is from.
+/// Returns which element contains or was created from which.
 fn relationships(view: &View<'_>) -> Vec<Relationship> {
     let mut all = vec![relationship(DOCUMENT, "DESCRIBES", IMAGE)];
     for name in view.contents.outputs.keys() {
@@ -281,7 +281,7 @@ fn relationships(view: &View<'_>) -> Vec<Relationship> {
     all
 }
 
-/// The whole document, with `uuid` to name it; the error is a file whose SHA-1 is not known.
+/// Returns the complete document with the namespace `uuid`. The error is a file without SHA-1.
 pub(super) fn document(view: &View<'_>, created: &Created, uuid: &str) -> Result<Document, String> {
     let contents = view.contents;
     let all = || contents.files.iter().map(|(path, file)| (path.as_str(), file));
@@ -314,7 +314,7 @@ pub(super) fn document(view: &View<'_>, created: &Created, uuid: &str) -> Result
         creation_info: CreationInfo {
             created: created.date.clone().unwrap_or_else(|| "1970-01-01T00:00:00Z".to_owned()),
             creators: vec![format!("Tool: firstlight-image-builder-{}", env!("CARGO_PKG_VERSION"))],
-            comment: created.why,
+            comment: created.date_source,
         },
         packages: std::iter::once(image).chain(packages.into_values()).collect(),
         files: all().map(file).collect(),

@@ -8,7 +8,7 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// SHA-1 of "abc" and of nothing, as FIPS 180 and everybody have them.
+/// SHA-1 of "abc" and of the empty string, from FIPS 180.
 const ABC: &str = "a9993e364706816aba3e25717850c26c9cd0d89d";
 const EMPTY: &str = "da39a3ee5e6b4b0d3255bfef95601890afd80709";
 
@@ -28,7 +28,7 @@ fn file(sha1: &str, origin: Origin) -> FileRecord {
     FileRecord { size: 3, sha256, sha1, mode: Some(0o755), origin: Some(origin) }
 }
 
-/// An image with something of everything; its kernel was compiled.
+/// Returns an image with files of every origin and a compiled kernel.
 fn image() -> ImageRecord {
     let dkms = package("nvidia-open-kernel-dkms", "550.163.01-2");
     let source = package("linux-source-6.12", "6.12.107-1");
@@ -78,7 +78,7 @@ fn written(contents: &ImageRecord, format: Format, epoch: Option<i64>) -> Result
     write(dir.path(), format, epoch)
 }
 
-fn bill(contents: &ImageRecord, format: Format) -> Value {
+fn sbom(contents: &ImageRecord, format: Format) -> Value {
     serde_json::from_slice(&written(contents, format, None).unwrap()).unwrap()
 }
 
@@ -90,7 +90,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// All components below, in order.
+/// Adds all nested components of `of`, in order.
 fn components<'a>(of: &'a Value, all: &mut Vec<&'a Value>) {
     for one in list(&of["components"]) {
         all.push(one);
@@ -107,12 +107,12 @@ fn is_uuid(text: &str) -> bool {
 }
 
 #[test]
-fn the_same_record_gives_the_same_bytes() {
+fn same_record_then_same_bytes() {
     for format in [Format::CycloneDx, Format::Spdx] {
         let once = written(&image(), format, None).unwrap();
         assert_eq!(written(&image(), format, None).unwrap(), once);
         assert!(once.ends_with(b"}\n"));
-        // Another image is another document.
+        // The identifier differs for another image.
         let mut other = image();
         other.outputs.get_mut("rootfs.img").unwrap().sha256 = of_bytes(b"other");
         let name = |bytes: &[u8]| {
@@ -126,8 +126,8 @@ fn the_same_record_gives_the_same_bytes() {
 }
 
 #[test]
-fn archives_are_told_with_hash_and_licence() {
-    let (cyclonedx, spdx) = (bill(&image(), Format::CycloneDx), bill(&image(), Format::Spdx));
+fn archives_are_listed_with_hash_and_licence() {
+    let (cyclonedx, spdx) = (sbom(&image(), Format::CycloneDx), sbom(&image(), Format::Spdx));
     let is = |one: &&Value| one["name"] == "fabricmanager";
     let one = list(&cyclonedx["components"]).iter().find(is).unwrap();
     assert_eq!((text(&one["version"]), text(&one["hashes"][0]["content"])), ("550", of_bytes(b"archive").as_str()));
@@ -144,43 +144,43 @@ fn archives_are_told_with_hash_and_licence() {
 #[test]
 fn dates_come_from_the_epoch_or_the_newest_suite() {
     let date = |contents: &ImageRecord, epoch| {
-        let bill = |format| serde_json::from_slice::<Value>(&written(contents, format, epoch).unwrap()).unwrap();
-        let (cyclonedx, spdx) = (bill(Format::CycloneDx), bill(Format::Spdx));
+        let sbom = |format| serde_json::from_slice::<Value>(&written(contents, format, epoch).unwrap()).unwrap();
+        let (cyclonedx, spdx) = (sbom(Format::CycloneDx), sbom(Format::Spdx));
         let created = text(&spdx["creationInfo"]["created"]).to_owned();
-        let why = text(&spdx["creationInfo"]["comment"]).to_owned();
-        (cyclonedx["metadata"].get("timestamp").map(|date| text(date).to_owned()), created, why)
+        let date_source = text(&spdx["creationInfo"]["comment"]).to_owned();
+        (cyclonedx["metadata"].get("timestamp").map(|date| text(date).to_owned()), created, date_source)
     };
     let suite = "2026-11-14T09:57:18Z".to_owned();
-    let (timestamp, created, why) = date(&image(), None);
+    let (timestamp, created, date_source) = date(&image(), None);
     assert_eq!((timestamp, created), (Some(suite.clone()), suite));
-    assert!(why.contains("newest release file"), "{why}");
-    let (timestamp, created, why) = date(&image(), Some(951_825_601));
+    assert!(date_source.contains("newest release file"), "{date_source}");
+    let (timestamp, created, date_source) = date(&image(), Some(951_825_601));
     assert_eq!((timestamp.as_deref(), created.as_str()), (Some("2000-02-29T12:00:01Z"), "2000-02-29T12:00:01Z"));
-    assert!(why.contains("SOURCE_DATE_EPOCH"), "{why}");
-    let (timestamp, created, why) = date(&ImageRecord { suites: Vec::new(), ..image() }, None);
+    assert!(date_source.contains("SOURCE_DATE_EPOCH"), "{date_source}");
+    let (timestamp, created, date_source) = date(&ImageRecord { suites: Vec::new(), ..image() }, None);
     assert_eq!((timestamp, created.as_str()), (None, "1970-01-01T00:00:00Z"));
-    assert!(why.contains("names no suite"), "{why}");
+    assert!(date_source.contains("has no suite"), "{date_source}");
     let error = written(&image(), Format::Spdx, Some(-1)).unwrap_err().to_string();
     assert!(error.contains("SOURCE_DATE_EPOCH") && error.contains("-1"), "{error}");
 }
 
 #[test]
-fn cyclonedx_has_every_file_once_in_what_it_is_from() {
-    let bill = bill(&image(), Format::CycloneDx);
+fn cyclonedx_lists_every_file_once_under_its_origin() {
+    let sbom = sbom(&image(), Format::CycloneDx);
     assert_eq!(
-        (text(&bill["bomFormat"]), text(&bill["specVersion"]), &bill["version"]),
+        (text(&sbom["bomFormat"]), text(&sbom["specVersion"]), &sbom["version"]),
         ("CycloneDX", "1.6", &1.into())
     );
-    let mut all = vec![&bill["metadata"]["component"]];
+    let mut all = vec![&sbom["metadata"]["component"]];
     components(all[0], &mut all);
-    components(&bill, &mut all);
+    components(&sbom, &mut all);
     let mut refs = BTreeSet::new();
     for one in &all {
         assert!(one["type"].is_string() && !text(&one["name"]).is_empty(), "{one}");
-        assert!(refs.insert(text(&one["bom-ref"]).to_owned()), "twice: {one}");
+        assert!(refs.insert(text(&one["bom-ref"]).to_owned()), "duplicate: {one}");
         assert!(list(&one["hashes"]).iter().all(|hash| [40, 64].contains(&text(&hash["content"]).len())), "{one}");
     }
-    // Which files are where.
+    // The files of each component.
     let files = |reference: &str| {
         let one = all.iter().find(|one| one["bom-ref"] == reference).unwrap_or_else(|| panic!("no {reference}"));
         list(&one["components"]).iter().map(|file| text(&file["name"])).collect::<Vec<_>>()
@@ -201,15 +201,15 @@ fn cyclonedx_has_every_file_once_in_what_it_is_from() {
     assert_eq!(driver["pedigree"]["ancestors"][0]["name"], "nvidia-open-kernel-dkms");
     let libc = find("package/trixie/libc6=2.41-12+deb13u1");
     assert_eq!(libc["purl"], "pkg:deb/debian/libc6@2.41-12%2Bdeb13u1?arch=amd64&distro=trixie&upstream=glibc");
-    assert_eq!(libc["scope"], "required", "it is in the image and a tool besides");
+    assert_eq!(libc["scope"], "required", "it is in the image, and also a tool");
     let kernel = find("compiled/trixie/linux-source-6.12=6.12.107-1");
     assert_eq!(kernel["hashes"][0]["content"], of_bytes(b"kernel").as_str());
-    // The image depends on what is in it, and on nothing that only helped.
-    for one in list(&bill["dependencies"]) {
+    // The image depends on its contents, not on inputs and tools.
+    for one in list(&sbom["dependencies"]) {
         let ends = std::iter::once(&one["ref"]).chain(list(&one["dependsOn"]));
         assert!(ends.map(text).all(|end| refs.contains(end)), "{one}");
     }
-    let parts: Vec<&str> = list(&bill["dependencies"][0]["dependsOn"]).iter().map(text).collect();
+    let parts: Vec<&str> = list(&sbom["dependencies"][0]["dependsOn"]).iter().map(text).collect();
     assert_eq!(parts.len(), 6, "{parts:?}");
     for reference in ["package/trixie/erofs-utils=1.8.6-1", "package/trixie/nvidia-open-kernel-dkms=550.163.01-2"] {
         assert_eq!(find(reference)["scope"], "excluded");
@@ -219,10 +219,10 @@ fn cyclonedx_has_every_file_once_in_what_it_is_from() {
 
 #[test]
 fn spdx_contains_every_file_and_relates_every_package() {
-    let bill = bill(&image(), Format::Spdx);
-    assert_eq!((text(&bill["spdxVersion"]), text(&bill["dataLicense"])), ("SPDX-2.3", "CC0-1.0"));
-    assert!(text(&bill["creationInfo"]["creators"][0]).starts_with("Tool: firstlight-image-builder-"));
-    let (packages, files) = (list(&bill["packages"]), list(&bill["files"]));
+    let sbom = sbom(&image(), Format::Spdx);
+    assert_eq!((text(&sbom["spdxVersion"]), text(&sbom["dataLicense"])), ("SPDX-2.3", "CC0-1.0"));
+    assert!(text(&sbom["creationInfo"]["creators"][0]).starts_with("Tool: firstlight-image-builder-"));
+    let (packages, files) = (list(&sbom["packages"]), list(&sbom["files"]));
     assert_eq!((packages.len(), files.len()), (1 + 2 + 5 + 4, 6));
     let mut ids = BTreeSet::from(["SPDXRef-DOCUMENT"]);
     for one in packages.iter().chain(files) {
@@ -239,11 +239,11 @@ fn spdx_contains_every_file_and_relates_every_package() {
         let is_it = |one: &&Value| one.get("name").or(one.get("fileName")).is_some_and(|found| found == name);
         text(&packages.iter().chain(files).find(is_it).unwrap_or_else(|| panic!("no {name}"))["SPDXID"])
     };
-    let relations: BTreeSet<(&str, &str, &str)> = list(&bill["relationships"])
+    let relations: BTreeSet<(&str, &str, &str)> = list(&sbom["relationships"])
         .iter()
         .map(|one| (text(&one["spdxElementId"]), text(&one["relationshipType"]), text(&one["relatedSpdxElement"])))
         .collect();
-    assert_eq!(relations.len(), list(&bill["relationships"]).len(), "none is there twice");
+    assert_eq!(relations.len(), list(&sbom["relationships"]).len(), "no duplicates");
     assert!(relations.iter().all(|(from, _, to)| ids.contains(from) && ids.contains(to)), "{relations:?}");
     let image = id("gpu");
     assert!(relations.contains(&("SPDXRef-DOCUMENT", "DESCRIBES", image)));
@@ -251,9 +251,9 @@ fn spdx_contains_every_file_and_relates_every_package() {
         assert!(relations.contains(&(image, "CONTAINS", text(&file["SPDXID"]))), "{file}");
     }
     for package in packages.iter().map(|one| text(&one["SPDXID"])).filter(|id| *id != image) {
-        let near =
+        let related =
             |(from, _, to): &(&str, &str, &str)| (*from, *to) == (image, package) || (*from, *to) == (package, image);
-        assert!(relations.iter().any(near), "{package} has nothing to do with the image");
+        assert!(relations.iter().any(related), "{package} has no relationship with the image");
     }
     for (from, kind, to) in [
         ("./lib/libc.so.6", "EXPANDED_FROM_ARCHIVE", "libc6"),
@@ -267,7 +267,7 @@ fn spdx_contains_every_file_and_relates_every_package() {
     ] {
         assert!(relations.contains(&(id(from), kind, id(to))), "{from} {kind} {to}");
     }
-    // Sorted, joined and hashed: `printf %s%s%s%s%s%s ... | sha1sum` says the same.
+    // The expected values are from `printf %s%s%s%s%s%s ... | sha1sum` with the sorted hashes.
     let code = |name: &str| {
         let one = packages.iter().find(|one| one["name"] == name).unwrap();
         assert_eq!(one["filesAnalyzed"], true, "{name}");
@@ -278,13 +278,13 @@ fn spdx_contains_every_file_and_relates_every_package() {
 }
 
 #[test]
-fn a_kernel_of_debian_is_its_package() {
+fn kernel_of_debian_then_its_package_is_content() {
     let kernel = package("linux-image-6.12.107+deb13-cloud-amd64", "6.12.107-1");
     let mut contents = image();
     contents.kernel = Some(Origin::Package(kernel.id()));
     contents.files.retain(|path, _| !path.contains("modules"));
     contents.packages = vec![kernel, package("libc6", "2.41-12+deb13u1")];
-    let spdx = bill(&contents, Format::Spdx);
+    let spdx = sbom(&contents, Format::Spdx);
     let ends = |one: &Value| {
         let kind = text(&one["relationshipType"]).to_owned();
         (text(&one["spdxElementId"]).to_owned(), kind, text(&one["relatedSpdxElement"]).to_owned())
@@ -293,55 +293,55 @@ fn a_kernel_of_debian_is_its_package() {
         from.starts_with("SPDXRef-Result-vmlinux") && kind == "EXPANDED_FROM_ARCHIVE" && to.contains("linux-image")
     });
     assert!(from_kernel);
-    let cyclonedx = bill(&contents, Format::CycloneDx);
+    let cyclonedx = sbom(&contents, Format::CycloneDx);
     let one = list(&cyclonedx["components"]).iter().find(|one| text(&one["name"]).starts_with("linux-image")).unwrap();
-    assert_eq!(one["scope"], "required", "the kernel is no tool although no file of its package is in the root");
+    assert_eq!(one["scope"], "required", "the kernel is content although no file of its package is in the root");
 }
 
 #[test]
-fn what_a_record_lacks_or_invents_is_said() {
+fn missing_or_invalid_hashes_then_error() {
     let mut old = image();
     for file in old.files.values_mut() {
         (file.sha1, file.origin) = (None, None);
     }
     let error = written(&old, Format::Spdx, None).unwrap_err().to_string();
     assert!(error.contains("no SHA-1 of /init") && error.contains("cyclonedx"), "{error}");
-    let cyclonedx = bill(&old, Format::CycloneDx);
-    let loose = list(&cyclonedx["components"]).iter().filter(|one| one["type"] == "file").count();
-    assert_eq!(loose, 6, "files that are from nobody knows where stand for themselves");
+    let cyclonedx = sbom(&old, Format::CycloneDx);
+    let unattributed = list(&cyclonedx["components"]).iter().filter(|one| one["type"] == "file").count();
+    assert_eq!(unattributed, 6, "files without origin are top-level components");
     let scopes = list(&cyclonedx["components"]).iter().filter(|one| one["name"] == "linux-source-6.12");
-    assert!(scopes.into_iter().all(|one| one.get("scope").is_none()), "content or input: nobody knows");
+    assert!(scopes.into_iter().all(|one| one.get("scope").is_none()), "the role is unknown");
     for change in [
-        |bad: &mut ImageRecord| bad.files.get_mut("init").unwrap().sha256 = "x".into(),
-        |bad: &mut ImageRecord| bad.files.get_mut("init").unwrap().sha1 = Some("x".into()),
-        |bad: &mut ImageRecord| bad.packages[0].sha256 = String::new(),
-        |bad: &mut ImageRecord| bad.archives[0].sha256 = "x".into(),
-        |bad: &mut ImageRecord| bad.outputs.get_mut("vmlinux").unwrap().sha256.push('0'),
+        |invalid: &mut ImageRecord| invalid.files.get_mut("init").unwrap().sha256 = "x".into(),
+        |invalid: &mut ImageRecord| invalid.files.get_mut("init").unwrap().sha1 = Some("x".into()),
+        |invalid: &mut ImageRecord| invalid.packages[0].sha256 = String::new(),
+        |invalid: &mut ImageRecord| invalid.archives[0].sha256 = "x".into(),
+        |invalid: &mut ImageRecord| invalid.outputs.get_mut("vmlinux").unwrap().sha256.push('0'),
     ] {
-        let mut bad = image();
-        change(&mut bad);
-        let error = written(&bad, Format::CycloneDx, None).unwrap_err().to_string();
-        assert!(error.contains("in the place of a SHA") && error.contains(RECORD), "{error}");
+        let mut invalid = image();
+        change(&mut invalid);
+        let error = written(&invalid, Format::CycloneDx, None).unwrap_err().to_string();
+        assert!(error.contains("instead of a SHA") && error.contains(RECORD), "{error}");
     }
     assert!(matches!(write(Path::new("/none"), Format::Spdx, None), Err(Error::Record(_))));
 }
 
 proptest! {
-    /// Whatever names a record has, identifiers are unique and relations end somewhere.
+    /// For arbitrary names, identifiers are unique and relationships refer to existing elements.
     #[test]
-    fn odd_names_do_no_harm(names in prop::collection::btree_set("\\PC{0,8}", 1..5), suite in "\\PC{0,5}") {
+    fn arbitrary_names_then_identifiers_are_unique(names in prop::collection::btree_set("\\PC{0,8}", 1..5), suite in "\\PC{0,5}") {
         let mut contents = image();
         contents.files = names.iter().map(|name| (name.clone(), file(ABC, Origin::Package(name.clone())))).collect();
         contents.packages = names.iter().map(|name| PackageRecord { suite: suite.clone(), ..package(name, name) }).collect();
         contents.packages.extend(contents.packages.clone());
-        let spdx = bill(&contents, Format::Spdx);
+        let spdx = sbom(&contents, Format::Spdx);
         let ids: Vec<&str> = list(&spdx["packages"]).iter().chain(list(&spdx["files"])).map(|one| text(&one["SPDXID"])).collect();
         let unique: BTreeSet<&str> = ids.iter().copied().chain(["SPDXRef-DOCUMENT"]).collect();
         prop_assert_eq!(unique.len(), ids.len() + 1);
         for one in list(&spdx["relationships"]) {
             prop_assert!(unique.contains(text(&one["spdxElementId"])) && unique.contains(text(&one["relatedSpdxElement"])));
         }
-        let cyclonedx = bill(&contents, Format::CycloneDx);
+        let cyclonedx = sbom(&contents, Format::CycloneDx);
         let mut all = Vec::new();
         components(&cyclonedx, &mut all);
         let refs: BTreeSet<&str> = all.iter().map(|one| text(&one["bom-ref"])).collect();

@@ -1,4 +1,4 @@
-//! An image as bills see it: every file in the place it is from.
+//! Groups the files of an image by origin, for both SBOM formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,19 @@ use firstlight_image::{ArchiveRecord, FileRecord, ImageRecord, KERNEL, Origin, P
 
 use crate::store::is_hash;
 
-/// A path without leading slash, and what is there.
+/// A path without leading slash, and its record.
 pub(super) type File<'a> = (&'a str, &'a FileRecord);
 
-/// What a package has to do with an image.
+/// The role of a package in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Something of it is in the image.
+    /// Files of it are in the image.
     Content,
-    /// Something in the image was compiled with it.
+    /// Files in the image were compiled from it.
     Input,
-    /// Its programs made the image.
+    /// Its programs are build tools.
     Tool,
-    /// The record is too old to tell content from input.
+    /// Unknown: the record does not distinguish content and input.
     Unknown,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Package<'a> {
     pub(super) files: Vec<File<'a>>,
 }
 
-/// What something is that no package has.
+/// The kind of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Own,
@@ -41,7 +41,7 @@ pub(super) enum Kind {
     Archive,
 }
 
-/// Something that no package has as it is.
+/// A group of files that are not from a package.
 #[derive(Debug)]
 pub(super) struct Group<'a> {
     pub(super) kind: Kind,
@@ -50,70 +50,74 @@ pub(super) struct Group<'a> {
     pub(super) name: String,
     pub(super) version: Option<String>,
     pub(super) note: String,
-    /// What it was compiled of.
+    /// The package it was compiled from.
     pub(super) source: Option<&'a PackageRecord>,
-    /// The archive that it is.
+    /// The archive of the files.
     pub(super) archive: Option<&'a ArchiveRecord>,
     pub(super) files: Vec<File<'a>>,
 }
 
-/// All of an image. Every file is in one package, one group, or `loose`.
+/// All files of an image. Every file is in one package, one group, or `unattributed`.
 #[derive(Debug)]
 pub(super) struct View<'a> {
     pub(super) contents: &'a ImageRecord,
     pub(super) groups: Vec<Group<'a>>,
     pub(super) packages: Vec<Package<'a>>,
-    /// Files of which nothing says where they are from.
-    pub(super) loose: Vec<File<'a>>,
+    /// Files without origin.
+    pub(super) unattributed: Vec<File<'a>>,
 }
 
-/// Hashes have to be hashes: whoever reads a bill believes them.
+/// Checks that all hashes in a record are well-formed.
 pub(super) fn check(contents: &ImageRecord) -> Result<(), String> {
     let packages = contents.packages.iter().chain(&contents.tools).map(|one| (one.name.as_str(), &one.sha256));
     let files = contents.files.iter().map(|(path, file)| (path.as_str(), &file.sha256));
     let outputs = contents.outputs.iter().map(|(name, file)| (name.as_str(), &file.sha256));
     let archives = contents.archives.iter().map(|one| (one.name.as_str(), &one.sha256));
     if let Some((what, hash)) = packages.chain(archives).chain(files).chain(outputs).find(|(_, hash)| !is_hash(hash)) {
-        return Err(format!("{what} has {hash:?} in the place of a SHA-256"));
+        return Err(format!("{what} has {hash:?} instead of a SHA-256"));
     }
     let sha1 = |text: &String| text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     match contents.files.iter().find(|(_, file)| file.sha1.as_ref().is_some_and(|text| !sha1(text))) {
-        Some((path, file)) => Err(format!("{path} has {:?} in the place of a SHA-1", file.sha1)),
+        Some((path, file)) => Err(format!("{path} has {:?} instead of a SHA-1", file.sha1)),
         None => Ok(()),
     }
 }
 
 impl<'a> View<'a> {
     pub(super) fn of(contents: &'a ImageRecord) -> Self {
-        let mut by_id: BTreeMap<String, &'a PackageRecord> = BTreeMap::new();
+        let mut packages_by_id: BTreeMap<String, &'a PackageRecord> = BTreeMap::new();
         for package in &contents.packages {
-            by_id.entry(package.id()).or_insert(package);
+            packages_by_id.entry(package.id()).or_insert(package);
         }
-        let mut of_packages: BTreeMap<&str, Vec<File<'a>>> = BTreeMap::new();
+        let mut package_files: BTreeMap<&str, Vec<File<'a>>> = BTreeMap::new();
         let mut groups: BTreeMap<&Origin, Vec<File<'a>>> = BTreeMap::new();
-        let mut loose = Vec::new();
-        // A compiled kernel is there although none of its files may be.
+        let mut unattributed = Vec::new();
+        // A compiled kernel has a group even without files in the image.
         for origin in contents.kernel.iter().filter(|origin| matches!(origin, Origin::Source(_))) {
             groups.entry(origin).or_default();
         }
         for (path, file) in &contents.files {
             let file = (path.as_str(), file);
             match &file.1.origin {
-                Some(Origin::Package(id)) if by_id.contains_key(id) => of_packages.entry(id).or_default().push(file),
-                Some(Origin::Archive(id)) if !contents.archives.iter().any(|one| one.id() == *id) => loose.push(file),
-                None | Some(Origin::Package(_)) => loose.push(file),
+                Some(Origin::Package(id)) if packages_by_id.contains_key(id) => {
+                    package_files.entry(id).or_default().push(file)
+                }
+                Some(Origin::Archive(id)) if !contents.archives.iter().any(|one| one.id() == *id) => {
+                    unattributed.push(file)
+                }
+                None | Some(Origin::Package(_)) => unattributed.push(file),
                 Some(origin) => groups.entry(origin).or_default().push(file),
             }
         }
-        let knows = contents.files.values().all(|file| file.origin.is_some());
+        let has_origins = contents.files.values().all(|file| file.origin.is_some());
         let mut seen = BTreeSet::new();
         let mut packages = Vec::new();
         for (list, tools) in [(&contents.packages, false), (&contents.tools, true)] {
             for record in list {
                 let id = record.id();
-                let files = of_packages.remove(id.as_str()).unwrap_or_default();
+                let files = package_files.remove(id.as_str()).unwrap_or_default();
                 let is_kernel = contents.kernel.as_ref().is_some_and(|origin| *origin == Origin::Package(id.clone()));
-                let role = match (tools, knows) {
+                let role = match (tools, has_origins) {
                     (true, _) => Role::Tool,
                     (false, false) => Role::Unknown,
                     (false, true) if is_kernel || !files.is_empty() => Role::Content,
@@ -124,11 +128,12 @@ impl<'a> View<'a> {
                 }
             }
         }
-        let groups = groups.into_iter().map(|(origin, files)| group(contents, &by_id, origin, files)).collect();
-        Self { contents, groups, packages, loose }
+        let groups =
+            groups.into_iter().map(|(origin, files)| group(contents, &packages_by_id, origin, files)).collect();
+        Self { contents, groups, packages, unattributed }
     }
 
-    /// Where the kernel among the results is from, if that is known: the file, a package, a group.
+    /// Returns the kernel's output file and its package or group, if known.
     pub(super) fn kernel(&self) -> Option<(&'static str, Option<&PackageRecord>, Option<&Group<'a>>)> {
         let origin = self.contents.kernel.as_ref()?;
         self.contents.outputs.get(KERNEL)?;
@@ -152,7 +157,7 @@ fn group<'a>(
     let own = || contents.own_files_sha256.get(..16).map(str::to_owned);
     let (kind, id, name, version, note) = match origin {
         Origin::Source(id) if contents.kernel.as_ref() == Some(origin) => {
-            let (release, note) = (contents.kernel_release.clone(), "Linux, compiled of a recipe.".to_owned());
+            let (release, note) = (contents.kernel_release.clone(), "Linux, compiled from a recipe.".to_owned());
             (Kind::Kernel, format!("compiled/{id}"), "linux".to_owned(), Some(release), note)
         }
         Origin::Source(id) => match contents.driver.as_ref().filter(|driver| driver.source == *id) {
@@ -161,28 +166,28 @@ fn group<'a>(
                     [] => "no patches".to_owned(),
                     names => format!("the patches {}", names.join(", ")),
                 };
-                let note = format!("Modules of NVIDIA's driver, compiled with {} and {patches}.", driver.compiler);
+                let note = format!("Modules of the NVIDIA driver, compiled with {} and {patches}.", driver.compiler);
                 let name = "nvidia-open-kernel-modules".to_owned();
                 (Kind::Driver, format!("compiled/{id}"), name, Some(driver.version.clone()), note)
             }
             None => {
-                let note = format!("Compiled of {id}.");
-                (Kind::OtherSource, format!("compiled/{id}"), format!("compiled of {id}"), None, note)
+                let note = format!("Compiled from {id}.");
+                (Kind::OtherSource, format!("compiled/{id}"), format!("compiled from {id}"), None, note)
             }
         },
         Origin::Builder => {
-            let note = "Lists of modules that the image builder writes.".to_owned();
+            let note = "Module lists written by the image builder.".to_owned();
             let version = Some(env!("CARGO_PKG_VERSION").to_owned());
             (Kind::Builder, "builder".to_owned(), format!("{image}-module-lists"), version, note)
         }
         Origin::Archive(id) => {
             let (name, version) = id.split_once('=').unwrap_or((id, ""));
             let reason = archive.map(|one| one.reason.as_str()).unwrap_or_default();
-            let note = format!("From an archive that was supplied for the image: {reason}");
+            let note = format!("From an archive supplied for the image: {reason}");
             (Kind::Archive, format!("archive/{id}"), name.to_owned(), Some(version.to_owned()), note)
         }
         Origin::Own | Origin::Package(_) => {
-            let note = "Programs and files that the image's manifest names, from no package.".to_owned();
+            let note = "Programs and files listed in the image's manifest, not from a package.".to_owned();
             (Kind::Own, "own".to_owned(), format!("{image}-own-files"), own(), note)
         }
     };

@@ -1,91 +1,100 @@
-//! Clocks that a GPU is held to. NVML does not say which ones it is held to
-//! now, so they are set even if nothing changes by it.
+//! Locks the clocks of a GPU. NVML does not report the current lock, so clocks are
+//! always set, even if the value is unchanged.
 
 use firstlight_gpu_settings_protocol::Clocks;
 use firstlight_sys::nvml::{Gpu, NvmlError};
 
-use crate::step::Todo;
+use crate::step::Plan;
 
-/// Clocks that are named one by one.
-const FEW: usize = 8;
+/// Maximum number of clocks that a message lists individually.
+const MAX_LISTED: usize = 8;
 
-/// Clocks that a GPU can have, the lowest first.
-struct Range(Vec<u32>);
+/// The supported clocks of a GPU in MHz, ascending.
+struct SupportedClocks(Vec<u32>);
 
-impl Range {
-    fn of(asked: Result<Vec<u32>, NvmlError>) -> Result<Self, String> {
-        let mut clocks = asked.map_err(|error| format!("its clocks cannot be read: {error}"))?;
+impl SupportedClocks {
+    fn of(clocks: Result<Vec<u32>, NvmlError>) -> Result<Self, String> {
+        let mut clocks = clocks.map_err(|error| format!("failed to read the supported clocks: {error}"))?;
         clocks.sort_unstable();
         clocks.dedup();
-        if clocks.is_empty() { Err("it names no clock that it can have".to_owned()) } else { Ok(Self(clocks)) }
+        if clocks.is_empty() { Err("the GPU reports no supported clocks".to_owned()) } else { Ok(Self(clocks)) }
     }
 
-    fn has(&self, low: u32, high: u32) -> bool {
-        self.0.first().is_some_and(|least| *least <= low) && self.0.last().is_some_and(|most| high <= *most)
+    /// Returns whether the range from `low` to `high` is within the supported clocks.
+    fn contains(&self, low: u32, high: u32) -> bool {
+        self.0.first().is_some_and(|min| *min <= low) && self.0.last().is_some_and(|max| high <= *max)
     }
 
-    fn words(&self) -> String {
-        let (least, most) = (self.0.first().copied().unwrap_or_default(), self.0.last().copied().unwrap_or_default());
-        if self.0.len() <= FEW {
+    /// Formats the clocks: a few individually, many as a range.
+    fn describe(&self) -> String {
+        let (min, max) = (self.0.first().copied().unwrap_or_default(), self.0.last().copied().unwrap_or_default());
+        if self.0.len() <= MAX_LISTED {
             let all: Vec<String> = self.0.iter().map(ToString::to_string).collect();
             return format!("{} MHz", all.join(", "));
         }
-        format!("{least} to {most} MHz in {} steps", self.0.len())
+        format!("{min} to {max} MHz in {} steps", self.0.len())
     }
 }
 
-fn memory_range(gpu: Gpu<'_>) -> Result<Range, String> {
-    Range::of(gpu.memory_clocks())
+/// Reads the supported memory clocks.
+fn memory_clocks(gpu: Gpu<'_>) -> Result<SupportedClocks, String> {
+    SupportedClocks::of(gpu.memory_clocks())
 }
 
-/// With memory at its fastest, as it is under load.
-fn processors_range(gpu: Gpu<'_>) -> Result<Range, String> {
-    let memory = memory_range(gpu)?.0.last().copied().unwrap_or_default();
-    Range::of(gpu.clocks(memory))
+/// Reads the supported SM clocks at the highest memory clock, which is used under load.
+fn sm_clocks(gpu: Gpu<'_>) -> Result<SupportedClocks, String> {
+    let memory = memory_clocks(gpu)?.0.last().copied().unwrap_or_default();
+    SupportedClocks::of(gpu.clocks(memory))
 }
 
-pub(crate) fn tell_memory(gpu: Gpu<'_>) -> Result<String, String> {
-    Ok(format!("takes {}", memory_range(gpu)?.words()))
+pub(crate) fn report_memory(gpu: Gpu<'_>) -> Result<String, String> {
+    Ok(format!("supports {}", memory_clocks(gpu)?.describe()))
 }
 
-pub(crate) fn tell_processors(gpu: Gpu<'_>) -> Result<String, String> {
-    Ok(format!("takes {}", processors_range(gpu)?.words()))
+pub(crate) fn report_sm(gpu: Gpu<'_>) -> Result<String, String> {
+    Ok(format!("supports {}", sm_clocks(gpu)?.describe()))
 }
 
-pub(crate) fn memory(gpu: Gpu<'_>, wanted: Clocks) -> Result<Todo<'_>, String> {
-    prepare(wanted, || memory_range(gpu), move |between| gpu.lock_memory_clock(between))
+pub(crate) fn lock_memory(gpu: Gpu<'_>, requested: Clocks) -> Result<Plan<'_>, String> {
+    prepare(requested, || memory_clocks(gpu), move |between| gpu.lock_memory_clock(between))
 }
 
-pub(crate) fn processors(gpu: Gpu<'_>, wanted: Clocks) -> Result<Todo<'_>, String> {
-    prepare(wanted, || processors_range(gpu), move |between| gpu.lock_clocks(between))
+pub(crate) fn lock_sm(gpu: Gpu<'_>, requested: Clocks) -> Result<Plan<'_>, String> {
+    prepare(requested, || sm_clocks(gpu), move |between| gpu.lock_clocks(between))
 }
 
 fn prepare<'a>(
-    wanted: Clocks,
-    range: impl FnOnce() -> Result<Range, String>,
+    requested: Clocks,
+    supported: impl FnOnce() -> Result<SupportedClocks, String>,
     set: impl FnOnce(Option<(u32, u32)>) -> Result<(), NvmlError> + 'a,
-) -> Result<Todo<'a>, String> {
-    let (low, high) = match wanted {
+) -> Result<Plan<'a>, String> {
+    let (low, high) = match requested {
         Clocks::Default => {
-            let words = "as the GPU likes".to_owned();
-            return Ok(Todo::change(words.clone(), move || {
-                set(None).map(|()| words).map_err(|error| format!("they cannot be let go: {error}"))
+            let description = "default".to_owned();
+            return Ok(Plan::change(description.clone(), move || {
+                set(None).map(|()| description).map_err(|error| format!("failed to unlock the clocks: {error}"))
             }));
         }
         Clocks::Between(low, high) => (low, high),
     };
-    let words = if low == high { format!("{low} MHz") } else { format!("{low} to {high} MHz") };
-    let range = range()?;
-    if !range.has(low, high) {
-        return Err(format!("{words} was asked for, and this GPU has {}; ask for a clock of these", range.words()));
+    let description = if low == high { format!("{low} MHz") } else { format!("{low} to {high} MHz") };
+    let supported = supported()?;
+    if !supported.contains(low, high) {
+        return Err(format!(
+            "requested {description}, but this GPU supports {}; request a supported clock",
+            supported.describe()
+        ));
     }
-    let done = words.clone();
-    Ok(Todo::change(words.clone(), move || match set(Some((low, high))) {
+    let done = description.clone();
+    Ok(Plan::change(description.clone(), move || match set(Some((low, high))) {
         Ok(()) => Ok(done),
-        Err(error) if error.code == NvmlError::NOT_SUPPORTED => {
-            Err(format!("{words} was asked for: {error}; the clock of this GPU cannot be held, leave it out"))
-        }
-        Err(error) => Err(format!("{words} was asked for, and not set: {error}; this GPU has {}", range.words())),
+        Err(error) if error.code == NvmlError::NOT_SUPPORTED => Err(format!(
+            "failed to lock the clocks at {description}: {error}; this GPU does not support locked clocks, remove the setting"
+        )),
+        Err(error) => Err(format!(
+            "failed to lock the clocks at {description}: {error}; this GPU supports {}",
+            supported.describe()
+        )),
     }))
 }
 
@@ -94,11 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_formatted_compactly() {
-        let few = Range::of(Ok(vec![3201, 2619, 3201])).unwrap();
-        assert_eq!((few.words().as_str(), few.has(2619, 3201), few.has(2618, 3201)), ("2619, 3201 MHz", true, false));
-        let many = Range::of(Ok((0..110).map(|step| 345 + 15 * step).collect())).unwrap();
-        assert_eq!((many.words().as_str(), many.has(350, 1980)), ("345 to 1980 MHz in 110 steps", true));
-        assert!(Range::of(Ok(Vec::new())).is_err());
+    fn supported_clocks_are_formatted_compactly() {
+        let few = SupportedClocks::of(Ok(vec![3201, 2619, 3201])).unwrap();
+        assert_eq!(
+            (few.describe().as_str(), few.contains(2619, 3201), few.contains(2618, 3201)),
+            ("2619, 3201 MHz", true, false)
+        );
+        let many = SupportedClocks::of(Ok((0..110).map(|step| 345 + 15 * step).collect())).unwrap();
+        assert_eq!((many.describe().as_str(), many.contains(350, 1980)), ("345 to 1980 MHz in 110 steps", true));
+        assert!(SupportedClocks::of(Ok(Vec::new())).is_err());
     }
 }

@@ -1,92 +1,99 @@
-//! Instances of a GPU in MIG mode: what there is, what is asked for, and the
-//! way from one to the other. Each GPU instance has one compute instance that
-//! is all of it.
+//! Changes the MIG layout of a GPU from the current to the requested instances. Each
+//! GPU instance has one compute instance of its full size.
 
-use firstlight_gpu_settings_protocol::{InstanceCount, Profile as Asked};
+use firstlight_gpu_settings_protocol::{InstanceCount, Profile as RequestedProfile};
 use firstlight_sys::nvml::{Gpu, GpuInstance, Placement, Profile};
 
-use crate::place;
-use crate::step::Todo;
+use crate::placement;
+use crate::step::Plan;
 
-fn plain(error: impl ToString) -> String {
+fn to_text(error: impl ToString) -> String {
     error.to_string()
 }
 
-/// What a GPU can be divided into, with what there is room for now.
-pub(crate) fn words(gpu: Gpu<'_>, kinds: &[Profile]) -> String {
-    let all = kinds.iter().map(|kind| {
-        let free = gpu.remaining_capacity(kind.id).map_or_else(|_| String::new(), |free| format!("{free} free "));
-        format!("{} ({}: {free}of {})", kind.name, kind.id, kind.most)
+/// Formats the profiles of a GPU with the number of free and total instances.
+pub(crate) fn describe_profiles(gpu: Gpu<'_>, profiles: &[Profile]) -> String {
+    let all = profiles.iter().map(|profile| {
+        let free = gpu.remaining_capacity(profile.id).map_or_else(|_| String::new(), |free| format!("{free} free "));
+        format!("{} ({}: {free}of {})", profile.name, profile.id, profile.most)
     });
     all.collect::<Vec<_>>().join(", ")
 }
 
-/// The kinds that were asked for, one per instance.
+/// Returns the requested profiles, one per instance.
 pub(crate) fn resolve<'a>(
     gpu: Gpu<'_>,
-    kinds: &'a [Profile],
+    profiles: &'a [Profile],
     parts: &[InstanceCount],
 ) -> Result<Vec<&'a Profile>, String> {
     let mut all = Vec::new();
     for part in parts {
-        let is_it = |kind: &&Profile| match &part.profile {
-            Asked::Name(name) => kind.name.eq_ignore_ascii_case(name),
-            Asked::Id(id) => kind.id == *id,
+        let is_requested = |profile: &&Profile| match &part.profile {
+            RequestedProfile::Name(name) => profile.name.eq_ignore_ascii_case(name),
+            RequestedProfile::Id(id) => profile.id == *id,
         };
-        let Some(kind) = kinds.iter().find(is_it) else {
-            return Err(format!("there is no profile {}; this GPU has {}", part.profile, words(gpu, kinds)));
+        let Some(profile) = profiles.iter().find(is_requested) else {
+            return Err(format!("unknown profile {}; this GPU has {}", part.profile, describe_profiles(gpu, profiles)));
         };
-        all.extend((0..part.count).map(|_| kind));
+        all.extend((0..part.count).map(|_| profile));
     }
-    for kind in kinds {
-        let count = all.iter().filter(|other| other.id == kind.id).count();
-        if u32::try_from(count).is_ok_and(|count| count > kind.most) {
-            return Err(format!("{count} of {} were asked for; this GPU has {}", kind.name, words(gpu, kinds)));
+    for profile in profiles {
+        let count = all.iter().filter(|other| other.id == profile.id).count();
+        if u32::try_from(count).is_ok_and(|count| count > profile.most) {
+            return Err(format!(
+                "requested {count} of {}, but this GPU has {}",
+                profile.name,
+                describe_profiles(gpu, profiles)
+            ));
         }
     }
     Ok(all)
 }
 
-/// All instances of a GPU.
-fn instances<'a>(gpu: Gpu<'a>, kinds: &[Profile]) -> Result<Vec<GpuInstance<'a>>, String> {
+/// Returns all GPU instances of a GPU.
+fn instances<'a>(gpu: Gpu<'a>, profiles: &[Profile]) -> Result<Vec<GpuInstance<'a>>, String> {
     let mut all = Vec::new();
-    for kind in kinds {
-        let found = gpu.instances(kind.id);
-        all.extend(found.map_err(|error| format!("its instances of {} cannot be read: {error}", kind.name))?);
+    for profile in profiles {
+        let found = gpu.instances(profile.id);
+        all.extend(found.map_err(|error| format!("failed to read the instances of {}: {error}", profile.name))?);
     }
     Ok(all)
 }
 
-/// The kind of compute instance that is all of its GPU instance.
-fn whole(instance: &GpuInstance<'_>) -> Result<u32, String> {
-    let kinds = instance.compute_profiles().map_err(plain)?;
-    let whole = kinds.iter().max_by_key(|kind| (kind.slices, kind.multiprocessors));
-    whole.map(|kind| kind.id).ok_or_else(|| format!("GPU instance {} can have no compute instance", instance.id))
+/// Returns the id of the compute instance profile with the full size of a GPU instance.
+fn full_compute_profile(instance: &GpuInstance<'_>) -> Result<u32, String> {
+    let profiles = instance.compute_profiles().map_err(to_text)?;
+    let full = profiles.iter().max_by_key(|profile| (profile.slices, profile.multiprocessors));
+    full.map(|profile| profile.id).ok_or_else(|| format!("GPU instance {} supports no compute instance", instance.id))
 }
 
+/// The compute instances of a GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Inside {
-    /// One compute instance that is all of it.
-    Whole,
-    Nothing,
+enum ComputeInstances {
+    /// One compute instance of full size.
+    Full,
+    /// None.
+    None,
+    /// Any other number or size.
     Other,
 }
 
-fn inside(instance: &GpuInstance<'_>) -> Result<Inside, String> {
-    let whole = whole(instance)?;
+/// Reads the compute instances of a GPU instance.
+fn compute_instances(instance: &GpuInstance<'_>) -> Result<ComputeInstances, String> {
+    let full = full_compute_profile(instance)?;
     let mut found = Vec::new();
-    for kind in instance.compute_profiles().map_err(plain)? {
-        found.extend(instance.compute_instances(kind.id).map_err(plain)?.iter().map(|compute| compute.profile));
+    for profile in instance.compute_profiles().map_err(to_text)? {
+        found.extend(instance.compute_instances(profile.id).map_err(to_text)?.iter().map(|compute| compute.profile));
     }
     Ok(match found[..] {
-        [] => Inside::Nothing,
-        [one] if one == whole => Inside::Whole,
-        _ => Inside::Other,
+        [] => ComputeInstances::None,
+        [one] if one == full => ComputeInstances::Full,
+        _ => ComputeInstances::Other,
     })
 }
 
 /// Fails if processes compute on the GPU.
-pub(crate) fn unused(gpu: Gpu<'_>) -> Result<(), String> {
+pub(crate) fn check_unused(gpu: Gpu<'_>) -> Result<(), String> {
     // Processes that NVML does not report here make the destruction of their instance fail.
     let processes = gpu.processes().unwrap_or_default();
     if processes.is_empty() {
@@ -94,7 +101,7 @@ pub(crate) fn unused(gpu: Gpu<'_>) -> Result<(), String> {
     }
     let ids: Vec<String> = processes.iter().take(8).map(ToString::to_string).collect();
     Err(format!(
-        "{} processes compute on it ({}), so its instances are not changed; end them first",
+        "{} compute processes use the GPU ({}), so its instances are not changed; terminate them first",
         processes.len(),
         ids.join(", ")
     ))
@@ -102,11 +109,11 @@ pub(crate) fn unused(gpu: Gpu<'_>) -> Result<(), String> {
 
 /// Destroys all instances.
 pub(crate) fn destroy_all(gpu: Gpu<'_>) -> Result<(), String> {
-    let kinds = gpu.profiles().map_err(plain)?;
-    let all = instances(gpu, &kinds)?;
+    let profiles = gpu.profiles().map_err(to_text)?;
+    let all = instances(gpu, &profiles)?;
     // Compute instances first: if one is in use, no GPU instance is destroyed.
     for instance in &all {
-        destroy_inside(instance)?;
+        destroy_compute_instances(instance)?;
     }
     for instance in all {
         let id = instance.id;
@@ -117,9 +124,10 @@ pub(crate) fn destroy_all(gpu: Gpu<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn destroy_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
-    for kind in instance.compute_profiles().map_err(plain)? {
-        for compute in instance.compute_instances(kind.id).map_err(plain)? {
+/// Destroys the compute instances of a GPU instance.
+fn destroy_compute_instances(instance: &GpuInstance<'_>) -> Result<(), String> {
+    for profile in instance.compute_profiles().map_err(to_text)? {
+        for compute in instance.compute_instances(profile.id).map_err(to_text)? {
             let id = compute.id;
             compute.destroy().map_err(|error| {
                 format!(
@@ -132,77 +140,90 @@ fn destroy_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn names(kinds: &[&Profile]) -> String {
-    kinds.iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>().join(",")
+fn names(profiles: &[&Profile]) -> String {
+    profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>().join(",")
 }
 
-/// What is left to do on a GPU that is in MIG mode.
-pub(crate) fn prepare<'a>(gpu: Gpu<'a>, parts: &[InstanceCount]) -> Result<Todo<'a>, String> {
-    let kinds = gpu.profiles().map_err(|error| format!("its profiles cannot be read: {error}"))?;
-    let wanted = resolve(gpu, &kinds, parts)?;
-    let now = instances(gpu, &kinds)?;
+/// Plans the change to the requested instances on a GPU in MIG mode.
+pub(crate) fn prepare<'a>(gpu: Gpu<'a>, parts: &[InstanceCount]) -> Result<Plan<'a>, String> {
+    let profiles = gpu.profiles().map_err(|error| format!("failed to read the MIG profiles: {error}"))?;
+    let requested = resolve(gpu, &profiles, parts)?;
+    let current = instances(gpu, &profiles)?;
     let sorted = |mut ids: Vec<u32>| {
         ids.sort_unstable();
         ids
     };
-    let same = sorted(now.iter().map(|instance| instance.profile).collect())
-        == sorted(wanted.iter().map(|kind| kind.id).collect());
-    let contents: Vec<Inside> = now.iter().map(inside).collect::<Result<_, _>>()?;
-    let asked = names(&wanted);
-    if same && contents.iter().all(|inside| *inside == Inside::Whole) {
-        return Ok(Todo::Nothing(asked));
+    let same_profiles = sorted(current.iter().map(|instance| instance.profile).collect())
+        == sorted(requested.iter().map(|profile| profile.id).collect());
+    let contents: Vec<ComputeInstances> = current.iter().map(compute_instances).collect::<Result<_, _>>()?;
+    let requested_names = names(&requested);
+    if same_profiles && contents.iter().all(|compute| *compute == ComputeInstances::Full) {
+        return Ok(Plan::Nothing(requested_names));
     }
-    if same && !contents.contains(&Inside::Other) {
-        let words = format!("{asked}, before without all compute instances");
-        return Ok(Todo::change(words.clone(), move || {
-            for (instance, _) in now.iter().zip(contents).filter(|(_, inside)| *inside == Inside::Nothing) {
-                make_inside(instance)?;
+    if same_profiles && !contents.contains(&ComputeInstances::Other) {
+        let description = format!("{requested_names} (previously without all compute instances)");
+        return Ok(Plan::change(description.clone(), move || {
+            for (instance, _) in current.iter().zip(contents).filter(|(_, compute)| *compute == ComputeInstances::None)
+            {
+                create_full_compute_instance(instance)?;
             }
-            Ok(words)
+            Ok(description)
         }));
     }
     let mut choices = Vec::new();
-    for kind in &wanted {
-        choices
-            .push(gpu.placements(kind.id).map_err(|error| format!("places of {} cannot be read: {error}", kind.name))?);
+    for profile in &requested {
+        choices.push(
+            gpu.placements(profile.id)
+                .map_err(|error| format!("failed to read the placements of {}: {error}", profile.name))?,
+        );
     }
-    let Some(places) = place::places(&choices) else {
-        return Err(format!("{asked} do not fit beside each other; this GPU has {}", words(gpu, &kinds)));
+    let Some(placements) = placement::find_placements(&choices) else {
+        return Err(format!(
+            "{requested_names} do not fit on this GPU, which has {}",
+            describe_profiles(gpu, &profiles)
+        ));
     };
-    if !now.is_empty() {
-        unused(gpu)?;
+    if !current.is_empty() {
+        check_unused(gpu)?;
     }
-    let before = match now.len() {
+    let previous = match current.len() {
         0 => "without instances".to_owned(),
-        _ => now.iter().map(|instance| name_of(&kinds, instance)).collect::<Vec<_>>().join(","),
+        _ => current.iter().map(|instance| name_of(&profiles, instance)).collect::<Vec<_>>().join(","),
     };
-    let words = format!("{asked}, before {before}");
-    let plan: Vec<(String, u32, Placement)> =
-        wanted.iter().zip(places).map(|(kind, place)| (kind.name.clone(), kind.id, place)).collect();
-    Ok(Todo::change(words.clone(), move || {
+    let description = format!("{requested_names} (previously {previous})");
+    let plan: Vec<(String, u32, Placement)> = requested
+        .iter()
+        .zip(placements)
+        .map(|(profile, placement)| (profile.name.clone(), profile.id, placement))
+        .collect();
+    Ok(Plan::change(description.clone(), move || {
         destroy_all(gpu)?;
-        for (name, kind, place) in &plan {
-            if let Err(error) = make(gpu, *kind, *place) {
+        for (name, profile, placement) in &plan {
+            if let Err(error) = create_instance(gpu, *profile, *placement) {
                 let after = match destroy_all(gpu) {
-                    Ok(()) => "the GPU is without instances now".to_owned(),
-                    Err(error) => format!("those that were made before it are left: {error}"),
+                    Ok(()) => "all instances were destroyed again".to_owned(),
+                    Err(error) => format!("the instances created before it remain: {error}"),
                 };
-                return Err(format!("{name} at slice {} of {asked} cannot be made: {error}; {after}", place.start));
+                return Err(format!(
+                    "failed to create {name} at slice {} of {requested_names}: {error}; {after}",
+                    placement.start
+                ));
             }
         }
-        Ok(words)
+        Ok(description)
     }))
 }
 
-fn name_of(kinds: &[Profile], instance: &GpuInstance<'_>) -> String {
-    let kind = kinds.iter().find(|kind| kind.id == instance.profile);
-    kind.map_or_else(|| format!("profile {}", instance.profile), |kind| kind.name.clone())
+fn name_of(profiles: &[Profile], instance: &GpuInstance<'_>) -> String {
+    let profile = profiles.iter().find(|profile| profile.id == instance.profile);
+    profile.map_or_else(|| format!("profile {}", instance.profile), |profile| profile.name.clone())
 }
 
-fn make(gpu: Gpu<'_>, kind: u32, place: Placement) -> Result<(), String> {
-    make_inside(&gpu.create_instance(kind, place).map_err(plain)?)
+/// Creates a GPU instance with one compute instance of full size.
+fn create_instance(gpu: Gpu<'_>, profile: u32, placement: Placement) -> Result<(), String> {
+    create_full_compute_instance(&gpu.create_instance(profile, placement).map_err(to_text)?)
 }
 
-fn make_inside(instance: &GpuInstance<'_>) -> Result<(), String> {
-    instance.create_compute_instance(whole(instance)?).map(drop).map_err(plain)
+fn create_full_compute_instance(instance: &GpuInstance<'_>) -> Result<(), String> {
+    instance.create_compute_instance(full_compute_profile(instance)?).map(drop).map_err(to_text)
 }

@@ -1,11 +1,10 @@
-//! Settings of a guest's GPUs, through NVML: MIG layout, compute mode, power
+//! Applies settings to a guest's GPUs through NVML: MIG layout, compute mode, power
 //! limit, clocks, and the ready state under confidential computing.
 //!
-//! A program of its own because NVML is a library that has to be opened at run
-//! time, and PID 1 is linked statically. PID 1 starts it once the GPUs are
-//! attached, and reads what it writes: one line of JSON when a step begins and
-//! one when it has ended. GPUs have a thread each, which NVML allows; the steps
-//! of one follow each other.
+//! A separate program, because NVML is opened with dlopen and PID 1 is linked
+//! statically. PID 1 starts it when the GPUs are attached and parses its output: one
+//! line of JSON at the start of each step and one at its end. GPUs are set in parallel,
+//! with one thread each, which NVML supports; the steps of a GPU are sequential.
 #![forbid(unsafe_code)]
 
 mod clocks;
@@ -13,7 +12,7 @@ mod inventory;
 mod layout;
 mod mig;
 mod modes;
-mod place;
+mod placement;
 mod power;
 mod step;
 
@@ -21,24 +20,24 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use firstlight_gpu_settings_protocol::{Gpu as Wanted, SYSTEM, SettingsRequest};
+use firstlight_gpu_settings_protocol::{Gpu as RequestedSettings, SYSTEM, SettingsRequest};
 use firstlight_sys::nvml::{Gpu, Library};
 
-use crate::step::{Steps, Todo};
+use crate::step::{Plan, Steps};
 
 const HELP: &str = "\
-Settings of GPUs, through NVML. What it does is written as lines of JSON.
-  apply WORK      does it; ends with status 1 if something is not as asked
-  check [WORK]    changes nothing: tells what would be done, and what each GPU can be set to
-  inventory       changes nothing: where each GPU is on the baseboard, for fmctl inventory nvml
-  --library FILE  before these: where NVML is
-  --version       its version
-WORK is JSON: {\"gpus\": [{\"pci\": \"0000:01:00.0\", \"mig\": \"3g.71gb,4g.71gb\", \"compute-mode\": \"default\",
-\"power-limit\": \"500\", \"memory-clock\": \"2619\", \"clocks\": \"345,1980\"}], \"ready\": \"auto\"}, each part if it is wished.
+Applies settings of GPUs through NVML, and reports each step as a line of JSON.
+  apply REQUEST   applies the settings; exit status 1 if a step fails
+  check [REQUEST] reports what apply would change, and the current and supported settings; changes nothing
+  inventory       prints the baseboard module id of each GPU, for fmctl inventory nvml; changes nothing
+  --library FILE  the path of NVML; before the command
+  --version       prints the version
+REQUEST is JSON: {\"gpus\": [{\"pci\": \"0000:01:00.0\", \"mig\": \"3g.71gb,4g.71gb\", \"compute-mode\": \"default\",
+\"power-limit\": \"500\", \"memory-clock\": \"2619\", \"clocks\": \"345,1980\"}], \"ready\": \"auto\"}; every key but pci is optional.
 ";
 
-/// Where NVML is: where the loader finds it, or in the directories of drivers.
-const PLACES: &[&str] = &[
+/// Names of the NVML library: in the loader's search path, or in the directories of drivers.
+const LIBRARY_PATHS: &[&str] = &[
     "libnvidia-ml.so.1",
     "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
     "/usr/lib64/libnvidia-ml.so.1",
@@ -46,57 +45,57 @@ const PLACES: &[&str] = &[
     "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
 ];
 
-/// What the command line says.
+/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
-    Tell(String),
+    Print(String),
     Inventory { library: Option<String> },
-    Run { library: Option<String>, work: Option<SettingsRequest>, apply: bool },
+    Run { library: Option<String>, request: Option<SettingsRequest>, apply: bool },
 }
 
-fn command(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
+fn parse_arguments(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let mut library = None;
     loop {
-        let apply = match words.next().as_deref() {
+        let apply = match arguments.next().as_deref() {
             Some("--library") => {
-                library = Some(words.next().ok_or("--library needs a file")?);
+                library = Some(arguments.next().ok_or("--library needs a file")?);
                 continue;
             }
-            Some("--help" | "-h") => return Ok(Command::Tell(HELP.to_owned())),
+            Some("--help" | "-h") => return Ok(Command::Print(HELP.to_owned())),
             Some("--version") => {
-                return Ok(Command::Tell(format!("firstlight-gpu-settings {}\n", env!("CARGO_PKG_VERSION"))));
+                return Ok(Command::Print(format!("firstlight-gpu-settings {}\n", env!("CARGO_PKG_VERSION"))));
             }
             Some("inventory") => {
-                let more = words.next();
+                let more = arguments.next();
                 return more
-                    .map_or(Ok(Command::Inventory { library }), |_| Err("inventory takes nothing more".to_owned()));
+                    .map_or(Ok(Command::Inventory { library }), |_| Err("inventory takes no arguments".to_owned()));
             }
             Some("apply") => true,
             Some("check") => false,
-            Some(other) => return Err(format!("unknown word {other:?}; see --help")),
-            None => return Err("apply, check or inventory? see --help".to_owned()),
+            Some(other) => return Err(format!("unknown argument {other:?}; see --help")),
+            None => return Err("missing command apply, check or inventory; see --help".to_owned()),
         };
-        let text = words.next();
+        let text = arguments.next();
         if apply && text.is_none() {
-            return Err("apply needs WORK; see --help".to_owned());
+            return Err("apply needs REQUEST; see --help".to_owned());
         }
-        if words.next().is_some() {
-            return Err("too many words; WORK is one of them, see --help".to_owned());
+        if arguments.next().is_some() {
+            return Err("too many arguments; pass REQUEST as one argument, see --help".to_owned());
         }
-        let work =
-            text.map(|text| serde_json::from_str(&text).map_err(|error| format!("WORK: {error}"))).transpose()?;
-        return Ok(Command::Run { library, work, apply });
+        let request =
+            text.map(|text| serde_json::from_str(&text).map_err(|error| format!("REQUEST: {error}"))).transpose()?;
+        return Ok(Command::Run { library, request, apply });
     }
 }
 
 fn main() -> ExitCode {
-    match command(std::env::args().skip(1)) {
-        Ok(Command::Tell(text)) => {
+    match parse_arguments(std::env::args().skip(1)) {
+        Ok(Command::Print(text)) => {
             let written = std::io::stdout().write_all(text.as_bytes());
             if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Ok(Command::Inventory { library }) => inventory::print(&places(library.as_deref())),
-        Ok(Command::Run { library, work, apply }) => run(library.as_deref(), work, apply),
+        Ok(Command::Inventory { library }) => inventory::print(&library_paths(library.as_deref())),
+        Ok(Command::Run { library, request, apply }) => run(library.as_deref(), request, apply),
         Err(text) => {
             let _ = writeln!(std::io::stderr(), "firstlight-gpu-settings: {text}");
             ExitCode::from(2)
@@ -104,56 +103,56 @@ fn main() -> ExitCode {
     }
 }
 
-fn places(library: Option<&str>) -> Vec<&OsStr> {
+fn library_paths(library: Option<&str>) -> Vec<&OsStr> {
     match library {
         Some(file) => vec![OsStr::new(file)],
-        None => PLACES.iter().map(OsStr::new).collect(),
+        None => LIBRARY_PATHS.iter().map(OsStr::new).collect(),
     }
 }
 
-fn run(library: Option<&str>, work: Option<SettingsRequest>, apply: bool) -> ExitCode {
+fn run(library: Option<&str>, request: Option<SettingsRequest>, apply: bool) -> ExitCode {
     let steps = Steps::new(apply);
-    let places = places(library);
+    let library_paths = library_paths(library);
     let mut opened = None;
     steps.run(SYSTEM, "nvml", || {
-        let library = Library::open(&places).map_err(|error| error.to_string())?;
+        let library = Library::open(&library_paths).map_err(|error| error.to_string())?;
         let version = library.driver_version().map_err(|error| error.to_string())?;
         opened = Some(library);
-        Ok(Todo::Nothing(format!("driver {version}")))
+        Ok(Plan::Nothing(format!("driver {version}")))
     });
     let Some(library) = opened else { return ExitCode::FAILURE };
-    let all = work.is_none();
-    let work = work.unwrap_or_default();
+    let report_only = request.is_none();
+    let request = request.unwrap_or_default();
     std::thread::scope(|scope| {
-        for wanted in &work.gpus {
+        for settings in &request.gpus {
             let (library, steps) = (&library, &steps);
-            let thread = std::thread::Builder::new().name(wanted.pci.to_string());
-            if let Err(error) = thread.spawn_scoped(scope, move || one(library, steps, wanted)) {
+            let thread = std::thread::Builder::new().name(settings.pci.to_string());
+            if let Err(error) = thread.spawn_scoped(scope, move || apply_gpu(library, steps, settings)) {
                 steps.failed(
-                    &wanted.pci.to_string(),
+                    &settings.pci.to_string(),
                     "thread",
-                    &format!("cannot start one: {error}; is memory short?"),
+                    &format!("failed to start a thread: {error}; check the memory of the guest"),
                 );
             }
         }
     });
-    if all {
-        tell_all(&library, &steps);
+    if report_only {
+        report_all(&library, &steps);
     }
-    if let Some(ready) = work.ready {
+    if let Some(ready) = request.ready {
         steps.run(SYSTEM, "ready", || modes::ready(&library, ready));
     }
-    if steps.all_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if steps.all_succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// All steps of one GPU. A step that fails does not keep the next from being done.
-fn one(library: &Library, steps: &Steps, wanted: &Wanted) {
-    let object = wanted.pci.to_string();
+/// Runs all steps of a GPU. After a failed step the next ones still run.
+fn apply_gpu(library: &Library, steps: &Steps, settings: &RequestedSettings) {
+    let object = settings.pci.to_string();
     let gpu = match library.gpu(&object) {
         Ok(gpu) => gpu,
         Err(error) => {
             let text =
-                format!("NVML does not give this GPU: {error}; look at the driver's words about it in the kernel log");
+                format!("failed to open the GPU with NVML: {error}; check the driver's messages in the kernel log");
             steps.failed(&object, "find", &text);
             return;
         }
@@ -161,25 +160,25 @@ fn one(library: &Library, steps: &Steps, wanted: &Wanted) {
     if !steps.applies() {
         report(steps, &object, gpu);
     }
-    if let Some(mig) = &wanted.mig {
+    if let Some(mig) = &settings.mig {
         steps.run(&object, "mig", || mig::prepare(gpu, mig));
     }
-    if let Some(mode) = wanted.compute_mode {
+    if let Some(mode) = settings.compute_mode {
         steps.run(&object, "compute-mode", || modes::compute(gpu, mode));
     }
-    if let Some(limit) = wanted.power_limit {
+    if let Some(limit) = settings.power_limit {
         steps.run(&object, "power-limit", || power::prepare(gpu, limit));
     }
-    if let Some(clocks) = wanted.memory_clock {
-        steps.run(&object, "memory-clock", || clocks::memory(gpu, clocks));
+    if let Some(clocks) = settings.memory_clock {
+        steps.run(&object, "memory-clock", || clocks::lock_memory(gpu, clocks));
     }
-    if let Some(clocks) = wanted.clocks {
-        steps.run(&object, "clocks", || clocks::processors(gpu, clocks));
+    if let Some(clocks) = settings.clocks {
+        steps.run(&object, "clocks", || clocks::lock_sm(gpu, clocks));
     }
 }
 
-/// What every GPU has and can have.
-fn tell_all(library: &Library, steps: &Steps) {
+/// Reports the current and supported settings of every GPU.
+fn report_all(library: &Library, steps: &Steps) {
     let gpus = match library.gpus() {
         Ok(gpus) => gpus,
         Err(error) => return steps.failed(SYSTEM, "find", &error.to_string()),
@@ -190,47 +189,47 @@ fn tell_all(library: &Library, steps: &Steps) {
             Err(error) => steps.failed(SYSTEM, "find", &error.to_string()),
         }
     }
-    steps.run(SYSTEM, "ready", || modes::tell_ready(library));
+    steps.run(SYSTEM, "ready", || modes::report_ready(library));
 }
 
 /// Reports the current and supported settings of a GPU. An unsupported setting is not a failure.
 fn report(steps: &Steps, object: &str, gpu: Gpu<'_>) {
-    let words =
-        |value: Result<String, String>| Ok(Todo::Nothing(value.unwrap_or_else(|error| format!("none: {error}"))));
-    steps.run(object, "has-model", || words(gpu.name().map_err(|error| error.to_string())));
-    steps.run(object, "has-mig", || words(mig::tell(gpu)));
-    steps.run(object, "has-compute-mode", || words(modes::tell_compute(gpu)));
-    steps.run(object, "has-power-limit", || words(power::tell(gpu)));
-    steps.run(object, "has-memory-clock", || words(clocks::tell_memory(gpu)));
-    steps.run(object, "has-clocks", || words(clocks::tell_processors(gpu)));
+    let result_or_error =
+        |value: Result<String, String>| Ok(Plan::Nothing(value.unwrap_or_else(|error| format!("none: {error}"))));
+    steps.run(object, "has-model", || result_or_error(gpu.name().map_err(|error| error.to_string())));
+    steps.run(object, "has-mig", || result_or_error(mig::report(gpu)));
+    steps.run(object, "has-compute-mode", || result_or_error(modes::report_compute(gpu)));
+    steps.run(object, "has-power-limit", || result_or_error(power::report(gpu)));
+    steps.run(object, "has-memory-clock", || result_or_error(clocks::report_memory(gpu)));
+    steps.run(object, "has-clocks", || result_or_error(clocks::report_sm(gpu)));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(words: &[&str]) -> Result<Command, String> {
-        command(words.iter().map(ToString::to_string))
+    fn parse(arguments: &[&str]) -> Result<Command, String> {
+        parse_arguments(arguments.iter().map(ToString::to_string))
     }
 
     #[test]
-    fn the_command_line_is_one_verb_and_one_task() {
-        let none = Command::Run { library: None, work: None, apply: false };
-        assert_eq!(said(&["check"]), Ok(none));
-        assert_eq!(said(&["inventory"]), Ok(Command::Inventory { library: None }));
-        let work = Some(SettingsRequest::default());
+    fn command_line_is_one_command_and_one_request() {
+        let none = Command::Run { library: None, request: None, apply: false };
+        assert_eq!(parse(&["check"]), Ok(none));
+        assert_eq!(parse(&["inventory"]), Ok(Command::Inventory { library: None }));
+        let request = Some(SettingsRequest::default());
         let library = Some("/x".to_owned());
-        assert_eq!(said(&["--library", "/x", "apply", "{}"]), Ok(Command::Run { library, work, apply: true }));
-        for (words, part) in [
-            (&[][..], "apply, check or inventory"),
-            (&["inventory", "x"], "takes nothing more"),
-            (&["apply"], "needs WORK"),
-            (&["apply", "x"], "WORK: expected value"),
+        assert_eq!(parse(&["--library", "/x", "apply", "{}"]), Ok(Command::Run { library, request, apply: true }));
+        for (arguments, part) in [
+            (&[][..], "missing command"),
+            (&["inventory", "x"], "takes no arguments"),
+            (&["apply"], "needs REQUEST"),
+            (&["apply", "x"], "REQUEST: expected value"),
             (&["apply", "{}", "{}"], "too many"),
             (&["--library"], "needs a file"),
-            (&["mend"], "unknown word \"mend\""),
+            (&["mend"], "unknown argument \"mend\""),
         ] {
-            let error = said(words).unwrap_err();
+            let error = parse(arguments).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }

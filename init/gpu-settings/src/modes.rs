@@ -1,11 +1,11 @@
-//! Compute modes of GPUs, and the ready state under confidential computing.
+//! Sets compute modes of GPUs, and the ready state under confidential computing.
 
 use firstlight_gpu_settings_protocol::{ComputeMode, Ready};
 use firstlight_sys::nvml::{self, Gpu, Library};
 
-use crate::step::Todo;
+use crate::step::Plan;
 
-fn words(mode: nvml::ComputeMode) -> String {
+fn describe(mode: nvml::ComputeMode) -> String {
     match mode {
         nvml::ComputeMode::Default => ComputeMode::Default.to_string(),
         nvml::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess.to_string(),
@@ -14,71 +14,75 @@ fn words(mode: nvml::ComputeMode) -> String {
     }
 }
 
-const MODES: &str = "default, exclusive-process or prohibited";
+/// The supported compute modes, for messages.
+const SUPPORTED_MODES: &str = "default, exclusive-process or prohibited";
 
-pub(crate) fn tell_compute(gpu: Gpu<'_>) -> Result<String, String> {
-    let now = gpu.compute_mode().map_err(|error| error.to_string())?;
-    Ok(format!("{}; takes {MODES}", words(now)))
+pub(crate) fn report_compute(gpu: Gpu<'_>) -> Result<String, String> {
+    let current = gpu.compute_mode().map_err(|error| error.to_string())?;
+    Ok(format!("{}; supports {SUPPORTED_MODES}", describe(current)))
 }
 
-pub(crate) fn compute(gpu: Gpu<'_>, wanted: ComputeMode) -> Result<Todo<'_>, String> {
-    let mode = match wanted {
+pub(crate) fn compute(gpu: Gpu<'_>, requested: ComputeMode) -> Result<Plan<'_>, String> {
+    let mode = match requested {
         ComputeMode::Default => nvml::ComputeMode::Default,
         ComputeMode::ExclusiveProcess => nvml::ComputeMode::ExclusiveProcess,
         ComputeMode::Prohibited => nvml::ComputeMode::Prohibited,
     };
-    let now = gpu.compute_mode().map_err(|error| format!("its compute mode cannot be read: {error}"))?;
-    if now == mode {
-        return Ok(Todo::Nothing(wanted.to_string()));
+    let current = gpu.compute_mode().map_err(|error| format!("failed to read the compute mode: {error}"))?;
+    if current == mode {
+        return Ok(Plan::Nothing(requested.to_string()));
     }
-    let planned = format!("{wanted}, before {}", words(now));
-    Ok(Todo::change(planned.clone(), move || {
+    let planned = format!("{requested} (previously {})", describe(current));
+    Ok(Plan::change(planned.clone(), move || {
         let set = gpu.set_compute_mode(mode);
         set.map(|()| planned).map_err(|error| {
             format!(
-                "{wanted} was asked for, and not set: {error}; GPUs take {MODES}, and in MIG mode perhaps default only"
+                "failed to set compute mode {requested}: {error}; GPUs support {SUPPORTED_MODES}, in MIG mode possibly only default"
             )
         })
     }))
 }
 
-pub(crate) fn tell_ready(library: &Library) -> Result<Todo<'_>, String> {
+pub(crate) fn report_ready(library: &Library) -> Result<Plan<'_>, String> {
     let state = match (library.is_confidential(), library.is_ready()) {
         (Ok(true), Ok(ready)) => {
-            format!("confidential computing is on; GPUs {}", if ready { "accept work" } else { "accept no work yet" })
+            format!(
+                "confidential computing is on; GPUs {}",
+                if ready { "accept work" } else { "do not accept work yet" }
+            )
         }
         (Ok(true), Err(error)) => {
-            format!("confidential computing is on; whether GPUs accept work is not known: {error}")
+            format!("confidential computing is on; failed to read whether GPUs accept work: {error}")
         }
-        (Ok(false), _) => "confidential computing is off: GPUs accept work by themselves".to_owned(),
+        (Ok(false), _) => "confidential computing is off: GPUs accept work".to_owned(),
         (Err(error), _) => format!("none: {error}"),
     };
-    Ok(Todo::Nothing(state))
+    Ok(Plan::Nothing(state))
 }
 
 /// Sets the GPUs' ready state under confidential computing, unless it is set.
-pub(crate) fn ready(library: &Library, wanted: Ready) -> Result<Todo<'_>, String> {
-    let off = || Ok(Todo::Nothing("confidential computing is off: GPUs accept work by themselves".to_owned()));
-    match (wanted, library.is_confidential()) {
-        (Ready::No, _) => return Ok(Todo::Nothing("not asked for".to_owned())),
+pub(crate) fn ready(library: &Library, requested: Ready) -> Result<Plan<'_>, String> {
+    let off = || Ok(Plan::Nothing("confidential computing is off: GPUs accept work".to_owned()));
+    match (requested, library.is_confidential()) {
+        (Ready::No, _) => return Ok(Plan::Nothing("not requested".to_owned())),
         (Ready::Auto, Ok(false)) => return off(),
-        // A driver without confidential computing has it off.
+        // With a driver that does not support confidential computing it is off.
         (Ready::Auto, Err(error)) if error.is_unsupported() || error.is_missing() => return off(),
         (Ready::Auto, Err(error)) => {
             return Err(format!(
-                "whether confidential computing is on cannot be read: {error}; firstlight.gpu-ready=yes or no decides it"
+                "failed to read whether confidential computing is on: {error}; set firstlight.gpu-ready=yes or no"
             ));
         }
         (Ready::Yes, _) | (Ready::Auto, Ok(true)) => {}
     }
     if library.is_ready().is_ok_and(|ready| ready) {
-        return Ok(Todo::Nothing("GPUs accept work".to_owned()));
+        return Ok(Plan::Nothing("GPUs accept work".to_owned()));
     }
-    Ok(Todo::change("GPUs accept work from now on".to_owned(), move || {
+    Ok(Plan::change("GPUs accept work now".to_owned(), move || {
         let set = library.set_ready(true);
-        set.map(|()| "GPUs accept work from now on".to_owned()).map_err(|error| {
+        set.map(|()| "GPUs accept work now".to_owned()).map_err(|error| {
             format!(
-                "failed to make GPUs accept work: {error}; without it nothing computes on them. Check that every GPU of \
+                "failed to set the GPU ready state: {error}; GPUs do not accept work without it; check that every GPU of \
                  this guest is attached"
             )
         })

@@ -1,9 +1,9 @@
-//! What a GPU may take from its supply.
+//! Sets the power limit of a GPU.
 
 use firstlight_gpu_settings_protocol::Power;
 use firstlight_sys::nvml::Gpu;
 
-use crate::step::Todo;
+use crate::step::Plan;
 
 fn watts(milliwatts: u32) -> String {
     if milliwatts.is_multiple_of(1000) {
@@ -13,60 +13,61 @@ fn watts(milliwatts: u32) -> String {
     }
 }
 
+/// Power limits in milliwatts.
 struct Limits {
-    least: u32,
-    most: u32,
+    min: u32,
+    max: u32,
     default: u32,
-    now: u32,
+    current: u32,
 }
 
 fn limits(gpu: Gpu<'_>) -> Result<Limits, String> {
     let read = || {
-        let (least, most) = gpu.power_limits()?;
-        Ok(Limits { least, most, default: gpu.default_power_limit()?, now: gpu.power_limit()? })
+        let (min, max) = gpu.power_limits()?;
+        Ok(Limits { min, max, default: gpu.default_power_limit()?, current: gpu.power_limit()? })
     };
-    read().map_err(|error: firstlight_sys::nvml::NvmlError| format!("its power limits cannot be read: {error}"))
+    read().map_err(|error: firstlight_sys::nvml::NvmlError| format!("failed to read the power limits: {error}"))
 }
 
-pub(crate) fn tell(gpu: Gpu<'_>) -> Result<String, String> {
-    let Limits { least, most, default, now } = limits(gpu)?;
-    Ok(format!("{}; takes {} to {}, by default {}", watts(now), watts(least), watts(most), watts(default)))
+pub(crate) fn report(gpu: Gpu<'_>) -> Result<String, String> {
+    let Limits { min, max, default, current } = limits(gpu)?;
+    Ok(format!("{}; supports {} to {}, default {}", watts(current), watts(min), watts(max), watts(default)))
 }
 
-pub(crate) fn prepare(gpu: Gpu<'_>, wanted: Power) -> Result<Todo<'_>, String> {
-    let Limits { least, most, default, now } = limits(gpu)?;
-    let limit = match wanted {
+pub(crate) fn prepare(gpu: Gpu<'_>, requested: Power) -> Result<Plan<'_>, String> {
+    let Limits { min, max, default, current } = limits(gpu)?;
+    let limit = match requested {
         Power::Default => default,
         Power::Watts(watts) => watts.saturating_mul(1000),
     };
-    if !(least..=most).contains(&limit) {
+    if !(min..=max).contains(&limit) {
         return Err(format!(
-            "{} was asked for, and this GPU takes {} to {}, by default {}; give it a limit in between",
+            "requested {}, but this GPU supports {} to {}, default {}; request a supported limit",
             watts(limit),
-            watts(least),
-            watts(most),
+            watts(min),
+            watts(max),
             watts(default)
         ));
     }
-    if now == limit {
-        return Ok(Todo::Nothing(watts(now)));
+    if current == limit {
+        return Ok(Plan::Nothing(watts(current)));
     }
-    let words = format!("{}, before {}", watts(limit), watts(now));
-    let done = words.clone();
-    Ok(Todo::change(words, move || {
+    let description = format!("{} (previously {})", watts(limit), watts(current));
+    let done = description.clone();
+    Ok(Plan::change(description, move || {
         let set = gpu.set_power_limit(limit).and_then(|()| gpu.power_limit());
         let after = set.map_err(|error| {
             format!(
-                "{} was asked for, and not set: {error}; this GPU takes {} to {}",
+                "failed to set the power limit to {}: {error}; this GPU supports {} to {}",
                 watts(limit),
-                watts(least),
-                watts(most)
+                watts(min),
+                watts(max)
             )
         })?;
         if after != limit {
             let after = watts(after);
             return Err(format!(
-                "{} was set without an error, and the GPU says {after}; does the host or the board hold it?",
+                "the power limit was set to {} without an error, but is {after}; check for limits of the host or the board",
                 watts(limit)
             ));
         }
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watts_are_written_as_read() {
+    fn watts_are_formatted_with_fraction_if_needed() {
         assert_eq!((watts(700_000), watts(325_050)), ("700 W".to_owned(), "325.050 W".to_owned()));
     }
 }

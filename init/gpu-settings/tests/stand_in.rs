@@ -1,4 +1,4 @@
-//! The program beside a library in the place of NVML (`tests/stand-in-nvml`).
+//! Tests the program with a stand-in for NVML (`tests/stand-in-nvml`).
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -12,7 +12,7 @@ use firstlight_gpu_settings_protocol::{Outcome, StepReport};
 const ONE: &str = "0000:01:00.0";
 const TWO: &str = "0000:02:00.0";
 
-/// The library, compiled once.
+/// Returns the path of the stand-in library, compiled once.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -25,7 +25,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Two GPUs.
+/// The state directory of the stand-in, with two GPUs.
 struct Gpus {
     dir: tempfile::TempDir,
 }
@@ -48,22 +48,22 @@ impl Gpus {
         fs::read_to_string(self.dir.path().join(object).join(key)).unwrap_or_default().trim().to_owned()
     }
 
-    /// Instances: profile, first slice, compute instance.
+    /// Returns the instances: profile, first slice, compute instance profile.
     fn instances(&self, object: &str) -> Vec<[u32; 3]> {
         let text = self.has(object, "instances");
         let number = |line: &str, at: usize| line.split(' ').nth(at).unwrap().parse().unwrap();
         text.lines().map(|line| [number(line, 1), number(line, 2), number(line, 3)]).collect()
     }
 
-    fn program(&self, words: &[&str]) -> Command {
+    fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight-gpu-settings"));
-        command.arg("--library").arg(library()).args(words).env("STAND_IN_NVML", self.dir.path());
+        command.arg("--library").arg(library()).args(arguments).env("STAND_IN_NVML", self.dir.path());
         command
     }
 
-    /// Runs the program to its end; whether it was content, and how each step ended.
-    fn run(&self, words: &[&str]) -> (bool, Vec<StepReport>) {
-        let output = self.program(words).output().unwrap();
+    /// Runs the program until it exits, and returns whether it succeeded and the results of the steps.
+    fn run(&self, arguments: &[&str]) -> (bool, Vec<StepReport>) {
+        let output = self.program(arguments).output().unwrap();
         let lines = lines(&output);
         let ended = lines.iter().filter(|line| line.result != Outcome::Started).cloned().collect();
         assert!(lines.iter().filter(|line| line.result == Outcome::Started).count() > 0, "{output:?}");
@@ -74,7 +74,7 @@ impl Gpus {
         self.run(&["apply", &format!(r#"{{"gpus":[{{"pci":"{gpu}",{settings}}}]}}"#)])
     }
 
-    /// One step of one GPU that is as it was expected to end.
+    /// Runs one step of a GPU, checks its result, and returns the detail.
     fn step(&self, settings: &str, step: &str, result: Outcome) -> String {
         let (good, lines) = self.apply(ONE, settings);
         let line = lines.iter().find(|line| line.object == ONE && line.step == step);
@@ -90,13 +90,13 @@ fn lines(output: &Output) -> Vec<StepReport> {
 }
 
 #[test]
-fn everything_is_set_in_its_order_and_the_second_time_nothing_is_left_to_do() {
+fn all_settings_are_applied_in_order_and_unchanged_the_second_time() {
     let gpus = Gpus::new();
-    let work = format!(
+    let request = format!(
         r#"{{"gpus":[{{"pci":"{ONE}","mig":"3g.71gb,4g.71gb","compute-mode":"exclusive-process","power-limit":"500",
         "memory-clock":"2619","clocks":"345,1980"}},{{"pci":"{TWO}","power-limit":"400"}}],"ready":"auto"}}"#
     );
-    let (good, lines) = gpus.run(&["apply", &work]);
+    let (good, lines) = gpus.run(&["apply", &request]);
     assert!(good, "{lines:?}");
     let of = |object: &str| -> Vec<(&str, Outcome, &str)> {
         let mine = lines.iter().filter(|line| line.object == object);
@@ -105,50 +105,50 @@ fn everything_is_set_in_its_order_and_the_second_time_nothing_is_left_to_do() {
     assert_eq!(
         of(ONE),
         [
-            ("mig", Outcome::Done, "3g.71gb,4g.71gb, before without instances"),
-            ("compute-mode", Outcome::Done, "exclusive-process, before default"),
-            ("power-limit", Outcome::Done, "500 W, before 700 W"),
+            ("mig", Outcome::Done, "3g.71gb,4g.71gb (previously without instances)"),
+            ("compute-mode", Outcome::Done, "exclusive-process (previously default)"),
+            ("power-limit", Outcome::Done, "500 W (previously 700 W)"),
             ("memory-clock", Outcome::Done, "2619 MHz"),
             ("clocks", Outcome::Done, "345 to 1980 MHz"),
         ]
     );
-    assert_eq!(of(TWO), [("power-limit", Outcome::Done, "400 W, before 700 W")]);
+    assert_eq!(of(TWO), [("power-limit", Outcome::Done, "400 W (previously 700 W)")]);
     assert_eq!(of("system")[0], ("nvml", Outcome::Unchanged, "driver 550.163.01"));
     assert_eq!(of("system")[1].1, Outcome::Unchanged, "confidential computing is off");
     assert_eq!((gpus.has(ONE, "power"), gpus.has(TWO, "power")), ("500000".into(), "400000".into()));
     assert_eq!((gpus.has(ONE, "clocks"), gpus.has(ONE, "memory-clock")), ("345,1980".into(), "2619,2619".into()));
     assert_eq!((gpus.has(ONE, "compute-mode"), gpus.has(ONE, "mig")), ("3".into(), "1".into()));
-    // The one that has one place only has it, though it was asked for last.
+    // The instance with only one possible placement has it, though it was requested last.
     assert_eq!(gpus.instances(ONE), [[9, 4, 2], [5, 0, 3]]);
     assert_eq!(gpus.has(TWO, "mig"), "");
 
     // Clocks cannot be read back, so they are set again.
-    let (good, lines) = gpus.run(&["apply", &work]);
+    let (good, lines) = gpus.run(&["apply", &request]);
     let again: Vec<&str> =
         lines.iter().filter(|line| line.result == Outcome::Done).map(|line| line.step.as_str()).collect();
     assert_eq!((good, again), (true, vec!["memory-clock", "clocks"]));
 }
 
 #[test]
-fn a_check_changes_nothing_and_tells_what_can_be() {
+fn check_changes_nothing_and_reports_supported_settings() {
     let gpus = Gpus::new();
     gpus.write(&format!("{TWO}/mig"), "1");
-    let work = format!(r#"{{"gpus":[{{"pci":"{TWO}","mig":"1g.18gb*7","power-limit":"500"}}],"ready":"yes"}}"#);
+    let request = format!(r#"{{"gpus":[{{"pci":"{TWO}","mig":"1g.18gb*7","power-limit":"500"}}],"ready":"yes"}}"#);
     gpus.write("confidential", "");
-    let (good, lines) = gpus.run(&["check", &work]);
+    let (good, lines) = gpus.run(&["check", &request]);
     assert!(good, "{lines:?}");
     let of = |step: &str| lines.iter().find(|line| line.step == step).unwrap();
     for (step, detail) in [
-        ("mig", "1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb, before without instances"),
-        ("power-limit", "500 W, before 700 W"),
-        ("ready", "GPUs accept work from now on"),
+        ("mig", "1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb,1g.18gb (previously without instances)"),
+        ("power-limit", "500 W (previously 700 W)"),
+        ("ready", "GPUs accept work now"),
     ] {
         assert_eq!((of(step).result, of(step).detail.as_str()), (Outcome::WouldChange, detail));
     }
     for (step, part) in [
-        ("has-power-limit", "700 W; takes 200 W to 700 W, by default 700 W"),
-        ("has-memory-clock", "takes 2619, 3201 MHz"),
-        ("has-clocks", "takes 345 to 1980 MHz in 110 steps"),
+        ("has-power-limit", "700 W; supports 200 W to 700 W, default 700 W"),
+        ("has-memory-clock", "supports 2619, 3201 MHz"),
+        ("has-clocks", "supports 345 to 1980 MHz in 110 steps"),
         ("has-mig", "1g.18gb+me (20: 1 free of 1), 1g.35gb (15: 4 free of 4)"),
     ] {
         assert!(of(step).detail.contains(part), "{:?}", of(step));
@@ -167,16 +167,16 @@ fn out_of_range_value_fails_with_the_range_and_other_steps_are_done() {
     assert!(!good);
     let detail = |step: &str| lines.iter().find(|line| line.step == step && line.result == Outcome::Failed).unwrap();
     assert!(
-        detail("power-limit").detail.contains("900 W was asked for, and this GPU takes 200 W to 700 W"),
+        detail("power-limit").detail.contains("requested 900 W, but this GPU supports 200 W to 700 W"),
         "{lines:?}"
     );
-    assert!(detail("memory-clock").detail.contains("5000 MHz was asked for, and this GPU has 2619, 3201 MHz"));
-    assert!(detail("clocks").detail.contains("100 to 200 MHz was asked for, and this GPU has 345 to 1980 MHz"));
+    assert!(detail("memory-clock").detail.contains("requested 5000 MHz, but this GPU supports 2619, 3201 MHz"));
+    assert!(detail("clocks").detail.contains("requested 100 to 200 MHz, but this GPU supports 345 to 1980 MHz"));
     assert_eq!((gpus.has(ONE, "compute-mode"), gpus.has(ONE, "power")), ("2".into(), String::new()));
 }
 
 #[test]
-fn numbers_and_defaults_are_taken_too() {
+fn profile_numbers_and_defaults_are_accepted() {
     let gpus = Gpus::new();
     gpus.write(&format!("{ONE}/power"), "300000");
     let settings = r#""mig":"19*2,20","power-limit":"default","clocks":"default","memory-clock":"default""#;
@@ -187,43 +187,43 @@ fn numbers_and_defaults_are_taken_too() {
 }
 
 #[test]
-fn a_layout_is_changed_only_if_it_is_another() {
+fn layout_is_changed_only_if_different() {
     let gpus = Gpus::new();
     gpus.step(r#""mig":"1g.35gb*4""#, "mig", Outcome::Done);
     let before = gpus.has(ONE, "instances");
     assert_eq!(gpus.step(r#""mig":"1g.35gb,1g.35gb*3""#, "mig", Outcome::Unchanged).matches("1g.35gb").count(), 4);
     assert_eq!(gpus.has(ONE, "instances"), before);
-    // With the mode on, `on` is content with what there is.
+    // If MIG is on, `on` leaves the instances unchanged.
     gpus.step(r#""mig":"on""#, "mig", Outcome::Unchanged);
     let detail = gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
-    assert_eq!(detail, "7g.141gb, before 1g.35gb,1g.35gb,1g.35gb,1g.35gb");
+    assert_eq!(detail, "7g.141gb (previously 1g.35gb,1g.35gb,1g.35gb,1g.35gb)");
     assert_eq!(gpus.instances(ONE), [[0, 0, 6]]);
 
-    // An instance that lacks its compute instance is completed, one that has a partial one is created again.
+    // A missing compute instance is created; a GPU instance with a partial one is created again.
     gpus.write(&format!("{ONE}/instances"), "1 0 0 99");
     let detail = gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
     assert_eq!(
         (detail.as_str(), gpus.instances(ONE)),
-        ("7g.141gb, before without all compute instances", vec![[0, 0, 6]])
+        ("7g.141gb (previously without all compute instances)", vec![[0, 0, 6]])
     );
     gpus.write(&format!("{ONE}/instances"), "1 0 0 0");
     gpus.step(r#""mig":"7g.141gb""#, "mig", Outcome::Done);
     assert_eq!(gpus.instances(ONE), [[0, 0, 6]]);
 
-    assert_eq!(gpus.step(r#""mig":"off""#, "mig", Outcome::Done), "off, before on");
+    assert_eq!(gpus.step(r#""mig":"off""#, "mig", Outcome::Done), "off (previously on)");
     assert_eq!((gpus.has(ONE, "mig"), gpus.has(ONE, "instances")), ("0".into(), String::new()));
     gpus.step(r#""mig":"off""#, "mig", Outcome::Unchanged);
 }
 
 #[test]
-fn layouts_that_cannot_be_name_what_there_is() {
+fn unsupported_layout_then_error_lists_profiles() {
     let gpus = Gpus::new();
     gpus.step(r#""mig":"on""#, "mig", Outcome::Done);
     for (layout, part) in [
-        ("5g.99gb", "there is no profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)"),
-        ("77", "there is no profile 77"),
-        ("4g.71gb*2", "2 of 4g.71gb were asked for; this GPU has"),
-        ("7g.141gb,1g.18gb", "7g.141gb,1g.18gb do not fit beside each other; this GPU has"),
+        ("5g.99gb", "unknown profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)"),
+        ("77", "unknown profile 77"),
+        ("4g.71gb*2", "requested 2 of 4g.71gb, but this GPU has"),
+        ("7g.141gb,1g.18gb", "7g.141gb,1g.18gb do not fit on this GPU, which has"),
     ] {
         let detail = gpus.step(&format!(r#""mig":"{layout}""#), "mig", Outcome::Failed);
         assert!(detail.contains(part), "{detail}");
@@ -233,18 +233,21 @@ fn layouts_that_cannot_be_name_what_there_is() {
 }
 
 #[test]
-fn instances_that_are_used_stay() {
+fn instances_in_use_are_not_destroyed() {
     let gpus = Gpus::new();
     gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Done);
     let before = gpus.has(ONE, "instances");
     gpus.write(&format!("{ONE}/processes"), "2");
     for layout in ["4g.71gb", "off"] {
         let detail = gpus.step(&format!(r#""mig":"{layout}""#), "mig", Outcome::Failed);
-        assert!(detail.contains("2 processes compute on it (4000, 4001)") && detail.contains("end them"), "{detail}");
+        assert!(
+            detail.contains("2 compute processes use the GPU (4000, 4001)") && detail.contains("terminate them"),
+            "{detail}"
+        );
         assert_eq!(gpus.has(ONE, "instances"), before);
     }
     gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Unchanged);
-    // Where NVML does not say who computes, it refuses to unmake what is used.
+    // If NVML does not report the processes, destroying an instance in use fails.
     gpus.write("faults", "nvmlDeviceGetComputeRunningProcesses_v3 * 3\n");
     let detail = gpus.step(r#""mig":"4g.71gb""#, "mig", Outcome::Failed);
     assert!(detail.contains("failed to destroy compute instance 0 of GPU instance 1"), "{detail}");
@@ -253,23 +256,23 @@ fn instances_that_are_used_stay() {
 }
 
 #[test]
-fn what_was_made_before_a_failure_is_unmade() {
+fn creation_fails_then_created_instances_are_destroyed() {
     let gpus = Gpus::new();
     gpus.write("faults", "nvmlGpuInstanceCreateComputeInstance * 23\n");
     let detail = gpus.step(r#""mig":"3g.71gb*2""#, "mig", Outcome::Failed);
-    assert!(detail.contains("3g.71gb at slice 0 of 3g.71gb,3g.71gb cannot be made"), "{detail}");
-    assert!(detail.contains("Insufficient Resources (23); the GPU is without instances now"), "{detail}");
+    assert!(detail.contains("failed to create 3g.71gb at slice 0 of 3g.71gb,3g.71gb"), "{detail}");
+    assert!(detail.contains("Insufficient Resources (23); all instances were destroyed again"), "{detail}");
     assert_eq!(gpus.has(ONE, "instances"), "");
 }
 
 #[test]
-fn a_mode_that_needs_a_reset_says_so_and_no_gpu_is_reset() {
+fn mode_change_needs_a_reset_then_error_and_no_reset() {
     let gpus = Gpus::new();
     gpus.write("ampere", "");
     let detail = gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Failed);
     assert!(detail.contains("GPU requires reset (16)") && detail.contains("power the VM off and on"), "{detail}");
     assert_eq!((gpus.has(ONE, "mig"), gpus.has(ONE, "pending")), (String::new(), "1".into()));
-    // After the reset the mode is on, and the layout follows.
+    // After the reset MIG is on, and the layout can be applied.
     gpus.write(&format!("{ONE}/mig"), "1");
     gpus.step(r#""mig":"3g.71gb""#, "mig", Outcome::Done);
 
@@ -299,17 +302,17 @@ fn ready_state_is_set_only_if_confidential_gpus_wait_for_it() {
     gpus.write("system/ready", "0");
     gpus.write("faults", "nvmlSystemSetConfComputeGpusReadyState * 4\n");
     let (_, _, detail) = ready("auto");
-    assert!(detail.contains("Insufficient Permissions (4)") && detail.contains("nothing computes on them"), "{detail}");
+    assert!(detail.contains("Insufficient Permissions (4)") && detail.contains("do not accept work"), "{detail}");
 }
 
 #[test]
-fn one_lost_gpu_keeps_no_other_from_its_settings() {
+fn lost_gpu_does_not_affect_other_gpus() {
     let gpus = Gpus::new();
     gpus.write("faults", &format!("nvmlDeviceGetHandleByPciBusId_v2 {ONE} 15\n"));
-    let work = format!(
+    let request = format!(
         r#"{{"gpus":[{{"pci":"{ONE}","power-limit":"500"}},{{"pci":"{TWO}","power-limit":"500"}},{{"pci":"0000:09:00.0","clocks":"345"}}]}}"#
     );
-    let (good, lines) = gpus.run(&["apply", &work]);
+    let (good, lines) = gpus.run(&["apply", &request]);
     let failed: Vec<(&str, &str)> = lines
         .iter()
         .filter(|line| line.result == Outcome::Failed)
@@ -325,14 +328,14 @@ fn one_lost_gpu_keeps_no_other_from_its_settings() {
 }
 
 #[test]
-fn a_step_that_hangs_has_begun_and_the_other_gpus_steps_have_ended() {
+fn hanging_step_is_reported_as_started_and_other_gpus_finish() {
     let gpus = Gpus::new();
     gpus.write("faults", &format!("nvmlDeviceSetPowerManagementLimit {ONE} hang\n"));
-    let work = format!(
+    let request = format!(
         r#"{{"gpus":[{{"pci":"{ONE}","power-limit":"500"}},{{"pci":"{TWO}","power-limit":"500","clocks":"1980"}}]}}"#
     );
-    let mut child = gpus.program(&["apply", &work]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // Its output ends only with it, so wait for what the other GPU shows last.
+    let mut child = gpus.program(&["apply", &request]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // The program does not exit, so wait for the last setting of the other GPU.
     let begin = std::time::Instant::now();
     while gpus.has(TWO, "clocks").is_empty() && begin.elapsed().as_secs() < 60 {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -361,7 +364,7 @@ fn missing_or_failing_nvml_is_reported_with_the_cause() {
 }
 
 #[test]
-fn an_inventory_is_what_fmctl_reads() {
+fn inventory_is_accepted_by_fmctl() {
     let gpus = Gpus::new();
     gpus.write(&format!("{ONE}/module-id"), "5");
     gpus.write(&format!("{ONE}/serial"), "1650123");
@@ -379,16 +382,16 @@ fn an_inventory_is_what_fmctl_reads() {
     );
     assert_eq!(first.uuid.as_deref(), Some("GPU-00000000-0000-0000-0000-000000010000"));
     assert_eq!((claims[1].module, claims[1].serial.as_ref()), (7, None), "not every GPU has a serial number");
-    // One that does not say where it is is named; the others are printed.
+    // A GPU without a module id is reported; the others are printed.
     gpus.write("faults", &format!("nvmlDeviceGetModuleId {ONE} 3\n"));
     let output = gpus.program(&["inventory"]).output().unwrap();
     let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1));
     assert!(
-        error.contains(&format!("{ONE} does not say where it is: nvmlDeviceGetModuleId: Not Supported (3)")),
+        error.contains(&format!("failed to read the module id of {ONE}: nvmlDeviceGetModuleId: Not Supported (3)")),
         "{error}"
     );
     gpus.write("gpus", "");
     let output = gpus.program(&["inventory"]).output().unwrap();
-    assert!(!output.status.success() && String::from_utf8(output.stderr).unwrap().contains("NVML sees no GPU"));
+    assert!(!output.status.success() && String::from_utf8(output.stderr).unwrap().contains("NVML reports no GPUs"));
 }

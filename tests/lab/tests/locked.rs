@@ -73,7 +73,7 @@ fn complete_image_is_locked_and_rebuilt_without_the_archive() {
     fs::write(&manifest, KERNEL).unwrap();
     let error = build::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
     assert!(error.contains("/usr/bin/getent needs libc.so.6 (DT_NEEDED)"), "{error}");
-    assert!(error.contains("/usr/bin/getent needs /lib64/ld-linux-x86-64.so.2 (its loader)"), "{error}");
+    assert!(error.contains("/usr/bin/getent needs /lib64/ld-linux-x86-64.so.2 (interpreter)"), "{error}");
     assert!(!out.exists(), "a failed build leaves no output");
 
     fs::write(&manifest, KERNEL.replace("usr/bin/getent", "usr/bin/getant")).unwrap();

@@ -1,4 +1,4 @@
-//! An image against its hash tree, as the kernel would check it block by block.
+//! Verifies an image against its hash tree, block by block as the kernel does.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -7,110 +7,116 @@ use serde::Serialize;
 
 use super::{BLOCK, DIGEST, Hash, Params, Salted, levels, read_block};
 
-/// The first block that is not what it should be.
+/// The first block whose hash does not match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "what")]
-pub enum Bad {
-    /// A block of hashes. What is below it cannot be judged.
+pub enum CorruptBlock {
+    /// A block of the hash tree; the blocks below it are not verified.
     Hashes {
-        /// How far above the data: 0 is hashes of data.
+        /// Its level: 0 has the hashes of data blocks.
         level: usize,
-        /// Its number on the hash device.
+        /// Its index on the hash device.
         block: u64,
     },
-    /// A block of data.
+    /// A data block.
     Data {
-        /// Its number.
+        /// Its index.
         block: u64,
     },
 }
 
-impl fmt::Display for Bad {
+impl fmt::Display for CorruptBlock {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hashes { level, block } => write!(
                 formatter,
-                "block {block} of the hash tree (level {level}, byte {} of the hashes) has another hash than the {}",
+                "block {block} of the hash tree (level {level}, byte {} of the hash device) does not match {}",
                 block * BLOCK as u64,
-                if *block == 0 { "root hash" } else { "level above says" }
+                if *block == 0 { "the root hash" } else { "its hash in the level above" }
             ),
             Self::Data { block } => {
                 let byte = block * BLOCK as u64;
-                write!(formatter, "block {block} of the data (byte {byte}) has another hash than the tree says")
+                write!(formatter, "block {block} of the data (byte {byte}) does not match its hash in the tree")
             }
         }
     }
 }
 
-/// Why an image could not be checked to its end.
+/// Why a check could not be completed.
 #[derive(Debug, thiserror::Error)]
-pub enum Failed {
-    /// It ends before the parameters say.
-    #[error("the {of} ends at block {block}, {expected} blocks are expected")]
+pub enum CheckError {
+    /// The data or the hash tree is shorter than the parameters require.
+    #[error("the {of} ends at block {block}, expected {expected} blocks")]
     Short {
-        /// Data or hashes.
+        /// `data` or `hash tree`.
         of: &'static str,
-        /// The first one that is missing.
+        /// Index of the first missing block.
         block: u64,
-        /// How many there should be.
+        /// Expected number of blocks.
         expected: u64,
     },
-    /// It could not be read.
-    #[error("cannot read the {of}")]
+    /// A read failed.
+    #[error("failed to read the {of}")]
     Read {
-        /// Data or hashes.
+        /// `data` or `hash tree`.
         of: &'static str,
-        /// The system's answer.
+        /// The I/O error.
         source: io::Error,
     },
 }
 
-/// Checks `data` against `hashes`, both from their first byte, and `hashes`
-/// against the root hash; the first block that is wrong, if one is. Levels are
-/// checked from the root hash down, as the kernel does.
+/// Checks `hashes` against the root hash and `data` against `hashes`, both read from
+/// their first byte, and returns the first corrupt block. Levels are checked from the
+/// root hash down, as in the kernel.
 ///
 /// # Errors
-/// The image is shorter than `params` say, or cannot be read.
-pub fn check(data: &mut dyn Read, hashes: &mut dyn Read, params: &Params) -> Result<Option<Bad>, Failed> {
+/// The input is shorter than `params` require, or a read failed.
+pub fn check(data: &mut dyn Read, hashes: &mut dyn Read, params: &Params) -> Result<Option<CorruptBlock>, CheckError> {
     let salted = Salted::new(&params.salt);
     let mut block = vec![0; BLOCK];
-    // The hashes that the level above has of the next one.
+    // The expected hashes of the blocks of the current level.
     let mut expected = params.root_hash.to_vec();
     let mut number = 0;
     let levels = levels(params.data_blocks);
     for (level, blocks) in levels.iter().enumerate().rev() {
-        // Grows with what is there, not with what parameters claim.
-        let mut own = Vec::new();
+        // Grows with the blocks read: the parameters are untrusted.
+        let mut level_hashes = Vec::new();
         for index in 0..*blocks {
             let total = levels.iter().sum();
-            next(hashes, &mut block, "hash tree", number, total)?;
+            read_next(hashes, &mut block, "hash tree", number, total)?;
             if !matches(&expected, index, &salted.hash(&block)) {
-                return Ok(Some(Bad::Hashes { level, block: number }));
+                return Ok(Some(CorruptBlock::Hashes { level, block: number }));
             }
-            own.extend_from_slice(&block);
+            level_hashes.extend_from_slice(&block);
             number += 1;
         }
-        expected = own;
+        expected = level_hashes;
     }
     for number in 0..params.data_blocks {
-        next(data, &mut block, "data", number, params.data_blocks)?;
+        read_next(data, &mut block, "data", number, params.data_blocks)?;
         if !matches(&expected, number, &salted.hash(&block)) {
-            return Ok(Some(Bad::Data { block: number }));
+            return Ok(Some(CorruptBlock::Data { block: number }));
         }
     }
     Ok(None)
 }
 
-fn next(from: &mut dyn Read, block: &mut [u8], of: &'static str, number: u64, expected: u64) -> Result<(), Failed> {
-    match read_block(from, block) {
+fn read_next(
+    input: &mut dyn Read,
+    block: &mut [u8],
+    of: &'static str,
+    number: u64,
+    expected: u64,
+) -> Result<(), CheckError> {
+    match read_block(input, block) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Failed::Short { of, block: number, expected }),
-        Err(source) => Err(Failed::Read { of, source }),
+        Ok(false) => Err(CheckError::Short { of, block: number, expected }),
+        Err(source) => Err(CheckError::Read { of, source }),
     }
 }
 
-/// Whether the hash number `index` of `hashes` is `hash`.
+/// Returns whether the hash at `index` of `hashes` is `hash`.
 fn matches(hashes: &[u8], index: u64, hash: &Hash) -> bool {
-    let place = usize::try_from(index).ok().and_then(|index| index.checked_mul(DIGEST));
-    place.and_then(|start| hashes.get(start..start.checked_add(DIGEST)?)) == Some(hash.as_slice())
+    let offset = usize::try_from(index).ok().and_then(|index| index.checked_mul(DIGEST));
+    offset.and_then(|start| hashes.get(start..start.checked_add(DIGEST)?)) == Some(hash.as_slice())
 }

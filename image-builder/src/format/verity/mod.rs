@@ -1,9 +1,9 @@
-//! dm-verity: a tree of hashes over an image, by which the kernel checks every
-//! block it reads; `Documentation/admin-guide/device-mapper/verity.rst`.
+//! dm-verity hash trees, with which the kernel verifies every block that it reads; see
+//! `Documentation/admin-guide/device-mapper/verity.rst`.
 //!
-//! Hash format 1, SHA-256, blocks of 4096 bytes, no superblock: what
-//! `veritysetup format --no-superblock` writes, and what Kata's runtimes
-//! expect. The salt is never random: the same image gives the same tree.
+//! Hash format 1, SHA-256, blocks of 4096 bytes, no superblock: the output of
+//! `veritysetup format --no-superblock`, which Kata's runtimes expect. The salt
+//! is never random, so that builds are reproducible.
 
 mod check;
 
@@ -11,13 +11,13 @@ use std::io::{self, Read};
 
 use sha2::{Digest, Sha256};
 
-pub use check::{Bad, Failed, check};
+pub use check::{CheckError, CorruptBlock, check};
 pub use firstlight_verity::{BLOCK, DIGEST, Hash, MAX_SALT, Params, ParamsError, hex, parse_hex};
 
-/// Hashes in a block.
+/// Number of hashes in a block.
 const FAN_OUT: u64 = (BLOCK / DIGEST) as u64;
 
-/// Hashes blocks, each with the salt before it.
+/// Hashes a block with the salt as prefix.
 #[derive(Clone)]
 struct Salted(Sha256);
 
@@ -31,8 +31,8 @@ impl Salted {
     }
 }
 
-/// The numbers of hash blocks of every level, from the data up to the one
-/// block whose hash is the root. One block of data needs none.
+/// Returns the number of hash blocks of each level, from the lowest level up to the
+/// single block whose hash is the root hash. One data block needs no level.
 fn levels(data_blocks: u64) -> Vec<u64> {
     let mut levels = Vec::new();
     let mut blocks = data_blocks;
@@ -43,7 +43,7 @@ fn levels(data_blocks: u64) -> Vec<u64> {
     levels
 }
 
-/// Hash blocks of all levels together.
+/// Returns the total number of hash blocks of all levels.
 #[must_use]
 pub fn hash_blocks(data_blocks: u64) -> u64 {
     levels(data_blocks).iter().sum()
@@ -52,16 +52,16 @@ pub fn hash_blocks(data_blocks: u64) -> u64 {
 /// A hash tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
-    /// What a kernel must be told to check the rest.
+    /// The parameters of the device-mapper target.
     pub params: Params,
-    /// The hash device, from its first byte: the topmost level first.
+    /// Content of the hash device: the topmost level first.
     pub blocks: Vec<u8>,
 }
 
-/// The tree over all of `data`, which must have whole blocks.
+/// Computes the hash tree of `data`, whose size must be a multiple of the block size.
 ///
 /// # Errors
-/// A failed read, no data, or a part of a block at the end.
+/// A failed read, no data, or a partial block at the end.
 pub fn tree(data: &mut dyn Read, salt: &[u8]) -> io::Result<Tree> {
     let salted = Salted::new(salt);
     let mut level = Vec::new();
@@ -72,9 +72,9 @@ pub fn tree(data: &mut dyn Read, salt: &[u8]) -> io::Result<Tree> {
         data_blocks += 1;
     }
     if data_blocks == 0 {
-        return Err(io::Error::other("there is no data to hash"));
+        return Err(io::Error::other("no data to hash"));
     }
-    // Each level is made of the one below until there is one hash.
+    // Each level has the hashes of the level below, until one hash remains.
     let mut tree = Vec::new();
     while level.len() > DIGEST {
         level.resize(level.len().next_multiple_of(BLOCK), 0);
@@ -86,7 +86,7 @@ pub fn tree(data: &mut dyn Read, salt: &[u8]) -> io::Result<Tree> {
     Ok(Tree { params: Params { root_hash, salt: salt.to_vec(), data_blocks }, blocks: tree.concat() })
 }
 
-/// Fills `block`; no at the end of the data.
+/// Fills `block`; returns false at the end of the data.
 fn read_block(data: &mut dyn Read, block: &mut [u8]) -> io::Result<bool> {
     let mut filled = 0;
     while filled < block.len() {
@@ -101,8 +101,8 @@ fn read_block(data: &mut dyn Read, block: &mut [u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The salt of an image for which none is given: another image, another salt,
-/// and the same one at every build.
+/// Returns the default salt, derived from the image's name and content, so that it
+/// differs between images but not between builds.
 #[must_use]
 pub fn default_salt(name: &str, content: &str) -> Vec<u8> {
     let mut state = Sha256::new();

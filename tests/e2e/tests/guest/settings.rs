@@ -36,16 +36,16 @@ fn gpu_settings_and_mig_are_applied_before_gpus_are_ready_and_a_container_gets_o
     assert_eq!(
         events(record, "gpu-setting", ONE),
         [
-            "mig: 3g.71gb,4g.71gb, before without instances",
-            "power-limit: 500 W, before 700 W",
+            "mig: 3g.71gb,4g.71gb (previously without instances)",
+            "power-limit: 500 W (previously 700 W)",
             "memory-clock: 2619 MHz"
         ]
     );
     assert_eq!(
         events(record, "gpu-setting", TWO),
         [
-            "compute-mode: exclusive-process, before default",
-            "power-limit: 400 W, before 700 W",
+            "compute-mode: exclusive-process (previously default)",
+            "power-limit: 400 W (previously 700 W)",
             "memory-clock: 2619 MHz",
             "clocks: 345 to 1980 MHz"
         ]
@@ -87,8 +87,8 @@ fn out_of_range_setting_and_missing_mig_profile_are_reported_with_valid_values()
     assert_eq!((unit.outcome, unit.severity), (Outcome::Failed, Severity::Degraded));
     for part in [
         "firstlight.gpu-clocks names a GPU that this guest does not have: its GPUs are 0 to 1",
-        "0000:02:00.0: power-limit: 900 W was asked for, and this GPU takes 200 W to 700 W, by default 700 W",
-        "0000:01:00.0: mig: there is no profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)",
+        "0000:02:00.0: power-limit: requested 900 W, but this GPU supports 200 W to 700 W, default 700 W",
+        "0000:01:00.0: mig: unknown profile 5g.99gb; this GPU has 1g.18gb (19: 7 free of 7)",
     ] {
         assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
     }
@@ -120,7 +120,7 @@ fn hung_nvml_call_times_out_and_is_named() {
         assert!(unit.detail.contains(part), "{part} in {}", unit.detail);
     }
     assert!(unit.end_us.unwrap() - unit.start_us.unwrap() >= 3_000_000);
-    assert_eq!(events(&record, "gpu-setting", TWO), ["power-limit: 500 W, before 700 W"], "{:?}", record.events);
+    assert_eq!(events(&record, "gpu-setting", TWO), ["power-limit: 500 W (previously 700 W)"], "{:?}", record.events);
     assert!((0..2).all(|index| gpu(&record, index).phase == GpuPhase::Ready), "{:?}", record.gpus);
 }
 

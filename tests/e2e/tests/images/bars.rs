@@ -60,11 +60,11 @@ fn a_terminal_shows_a_bar_and_anything_else_plain_lines() {
         command
     };
     let on_terminal = shown(&mut build("one"));
-    for part in ["image-builder: results: making erofs", "image-builder: packing results", "[", "=", " of "] {
+    for part in ["image-builder: results: building erofs", "image-builder: writing results", "[", "=", " of "] {
         assert!(on_terminal.contains(part), "{part} in {on_terminal:?}");
     }
     let lines = lines(&mut build("two"));
-    assert!(lines.contains("image-builder: results: making erofs") && !lines.contains("packing"), "{lines}");
+    assert!(lines.contains("image-builder: results: building erofs") && !lines.contains("writing"), "{lines}");
     assert!(!lines.contains('\x1b') && !lines.contains('\r'), "{lines:?}");
 }
 

@@ -28,7 +28,7 @@ fn same_twice(plan: &Plan, dir: &Path) -> PathBuf {
 /// The file system by itself, without the disk around it.
 fn content(image: &Path) -> PathBuf {
     let file = fs::File::open(image).unwrap();
-    let parts = disk::partitions_of(&file).unwrap();
+    let parts = disk::read_partitions(&file).unwrap();
     let path = image.with_extension("content");
     let mut inside = disk::inside(&file, parts[0]);
     std::io::copy(&mut inside, &mut fs::File::create(&path).unwrap()).unwrap();

@@ -8,9 +8,9 @@ use firstlight_image::{ImageRecord, RECORD};
 use firstlight_image_builder::archive::entries;
 use firstlight_image_builder::cpio::Reader;
 use firstlight_image_builder::diff::Diff;
-use firstlight_image_builder::format::disk::partitions;
+use firstlight_image_builder::format::disk::parse_partitions;
 use firstlight_image_builder::format::erofs;
-use firstlight_image_builder::format::unpack::unpacked;
+use firstlight_image_builder::format::unpack::decompress;
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::manifest::{Archive, Part};
 use firstlight_image_builder::progress::Progress;
@@ -137,7 +137,7 @@ pub(super) fn reference(bytes: &[u8]) {
 
 /// A cpio archive, compressed or not; decompressed size is limited to 64 MiB.
 pub(super) fn archive(bytes: &[u8]) {
-    let Ok(archive) = unpacked(bytes) else { return };
+    let Ok(archive) = decompress(bytes) else { return };
     let _ = Reader::listing(BufReader::new(archive.take(1 << 26))).count();
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
 use firstlight_image_builder::cache;
-use firstlight_image_builder::debian::{self, Apt, Candidate, Wish};
+use firstlight_image_builder::debian::{self, Apt, Candidate, PackageRequest};
 use firstlight_image_builder::progress::Progress;
 use firstlight_vm::Tool;
 use serde::{Deserialize, Serialize};
@@ -74,9 +74,11 @@ impl Tree {
             let apt = Apt::open(cache, recipe.suite, progress)?;
             let candidates = match recipe.members {
                 Members::WithDependencies => apt.closure(recipe.packages)?,
-                Members::Alone => {
-                    recipe.packages.iter().map(|name| apt.candidate(name, Wish::Newest)).collect::<Result<_, _>>()?
-                }
+                Members::Alone => recipe
+                    .packages
+                    .iter()
+                    .map(|name| apt.candidate(name, PackageRequest::Newest))
+                    .collect::<Result<_, _>>()?,
             };
             let label = recipe.versioned_label(&candidates);
             let packages = apt.fetch(&label, &candidates)?;

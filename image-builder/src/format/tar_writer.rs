@@ -1,19 +1,20 @@
-//! The tar archive that `mkfs.erofs`, `mksquashfs` and `mke2fs` are fed with:
-//! a pipe instead of a directory, so that owners, times and order are ours and
-//! nobody needs to be root. The dialect is GNU's, which all three read.
+//! Writes the tar archive that is the input of `mkfs.erofs`, `mksquashfs` and
+//! `mke2fs`. With an archive instead of a directory, owners, times and order do
+//! not depend on the host's file system, and root is not needed. The format is GNU
+//! tar, which all three support.
 
 use std::io::{self, Read, Write};
 
 use super::Error;
-use super::archive::Archive;
+use super::archive::ArchiveWriter;
 
-/// Size of a header, and what everything is padded to.
+/// Size of a header in bytes; data is padded to a multiple of it.
 const RECORD: usize = 512;
-/// Archives end at a multiple of this.
+/// The archive is padded to a multiple of this, in bytes.
 const BLOCK: u64 = 10240;
 
-/// Where the fields of a header are.
-mod at {
+/// Offsets of the header fields.
+mod field {
     use std::ops::Range;
 
     pub(super) const NAME: Range<usize> = 0..100;
@@ -35,19 +36,19 @@ mod kind {
     pub(super) const SYMLINK: u8 = b'2';
     pub(super) const CHARACTER: u8 = b'3';
     pub(super) const DIRECTORY: u8 = b'5';
-    /// The next entry's name is the data of this one.
+    /// The data is the name of the next entry.
     pub(super) const LONG_NAME: u8 = b'L';
-    /// The next entry's target is the data of this one.
+    /// The data is the link target of the next entry.
     pub(super) const LONG_TARGET: u8 = b'K';
 }
 
-/// Writes an archive whose bytes depend on names, modes and contents only.
-pub(super) struct Tarball<W> {
+/// Writes an archive whose bytes depend only on names, modes and contents.
+pub(super) struct TarWriter<W> {
     output: W,
     written: u64,
 }
 
-/// What a header says besides what is always the same.
+/// The variable fields of a header.
 #[derive(Clone, Copy, Default)]
 struct Entry<'a> {
     kind: u8,
@@ -57,55 +58,55 @@ struct Entry<'a> {
     device: (u32, u32),
 }
 
-impl<W: Write> Tarball<W> {
-    /// Begins an archive with the root directory.
+impl<W: Write> TarWriter<W> {
+    /// Creates an archive that begins with the root directory.
     pub(super) fn new(output: W) -> Result<Self, Error> {
         let mut archive = Self { output, written: 0 };
         archive.header("./", &Entry { kind: kind::DIRECTORY, mode: 0o755, ..Entry::default() })?;
         Ok(archive)
     }
 
-    /// Ends the archive. Who reads it may be gone as soon as it has seen two
-    /// empty records, and so before all is written that ends an archive: whether it
-    /// has what it needs is for its exit status to say.
+    /// Writes the end of the archive. The reader may exit after two empty records,
+    /// before the padding is written, so a broken pipe is not an error here: the
+    /// reader's exit status tells whether it succeeded.
     pub(super) fn finish(mut self) -> Result<W, Error> {
         let rest = (BLOCK - (self.written + 2 * RECORD as u64) % BLOCK) % BLOCK;
         let end = self.output.write_all(&[0; 2 * RECORD]);
         let end = end.and_then(|()| io::copy(&mut io::repeat(0).take(rest), &mut self.output));
         match end.and_then(|_| self.output.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed("its end")(error)),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed("end of the archive")(error)),
             _ => Ok(self.output),
         }
     }
 
     fn header(&mut self, path: &str, entry: &Entry<'_>) -> Result<(), Error> {
-        if entry.target.len() > at::TARGET.len() {
+        if entry.target.len() > field::TARGET.len() {
             self.long(kind::LONG_TARGET, path, entry.target)?;
         }
-        if path.len() > at::NAME.len() {
+        if path.len() > field::NAME.len() {
             self.long(kind::LONG_NAME, path, path)?;
         }
         let mut header = [0; RECORD];
-        text(&mut header[at::NAME], path);
-        number(&mut header[at::MODE], u64::from(entry.mode));
-        number(&mut header[at::OWNER], 0);
-        number(&mut header[at::GROUP], 0);
-        number(&mut header[at::SIZE], entry.size);
-        number(&mut header[at::TIME], 0);
-        header[at::KIND] = entry.kind;
-        text(&mut header[at::TARGET], entry.target);
-        header[at::MAGIC].copy_from_slice(b"ustar  \0");
-        number(&mut header[at::MAJOR], u64::from(entry.device.0));
-        number(&mut header[at::MINOR], u64::from(entry.device.1));
-        // The sum is made as if its own field held blanks.
-        header[at::CHECKSUM].fill(b' ');
+        text(&mut header[field::NAME], path);
+        number(&mut header[field::MODE], u64::from(entry.mode));
+        number(&mut header[field::OWNER], 0);
+        number(&mut header[field::GROUP], 0);
+        number(&mut header[field::SIZE], entry.size);
+        number(&mut header[field::TIME], 0);
+        header[field::KIND] = entry.kind;
+        text(&mut header[field::TARGET], entry.target);
+        header[field::MAGIC].copy_from_slice(b"ustar  \0");
+        number(&mut header[field::MAJOR], u64::from(entry.device.0));
+        number(&mut header[field::MINOR], u64::from(entry.device.1));
+        // The checksum is computed with its own field filled with blanks.
+        header[field::CHECKSUM].fill(b' ');
         let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
         let digits = format!("{sum:06o}\0 ");
-        header[at::CHECKSUM].copy_from_slice(digits.as_bytes());
+        header[field::CHECKSUM].copy_from_slice(digits.as_bytes());
         self.put(path, &header)
     }
 
-    /// An entry whose data is a name too long for a header.
+    /// Writes an entry whose data is a name too long for a header.
     fn long(&mut self, kind: u8, path: &str, value: &str) -> Result<(), Error> {
         let size = value.len() as u64 + 1;
         self.header("././@LongLink", &Entry { kind, mode: 0o644, size, ..Entry::default() })?;
@@ -126,7 +127,7 @@ impl<W: Write> Tarball<W> {
     }
 }
 
-impl<W: Write> Archive for Tarball<W> {
+impl<W: Write> ArchiveWriter for TarWriter<W> {
     fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
         self.header(&format!("{path}/"), &Entry { kind: kind::DIRECTORY, mode, ..Entry::default() })
     }
@@ -135,13 +136,13 @@ impl<W: Write> Archive for Tarball<W> {
         self.header(path, &Entry { kind: kind::SYMLINK, mode: 0o777, target, ..Entry::default() })
     }
 
-    fn character(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error> {
+    fn character_device(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<(), Error> {
         self.header(path, &Entry { kind: kind::CHARACTER, mode, device: (major, minor), ..Entry::default() })
     }
 
     fn file(&mut self, path: &str, mode: u32, size: u64, data: &mut dyn Read) -> Result<(), Error> {
         self.header(path, &Entry { kind: kind::REGULAR, mode, size, ..Entry::default() })?;
-        // One byte more than promised shows that the file grew.
+        // Reads one byte more than expected, to detect a file that grew.
         let copied = io::copy(&mut data.take(size + 1), &mut self.output).map_err(failed(path))?;
         if copied != size {
             return Err(Error::Changed { path: path.to_owned(), expected: size, found: copied });
@@ -151,14 +152,14 @@ impl<W: Write> Archive for Tarball<W> {
     }
 }
 
-/// As much of `value` as fits; what does not is in an entry before.
+/// Writes as much of `value` as fits; a longer one is in a preceding entry.
 fn text(field: &mut [u8], value: &str) {
     let length = value.len().min(field.len());
     field[..length].copy_from_slice(&value.as_bytes()[..length]);
 }
 
-/// Octal digits and a zero byte; what has more digits is big-endian, marked
-/// by the highest bit.
+/// Writes octal digits and a zero byte; a larger value is written big-endian with
+/// the highest bit set.
 fn number(field: &mut [u8], value: u64) {
     let digits = field.len() - 1;
     let octal = format!("{value:0digits$o}");
@@ -174,7 +175,7 @@ fn number(field: &mut [u8], value: u64) {
 
 fn failed(path: &str) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Feed { path, source }
+    move |source| Error::Entry { path, source }
 }
 
 #[cfg(test)]
@@ -195,10 +196,10 @@ mod tests {
         entries.collect()
     }
 
-    /// Takes so many bytes, and then this is what comes of writing.
-    struct Until(usize, io::ErrorKind);
+    /// Accepts a number of bytes, then fails with this error.
+    struct FailsAfter(usize, io::ErrorKind);
 
-    impl Write for Until {
+    impl Write for FailsAfter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             match self.0.min(bytes.len()) {
                 0 if !bytes.is_empty() => Err(self.1.into()),
@@ -215,36 +216,36 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_may_be_gone_once_it_has_seen_the_end() {
+    fn reader_closes_the_pipe_after_the_end_then_no_error() {
         use io::ErrorKind::{BrokenPipe, StorageFull};
-        // The root's record, and the first of those that end the archive.
+        // The record of the root directory, and the first end record.
         for (room, kind, good) in [
             (2 * RECORD, BrokenPipe, true),
             (3 * RECORD, BrokenPipe, true),
             (2 * RECORD, StorageFull, false),
             (3 * RECORD, StorageFull, false),
         ] {
-            let finished = Tarball::new(Until(room, kind)).unwrap().finish();
+            let finished = TarWriter::new(FailsAfter(room, kind)).unwrap().finish();
             assert_eq!(finished.is_ok(), good, "{room} {kind}");
         }
-        // Before the end it is an error, whatever the reader says of itself later.
-        assert!(Tarball::new(Until(RECORD - 1, BrokenPipe)).is_err());
+        // Before the end a broken pipe is an error.
+        assert!(TarWriter::new(FailsAfter(RECORD - 1, BrokenPipe)).is_err());
     }
 
     proptest! {
-        /// Another implementation reads what is written.
+        /// The tar crate reads back what was written.
         #[test]
-        fn what_is_written_is_read_back(
+        fn archive_is_read_back_by_another_implementation(
             name in "[a-z]{1,30}(/[a-z0-9._ é-]{1,90}){0,4}",
             target in "[a-z./]{1,150}",
             data in proptest::collection::vec(any::<u8>(), 0..1300),
             mode in 0u32..0o10000,
         ) {
-            let mut tar = Tarball::new(Vec::new()).unwrap();
+            let mut tar = TarWriter::new(Vec::new()).unwrap();
             tar.directory(&name, mode).unwrap();
             tar.file(&name, mode, data.len() as u64, &mut &data[..]).unwrap();
             tar.symlink(&name, &target).unwrap();
-            tar.character(&name, 0o600, 195, 255).unwrap();
+            tar.character_device(&name, 0o600, 195, 255).unwrap();
             let bytes = tar.finish().unwrap();
             prop_assert_eq!(bytes.len() % 10240, 0);
             let entries = read(&bytes);
@@ -263,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_an_error() {
-        let mut tar = Tarball::new(Vec::new()).unwrap();
+    fn file_changes_while_copied_then_error() {
+        let mut tar = TarWriter::new(Vec::new()).unwrap();
         let grown = tar.file("a", 0o644, 2, &mut &b"123"[..]).unwrap_err();
         assert!(matches!(grown, Error::Changed { expected: 2, found: 3, .. }), "{grown}");
-        let mut tar = Tarball::new(Vec::new()).unwrap();
+        let mut tar = TarWriter::new(Vec::new()).unwrap();
         let shrunk = tar.file("a", 0o644, 9, &mut &b"123"[..]).unwrap_err();
         assert!(shrunk.to_string().contains("build again"), "{shrunk}");
     }
 
     #[test]
-    fn sizes_beyond_octal() {
+    fn size_beyond_octal_range_then_binary() {
         let mut field = [0; 12];
         number(&mut field, 0o77777777777);
         assert_eq!(&field, b"77777777777\0");

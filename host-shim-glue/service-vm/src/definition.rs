@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 
 use firstlight_pci::Address;
+use roxmltree::{Document, Node, ParsingOptions};
 use serde::Serialize;
+
+/// The XML namespace of QEMU arguments.
+const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// A PCI function that a domain has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -35,81 +39,67 @@ pub struct Definition {
     pub external_devices: bool,
 }
 
+/// Maximum length of the XML in bytes; a domain's has a few kilobytes.
+const MAX_LENGTH: usize = 4 << 20;
+
+/// Maximum number of elements, texts and comments. It also limits the nesting, which the parser does not recurse on.
+const MAX_NODES: u32 = 100_000;
+
 /// Invalid domain XML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("failed to parse libvirt's domain XML: {0}")]
-pub struct DefinitionError(&'static str);
-
-/// An XML token: a tag, or the text up to the next one.
-enum Piece<'a> {
-    Open { name: &'a str, attributes: &'a str, empty: bool },
-    Close,
-    Text(&'a str),
+pub enum DefinitionError {
+    /// It is longer than any domain's.
+    #[error("failed to parse libvirt's domain XML: it has {0} bytes, more than {MAX_LENGTH}")]
+    TooLong(usize),
+    /// It is not well-formed, has a DTD or too many elements.
+    #[error("failed to parse libvirt's domain XML: {0}")]
+    Malformed(#[from] roxmltree::Error),
+    /// It has no UUID, or is another document.
+    #[error("failed to parse libvirt's domain XML: it has no UUID")]
+    NoUuid,
 }
 
-/// Splits libvirt's XML into tokens: it uses `<` and `>` only for tags.
-fn pieces(mut rest: &str) -> impl Iterator<Item = Piece<'_>> {
-    std::iter::from_fn(move || {
-        loop {
-            if rest.is_empty() {
-                return None;
-            }
-            if !rest.starts_with('<') {
-                let end = rest.find('<').unwrap_or(rest.len());
-                let (text, after) = rest.split_at(end);
-                rest = after;
-                return Some(Piece::Text(text));
-            }
-            if let Some(comment) = rest.strip_prefix("<!--") {
-                rest = comment.split_once("-->").map_or("", |(_, after)| after);
-                continue;
-            }
-            let (tag, after) = rest[1..].split_once('>').unwrap_or((&rest[1..], ""));
-            rest = after;
-            if tag.starts_with('?') || tag.starts_with('!') {
-                continue;
-            }
-            if tag.starts_with('/') {
-                return Some(Piece::Close);
-            }
-            let (tag, empty) = tag.strip_suffix('/').map_or((tag, false), |tag| (tag, true));
-            let (name, attributes) = tag.split_once(|c: char| c.is_ascii_whitespace()).unwrap_or((tag, ""));
-            return Some(Piece::Open { name, attributes, empty });
-        }
+/// Returns the elements at a path of element names below `root`.
+fn elements<'a>(root: Node<'a, 'a>, path: &[&str]) -> Vec<Node<'a, 'a>> {
+    path.iter().fold(vec![root], |parents, name| {
+        parents.iter().flat_map(|parent| parent.children().filter(|child| child.has_tag_name(*name))).collect()
     })
 }
 
-fn plain(text: &str) -> String {
-    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&apos;", "'");
-    // Last, or `&amp;lt;` would become a bracket.
-    text.replace("&amp;", "&")
+/// Returns the first element at a path of element names below `root`.
+fn element<'a>(root: Node<'a, 'a>, path: &[&str]) -> Option<Node<'a, 'a>> {
+    elements(root, path).into_iter().next()
 }
 
-fn attribute(attributes: &str, key: &str) -> Option<String> {
-    let mut rest = attributes;
-    while let Some((name, after)) = rest.split_once('=') {
-        let quote = after.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
-        let (value, after) = after[1..].split_once(quote)?;
-        if name.trim() == key {
-            return Some(plain(value));
-        }
-        rest = after;
-    }
-    None
-}
-
-fn number(attributes: &str, name: &str) -> Option<u32> {
-    let text = attribute(attributes, name)?;
+/// Returns an attribute that is a decimal or, with `0x`, a hexadecimal number.
+fn number(element: Node<'_, '_>, name: &str) -> Option<u32> {
+    let text = element.attribute(name)?;
     text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u32::from_str_radix(digits, 16).ok())
 }
 
-fn address(attributes: &str) -> Option<Address> {
+fn address(element: Node<'_, '_>) -> Option<Address> {
     Some(Address {
-        domain: number(attributes, "domain")?,
-        bus: number(attributes, "bus")?.try_into().ok()?,
-        device: number(attributes, "slot")?.try_into().ok()?,
-        function: number(attributes, "function")?.try_into().ok()?,
+        domain: number(element, "domain")?,
+        bus: number(element, "bus")?.try_into().ok()?,
+        device: number(element, "slot")?.try_into().ok()?,
+        function: number(element, "function")?.try_into().ok()?,
     })
+}
+
+/// Returns the PCI functions that a `hostdev` element passes to the domain.
+fn passed(hostdev: Node<'_, '_>) -> Vec<PassedFunction> {
+    let managed = hostdev.attribute("managed") == Some("yes");
+    let sources = elements(hostdev, &["source", "address"]);
+    sources.into_iter().filter_map(address).map(|address| PassedFunction { address, managed }).collect()
+}
+
+/// Returns the kernel, the initial RAM file system and the disks' files.
+fn files(domain: Node<'_, '_>) -> Vec<PathBuf> {
+    let boot = elements(domain, &["os"]).into_iter().flat_map(|os| os.children());
+    let boot = boot.filter(|child| child.has_tag_name("kernel") || child.has_tag_name("initrd"));
+    let disks = elements(domain, &["devices", "disk", "source"]);
+    let disks = disks.into_iter().filter_map(|source| source.attribute("file"));
+    boot.filter_map(|file| file.text()).chain(disks).map(PathBuf::from).collect()
 }
 
 /// Converts a memory size to KiB.
@@ -127,50 +117,30 @@ impl Definition {
     /// Parses the output of `virsh dumpxml`.
     ///
     /// # Errors
-    /// It is not a domain document.
+    /// It is not well-formed, too large, or not a domain document.
     pub fn read(xml: &str) -> Result<Self, DefinitionError> {
-        let mut read = Self::default();
-        let mut path: Vec<&str> = Vec::new();
-        let (mut managed, mut unit) = (false, String::new());
-        for piece in pieces(xml) {
-            match piece {
-                Piece::Open { name, attributes, empty } => {
-                    path.push(name);
-                    match path.as_slice() {
-                        ["domain"] => read.kind = attribute(attributes, "type").unwrap_or_default(),
-                        ["domain", "memory"] => {
-                            unit = attribute(attributes, "unit").unwrap_or_else(|| "KiB".to_owned());
-                        }
-                        ["domain", "memoryBacking", "hugepages"] => read.huge_pages = true,
-                        ["domain", "qemu:commandline"] => read.external_devices = true,
-                        ["domain", "devices", "hostdev"] => {
-                            managed = attribute(attributes, "managed").is_some_and(|it| it == "yes");
-                        }
-                        ["domain", "devices", "hostdev", "source", "address"] => {
-                            read.passed.extend(address(attributes).map(|address| PassedFunction { address, managed }));
-                        }
-                        ["domain", "devices", "vsock", "cid"] => read.cid = number(attributes, "address"),
-                        ["domain", "devices", "disk", "source"] => {
-                            read.files.extend(attribute(attributes, "file").map(PathBuf::from));
-                        }
-                        _ => {}
-                    }
-                    if empty {
-                        path.pop();
-                    }
-                }
-                Piece::Close => {
-                    path.pop();
-                }
-                Piece::Text(text) => match path.as_slice() {
-                    ["domain", "uuid"] => text.trim().clone_into(&mut read.uuid),
-                    ["domain", "memory"] => read.memory_kib = memory(text.trim(), &unit).unwrap_or_default(),
-                    ["domain", "os", "kernel" | "initrd"] => read.files.push(plain(text).into()),
-                    _ => {}
-                },
-            }
+        if xml.len() > MAX_LENGTH {
+            return Err(DefinitionError::TooLong(xml.len()));
         }
-        if read.uuid.is_empty() { Err(DefinitionError("it has no UUID")) } else { Ok(read) }
+        let options = ParsingOptions { allow_dtd: false, nodes_limit: MAX_NODES, entity_resolver: None };
+        let document = Document::parse_with_options(xml, options)?;
+        let domain = element(document.root(), &["domain"]).ok_or(DefinitionError::NoUuid)?;
+        let text = |path: &[&str]| element(domain, path).and_then(|found| found.text()).unwrap_or_default().trim();
+        let uuid = text(&["uuid"]).to_owned();
+        if uuid.is_empty() {
+            return Err(DefinitionError::NoUuid);
+        }
+        let unit = element(domain, &["memory"]).and_then(|memory| memory.attribute("unit")).unwrap_or("KiB");
+        Ok(Self {
+            kind: domain.attribute("type").unwrap_or_default().to_owned(),
+            uuid,
+            cid: element(domain, &["devices", "vsock", "cid"]).and_then(|cid| number(cid, "address")),
+            passed: elements(domain, &["devices", "hostdev"]).into_iter().flat_map(passed).collect(),
+            files: files(domain),
+            huge_pages: element(domain, &["memoryBacking", "hugepages"]).is_some(),
+            memory_kib: memory(text(&["memory"]), unit).unwrap_or_default(),
+            external_devices: domain.children().any(|child| child.has_tag_name((QEMU, "commandline"))),
+        })
     }
 }
 
@@ -205,6 +175,62 @@ mod tests {
             }
         );
         assert!(Definition::read("error: no domain").is_err());
+    }
+
+    fn domain(body: &str) -> String {
+        format!("<domain type='kvm'><uuid>u-1</uuid>{body}</domain>")
+    }
+
+    #[test]
+    fn memory_units_are_converted_to_kib() {
+        for (memory, kib) in [
+            ("<memory>7</memory>", 7),
+            ("<memory unit='MiB'> 2 </memory>", 2 << 10),
+            ("<memory unit='GiB'>2</memory>", 2 << 20),
+            ("<memory unit='GiB'>99999999999999999999</memory>", 0),
+            ("<memory unit='parsec'>2</memory>", 0),
+            ("", 0),
+        ] {
+            assert_eq!(Definition::read(&domain(memory)).unwrap().memory_kib, kib, "{memory}");
+        }
+    }
+
+    #[test]
+    fn qemu_arguments_make_a_lab_domain() {
+        let arguments = format!("<q:commandline xmlns:q='{QEMU}'><q:arg value='-a'/></q:commandline>");
+        assert!(Definition::read(&domain(&arguments)).unwrap().lab);
+        assert!(!Definition::read(&domain("<commandline/>")).unwrap().lab);
+    }
+
+    #[test]
+    fn malformed_or_excessive_xml_is_rejected() {
+        let long = domain(&" ".repeat(MAX_LENGTH));
+        let many = domain(&"<a/>".repeat(MAX_NODES as usize));
+        let deep = domain(&"<a>".repeat(MAX_NODES as usize));
+        let dtd = format!("<!DOCTYPE d [<!ENTITY a 'b'>]>{}", domain("<title>&a;</title>"));
+        let truncated = "<domain type='kvm'><uuid>u-1</uuid><devices>".to_owned();
+        for (xml, reason) in [
+            (long, "it has 4194348 bytes, more than 4194304"),
+            (many, "nodes limit reached"),
+            (deep, "nodes limit reached"),
+            (dtd, "XML with DTD detected"),
+            (truncated, "the root node was opened but never closed"),
+            (domain("</b>"), "expected 'domain' tag, not 'b'"),
+            (domain("&lol;"), "unknown entity reference"),
+            ("<network><uuid>u-1</uuid></network>".to_owned(), "it has no UUID"),
+            ("<domain/>".to_owned(), "it has no UUID"),
+        ] {
+            let error = Definition::read(&xml).unwrap_err().to_string();
+            assert!(error.starts_with("failed to parse libvirt's domain XML: "), "{error}");
+            assert!(error.contains(reason), "{reason}: {error}");
+        }
+    }
+
+    #[test]
+    fn deeply_nested_xml_does_not_exhaust_the_stack() {
+        let depth = MAX_NODES as usize / 2;
+        let xml = domain(&format!("{}{}", "<a>".repeat(depth), "</a>".repeat(depth)));
+        assert_eq!(Definition::read(&xml).unwrap().uuid, "u-1");
     }
 
     proptest! {

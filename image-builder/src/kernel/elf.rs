@@ -1,50 +1,60 @@
-//! Minimal ELF parser for kernels and modules: the PVH note and `.modinfo`.
+//! What is read of kernels and modules, which are ELF files: the PVH note and `.modinfo`; and the removal of BTF.
 //!
-//! Files are 64-bit little-endian, as on x86-64. Every offset comes
-//! from the file and is checked against its length.
+//! goblin parses the headers and checks counts and offsets against the length of the file. Only the needed tables are
+//! parsed, because `Elf::parse` also reads symbols, and rejects a file for an error in any table.
+
+use goblin::container::{Container, Ctx, Endian};
+use goblin::elf::note::NoteDataIterator;
+use goblin::elf::program_header::PT_NOTE;
+use goblin::elf::{Elf, Header, ProgramHeader, SectionHeader};
+use goblin::strtab::Strtab;
+
+/// x86-64: 64 bits, little-endian.
+const CTX: Ctx = Ctx { container: Container::Big, le: Endian::Little };
 
 /// The note with the address of the 32-bit PVH entry point
 /// (`XEN_ELFNOTE_PHYS32_ENTRY`).
 const PHYS32_ENTRY: u32 = 18;
-/// Program header type of notes.
-const PT_NOTE: u32 = 4;
+
+/// Alignment of names and contents of the kernel's notes, whatever the program header says.
+const NOTE_ALIGNMENT: usize = 4;
+
+/// Parses the ELF header.
+fn header(file: &[u8]) -> Result<Header, String> {
+    match file.get(..6) {
+        // Class 2: 64 bits. Data 1: little-endian.
+        Some(b"\x7fELF\x02\x01") => {
+            Elf::parse_header(file).map_err(|error| format!("failed to parse the ELF header: {error}"))
+        }
+        Some([0x7f, b'E', b'L', b'F', ..]) => Err("not a 64-bit little-endian ELF file".to_owned()),
+        _ => Err("not an ELF file".to_owned()),
+    }
+}
+
+/// Converts an offset or a count of the file.
+fn size(value: u64) -> Result<usize, String> {
+    usize::try_from(value).map_err(|_| format!("{value} is outside of the file"))
+}
 
 /// Returns the physical address of the PVH entry point of `vmlinux`.
 pub(super) fn pvh_entry(vmlinux: &[u8]) -> Result<u64, String> {
-    let elf = Elf::new(vmlinux)?;
-    let mut offset = elf.u64(32).ok_or("no program headers")?;
-    let (size, count) = (elf.u16(54).unwrap_or(0), elf.u16(56).unwrap_or(0));
-    for _ in 0..count {
-        if offset > vmlinux.len() as u64 {
-            return Err("program headers outside the file".to_owned());
-        }
-        let is_note = elf.u32(offset) == Some(PT_NOTE);
-        if is_note
-            && let Some(notes) = elf.slice(elf.u64(offset + 8), elf.u64(offset + 32))
-            && let Some(entry) = pvh_note(notes)
-        {
-            return Ok(entry);
-        }
-        offset += u64::from(size);
-    }
-    Err("the kernel has no PVH entry note: it was built without CONFIG_PVH".to_owned())
+    let header = header(vmlinux)?;
+    let headers = ProgramHeader::parse(vmlinux, size(header.e_phoff)?, header.e_phnum.into(), CTX)
+        .map_err(|error| format!("failed to parse the program headers: {error}"))?;
+    let mut notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
+    let entry = notes.find_map(|header| pvh_note(vmlinux.get(header.file_range())?));
+    entry.ok_or_else(|| "the kernel has no PVH entry note: it was built without CONFIG_PVH".to_owned())
 }
 
-fn pvh_note(notes: &[u8]) -> Option<u64> {
-    let elf = Elf(notes);
-    let mut at = 0u64;
-    loop {
-        let (name_size, size, kind) = (elf.u32(at)?, elf.u32(at + 4)?, elf.u32(at + 8)?);
-        let name = at + 12;
-        let data = name + u64::from(name_size).next_multiple_of(4);
-        if kind == PHYS32_ENTRY && elf.slice(Some(name), Some(u64::from(name_size)))? == b"Xen\0" {
-            return match size {
-                4 => elf.u32(data).map(u64::from),
-                8 => elf.u64(data),
-                _ => None,
-            };
-        }
-        at = data + u64::from(size).next_multiple_of(4);
+/// Returns the address in the PVH note, if it is among these notes.
+fn pvh_note(data: &[u8]) -> Option<u64> {
+    let mut notes = NoteDataIterator { data, size: data.len(), offset: 0, ctx: (NOTE_ALIGNMENT, CTX) };
+    // The iterator ends after an error.
+    let entry = notes.find_map(|note| note.ok().filter(|note| note.n_type == PHYS32_ENTRY && note.name == "Xen"))?;
+    match entry.desc.len() {
+        4 => entry.desc.first_chunk().map(|bytes| u32::from_le_bytes(*bytes).into()),
+        8 => entry.desc.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)),
+        _ => None,
     }
 }
 
@@ -65,8 +75,8 @@ pub struct ModuleInfo {
 
 /// Reads the `.modinfo` section of an uncompressed module.
 pub(super) fn module_info(module: &[u8]) -> Result<ModuleInfo, String> {
-    let elf = Elf::new(module)?;
-    let section = elf.section(".modinfo").ok_or("no .modinfo section: not a kernel module")?;
+    let sections = Sections::parse(module)?;
+    let section = sections.body(".modinfo").ok_or("no .modinfo section: not a kernel module")?;
     let mut info = ModuleInfo::default();
     for pair in section.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok()) {
         match pair.split_once('=') {
@@ -95,15 +105,12 @@ const SIGNATURE_MARKER: &[u8] = b"~Module signature appended~\n";
 /// invalid: the kernel accepts an unsigned module unless it enforces signatures,
 /// but never one with an invalid signature.
 pub(super) fn strip_btf(module: &mut Vec<u8>) -> Result<(), String> {
-    let headers: Vec<u64> = {
-        let elf = Elf::new(module)?;
-        BTF_SECTIONS.iter().filter_map(|name| elf.header(name)).collect()
-    };
+    let sections = Sections::parse(module)?;
+    let headers: Vec<usize> = BTF_SECTIONS.iter().filter_map(|name| sections.header_offset(name)).collect();
     if headers.is_empty() {
         return Ok(());
     }
-    for header in headers {
-        let at = usize::try_from(header).map_err(|_| "a section header is outside the file")?;
+    for at in headers {
         // The kernel finds sections by name; this clears the name.
         module
             .get_mut(at..)
@@ -122,61 +129,43 @@ pub(super) fn strip_btf(module: &mut Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-struct Elf<'a>(&'a [u8]);
+/// The sections of a module.
+struct Sections<'a> {
+    file: &'a [u8],
+    /// Offset of the section header table.
+    table: usize,
+    headers: Vec<SectionHeader>,
+    names: Strtab<'a>,
+}
 
-impl<'a> Elf<'a> {
-    fn new(bytes: &'a [u8]) -> Result<Self, String> {
-        match bytes.get(..6) {
-            // Class 2: 64 bits. Data 1: little-endian.
-            Some(b"\x7fELF\x02\x01") => Ok(Self(bytes)),
-            Some([0x7f, b'E', b'L', b'F', ..]) => Err("not a 64-bit little-endian ELF file".to_owned()),
-            _ => Err("not an ELF file".to_owned()),
+impl<'a> Sections<'a> {
+    fn parse(file: &'a [u8]) -> Result<Self, String> {
+        let header = header(file)?;
+        let entry = SectionHeader::size(CTX);
+        if usize::from(header.e_shentsize) != entry {
+            return Err(format!("its section headers have {} bytes instead of {entry}", header.e_shentsize));
         }
+        let table = size(header.e_shoff)?;
+        let headers = SectionHeader::parse(file, table, header.e_shnum.into(), CTX)
+            .map_err(|error| format!("failed to parse the section headers: {error}"))?;
+        let names = headers.get(usize::from(header.e_shstrndx)).ok_or("it has no section names")?;
+        let names = Strtab::parse(file, size(names.sh_offset)?, size(names.sh_size)?, 0)
+            .map_err(|error| format!("failed to parse the section names: {error}"))?;
+        Ok(Self { file, table, headers, names })
     }
 
-    fn slice(&self, offset: Option<u64>, length: Option<u64>) -> Option<&'a [u8]> {
-        let start = usize::try_from(offset?).ok()?;
-        let end = start.checked_add(usize::try_from(length?).ok()?)?;
-        self.0.get(start..end)
+    fn index(&self, name: &str) -> Option<usize> {
+        self.headers.iter().position(|header| self.names.get_at(header.sh_name) == Some(name))
     }
 
-    fn bytes<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
-        self.0.get(usize::try_from(offset).ok()?..)?.first_chunk().copied()
+    /// Returns the offset of the section's header.
+    fn header_offset(&self, name: &str) -> Option<usize> {
+        self.index(name)?.checked_mul(SectionHeader::size(CTX))?.checked_add(self.table)
     }
 
-    fn u16(&self, offset: u64) -> Option<u16> {
-        self.bytes(offset).map(u16::from_le_bytes)
-    }
-
-    fn u32(&self, offset: u64) -> Option<u32> {
-        self.bytes(offset).map(u32::from_le_bytes)
-    }
-
-    fn u64(&self, offset: u64) -> Option<u64> {
-        self.bytes(offset).map(u64::from_le_bytes)
-    }
-
-    /// Returns the contents of the section whose header is at `header`.
-    fn body(&self, header: u64) -> Option<&'a [u8]> {
-        self.slice(self.u64(header.checked_add(24)?), self.u64(header.checked_add(32)?))
-    }
-
-    /// Returns the offset of the header of the section `name`.
-    fn header(&self, name: &str) -> Option<u64> {
-        let table = self.u64(40)?;
-        let (size, count, names) = (self.u16(58)?, self.u16(60)?, self.u16(62)?);
-        let header = |index: u16| table.checked_add(u64::from(index) * u64::from(size));
-        let names = self.body(header(names)?)?;
-        (0..count).filter_map(header).find(|header| {
-            let start = self.u32(*header).and_then(|start| usize::try_from(start).ok());
-            let found = start.and_then(|start| names.get(start..)?.split(|byte| *byte == 0).next());
-            found == Some(name.as_bytes())
-        })
-    }
-
-    /// Returns the contents of the section `name`.
-    fn section(&self, name: &str) -> Option<&'a [u8]> {
-        self.body(self.header(name)?)
+    /// Returns the section's contents.
+    fn body(&self, name: &str) -> Option<&'a [u8]> {
+        self.file.get(self.headers.get(self.index(name)?)?.file_range()?)
     }
 }
 
@@ -261,10 +250,10 @@ pub(super) mod tests {
         signed.extend_from_slice(&[0; 8]);
         signed.extend_from_slice(&9u32.to_be_bytes());
         signed.extend_from_slice(SIGNATURE_MARKER);
-        assert!(Elf::new(&signed).unwrap().section(".BTF").is_some());
+        assert!(Sections::parse(&signed).unwrap().body(".BTF").is_some());
         strip_btf(&mut signed).unwrap();
         assert_eq!(signed.len(), typed.len());
-        assert!(Elf::new(&signed).unwrap().section(".BTF").is_none());
+        assert!(Sections::parse(&signed).unwrap().body(".BTF").is_none());
         let mut untouched = plain.clone();
         strip_btf(&mut untouched).unwrap();
         assert_eq!(untouched, plain, "a module without BTF is unchanged");
@@ -272,6 +261,35 @@ pub(super) mod tests {
         broken.extend_from_slice(&u32::MAX.to_be_bytes());
         broken.extend_from_slice(SIGNATURE_MARKER);
         assert!(strip_btf(&mut broken).is_err());
+    }
+
+    #[test]
+    fn pvh_note_with_invalid_size_is_not_an_entry() {
+        for notes in [note(b"Xen\0", PHYS32_ENTRY, &[1; 5]), note(b"Xen\0", PHYS32_ENTRY, &[1; 8])[..16].to_vec()] {
+            assert!(pvh_entry(&vmlinux(&notes)).unwrap_err().contains("CONFIG_PVH"));
+        }
+    }
+
+    #[test]
+    fn counts_and_offsets_outside_of_the_file_are_rejected() {
+        for (at, bytes, reason) in [
+            (40, &u64::MAX.to_le_bytes()[..], "failed to parse the section headers"),
+            (58, &63u16.to_le_bytes(), "its section headers have 63 bytes instead of 64"),
+            (60, &u16::MAX.to_le_bytes(), "failed to parse the section headers"),
+            (62, &3u16.to_le_bytes(), "it has no section names"),
+        ] {
+            let mut bad = module(&["depends="]);
+            put(&mut bad, at, bytes);
+            let error = module_info(&bad).unwrap_err();
+            assert!(error.starts_with(reason), "{error}");
+            assert_eq!(strip_btf(&mut bad), Err(error));
+        }
+        let mut bad = vmlinux(&[]);
+        put(&mut bad, 56, &3u16.to_le_bytes());
+        assert!(pvh_entry(&bad).unwrap_err().starts_with("failed to parse the program headers"));
+        put(&mut bad, 56, &1u16.to_le_bytes());
+        put(&mut bad, 32, &u64::MAX.to_le_bytes());
+        assert!(pvh_entry(&bad).unwrap_err().starts_with("failed to parse the program headers"));
     }
 
     #[test]
@@ -300,6 +318,7 @@ pub(super) mod tests {
             }
             let _ = module_info(&bytes);
             let _ = pvh_entry(&bytes);
+            let _ = strip_btf(&mut bytes);
         }
 
         #[test]

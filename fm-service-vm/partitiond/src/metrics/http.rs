@@ -1,7 +1,9 @@
-//! The subset of HTTP that a scraper needs: one GET per connection. Clients are untrusted: length of the head, number
-//! of connections and duration are bounded.
+//! The HTTP server of the Prometheus endpoint: HTTP/1, one request per connection. Clients are untrusted: length of the
+//! head, number of connections and duration are bounded.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::future::ready;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,6 +11,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -17,7 +24,7 @@ use tokio::time::{sleep, timeout};
 use crate::actor::Handle;
 use crate::listen;
 
-/// Maximum length of a request head; a scraper's has some hundred bytes.
+/// Maximum length of a request head; a scraper's has some hundred bytes. hyper accepts no lower limit of its buffer.
 const MAX_HEAD: usize = 8 << 10;
 /// Timeout of a connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -101,8 +108,8 @@ pub async fn serve(listener: Listener, engine: Handle) {
                 let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
                 let engine = engine.clone();
                 tokio::spawn(async move {
-                    // Connections that fail or time out get no response.
-                    let _ = timeout(TIMEOUT, answer(stream, &engine)).await;
+                    // Connections that time out get no response.
+                    let _ = timeout(TIMEOUT, serve_connection(stream, || super::text(&engine.view()))).await;
                     drop(place);
                 });
             }
@@ -115,56 +122,58 @@ pub async fn serve(listener: Listener, engine: Handle) {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-async fn answer(mut stream: Box<dyn Stream>, engine: &Handle) -> io::Result<()> {
-    let mut head = Vec::with_capacity(1024);
-    let status = loop {
-        if let Some(status) = status_of(&head) {
-            break status;
-        }
-        let mut piece = [0; 1024];
-        match stream.read(&mut piece).await? {
-            0 => return Ok(()),
-            read => head.extend_from_slice(piece.get(..read).unwrap_or_default()),
-        }
-    };
-    let body = match status {
-        "200 OK" => super::text(&engine.view()),
-        _ => format!("{status}; only GET /metrics is served\n"),
-    };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await?;
-    stream.shutdown().await?;
+/// Returns hyper's configuration.
+fn http() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(TIMEOUT)
+        .max_header_size(MAX_HEAD)
+        .max_buf_size(MAX_HEAD)
+        .keep_alive(false)
+        // A client may shut down its sending side after the request.
+        .half_close(true)
+        .title_case_headers(true);
+    http
+}
+
+/// Serves one request of a connection.
+async fn serve_connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, metrics: impl Fn() -> String) {
+    let service = service_fn(|request| ready(Ok::<_, Infallible>(respond(&request, &metrics))));
+    let served = http().serve_connection(TokioIo::new(&mut stream), service).await;
+    // The only malformed request that hyper does not answer.
+    if served.is_err_and(|error| error.is_parse_version_h2()) {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
+    }
+    let _ = stream.shutdown().await;
     // Closing with unread input would reset the connection and lose the response.
-    let mut left = [0; 1024];
+    let mut unread = [0; 1024];
     for _ in 0..64 {
-        if stream.read(&mut left).await? == 0 {
+        if !matches!(stream.read(&mut unread).await, Ok(1..)) {
             break;
         }
     }
-    Ok(())
 }
 
-/// Returns the status for a request head, once it is complete or too long.
-fn status_of(head: &[u8]) -> Option<&'static str> {
-    let end = head.windows(4).position(|four| four == b"\r\n\r\n").or(head.windows(2).position(|two| two == b"\n\n"));
-    if end.is_none() {
-        return (head.len() > MAX_HEAD).then_some("431 Request Header Fields Too Large");
+/// Returns the response to a request.
+fn respond<B>(request: &Request<B>, metrics: impl Fn() -> String) -> Response<String> {
+    const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+    let status = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => StatusCode::OK,
+        (&Method::GET | &Method::HEAD, _) => StatusCode::NOT_FOUND,
+        _ => StatusCode::METHOD_NOT_ALLOWED,
+    };
+    let (kind, body) = match status {
+        StatusCode::OK => (METRICS, metrics()),
+        _ => (TEXT, format!("{status}; only GET /metrics is served\n")),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     }
-    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let mut words = line.trim_ascii_end().split(|byte| *byte == b' ');
-    let (method, target, version) = (words.next(), words.next(), words.next());
-    let is_http = version.is_some_and(|version| version.starts_with(b"HTTP/1.")) && words.next().is_none();
-    Some(match (method, target) {
-        _ if !is_http => "400 Bad Request",
-        (Some(b"GET"), Some(b"/metrics")) => "200 OK",
-        (Some(b"GET"), Some(target)) if target.starts_with(b"/metrics?") => "200 OK",
-        (Some(b"GET"), _) => "404 Not Found",
-        _ => "405 Method Not Allowed",
-    })
+    response
 }
 
 #[cfg(test)]
@@ -188,21 +197,55 @@ mod tests {
         }
     }
 
-    #[test]
-    fn request_heads_get_a_status_when_complete() {
+    /// Sends a request, closes the sending side and returns the response.
+    async fn exchange(request: &[u8]) -> String {
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        client.write_all(request).await.unwrap();
+        client.shutdown().await.unwrap();
+        serve_connection(server, || "up 1\n".to_owned()).await;
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.unwrap();
+        response
+    }
+
+    #[tokio::test]
+    async fn request_heads_get_a_status_when_complete() {
         for (head, status) in [
             (&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"[..], Some("200 OK")),
             (b"GET /metrics?x=1 HTTP/1.0\n\n", Some("200 OK")),
+            (b"HEAD /metrics HTTP/1.1\r\n\r\n", Some("200 OK")),
             (b"GET /metrics HTTP/1.1\r\nHost: x\r\n", None),
             (b"GET / HTTP/1.1\r\n\r\n", Some("404 Not Found")),
+            (b"GET /metrics/ HTTP/1.1\r\n\r\n", Some("404 Not Found")),
             (b"POST /metrics HTTP/1.1\r\n\r\n", Some("405 Method Not Allowed")),
             (b"GET /metrics\r\n\r\n", Some("400 Bad Request")),
             (b"GET /metrics HTTP/1.1 x\r\n\r\n", Some("400 Bad Request")),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Some("400 Bad Request")),
             (b"\xff\xfe\r\n\r\n", Some("400 Bad Request")),
-            (&[b'x'; MAX_HEAD], None),
+            (b"", None),
+            (&[b'x'; MAX_HEAD - 1], None),
             (&[b'x'; MAX_HEAD + 1], Some("431 Request Header Fields Too Large")),
         ] {
-            assert_eq!(status_of(head), status, "{:?}", String::from_utf8_lossy(head));
+            let response = exchange(head).await;
+            let line = response.lines().next().and_then(|line| line.split_once(' '));
+            assert_eq!(line.map(|(_, status)| status), status, "{:?}: {response}", String::from_utf8_lossy(head));
         }
+    }
+
+    #[tokio::test]
+    async fn responses_have_type_length_and_allowed_methods() {
+        let get = exchange(b"GET /metrics HTTP/1.1\r\n\r\n").await;
+        let (head, body) = get.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+            "{get}"
+        );
+        assert!(head.contains("\r\nContent-Length: 5\r\n") && head.contains("\r\nConnection: close\r\n"), "{get}");
+        assert_eq!(body, "up 1\n");
+        let head = exchange(b"HEAD /metrics HTTP/1.1\r\n\r\n").await;
+        assert!(head.contains("\r\nContent-Length: 5\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        let post = exchange(b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc").await;
+        assert!(post.contains("\r\nAllow: GET, HEAD\r\n"), "{post}");
+        assert!(post.ends_with("\r\n\r\n405 Method Not Allowed; only GET /metrics is served\n"), "{post}");
     }
 }

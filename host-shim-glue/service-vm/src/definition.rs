@@ -196,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn qemu_arguments_make_a_lab_domain() {
+    fn qemu_arguments_name_external_devices() {
         let arguments = format!("<q:commandline xmlns:q='{QEMU}'><q:arg value='-a'/></q:commandline>");
-        assert!(Definition::read(&domain(&arguments)).unwrap().lab);
-        assert!(!Definition::read(&domain("<commandline/>")).unwrap().lab);
+        assert!(Definition::read(&domain(&arguments)).unwrap().external_devices);
+        assert!(!Definition::read(&domain("<commandline/>")).unwrap().external_devices);
     }
 
     #[test]

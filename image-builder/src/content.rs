@@ -61,15 +61,15 @@ const MAX_LISTED: usize = 12;
 ///
 /// # Errors
 /// It is not available or cannot be unpacked.
-pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
-    let request = wanted.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Exact);
-    let pinned = packages.find(&wanted.suite, &wanted.name, request)?;
+pub fn unpacked(packages: &mut Packages<'_>, requested: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
+    let request = requested.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Exact);
+    let pinned = packages.find(&requested.suite, &requested.name, request)?;
     packages.note(&pinned);
     let hash = pinned.sha256.get(..32).unwrap_or(&pinned.sha256);
     let dir = packages.cache().join("unpacked").join(format!("{hash}-{LAYOUT}"));
     let progress = packages.progress();
     cache::publish(&dir, &progress, |half| {
-        let deb = packages.fetch_one(&format!("package {}", wanted.name), &pinned)?;
+        let deb = packages.fetch_one(&format!("package {}", requested.name), &pinned)?;
         debian::unpack_all(&deb, half)?;
         Ok::<(), Error>(())
     })?;
@@ -82,22 +82,22 @@ pub fn unpacked(packages: &mut Packages<'_>, wanted: &manifest::Package) -> Resu
 /// The package is not available, or a pattern matches no file.
 pub fn entries(
     packages: &mut Packages<'_>,
-    wanted: &manifest::Package,
+    requested: &manifest::Package,
 ) -> Result<(Pinned, Vec<(String, Node)>), Error> {
-    let (dir, pinned) = unpacked(packages, wanted)?;
+    let (dir, pinned) = unpacked(packages, requested)?;
     let mut names = Vec::new();
     walk(&dir, Path::new(""), &mut names)?;
     names.sort();
     let mut entries = Vec::new();
-    for text in &wanted.files {
+    for text in &requested.files {
         let pattern = Pattern::new(text).unwrap_or_default();
         let found: Vec<&PathBuf> = names.iter().filter(|name| pattern.matches_path_with(name, MATCHING)).collect();
         if found.is_empty() {
-            let (package, version) = (wanted.name.clone(), pinned.version.clone());
+            let (package, version) = (requested.name.clone(), pinned.version.clone());
             return Err(Error::NoMatch { package, version, pattern: text.clone(), near: near(&names, text) });
         }
         for name in found {
-            entries.push(entry(&dir, name, wanted)?);
+            entries.push(entry(&dir, name, requested)?);
         }
     }
     // Two patterns may match one file.
@@ -121,22 +121,22 @@ fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error>
     Ok(())
 }
 
-fn entry(dir: &Path, name: &Path, wanted: &manifest::Package) -> Result<(String, Node), Error> {
-    let non_utf8 = || Error::NonUtf8Name { package: wanted.name.clone(), name: name.display().to_string() };
+fn entry(dir: &Path, name: &Path, requested: &manifest::Package) -> Result<(String, Node), Error> {
+    let non_utf8 = || Error::NonUtf8Name { package: requested.name.clone(), name: name.display().to_string() };
     let path = dir.join(name);
     let text = name.to_str().ok_or_else(non_utf8)?;
-    let place = match &wanted.into {
+    let image_path = match &requested.into {
         Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(non_utf8)?),
         None => text.to_owned(),
     };
     let data = fs::symlink_metadata(&path).map_err(io_error("inspect", &path))?;
     if data.is_symlink() {
         let target = fs::read_link(&path).map_err(io_error("read link", &path))?;
-        return Ok((place, Node::Symlink { target: target.to_str().ok_or_else(non_utf8)?.to_owned() }));
+        return Ok((image_path, Node::Symlink { target: target.to_str().ok_or_else(non_utf8)?.to_owned() }));
     }
     // Only the execute bit is preserved.
     let mode = if data.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
-    Ok((place, Node::File { mode, content: Content::File(path) }))
+    Ok((image_path, Node::File { mode, content: Content::File(path) }))
 }
 
 /// Lists files in the directory of a pattern, or all files if there is no such directory.
@@ -183,10 +183,13 @@ mod tests {
         fs::write(&file, "x").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o4711)).unwrap();
         std::os::unix::fs::symlink("tool", dir.path().join("usr/bin/link")).unwrap();
-        let (place, node) = entry(dir.path(), Path::new("usr/bin/tool"), &package(&[], None)).unwrap();
-        assert_eq!((place.as_str(), node), ("usr/bin/tool", Node::File { mode: 0o755, content: Content::File(file) }));
-        let (place, node) = entry(dir.path(), Path::new("usr/bin/link"), &package(&[], Some("opt/x"))).unwrap();
-        assert_eq!((place.as_str(), node), ("opt/x/link", Node::Symlink { target: "tool".into() }));
+        let (image_path, node) = entry(dir.path(), Path::new("usr/bin/tool"), &package(&[], None)).unwrap();
+        assert_eq!(
+            (image_path.as_str(), node),
+            ("usr/bin/tool", Node::File { mode: 0o755, content: Content::File(file) })
+        );
+        let (image_path, node) = entry(dir.path(), Path::new("usr/bin/link"), &package(&[], Some("opt/x"))).unwrap();
+        assert_eq!((image_path.as_str(), node), ("opt/x/link", Node::Symlink { target: "tool".into() }));
         let mut names = Vec::new();
         walk(dir.path(), Path::new(""), &mut names).unwrap();
         assert_eq!(names.len(), 2);

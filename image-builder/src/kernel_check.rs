@@ -125,13 +125,13 @@ fn running_config() -> Result<PathBuf> {
     let release =
         std::fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read /proc/sys/kernel/osrelease")?;
     let release = release.trim();
-    let places =
+    let paths =
         ["/proc/config.gz".to_owned(), format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
-    match places.iter().find(|place| Path::new(place).exists()) {
-        Some(place) => Ok(place.into()),
+    match paths.iter().find(|path| Path::new(path).exists()) {
+        Some(path) => Ok(path.into()),
         None => bail!(
             "no configuration of the running kernel {release} found in {}: load the module configs, or pass a file",
-            places.join(", ")
+            paths.join(", ")
         ),
     }
 }

@@ -132,12 +132,12 @@ impl<'a> Packages<'a> {
 
     fn locked(&self, suite: &str, name: &str, request: PackageRequest<'_>) -> Option<Result<Pinned, Error>> {
         let lock = self.lock?;
-        let fits = |one: &&Pinned| {
+        let matches = |one: &&Pinned| {
             one.suite == suite
                 && (one.name == name || one.requested.as_deref() == Some(name))
                 && request.matches(&one.version)
         };
-        Some(lock.packages.iter().chain(&lock.tools).find(fits).cloned().ok_or_else(|| Error::NotLocked {
+        Some(lock.packages.iter().chain(&lock.tools).find(matches).cloned().ok_or_else(|| Error::NotLocked {
             name: name.to_owned(),
             suite: suite.to_owned(),
             constraint: request.constraint_text(),

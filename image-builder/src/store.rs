@@ -101,10 +101,10 @@ impl Store {
                     .map_err(io_error("create a file in", dir))?;
                 fs::copy(file, new.path()).map_err(io_error("copy a file to", &path))?;
                 new.as_file().sync_all().map_err(io_error("sync", &path))?;
-                new.persist(&path).map_err(|error| io_error("rename into path", &path)(error.error))?;
+                new.persist(&path).map_err(|error| io_error("rename into place", &path)(error.error))?;
                 fs::remove_file(file).map_err(io_error("remove", file))?;
             }
-            Err(error) => return Err(io_error("rename into path", &path)(error).into()),
+            Err(error) => return Err(io_error("rename into place", &path)(error).into()),
         }
         Ok(path)
     }

@@ -99,54 +99,54 @@ const MAX_LISTED: usize = 12;
 /// It does not exist, has a wrong hash or is malformed, or a pattern matches nothing.
 pub fn entries(
     cache: &Path,
-    wanted: &Archive,
+    archive: &Archive,
     progress: Progress,
 ) -> Result<(ArchiveRecord, Vec<(String, Node)>), Error> {
-    let path = PathBuf::from(&wanted.path);
+    let path = PathBuf::from(&archive.path);
     let missing = |source| Error::Missing {
-        name: wanted.name.clone(),
+        name: archive.name.clone(),
         path: path.clone(),
-        reason: wanted.reason.clone(),
+        reason: archive.reason.clone(),
         source,
     };
     let (found, size) = digest::of_file(&path).map_err(missing)?;
     let other = |found: String| {
         Error::from(Box::new(WrongArchive {
-            name: wanted.name.clone(),
-            version: wanted.version.clone(),
+            name: archive.name.clone(),
+            version: archive.version.clone(),
             path: path.clone(),
-            expected: wanted.sha256.clone(),
+            expected: archive.sha256.clone(),
             found,
-            reason: wanted.reason.clone(),
+            reason: archive.reason.clone(),
         }))
     };
-    if found != wanted.sha256 {
+    if found != archive.sha256 {
         return Err(other(found));
     }
     let hash = found.get(..32).unwrap_or(&found);
     let dir = cache.join("unpacked").join(format!("archive-{hash}-{LAYOUT}"));
     cache::publish(&dir, &progress, |half| {
-        progress.say(format_args!("archive {} {}: unpacking", wanted.name, wanted.version));
+        progress.say(format_args!("archive {} {}: unpacking", archive.name, archive.version));
         let file = File::open(&path).map_err(missing)?;
         // Hashed again while reading: the file may change meanwhile.
         let found = unpack::unpack(file, half).map_err(|what| Error::Unpack {
-            name: wanted.name.clone(),
+            name: archive.name.clone(),
             path: path.clone(),
             what,
         })?;
-        if found == wanted.sha256 { Ok(()) } else { Err(other(found)) }
+        if found == archive.sha256 { Ok(()) } else { Err(other(found)) }
     })?;
     let listing = Listing::read(&dir)?;
     let mut entries = Vec::new();
-    for part in &wanted.files {
+    for part in &archive.files {
         let pattern = Pattern::new(&part.from).unwrap_or_default();
         let mut matched = listing.entries.iter().filter(|(name, _)| pattern.matches_with(name, MATCHING)).peekable();
         if matched.peek().is_none() {
-            let (name, pattern) = (wanted.name.clone(), part.from.clone());
+            let (name, pattern) = (archive.name.clone(), part.from.clone());
             return Err(Error::NoMatch { name, pattern, near: near(&listing) });
         }
         for (name, entry) in matched {
-            let place = format!("{}/{}", part.into, name.rsplit('/').next().unwrap_or(name));
+            let image_path = format!("{}/{}", part.into, name.rsplit('/').next().unwrap_or(name));
             let node = match entry {
                 Entry::File { program } => Node::File {
                     mode: if *program { 0o755 } else { 0o644 },
@@ -154,19 +154,19 @@ pub fn entries(
                 },
                 Entry::Link { target } => Node::Symlink { target: target.clone() },
             };
-            entries.push((place, node));
+            entries.push((image_path, node));
         }
     }
     entries.sort_by(|a, b| a.0.cmp(&b.0));
     // Two patterns may match one file.
     entries.dedup_by(|a, b| a == b);
     let record = ArchiveRecord {
-        name: wanted.name.clone(),
-        version: wanted.version.clone(),
+        name: archive.name.clone(),
+        version: archive.version.clone(),
         size,
         sha256: found,
-        licence: wanted.licence.clone(),
-        reason: wanted.reason.clone(),
+        licence: archive.licence.clone(),
+        reason: archive.reason.clone(),
     };
     Ok((record, entries))
 }

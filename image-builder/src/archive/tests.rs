@@ -35,7 +35,7 @@ fn good() -> Vec<u8> {
     tar
 }
 
-fn wanted(dir: &TempDir, bytes: &[u8], files: &[(&str, &str)]) -> Archive {
+fn archive(dir: &TempDir, bytes: &[u8], files: &[(&str, &str)]) -> Archive {
     let path = dir.path().join("fm.tar");
     fs::write(&path, bytes).unwrap();
     let part = |(from, into): &(&str, &str)| Part { from: (*from).to_owned(), into: (*into).to_owned() };
@@ -50,11 +50,11 @@ fn wanted(dir: &TempDir, bytes: &[u8], files: &[(&str, &str)]) -> Archive {
     }
 }
 
-fn taken(dir: &TempDir, wanted: &Archive) -> Result<(ArchiveRecord, Vec<(String, Node)>), String> {
-    entries(&dir.path().join("cache"), wanted, Progress::quiet()).map_err(|error| error.to_string())
+fn unpack(dir: &TempDir, archive: &Archive) -> Result<(ArchiveRecord, Vec<(String, Node)>), String> {
+    entries(&dir.path().join("cache"), archive, Progress::quiet()).map_err(|error| error.to_string())
 }
 
-const FILES_WANTED: &[(&str, &str)] =
+const REQUESTED_FILES: &[(&str, &str)] =
     &[("*/bin/nv-fm", "usr/bin"), ("*/share/*_topology", "usr/share"), ("*/lib/libfm.so*", "usr/lib")];
 
 #[test]
@@ -66,8 +66,8 @@ fn files_are_added_from_any_supported_compression() {
     xz.write_all(&tar).unwrap();
     for bytes in [tar, gzip.finish().unwrap(), xz.finish().unwrap()] {
         let dir = tempfile::tempdir().unwrap();
-        let wanted = wanted(&dir, &bytes, FILES_WANTED);
-        let (record, entries) = taken(&dir, &wanted).unwrap();
+        let archive = archive(&dir, &bytes, REQUESTED_FILES);
+        let (record, entries) = unpack(&dir, &archive).unwrap();
         assert_eq!((record.id().as_str(), record.size), ("fabric=1", bytes.len() as u64));
         assert_eq!((record.sha256, record.licence.as_str()), (digest::of_bytes(&bytes), "theirs"));
         let places: Vec<&str> = entries.iter().map(|(path, _)| path.as_str()).collect();
@@ -84,9 +84,9 @@ fn files_are_added_from_any_supported_compression() {
         assert_eq!(entries[1].1, Node::Symlink { target: "libfm.so.1.2".into() });
         assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the execute bit is preserved");
         // The cached result is the same, and the archive must still exist.
-        assert_eq!(taken(&dir, &wanted).unwrap().1, entries);
-        fs::remove_file(&wanted.path).unwrap();
-        let error = taken(&dir, &wanted).unwrap_err();
+        assert_eq!(unpack(&dir, &archive).unwrap().1, entries);
+        fs::remove_file(&archive.path).unwrap();
+        let error = unpack(&dir, &archive).unwrap_err();
         assert!(error.contains("fm.tar") && error.contains("supplied by you: ask the vendor"), "{error}");
     }
 }
@@ -94,16 +94,16 @@ fn files_are_added_from_any_supported_compression() {
 #[test]
 fn wrong_archive_and_unmatched_patterns_are_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let right = wanted(&dir, &good(), FILES_WANTED);
+    let right = archive(&dir, &good(), REQUESTED_FILES);
     let mut other = right.clone();
     other.sha256 = "ab".repeat(32);
-    let error = taken(&dir, &other).unwrap_err();
+    let error = unpack(&dir, &other).unwrap_err();
     assert!(error.contains(&right.sha256) && error.contains("abab") && error.contains("ask the vendor"), "{error}");
     assert!(!dir.path().join("cache/unpacked").exists(), "it is not unpacked");
-    let error = taken(&dir, &wanted(&dir, &good(), &[("*/sbin/x", "usr")])).unwrap_err();
+    let error = unpack(&dir, &archive(&dir, &good(), &[("*/sbin/x", "usr")])).unwrap_err();
     assert!(error.contains("\"*/sbin/x\"") && error.contains("it has fm-1/bin/nv-fm, "), "{error}");
     // * does not match /.
-    assert!(taken(&dir, &wanted(&dir, &good(), &[("*/nv-fm", "usr")])).is_err());
+    assert!(unpack(&dir, &archive(&dir, &good(), &[("*/nv-fm", "usr")])).is_err());
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn malicious_archives_are_refused_completely() {
         let mut tar = good();
         tar.truncate(tar.len() - 1024);
         make(&mut tar);
-        let error = taken(&dir, &wanted(&dir, &tar, FILES_WANTED)).unwrap_err();
+        let error = unpack(&dir, &archive(&dir, &tar, REQUESTED_FILES)).unwrap_err();
         assert!(error.contains(expected) && error.contains("none of its files is used"), "{expected}: {error}");
         let left: Vec<_> = fs::read_dir(dir.path().join("cache/unpacked")).unwrap().flatten().collect();
         assert!(
@@ -140,7 +140,7 @@ fn malicious_archives_are_refused_completely() {
     for (bytes, expected) in [(&b"PK\x03\x04"[..], "tar.xz"), (b"", "empty"), (b"\x1f\x8b\x08junk", "failed to unpack")]
     {
         let dir = tempfile::tempdir().unwrap();
-        let error = taken(&dir, &wanted(&dir, bytes, FILES_WANTED)).unwrap_err();
+        let error = unpack(&dir, &archive(&dir, bytes, REQUESTED_FILES)).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -151,7 +151,7 @@ fn file_below_a_link_is_not_written_through_it() {
     let mut tar = Vec::new();
     entry(&mut tar, b'2', "d", "e", 0o777, b"");
     entry(&mut tar, b'0', "d/file", "", 0o644, b"x");
-    let (_, entries) = taken(&dir, &wanted(&dir, &tar, &[("d/file", "usr")])).unwrap();
+    let (_, entries) = unpack(&dir, &archive(&dir, &tar, &[("d/file", "usr")])).unwrap();
     let Node::File { content: Content::File(path), .. } = &entries[0].1 else { panic!("{entries:?}") };
     assert!(path.starts_with(dir.path().join("cache/unpacked")) && fs::symlink_metadata(path).unwrap().is_file());
 }

@@ -88,9 +88,9 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
                 }
                 left = left.checked_sub(entry.size()).ok_or_else(|| format!("more than {MAX_BYTES} bytes"))?;
                 let failed = |error: io::Error| format!("{name:?}: {error}");
-                let place = root.join(&name);
-                fs::create_dir_all(place.parent().unwrap_or(&root)).map_err(failed)?;
-                let mut file = OpenOptions::new().write(true).create_new(true).open(&place).map_err(failed)?;
+                let path = root.join(&name);
+                fs::create_dir_all(path.parent().unwrap_or(&root)).map_err(failed)?;
+                let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
                 io::copy(&mut entry, &mut file).map_err(failed)?;
                 Entry::File { program: mode & 0o111 != 0 }
             }

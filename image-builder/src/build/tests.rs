@@ -168,9 +168,9 @@ fn tree_is_copied_with_links_and_modes() {
     );
     assert_eq!(entry("usr/bin/alias").map(|alias| alias.data.as_slice()), Some(&b"tool"[..]));
     assert!(entry("other").is_none());
-    let missing = with("[[tree]]\nsource = \"tree\"\nonly = [\"no_packages\"]\n").unwrap_err();
+    let missing = with("[[tree]]\nsource = \"tree\"\nonly = [\"none\"]\n").unwrap_err();
     let Error::Cache(missing) = missing else { panic!("{missing}") };
-    assert!(missing.to_string().contains("tree/no_packages"), "{missing}");
+    assert!(missing.to_string().contains("tree/none"), "{missing}");
 }
 
 #[test]
@@ -310,8 +310,8 @@ fn archive_is_in_the_image_and_record_and_closure_checked() {
     assert_eq!(contents.files["usr/share/fm/h100_topology"].origin, origin);
     assert_eq!(ImageRecord::read(&dir.path().join("good")).unwrap().archives, contents.archives);
     // The closure check covers supplied files.
-    let error = built(&archive("TOPOLOGY=/usr/share/no_packages\n"), "bad").unwrap_err().to_string();
-    assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/no_packages"), "{error}");
+    let error = built(&archive("TOPOLOGY=/usr/share/none\n"), "bad").unwrap_err().to_string();
+    assert!(error.contains("/usr/share/fm/fm.cfg needs /usr/share/none"), "{error}");
     let error = built(&hash, "other").unwrap_err().to_string();
     assert!(error.contains("the manifest says") && error.contains("the fabric"), "{error}");
     assert!(!dir.path().join("bad").join(RECORD).exists());

@@ -23,7 +23,7 @@ pub struct Entry {
     pub device: (u32, u32),
     /// Bytes of contents.
     pub size: u32,
-    /// Contents, unless only a list is wanted, or the target of a symbolic link.
+    /// Contents, unless only entries are listed, or the target of a symbolic link.
     pub data: Vec<u8>,
 }
 
@@ -86,12 +86,12 @@ impl<R: Read> Reader<R> {
         Ok(Some(Entry { name, inode, mode, owner, group, modified, device: (major, minor), size, data }))
     }
 
-    fn skip(&mut self, wanted: u64) -> Result<(), Error> {
-        let skipped = io::copy(&mut self.input.by_ref().take(wanted), &mut io::sink());
-        if skipped.map_err(|source| self.failed(source))? != wanted {
+    fn skip(&mut self, size: u64) -> Result<(), Error> {
+        let skipped = io::copy(&mut self.input.by_ref().take(size), &mut io::sink());
+        if skipped.map_err(|source| self.failed(source))? != size {
             return Err(self.short());
         }
-        self.offset += wanted;
+        self.offset += size;
         Ok(())
     }
 
@@ -99,14 +99,14 @@ impl<R: Read> Reader<R> {
         Error::Format { what: "the end of the file inside an entry", offset: self.offset }
     }
 
-    fn take(&mut self, wanted: u64) -> Result<Vec<u8>, Error> {
+    fn take(&mut self, size: u64) -> Result<Vec<u8>, Error> {
         // Grows with what is there, not with what a header claims.
         let mut bytes = Vec::new();
-        let read = self.input.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|source| self.failed(source))?;
-        if read as u64 != wanted {
+        let read = self.input.by_ref().take(size).read_to_end(&mut bytes).map_err(|source| self.failed(source))?;
+        if read as u64 != size {
             return Err(self.short());
         }
-        self.offset += wanted;
+        self.offset += size;
         Ok(bytes)
     }
 

@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn errors_and_signature_warnings_are_extracted() {
         let mismatch = b"W: skipping\nE: Failed to fetch a  Hash Sum mismatch\n   Hashes of expected file:\n    - SHA256:aa\n   \
-            Hashes of received file:\n    - SHA256:bb\n   Last modification reported: x\nE: Unable to fetch lines archives\n";
-        assert_eq!(errors(mismatch), "E: Failed to fetch a  Hash Sum mismatch / E: Unable to fetch lines archives");
+            Hashes of received file:\n    - SHA256:bb\n   Last modification reported: x\nE: Unable to fetch some archives\n";
+        assert_eq!(errors(mismatch), "E: Failed to fetch a  Hash Sum mismatch / E: Unable to fetch some archives");
         let unsigned = b"W: GPG error: b: NO_PUBKEY 1\nE: not signed\n";
         assert_eq!(errors(unsigned), "W: GPG error: b: NO_PUBKEY 1 / E: not signed");
         let newer = b"Warning: OpenPGP signature verification failed: Missing key 1\nNotice: x\nError: not signed.\n";

@@ -41,7 +41,7 @@ impl FromStr for Version {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers: Result<Vec<u32>, _> = text.split('.').map(str::parse).collect();
-        // The integer parser accepts a plus operator.
+        // The integer parser accepts a plus sign.
         match numbers {
             Ok(numbers) if numbers.len() <= 4 && !text.contains('+') => Ok(Self { text: text.to_owned(), numbers }),
             _ => Err(format!("invalid version {text:?}: expected up to four numbers separated by dots")),

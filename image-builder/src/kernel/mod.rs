@@ -297,7 +297,7 @@ fn unpack_kernel(dir: &Path, deb: &Path, candidate: &Candidate, suite: &str) -> 
     debian::unpack(deb, &tree, selected)?;
     let incomplete = |what| Error::Incomplete { package: candidate.file_name(), what };
 
-    let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|place| only_child(&tree.join(place)));
+    let modules = ["lib/modules", "usr/lib/modules"].iter().find_map(|dir| only_child(&tree.join(dir)));
     let modules = modules.ok_or_else(|| incomplete("directory lib/modules/RELEASE"))?;
     // A package's symlinks are meant for the target system and may point outside the tree.
     let root = fs::canonicalize(&tree).map_err(io_error("inspect", &tree))?;

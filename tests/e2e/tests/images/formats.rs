@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::format::{Compression, Format, Plan, disk, make, unpack};
+use firstlight_image_builder::format::{Compression, Format, Plan, build_image, disk, unpack};
 use firstlight_image_builder::list;
 use firstlight_image_builder::tools::Kit;
 
@@ -30,7 +30,7 @@ fn content(image: &Path) -> PathBuf {
     let file = fs::File::open(image).unwrap();
     let parts = disk::read_partitions(&file).unwrap();
     let path = image.with_extension("content");
-    let mut inside = disk::inside(&file, parts[0]);
+    let mut inside = disk::partition_reader(&file, parts[0]);
     std::io::copy(&mut inside, &mut fs::File::create(&path).unwrap()).unwrap();
     path
 }
@@ -195,7 +195,7 @@ fn initramfs() {
         let packed = fs::read(&image).unwrap();
         assert!(packed.len().is_multiple_of(4096) && packed.len() < archive.len() / 4, "{}", packed.len());
         let mut bytes = Vec::new();
-        unpack::unpacked(BufReader::new(&packed[..])).unwrap().read_to_end(&mut bytes).unwrap();
+        unpack::decompress(BufReader::new(&packed[..])).unwrap().read_to_end(&mut bytes).unwrap();
         assert!(bytes == archive, "{compression:?} holds something else");
         assert_listed(&image);
     }
@@ -221,7 +221,7 @@ fn a_missing_file_leaves_a_message_and_no_image() {
     let out = dir.path().join("out");
     fs::create_dir(&out).unwrap();
     let plan = plan(Format::Erofs, None, None);
-    let error = make(&plan, &tree, &mut packages(), &out, &out.join("none")).unwrap_err();
+    let error = build_image(&plan, &tree, &mut packages(), &out, &out.join("none")).unwrap_err();
     assert!(error.to_string().contains("never-there"), "{error}");
     assert!(!out.join("rootfs.img").exists());
 }

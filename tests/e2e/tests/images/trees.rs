@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::format::{Compression, Format, FormatSettings, Made, Plan, make};
+use firstlight_image_builder::format::{BuiltImage, Compression, Format, FormatSettings, Plan, build_image};
 use firstlight_image_builder::packages::Packages;
 use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tools::{Kit, Toolset};
@@ -97,9 +97,9 @@ pub(crate) fn plan(format: Format, compression: Option<Compression>, level: Opti
     .unwrap()
 }
 
-pub(crate) fn made(plan: &Plan, tree: &Tree, dir: &Path) -> Made {
+pub(crate) fn made(plan: &Plan, tree: &Tree, dir: &Path) -> BuiltImage {
     fs::create_dir_all(dir).unwrap();
-    make(plan, tree, &mut packages(), dir, &dir.join("none")).unwrap()
+    build_image(plan, tree, &mut packages(), dir, &dir.join("none")).unwrap()
 }
 
 /// What a program prints; it must succeed.

@@ -1,5 +1,7 @@
 //! The one clock: microseconds since the kernel's start.
 
+use std::time::Duration;
+
 use rustix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_BOOTTIME` in µs.
@@ -42,6 +44,12 @@ fn read_us(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
     seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or_default() / 1000)
+}
+
+/// Returns a duration in microseconds.
+#[must_use]
+pub fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Microseconds as whole milliseconds, for people.

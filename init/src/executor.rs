@@ -3,6 +3,8 @@
 //! Pure: time and what happened come in through [`Executor::step`], what has to
 //! be done comes out of it. Threads and clocks are the supervisor's.
 
+use std::fmt::Display;
+
 use firstlight_boot_record::{Outcome, Severity};
 
 use crate::plan::{Graph, Node};
@@ -22,13 +24,13 @@ pub enum End {
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum Event<I> {
     /// The boot begins.
     Begin,
     /// A unit's action ended.
     Ended(usize, End),
-    /// The objects of a template are known. Comes before the end of the unit it is expanded by.
-    Expanded(usize, Vec<String>),
+    /// The ids of a template's instances are known. Comes before the end of the unit it is expanded by.
+    Expanded(usize, Vec<I>),
     /// Time went by.
     Clock,
 }
@@ -50,9 +52,9 @@ pub enum Effect {
 
 /// One unit as it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
-    /// The plan's part of it; an instance's name carries its object.
-    pub node: Node,
+pub struct Slot<I> {
+    /// The plan's part of it; an instance has its own id.
+    pub node: Node<I>,
     /// The template it is an instance of.
     pub template: Option<usize>,
     /// Where it stands.
@@ -69,8 +71,8 @@ pub struct Slot {
     pub cause: Option<usize>,
 }
 
-impl Slot {
-    fn new(node: Node, template: Option<usize>) -> Self {
+impl<I> Slot<I> {
+    fn new(node: Node<I>, template: Option<usize>) -> Self {
         let outcome = Outcome::Pending;
         Self {
             node,
@@ -93,23 +95,23 @@ impl Slot {
 
 /// The boot plan in execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Executor {
-    slots: Vec<Slot>,
+pub struct Executor<I> {
+    slots: Vec<Slot<I>>,
     failed: Option<usize>,
     finished: bool,
 }
 
-impl Executor {
+impl<I: Clone + PartialEq + Display> Executor<I> {
     /// A plan of which nothing has run.
     #[must_use]
-    pub fn new(graph: &Graph) -> Self {
+    pub fn new(graph: &Graph<I>) -> Self {
         let slots = graph.nodes().iter().map(|node| Slot::new(node.clone(), None)).collect();
         Self { slots, failed: None, finished: false }
     }
 
     /// Every unit: those of the table at their index, instances behind them.
     #[must_use]
-    pub fn slots(&self) -> &[Slot] {
+    pub fn slots(&self) -> &[Slot<I>] {
         &self.slots
     }
 
@@ -138,17 +140,17 @@ impl Executor {
     }
 
     /// Gives a unit another deadline, also while it runs.
-    pub fn set_deadline(&mut self, unit: &str, limit_us: u64) {
-        let named = self.slots.iter_mut().filter(|slot| slot.node.name == unit && slot.node.deadline_us.is_some());
+    pub fn set_deadline(&mut self, unit: &I, limit_us: u64) {
+        let named = self.slots.iter_mut().filter(|slot| slot.node.id == *unit && slot.node.deadline_us.is_some());
         named.for_each(|slot| slot.node.deadline_us = Some(limit_us));
     }
 
     /// Takes what happened at `now` and says what has to be done.
-    pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
+    pub fn step(&mut self, now: u64, event: Event<I>) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
             Event::Begin => {}
-            Event::Expanded(template, objects) => self.expand(template, &objects),
+            Event::Expanded(template, ids) => self.expand(template, ids),
             Event::Ended(unit, end) => {
                 if self.slots.get(unit).is_none_or(|slot| slot.outcome != Outcome::Running) {
                     return vec![Effect::Late(unit)];
@@ -179,12 +181,11 @@ impl Executor {
         effects
     }
 
-    fn expand(&mut self, template: usize, objects: &[String]) {
+    fn expand(&mut self, template: usize, ids: Vec<I>) {
         let Some(slot) = self.slots.get(template).filter(|slot| slot.is_template()) else { return };
         let pattern = slot.node.clone();
-        for object in objects {
-            let node = Node { name: format!("{}[{object}]", pattern.name), ..pattern.clone() };
-            self.slots.push(Slot::new(node, Some(template)));
+        for id in ids {
+            self.slots.push(Slot::new(Node { id, ..pattern.clone() }, Some(template)));
         }
     }
 
@@ -262,7 +263,7 @@ impl Executor {
 
     fn excuse(&self, cause: usize) -> (String, bool) {
         let slot = &self.slots[cause];
-        let (name, detail) = (&slot.node.name, &slot.detail);
+        let (name, detail) = (&slot.node.id, &slot.detail);
         if self.failed == Some(cause) {
             // The failure itself is reported once, in full, elsewhere.
             return (format!("did not run because the boot failed in {name}"), false);
@@ -274,7 +275,7 @@ impl Executor {
     }
 }
 
-fn deadline_of(slot: &Slot) -> Option<u64> {
+fn deadline_of<I>(slot: &Slot<I>) -> Option<u64> {
     if slot.outcome != Outcome::Running {
         return None;
     }

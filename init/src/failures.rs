@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use firstlight_boot_record::{Outcome, Severity};
 
-use crate::daemons::table::DAEMONS;
+use crate::clock::micros;
+use crate::daemons::table::{DAEMONS, daemon_spec};
 use crate::executor::{Effect, End, Event, Executor};
 use crate::params::Params;
 use crate::plan::{Graph, PlanError, check};
 use crate::restart;
-use crate::units::{Action, PLAN};
+use crate::unit_id::UnitId;
+use crate::units::PLAN;
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +31,7 @@ pub struct FaultResult {
     /// The unit that was struck; of GPUs, the second.
     pub victim: usize,
     /// All units, at the end.
-    pub executor: Executor,
+    pub executor: Executor<UnitId>,
     /// From the unit's start to its end in the record.
     pub detected_after: Duration,
     /// What the executor asked for, in order.
@@ -40,17 +42,13 @@ pub struct FaultResult {
 const GPUS: usize = 2;
 
 /// How long a unit may take: its own deadline, or that of who watches it.
-fn limit(action: Action, own: Option<Duration>) -> Duration {
-    match action {
-        Action::GpuAttach => Params::default().attach_deadline,
-        Action::GpuSettings => Params::default().settings_deadline,
-        Action::Daemon(at) => DAEMONS.get(at).map(|spec| spec.deadline).unwrap_or_default(),
+fn limit(unit: UnitId, own: Option<Duration>) -> Duration {
+    match unit {
+        UnitId::GpuAttachTemplate => Params::default().attach_deadline,
+        UnitId::GpuSettings => Params::default().settings_deadline,
+        UnitId::Daemon(daemon) => daemon_spec(daemon).deadline,
         _ => own.unwrap_or_default(),
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Boots a guest of two GPUs in which everything goes well but for one unit. A
@@ -59,9 +57,9 @@ fn micros(time: Duration) -> u64 {
 /// # Errors
 /// The plan makes no sense.
 pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError> {
-    let graph: Graph = check(PLAN)?;
+    let graph: Graph<UnitId> = check(PLAN)?;
     let mut executor = Executor::new(&graph);
-    let template = |executor: &Executor, at: usize| executor.slots()[at].template.unwrap_or(at);
+    let template = |executor: &Executor<UnitId>, at: usize| executor.slots()[at].template.unwrap_or(at);
     let mut now = 0;
     let mut queue = executor.step(now, Event::Begin);
     let mut effects = Vec::new();
@@ -80,7 +78,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
             let struck = template(&executor, at) == unit
                 && (spec.per.is_none() || at == executor.slots().len().saturating_sub(1));
             now += 1000;
-            let end = if !struck && matches!(spec.action, Action::Daemon(_)) {
+            let end = if !struck && matches!(spec.id, UnitId::Daemon(_)) {
                 End::NotNeeded("it was not asked for".to_owned())
             } else if !struck {
                 End::Ok(String::new())
@@ -92,9 +90,10 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
                 }
                 End::Failed("the reason".to_owned())
             };
-            if spec.action == Action::PciScan && !matches!(end, End::Failed(_)) {
-                let gpus = (0..GPUS).map(|gpu| format!("0000:{:02x}:00.0", gpu + 1)).collect();
-                let attach = PLAN.iter().position(|spec| spec.action == Action::GpuAttach).unwrap_or_default();
+            if spec.id == UnitId::PciScan && !matches!(end, End::Failed(_)) {
+                let gpus = (0..GPUS).filter_map(|gpu| format!("0000:{:02x}:00.0", gpu + 1).parse().ok());
+                let gpus = gpus.map(UnitId::GpuAttach).collect();
+                let attach = PLAN.iter().position(|spec| spec.id == UnitId::GpuAttachTemplate).unwrap_or_default();
                 queue.extend(executor.step(now, Event::Expanded(attach, gpus)));
             }
             queue.extend(executor.step(now, Event::Ended(at, end)));
@@ -103,7 +102,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
             let Some(at) = hanging.take() else { break };
             let spec = &PLAN[template(&executor, at)];
             let start = executor.slots()[at].start_us.unwrap_or_default();
-            now = start + micros(limit(spec.action, spec.deadline));
+            now = start + micros(limit(spec.id, spec.deadline));
             // A unit with its own timeout reports it itself.
             let event = match spec.deadline {
                 Some(_) => Event::Clock,
@@ -120,25 +119,23 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
 impl FaultResult {
     /// Names of units that did not run because of it.
     #[must_use]
-    pub fn skipped(&self) -> Vec<&str> {
+    pub fn skipped(&self) -> Vec<UnitId> {
         let slots = self.executor.slots().iter();
         let because = slots.filter(|slot| slot.outcome == Outcome::Skipped && slot.cause == Some(self.victim));
-        because.map(|slot| slot.node.name.as_str()).collect()
+        because.map(|slot| slot.node.id).collect()
     }
 
-    /// Whether the unit of this action ended well; of GPUs, the first.
+    /// Whether this unit ended well; of a template's instances, the first.
     #[must_use]
-    pub fn serves(&self, action: Action) -> bool {
-        let of =
-            |slot: &crate::executor::Slot, at: usize| PLAN.get(slot.template.unwrap_or(at)).map(|spec| spec.action);
-        let mut slots = self.executor.slots().iter().enumerate().filter(|(_, slot)| !slot.is_template());
-        slots.find(|(at, slot)| of(slot, *at) == Some(action)).is_some_and(|(_, slot)| slot.outcome == Outcome::Ok)
+    pub fn serves(&self, unit: UnitId) -> bool {
+        let mut slots = self.executor.slots().iter().filter(|slot| !slot.is_template());
+        slots.find(|slot| slot.node.id.name() == unit.name()).is_some_and(|slot| slot.outcome == Outcome::Ok)
     }
 
     fn guest(&self) -> &'static str {
-        match (self.serves(Action::Agent), self.serves(Action::GpuAttach)) {
+        match (self.serves(UnitId::Agent), self.serves(UnitId::GpuAttachTemplate)) {
             _ if self.executor.failed().is_some() => "`firstlight.on-failure`",
-            _ if !self.serves(Action::Vsock) => "degraded, and the host cannot reach the agent",
+            _ if !self.serves(UnitId::Vsock) => "degraded, and the host cannot reach the agent",
             (false, _) => "degraded, and it serves no requests",
             (true, false) => "degraded; containers without a GPU run, others fail with the cause",
             (true, true) => "degraded; containers run",
@@ -147,7 +144,8 @@ impl FaultResult {
 }
 
 /// What is in a table's cell about several units.
-fn listed(names: &[&str]) -> String {
+fn listed(units: &[UnitId]) -> String {
+    let names: Vec<String> = units.iter().map(ToString::to_string).collect();
     if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }
 
@@ -172,7 +170,7 @@ pub fn print() -> Result<String, PlanError> {
                 Outcome::TimedOut => "timed-out",
                 _ => "failed",
             };
-            let name = if spec.per.is_some() { format!("{}[PCI]", spec.name) } else { spec.name.to_owned() };
+            let name = if spec.per.is_some() { format!("{}[PCI]", spec.id) } else { spec.id.to_string() };
             let guest = fate.guest();
             // Writing into a string cannot fail.
             let _ = writeln!(text, "| {name} | {word} | {after} | {outcome} | {skipped} | {guest} | {} |", spec.hint);
@@ -216,12 +214,12 @@ mod tests {
     fn every_fault_is_reported_in_time_with_its_cause() {
         for (unit, fault, fate) in all() {
             let (spec, slot) = (&PLAN[unit], &fate.executor.slots()[fate.victim]);
-            let name = spec.name;
-            assert!(slot.node.name.starts_with(name), "{name}: {}", slot.node.name);
+            let name = spec.id.name();
+            assert_eq!(slot.node.id.name(), name);
             let expected = if fault == Fault::Fails { Outcome::Failed } else { Outcome::TimedOut };
             assert_eq!(slot.outcome, expected, "{name} {fault:?}");
             assert!(fate.executor.finished(), "{name} {fault:?}: the boot does not end");
-            let most = if fault == Fault::Fails { Duration::from_secs(1) } else { limit(spec.action, spec.deadline) };
+            let most = if fault == Fault::Fails { Duration::from_secs(1) } else { limit(spec.id, spec.deadline) };
             assert!(
                 fate.detected_after <= most && most > Duration::ZERO,
                 "{name} {fault:?}: {:?}",
@@ -232,7 +230,7 @@ mod tests {
             }
             assert!(!spec.hint.is_empty(), "{name} has no hint");
             for other in fate.executor.slots().iter().filter(|other| other.cause == Some(fate.victim)) {
-                assert!(other.detail.contains(&slot.node.name), "{}: {}", other.node.name, other.detail);
+                assert!(other.detail.contains(&slot.node.id.to_string()), "{}: {}", other.node.id, other.detail);
             }
         }
     }
@@ -243,12 +241,12 @@ mod tests {
             let spec = &PLAN[unit];
             let policies = fate.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
             let required = spec.severity == Severity::Required;
-            assert_eq!(policies, usize::from(required), "{} {fault:?}", spec.name);
+            assert_eq!(policies, usize::from(required), "{} {fault:?}", spec.id);
             // What is not required takes neither the agent nor another GPU with it.
-            assert!(required || fate.serves(Action::Agent), "{} {fault:?}", spec.name);
-            assert_eq!(fate.executor.failed(), required.then_some(fate.victim), "{} {fault:?}", spec.name);
-            if spec.action == Action::GpuAttach {
-                assert!(fate.serves(Action::GpuAttach) && fate.serves(Action::Cdi), "the other GPU");
+            assert!(required || fate.serves(UnitId::Agent), "{} {fault:?}", spec.id);
+            assert_eq!(fate.executor.failed(), required.then_some(fate.victim), "{} {fault:?}", spec.id);
+            if spec.id == UnitId::GpuAttachTemplate {
+                assert!(fate.serves(UnitId::GpuAttachTemplate) && fate.serves(UnitId::Cdi), "the other GPU");
             }
         }
     }
@@ -258,9 +256,11 @@ mod tests {
         let without: Vec<&str> = all()
             .into_iter()
             .filter(|(unit, fault, fate)| {
-                *fault == Fault::Fails && PLAN[*unit].severity != Severity::Required && !fate.serves(Action::GpuAttach)
+                *fault == Fault::Fails
+                    && PLAN[*unit].severity != Severity::Required
+                    && !fate.serves(UnitId::GpuAttachTemplate)
             })
-            .map(|(unit, ..)| PLAN[unit].name)
+            .map(|(unit, ..)| PLAN[unit].id.name())
             .collect();
         assert_eq!(without, ["pci-scan", "mode", "modules-nvidia", "nodes"]);
     }
@@ -269,13 +269,12 @@ mod tests {
     fn the_table_has_every_unit_twice() {
         let text = print().unwrap();
         for spec in PLAN {
-            let start =
-                if spec.per.is_some() { format!("| {}[PCI] | ", spec.name) } else { format!("| {} | ", spec.name) };
+            let start = if spec.per.is_some() { format!("| {}[PCI] | ", spec.id) } else { format!("| {} | ", spec.id) };
             let rows = text.lines().filter(|line| line.starts_with(&start));
             let (fails, hangs): (Vec<_>, Vec<_>) = rows
                 .filter(|row| !row.contains("dies later"))
                 .partition(|row| row.contains("| fails | at once | failed |"));
-            assert_eq!((fails.len(), hangs.len()), (1, 1), "{}", spec.name);
+            assert_eq!((fails.len(), hangs.len()), (1, 1), "{}", spec.id);
             assert!(hangs[0].contains("| hangs | ") && hangs[0].contains("| timed-out |"), "{}", hangs[0]);
         }
     }

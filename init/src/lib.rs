@@ -43,5 +43,6 @@ pub mod shutdown;
 pub mod state_disk;
 pub mod supervisor;
 pub mod sysctls;
+pub mod unit_id;
 pub mod units;
 pub mod verified;

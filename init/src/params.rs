@@ -9,8 +9,10 @@ use firstlight_gpu_settings_protocol::{PerGpu, Ready, RequestedSettings};
 use firstlight_verity::extension;
 
 use crate::attach::Policy;
+use crate::daemons::table::DaemonSwitches;
 use crate::extensions::request::ExtensionRequests as Extensions;
 use crate::mode::{GUEST_MODES, ModeChoice, OnUnsupportedTopology};
+use crate::unit_id::UnitId;
 use crate::units::PLAN;
 
 /// What happens when a required unit fails.
@@ -82,7 +84,7 @@ pub struct Params {
     /// Whether the first GPU may come after the boot.
     pub gpu_hotplug: bool,
     /// Deadlines of units that are not those of the plan.
-    pub deadlines: Vec<(&'static str, Duration)>,
+    pub deadlines: Vec<(UnitId, Duration)>,
     /// What is set of GPUs once they are attached.
     pub settings: RequestedSettings,
     /// How long that may take, for all of them.
@@ -105,14 +107,10 @@ pub struct Params {
     pub lockdown: bool,
     /// Up to which level lines of others are handed on.
     pub log: Level,
-    /// Whether DCGM's host engine and exporter run.
-    pub dcgm: bool,
-    /// Whether memory is shared with GPUs of other guests.
-    pub imex: bool,
+    /// The daemons that are enabled by a parameter.
+    pub daemons: DaemonSwitches,
     /// The serial number of the baseboard whose fabric this guest manages, for the partition daemon.
     pub baseboard_serial: Option<String>,
-    /// Whether `nvidia-persistenced` runs.
-    pub persistenced: bool,
     /// The shutdown deadline.
     pub shutdown_deadline: Duration,
     /// Disks that are mounted beside the root.
@@ -147,10 +145,8 @@ impl Default for Params {
             root_writable: false,
             lockdown: true,
             log: Level::Info,
-            dcgm: false,
-            imex: false,
+            daemons: DaemonSwitches::default(),
             baseboard_serial: None,
-            persistenced: false,
             shutdown_deadline: Duration::from_secs(30),
             extensions: Extensions::default(),
             modules: Vec::new(),
@@ -263,7 +259,7 @@ pub const PARAMS: &[ParamSpec] = &[
         values: "`on`, `off`",
         default: "off",
         effect: "whether DCGM's host engine and its exporter for Prometheus run",
-        set: |params, value| choose(&mut params.dcgm, value, SWITCH),
+        set: |params, value| choose(&mut params.daemons.dcgm, value, SWITCH),
     },
     ParamSpec {
         name: "firstlight.gpu-clocks",
@@ -324,7 +320,7 @@ pub const PARAMS: &[ParamSpec] = &[
         values: "`on`, `off`",
         default: "off",
         effect: "whether nvidia-imex runs, by which GPUs of several guests share memory",
-        set: |params, value| choose(&mut params.imex, value, SWITCH),
+        set: |params, value| choose(&mut params.daemons.imex, value, SWITCH),
     },
     ParamSpec {
         name: "firstlight.imex-channels",
@@ -417,7 +413,7 @@ pub const PARAMS: &[ParamSpec] = &[
         values: "`on`, `off`",
         default: "off",
         effect: "whether nvidia-persistenced runs; PID 1 keeps attached GPUs initialised without it",
-        set: |params, value| choose(&mut params.persistenced, value, SWITCH),
+        set: |params, value| choose(&mut params.daemons.persistenced, value, SWITCH),
     },
     ParamSpec {
         name: "firstlight.root",
@@ -528,10 +524,10 @@ impl Params {
     }
 
     fn take_deadline(&mut self, unit: &str, value: Option<&str>) {
-        let known = PLAN.iter().find(|spec| spec.deadline.is_some() && same(spec.name, unit));
+        let known = PLAN.iter().find(|spec| spec.deadline.is_some() && same(spec.id.name(), unit));
         let text = match (known, value.and_then(duration)) {
             (Some(spec), Some(time)) => {
-                self.deadlines.push((spec.name, time));
+                self.deadlines.push((spec.id, time));
                 return;
             }
             (Some(spec), None) => {
@@ -540,7 +536,7 @@ impl Params {
             }
             (None, _) => {
                 let units: Vec<&str> =
-                    PLAN.iter().filter(|spec| spec.deadline.is_some()).map(|spec| spec.name).collect();
+                    PLAN.iter().filter(|spec| spec.deadline.is_some()).map(|spec| spec.id.name()).collect();
                 format!("no unit of that name has a deadline; those that have one: {}", units.join(", "))
             }
         };
@@ -662,11 +658,9 @@ mod tests {
             root_writable: true,
             lockdown: false,
             log: Level::Error,
-            dcgm: true,
+            daemons: DaemonSwitches { dcgm: true, imex: true, persistenced: true },
             gpu_hotplug: true,
-            imex: true,
             baseboard_serial: Some("S1".to_owned()),
-            persistenced: true,
             shutdown_deadline: Duration::from_secs(1),
             settings: RequestedSettings {
                 mig: PerGpu::parse("off").unwrap(),
@@ -688,7 +682,8 @@ mod tests {
         let line = "firstlight.deadline.modules-nvidia=5s firstlight.deadline.mounts_later=1500ms \
                     firstlight.deadline.agent=soon firstlight.deadline.gpu-attach=1s firstlight.deadline.agent";
         let params = params(line);
-        let expected = [("modules-nvidia", Duration::from_secs(5)), ("mounts-later", Duration::from_millis(1500))];
+        let expected =
+            [(UnitId::NvidiaModules, Duration::from_secs(5)), (UnitId::LaterMounts, Duration::from_millis(1500))];
         assert_eq!(params.deadlines, expected);
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
         assert_eq!(texts[0], "takes a duration: 90s, 1500ms; not \"soon\"; 60s is used");

@@ -1,42 +1,49 @@
 //! What a boot plan is, and whether one makes sense.
 //!
 //! A plan is a table of [`UnitSpec`]. [`check`] turns it into a [`Graph`], in
-//! which every name is an index, or says what is wrong with it; nothing runs
-//! before that.
+//! which every id is an index, or says what is wrong with it; nothing runs
+//! before that. The type of ids is a parameter.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
 use firstlight_boot_record::Severity;
 
 /// One unit of the plan, as written in the table.
 #[derive(Debug, Clone, Copy)]
-pub struct UnitSpec<A> {
-    /// Unique. A template's instances carry their object behind it, in brackets.
-    pub name: &'static str,
-    /// For a template: the unit whose end tells the objects it is instantiated for.
-    pub per: Option<&'static str>,
+pub struct UnitSpec<I: 'static> {
+    /// Unique.
+    pub id: I,
+    /// For a template: the unit whose end reports the objects that it is instantiated for.
+    pub per: Option<I>,
     /// Units that must have ended well before this one starts; if one did not, this one is skipped.
-    pub needs: &'static [&'static str],
-    /// Units that must have ended, no matter how. `*` is every other unit.
-    pub after: &'static [&'static str],
+    pub needs: &'static [I],
+    /// Units that must have ended, no matter how.
+    pub after: After<I>,
     /// How long it may take; `None` where something else watches the time.
     pub deadline: Option<Duration>,
     /// What its failure means.
     pub severity: Severity,
-    /// What runs.
-    pub action: A,
     /// What it does, for people.
     pub about: &'static str,
     /// Where to look when it does not end.
     pub hint: &'static str,
 }
 
-/// A unit with its names resolved.
+/// The units that a unit comes after.
+#[derive(Debug, Clone, Copy)]
+pub enum After<I: 'static> {
+    /// These.
+    These(&'static [I]),
+    /// All other units of the plan.
+    AllOthers,
+}
+
+/// A unit with its dependencies resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    /// See [`UnitSpec::name`].
-    pub name: String,
+pub struct Node<I> {
+    /// See [`UnitSpec::id`]; an instance of a template has its own.
+    pub id: I,
     /// See [`UnitSpec::per`].
     pub per: Option<usize>,
     /// See [`UnitSpec::needs`].
@@ -53,14 +60,14 @@ pub struct Node {
 
 /// A plan that makes sense: every edge leads to a unit, and none leads back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Graph {
-    nodes: Vec<Node>,
+pub struct Graph<I> {
+    nodes: Vec<Node<I>>,
 }
 
-impl Graph {
+impl<I> Graph<I> {
     /// The units in plan order.
     #[must_use]
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[Node<I>] {
         &self.nodes
     }
 }
@@ -100,63 +107,62 @@ pub enum PlanError {
     },
 }
 
-/// Checks a table and resolves its names.
+/// Checks a table and resolves its ids.
 ///
 /// # Errors
-/// A duplicate or unknown name, a cycle, or a template that is used wrongly.
-pub fn check<A>(table: &[UnitSpec<A>]) -> Result<Graph, PlanError> {
-    let find = |unit: &UnitSpec<A>, name: &str| {
-        let unknown = || PlanError::Unknown { unit: unit.name.to_owned(), missing: name.to_owned() };
-        table.iter().position(|other| other.name == name).ok_or_else(unknown)
-    };
+/// A duplicate or unknown id, a cycle, or a template that is used wrongly.
+pub fn check<I: Copy + PartialEq + Display>(table: &[UnitSpec<I>]) -> Result<Graph<I>, PlanError> {
     let mut nodes = Vec::with_capacity(table.len());
     for (at, unit) in table.iter().enumerate() {
-        if table[..at].iter().any(|other| other.name == unit.name) {
-            return Err(PlanError::Duplicate(unit.name.to_owned()));
+        if table[..at].iter().any(|other| other.id == unit.id) {
+            return Err(PlanError::Duplicate(unit.id.to_string()));
         }
-        let mut needs = Vec::with_capacity(unit.needs.len());
-        for name in unit.needs {
-            let index = find(unit, name)?;
-            if table[index].per.is_some() {
-                return Err(PlanError::NeedsTemplate { unit: unit.name.to_owned(), template: (*name).to_owned() });
-            }
-            needs.push(index);
-        }
-        let mut after = Vec::with_capacity(unit.after.len());
-        for name in unit.after {
-            match *name {
-                "*" => after.extend((0..table.len()).filter(|other| *other != at)),
-                name => after.push(find(unit, name)?),
-            }
-        }
-        let per = unit.per.map(|name| find(unit, name)).transpose()?;
+        let needs = resolve_needs(table, unit)?;
+        let after = match unit.after {
+            After::AllOthers => (0..table.len()).filter(|other| *other != at).collect(),
+            After::These(ids) => ids.iter().map(|id| index_of(table, unit, *id)).collect::<Result<Vec<_>, _>>()?,
+        };
+        let per = unit.per.map(|id| index_of(table, unit, id)).transpose()?;
         if let Some(index) = per.filter(|index| !needs.contains(index) && !after.contains(index)) {
-            let per = table[index].name.to_owned();
-            return Err(PlanError::Unordered { template: unit.name.to_owned(), per });
+            let per = table[index].id.to_string();
+            return Err(PlanError::Unordered { template: unit.id.to_string(), per });
         }
         let deadline_us = unit.deadline.map(|limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX));
-        nodes.push(Node {
-            name: unit.name.to_owned(),
-            per,
-            needs,
-            after,
-            deadline_us,
-            severity: unit.severity,
-            hint: unit.hint,
-        });
+        nodes.push(Node { id: unit.id, per, needs, after, deadline_us, severity: unit.severity, hint: unit.hint });
     }
     Graph::new(nodes)
 }
 
-impl Graph {
+fn index_of<I: PartialEq + Display>(table: &[UnitSpec<I>], unit: &UnitSpec<I>, id: I) -> Result<usize, PlanError> {
+    let unknown = || PlanError::Unknown { unit: unit.id.to_string(), missing: id.to_string() };
+    table.iter().position(|other| other.id == id).ok_or_else(unknown)
+}
+
+fn resolve_needs<I: Copy + PartialEq + Display>(
+    table: &[UnitSpec<I>],
+    unit: &UnitSpec<I>,
+) -> Result<Vec<usize>, PlanError> {
+    let mut needs = Vec::with_capacity(unit.needs.len());
+    for id in unit.needs {
+        let index = index_of(table, unit, *id)?;
+        if table[index].per.is_some() {
+            return Err(PlanError::NeedsTemplate { unit: unit.id.to_string(), template: id.to_string() });
+        }
+        needs.push(index);
+    }
+    Ok(needs)
+}
+
+impl<I: Display> Graph<I> {
     /// A graph of nodes whose indices are already right.
     ///
     /// # Errors
     /// [`PlanError::Cycle`] with the units that wait for each other, and those that wait for them.
-    pub fn new(nodes: Vec<Node>) -> Result<Self, PlanError> {
+    pub fn new(nodes: Vec<Node<I>>) -> Result<Self, PlanError> {
         let mut open: Vec<bool> = vec![true; nodes.len()];
         loop {
-            let free = |node: &Node| node.needs.iter().chain(&node.after).all(|edge| open.get(*edge) == Some(&false));
+            let free =
+                |node: &Node<I>| node.needs.iter().chain(&node.after).all(|edge| open.get(*edge) == Some(&false));
             let next: Vec<usize> = (0..nodes.len()).filter(|at| open[*at] && free(&nodes[*at])).collect();
             if next.is_empty() {
                 break;
@@ -166,7 +172,7 @@ impl Graph {
             }
         }
         let stuck: Vec<String> =
-            nodes.iter().zip(&open).filter(|(_, open)| **open).map(|(node, _)| node.name.clone()).collect();
+            nodes.iter().zip(&open).filter(|(_, open)| **open).map(|(node, _)| node.id.to_string()).collect();
         if stuck.is_empty() { Ok(Self { nodes }) } else { Err(PlanError::Cycle(stuck)) }
     }
 }
@@ -179,18 +185,26 @@ fn severity_word(severity: Severity) -> &'static str {
     }
 }
 
+fn joined<I: Display>(ids: &[I]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// The plan as a Markdown table.
 #[must_use]
-pub fn print<A>(table: &[UnitSpec<A>]) -> String {
+pub fn print<I: Display>(table: &[UnitSpec<I>]) -> String {
     let mut text = String::from("| unit | needs | comes after | deadline | severity | what it does |\n");
     text.push_str("|---|---|---|---|---|---|\n");
     for unit in table {
         let name = match unit.per {
-            Some(_) => format!("{}[PCI]", unit.name),
-            None => unit.name.to_owned(),
+            Some(_) => format!("{}[PCI]", unit.id),
+            None => unit.id.to_string(),
         };
         let deadline = unit.deadline.map_or_else(|| "per attempt".to_owned(), |limit| format!("{limit:?}"));
-        let (needs, after) = (unit.needs.join(", "), unit.after.join(", ").replace('*', "all others"));
+        let needs = joined(unit.needs);
+        let after = match unit.after {
+            After::These(ids) => joined(ids),
+            After::AllOthers => "all others".to_owned(),
+        };
         let severity = severity_word(unit.severity);
         // Writing into a string cannot fail.
         let _ = writeln!(text, "| {name} | {needs} | {after} | {deadline} | {severity} | {} |", unit.about);
@@ -207,15 +221,14 @@ mod tests {
         needs: &'static [&'static str],
         after: &'static [&'static str],
         per: Option<&'static str>,
-    ) -> UnitSpec<()> {
+    ) -> UnitSpec<&'static str> {
         UnitSpec {
-            name,
+            id: name,
             per,
             needs,
-            after,
+            after: if after == ["*"] { After::AllOthers } else { After::These(after) },
             deadline: Some(Duration::from_secs(1)),
             severity: Severity::Degraded,
-            action: (),
             about: "x",
             hint: "look there",
         }
@@ -232,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_plan_without_sense_is_refused() {
-        let error = |table: &[UnitSpec<()>]| check(table).unwrap_err().to_string();
+        let error = |table: &[UnitSpec<&'static str>]| check(table).unwrap_err().to_string();
         assert!(error(&[unit("a", &[], &[], None), unit("a", &[], &[], None)]).contains("two units are named a"));
         assert!(error(&[unit("a", &["b"], &[], None)]).contains("unit a names b"));
         assert!(error(&[unit("a", &["a"], &[], None)]).contains("none can start: a"));

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use firstlight_boot_record::{BootRecord, Event, Failure, Gpu, Line, LogLine, Milestone, Mode, State, Unit};
+use firstlight_boot_record::{BootRecord, Event, Failure, Gpu, Line, LogLine, Milestone, Mode, Outcome, State, Unit};
 
 use crate::cdi::write_whole;
 use crate::console::Console;
 use crate::executor::Slot;
 use crate::root::Root;
+use crate::unit_id::UnitId;
 
 /// Events that are kept: the first ones, which are the boot's, and the newest.
 const FIRST_EVENTS: usize = 200;
@@ -36,6 +37,8 @@ const CONSOLE_DELAY_US: u64 = 250_000;
 #[derive(Debug)]
 pub struct Recorder {
     record: BootRecord,
+    /// The ids of the record's units, in its order.
+    units: Vec<UnitId>,
     console: Console,
     file: PathBuf,
 }
@@ -48,7 +51,7 @@ impl Recorder {
         let mut record = BootRecord::new(version, pid1_start_us);
         kernel.clone_into(&mut record.kernel.release);
         let file = root.path(firstlight_init_control::RECORD);
-        let mut recorder = Self { record, console: Console::new(), file };
+        let mut recorder = Self { record, units: Vec::new(), console: Console::new(), file };
         let (init_version, kernel) = (version.to_owned(), kernel.to_owned());
         recorder.print(&Line::Boot { init_version, kernel, pid1_start_us });
         recorder
@@ -112,18 +115,20 @@ impl Recorder {
         self.print(&Line::Mode(mode));
     }
 
-    /// A unit as the executor has it. Its end, and only that, is said.
-    pub fn unit(&mut self, unit: Unit, before: Option<&str>) {
+    /// Puts a unit into the record as the executor has it, a new one before `before`. Only
+    /// its end is written to the console.
+    pub fn unit(&mut self, id: UnitId, unit: Unit, before: Option<UnitId>) {
         if unit.outcome.ended() {
             self.print(&Line::Unit(unit.clone()));
         }
-        let units = &mut self.record.units;
-        if let Some(known) = units.iter_mut().find(|known| known.name == unit.name) {
+        let place = |id| self.units.iter().position(|known| *known == id);
+        if let Some(known) = place(id).and_then(|at| self.record.units.get_mut(at)) {
             *known = unit;
             return;
         }
-        let at = before.and_then(|name| units.iter().position(|known| known.name == name)).unwrap_or(units.len());
-        units.insert(at, unit);
+        let at = before.and_then(place).unwrap_or(self.units.len());
+        self.units.insert(at, id);
+        self.record.units.insert(at, unit);
     }
 
     /// A GPU that was found or is in another phase now.
@@ -193,24 +198,23 @@ impl Recorder {
     }
 }
 
-/// The executor's view of a unit as the record's.
+/// Returns the record's row of a unit. A service is ready, not ended, when its unit has ended well.
 #[must_use]
-pub fn unit_of(slot: &Slot, names: &[Slot], daemon: bool) -> Unit {
-    let name = |index: &usize| names.get(*index).map(|slot| slot.node.name.clone()).unwrap_or_default();
-    let ready = daemon && slot.outcome == firstlight_boot_record::Outcome::Ok;
+pub fn unit_of(slot: &Slot<UnitId>, slots: &[Slot<UnitId>]) -> Unit {
+    let name = |index: &usize| slots.get(*index).map(|slot| slot.node.id.to_string()).unwrap_or_default();
+    let ready = slot.node.id.is_service() && slot.outcome == Outcome::Ok;
     Unit {
-        name: slot.node.name.clone(),
+        name: slot.node.id.to_string(),
         need: slot.node.needs.iter().map(name).collect(),
         severity: slot.node.severity,
         deadline_us: slot.node.deadline_us.unwrap_or_default(),
         start_us: slot.start_us,
-        // A daemon goes on: it is ready, not at its end.
         ready_us: slot.end_us.filter(|_| ready),
         end_us: slot.end_us.filter(|_| !ready),
         processor_us: None,
         outcome: slot.outcome,
         detail: slot.detail.clone(),
-        pci: slot.node.name.split_once('[').and_then(|(_, rest)| rest.trim_end_matches(']').parse().ok()),
+        pci: slot.node.id.gpu(),
     }
 }
 

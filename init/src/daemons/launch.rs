@@ -153,8 +153,9 @@ pub fn enabled_by(spec: &DaemonSpec) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemons::table::{DAEMONS, find};
+    use crate::daemons::table::daemon_spec;
     use crate::mode::Fabric;
+    use crate::unit_id::DaemonId;
 
     fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
@@ -175,8 +176,8 @@ mod tests {
     #[test]
     fn missing_program_is_reported_with_all_search_paths() {
         let (_directory, root) = root(&[]);
-        let error = prepare(&DAEMONS[find("nvlsm").unwrap()], &root, DaemonContext::default(), false).unwrap_err();
-        assert_eq!(missing(&DAEMONS[find("nvlsm").unwrap()], &root).unwrap(), error);
+        let error = prepare(daemon_spec(DaemonId::Nvlsm), &root, DaemonContext::default(), false).unwrap_err();
+        assert_eq!(missing(daemon_spec(DaemonId::Nvlsm), &root).unwrap(), error);
         assert_eq!(error, "/usr/sbin/nvlsm, or /opt/nvidia/nvlsm/sbin/nvlsm is not in the image; add it");
     }
 
@@ -184,7 +185,7 @@ mod tests {
     fn account_missing_in_image_falls_back_to_root_with_warning() {
         let own = rustix::process::getuid().as_raw();
         let passwd = format!("root:x:0:0::/:\nbad line\nnvidia-dcgm:x:{own}:{own}::/:\n");
-        let spec = &DAEMONS[find("dcgm-exporter").unwrap()];
+        let spec = daemon_spec(DaemonId::DcgmExporter);
         let (_directory, with) = root(&[("/usr/bin/dcgm-exporter", ""), ("/etc/passwd", &passwd)]);
         let launch = prepare(spec, &with, DaemonContext::default(), false).unwrap();
         assert_eq!((launch.user, launch.warning), (Some(User { user: own, group: own }), None));
@@ -192,7 +193,7 @@ mod tests {
         let launch = prepare(spec, &without, DaemonContext::default(), false).unwrap();
         assert_eq!(launch.user, None);
         assert!(launch.warning.unwrap().contains("no user nvidia-dcgm"));
-        let engine = &DAEMONS[find("hostengine").unwrap()];
+        let engine = daemon_spec(DaemonId::HostEngine);
         let (_directory, with) = root(&[("/usr/bin/nv-hostengine", ""), ("/etc/passwd", &passwd)]);
         let launch = prepare(engine, &with, DaemonContext::default(), false).unwrap();
         assert!(words(&launch).ends_with(&["--service-account", "nvidia-dcgm"]), "{launch:?}");
@@ -204,7 +205,7 @@ mod tests {
         let files =
             [("/usr/bin/nv-fabricmanager", ""), ("/usr/share/nvidia/nvswitch/fabricmanager.cfg", "FABRIC_MODE=2\n")];
         let (_directory, root) = root(&files);
-        let spec = &DAEMONS[find("fabricmanager").unwrap()];
+        let spec = daemon_spec(DaemonId::FabricManager);
         let context = |shared| DaemonContext { fabric: Some(Fabric { generation: NvLinkGeneration::NvLink4, shared }) };
         assert_eq!(missing(spec, &root), None);
         let first = prepare(spec, &root, context(true), false).unwrap();
@@ -223,7 +224,7 @@ mod tests {
         let place = |path: &str| format!("{}{path}", driver_paths::EXTENSION);
         let files = ["/usr/sbin/nvlsm", "/usr/share/nvidia/nvlsm/nvlsm.conf", "/lib64/ld-linux-x86-64.so.2"].map(place);
         let (dir, root) = root(&files.each_ref().map(|path| (path.as_str(), "")));
-        let spec = &DAEMONS[find("nvlsm").unwrap()];
+        let spec = daemon_spec(DaemonId::Nvlsm);
         let at = |path: &str| dir.path().join(path.trim_start_matches('/')).display().to_string();
         let [program, config, loader] = files.each_ref().map(String::as_str);
         // An empty file has no ELF interpreter.
@@ -245,7 +246,7 @@ mod tests {
     fn stale_socket_is_removed_before_start() {
         let stale = "/run/nvidia-dcgm/socket";
         let (_directory, root) = root(&[("/usr/bin/nv-hostengine", ""), (stale, "")]);
-        prepare(&DAEMONS[find("hostengine").unwrap()], &root, DaemonContext::default(), false).unwrap();
+        prepare(daemon_spec(DaemonId::HostEngine), &root, DaemonContext::default(), false).unwrap();
         assert!(!root.path(stale).exists());
         let mode = root.path("/run/nvidia-dcgm").metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);

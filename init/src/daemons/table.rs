@@ -6,7 +6,7 @@ use std::time::Duration;
 use firstlight_boot_record::Severity;
 
 use crate::mode::{Fabric, NvLinkGeneration};
-use crate::params::Params;
+use crate::unit_id::{DaemonId, UnitId};
 
 /// One daemon.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub struct DaemonSpec {
     /// What enables it.
     pub enabled_by: EnabledBy,
     /// Units that must have succeeded before it starts.
-    pub needs: &'static [&'static str],
+    pub needs: &'static [UnitId],
     /// Units that must have ended.
-    pub after: &'static [&'static str],
+    pub after: &'static [UnitId],
     /// Its private directory and that directory's mode. Created before each start.
     pub dir: Option<(&'static str, u32)>,
     /// The configuration file that is generated for it.
@@ -93,11 +93,22 @@ impl Account {
     }
 }
 
+/// The kernel parameters that enable daemons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DaemonSwitches {
+    /// `firstlight.dcgm`: whether DCGM's host engine and exporter run.
+    pub dcgm: bool,
+    /// `firstlight.imex`: whether memory is shared with GPUs of other guests.
+    pub imex: bool,
+    /// `firstlight.persistenced`: whether `nvidia-persistenced` runs.
+    pub persistenced: bool,
+}
+
 /// The condition that enables a daemon.
 #[derive(Debug, Clone, Copy)]
 pub enum EnabledBy {
     /// This kernel parameter is `on`.
-    Parameter(&'static str, fn(&Params) -> bool),
+    Parameter(&'static str, fn(DaemonSwitches) -> bool),
     /// The guest manages an NVLink fabric.
     Fabric,
     /// The guest manages an NVLink 5 fabric, whose switches are behind InfiniBand bridges.
@@ -149,9 +160,9 @@ impl DaemonContext {
 impl DaemonSpec {
     /// Returns why the daemon is disabled in this guest; `None` if it is enabled.
     #[must_use]
-    pub fn disabled_reason(&self, params: &Params, context: DaemonContext) -> Option<String> {
+    pub fn disabled_reason(&self, switches: DaemonSwitches, context: DaemonContext) -> Option<String> {
         match (self.enabled_by, context.fabric) {
-            (EnabledBy::Parameter(_, on), _) if on(params) => None,
+            (EnabledBy::Parameter(_, on), _) if on(switches) => None,
             (EnabledBy::Parameter(name, _), _) => Some(format!("{name}=off")),
             (EnabledBy::Fabric, Some(_))
             | (EnabledBy::Fabric5, Some(Fabric { generation: NvLinkGeneration::NvLink5, .. })) => None,
@@ -200,13 +211,13 @@ const FABRIC_DIRECTORY: &str = "/run/nvidia-fabricmanager";
 /// The daemons in start order.
 pub const DAEMONS: &[DaemonSpec] = &[
     DaemonSpec {
-        name: "persistenced",
+        name: DaemonId::Persistenced.name(),
         programs: &["/usr/bin/nvidia-persistenced"],
         arguments: &[Arg::Account("--user"), Arg::Word("--persistence-mode")],
         account: Account::Itself("nvidia-persistenced"),
-        enabled_by: EnabledBy::Parameter("firstlight.persistenced", |params| params.persistenced),
-        needs: &["nodes"],
-        after: &["syslog", "gpu-attach", "gpu-settings"],
+        enabled_by: EnabledBy::Parameter("firstlight.persistenced", |switches| switches.persistenced),
+        needs: &[UnitId::Nodes],
+        after: &[UnitId::DevLog, UnitId::GpuAttachTemplate, UnitId::GpuSettings],
         dir: Some(("/run/nvidia-persistenced", 0o755)),
         config: None,
         log: None,
@@ -219,7 +230,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "leave firstlight.persistenced off: PID 1 keeps attached GPUs initialised without it",
     },
     DaemonSpec {
-        name: "nvlsm",
+        name: DaemonId::Nvlsm.name(),
         programs: &["/usr/sbin/nvlsm", "/opt/nvidia/nvlsm/sbin/nvlsm"],
         arguments: &[
             Arg::Word("-F"),
@@ -230,9 +241,9 @@ pub const DAEMONS: &[DaemonSpec] = &[
         ],
         account: Account::Root,
         enabled_by: EnabledBy::Fabric5,
-        needs: &["mode"],
+        needs: &[UnitId::Mode],
         // The drivers of the management bridges are loaded by PCI id in `modules`.
-        after: &["syslog", "modules", "modules-nvidia", "nodes"],
+        after: &[UnitId::DevLog, UnitId::ContainerModules, UnitId::NvidiaModules, UnitId::Nodes],
         dir: Some((FABRIC_DIRECTORY, 0o700)),
         config: None,
         log: None,
@@ -249,7 +260,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "check that the image has ib_umad and mlx5_ib and that the guest has all functions of the bridge to the NVSwitches",
     },
     DaemonSpec {
-        name: "fabricmanager",
+        name: DaemonId::FabricManager.name(),
         programs: &["/usr/bin/nv-fabricmanager"],
         arguments: &[
             Arg::Word("-c"),
@@ -259,8 +270,14 @@ pub const DAEMONS: &[DaemonSpec] = &[
         ],
         account: Account::Root,
         enabled_by: EnabledBy::Fabric,
-        needs: &["mode"],
-        after: &["syslog", "modules-nvidia", "nodes", "gpu-attach", "nvlsm"],
+        needs: &[UnitId::Mode],
+        after: &[
+            UnitId::DevLog,
+            UnitId::NvidiaModules,
+            UnitId::Nodes,
+            UnitId::GpuAttachTemplate,
+            UnitId::Daemon(DaemonId::Nvlsm),
+        ],
         dir: Some((FABRIC_DIRECTORY, 0o700)),
         config: Some(Config {
             from: &["/usr/share/nvidia/nvswitch/fabricmanager.cfg"],
@@ -293,7 +310,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "check that driver, fabric manager and libraries in the image have one version and that the guest has all NVSwitches",
     },
     DaemonSpec {
-        name: "partitiond",
+        name: DaemonId::Partitiond.name(),
         programs: &["/usr/bin/fm-partitiond"],
         arguments: &[
             Arg::Word("--fabric-manager"),
@@ -306,9 +323,9 @@ pub const DAEMONS: &[DaemonSpec] = &[
         ],
         account: Account::Root,
         enabled_by: EnabledBy::Service,
-        needs: &["mode", "state"],
+        needs: &[UnitId::Mode, UnitId::State],
         // It also answers requests while the fabric manager is not running, with that as the error.
-        after: &["syslog", "vsock", "fabricmanager"],
+        after: &[UnitId::DevLog, UnitId::Vsock, UnitId::Daemon(DaemonId::FabricManager)],
         // Shared with PID 1's control socket.
         dir: Some(("/run/firstlight", 0o700)),
         config: None,
@@ -322,13 +339,13 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "see its log lines and its journal in /var/lib/firstlight; libnvfm.so.1 must be in the image",
     },
     DaemonSpec {
-        name: "imex",
+        name: DaemonId::Imex.name(),
         programs: &["/usr/bin/nvidia-imex"],
         arguments: &[Arg::Word("-c"), Arg::Word("/run/imex.cfg")],
         account: Account::Root,
-        enabled_by: EnabledBy::Parameter("firstlight.imex", |params| params.imex),
-        needs: &["nodes"],
-        after: &["syslog", "gpu-attach", "fabricmanager", "loopback"],
+        enabled_by: EnabledBy::Parameter("firstlight.imex", |switches| switches.imex),
+        needs: &[UnitId::Nodes],
+        after: &[UnitId::DevLog, UnitId::GpuAttachTemplate, UnitId::Daemon(DaemonId::FabricManager), UnitId::Loopback],
         dir: Some(("/run/nvidia-imex", 0o700)),
         config: Some(Config {
             from: &["/etc/nvidia-imex/config.cfg"],
@@ -344,7 +361,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "check /etc/nvidia-imex in the image: config.cfg and the nodes that it names",
     },
     DaemonSpec {
-        name: "hostengine",
+        name: DaemonId::HostEngine.name(),
         programs: &["/usr/bin/nv-hostengine"],
         arguments: &[
             Arg::Word("--no-daemon"),
@@ -360,9 +377,14 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Account("--service-account"),
         ],
         account: Account::Itself("nvidia-dcgm"),
-        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |params| params.dcgm),
-        needs: &["nodes"],
-        after: &["syslog", "gpu-attach", "gpu-settings", "fabricmanager"],
+        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |switches| switches.dcgm),
+        needs: &[UnitId::Nodes],
+        after: &[
+            UnitId::DevLog,
+            UnitId::GpuAttachTemplate,
+            UnitId::GpuSettings,
+            UnitId::Daemon(DaemonId::FabricManager),
+        ],
         dir: Some(("/run/nvidia-dcgm", 0o700)),
         config: None,
         log: Some("/run/nvidia-dcgm/hostengine.log"),
@@ -374,7 +396,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         hint: "check that the image has DCGM's libraries for this driver",
     },
     DaemonSpec {
-        name: "dcgm-exporter",
+        name: DaemonId::DcgmExporter.name(),
         programs: &["/usr/bin/dcgm-exporter"],
         arguments: &[
             Arg::Word("-f"),
@@ -383,9 +405,9 @@ pub const DAEMONS: &[DaemonSpec] = &[
             Arg::Word(":9400"),
         ],
         account: Account::User("nvidia-dcgm"),
-        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |params| params.dcgm),
-        needs: &["nodes"],
-        after: &["syslog", "gpu-attach", "hostengine", "loopback"],
+        enabled_by: EnabledBy::Parameter("firstlight.dcgm", |switches| switches.dcgm),
+        needs: &[UnitId::Nodes],
+        after: &[UnitId::DevLog, UnitId::GpuAttachTemplate, UnitId::Daemon(DaemonId::HostEngine), UnitId::Loopback],
         dir: None,
         config: None,
         log: None,
@@ -398,10 +420,11 @@ pub const DAEMONS: &[DaemonSpec] = &[
     },
 ];
 
-/// Returns the index of a daemon in [`DAEMONS`].
+/// Returns the table entry of a daemon.
 #[must_use]
-pub fn find(name: &str) -> Option<usize> {
-    DAEMONS.iter().position(|daemon| daemon.name == name)
+pub const fn daemon_spec(id: DaemonId) -> &'static DaemonSpec {
+    // The table is in the order of the enum; a test compares the names.
+    &DAEMONS[id as usize]
 }
 
 /// Prints the table as Markdown for the documentation.
@@ -445,28 +468,28 @@ mod tests {
         DaemonContext { fabric: Some(Fabric { generation, shared }) }
     }
 
-    fn enabled(params: &Params, context: DaemonContext) -> Vec<&'static str> {
-        DAEMONS.iter().filter(|spec| spec.disabled_reason(params, context).is_none()).map(|spec| spec.name).collect()
+    fn enabled(switches: DaemonSwitches, context: DaemonContext) -> Vec<&'static str> {
+        DAEMONS.iter().filter(|spec| spec.disabled_reason(switches, context).is_none()).map(|spec| spec.name).collect()
     }
 
     #[test]
     fn daemon_is_enabled_only_by_its_mode_or_parameter() {
-        let none = Params::default();
-        assert!(enabled(&none, DaemonContext::default()).is_empty());
-        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink4, false)), ["fabricmanager"]);
-        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink5, true)), ["nvlsm", "fabricmanager", "partitiond"]);
-        assert_eq!(enabled(&none, context(NvLinkGeneration::NvLink4, true)), ["fabricmanager", "partitiond"]);
-        let dcgm = Params { dcgm: true, ..Params::default() };
-        assert_eq!(enabled(&dcgm, DaemonContext::default()), ["hostengine", "dcgm-exporter"]);
-        let rest = Params { imex: true, persistenced: true, ..Params::default() };
-        assert_eq!(enabled(&rest, DaemonContext::default()), ["persistenced", "imex"]);
-        let text = DAEMONS[0].disabled_reason(&none, DaemonContext::default()).unwrap();
+        let none = DaemonSwitches::default();
+        assert!(enabled(none, DaemonContext::default()).is_empty());
+        assert_eq!(enabled(none, context(NvLinkGeneration::NvLink4, false)), ["fabricmanager"]);
+        assert_eq!(enabled(none, context(NvLinkGeneration::NvLink5, true)), ["nvlsm", "fabricmanager", "partitiond"]);
+        assert_eq!(enabled(none, context(NvLinkGeneration::NvLink4, true)), ["fabricmanager", "partitiond"]);
+        let dcgm = DaemonSwitches { dcgm: true, ..none };
+        assert_eq!(enabled(dcgm, DaemonContext::default()), ["hostengine", "dcgm-exporter"]);
+        let rest = DaemonSwitches { imex: true, persistenced: true, ..none };
+        assert_eq!(enabled(rest, DaemonContext::default()), ["persistenced", "imex"]);
+        let text = DAEMONS[0].disabled_reason(none, DaemonContext::default()).unwrap();
         assert_eq!(text, "firstlight.persistenced=off");
     }
 
     #[test]
     fn service_vm_shares_fabric_and_requires_fabric_manager() {
-        let spec = &DAEMONS[find("fabricmanager").unwrap()];
+        let spec = daemon_spec(DaemonId::FabricManager);
         let (pass, service) = (context(NvLinkGeneration::NvLink4, false), context(NvLinkGeneration::NvLink4, true));
         let value = |context, key: &str| {
             let settings = spec.settings_in(context);
@@ -483,6 +506,14 @@ mod tests {
             matches!(spec.ready_in(service), Ready::Unix(path) if path == value(service, "FM_CMD_UNIX_SOCKET_PATH"))
         );
         assert_eq!((spec.severity_in(pass), spec.severity_in(service)), (Severity::Degraded, Severity::Required));
+    }
+
+    #[test]
+    fn entries_are_in_the_order_of_their_ids() {
+        assert_eq!(DAEMONS.len(), DaemonId::ALL.len());
+        for id in DaemonId::ALL {
+            assert_eq!(daemon_spec(id).name, id.name());
+        }
     }
 
     #[test]

@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn node(name: &str, needs: &[usize], after: &[usize], severity: Severity) -> Node {
+fn node(name: &str, needs: &[usize], after: &[usize], severity: Severity) -> Node<String> {
     Node {
-        name: name.into(),
+        id: name.into(),
         per: None,
         needs: needs.into(),
         after: after.into(),
@@ -14,7 +14,7 @@ fn node(name: &str, needs: &[usize], after: &[usize], severity: Severity) -> Nod
     }
 }
 
-fn executor(nodes: Vec<Node>) -> Executor {
+fn executor(nodes: Vec<Node<String>>) -> Executor<String> {
     Executor::new(&Graph::new(nodes).unwrap())
 }
 
@@ -91,7 +91,7 @@ fn a_unit_past_its_deadline_is_given_up_and_may_end_late() {
     assert_eq!(run.slots()[0].outcome, Outcome::TimedOut);
 }
 
-fn templated() -> Executor {
+fn templated() -> Executor<String> {
     let scan = node("scan", &[], &[], Severity::Degraded);
     let gpu = Node { per: Some(0), ..node("gpu", &[0], &[], Severity::Degraded) };
     executor(vec![scan, gpu, node("cdi", &[], &[1], Severity::Degraded)])
@@ -101,8 +101,8 @@ fn templated() -> Executor {
 fn templates_become_their_instances() {
     let mut run = templated();
     assert_eq!(run.step(0, Event::Begin), [Effect::Start(0)]);
-    assert_eq!(run.step(1, Event::Expanded(1, vec!["x".into(), "y".into()])), []);
-    assert_eq!(run.slots()[3].node.name, "gpu[x]");
+    assert_eq!(run.step(1, Event::Expanded(1, vec!["gpu[x]".into(), "gpu[y]".into()])), []);
+    assert_eq!(run.slots()[3].node.id, "gpu[x]");
     assert_eq!(run.step(1, Event::Ended(0, ok())), [Effect::Ended(0), Effect::Start(3), Effect::Start(4)]);
     assert_eq!(run.step(2, Event::Ended(4, ok())), [Effect::Ended(4)]);
     assert_eq!(run.step(3, Event::Ended(3, failed())), [Effect::Ended(3), Effect::Start(2)]);
@@ -120,7 +120,7 @@ fn a_template_without_instances_holds_nothing_up() {
 
 /// Follows a plan along every order in which its running units can end.
 fn every_order(
-    run: &Executor,
+    run: &Executor<String>,
     now: u64,
     effects: &[Effect],
     running: &[usize],
@@ -133,7 +133,7 @@ fn every_order(
             let slot = &run.slots()[*unit];
             let needs = slot.node.needs.iter().all(|need| run.slots()[*need].outcome == Outcome::Ok);
             let after = slot.node.after.iter().all(|other| run.slots()[*other].outcome.ended());
-            assert!(needs && after, "{} started too early", slot.node.name);
+            assert!(needs && after, "{} started too early", slot.node.id);
             running.push(*unit);
         }
     }
@@ -141,7 +141,7 @@ fn every_order(
         *seen += 1;
         assert!(run.finished() && run.slots().iter().all(|slot| slot.outcome.ended()));
         assert_eq!(effects.iter().filter(|effect| **effect == Effect::Finished).count(), 1);
-        let required = |slot: &Slot| slot.node.severity == Severity::Required && slot.outcome != Outcome::Ok;
+        let required = |slot: &Slot<String>| slot.node.severity == Severity::Required && slot.outcome != Outcome::Ok;
         assert_eq!(run.failed().is_some(), run.slots().iter().any(|slot| required(slot) && !slot.not_needed));
         return;
     }
@@ -195,7 +195,7 @@ fn all_plans_of_three_units_end_whatever_their_units_do() {
 }
 
 /// Random plans without cycles: edges lead to lower indices only.
-fn plans(severity: Severity) -> impl Strategy<Value = (Vec<Node>, Vec<u8>)> {
+fn plans(severity: Severity) -> impl Strategy<Value = (Vec<Node<String>>, Vec<u8>)> {
     prop::collection::vec((any::<u16>(), any::<u16>(), any::<u8>()), 1..12).prop_map(move |rows| {
         let bits = |mask: u16, below: usize| (0..below).filter(|at| mask & (1 << at) != 0).collect::<Vec<_>>();
         let nodes = rows
@@ -210,7 +210,7 @@ fn plans(severity: Severity) -> impl Strategy<Value = (Vec<Node>, Vec<u8>)> {
 }
 
 /// Runs a plan; which running unit ends next is chosen by `order`.
-fn run_to_end(nodes: &[Node], ends: &[u8], order: &[u8]) -> Executor {
+fn run_to_end(nodes: &[Node<String>], ends: &[u8], order: &[u8]) -> Executor<String> {
     let mut run = executor(nodes.to_vec());
     let mut running = Vec::new();
     let mut now = 0;
@@ -220,10 +220,10 @@ fn run_to_end(nodes: &[Node], ends: &[u8], order: &[u8]) -> Executor {
             if let Effect::Start(unit) = effect {
                 let slot = &run.slots()[unit];
                 for need in &slot.node.needs {
-                    assert_eq!(run.slots()[*need].outcome, Outcome::Ok, "{} started before its need", slot.node.name);
+                    assert_eq!(run.slots()[*need].outcome, Outcome::Ok, "{} started before its need", slot.node.id);
                 }
                 for other in &slot.node.after {
-                    assert!(run.slots()[*other].outcome.ended(), "{} started too early", slot.node.name);
+                    assert!(run.slots()[*other].outcome.ended(), "{} started too early", slot.node.id);
                 }
                 running.push(unit);
             }

@@ -2,13 +2,11 @@
 //! composable images. A guest without a driver and a disk with one are a guest
 //! with a driver.
 //!
-//! * [`request`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in;
-//!   [`unit`]: what the boot plan's units do
+//! * [`request`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in
 //! * here: from one to the other. Nothing is mounted that was not checked, and
 //!   nothing that does not fit is passed over.
 
 pub mod request;
-pub mod unit;
 
 use std::fs;
 use std::io;

@@ -4,18 +4,19 @@ use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
 use super::{REAP_TURN, Supervisor};
 use crate::agent;
-use crate::clock::{Moment, ms, now_us};
+use crate::clock::{Moment, micros, ms, now_us};
 use crate::control::Server;
-use crate::executor::{End, Event};
+use crate::executor::End;
 use crate::params::AgentRestart;
 use crate::restart::{Decision, MOST, Restarts, WINDOW};
 use crate::shutdown::{self, Goal};
+use crate::unit_id::UnitId;
 
 /// What is known of the agent.
 #[derive(Debug, Default)]
 pub(super) struct Agent {
     /// Its unit in the plan.
-    unit: Option<usize>,
+    unit: Option<UnitId>,
     /// Its process, while there is one.
     pub(super) pid: Option<Pid>,
     /// When that process was started, µs.
@@ -31,7 +32,7 @@ pub(super) struct Agent {
 
 impl Supervisor {
     /// Opens the control socket and starts the agent; the unit ends when it listens.
-    pub(super) fn start_agent_unit(&mut self, unit: usize) {
+    pub(super) fn start_agent_unit(&mut self, unit: UnitId) {
         self.agent.unit = Some(unit);
         let socket = self.root.path(firstlight_init_control::SOCKET);
         let started = Server::bind(&socket)
@@ -40,7 +41,7 @@ impl Supervisor {
             .and_then(|()| agent::prepare(&self.root))
             .and_then(|()| self.start_agent());
         if let Err(text) = started {
-            self.feed(Event::Ended(unit, End::Failed(text)));
+            self.end_unit(unit, End::Failed(text));
         }
     }
 
@@ -61,7 +62,7 @@ impl Supervisor {
         self.recorder.start_console();
         if let Some(unit) = self.agent.unit.take() {
             self.agent.listening_us = Some(at_us);
-            self.feed(Event::Ended(unit, End::Ok(format!("pid {pid} listens"))));
+            self.end_unit(unit, End::Ok(format!("pid {pid} listens")));
         }
     }
 
@@ -123,7 +124,7 @@ impl Supervisor {
                         WINDOW.as_secs()
                     );
                     self.recorder.event(now, "agent-restart", "agent", &detail);
-                    self.agent.restart_at = Some(now.saturating_add(super::gpus::micros(pause)));
+                    self.agent.restart_at = Some(now.saturating_add(micros(pause)));
                 }
                 Decision::LimitReached => self.agent_given_up(&words),
             },
@@ -135,8 +136,8 @@ impl Supervisor {
             format!("it ended {} times in {} s, last with {words}; its messages are above", MOST + 1, WINDOW.as_secs());
         match self.agent.unit.take() {
             // It never listened: its unit has not ended, and its failure is the boot's.
-            Some(unit) => self.feed(Event::Ended(unit, End::Failed(text))),
-            None => self.fail("agent", &text),
+            Some(unit) => self.end_unit(unit, End::Failed(text)),
+            None => self.fail(UnitId::Agent, &text),
         }
     }
 
@@ -153,7 +154,7 @@ impl Supervisor {
                 let pid = self.agent.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
                 self.recorder.event(now_us(), "agent-restarted", "agent", &format!("pid {pid}"));
             }
-            Err(text) => self.fail("agent", &text),
+            Err(text) => self.fail(UnitId::Agent, &text),
         }
     }
 }

@@ -13,10 +13,11 @@ use crate::control::ClientId;
 use crate::daemons::cgroup::PARENT;
 use crate::daemons::daemon::{Daemon, Report};
 use crate::daemons::launch;
-use crate::daemons::table::{DAEMONS, DaemonContext};
-use crate::executor::{End, Event};
+use crate::daemons::table::{DaemonContext, daemon_spec};
+use crate::executor::End;
 use crate::log::Source;
 use crate::shutdown;
+use crate::unit_id::{DaemonId, UnitId};
 
 /// The enabled daemons in start order.
 #[derive(Debug, Default)]
@@ -28,9 +29,10 @@ pub(super) struct Daemons {
 
 #[derive(Debug)]
 struct Row {
+    id: DaemonId,
     daemon: Daemon,
     /// Its unit, until that has ended.
-    unit: Option<usize>,
+    unit: Option<UnitId>,
 }
 
 impl Daemons {
@@ -64,16 +66,16 @@ impl Daemons {
 }
 
 impl Supervisor {
-    fn context(&self) -> DaemonContext {
+    pub(super) fn daemon_context(&self) -> DaemonContext {
         DaemonContext { fabric: self.decision.as_ref().and_then(|decision| decision.fabric) }
     }
 
     /// Starts a daemon's unit; it ends when the daemon is ready, times out, or reaches its restart limit.
-    pub(super) fn start_daemon_unit(&mut self, unit: usize, at: usize) {
-        let Some(spec) = DAEMONS.get(at) else { return };
-        let context = self.context();
-        if let Some(why) = spec.disabled_reason(&self.params, context) {
-            self.feed(Event::Ended(unit, End::NotNeeded(why)));
+    pub(super) fn start_daemon_unit(&mut self, unit: UnitId, id: DaemonId) {
+        let spec = daemon_spec(id);
+        let context = self.daemon_context();
+        if let Some(why) = spec.disabled_reason(self.params.daemons, context) {
+            self.end_unit(unit, End::NotNeeded(why));
             return;
         }
         let groups: PathBuf = self.root.path(PARENT);
@@ -83,16 +85,11 @@ impl Supervisor {
         if missing.is_none() {
             daemon.start(now_us());
         }
-        self.daemons.rows.push(Row { daemon, unit: Some(unit) });
+        self.daemons.rows.push(Row { id, daemon, unit: Some(unit) });
         if let Some(text) = missing {
             let text = format!("not started: {text}; enabled by {}; {}", launch::enabled_by(spec), spec.hint);
             self.daemon_failed(self.daemons.rows.len() - 1, End::Failed(text.clone()), &text);
         }
-    }
-
-    /// What a daemon's failure means in this guest.
-    pub(super) fn daemon_severity(&self, at: usize) -> Option<Severity> {
-        DAEMONS.get(at).map(|spec| spec.severity_in(self.context()))
     }
 
     /// Polls all daemons.
@@ -126,7 +123,7 @@ impl Supervisor {
             }
             Report::Ready(detail) => {
                 if let Some(unit) = row.unit.take() {
-                    self.feed(Event::Ended(unit, End::Ok(detail.clone())));
+                    self.end_unit(unit, End::Ok(detail.clone()));
                 }
                 self.publish_daemon(name, true, &detail);
             }
@@ -145,14 +142,14 @@ impl Supervisor {
 
     fn daemon_failed(&mut self, at: usize, end: End, text: &str) {
         let Some(row) = self.daemons.rows.get_mut(at) else { return };
-        let (spec, context) = (row.daemon.spec(), row.daemon.context());
+        let (id, spec, context) = (row.id, row.daemon.spec(), row.daemon.context());
         if let Some(unit) = row.unit.take() {
-            self.feed(Event::Ended(unit, end));
+            self.end_unit(unit, end);
         } else if spec.severity_in(context) != Severity::Optional && self.recorder.record().state == State::Ready {
             self.recorder.state(State::Degraded);
         }
         if spec.severity_in(context) == Severity::Required {
-            self.fail(spec.name, text);
+            self.fail(UnitId::Daemon(id), text);
         }
     }
 

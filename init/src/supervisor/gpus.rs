@@ -1,7 +1,6 @@
 //! Attach of GPUs, from "found" to "ready".
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use firstlight_boot_record::{Gpu, GpuPhase, Outcome};
 use firstlight_pci::{Address, Function, Kind};
@@ -9,18 +8,13 @@ use firstlight_pci::{Address, Function, Kind};
 use super::{Message, Outbox, STACK, Supervisor};
 use crate::attach::{Effect, Event, Group, Limits, Overdue, Policy};
 use crate::cdi::{Catalogue, ReadyGpu};
-use crate::clock::{ms, now_us, thread_us};
-use crate::executor::{self, End};
+use crate::clock::{micros, ms, now_us, thread_us};
+use crate::executor::End;
 use crate::hotplug::DriverState;
 use crate::interrupts;
 use crate::nodes::Minor;
 use crate::open::{self, Answer, Refusal};
-use crate::units::{Action, PLAN};
-
-/// A duration as the clock counts.
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
+use crate::unit_id::UnitId;
 
 /// The step of a GPU that waits for its settings.
 pub(super) const SETTINGS: &str = "settings";
@@ -30,7 +24,7 @@ pub(super) const SETTINGS: &str = "settings";
 pub(super) struct Entry {
     pub(super) row: Gpu,
     /// The unit that attaches it; none for one that was plugged in.
-    unit: Option<usize>,
+    unit: Option<UnitId>,
     pub(super) minor: Result<u32, String>,
     pub(super) driver_state: DriverState,
     /// For one that was plugged in: when the driver is to have taken it, µs.
@@ -135,29 +129,21 @@ impl Gpus {
 
 impl Supervisor {
     /// Creates an entry and an attach unit for each GPU function.
-    pub(super) fn gpus_found(&mut self, scan: usize) {
+    pub(super) fn gpus_found(&mut self) {
         let functions = self.functions.iter().filter(|function| function.kind() == Some(Kind::Gpu));
         let found = |(index, function): (usize, &Function)| {
             Entry::found(u32::try_from(index).unwrap_or(u32::MAX), function.address, function.device)
         };
         let entries: Vec<Entry> = functions.enumerate().map(found).collect();
-        let objects = entries.iter().map(|entry| entry.row.pci.to_string()).collect();
-        let template = PLAN.iter().position(|unit| unit.action == Action::GpuAttach);
-        if let Some(template) = template {
-            self.feed(executor::Event::Expanded(template, objects));
-        }
-        let units: Vec<(usize, String)> =
-            self.executor.slots().iter().enumerate().map(|(unit, slot)| (unit, slot.node.name.clone())).collect();
+        let addresses: Vec<Address> = entries.iter().map(|entry| entry.row.pci).collect();
+        self.boot.found_gpus(now_us(), &addresses);
         for mut entry in entries {
-            let name = format!("gpu-attach[{}]", entry.row.pci);
-            entry.unit = units.iter().find(|(_, known)| *known == name).map(|(unit, _)| *unit);
+            let unit = UnitId::GpuAttach(entry.row.pci);
+            entry.unit = Some(unit);
             self.recorder.gpu(entry.row.clone());
-            if let Some(unit) = entry.unit {
-                self.write_unit(unit);
-            }
+            self.write_unit(unit);
             self.gpus.entries.push(entry);
         }
-        debug_assert!(self.action(scan) == Some(Action::PciScan));
     }
 
     /// The scan has ended, well or not: from now on the list of GPUs says something.
@@ -167,11 +153,11 @@ impl Supervisor {
     }
 
     /// A GPU's unit may start.
-    pub(super) fn start_gpu_unit(&mut self, unit: usize) {
+    pub(super) fn start_gpu_unit(&mut self, unit: UnitId) {
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.unit == Some(unit)) else { return };
         if let Some(decision) = self.decision.as_ref().filter(|decision| !decision.attach) {
             let why = format!("mode {}: {}", decision.mode.name, decision.mode.reason);
-            self.feed(executor::Event::Ended(unit, End::NotNeeded(why)));
+            self.end_unit(unit, End::NotNeeded(why));
             return;
         }
         if let Err(text) = &self.gpus.entries[gpu].minor {
@@ -213,18 +199,15 @@ impl Supervisor {
     }
 
     /// Marks the GPU of a skipped attach unit as failed.
-    pub(super) fn gpu_unit_ended(&mut self, unit: usize) {
-        let Some(slot) = self.executor.slots().get(unit).filter(|slot| slot.outcome == Outcome::Skipped) else {
-            return;
-        };
-        let cause = slot.cause.map(|cause| self.name(cause)).unwrap_or_default();
-        let step = match cause.as_str() {
+    pub(super) fn gpu_unit_ended(&mut self, unit: UnitId) {
+        let Some(slot) = self.boot.unit(unit).filter(|slot| slot.outcome == Outcome::Skipped) else { return };
+        let step = match self.boot.cause(unit) {
             // With no driver needed, the mode is what decided.
-            "" | "modules-nvidia" if slot.not_needed => "mode",
-            "modules-nvidia" => "module",
-            other => other,
+            None | Some(UnitId::NvidiaModules) if slot.not_needed => "mode".to_owned(),
+            Some(UnitId::NvidiaModules) => "module".to_owned(),
+            cause => cause.map(|cause| cause.to_string()).unwrap_or_default(),
         };
-        let (step, detail) = (step.to_owned(), slot.detail.clone());
+        let detail = slot.detail.clone();
         let Some(gpu) = self.gpus.entries.iter().position(|entry| entry.unit == Some(unit)) else { return };
         let words = if step == "module" {
             // A driver that does not take a GPU says why before the kernel says that it was not loaded.
@@ -248,7 +231,7 @@ impl Supervisor {
     /// What an attempt has cost; that of a GPU which was plugged in is in no row.
     pub(super) fn gpu_worked(&mut self, gpu: usize, processor_us: u64) {
         if let Some(unit) = self.gpus.entries.get(gpu).and_then(|entry| entry.unit) {
-            self.worked(unit, processor_us);
+            self.boot.worked(unit, processor_us);
         }
     }
 
@@ -520,7 +503,7 @@ impl Supervisor {
 
     fn settle_with(&mut self, gpu: usize, end: End) {
         if let Some(unit) = self.gpus.entries.get(gpu).and_then(|entry| entry.unit) {
-            self.feed(executor::Event::Ended(unit, end));
+            self.end_unit(unit, end);
         }
     }
 

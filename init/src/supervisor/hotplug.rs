@@ -9,11 +9,10 @@ use firstlight_uevent::{MAX_MESSAGE, Uevent};
 
 use super::gpus::Entry;
 use super::{Message, STACK, Supervisor};
-use crate::actions::{self, Product};
+use crate::actions;
 use crate::clock::now_us;
 use crate::hotplug::{BusSnapshot, Change, DriverState, changes};
 use crate::nodes::{self, Mknod};
-use crate::units::Action;
 
 /// uevents received per loop iteration.
 const TURN: usize = 64;
@@ -198,12 +197,12 @@ impl Supervisor {
     /// Decides the mode again for the first GPU. `false` if the mode attaches no GPUs.
     fn update_mode(&mut self, gpu: usize) -> bool {
         let attaches = |supervisor: &Self| supervisor.decision.as_ref().is_some_and(|decision| decision.attach);
-        if !attaches(self)
-            && let Some((_, Product::Mode(decision))) = actions::at_once(Action::Mode, &self.inputs())
-            && decision.attach
-        {
-            self.recorder.mode(decision.mode.clone());
-            self.decision = Some(decision);
+        if !attaches(self) {
+            let decision = actions::decide(&self.inputs());
+            if decision.attach {
+                self.recorder.mode(decision.mode.clone());
+                self.decision = Some(decision);
+            }
         }
         if attaches(self) {
             return true;

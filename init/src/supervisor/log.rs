@@ -5,10 +5,11 @@ use firstlight_init_control::FromInit;
 
 use super::Supervisor;
 use crate::clock::now_us;
-use crate::executor::{End, Event};
+use crate::executor::End;
 use crate::kmsg::{Entry, Log, Reader, printed_below};
 use crate::log::devlog::{self, DevLog};
 use crate::log::{Forwarder, Source};
+use crate::unit_id::UnitId;
 
 /// Records of the kernel's log, and datagrams of `/dev/log`, that are read before others have their turn.
 const TURN: usize = 64;
@@ -38,7 +39,7 @@ impl LogSources {
 
 impl Supervisor {
     /// Makes `/dev/log`. The unit has ended when daemons may write to it.
-    pub(super) fn start_syslog_unit(&mut self, unit: usize) {
+    pub(super) fn start_syslog_unit(&mut self, unit: UnitId) {
         let end = match DevLog::open(&self.root) {
             Ok(log) => {
                 self.logs.devlog = Some(log);
@@ -46,7 +47,7 @@ impl Supervisor {
             }
             Err(text) => End::Failed(text),
         };
-        self.feed(Event::Ended(unit, end));
+        self.end_unit(unit, end);
     }
 
     /// Opens the kernel's log. It has hundreds of records from before us, so

@@ -4,6 +4,7 @@
 //! their result through a channel; an eventfd wakes the loop.
 
 mod agent;
+mod boot;
 mod clients;
 mod daemons;
 mod gpus;
@@ -12,7 +13,6 @@ mod log;
 mod power;
 mod settings;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,18 +22,18 @@ use firstlight_sys::signals::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::nice;
 
-use crate::actions::{self, Inputs, Product, Report};
+use self::boot::{Boot, Due, RowContext};
+use crate::actions::{self, Component, Dispatch, Inputs, Product, Report};
 use crate::clock::{Moment, ms, now_us, process_us, thread_us};
 use crate::control::{ClientId, Server};
-use crate::daemons::table::DAEMONS;
-use crate::executor::{Effect, End, Event, Executor};
+use crate::executor::End;
 use crate::hotplug::BusSnapshot;
 use crate::open::Answer;
 use crate::params::Params;
-use crate::plan::{PlanError, check};
-use crate::record::{Recorder, unit_of};
+use crate::plan::PlanError;
+use crate::record::Recorder;
 use crate::root::Root;
-use crate::units::{Action, PLAN};
+use crate::unit_id::UnitId;
 
 /// Stack of a unit's thread. Address space, not memory: only what is touched counts.
 const STACK: usize = 128 << 10;
@@ -48,7 +48,7 @@ const REAP_TURN: usize = 256;
 #[derive(Debug)]
 enum Message {
     /// A unit's action ended; its thread's processor time, µs.
-    Unit(usize, Report, u64),
+    Unit(UnitId, Report, u64),
     /// The node of a GPU is open, and the driver is at work.
     Opened(usize),
     /// An attach ended; its thread's processor time, µs.
@@ -85,8 +85,7 @@ impl Outbox {
 pub struct Supervisor {
     root: Root,
     release: String,
-    executor: Executor,
-    effects: VecDeque<Effect>,
+    boot: Boot,
     recorder: Recorder,
     signals: SignalFd,
     inbox: Receiver<Message>,
@@ -105,8 +104,6 @@ pub struct Supervisor {
     daemons: daemons::Daemons,
     settings: settings::Settings,
     shutdown: Option<power::ShutdownState>,
-    /// Processor time of the units that have ended, µs.
-    processor_us: BTreeMap<usize, u64>,
     /// When this process began.
     begin: Moment,
     /// Whether processes have ended that are not reaped yet.
@@ -132,22 +129,17 @@ impl Supervisor {
     /// # Errors
     /// The plan makes no sense, or the kernel refuses the most basic things.
     pub fn new(signals: SignalFd, begin: Moment) -> Result<Self, StartError> {
-        let graph = check(PLAN)?;
+        let boot = Boot::new()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| StartError::Descriptor("an eventfd", error.into()))?;
         let (sender, inbox) = channel();
         let root = Root::real();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        let executor = Executor::new(&graph);
-        let mut recorder = Recorder::new(&root, &release, begin.at_us);
-        for slot in executor.slots().iter().filter(|slot| !slot.is_template()) {
-            recorder.unit(unit_of(slot, executor.slots(), false), None);
-        }
-        Ok(Self {
+        let recorder = Recorder::new(&root, &release, begin.at_us);
+        let mut supervisor = Self {
             root,
             release,
-            executor,
-            effects: VecDeque::new(),
+            boot,
             recorder,
             signals,
             inbox,
@@ -165,16 +157,19 @@ impl Supervisor {
             daemons: daemons::Daemons::default(),
             settings: settings::Settings::default(),
             shutdown: None,
-            processor_us: BTreeMap::new(),
             begin,
             more_ended: false,
             orphans: 0,
-        })
+        };
+        for unit in supervisor.boot.units().collect::<Vec<_>>() {
+            supervisor.write_unit(unit);
+        }
+        Ok(supervisor)
     }
 
     /// Boots and supervises until power-off.
     pub fn run(mut self) -> ! {
-        self.feed(Event::Begin);
+        self.boot.begin(now_us());
         loop {
             self.drain();
             self.publish_ready_gpus();
@@ -202,7 +197,7 @@ impl Supervisor {
     /// Sleeps until a descriptor or a deadline wakes the loop.
     fn wait(&mut self) {
         let deadlines = [
-            self.executor.next_deadline(),
+            self.boot.next_deadline(),
             self.gpus.next_deadline(),
             self.agent.restart_at,
             self.daemons.next_deadline(),
@@ -244,9 +239,7 @@ impl Supervisor {
 
     fn watch_clock(&mut self) {
         let now = now_us();
-        if self.executor.next_deadline().is_some_and(|at| at <= now) {
-            self.feed(Event::Clock);
-        }
+        self.boot.clock(now);
         if self.recorder.console_due().is_some_and(|at| at <= now) {
             self.recorder.start_console();
         }
@@ -255,46 +248,25 @@ impl Supervisor {
         self.watch_shutdown(now);
     }
 
-    fn feed(&mut self, event: Event) {
-        let effects = self.executor.step(now_us(), event);
-        self.effects.extend(effects);
+    fn end_unit(&mut self, unit: UnitId, end: End) {
+        self.boot.end(now_us(), unit, end);
     }
 
-    /// Applies the executor's effects. Units that need no thread run first, so
-    /// that the agent is not delayed.
+    /// Carries out what is due for the plan.
     fn drain(&mut self) {
-        let mut threads = VecDeque::new();
-        loop {
-            while let Some(effect) = self.effects.pop_front() {
-                match effect {
-                    Effect::Start(unit) if self.shutdown.is_some() => {
-                        self.feed(Event::Ended(unit, End::NotNeeded("the machine is being stopped".to_owned())));
-                    }
-                    Effect::Start(unit) => {
-                        if !self.start_at_once(unit) {
-                            threads.push_back(unit);
-                        }
-                    }
-                    Effect::Ended(unit) => self.unit_ended(unit),
-                    Effect::RequiredFailed(unit) => self.required_failed(unit),
-                    Effect::Late(unit) => self.unit_late(unit),
-                    Effect::Finished => self.plan_finished(),
+        while let Some(due) = self.boot.next_due() {
+            match due {
+                Due::Start(unit) if self.shutdown.is_some() => {
+                    self.end_unit(unit, End::NotNeeded("the machine is being stopped".to_owned()));
                 }
-            }
-            match threads.pop_front() {
-                Some(unit) => self.start_thread(unit),
-                None => return,
+                Due::Start(unit) => self.start_unit(unit),
+                Due::StartThread(unit, run) => self.start_thread(unit, run),
+                Due::Ended(unit) => self.unit_ended(unit),
+                Due::RequiredFailed(unit) => self.required_failed(unit),
+                Due::Late(unit) => self.unit_late(unit),
+                Due::Finished => self.plan_finished(),
             }
         }
-    }
-
-    fn action(&self, unit: usize) -> Option<Action> {
-        let slot = self.executor.slots().get(unit)?;
-        PLAN.get(slot.template.unwrap_or(unit)).map(|spec| spec.action)
-    }
-
-    fn name(&self, unit: usize) -> String {
-        self.executor.slots().get(unit).map(|slot| slot.node.name.clone()).unwrap_or_default()
     }
 
     fn inputs(&self) -> Inputs {
@@ -306,45 +278,37 @@ impl Supervisor {
             decision: self.decision.clone(),
             gpus: self.gpus.addresses(),
             ready: self.gpus.ready().count(),
-            units: self.executor.slots().iter().filter(|slot| !slot.is_template()).count(),
+            units: self.boot.units().count(),
         }
     }
 
-    /// Does what needs no thread; `false` if this unit does.
-    fn start_at_once(&mut self, unit: usize) -> bool {
+    fn start_unit(&mut self, unit: UnitId) {
         self.write_unit(unit);
-        match self.action(unit) {
-            Some(Action::Agent) => self.start_agent_unit(unit),
-            Some(Action::GpuAttach) => self.start_gpu_unit(unit),
-            Some(Action::DevLog) => self.start_syslog_unit(unit),
-            Some(Action::GpuSettings) => self.start_settings_unit(unit),
-            Some(Action::Daemon(at)) => self.start_daemon_unit(unit, at),
-            Some(action) => {
-                let begin = thread_us();
-                match actions::at_once(action, &self.inputs()) {
-                    Some(report) => self.unit_reported(unit, report, thread_us() - begin),
-                    None => return false,
-                }
-            }
-            None => {}
+        let begin = thread_us();
+        match actions::dispatch(unit, &self.inputs()) {
+            Dispatch::Ended(report) => self.unit_reported(unit, report, thread_us() - begin),
+            Dispatch::Thread(run) => self.boot.defer(unit, run),
+            Dispatch::Component(Component::Agent) => self.start_agent_unit(unit),
+            Dispatch::Component(Component::GpuAttach(_)) => self.start_gpu_unit(unit),
+            Dispatch::Component(Component::GpuSettings) => self.start_settings_unit(unit),
+            Dispatch::Component(Component::DevLog) => self.start_syslog_unit(unit),
+            Dispatch::Component(Component::Daemon(daemon)) => self.start_daemon_unit(unit, daemon),
         }
-        true
     }
 
-    fn start_thread(&mut self, unit: usize) {
-        let Some(action) = self.action(unit) else { return };
+    fn start_thread(&mut self, unit: UnitId, run: fn(&Inputs) -> Report) {
         let (inputs, outbox) = (self.inputs(), self.outbox.clone());
-        let thread = std::thread::Builder::new().name(self.name(unit)).stack_size(STACK);
+        let thread = std::thread::Builder::new().name(unit.to_string()).stack_size(STACK);
         let spawned = thread.spawn(move || {
-            if action.yields() {
+            if unit.runs_at_low_priority() {
                 // On Linux the niceness is the thread's own.
                 let _ = nice(NICE);
             }
-            let report = actions::run(action, &inputs);
+            let report = run(&inputs);
             outbox.send(Message::Unit(unit, report, thread_us()));
         });
         if let Err(error) = spawned {
-            self.feed(Event::Ended(unit, End::Failed(format!("cannot start a thread: {error}; is memory short?"))));
+            self.end_unit(unit, End::Failed(format!("cannot start a thread: {error}; is memory short?")));
         }
     }
 
@@ -366,8 +330,8 @@ impl Supervisor {
     }
 
     /// Takes an action's product, then its end: units started next see both.
-    fn unit_reported(&mut self, unit: usize, (end, product): Report, processor_us: u64) {
-        self.worked(unit, processor_us);
+    fn unit_reported(&mut self, unit: UnitId, (end, product): Report, processor_us: u64) {
+        self.boot.worked(unit, processor_us);
         match product {
             Product::Nothing => {}
             Product::CommandLine(text, params) => {
@@ -375,14 +339,12 @@ impl Supervisor {
                 for complaint in &params.complaints {
                     self.recorder.event(now_us(), "parameter-ignored", &complaint.param, &complaint.text);
                 }
-                for (unit, time) in &params.deadlines {
-                    self.executor.set_deadline(unit, gpus::micros(*time));
-                }
+                self.boot.set_deadlines(&params.deadlines);
                 self.params = Arc::from(params);
             }
             Product::Functions(functions) => {
                 self.functions = Arc::new(functions);
-                self.gpus_found(unit);
+                self.gpus_found();
             }
             Product::Mode(decision) => {
                 self.recorder.mode(decision.mode.clone());
@@ -393,73 +355,54 @@ impl Supervisor {
             }
             Product::Minors(minors) => self.gpus.take_minors(minors),
         }
-        self.feed(Event::Ended(unit, end));
-    }
-
-    /// Adds CPU time to a unit.
-    fn worked(&mut self, unit: usize, processor_us: u64) {
-        *self.processor_us.entry(unit).or_default() += processor_us;
+        self.end_unit(unit, end);
     }
 
     /// Puts a unit into the record as the executor has it.
-    fn write_unit(&mut self, unit: usize) {
-        let slots = self.executor.slots();
-        let Some(slot) = slots.get(unit) else { return };
-        let action = self.action(unit);
-        let mut row = unit_of(slot, slots, matches!(action, Some(Action::Agent | Action::Daemon(_))));
-        if action == Some(Action::Agent) && row.ready_us.is_some() {
-            row.ready_us = self.agent.listening_us.or(row.ready_us);
+    fn write_unit(&mut self, unit: UnitId) {
+        let context = RowContext {
+            params: &self.params,
+            daemons: self.daemon_context(),
+            agent_listening_us: self.agent.listening_us,
+        };
+        if let Some((row, next)) = self.boot.row(unit, context) {
+            self.recorder.unit(unit, row, next);
         }
-        if action == Some(Action::GpuAttach) {
-            row.deadline_us = gpus::micros(self.params.attach_deadline);
-        }
-        if action == Some(Action::GpuSettings) {
-            row.deadline_us = gpus::micros(self.params.settings_deadline);
-        }
-        if let Some(Action::Daemon(at)) = action {
-            row.deadline_us = DAEMONS.get(at).map_or(0, |spec| gpus::micros(spec.deadline));
-            row.severity = self.daemon_severity(at).unwrap_or(row.severity);
-        }
-        row.processor_us = self.processor_us.get(&unit).copied();
-        // Instances stand where their template stands in the plan.
-        let next = slot.template.and_then(|template| slots.get(template + 1)).map(|slot| slot.node.name.clone());
-        self.recorder.unit(row, next.as_deref());
     }
 
-    fn unit_ended(&mut self, unit: usize) {
+    fn unit_ended(&mut self, unit: UnitId) {
         self.write_unit(unit);
-        match self.action(unit) {
-            Some(Action::PciScan) => self.scan_ended(),
-            Some(Action::Mode) => self.mode_ended(unit),
-            Some(Action::Nodes) => self.open_hotplug(),
-            Some(Action::GpuAttach) => self.gpu_unit_ended(unit),
-            Some(Action::Agent) => self.agent_unit_ended(),
-            Some(Action::GpuSettings) => self.settings_unit_ended(),
+        match unit {
+            UnitId::PciScan => self.scan_ended(),
+            UnitId::Mode => self.mode_ended(unit),
+            UnitId::Nodes => self.open_hotplug(),
+            UnitId::GpuAttach(_) => self.gpu_unit_ended(unit),
+            UnitId::Agent => self.agent_unit_ended(),
+            UnitId::GpuSettings => self.settings_unit_ended(),
             _ => {}
         }
     }
 
     /// Fails the boot on an unsupported topology if `firstlight.on-unsupported-topology=fail`.
-    fn mode_ended(&mut self, unit: usize) {
+    fn mode_ended(&mut self, unit: UnitId) {
         let unsupported = self.decision.as_ref().is_some_and(|decision| decision.unsupported.is_some());
-        let failed = self.executor.slots().get(unit).filter(|slot| unsupported && slot.outcome == Outcome::Failed);
+        let failed = self.boot.unit(unit).filter(|slot| unsupported && slot.outcome == Outcome::Failed);
         if let Some(detail) = failed.map(|slot| slot.detail.clone()) {
-            self.fail("mode", &detail);
+            self.fail(unit, &detail);
         }
     }
 
-    fn unit_late(&mut self, unit: usize) {
-        let name = self.name(unit);
-        let took = self.executor.slots().get(unit).and_then(|slot| slot.start_us).map(|at| now_us() - at);
+    fn unit_late(&mut self, unit: UnitId) {
+        let took = self.boot.unit(unit).and_then(|slot| slot.start_us).map(|at| now_us() - at);
         let detail =
             format!("it ended {} ms after its start, after it had timed out (given up)", ms(took.unwrap_or_default()));
-        self.recorder.event(now_us(), "unit-ended-after-deadline", &name, &detail);
+        self.recorder.event(now_us(), "unit-ended-after-deadline", &unit.to_string(), &detail);
     }
 
     fn plan_finished(&mut self) {
         self.open_log();
-        if self.executor.failed().is_none() && self.shutdown.is_none() {
-            self.recorder.state(if self.executor.degraded() { State::Degraded } else { State::Ready });
+        if !self.boot.failed() && self.shutdown.is_none() {
+            self.recorder.state(if self.boot.degraded() { State::Degraded } else { State::Ready });
         }
         self.note_memory();
         self.note_processor();
@@ -482,7 +425,7 @@ impl Supervisor {
             self.recorder.event(moment.at_us, "agent-executed", "init", &format!("{spent} us"));
         }
         let spent = process_us().saturating_sub(self.begin.processor_us);
-        let units: u64 = self.processor_us.values().sum();
+        let units = self.boot.processor_us();
         let console = self.recorder.console_us();
         let detail = format!("{spent} us, of which units {units} us, console {console} us");
         self.recorder.event(now_us(), "processor-time", "init", &detail);
@@ -503,10 +446,10 @@ impl Supervisor {
         }
     }
 
-    fn required_failed(&mut self, unit: usize) {
-        let Some(slot) = self.executor.slots().get(unit) else { return };
-        let (name, detail) = (slot.node.name.clone(), slot.detail.clone());
+    fn required_failed(&mut self, unit: UnitId) {
+        let Some(slot) = self.boot.unit(unit) else { return };
         let prefix = if slot.outcome == Outcome::TimedOut { "timed out: " } else { "" };
-        self.fail(&name, &format!("{prefix}{detail}"));
+        let text = format!("{prefix}{}", slot.detail);
+        self.fail(unit, &text);
     }
 }

@@ -9,13 +9,13 @@ use firstlight_pci::Address;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::system::{RebootCommand, reboot};
 
-use super::gpus::micros;
 use super::{Message, Supervisor};
-use crate::clock::{ms, now_us};
+use crate::clock::{micros, ms, now_us};
 use crate::console::last_gasp;
 use crate::params::OnFailure;
 use crate::processes;
 use crate::shutdown::{Effect, Event, Goal, Shutdown, Step};
+use crate::unit_id::UnitId;
 
 /// Delay after the deadline before the watchdog thread powers off.
 const LAST_RESORT: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub(super) struct ShutdownState {
 
 impl Supervisor {
     /// Records the failure of a required unit and applies the failure policy.
-    pub(super) fn fail(&mut self, unit: &str, detail: &str) {
+    pub(super) fn fail(&mut self, unit: UnitId, detail: &str) {
         if self.shutdown.is_some() {
             return;
         }
@@ -44,7 +44,7 @@ impl Supervisor {
         let action = policy.word().to_owned();
         self.recorder.start_console();
         self.read_whole_log();
-        let failure = Failure { unit: unit.to_owned(), at_us: now_us(), detail: detail.to_owned(), action };
+        let failure = Failure { unit: unit.to_string(), at_us: now_us(), detail: detail.to_owned(), action };
         self.recorder.failure(failure);
         self.save();
         let reason = format!("unit {unit} failed; firstlight.on-failure={}", policy.word());

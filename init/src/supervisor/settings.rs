@@ -8,13 +8,14 @@ use firstlight_pci::Address;
 use rustix::process::{Pid, WaitStatus};
 
 use super::Supervisor;
-use super::gpus::{SETTINGS, micros};
+use super::gpus::SETTINGS;
 use crate::agent::describe_exit;
-use crate::clock::now_us;
+use crate::clock::{micros, now_us};
 use crate::daemons::cgroup::PARENT;
-use crate::executor::{End, Event};
+use crate::executor::End;
 use crate::nodes::{self, Mknod};
 use crate::settings::{OutputLine, Run, missing};
+use crate::unit_id::UnitId;
 
 /// Settings runs and the GPUs that wait for them.
 #[derive(Debug, Default)]
@@ -34,7 +35,7 @@ struct Row {
     run: Run,
     gpus: Vec<usize>,
     /// Its unit, for the first one.
-    unit: Option<usize>,
+    unit: Option<UnitId>,
     deadline_us: u64,
     /// Errors besides those of the run.
     strange: Vec<String>,
@@ -85,7 +86,7 @@ impl Supervisor {
     }
 
     /// Every GPU has attached or has been given up.
-    pub(super) fn start_settings_unit(&mut self, unit: usize) {
+    pub(super) fn start_settings_unit(&mut self, unit: UnitId) {
         self.settings.begun = true;
         let mut gpus = std::mem::take(&mut self.settings.waiting);
         gpus.retain(|gpu| self.waits_for_settings(*gpu));
@@ -116,7 +117,7 @@ impl Supervisor {
         } else {
             End::Failed(strange.join("; "))
         };
-        self.feed(Event::Ended(unit, end));
+        self.end_unit(unit, end);
     }
 
     /// The unit has ended, possibly skipped: GPUs attached later have their own run.
@@ -128,7 +129,7 @@ impl Supervisor {
     }
 
     /// Starts the program for these GPUs.
-    fn set(&mut self, gpus: Vec<usize>, unit: Option<usize>, strange: Vec<String>) -> Result<(), String> {
+    fn set(&mut self, gpus: Vec<usize>, unit: Option<UnitId>, strange: Vec<String>) -> Result<(), String> {
         let places: Vec<_> =
             gpus.iter().filter_map(|gpu| self.gpus.row(*gpu)).map(|row| (row.index, row.pci)).collect();
         let work = self.settings_of(&places).unwrap_or_default();
@@ -218,7 +219,7 @@ impl Supervisor {
         self.serve_after(&row.gpus, undivided);
         if let Some(unit) = row.unit {
             let end = if complaints.is_empty() { End::Ok(tally.words()) } else { failed(text.clone()) };
-            self.feed(Event::Ended(unit, end));
+            self.end_unit(unit, end);
         } else if !complaints.is_empty() {
             self.recorder.event(now_us(), "gpu-settings-failed", "", &text);
         }

@@ -1,22 +1,21 @@
-//! What the units `extensions` and `extension-disks` do.
+//! The units `extensions` and `extension-disks`.
 
-use super::{mount_all, unrequested_disks};
-use crate::actions::{Inputs, TRANSPORT_MODULES, load};
+use super::modules::{TRANSPORT_MODULES, load};
+use super::{Inputs, Report, plain};
 use crate::disks;
+use crate::extensions::{mount_all, unrequested_disks};
 use crate::modules::{LoadOrder, Modules, Outcome};
 
 /// Modules that mounting an extension needs.
 const MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
 
 /// Returns why there is nothing to mount, without I/O.
-#[must_use]
-pub fn nothing_requested(inputs: &Inputs) -> Option<String> {
+pub(super) fn nothing_requested(inputs: &Inputs) -> Option<String> {
     inputs.params.extensions.is_empty().then(|| "the kernel command line names none".to_owned())
 }
 
 /// Returns why no disk needs to be checked.
-#[must_use]
-pub fn no_disk_to_check(inputs: &Inputs) -> Option<String> {
+pub(super) fn no_disk_to_check(inputs: &Inputs) -> Option<String> {
     (!disks::any_serial(&inputs.root)).then(|| "no disk has a serial number".to_owned())
 }
 
@@ -26,11 +25,12 @@ fn load_available(modules: &Modules, names: &[&str], order: LoadOrder, inputs: &
     load(modules, &there, order, inputs)
 }
 
-/// Mounts the extensions that the kernel command line names.
-///
-/// # Errors
-/// All that is wrong with any of them.
-pub fn mount(inputs: &Inputs) -> Result<String, String> {
+/// Mounts the extensions that the kernel command line names; fails with all errors of any of them.
+pub(super) fn mount(inputs: &Inputs) -> Report {
+    plain(mount_requested(inputs))
+}
+
+fn mount_requested(inputs: &Inputs) -> Result<String, String> {
     // Before the drivers: what comes while they start is heard.
     let uevents = firstlight_uevent::open()
         .map_err(|error| format!("failed to open the uevent socket: {error}; does the kernel have netlink?"))?;
@@ -48,11 +48,12 @@ pub fn mount(inputs: &Inputs) -> Result<String, String> {
     }
 }
 
-/// Rejects extension disks that were not requested.
-///
-/// # Errors
-/// There is one.
-pub fn check_unrequested(inputs: &Inputs) -> Result<String, String> {
+/// Fails if there are extension disks that were not requested.
+pub(super) fn check_unrequested(inputs: &Inputs) -> Report {
+    plain(no_unrequested_disk(inputs))
+}
+
+fn no_unrequested_disk(inputs: &Inputs) -> Result<String, String> {
     let found = unrequested_disks(&inputs.root, &inputs.params.extensions);
     let words: Vec<String> = found.iter().map(ToString::to_string).collect();
     if words.is_empty() { Ok(String::new()) } else { Err(words.join("; ")) }
@@ -94,9 +95,9 @@ mod tests {
         let without = inputs(&dir, "quiet");
         assert!(nothing_requested(&without).is_some() && no_disk_to_check(&without).is_some());
         write(&dir, "sys/block/vda/serial", "disk-1");
-        assert_eq!((no_disk_to_check(&without), check_unrequested(&without)), (None, Ok(String::new())));
+        assert_eq!((no_disk_to_check(&without), no_unrequested_disk(&without)), (None, Ok(String::new())));
         write(&dir, "sys/block/vdb/serial", "extension-gpu");
-        let text = check_unrequested(&without).unwrap_err();
+        let text = no_unrequested_disk(&without).unwrap_err();
         assert!(text.contains("disk vdb") && text.contains("\"gpu\""), "{text}");
     }
 
@@ -108,9 +109,9 @@ mod tests {
         write(&dir, "sys/block/vdb/serial", "extension-gpu");
         let with = inputs(&dir, "kata.extension.gpu.verity_params");
         assert_eq!(nothing_requested(&with), None);
-        let text = mount(&with).unwrap_err();
+        let text = mount_requested(&with).unwrap_err();
         assert!(text.starts_with("extension gpu: its kernel parameter has no value"), "{text}");
         assert!(text.contains("virtio_mmio.ko") && text.contains("dm-verity.ko") && !text.contains("other"), "{text}");
-        assert!(check_unrequested(&with).is_err(), "what was refused is not asked for");
+        assert!(no_unrequested_disk(&with).is_err(), "what was refused is not asked for");
     }
 }

@@ -18,8 +18,8 @@ use clap::{Parser, Subcommand};
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Source};
-use firstlight_image_builder::progress::{Progress, megabytes};
 use firstlight_image_builder::{cache, list, packages, verify};
+use firstlight_progress::{Progress, megabytes};
 
 /// Builds guest images from a manifest.
 #[derive(Debug, Parser)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use firstlight_image_builder::progress::{Progress, megabytes};
 use firstlight_image_builder::pull::{self, Credentials, Patience, Platform, Source, Wanted};
+use firstlight_progress::{Progress, megabytes};
 
 /// Options of `pull`.
 #[derive(Debug, Args)]

@@ -15,13 +15,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firstlight_image::digest;
+use firstlight_progress::{Progress, seconds};
 
 use super::Error;
 use crate::cache::{self, io_error};
 use crate::debian;
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::{Progress, seconds};
 
 /// Changes when roots are made differently, so that old ones are made anew.
 const LAYOUT: u32 = 1;

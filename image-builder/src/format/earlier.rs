@@ -91,8 +91,8 @@ mod tests {
     use super::*;
     use crate::format::{Compression, FormatSettings, Made, make};
     use crate::packages::Packages;
-    use crate::progress::Progress;
     use crate::tree::{Content, Node};
+    use firstlight_progress::Progress;
 
     /// What a build does: makes it beside, and moves it into place if it was made.
     fn built(dir: &Path, name: &str, content: &str) -> Made {

@@ -5,9 +5,10 @@ use std::io::{self, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 
+use firstlight_progress::megabytes;
+
 use super::Error;
 use super::archive::Files;
-use crate::progress::megabytes;
 
 /// What a program says is kept up to this many bytes.
 const MOST_SAID: u64 = 4096;

@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use firstlight_image::digest::Hashing;
+use firstlight_progress::{Bar, Progress, megabytes};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::json;
@@ -24,7 +25,6 @@ use super::origin::copy_local;
 use super::platform::Platform;
 use super::staging::Staging;
 use crate::cache::io_error;
-use crate::progress::{Bar, Progress, megabytes};
 
 /// The list of images.
 const LIST: &str = "manifest.json";

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firstlight_image::digest::{self, Hashing};
+use firstlight_progress::{Bar, Progress};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
@@ -21,7 +22,6 @@ use tempfile::NamedTempFile;
 use super::document::{Descriptor, Digest, OCI_INDEX};
 use super::error::{COPY_AGAIN, Error, input};
 use crate::cache::io_error;
-use crate::progress::{Bar, Progress};
 
 /// The image layout in the making.
 const LAYOUT: &str = "layout";

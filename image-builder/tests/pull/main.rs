@@ -11,8 +11,8 @@ mod server;
 use std::path::Path;
 use std::time::Duration;
 
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::pull::{Credentials, Patience, Pulled, Wanted, pull};
+use firstlight_progress::Progress;
 
 /// Pulls `source` for linux/amd64 without credentials.
 pub(crate) fn pulled(source: &str, out: &Path) -> Result<Pulled, String> {

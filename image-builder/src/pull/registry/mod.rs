@@ -11,6 +11,7 @@ mod tries;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use firstlight_progress::Progress;
 use ureq::http::{Response, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
@@ -31,7 +32,6 @@ use super::origin::{Interrupted, Origin, Root, check_document, copy, verified};
 use super::reference::{Remote, Which};
 use super::staging::{Blob, Staging};
 use crate::cache::io_error;
-use crate::progress::Progress;
 
 const MANIFESTS: &[&str] = &[OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 /// For an address, a connection, an answer, and between two parts of one.

@@ -9,6 +9,7 @@ mod archive;
 mod choose;
 pub mod docker;
 mod document;
+mod entry_name;
 mod error;
 mod layout;
 mod limits;

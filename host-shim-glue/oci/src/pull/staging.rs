@@ -20,8 +20,7 @@ use serde_json::json;
 use tempfile::NamedTempFile;
 
 use super::document::{Descriptor, Digest, OCI_INDEX};
-use super::error::{COPY_AGAIN, Error, input};
-use crate::cache::io_error;
+use super::error::{COPY_AGAIN, Error, input, io_error};
 
 /// The image layout in the making.
 const LAYOUT: &str = "layout";

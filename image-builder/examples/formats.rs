@@ -10,8 +10,8 @@ use std::time::Instant;
 use firstlight_image_builder::cache;
 use firstlight_image_builder::format::{Compression, Format, FormatSettings, Plan, build_image};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tree::{Content, Node, Tree};
+use firstlight_progress::Progress;
 
 /// Format, packing, level, cluster in KiB.
 type Row = (Format, Option<Compression>, Option<u32>, Option<u32>);

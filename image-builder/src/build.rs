@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use firstlight_image::{
     DriverRecord, FileDigest, ImageRecord, KERNEL, Origin, PackageRecord, RECORD, VerityRecord, digest, package_id,
 };
+use firstlight_progress::Progress;
 
 use crate::archive;
 use crate::cache::{self, io_error};
@@ -25,7 +26,6 @@ use crate::lock::{Pinned, Release};
 use crate::manifest::{self, Manifest, Variables};
 use crate::output::Output;
 use crate::packages::Packages;
-use crate::progress::Progress;
 use crate::tree::{self, Content, Node, Tree};
 
 /// File name of the settings for Kata in the output directory.

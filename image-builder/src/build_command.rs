@@ -8,8 +8,8 @@ use anyhow::Result;
 use clap::Args;
 use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::progress::{Progress, megabytes, seconds};
 use firstlight_image_builder::{build, cache};
+use firstlight_progress::{Progress, megabytes, seconds};
 
 /// Options of both `build` and `lock`.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::progress::Progress;
+use firstlight_progress::Progress;
 
 /// Why the cache could not be used.
 #[derive(Debug, thiserror::Error)]

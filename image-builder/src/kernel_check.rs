@@ -11,7 +11,7 @@ use firstlight_image_builder::kernel::check::{Rules, Subject, Verdict, check_con
 use firstlight_image_builder::kernel::dot_config::{self, DotConfig};
 use firstlight_image_builder::kernel::kconfig::Tree;
 use firstlight_image_builder::kernel::{self, Package};
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 /// Maximum size of a kernel file.
 const MAX_KERNEL_SIZE: u64 = 1 << 30;

@@ -24,8 +24,6 @@ pub mod locked;
 pub mod manifest;
 pub mod output;
 pub mod packages;
-pub mod progress;
-pub mod pull;
 pub mod sbom;
 pub mod sizes;
 pub mod store;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
+use firstlight_progress::Progress;
 
 use crate::build::{self, Image};
 use crate::cache::io_error;
 use crate::lock::{self, Lock, Output, SCHEMA};
 use crate::manifest::{Archive, Manifest, Variables};
 use crate::packages::Packages;
-use crate::progress::Progress;
 
 /// Why a locked build failed.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,6 @@ mod build_command;
 mod diff_command;
 mod kernel_check;
 mod matrix_command;
-mod pull_command;
 mod sbom_command;
 mod sizes_command;
 
@@ -18,8 +17,8 @@ use clap::{Parser, Subcommand};
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Source};
-use firstlight_image_builder::progress::{Progress, megabytes};
 use firstlight_image_builder::{cache, list, packages, verify};
+use firstlight_progress::{Progress, megabytes};
 
 /// Builds guest images from a manifest.
 #[derive(Debug, Parser)]
@@ -64,9 +63,6 @@ enum Command {
     Sbom(sbom_command::Sbom),
     /// Print the sizes in an image by package.
     Size(sizes_command::Size),
-    /// Pull a container image from a registry, an image layout or an archive
-    /// of docker save, as an OCI layout for `firstlight run --image`.
-    Pull(pull_command::Pull),
     /// Print which NVIDIA driver compiles for which kernel.
     Matrix(matrix_command::Matrix),
     /// Print which files of the NVIDIA driver are in which profile, and why.
@@ -151,7 +147,6 @@ fn run() -> Result<ExitCode> {
             }
         }
         Command::Sbom(sbom) => sbom.run(),
-        Command::Pull(pull) => pull.run(),
         Command::Matrix(matrix) => matrix.run(),
         Command::Profiles(profiles) => profiles.run(),
         Command::Ls { image, json } => {

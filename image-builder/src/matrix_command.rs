@@ -12,7 +12,7 @@ use firstlight_image_builder::driver::profile::Catalogue;
 use firstlight_image_builder::driver::{Choice, Gate, Module, Plan, Version, report};
 use firstlight_image_builder::kernel::{Kernel, Package, Source};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 use serde::Serialize;
 
 /// Options of `matrix`.

@@ -8,8 +8,9 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_progress::Progress;
+
 use crate::cache::{self, io_error};
-use crate::progress::Progress;
 
 /// Name of the staging directory in the output directory.
 const STAGING: &str = ".building";

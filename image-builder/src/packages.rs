@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
+use firstlight_progress::Progress;
 
 use crate::cache;
 use crate::debian::{self, Apt, PackageRequest};
 use crate::lock::{Lock, Pinned, Release};
-use crate::progress::Progress;
 use crate::store::{self, Store};
 
 /// Why a package is not available.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use firstlight_image::ImageRecord;
-use firstlight_image_builder::progress::megabytes;
 use firstlight_image_builder::sizes::{Share, shares};
+use firstlight_progress::megabytes;
 
 /// Options of `size`.
 #[derive(Debug, Args)]

@@ -161,7 +161,7 @@ impl Toolset {
 mod tests {
     use super::*;
     use crate::lock::Lock;
-    use crate::progress::Progress;
+    use firstlight_progress::Progress;
     use std::fs;
 
     #[test]

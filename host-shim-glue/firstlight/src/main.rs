@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod guest_args;
+mod pull_command;
 mod service_vm;
 
 use std::path::PathBuf;
@@ -42,6 +43,9 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Pull a container image from a registry, an image layout or an archive of `docker save`, as an OCI image layout for
+    /// `run --image`.
+    Pull(pull_command::Pull),
     /// Manage the service VM of the NVLink fabric, through libvirt.
     #[command(subcommand)]
     ServiceVm(service_vm::Command),
@@ -192,6 +196,7 @@ fn execute() -> anyhow::Result<ExitCode> {
         Command::Run(args) => run_container(&args),
         Command::Boot(args) => boot_guest(&args),
         Command::BootProfile { file, svg, all } => boot_profile(&file, svg.as_ref(), all),
+        Command::Pull(pull) => pull.run().map(|()| ExitCode::SUCCESS),
         Command::ServiceVm(command) => service_vm::service_vm(&command),
     }
 }

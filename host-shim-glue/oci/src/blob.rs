@@ -4,22 +4,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest::Hashing;
 use oci_spec::image::Descriptor;
-use sha2::{Digest as _, Sha256};
 
 use crate::OciError;
 
 /// Maximum size of a JSON document, bytes; typical ones have a few kilobytes.
 const MAX_DOCUMENT: u64 = 4 << 20;
-
-/// Returns the SHA-256 of `bytes` as 64 hexadecimal digits.
-pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn path_of(layout: &Path, descriptor: &Descriptor) -> Result<PathBuf, OciError> {
     let digest = descriptor.digest().to_string();
@@ -42,16 +33,9 @@ pub(crate) fn open(layout: &Path, descriptor: &Descriptor) -> Result<File, OciEr
         let reason = format!("size is {size} bytes, expected {}", descriptor.size());
         return Err(OciError::Blob { digest, reason });
     }
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        let count = file.read(&mut buffer).map_err(OciError::file(&path))?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-    }
-    let actual = format!("sha256:{}", hex(&hasher.finalize()));
+    let mut hashing = Hashing::new(&mut file);
+    io::copy(&mut hashing, &mut io::sink()).map_err(OciError::file(&path))?;
+    let actual = format!("sha256:{}", hashing.finish().0);
     if actual != digest {
         return Err(OciError::Blob { digest, reason: format!("digest mismatch: content is {actual}") });
     }

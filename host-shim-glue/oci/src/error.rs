@@ -16,7 +16,7 @@ pub enum OciError {
     },
     /// The directory is not an image layout.
     #[error(
-        "image: {path} is not an OCI image layout: {reason}; expected a directory with oci-layout, index.json and blobs/, as `image-builder pull` and `skopeo copy ... oci:DIR` write"
+        "image: {path} is not an OCI image layout: {reason}; expected a directory with oci-layout, index.json and blobs/, as `firstlight pull` and `skopeo copy ... oci:DIR` write"
     )]
     NotALayout {
         /// The directory.

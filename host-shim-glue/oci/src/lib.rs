@@ -1,4 +1,4 @@
-//! OCI image layouts: reading, verifying, unpacking, creating.
+//! OCI image layouts: pulling, reading, verifying, unpacking, creating.
 //!
 //! A layout is untrusted input: the size and digest of every blob are verified
 //! before use, and layers are unpacked relative to directory descriptors, so that
@@ -9,6 +9,7 @@ mod blob;
 mod error;
 mod image;
 mod make;
+pub mod pull;
 mod tree;
 mod unpack;
 

@@ -4,11 +4,11 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
 use crate::OciError;
-use crate::blob::sha256_hex;
 
 /// One entry of the new image.
 #[derive(Debug, Clone)]
@@ -106,7 +106,7 @@ impl NewImage {
         let blobs = dir.join("blobs/sha256");
         fs::create_dir_all(&blobs).map_err(OciError::file(&blobs))?;
         let put = |bytes: &[u8], media_type: &str| -> Result<Value, OciError> {
-            let hex = sha256_hex(bytes);
+            let hex = digest::of_bytes(bytes);
             let path = blobs.join(&hex);
             fs::write(&path, bytes).map_err(OciError::file(&path))?;
             Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{hex}"), "size": bytes.len() }))

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use firstlight_oci::{File, Image, NewImage};
-use sha2::{Digest, Sha256};
 
 fn image() -> NewImage {
     NewImage {
@@ -88,7 +87,7 @@ fn unpack_layers(layers: &[Vec<u8>], target: &Path) -> Result<(), String> {
     let blobs = layout.path().join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8], media: &str| {
-        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let hex = firstlight_image::digest::of_bytes(bytes);
         fs::write(blobs.join(&hex), bytes).unwrap();
         serde_json::json!({"mediaType": media, "digest": format!("sha256:{hex}"), "size": bytes.len()})
     };

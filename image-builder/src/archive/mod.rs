@@ -10,11 +10,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::{ArchiveRecord, digest};
+use firstlight_progress::Progress;
 use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
 use crate::manifest::Archive;
-use crate::progress::Progress;
 use crate::tree::{Content, Node};
 use unpack::{Entry, FILES, Listing};
 

@@ -1,9 +1,9 @@
 //! Size limits of an image.
 
 use firstlight_image::ImageRecord;
+use firstlight_progress::megabytes;
 
 use crate::manifest::Budget;
-use crate::progress::megabytes;
 
 /// Number of largest files in the error.
 const LISTED_FILES: usize = 5;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use firstlight_progress::{Progress, megabytes};
+
 use super::keyring::Keyring;
 use super::messages::{self, Task};
 use super::{Candidate, Error, PackageRequest, config, index, mirror, release};
 use crate::cache::{self, io_error};
 use crate::lock::Release;
-use crate::progress::{Progress, megabytes};
 use crate::store::{self, Store};
 
 /// Maximum age of package lists before they are refreshed.

@@ -15,13 +15,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firstlight_image::digest;
+use firstlight_progress::{Progress, seconds};
 
 use super::Error;
 use crate::cache::{self, io_error};
 use crate::debian;
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::{Progress, seconds};
 
 /// Layout version of build roots; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;

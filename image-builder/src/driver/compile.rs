@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firstlight_image::digest;
+use firstlight_progress::{Progress, seconds};
 use serde::{Deserialize, Serialize};
 
 use super::build_root::{BUILD, BuildRoot, HEADERS, Job};
@@ -18,7 +19,6 @@ use crate::debian::{self, PackageRequest};
 use crate::kernel::{Facts, KernelHeaders};
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::{Progress, seconds};
 
 /// Debian's source package of the open kernel modules. The core of each module is
 /// included as an object file; only the kernel interface layer is compiled.

@@ -17,6 +17,7 @@ pub mod version;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use firstlight_progress::Progress;
 use serde::Deserialize;
 
 use crate::cache;
@@ -24,7 +25,6 @@ use crate::closure::rules::{Firmware, Rules};
 use crate::debian;
 use crate::kernel::{self, Facts};
 use crate::packages::{self, Packages};
-use crate::progress::Progress;
 
 pub use compile::{BuiltModules, MODULES, Module, Plan, Record};
 pub use files::{DriverEntry, Files, Kind};

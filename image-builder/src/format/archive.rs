@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 
 use firstlight_image::{FileRecord, digest::Hashing};
+use firstlight_progress::Bar;
 
 use super::Error;
 use sha1::Sha1;
 
 use crate::cache::io_error;
 use crate::cpio;
-use crate::progress::Bar;
 use crate::tree::{Content, Node, Tree};
 
 /// Every regular file of an image, by path.

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use firstlight_progress::Bar;
+
 use super::archive::{Files, write_tree};
 use super::pipe::run_with_input;
 use super::tar_writer::TarWriter;
 use super::{Compression, Error, Format, Plan};
 use crate::cache::io_error;
-use crate::progress::Bar;
 use crate::tools::Toolset;
 use crate::tree::{Content, Node, Tree};
 

@@ -22,12 +22,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::{FileDigest, digest};
+use firstlight_progress::Bar;
 
 use crate::cache::{self, io_error};
 use crate::cpio;
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::Bar;
 use crate::tools::{self, Kit, Toolset};
 use crate::tree::Tree;
 

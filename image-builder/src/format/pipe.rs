@@ -7,7 +7,7 @@ use std::process::{ChildStdin, Command, Stdio};
 
 use super::Error;
 use super::archive::Files;
-use crate::progress::megabytes;
+use firstlight_progress::megabytes;
 
 /// Limit of the stderr output in an error message, in bytes.
 const MAX_STDERR: u64 = 4096;

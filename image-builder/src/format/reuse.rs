@@ -90,8 +90,8 @@ mod tests {
     use super::*;
     use crate::format::{BuiltImage, Compression, FormatSettings, build_image};
     use crate::packages::Packages;
-    use crate::progress::Progress;
     use crate::tree::{Content, Node};
+    use firstlight_progress::Progress;
 
     /// Builds as image-builder does: in a staging directory, then renames the new file.
     fn built(dir: &Path, name: &str, content: &str) -> BuiltImage {

@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use firstlight_image::digest;
+use firstlight_progress::{Progress, seconds};
 
 use super::recipe::Recipe;
 use super::{Error, Facts, Kernel, elf};
 use crate::cache::{self, io_error};
 use crate::debian::{Candidate, PackageRequest};
 use crate::packages::Packages;
-use crate::progress::{Progress, seconds};
 
 /// Version of the build procedure; a change rebuilds cached kernels.
 const LAYOUT: u32 = 1;

@@ -6,6 +6,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
+use firstlight_progress::Progress;
 
 use super::compile::{Job, check_tools};
 use super::config::{self, UnmetValue};
@@ -17,7 +18,6 @@ use crate::cache::{self, io_error};
 use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::Progress;
 
 /// Version of the cached directory's layout; changes when other parts of the source are stored.
 const LAYOUT: u32 = 1;

@@ -8,12 +8,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firstlight_progress::Progress;
+
 use super::{Error, Facts};
 use crate::cache::{self, io_error};
 use crate::debian::{self, PackageRequest};
 use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::progress::Progress;
 
 /// Version of the cached directory's layout; a change recreates cached headers.
 const LAYOUT: u32 = 2;

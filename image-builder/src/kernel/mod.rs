@@ -21,12 +21,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
+use firstlight_progress::Progress;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, io_error};
 use crate::debian::{self, Candidate, PackageRequest};
 use crate::packages::{self, Packages};
-use crate::progress::Progress;
 
 pub use elf::ModuleInfo;
 pub use headers::KernelHeaders;

@@ -11,7 +11,7 @@ use firstlight_image_builder::kernel::kconfig::Tree;
 use firstlight_image_builder::kernel::modules::{self, Form};
 use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Package, Source, package_config};
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 fn log() -> Progress {
     Progress::stderr("kernels")

@@ -5,8 +5,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::progress::Progress;
 use firstlight_lab::{Toolbox, host_packages, stand_in};
+use firstlight_progress::Progress;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let missing = host_packages::missing(host_packages::PACKAGES)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 use crate::binaries::{AgentTests, BuildError, static_program, workspace};
 use crate::toolbox;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use firstlight_image_builder::cache;
-use firstlight_image_builder::progress::Progress;
 use firstlight_oci::File;
+use firstlight_progress::Progress;
 
 use crate::binaries::{BuildError, static_program, workspace};
 use crate::busybox::{self, BusyboxError};

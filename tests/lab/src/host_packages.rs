@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::{Command, Stdio};
 
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 /// A package and why it is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use firstlight_image_builder::cache;
 use firstlight_image_builder::format::{Compression, Format};
 use firstlight_image_builder::manifest::{Manifest, Variables, Verity};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 use crate::agent_tests_bundle::{self, AgentTestsError};
 use crate::binaries::{AgentTests, Binaries, BuildError, FabricStandIns, Profile, ServicePrograms, workspace};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use firstlight_image_builder::build::{Error, Image, build_from};
 use firstlight_image_builder::manifest::{Manifest, Variables};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 
 use crate::binaries::{ServicePrograms, workspace};
 

@@ -8,9 +8,9 @@ use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::lock::Lock;
 use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::store::Store;
 use firstlight_image_builder::{cache, debian, packages};
+use firstlight_progress::Progress;
 
 const KERNEL: &str = r#"
 [image]

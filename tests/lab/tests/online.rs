@@ -10,8 +10,8 @@ use firstlight_image_builder::build;
 use firstlight_image_builder::cache;
 use firstlight_image_builder::manifest::{Manifest, Variables};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
 use firstlight_lab::Toolbox;
+use firstlight_progress::Progress;
 use firstlight_vm::Tool;
 
 /// Timeout of a boot, for TCG on a busy machine; the boot itself takes two to nine seconds.

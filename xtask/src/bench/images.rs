@@ -18,10 +18,10 @@ use firstlight_image_builder::debian;
 use firstlight_image_builder::format::Compression;
 use firstlight_image_builder::manifest::{Format, Manifest};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tools::{Kit, Toolset};
 use firstlight_lab::formats::Packing;
 use firstlight_lab::{Lab, cache_root, shipped};
+use firstlight_progress::Progress;
 
 use super::{Figure, median};
 use crate::steps::processor_time;

@@ -1,10 +1,10 @@
 //! Containers: output, exit codes, errors and isolation.
 
 use firstlight_e2e::{Scenario, lab};
-use firstlight_image_builder::progress::Progress;
-use firstlight_image_builder::pull::{Credentials, Patience, Wanted, pull};
 use firstlight_lab::cache_root;
 use firstlight_lab::toolbox::registry;
+use firstlight_oci::pull::{Credentials, Patience, Wanted, pull};
+use firstlight_progress::Progress;
 
 #[test]
 fn exit_code_stdout_and_stderr_are_returned() {

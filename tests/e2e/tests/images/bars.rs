@@ -1,4 +1,4 @@
-//! What a user of `image-builder` sees while it works.
+//! Progress of `image-builder` and `firstlight pull`, on a terminal and in a file.
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,19 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::results::written;
 
-pub(super) fn image_builder() -> Command {
+/// Builds a program of the workspace; returns a command that runs it.
+fn built(package: &str, program: &str) -> Command {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let arguments = ["build", "--quiet", "--locked", "--package", "firstlight-image-builder"];
+    let arguments = ["build", "--quiet", "--locked", "--package", package];
     assert!(Command::new(cargo).args(arguments).status().unwrap().success());
-    Command::new(target().join("debug/image-builder"))
+    Command::new(target().join("debug").join(program))
 }
 
-/// A terminal: who sees it, and who writes to it.
+pub(super) fn image_builder() -> Command {
+    built("firstlight-image-builder", "image-builder")
+}
+
+/// Opens a pseudo-terminal; returns its two ends.
 fn terminal() -> (std::fs::File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&ours).unwrap();
@@ -28,12 +33,12 @@ fn terminal() -> (std::fs::File, OwnedFd) {
     (ours.into(), theirs)
 }
 
-/// What a command writes to a terminal that is its standard error.
+/// Runs a command; returns what it writes to a terminal as its standard error.
 fn shown(command: &mut Command) -> String {
     let (mut ours, theirs) = terminal();
     command.env("TERM", "xterm").env_remove("NO_COLOR").stdout(Stdio::null()).stderr(theirs);
     let mut child = command.spawn().unwrap();
-    // The end of a terminal that nobody writes to any more is an error; the command holds one end.
+    // Reading fails only when all writers have closed the terminal; the command holds one end.
     command.stderr(Stdio::null());
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
     while let Ok(read @ 1..) = ours.read(&mut piece) {
@@ -43,7 +48,7 @@ fn shown(command: &mut Command) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The same where standard error is a file.
+/// Runs a command; returns what it writes to a pipe as its standard error.
 fn lines(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success());
@@ -51,7 +56,7 @@ fn lines(command: &mut Command) -> String {
 }
 
 #[test]
-fn a_terminal_shows_a_bar_and_anything_else_plain_lines() {
+fn build_shows_a_bar_on_a_terminal_and_plain_lines_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = written(dir.path(), "format = \"erofs\"", "");
     let build = |out: &str| {
@@ -69,7 +74,7 @@ fn a_terminal_shows_a_bar_and_anything_else_plain_lines() {
 }
 
 #[test]
-fn a_pull_shows_what_it_brings_and_how_much_of_it() {
+fn pull_shows_its_progress() {
     let dir = tempfile::tempdir().unwrap();
     let image = NewImage {
         files: vec![File::Text { path: "etc/motd".into(), text: "hello ".repeat(100_000) }],
@@ -79,15 +84,15 @@ fn a_pull_shows_what_it_brings_and_how_much_of_it() {
     image.write(&dir.path().join("layout")).unwrap();
     let source = format!("oci:{}", dir.path().join("layout").display());
     let pull = |out: &str| {
-        let mut command = image_builder();
+        let mut command = built("firstlight", "firstlight");
         command.args(["pull", &source, "--out"]).arg(dir.path().join(out));
         command
     };
     let on_terminal = shown(&mut pull("one"));
-    for part in ["image-builder: layer 1 of 1: ", "image-builder: layer 1 of 1 ", "[", " of "] {
+    for part in ["firstlight: layer 1 of 1: ", "firstlight: layer 1 of 1 ", "[", " of "] {
         assert!(on_terminal.contains(part), "{part} in {on_terminal:?}");
     }
     let lines = lines(&mut pull("two"));
-    assert!(lines.contains("image-builder: layer 1 of 1: ") && !lines.contains("layer 1 of 1 "), "{lines}");
+    assert!(lines.contains("firstlight: layer 1 of 1: ") && !lines.contains("layer 1 of 1 "), "{lines}");
     assert!(!lines.contains('\x1b') && !lines.contains('\r'), "{lines:?}");
 }

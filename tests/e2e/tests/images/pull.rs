@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use firstlight_image::digest::of_bytes;
 use firstlight_image_builder::cache;
-use firstlight_image_builder::progress::Progress;
-use firstlight_image_builder::pull::{Credentials, Patience, Pulled, Wanted, pull};
 use firstlight_lab::toolbox::{BASIC, Registry, registry};
+use firstlight_oci::pull::{Credentials, Patience, Pulled, Wanted, pull};
 use firstlight_oci::{File, Image, NewImage};
+use firstlight_progress::Progress;
 use serde_json::{Value, json};
 
 fn started(asks: bool) -> Registry {

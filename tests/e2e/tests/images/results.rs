@@ -10,8 +10,8 @@ use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::list;
 use firstlight_image_builder::locked::{self, Task, Verdict};
 use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::verify::{verify, verify_disk};
+use firstlight_progress::Progress;
 
 const KERNEL: &str = r#"
 [kernel]

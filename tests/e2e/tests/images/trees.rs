@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime};
 use firstlight_image_builder::cache;
 use firstlight_image_builder::format::{BuiltImage, Compression, Format, FormatSettings, Plan, build_image};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::tools::{Kit, Toolset};
 use firstlight_image_builder::tree::{Content, Node, Tree};
+use firstlight_progress::Progress;
 
 pub(crate) fn packages() -> Packages<'static> {
     Packages::new(&cache::root().unwrap(), None, Progress::stderr("images"))

@@ -13,11 +13,11 @@ use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::decompress;
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::manifest::{Archive, Part};
-use firstlight_image_builder::progress::Progress;
-use firstlight_image_builder::pull::{Credentials, Patience, Source, Wanted, docker, pull};
 use firstlight_image_builder::sbom::{self, Format};
 use firstlight_image_builder::tree::{Content, Node};
 use firstlight_image_builder::verify::verify;
+use firstlight_oci::pull::{Credentials, Patience, Source, Wanted, docker, pull};
+use firstlight_progress::Progress;
 
 use super::text;
 

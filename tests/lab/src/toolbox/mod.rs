@@ -18,8 +18,8 @@ mod tree;
 use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::kernel::{self, Kernel, KernelHeaders};
-use firstlight_image_builder::progress::Progress;
 use firstlight_image_builder::{cache, debian, manifest};
+use firstlight_progress::Progress;
 use firstlight_vm::Tool;
 
 pub use disks::{DiskTools, FileSystem};

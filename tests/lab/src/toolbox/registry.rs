@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use firstlight_image_builder::progress::Progress;
+use firstlight_progress::Progress;
 use serde_json::Value;
 
 use super::Error;

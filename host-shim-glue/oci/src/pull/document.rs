@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::error::{Error, OTHER_TOOL, input};
 use super::limits;
 use super::platform::Platform;
-use crate::store::is_hash;
 
 /// A SHA-256: `sha256:` and 64 lower-case hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -64,6 +63,11 @@ impl From<Digest> for String {
     fn from(digest: Digest) -> Self {
         digest.to_string()
     }
+}
+
+/// Returns whether this is a SHA-256 in lower-case hexadecimal.
+fn is_hash(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// What somebody else wrote, for a message.

@@ -11,6 +11,7 @@ mod tries;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use firstlight_progress::Progress;
 use ureq::http::{Response, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
@@ -25,13 +26,11 @@ use tries::{Tries, Trouble};
 
 use super::Wanted;
 use super::document::{DOCKER_LIST, DOCKER_MANIFEST, Descriptor, OCI_INDEX, OCI_MANIFEST, clipped, too_large};
-use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input};
+use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input, io_error};
 use super::limits;
 use super::origin::{Interrupted, Origin, Root, check_document, copy, verified};
 use super::reference::{Remote, Which};
 use super::staging::{Blob, Staging};
-use crate::cache::io_error;
-use crate::progress::Progress;
 
 const MANIFESTS: &[&str] = &[OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 /// For an address, a connection, an answer, and between two parts of one.
@@ -79,7 +78,7 @@ impl Registry {
         let loopback = is_loopback(&remote.host);
         let plain = wanted.plain_http || loopback;
         let mut config = Agent::config_builder()
-            .user_agent(concat!("firstlight-image-builder/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
             // Also where a redirect or a token service leads.
             .https_only(!plain)

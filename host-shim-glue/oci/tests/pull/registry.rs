@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use firstlight_image_builder::pull::Credentials;
+use firstlight_oci::pull::Credentials;
 
 use crate::image::{Blobs, INDEX, MANIFEST, digest};
 use crate::server::{Answer, Request, Server};

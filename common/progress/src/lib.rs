@@ -1,4 +1,8 @@
 //! Progress of long steps: one plain line each, and a progress bar on a terminal.
+//!
+//! Lines and bars go to standard error. One bar is active at a time in a process, and
+//! lines are written above it.
+#![forbid(unsafe_code)]
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_of_bars_are_forms() {
+    fn bar_templates_are_valid() {
         for form in [BYTES, STEPS] {
             assert!(ProgressStyle::with_template(form).is_ok(), "{form}");
         }
     }
 
     #[test]
-    fn without_a_bar_the_work_is_done_all_the_same() {
+    fn inactive_bar_does_not_change_the_work() {
         let bar = Progress::quiet().bytes("x", 10);
         assert!(!bar.is_shown());
         assert_eq!(bar.following(|| 1, || 7), 7);

@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use firstlight_image::digest::Hashing;
+use firstlight_progress::{Bar, Progress, megabytes};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::json;
@@ -18,13 +19,11 @@ use super::choose::Chosen;
 use super::document::{
     Config, Descriptor, Digest, Document, LAYERS, OCI_CONFIG, OCI_MANIFEST, Packing, REF_NAME, clipped,
 };
-use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input};
+use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input, io_error};
 use super::limits;
 use super::origin::copy_local;
 use super::platform::Platform;
 use super::staging::Staging;
-use crate::cache::io_error;
-use crate::progress::{Bar, Progress, megabytes};
 
 /// The list of images.
 const LIST: &str = "manifest.json";
@@ -207,7 +206,7 @@ fn unpacked_hash(path: &Path, packing: Packing) -> io::Result<String> {
     let reader: Box<dyn Read> = match packing {
         Packing::Plain => Box::new(file),
         Packing::Gzip => Box::new(MultiGzDecoder::new(file)),
-        Packing::Zstd => Box::new(ruzstd::decoding::StreamingDecoder::new(file).map_err(io::Error::other)?),
+        Packing::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
     };
     let mut hashing = Hashing::new(reader.take(limits::BLOB + 1));
     if io::copy(&mut hashing, &mut io::sink())? > limits::BLOB {

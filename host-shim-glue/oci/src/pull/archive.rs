@@ -12,10 +12,9 @@ use std::path::{Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
-use super::error::{Error, OTHER_TOOL, input};
+use super::entry_name::{followed, plain};
+use super::error::{Error, OTHER_TOOL, input, io_error};
 use super::limits;
-use crate::cache::io_error;
-use crate::tar_names::{followed, plain};
 
 /// An archive, its names read.
 #[derive(Debug)]

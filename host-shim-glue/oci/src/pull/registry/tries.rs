@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use firstlight_progress::{Progress, seconds};
+
 use super::super::error::Error;
-use crate::progress::{Progress, seconds};
 
 /// What an attempt ended with.
 #[derive(Debug)]

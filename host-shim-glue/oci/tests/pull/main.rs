@@ -1,7 +1,6 @@
 //! Images pulled from layouts, archives and a registry that misbehaves.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod command;
 mod image;
 mod layouts;
 mod registry;
@@ -11,8 +10,8 @@ mod server;
 use std::path::Path;
 use std::time::Duration;
 
-use firstlight_image_builder::progress::Progress;
-use firstlight_image_builder::pull::{Credentials, Patience, Pulled, Wanted, pull};
+use firstlight_oci::pull::{Credentials, Patience, Pulled, Wanted, pull};
+use firstlight_progress::Progress;
 
 /// Pulls `source` for linux/amd64 without credentials.
 pub(crate) fn pulled(source: &str, out: &Path) -> Result<Pulled, String> {

@@ -9,6 +9,7 @@ mod archive;
 mod choose;
 pub mod docker;
 mod document;
+mod entry_name;
 mod error;
 mod layout;
 mod limits;
@@ -21,6 +22,7 @@ mod staging;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use firstlight_progress::{Bar, Progress, megabytes};
 use serde::Serialize;
 
 pub use document::{Descriptor, Digest};
@@ -35,8 +37,6 @@ use layout::Layout;
 use origin::Origin;
 use registry::Registry;
 use staging::Staging;
-
-use crate::progress::{Bar, Progress, megabytes};
 
 /// What is wanted.
 #[derive(Debug)]

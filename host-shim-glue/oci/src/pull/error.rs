@@ -1,6 +1,7 @@
 //! What can go wrong with a pull.
 
-use crate::cache;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// What sources look like, for messages.
 pub(crate) const SOURCES: &str =
@@ -60,8 +61,21 @@ pub enum Error {
         why: String,
     },
     /// A file operation failed.
-    #[error(transparent)]
-    Cache(#[from] cache::Error),
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        /// The operation.
+        what: &'static str,
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+/// Returns a closure for `map_err` that adds the operation and the path.
+pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { what, path, source }
 }
 
 /// Something of the image is not what it should be.

@@ -15,9 +15,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use super::super::error::{Error, input};
+use super::super::error::{Error, input, io_error};
 use super::super::limits;
-use crate::cache::io_error;
 
 /// Docker's configuration, or none.
 #[derive(Debug, Clone, Default)]

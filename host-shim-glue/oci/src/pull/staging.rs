@@ -13,15 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firstlight_image::digest::{self, Hashing};
+use firstlight_progress::{Bar, Progress};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
 use tempfile::NamedTempFile;
 
 use super::document::{Descriptor, Digest, OCI_INDEX};
-use super::error::{COPY_AGAIN, Error, input};
-use crate::cache::io_error;
-use crate::progress::{Bar, Progress};
+use super::error::{COPY_AGAIN, Error, input, io_error};
 
 /// The image layout in the making.
 const LAYOUT: &str = "layout";

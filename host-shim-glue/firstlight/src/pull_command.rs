@@ -1,12 +1,12 @@
-//! `image-builder pull`.
+//! `firstlight pull`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use firstlight_image_builder::progress::{Progress, megabytes};
-use firstlight_image_builder::pull::{self, Credentials, Patience, Platform, Source, Wanted};
+use firstlight_oci::pull::{self, Credentials, Patience, Platform, Source, Wanted};
+use firstlight_progress::{Progress, megabytes};
 
 /// Options of `pull`.
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub(crate) struct Pull {
 
 impl Pull {
     pub(crate) fn run(&self) -> Result<()> {
-        self.run_to(&mut io::stdout().lock(), Progress::stderr("image-builder"))
+        self.run_to(&mut io::stdout().lock(), Progress::stderr("firstlight"))
     }
 
     fn run_to(&self, out: &mut dyn Write, progress: Progress) -> Result<()> {

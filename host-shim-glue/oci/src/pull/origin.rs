@@ -3,10 +3,9 @@
 use std::io::{self, Read, Write};
 
 use super::document::Descriptor;
-use super::error::{COPY_AGAIN, Error, input};
+use super::error::{COPY_AGAIN, Error, input, io_error};
 use super::limits;
 use super::staging::{Blob, Staging};
-use crate::cache::io_error;
 
 /// An index or manifest with which all begins.
 pub(crate) struct Root {

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::archive::Archive;
 use super::document::{Descriptor, too_large};
-use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input};
+use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input, io_error};
 use super::limits;
 use super::origin::{Origin, Root, check_document, copy_local, verified};
 use super::staging::{MARK, Staging};
-use crate::cache::io_error;
 
 /// A layout and which of its images is wanted.
 #[derive(Debug)]

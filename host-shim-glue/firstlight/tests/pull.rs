@@ -1,29 +1,44 @@
-//! `image-builder pull` as it is typed, and killed.
+//! `firstlight pull` as a command: its output, and a pull that is killed.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+#[path = "../../oci/tests/pull/image.rs"]
+#[allow(dead_code, reason = "shared with the tests of firstlight-oci, which use all of it")]
+mod image;
+#[path = "../../oci/tests/pull/server.rs"]
+#[allow(dead_code, reason = "shared with the tests of firstlight-oci, which use all of it")]
+mod server;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::image::Blobs;
-use crate::names;
-use crate::server::{Answer, Server};
+use image::Blobs;
+use server::{Answer, Server};
+
+/// Returns the sorted names of the entries of a directory.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
 
 fn command(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_image-builder"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
     command.arg("pull").args(arguments).current_dir(dir).env("DOCKER_CONFIG", dir);
     command
 }
 
 #[test]
-fn it_prints_what_it_pulled_or_one_line() {
+fn pull_prints_a_summary_json_or_one_line_of_error() {
     let dir = tempfile::tempdir().unwrap();
     let blobs = Blobs::sample();
     blobs.write(&dir.path().join("layout"));
     let output =
         command(dir.path(), &["oci:layout", "--out", "out", "--platform", "linux/arm64", "--json"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("image-builder: layer 1 of 1: "), "{said}");
+    assert!(output.status.success() && said.contains("firstlight: layer 1 of 1: "), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["digest"], blobs.manifest(1));
     assert_eq!(report["platform"]["architecture"], "arm64");
@@ -44,7 +59,7 @@ fn it_prints_what_it_pulled_or_one_line() {
 }
 
 #[test]
-fn a_killed_pull_is_none_that_the_next_one_trips_over() {
+fn killed_pull_is_resumed_by_the_next_one() {
     let blobs = Blobs::sample();
     let served = blobs.clone();
     let stuck = blobs.layers(0)[1].clone();

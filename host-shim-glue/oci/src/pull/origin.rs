@@ -67,7 +67,7 @@ pub(crate) fn copy_local(
         Interrupted::Disk(error) if error.kind() == io::ErrorKind::FileTooLarge => {
             input(format!("{object}: {}", wanted.digest), "verify the blob", format!("it has {error}"), COPY_AGAIN)
         }
-        Interrupted::Disk(error) => io_error("write", &staging.parts())(error).into(),
+        Interrupted::Disk(error) => io_error("write", &staging.parts())(error),
         Interrupted::Source(error) => {
             input(format!("{object}: {}", wanted.digest), "read the blob", error.to_string(), COPY_AGAIN)
         }

@@ -262,7 +262,7 @@ impl Staging {
         // An empty directory is replaced as well.
         let Err(error) = fs::rename(layout, &self.out) else { return Ok(()) };
         if !matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::NOTEMPTY | Errno::EXIST)) {
-            return Err(io_error("rename into place", &self.out)(error).into());
+            return Err(io_error("rename into place", &self.out)(error));
         }
         match renameat_with(CWD, layout, CWD, &self.out, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(()),
@@ -272,7 +272,7 @@ impl Staging {
                 fs::rename(&self.out, &old).map_err(io_error("move away", &self.out))?;
                 Ok(fs::rename(layout, &self.out).map_err(io_error("rename into place", &self.out))?)
             }
-            Err(error) => Err(io_error("exchange with the new image", &self.out)(error.into()).into()),
+            Err(error) => Err(io_error("exchange with the new image", &self.out)(error.into())),
         }
     }
 }
@@ -285,7 +285,7 @@ fn readable(file: &File) -> io::Result<()> {
 
 fn remove_directory(dir: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", dir)(error).into()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", dir)(error)),
         _ => Ok(()),
     }
 }
@@ -305,7 +305,7 @@ fn lock(dir: &Path, progress: Progress) -> Result<File, Error> {
                 progress.say(format_args!("waiting for another pull that holds {}", dir.display()));
                 file.lock().map_err(io_error("lock", dir))?;
             }
-            Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source).into()),
+            Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source)),
         }
         let mine = file.metadata().map_err(io_error("read", dir))?;
         if fs::metadata(dir).is_ok_and(|there| (there.dev(), there.ino()) == (mine.dev(), mine.ino())) {

@@ -279,7 +279,7 @@ impl Registry {
                 let object = format!("{}: {}", self.said(), wanted.digest);
                 Err(Trouble::Final(input(object, "verify the blob", format!("it has {error}"), COPY_AGAIN)))
             }
-            Err(Interrupted::Disk(error)) => Err(Trouble::Final(io_error("write", &staging.parts())(error).into())),
+            Err(Interrupted::Disk(error)) => Err(Trouble::Final(io_error("write", &staging.parts())(error))),
         }
     }
 

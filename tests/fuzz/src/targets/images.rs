@@ -148,7 +148,7 @@ pub(super) fn table(bytes: &[u8]) {
     sector[..length].copy_from_slice(&bytes[..length]);
     sector[510..].copy_from_slice(&[0x55, 0xaa]);
     let disk = bytes.iter().rev().take(2).fold(0, |size, byte| size << 8 | u64::from(*byte)) << 20;
-    for part in partitions(&sector, disk).unwrap_or_default() {
+    for part in parse_partitions(&sector, disk).unwrap_or_default() {
         assert!(part.size > 0 && part.start + part.size <= disk);
     }
 }

@@ -112,7 +112,7 @@ pub enum Error {
         depends: String,
     },
     /// The package lists have no release file.
-    #[error("suite {suite}: no InRelease in {}: remove that directory and run again", dir.display())]
+    #[error("suite {suite}: no InRelease in {}: remove that directory and retry", dir.display())]
     NoRelease {
         /// The suite.
         suite: String,

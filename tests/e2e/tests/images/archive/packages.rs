@@ -39,7 +39,7 @@ fn package_with_wrong_bytes_is_refused() {
         }
         place.age("cache");
         let cause = if what == "gone" { "No such file" } else { "Hash Sum mismatch" };
-        place.assert_refused("cache", "out", &["suite ", SUITE, &new.file_name(), cause, "run again"]);
+        place.assert_refused("cache", "out", &["suite ", SUITE, &new.file_name(), cause, "retry"]);
     }
     fs::write(&pool, &new.bytes).unwrap();
     assert_eq!(place.built("cache", "out"), reference);

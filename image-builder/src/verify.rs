@@ -82,7 +82,7 @@ pub fn verify(dir: &Path) -> Result<Report, Error> {
             return Err(no_record(format!("{:?} is not among its outputs", record.file)).into());
         }
         let params: Params = record.params.parse().map_err(|error| no_record(format!("{error}")))?;
-        if verity::hex(&params.root_hash) != record.root_hash {
+        if hex::encode(params.root_hash) != record.root_hash {
             return Err(no_record("root_hash and params name different hash trees".to_owned()).into());
         }
         match blocks(&dir.join(&record.file), Some(record), &params) {
@@ -187,7 +187,7 @@ mod tests {
             format: "erofs".to_owned(),
             verity: Some(VerityRecord {
                 file: "rootfs.img".to_owned(),
-                root_hash: verity::hex(&params.root_hash),
+                root_hash: hex::encode(params.root_hash),
                 params: params.to_string(),
                 data_offset: made.data.start,
                 hash_offset: hashes.start,

@@ -14,11 +14,7 @@ const MAX_DOCUMENT: u64 = 4 << 20;
 
 /// Returns the SHA-256 of `bytes` as 64 hexadecimal digits.
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(bytes))
 }
 
 fn path_of(layout: &Path, descriptor: &Descriptor) -> Result<PathBuf, OciError> {
@@ -51,7 +47,7 @@ pub(crate) fn open(layout: &Path, descriptor: &Descriptor) -> Result<File, OciEr
         }
         hasher.update(&buffer[..count]);
     }
-    let actual = format!("sha256:{}", hex(&hasher.finalize()));
+    let actual = format!("sha256:{}", hex::encode(hasher.finalize()));
     if actual != digest {
         return Err(OciError::Blob { digest, reason: format!("digest mismatch: content is {actual}") });
     }

@@ -267,7 +267,7 @@ fn describe(plan: &Plan, built: BuiltImage, origins: &mut Origins) -> ImageRecor
     let verity = disk.and_then(|disk| Some((disk.data, disk.verity.as_ref()?)));
     let verity = verity.map(|(data, (hashes, params))| VerityRecord {
         file: built.root.file.clone(),
-        root_hash: format::verity::hex(&params.root_hash),
+        root_hash: hex::encode(params.root_hash),
         params: params.to_string(),
         data_offset: data.start,
         hash_offset: hashes.start,

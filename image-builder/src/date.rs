@@ -1,45 +1,26 @@
 //! Parses dates of release files and formats dates of records.
 
-/// Parses a date of a release file into seconds since 1970: `Sat, 14 Nov 2026 09:57:18 UTC`.
+use jiff::SignedDuration;
+use jiff::civil::DateTime;
+
+/// The start of Unix time. All dates are UTC, so they need no time zone.
+const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
+
+/// Parses a date of a release file into seconds since 1970: `Sat, 14 Nov 2026 09:57:18 UTC`. The day of the week is
+/// not compared with the date.
 pub(crate) fn seconds(date: &str) -> Option<i64> {
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let words: Vec<&str> = date.split_whitespace().collect();
-    let [_, day, month, year, time, zone] = words[..] else { return None };
-    if !["UTC", "GMT", "+0000"].contains(&zone) {
-        return None;
-    }
-    let number = |text: &str, most: i64| {
-        let fine = !text.is_empty() && text.len() <= 4 && text.bytes().all(|byte| byte.is_ascii_digit());
-        text.parse::<i64>().ok().filter(|number| fine && *number <= most)
-    };
-    let month = i64::try_from(MONTHS.iter().position(|name| *name == month)?).ok()? + 1;
-    let (day, year) = (number(day, 31)?, number(year, 9999)?);
-    let mut parts = time.split(':');
-    let (hour, minute, second) = (number(parts.next()?, 23)?, number(parts.next()?, 59)?, number(parts.next()?, 60)?);
-    if parts.next().is_some() || year < 1970 || day == 0 {
-        return None;
-    }
-    // With years that begin in March the leap day is the last day.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468;
-    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
+    let [_, day, month, year, time, "UTC" | "GMT" | "+0000"] = words[..] else { return None };
+    let date = DateTime::strptime("%d %b %Y %H:%M:%S", format!("{day} {month} {year} {time}")).ok()?;
+    let seconds = date.duration_since(EPOCH).as_secs();
+    (seconds >= 0).then_some(seconds)
 }
 
 /// Formats seconds since 1970 as ISO 8601: `2026-11-14T09:57:18Z`. Years have
 /// four digits, so anything outside of 1970 to 9999 is `None`.
 pub(crate) fn iso8601(seconds: i64) -> Option<String> {
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // From 0000-03-01 on, in eras of 400 years; years that begin in March.
-    let days = days + 719_468;
-    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
-    let year = year + 400 * era;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    (1970..=9999).contains(&year).then(|| format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z"))
+    let date = EPOCH.checked_add(SignedDuration::from_secs(seconds)).ok()?;
+    (date >= EPOCH).then(|| format!("{date}Z"))
 }
 
 #[cfg(test)]
@@ -56,6 +37,11 @@ mod tests {
             ("Sat, 14 Nov 2026 09:57:18 +0200", None),
             ("Sat, 14 Nov 2026 09:57 UTC", None),
             ("Sat, 0 Nov 2026 09:57:18 UTC", None),
+            ("Sat, 29 Feb 2026 09:57:18 UTC", None),
+            ("Sat, 14 Nov 2026 24:57:18 UTC", None),
+            ("Sat, 14 Nov 26 09:57:18 UTC", None),
+            ("Wed, 31 Dec 1969 23:59:59 UTC", None),
+            ("Fri, 31 Dec 9999 23:59:59 UTC", Some(253_402_300_799)),
             ("14 Nov 2026", None),
             ("", None),
         ] {

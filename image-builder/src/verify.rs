@@ -82,7 +82,7 @@ pub fn verify(dir: &Path) -> Result<Report, Error> {
             return Err(invalid(format!("{:?} is not among its outputs", record.file)).into());
         }
         let params: Params = record.params.parse().map_err(|error| invalid(format!("{error}")))?;
-        if verity::hex(&params.root_hash) != record.root_hash {
+        if hex::encode(params.root_hash) != record.root_hash {
             return Err(invalid("root_hash and params contain different root hashes".to_owned()).into());
         }
         match check_disk(&dir.join(&record.file), Some(record), &params) {
@@ -190,7 +190,7 @@ mod tests {
             format: "erofs".to_owned(),
             verity: Some(VerityRecord {
                 file: "rootfs.img".to_owned(),
-                root_hash: verity::hex(&params.root_hash),
+                root_hash: hex::encode(params.root_hash),
                 params: params.to_string(),
                 data_offset: disk.data.start,
                 hash_offset: hashes.start,

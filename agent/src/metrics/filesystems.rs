@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::text::{Kind, Text};
+use firstlight_metrics_text::{Kind, Text};
+
 use super::{MAX_SERIES, read};
 
 /// File system types that can fill up; pseudo file systems cannot, and shares belong to the host.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::text::{Kind, Text};
+use firstlight_metrics_text::{Kind, Text};
+
 use super::{MAX_SERIES, read};
 
 /// The columns of a `cpu` line of `/proc/stat`, clock ticks.

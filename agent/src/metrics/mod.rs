@@ -6,18 +6,17 @@
 mod filesystems;
 mod guest;
 mod own;
-mod text;
 
 use std::io::Read;
 use std::path::Path;
 
 use firstlight_boot_record::{Gpu, GpuPhase};
+use firstlight_metrics_text::{Kind, Text};
 
 use crate::agent::Agent;
 use crate::background;
 use crate::error::Result;
 use crate::gpu::Source;
-use text::{Kind, Text};
 
 /// Maximum number of interfaces, disks, and file systems: bounds the reply.
 const MAX_SERIES: usize = 256;
@@ -81,7 +80,7 @@ fn firstlight(text: &mut Text, state: &AgentState) {
     let named: Vec<_> = state.gpus.iter().map(|gpu| (gpu, gpu.pci.to_string(), gpu.index.to_string())).collect();
     let mut family = text.family("firstlight_gpu_ready", Kind::Gauge, "Whether this GPU is ready for containers");
     for (gpu, pci, index) in &named {
-        family.sample(&[("pci", pci), ("index", index)], u8::from(gpu.phase == GpuPhase::Ready));
+        family.sample(&[("pci", pci), ("index", index)], gpu.phase == GpuPhase::Ready);
     }
     let mut family = text.family(
         "firstlight_gpu_attach_seconds",

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use firstlight_metrics_text::{Kind, Text};
+
 use super::read;
-use super::text::{Kind, Text};
 
 /// Number of scrapes since the agent's start.
 static SCRAPES: AtomicU64 = AtomicU64::new(0);

@@ -5,7 +5,7 @@
 pub mod extension;
 mod params;
 
-pub use params::{MAX_SALT, Params, ParamsError, hex, parse_hex};
+pub use params::{MAX_SALT, Params, ParamsError};
 
 /// Block size of data and hashes, bytes.
 pub const BLOCK: usize = 4096;

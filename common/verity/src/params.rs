@@ -40,7 +40,7 @@ impl fmt::Display for Params {
         write!(
             formatter,
             "root_hash={},salt={},data_blocks={data_blocks},data_block_size={BLOCK},hash_block_size={BLOCK}",
-            hex(root_hash),
+            hex::encode(root_hash),
             self.salt_text(),
         )
     }
@@ -56,7 +56,7 @@ impl Params {
     /// Returns the salt in hexadecimal; `-` means no salt, as in the kernel.
     #[must_use]
     pub fn salt_text(&self) -> String {
-        if self.salt.is_empty() { "-".to_owned() } else { hex(&self.salt) }
+        if self.salt.is_empty() { "-".to_owned() } else { hex::encode(&self.salt) }
     }
 
     /// Returns the size of the mapped device in sectors of 512 bytes.
@@ -70,7 +70,7 @@ impl Params {
     /// the tree starts at the first block of the hash device.
     #[must_use]
     pub fn target(&self, data: &str, hashes: &str) -> String {
-        let (blocks, root, salt) = (self.data_blocks, hex(&self.root_hash), self.salt_text());
+        let (blocks, root, salt) = (self.data_blocks, hex::encode(self.root_hash), self.salt_text());
         format!("1 {data} {hashes} {BLOCK} {BLOCK} {blocks} 0 sha256 {root} {salt}")
     }
 }
@@ -93,12 +93,14 @@ impl FromStr for Params {
         }
         let [root_hash, salt, data_blocks, data_block_size, hash_block_size] = values;
         let given = |value: Option<&'_ str>, key: &str| value.map(str::to_owned).ok_or_else(|| wrong(key, "missing"));
-        let root_hash = parse_hex(&given(root_hash, "root_hash")?)
+        let root_hash = hex::decode(given(root_hash, "root_hash")?)
+            .ok()
             .and_then(|bytes| Hash::try_from(bytes).ok())
             .ok_or_else(|| wrong("root_hash", "expected 64 hexadecimal digits"))?;
         let salt = match given(salt, "salt")?.as_str() {
             "-" => Vec::new(),
-            text => parse_hex(text)
+            text => hex::decode(text)
+                .ok()
                 .filter(|salt| !salt.is_empty() && salt.len() <= MAX_SALT)
                 .ok_or_else(|| wrong("salt", "expected up to 256 bytes in hexadecimal, or -"))?,
         };
@@ -117,22 +119,6 @@ impl FromStr for Params {
 }
 
 const _: () = assert!(DIGEST == 32);
-
-/// Formats `bytes` in hexadecimal.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Parses hexadecimal `text`.
-#[must_use]
-pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    digits.chunks_exact(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
-}
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,8 @@ use firstlight_fabric_api::v1::evidence::Source;
 use firstlight_fabric_api::v1::fabric_client::FabricClient;
 use firstlight_module_map::{Claim, MAX_FILE, measurements, placed, table as operators_table};
 use firstlight_pci::Address;
+use jiff::SignedDuration;
+use jiff::civil::DateTime;
 use serde_json::json;
 use tonic::transport::Channel;
 
@@ -192,14 +194,9 @@ fn evidence(entry: Option<&api::MapEntry>) -> String {
 
 /// Formats the day, UTC, of a time in milliseconds since the epoch.
 fn date(ms: u64) -> String {
-    // Days in the proleptic Gregorian calendar, counted from 1 March of year 0, so that leap days end a year.
-    let days = ms / 86_400_000 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let (day, month) = (of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
-    format!("{:04}-{month:02}-{day:02}", era * 400 + year + u64::from(month <= 2))
+    let since = i64::try_from(ms).ok().map(SignedDuration::from_millis);
+    let at = since.and_then(|since| DateTime::constant(1970, 1, 1, 0, 0, 0, 0).checked_add(since).ok());
+    at.map_or_else(|| "unknown date".to_owned(), |at| at.date().to_string())
 }
 
 fn inventory_text(out: &mut dyn Write, inventory: &api::InventoryResponse, json: bool) -> show::Result {
@@ -248,6 +245,7 @@ mod tests {
             (951_868_800, "2000-03-01"),
             (1_795_305_600, "2026-11-22"),
             (4_107_542_400, "2100-03-01"),
+            (u64::MAX / 1000, "unknown date"),
         ] {
             assert_eq!(date(seconds * 1000), day);
         }

@@ -124,7 +124,7 @@ fn run(mut engine: BoxedEngine, commands: &Receiver<Command>, views: &watch::Sen
                     Ok(true) => show(&engine, views),
                     Ok(false) => views.send_modify(|view| view.note_fault(fault)),
                     Err(error) => {
-                        eprintln!("fm-partitiond: {}: {fault}: failed to write the journal: {error}", fault.device)
+                        tracing::error!(device = %fault.device, %fault, %error, "failed to write a fault to the journal");
                     }
                 }
             }

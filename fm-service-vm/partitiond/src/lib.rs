@@ -15,6 +15,7 @@ pub mod fault;
 pub mod journal;
 pub mod kernel_log;
 pub mod listen;
+pub mod logging;
 pub mod manager;
 pub mod metrics;
 mod module_map_api;

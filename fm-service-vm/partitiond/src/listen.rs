@@ -124,9 +124,9 @@ pub async fn serve_vsock(listener: VsockListener, service: &Service) -> Result<(
 fn host_connections(listener: VsockListener) -> impl Stream<Item = io::Result<VsockStream>> {
     tokio_stream::StreamExt::filter(listener.incoming(), |stream| match stream.as_ref().map(VsockStream::peer_addr) {
         Ok(Ok(peer)) if peer.cid() != VMADDR_CID_HOST => {
-            eprintln!(
-                "fm-partitiond: rejected a connection from vsock CID {}: only the host, CID {VMADDR_CID_HOST}, may connect",
-                peer.cid()
+            tracing::warn!(
+                cid = peer.cid(),
+                "rejected a vsock connection: only the host, CID {VMADDR_CID_HOST}, may connect"
             );
             false
         }

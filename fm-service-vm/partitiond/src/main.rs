@@ -10,12 +10,14 @@ use clap::Parser;
 use firstlight_partitiond::fabric::{BoxedFabric, Nvfm};
 use firstlight_partitiond::journal::Journal;
 use firstlight_partitiond::listen::{self, Tls};
+use firstlight_partitiond::logging::LogOptions;
 use firstlight_partitiond::options::Options;
 use firstlight_partitiond::service::Service;
 use firstlight_partitiond::versions::{self, DriverMismatchPolicy, Versions};
 use firstlight_partitiond::{Engine, actor, kernel_log, manager, metrics};
 use firstlight_sys::nvfm::Address;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
 
 /// The sole interface to this machine's NVLink fabric.
 #[derive(Debug, Parser)]
@@ -74,6 +76,8 @@ struct Args {
     poll_interval: Duration,
     #[command(flatten)]
     more: Options,
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 impl Args {
@@ -111,10 +115,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let args = Args::parse();
+    args.log.install();
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fm-partitiond: {error:#}");
+            error!("{error:#}");
             ExitCode::FAILURE
         }
     }
@@ -130,7 +136,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         && let Err(error) = kernel_log::follow(&args.kernel_log, engine.clone())
     {
         // The daemon serves requests without the kernel log.
-        eprintln!("fm-partitiond: SXids are not monitored: {}: {error}", args.kernel_log.display());
+        warn!(path = %args.kernel_log.display(), %error, "SXids are not monitored: failed to follow the kernel log");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
     runtime.block_on(async {
@@ -151,7 +157,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let mut places = vec![args.listen.display().to_string()];
         places.extend(args.listen_vsock.map(|port| format!("vsock port {port}")));
         places.extend(tls.map(|tls| tls.address.to_string()));
-        eprintln!("fm-partitiond: listening on {}, fabric manager at {}", places.join(", "), args.fabric_manager);
+        info!(addresses = %places.join(", "), fabric_manager = %args.fabric_manager, "listening");
         let on_vsock = async {
             match vsock {
                 Some(vsock) => listen::serve_vsock(vsock, &service).await,

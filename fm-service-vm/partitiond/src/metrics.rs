@@ -2,9 +2,9 @@
 
 mod http;
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
+use firstlight_metrics_text::{Family, Kind, Text, Value};
 pub use http::{Address, Listener, serve};
 
 use crate::change_stats::{BOUNDS_MS, Changes, KINDS, OUTCOMES};
@@ -15,8 +15,8 @@ use crate::view::View;
 pub struct Metric {
     /// The name after `firstlight_fabric_`.
     pub name: &'static str,
-    /// `gauge`, `counter` or `histogram`.
-    pub kind: &'static str,
+    /// The type.
+    pub kind: Kind,
     /// The labels, with their values.
     pub labels: &'static str,
     /// The help text, with the unit.
@@ -24,7 +24,7 @@ pub struct Metric {
 }
 
 const fn gauge(name: &'static str, labels: &'static str, help: &'static str) -> Metric {
-    Metric { name, kind: "gauge", labels, help }
+    Metric { name, kind: Kind::Gauge, labels, help }
 }
 
 /// All metrics, in the order of the output.
@@ -41,11 +41,11 @@ pub const METRICS: &[Metric] = &[
     gauge("module_map_verified", "", "1 if the PCI address of every GPU was measured"),
     Metric {
         name: "changes_total",
-        kind: "counter",
+        kind: Kind::Counter,
         labels: "kind: activate, deactivate; outcome: done, failed, unknown",
         help: "Changes since the daemon's start",
     },
-    Metric { name: "change_duration_seconds", kind: "histogram", labels: "kind", help: "Durations of changes" },
+    Metric { name: "change_duration_seconds", kind: Kind::Histogram, labels: "kind", help: "Durations of changes" },
     gauge("change_in_progress_seconds", "", "Elapsed time of the change in progress; 0 if none"),
     gauge("journal_bytes", "", "Length of the journal file"),
     gauge("build_info", "version", "1, labelled with the daemon's version"),
@@ -58,70 +58,61 @@ impl Metric {
     #[must_use]
     pub fn row(&self) -> String {
         let Self { name, kind, labels, help } = self;
-        format!("| `{PREFIX}{name}` | {kind} | {labels} | {help} |\n")
+        format!("| `{PREFIX}{name}` | {} | {labels} | {help} |\n", kind.name())
     }
 }
 
 /// Returns all metrics in Prometheus' text format.
 #[must_use]
 pub fn text(view: &View) -> String {
-    let mut out = String::new();
+    let mut out = Text::default();
     for metric in METRICS {
         let name = format!("{PREFIX}{}", metric.name);
-        // Writing to a String cannot fail.
-        let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", metric.help, metric.kind);
-        for (labels, value) in samples(view, metric.name) {
-            let _ = writeln!(out, "{name}{labels} {value}");
-        }
+        let mut family = out.family(&name, metric.kind, metric.help);
+        // Metrics without samples are described too.
+        family.header();
+        write_samples(&mut family, view, metric.name);
     }
-    out
+    out.finish()
 }
 
-fn seconds(duration: Duration) -> String {
-    format!("{:.3}", duration.as_secs_f64())
-}
-
-/// Returns a metric's samples: the labels or name suffix, and the value.
-fn samples(view: &View, name: &str) -> Vec<(String, String)> {
-    let one = |value: u64| vec![(String::new(), value.to_string())];
-    let number = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
+/// Writes the samples of the metric `name`.
+fn write_samples(family: &mut Family<'_>, view: &View, name: &str) {
+    let mut one = |value: Value| family.sample(&[], value);
     match name {
-        "manager_up" => one(u64::from(view.polled_at.is_some() && view.poll_error.is_none())),
-        "list_age_seconds" => {
-            view.polled_at.iter().map(|polled_at| (String::new(), seconds(polled_at.elapsed()))).collect()
-        }
-        "partitions" => partitions(view),
+        "manager_up" => one((view.polled_at.is_some() && view.poll_error.is_none()).into()),
+        "list_age_seconds" => view.polled_at.iter().for_each(|polled_at| one(polled_at.elapsed().into())),
+        "partitions" => write_partitions(family, view),
         "free_partitions" => {
-            let sizes = view.free().by_size;
-            sizes.iter().map(|(size, count)| (format!("{{gpus=\"{size}\"}}"), count.to_string())).collect()
+            for (size, count) in &view.free().by_size {
+                family.sample(&[("gpus", &size.to_string())], *count);
+            }
         }
         "largest_free_gpus" => one(view.free().largest.into()),
-        "unowned_partitions" => one(number(view.fabric.unowned(&view.state).len())),
-        "quarantined_gpus" => one(number(view.state.quarantined.len())),
-        "faulty_switches" => one(number(view.state.faulty_switches.len())),
-        "outage" => one(u64::from(view.state.outage.is_some())),
+        "unowned_partitions" => one(view.fabric.unowned(&view.state).len().into()),
+        "quarantined_gpus" => one(view.state.quarantined.len().into()),
+        "faulty_switches" => one(view.state.faulty_switches.len().into()),
+        "outage" => one(view.state.outage.is_some().into()),
         "module_map_verified" => {
             let verification = view.module_map.verification(&view.fabric, view.state.quarantined());
-            one(u64::from(view.polled_at.is_some() && verification.is_verified()))
+            one((view.polled_at.is_some() && verification.is_verified()).into());
         }
-        "changes_total" => {
-            KINDS.iter().zip(&view.change_stats.kinds).flat_map(|(kind, changes)| counts(kind, changes)).collect()
-        }
+        "changes_total" => write_counts(family, view),
         "change_duration_seconds" => {
-            KINDS.iter().zip(&view.change_stats.kinds).flat_map(|(kind, changes)| histogram(kind, changes)).collect()
+            for (kind, changes) in KINDS.iter().zip(&view.change_stats.kinds) {
+                write_histogram(family, kind, changes);
+            }
         }
         "change_in_progress_seconds" => {
-            let since = view.in_progress.map(|since| since.elapsed()).unwrap_or_default();
-            vec![(String::new(), seconds(since))]
+            one(view.in_progress.map(|since| since.elapsed()).unwrap_or_default().into());
         }
-        "journal_bytes" => one(view.journal_end),
-        "build_info" => vec![(format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), "1".to_owned())],
-        _ => Vec::new(),
+        "journal_bytes" => one(view.journal_end.into()),
+        "build_info" => family.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64),
+        _ => {}
     }
 }
 
-fn partitions(view: &View) -> Vec<(String, String)> {
-    let states = ["active", "free", "changing", "unavailable"];
+fn write_partitions(family: &mut Family<'_>, view: &View) {
     let state = |one: &firstlight_partitions::Partition| {
         let (is_changing, is_active) = (view.is_changing(one.id), view.fabric.active.contains(&one.id));
         match (is_changing, is_active, view.is_free(one.gpus)) {
@@ -132,30 +123,22 @@ fn partitions(view: &View) -> Vec<(String, String)> {
         }
     };
     let all: Vec<&str> = view.fabric.table.partitions().iter().map(state).collect();
-    let sample = |name: &&str| {
-        let count = all.iter().filter(|one| *one == name).count();
-        (format!("{{state=\"{name}\"}}"), count.to_string())
-    };
-    states.iter().map(sample).collect()
-}
-
-fn counts(kind: &str, changes: &Changes) -> Vec<(String, String)> {
-    let sample =
-        |(outcome, count): (&&str, &u64)| (format!("{{kind=\"{kind}\",outcome=\"{outcome}\"}}"), count.to_string());
-    OUTCOMES.iter().zip(&changes.outcomes).map(sample).collect()
-}
-
-fn histogram(kind: &str, changes: &Changes) -> Vec<(String, String)> {
-    let mut so_far = 0;
-    let mut samples = Vec::new();
-    let bounds = BOUNDS_MS.iter().map(|most| seconds(Duration::from_millis(*most)));
-    for (bound, count) in bounds.chain(["+Inf".to_owned()]).zip(&changes.durations) {
-        so_far += count;
-        samples.push((format!("_bucket{{kind=\"{kind}\",le=\"{bound}\"}}"), so_far.to_string()));
+    for name in ["active", "free", "changing", "unavailable"] {
+        family.sample(&[("state", name)], all.iter().filter(|one| **one == name).count());
     }
-    samples.push((format!("_sum{{kind=\"{kind}\"}}"), seconds(changes.total)));
-    samples.push((format!("_count{{kind=\"{kind}\"}}"), so_far.to_string()));
-    samples
+}
+
+fn write_counts(family: &mut Family<'_>, view: &View) {
+    for (kind, changes) in KINDS.iter().zip(&view.change_stats.kinds) {
+        for (outcome, count) in OUTCOMES.iter().zip(&changes.outcomes) {
+            family.sample(&[("kind", kind), ("outcome", outcome)], *count);
+        }
+    }
+}
+
+fn write_histogram(family: &mut Family<'_>, kind: &str, changes: &Changes) {
+    let bounds = BOUNDS_MS.map(|most| Duration::from_millis(most).into());
+    family.histogram(&[("kind", kind)], &bounds, &changes.durations, changes.total);
 }
 
 #[cfg(test)]
@@ -170,7 +153,8 @@ mod tests {
         for metric in METRICS {
             let name = format!("{PREFIX}{}", metric.name);
             assert!(
-                text.contains(&format!("# HELP {name} ")) && text.contains(&format!("# TYPE {name} {}\n", metric.kind))
+                text.contains(&format!("# HELP {name} "))
+                    && text.contains(&format!("# TYPE {name} {}\n", metric.kind.name()))
             );
             let is_empty = ["list_age_seconds", "free_partitions"].contains(&metric.name);
             let has_sample = text.lines().any(|line| line.starts_with(&name) && !line.starts_with('#'));
@@ -185,9 +169,12 @@ mod tests {
     fn histogram_buckets_are_cumulative() {
         let mut changes = Changes { total: Duration::from_millis(1500), ..Changes::default() };
         (changes.durations[0], changes.durations[3], changes.durations[10]) = (2, 1, 4);
-        let samples = histogram("activate", &changes);
-        let at = |labels: &str| samples.iter().find(|(name, _)| name.contains(labels)).map(|(_, value)| value.as_str());
-        assert_eq!((at("le=\"0.005\""), at("le=\"0.100\""), at("le=\"60.000\"")), (Some("2"), Some("3"), Some("3")));
-        assert_eq!((at("le=\"+Inf\""), at("_count"), at("_sum")), (Some("7"), Some("7"), Some("1.500")));
+        let mut text = Text::default();
+        write_histogram(&mut text.family("h", Kind::Histogram, ""), "activate", &changes);
+        let text = text.finish();
+        let value = |name: &str| text.lines().find(|line| line.contains(name))?.rsplit(' ').next();
+        let bucket = |bound: &str| value(&format!("h_bucket{{kind=\"activate\",le=\"{bound}\"}}"));
+        assert_eq!((bucket("0.005"), bucket("0.100"), bucket("60.000")), (Some("2"), Some("3"), Some("3")));
+        assert_eq!((bucket("+Inf"), value("h_count"), value("h_sum")), (Some("7"), Some("7"), Some("1.500")));
     }
 }

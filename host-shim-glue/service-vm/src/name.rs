@@ -56,7 +56,7 @@ impl Name {
         bytes.copy_from_slice(&hash[..16]);
         bytes[6] = bytes[6] & 0x0f | 0x80;
         bytes[8] = bytes[8] & 0x3f | 0x80;
-        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digits = hex::encode(bytes);
         [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
     }
 }

@@ -294,7 +294,7 @@ impl Plan {
         let mut bytes = self.derive_id("firstlight file system ");
         bytes[6] = bytes[6] & 0x0f | 0x80;
         bytes[8] = bytes[8] & 0x3f | 0x80;
-        let digits = verity::hex(&bytes);
+        let digits = hex::encode(bytes);
         let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
         parts.join("-")
     }
@@ -308,7 +308,7 @@ impl Plan {
 }
 
 fn parse_salt(text: &str) -> Result<Vec<u8>, InvalidSetting> {
-    let salt = verity::parse_hex(text).filter(|salt| !salt.is_empty() && salt.len() <= verity::MAX_SALT);
+    let salt = hex::decode(text).ok().filter(|salt| !salt.is_empty() && salt.len() <= verity::MAX_SALT);
     salt.ok_or_else(|| invalid("verity.salt", text, "expected 1 to 256 bytes in hexadecimal"))
 }
 

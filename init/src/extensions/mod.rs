@@ -179,7 +179,7 @@ fn mount_one(root: &Root, requested: &ExtensionRequest, uevents: &OwnedFd, begin
     if let Err(source) = mount(device.as_str(), dir.as_str(), KIND, flags, None) {
         return Err(Error::Mount { name: name.clone(), device, disk, dir, source: source.into() });
     }
-    let root_hash = firstlight_verity::hex(&requested.params.root_hash);
+    let root_hash = hex::encode(requested.params.root_hash);
     Ok(format!("{name}: disk {disk}, verified by {root_hash}, on {dir}"))
 }
 

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use sha2::{Digest, Sha256};
 
 pub use check::{CheckError, CorruptBlock, check};
-pub use firstlight_verity::{BLOCK, DIGEST, Hash, MAX_SALT, Params, ParamsError, hex, parse_hex};
+pub use firstlight_verity::{BLOCK, DIGEST, Hash, MAX_SALT, Params, ParamsError};
 
 /// Number of hashes in a block.
 const FAN_OUT: u64 = (BLOCK / DIGEST) as u64;

@@ -91,7 +91,7 @@ fn salts_differ_by_name_and_content() {
 fn parameters_have_kata_format() {
     let params = build_tree(&data(3), &[0xab, 1]).params;
     let text = params.to_string();
-    let root = hex(&params.root_hash);
+    let root = hex::encode(params.root_hash);
     assert_eq!(text, format!("root_hash={root},salt=ab01,data_blocks=3,data_block_size=4096,hash_block_size=4096"));
     assert_eq!(text.parse::<Params>().unwrap(), params);
     // Kata's documentation has another order.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use firstlight_image_builder::format::verity::{BLOCK, Params, hex, tree};
+use firstlight_image_builder::format::verity::{BLOCK, Params, tree};
 use firstlight_image_builder::tools::Kit;
 
 use crate::trees::says;
@@ -35,13 +35,13 @@ fn byte_for_byte_veritysetups() {
         }
         fs::write(&data_path, &data).unwrap();
         let _ = fs::remove_file(&hash_path);
-        let salt_text = if salt.is_empty() { "-".to_owned() } else { hex(&salt) };
+        let salt_text = if salt.is_empty() { "-".to_owned() } else { hex::encode(&salt) };
         let sizes = ["--data-block-size=4096", "--hash-block-size=4096", "--hash=sha256", "--format=1"];
         let salted = format!("--salt={salt_text}");
         let said = veritysetup("format", &data_path, &hash_path, &[&sizes[..], &[&salted]].concat());
         let ours = tree(&mut &data[..], &salt).unwrap();
         let root = said.lines().find_map(|line| line.strip_prefix("Root hash:")).unwrap().trim();
-        assert_eq!(hex(&ours.params.root_hash), root, "{blocks} blocks: {said}");
+        assert_eq!(hex::encode(ours.params.root_hash), root, "{blocks} blocks: {said}");
         let theirs = fs::read(&hash_path).unwrap();
         assert!(ours.blocks == theirs, "{blocks} blocks: {} and {} bytes", ours.blocks.len(), theirs.len());
     }
@@ -66,8 +66,8 @@ fn veritysetup_verifies_a_disk_of_ours() {
     let data = part("data", made.data.start, made.data.size);
     let tree = part("tree", hashes.start, hashes.size);
     let blocks = format!("--data-blocks={data_blocks}");
-    let salt = format!("--salt={}", hex(&salt));
-    let root = hex(&root_hash);
+    let salt = format!("--salt={}", hex::encode(&salt));
+    let root = hex::encode(root_hash);
     let sizes = ["--data-block-size=4096", "--hash-block-size=4096", "--hash=sha256", "--format=1"];
     veritysetup("verify", &data, &tree, &[&[root.as_str()], &sizes[..], &[&blocks, &salt]].concat());
 }

@@ -163,7 +163,7 @@ fn generate_manifest(
     set_name(&mut descriptor, name);
     // The limits of manifests hold for a generated one as well.
     match Document::parse(&bytes, object, None)? {
-        Document::Manifest(manifest) => Ok(SelectedImage { descriptor, bytes, manifest }),
+        Document::Manifest(manifest) => Ok(SelectedImage { descriptor, bytes, manifest: *manifest }),
         Document::Index(_) => Err(error("the result is an index".to_owned())),
     }
 }

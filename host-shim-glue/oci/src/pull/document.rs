@@ -45,7 +45,7 @@ pub(crate) const LAYERS: &[(&str, Compression)] = &[
 pub(crate) enum Document {
     Index(Vec<Descriptor>),
     /// Its media type is always set.
-    Manifest(ImageManifest),
+    Manifest(Box<ImageManifest>),
 }
 
 /// The properties that tell an index from a manifest. Parsed first, because the types of
@@ -91,7 +91,7 @@ impl Document {
                 check_config(&manifest, object)?;
                 check_layers(manifest.layers()).map_err(error)?;
                 manifest.set_media_type(Some(MediaType::from(stated().next().unwrap_or(OCI_MANIFEST))));
-                Ok(Self::Manifest(manifest))
+                Ok(Self::Manifest(Box::new(manifest)))
             }
             _ => Err(error(format!(
                 "it is neither an image index nor an image manifest; its media type is {:?}",

@@ -45,7 +45,7 @@ pub(crate) fn select_image(source: &mut dyn BlobSource, requested: &Platform) ->
                 let media_type = manifest.media_type().clone().unwrap_or(MediaType::ImageManifest);
                 let mut descriptor = current.map_or_else(|| describe(&bytes), Ok)?;
                 descriptor.set_media_type(media_type);
-                return Ok(SelectedImage { descriptor, bytes, manifest });
+                return Ok(SelectedImage { descriptor, bytes, manifest: *manifest });
             }
             Document::Index(index) => index,
         };

@@ -45,7 +45,7 @@ enum Command {
     },
     /// Pull a container image from a registry, an image layout or an archive of `docker save`, as an OCI image layout for
     /// `run --image`.
-    Pull(pull_command::Pull),
+    Pull(pull_command::PullArgs),
     /// Manage the service VM of the NVLink fabric, through libvirt.
     #[command(subcommand)]
     ServiceVm(service_vm::Command),
@@ -196,7 +196,7 @@ fn execute() -> anyhow::Result<ExitCode> {
         Command::Run(args) => run_container(&args),
         Command::Boot(args) => boot_guest(&args),
         Command::BootProfile { file, svg, all } => boot_profile(&file, svg.as_ref(), all),
-        Command::Pull(pull) => pull.run().map(|()| ExitCode::SUCCESS),
+        Command::Pull(args) => pull_command::pull(&args).map(|()| ExitCode::SUCCESS),
         Command::ServiceVm(command) => service_vm::service_vm(&command),
     }
 }

@@ -13,13 +13,11 @@ use crate::OciError;
 const MAX_DOCUMENT: u64 = 4 << 20;
 
 fn path_of(layout: &Path, descriptor: &Descriptor) -> Result<PathBuf, OciError> {
-    let digest = descriptor.digest().to_string();
-    let wrong = |reason: &str| OciError::Blob { digest: digest.clone(), reason: reason.to_owned() };
-    let hex = digest.strip_prefix("sha256:").ok_or_else(|| wrong("only sha256 is supported"))?;
-    // The digest becomes a file name, so it must be a valid one.
-    if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(wrong("not 64 hexadecimal digits"));
-    }
+    // oci-spec accepts 64 hexadecimal digits for SHA-256 only, so this is a plain file name.
+    let hex = descriptor.as_digest_sha256().ok_or_else(|| OciError::Blob {
+        digest: descriptor.digest().to_string(),
+        reason: "only sha256 is supported".to_owned(),
+    })?;
     Ok(layout.join("blobs/sha256").join(hex))
 }
 

@@ -1,22 +1,22 @@
-//! Tar archives whose entries are read in any order.
+//! Random access to the entries of an untrusted tar archive.
 //!
-//! Nothing is unpacked: an archive is a table of names, and where the bytes of
-//! each are. Names that lead out are refused, not cleaned.
+//! Nothing is unpacked: an archive is a table of entry names and the positions of their
+//! content. Names and links that escape the archive are refused.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
-use super::entry_name::{followed, plain};
-use super::error::{Error, OTHER_TOOL, input, io_error};
+use super::entry_name::{normalize, resolve_link};
+use super::error::{COPY_AGAIN, PullError, RECREATE, file_error, invalid, too_large};
 use super::limits;
 
-/// An archive, its names read.
+/// An archive whose table of entries has been read.
 #[derive(Debug)]
 pub(crate) struct Archive {
     file: File,
@@ -30,91 +30,94 @@ enum Entry {
         offset: u64,
         size: u64,
     },
-    /// Of `docker save` in former times, for a layer that is there already.
+    /// Old versions of `docker save` write one for a layer that two images share.
     Link {
         target: String,
     },
 }
 
-/// Links that lead to links, at most so many.
-const HOPS: usize = 8;
+/// Maximum number of links that are followed for one name.
+const MAX_LINKS: usize = 8;
 
-const READ: &str = "read the archive";
+const READ_ARCHIVE: &str = "read the archive";
+const DECOMPRESS_ARCHIVE: &str = "decompress the archive";
 
 impl Archive {
-    /// Opens the archive at `path`. One that is packed with gzip is unpacked
-    /// into a nameless file in `parts` first.
-    pub(crate) fn open(path: &Path, parts: &Path) -> Result<Self, Error> {
-        let mut file = File::open(path).map_err(io_error("open", path))?;
+    /// Opens the archive at `path`. An archive compressed with gzip is decompressed to an
+    /// unnamed file in `parts` first.
+    pub(crate) fn open(path: &Path, parts: &Path) -> Result<Self, PullError> {
+        let mut file = File::open(path).map_err(file_error("open", path))?;
         let mut magic = [0; 4];
-        let known = read_up_to(&mut file, &mut magic).map_err(io_error("read", path))?;
-        file.rewind().map_err(io_error("read", path))?;
-        match &magic[..known] {
-            [0x1f, 0x8b, ..] => file = unpacked(file, path, parts)?,
+        let count = read_up_to(&mut file, &mut magic).map_err(file_error("read", path))?;
+        file.rewind().map_err(file_error("read", path))?;
+        match &magic[..count] {
+            [0x1f, 0x8b, ..] => file = decompress(file, path, parts)?,
+            // zstd, xz, bzip2.
             [0x28, 0xb5, 0x2f, 0xfd] | [0xfd, b'7', b'z', b'X'] | [b'B', b'Z', b'h', _] => {
-                let why = "it is packed, and not with gzip";
-                return Err(input(path.display().to_string(), READ, why, "unpack it first"));
+                let reason = "it is compressed, but not with gzip";
+                return Err(invalid(path.display().to_string(), READ_ARCHIVE, reason, "decompress it first"));
             }
             _ => {}
         }
-        Self::read(file, path)
+        Self::read_table(file, path)
     }
 
-    /// Reads the table of an archive that is not packed.
-    fn read(file: File, path: &Path) -> Result<Self, Error> {
-        let size = file.metadata().map_err(io_error("read", path))?.len();
-        let again = file.try_clone().map_err(io_error("open", path))?;
-        let entries = table(again, size).map_err(|why| input(path.display().to_string(), READ, why, OTHER_TOOL))?;
+    fn read_table(file: File, path: &Path) -> Result<Self, PullError> {
+        let size = file.metadata().map_err(file_error("read", path))?.len();
+        let reader = file.try_clone().map_err(file_error("open", path))?;
+        let entries = read_entries(reader, size)
+            .map_err(|reason| invalid(path.display().to_string(), READ_ARCHIVE, reason, RECREATE))?;
         Ok(Self { file, path: path.to_owned(), entries })
     }
 
+    /// Returns the path of the archive.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether there is a file or a link of that name.
+    /// Returns whether there is a file or a link with this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
 
-    /// The bytes of an entry, and how many there are.
-    pub(crate) fn open_entry(&self, name: &str) -> Result<(Window<'_>, u64), Error> {
-        let wrong = |why: String| input(self.path.display().to_string(), READ, why, OTHER_TOOL);
-        let mut at = plain(name).map_err(wrong)?;
-        for _ in 0..HOPS {
-            match self.entries.get(&at) {
+    /// Opens an entry; returns its content and its size.
+    pub(crate) fn open_entry(&self, name: &str) -> Result<(EntryReader<'_>, u64), PullError> {
+        let error = |reason: String| invalid(self.path.display().to_string(), READ_ARCHIVE, reason, RECREATE);
+        let mut current = normalize(name).map_err(error)?;
+        for _ in 0..MAX_LINKS {
+            match self.entries.get(&current) {
                 Some(Entry::File { offset, size }) => {
-                    return Ok((Window { file: &self.file, offset: *offset, left: *size }, *size));
+                    return Ok((EntryReader { file: &self.file, offset: *offset, left: *size }, *size));
                 }
-                Some(Entry::Link { target }) => at.clone_from(target),
-                None => return Err(wrong(format!("it has no file {:?}, which it speaks of", name))),
+                Some(Entry::Link { target }) => current.clone_from(target),
+                None => return Err(error(format!("it has no file {name:?}, to which it refers"))),
             }
         }
-        Err(wrong(format!("{name:?} leads from link to link")))
+        Err(error(format!("{name:?} leads through more than {MAX_LINKS} links")))
     }
 
-    /// A document of the archive.
-    pub(crate) fn document(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let (mut window, size) = self.open_entry(name)?;
-        let object = || format!("{}: {name}", self.path.display());
+    /// Reads a JSON document.
+    pub(crate) fn read_document(&self, name: &str) -> Result<Vec<u8>, PullError> {
+        let (mut reader, size) = self.open_entry(name)?;
         if size > limits::DOCUMENT {
-            return Err(input(object(), READ, super::document::too_large(size), OTHER_TOOL));
+            let object = format!("{}: {name}", self.path.display());
+            return Err(invalid(object, READ_ARCHIVE, too_large(size), RECREATE));
         }
         let mut bytes = Vec::new();
-        window.read_to_end(&mut bytes).map_err(io_error("read", &self.path))?;
+        reader.read_to_end(&mut bytes).map_err(file_error("read", &self.path))?;
         Ok(bytes)
     }
 }
 
-/// A part of a file, read without moving the file's own position.
+/// Reads an entry, without moving the position of the shared file.
 #[derive(Debug)]
-pub(crate) struct Window<'a> {
+pub(crate) struct EntryReader<'a> {
     file: &'a File,
     offset: u64,
     left: u64,
 }
 
-impl Read for Window<'_> {
+impl Read for EntryReader<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
         let count = self.file.read_at(&mut bytes[..most], self.offset)?;
@@ -127,82 +130,83 @@ impl Read for Window<'_> {
     }
 }
 
+/// Reads until `bytes` is full or the reader ends; returns the number of bytes.
 fn read_up_to(reader: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
-    let mut known = 0;
-    while known < bytes.len() {
-        match reader.read(&mut bytes[known..])? {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match reader.read(&mut bytes[filled..])? {
             0 => break,
-            count => known += count,
+            count => filled += count,
         }
     }
-    Ok(known)
+    Ok(filled)
 }
 
-fn unpacked(file: File, path: &Path, parts: &Path) -> Result<File, Error> {
-    let object = path.display().to_string();
-    let mut plain = tempfile::tempfile_in(parts).map_err(io_error("make a file in", parts))?;
+/// Decompresses an archive to an unnamed file in `parts`.
+fn decompress(file: File, path: &Path, parts: &Path) -> Result<File, PullError> {
+    let error = |reason: String, advice| invalid(path.display().to_string(), DECOMPRESS_ARCHIVE, reason, advice);
+    let mut output = tempfile::tempfile_in(parts).map_err(file_error("create a file in", parts))?;
     let mut reader = MultiGzDecoder::new(io::BufReader::new(file)).take(limits::ARCHIVE + 1);
     let mut buffer = vec![0; 1 << 16];
     let mut size: u64 = 0;
     loop {
-        let count = match reader.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(error) => return Err(input(object, "unpack the archive", error.to_string(), super::error::COPY_AGAIN)),
-        };
+        let count = reader.read(&mut buffer).map_err(|cause| error(cause.to_string(), COPY_AGAIN))?;
+        if count == 0 {
+            break;
+        }
         size += count as u64;
         if size > limits::ARCHIVE {
-            return Err(input(
-                object,
-                "unpack the archive",
-                format!("more than {} bytes", limits::ARCHIVE),
-                OTHER_TOOL,
-            ));
+            return Err(error(format!("it has more than {} bytes", limits::ARCHIVE), RECREATE));
         }
-        plain.write_all(&buffer[..count]).map_err(io_error("write", parts))?;
+        output.write_all(&buffer[..count]).map_err(file_error("write", parts))?;
     }
-    plain.seek(SeekFrom::Start(0)).map_err(io_error("read", parts))?;
-    Ok(plain)
+    output.rewind().map_err(file_error("read", parts))?;
+    Ok(output)
 }
 
-fn table(file: impl Read + Seek, size: u64) -> Result<BTreeMap<String, Entry>, String> {
+/// Reads the table of an archive of `size` bytes.
+fn read_entries(file: impl Read + Seek, size: u64) -> Result<BTreeMap<String, Entry>, String> {
     let mut entries = BTreeMap::new();
     let mut archive = tar::Archive::new(file);
     let all = archive.entries_with_seek().map_err(|error| error.to_string())?;
     for (number, entry) in all.enumerate() {
         if number == limits::ENTRIES {
-            return Err(format!("more than {} entries", limits::ENTRIES));
+            return Err(format!("it has more than {} entries", limits::ENTRIES));
         }
         let entry = entry.map_err(|error| format!("entry {}: {error}", number + 1))?;
         let path = entry.path_bytes();
-        let name = std::str::from_utf8(&path).map_err(|_| format!("entry {}: a name that is no text", number + 1))?;
-        let name = plain(name)?;
-        let new = match entry.header().entry_type() {
-            EntryType::Directory | EntryType::XGlobalHeader => continue,
-            EntryType::Regular | EntryType::Continuous => {
-                let (offset, length) = (entry.raw_file_position(), entry.size());
-                if offset.checked_add(length).is_none_or(|end| end > size) {
-                    return Err(format!("it ends in the middle of {name:?}: it is not all there"));
-                }
-                Entry::File { offset, size: length }
-            }
-            EntryType::Symlink => {
-                let target = entry.link_name_bytes().ok_or_else(|| format!("link {name:?} leads nowhere"))?;
-                let target = std::str::from_utf8(&target).map_err(|_| format!("link {name:?} is no text"))?;
-                Entry::Link { target: followed(&name, target)? }
-            }
-            other => {
-                return Err(format!(
-                    "entry {name:?} is of type {other:?}; there may be files, directories and links inside"
-                ));
-            }
-        };
+        let name = std::str::from_utf8(&path).map_err(|_| format!("entry {}: its name is not UTF-8", number + 1))?;
+        let name = normalize(name)?;
+        let Some(new) = read_entry(&entry, &name, size)? else { continue };
         if entries.contains_key(&name) {
-            return Err(format!("{name:?} is in it twice"));
+            return Err(format!("it has {name:?} twice"));
         }
         entries.insert(name, new);
     }
     Ok(entries)
+}
+
+/// Returns the entry for the table; `None` for a directory.
+fn read_entry<R: Read>(entry: &tar::Entry<'_, R>, name: &str, size: u64) -> Result<Option<Entry>, String> {
+    match entry.header().entry_type() {
+        EntryType::Directory | EntryType::XGlobalHeader => Ok(None),
+        EntryType::Regular | EntryType::Continuous => {
+            let (offset, length) = (entry.raw_file_position(), entry.size());
+            if offset.checked_add(length).is_none_or(|end| end > size) {
+                return Err(format!("it is truncated: it ends in the middle of {name:?}"));
+            }
+            Ok(Some(Entry::File { offset, size: length }))
+        }
+        EntryType::Symlink => {
+            let target = entry.link_name_bytes().ok_or_else(|| format!("link {name:?} has no target"))?;
+            let target =
+                std::str::from_utf8(&target).map_err(|_| format!("the target of link {name:?} is not UTF-8"))?;
+            Ok(Some(Entry::Link { target: resolve_link(name, target)? }))
+        }
+        other => Err(format!(
+            "entry {name:?} has the type {other:?}; only files, directories and symbolic links are supported"
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_also_through_links_and_gzip() {
+    fn files_are_found_through_links_and_gzip() {
         let mut tar = Vec::new();
         entry(&mut tar, b'5', "a/", "", b"");
         entry(&mut tar, b'0', "./a/layer.tar", "", b"bytes");
@@ -245,31 +249,31 @@ mod tests {
         gzip.write_all(&tar).unwrap();
         for bytes in [tar, gzip.finish().unwrap()] {
             let archive = open(&bytes).unwrap();
-            assert_eq!(archive.document("b/layer.tar").unwrap(), b"bytes");
+            assert_eq!(archive.read_document("b/layer.tar").unwrap(), b"bytes");
             assert!(archive.has("a/layer.tar") && !archive.has("a"));
-            for (name, said) in [("none", "no file"), ("c", "from link to link"), ("../x", "leads out")] {
-                let error = archive.document(name).unwrap_err().to_string();
+            for (name, said) in [("none", "no file"), ("c", "links"), ("../x", "escapes")] {
+                let error = archive.read_document(name).unwrap_err().to_string();
                 assert!(error.contains(said) && error.contains("a.tar"), "{error}");
             }
         }
     }
 
     #[test]
-    fn hostile_entries_are_named() {
+    fn hostile_entry_is_refused_with_its_name() {
         type Make = fn(&mut Vec<u8>);
         let cases: [(&str, Make); 9] = [
-            ("leads out", |t| entry(t, b'0', "../x", "", b"")),
-            ("leads out", |t| entry(t, b'0', "a/../../x", "", b"")),
-            ("leads out", |t| entry(t, b'0', "/etc/passwd", "", b"")),
-            ("link \"l\" leads out", |t| entry(t, b'2', "l", "/etc/passwd", b"")),
-            ("link \"a/l\" leads out", |t| entry(t, b'2', "a/l", "../../x", b"")),
+            ("escapes", |t| entry(t, b'0', "../x", "", b"")),
+            ("escapes", |t| entry(t, b'0', "a/../../x", "", b"")),
+            ("escapes", |t| entry(t, b'0', "/etc/passwd", "", b"")),
+            ("link \"l\" escapes", |t| entry(t, b'2', "l", "/etc/passwd", b"")),
+            ("link \"a/l\" escapes", |t| entry(t, b'2', "a/l", "../../x", b"")),
             ("type Link", |t| entry(t, b'1', "l", "x", b"")),
             ("type Char", |t| entry(t, b'3', "dev", "", b"")),
             ("twice", |t| {
                 entry(t, b'0', "x", "", b"1");
                 entry(t, b'0', "./x", "", b"2");
             }),
-            ("not all there", |t| {
+            ("truncated", |t| {
                 entry(t, b'0', "whole", "", &[7; 2000]);
                 t.truncate(1500);
             }),
@@ -281,18 +285,18 @@ mod tests {
             assert!(error.contains(said) && error.contains("a.tar"), "{said}: {error}");
         }
         assert!(open(b"\x28\xb5\x2f\xfd....").unwrap_err().contains("not with gzip"));
-        assert!(open(b"\x1f\x8bnothing").unwrap_err().contains("cannot unpack the archive"));
+        assert!(open(b"\x1f\x8bnothing").unwrap_err().contains("failed to decompress the archive"));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_table_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..2000), at in 0usize..600) {
+        fn entries_of_arbitrary_bytes_are_inside_the_archive(mut bytes in prop::collection::vec(any::<u8>(), 0..2000), at in 0usize..600) {
             let mut tar = Vec::new();
             entry(&mut tar, b'0', "manifest.json", "", b"[]");
             let at = at.min(tar.len());
             tar.splice(at..(at + bytes.len().min(8)).min(tar.len()), bytes.drain(..bytes.len().min(8)));
             let size = tar.len() as u64;
-            if let Ok(entries) = table(io::Cursor::new(&tar), size) {
+            if let Ok(entries) = read_entries(io::Cursor::new(&tar), size) {
                 for (name, entry) in entries {
                     prop_assert!(!name.starts_with('/') && name.split('/').all(|part| part != ".."));
                     if let Entry::File { offset, size: length } = entry {

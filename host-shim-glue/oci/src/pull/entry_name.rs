@@ -1,38 +1,36 @@
-//! Names in untrusted archives: normalized names are accepted, others refused.
+//! Names of entries in untrusted archives: relative names are normalized, others refused.
+
+use super::error::clipped;
 
 /// Maximum length of a name in bytes.
-pub(crate) const LONGEST: usize = 4096;
+const MAX_LENGTH: usize = 4096;
 
-/// Truncates untrusted text for a message.
-fn shown(text: &str) -> String {
-    text.chars().take(200).collect()
-}
-
-/// Normalizes a name: removes `.`, refuses `..` and absolute paths.
-pub(crate) fn plain(name: &str) -> Result<String, String> {
-    let leads_out = || format!("entry {:?} leads out of the archive", shown(name));
-    if name.starts_with('/') || name.len() > LONGEST {
-        return Err(leads_out());
+/// Normalizes the name of an entry: removes `.`, refuses `..` and absolute paths.
+pub(crate) fn normalize(name: &str) -> Result<String, String> {
+    let escapes = || format!("entry {:?} escapes the archive", clipped(name));
+    if name.starts_with('/') || name.len() > MAX_LENGTH {
+        return Err(escapes());
     }
     let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     if parts.contains(&"..") {
-        return Err(leads_out());
+        return Err(escapes());
     }
     Ok(parts.join("/"))
 }
 
-/// Resolves a link relative to its directory, refusing targets outside.
-pub(crate) fn followed(link: &str, target: &str) -> Result<String, String> {
-    let out = || format!("link {:?} leads out of the archive", shown(link));
-    if target.starts_with('/') || target.len() > LONGEST {
-        return Err(out());
+/// Resolves the target of a symbolic link relative to its directory; refuses targets
+/// outside of the archive.
+pub(crate) fn resolve_link(link: &str, target: &str) -> Result<String, String> {
+    let escapes = || format!("link {:?} escapes the archive", clipped(link));
+    if target.starts_with('/') || target.len() > MAX_LENGTH {
+        return Err(escapes());
     }
     let mut path: Vec<&str> = link.split('/').collect();
     path.pop();
     for part in target.split('/') {
         match part {
             "" | "." => {}
-            ".." => drop(path.pop().ok_or_else(out)?),
+            ".." => drop(path.pop().ok_or_else(escapes)?),
             part => path.push(part),
         }
     }
@@ -45,22 +43,22 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_plain_or_refused() {
-        assert_eq!(plain("./a//b/./c").unwrap(), "a/b/c");
-        assert_eq!(followed("a/b/l", "../c").unwrap(), "a/c");
-        for wrong in ["/a", "../a", "a/../b", &"x".repeat(LONGEST + 1)] {
-            assert!(plain(wrong).unwrap_err().contains("leads out"), "{wrong}");
+    fn escaping_names_and_targets_are_refused() {
+        assert_eq!(normalize("./a//b/./c").unwrap(), "a/b/c");
+        assert_eq!(resolve_link("a/b/l", "../c").unwrap(), "a/c");
+        for name in ["/a", "../a", "a/../b", &"x".repeat(MAX_LENGTH + 1)] {
+            assert!(normalize(name).unwrap_err().contains("escapes"), "{name}");
         }
         for (link, target) in [("l", "/etc"), ("l", ".."), ("a/l", "../../b")] {
-            assert!(followed(link, target).unwrap_err().contains("leads out"), "{link} {target}");
+            assert!(resolve_link(link, target).unwrap_err().contains("escapes"), "{link} {target}");
         }
     }
 
     proptest! {
         #[test]
-        fn links_stay_inside(link in "[a-c][a-c/]{0,7}", target in "[a-c./]{0,12}") {
-            let link = plain(&link).unwrap();
-            if let Ok(path) = followed(&link, &target) {
+        fn resolved_links_stay_inside(link in "[a-c][a-c/]{0,7}", target in "[a-c./]{0,12}") {
+            let link = normalize(&link).unwrap();
+            if let Ok(path) = resolve_link(&link, &target) {
                 prop_assert!(!path.starts_with('/') && path.split('/').all(|part| part != ".." && part != "."));
             }
         }

@@ -1,94 +1,104 @@
-//! What can go wrong with a pull.
+//! Errors of a pull.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What sources look like, for messages.
+/// The syntax of sources, for messages.
 pub(crate) const SOURCES: &str =
     "a source is oci:PATH[:REF], docker-archive:PATH[:REF] or docker://HOST[:PORT]/NAME[:TAG|@sha256:..]";
 
 /// Why an image could not be pulled.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The command line names no source.
-    #[error("source {text:?}: {why}; {SOURCES}")]
+pub enum PullError {
+    /// The source does not parse.
+    #[error("source {text:?}: {reason}; {SOURCES}")]
     Source {
-        /// What was given.
+        /// The given text.
         text: String,
-        /// What is wrong with it.
-        why: String,
+        /// Why it does not parse.
+        reason: String,
     },
-    /// Something of the image is not what it should be.
-    #[error("{object}: cannot {step}: {why}; {next}")]
-    Input {
-        /// The file, blob or address.
+    /// A file, blob or response is missing, malformed, damaged or exceeds a limit.
+    #[error("{object}: failed to {step}: {reason}; {advice}")]
+    Invalid {
+        /// The file, blob or URL.
         object: String,
-        /// What was being done.
+        /// The step that failed: a verb with its object.
         step: &'static str,
-        /// What is wrong.
-        why: String,
+        /// The cause.
+        reason: String,
         /// The next thing to try.
-        next: &'static str,
+        advice: &'static str,
     },
-    /// The image is for other machines.
-    #[error("{object}: no image for {wanted}; there is {found}: choose one with --platform")]
+    /// There is no image for the requested platform.
+    #[error("{object}: no image for {requested}; available: {found}; select one with --platform")]
     Platform {
-        /// What was looked through.
+        /// The index or configuration.
         object: String,
-        /// The platform that was asked for.
-        wanted: String,
-        /// Those that are there.
+        /// The requested platform.
+        requested: String,
+        /// The available platforms.
         found: String,
     },
-    /// A registry wants other credentials, or some.
-    #[error("{object}: the registry does not let us in: {why}")]
+    /// The registry requires credentials, or refuses the given ones.
+    #[error("{object}: the registry denied access: {reason}")]
     Denied {
-        /// The address.
+        /// The repository.
         object: String,
-        /// What it said and what to do.
-        why: String,
+        /// The registry's message, and the next thing to try.
+        reason: String,
     },
-    /// A transfer failed again and again.
+    /// A transfer failed in every attempt.
     #[error(
-        "{object}: gave up after {attempts} attempts: {why}; whole blobs are kept, the same command goes on from there"
+        "{object}: gave up after {attempts} attempts: {reason}; complete blobs are kept, and the same command resumes the pull"
     )]
     Transfer {
-        /// The address.
+        /// The blob or repository.
         object: String,
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
-        /// What happened last.
-        why: String,
+        /// The error of the last attempt.
+        reason: String,
     },
     /// A file operation failed.
-    #[error("cannot {what} {}", path.display())]
-    Io {
+    #[error("failed to {operation} {}", path.display())]
+    File {
         /// The operation.
-        what: &'static str,
-        /// Its path.
+        operation: &'static str,
+        /// The path.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Returns a closure for `map_err` that adds the operation and the path.
-pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { what, path, source }
-}
-
-/// Something of the image is not what it should be.
-pub(crate) fn input(
+/// Returns the error of a missing, malformed, damaged or too large object.
+pub(crate) fn invalid(
     object: impl Into<String>,
     step: &'static str,
-    why: impl Into<String>,
-    next: &'static str,
-) -> Error {
-    Error::Input { object: object.into(), step, why: why.into(), next }
+    reason: impl Into<String>,
+    advice: &'static str,
+) -> PullError {
+    PullError::Invalid { object: object.into(), step, reason: reason.into(), advice }
 }
 
-/// What came is not what was promised: only another copy helps.
-pub(crate) const COPY_AGAIN: &str = "the copy is damaged or was tampered with: get it again";
-/// A shape of images that nobody writes by accident.
-pub(crate) const OTHER_TOOL: &str = "write it again with a current docker, podman, skopeo or buildah";
+/// Returns a closure for `map_err` that adds the operation and the path.
+pub(crate) fn file_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PullError {
+    let path = path.to_owned();
+    move |source| PullError::File { operation, path, source }
+}
+
+/// Truncates untrusted text for a message.
+pub(crate) fn clipped(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+/// Returns the reason of a document that exceeds the size limit.
+pub(crate) fn too_large(size: u64) -> String {
+    format!("it has {size} bytes or more; the limit is {}", super::limits::DOCUMENT)
+}
+
+/// Advice where content does not match its digest.
+pub(crate) const COPY_AGAIN: &str = "the data is damaged or was tampered with: copy or download it again";
+/// Advice where a document has an unsupported structure.
+pub(crate) const RECREATE: &str = "create it again with a current version of docker, podman, skopeo or buildah";

@@ -4,118 +4,119 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::archive::Archive;
-use super::document::{Descriptor, too_large};
-use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input, io_error};
-use super::limits;
-use super::origin::{Origin, Root, check_document, copy_local, verified};
-use super::staging::{MARK, Staging};
+use oci_spec::image::{Descriptor, OciLayout};
 
-/// A layout and which of its images is wanted.
+use super::archive::Archive;
+use super::blob_source::{BlobSource, RootDocument, check_document_size, copy_local, verify_document};
+use super::error::{COPY_AGAIN, PullError, RECREATE, file_error, invalid, too_large};
+use super::limits;
+use super::staging::{LAYOUT_FILE, Staging};
+
+const READ_LAYOUT: &str = "read the image layout";
+
+/// A layout, and the name or digest of the image to select from it.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    place: Place,
+    storage: Storage,
     path: PathBuf,
     reference: Option<String>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Directory,
     Archive(Archive),
 }
 
 impl Layout {
-    /// Opens a directory or an archive; `parts` is for one that is packed.
-    pub(crate) fn open(path: &Path, reference: Option<&str>, parts: &Path) -> Result<Self, Error> {
-        let data = fs::metadata(path).map_err(io_error("open", path))?;
-        let place = if data.is_dir() { Place::Directory } else { Place::Archive(Archive::open(path, parts)?) };
-        let layout = Self { place, path: path.to_owned(), reference: reference.map(str::to_owned) };
-        for name in [MARK, "index.json"] {
-            let there = match &layout.place {
-                Place::Directory => path.join(name).is_file(),
-                Place::Archive(archive) => archive.has(name),
-            };
-            if !there {
-                let why = format!("it has no {name}");
-                let next = "an OCI image layout has oci-layout, index.json and blobs/; what `docker save` writes is docker-archive:PATH";
-                return Err(input(path.display().to_string(), "read the image layout", why, next));
+    /// Opens a directory or an archive; a compressed archive is decompressed to a
+    /// temporary file in `parts`.
+    pub(crate) fn open(path: &Path, reference: Option<&str>, parts: &Path) -> Result<Self, PullError> {
+        let metadata = fs::metadata(path).map_err(file_error("open", path))?;
+        let storage =
+            if metadata.is_dir() { Storage::Directory } else { Storage::Archive(Archive::open(path, parts)?) };
+        let layout = Self { storage, path: path.to_owned(), reference: reference.map(str::to_owned) };
+        for name in [LAYOUT_FILE, "index.json"] {
+            if !layout.has(name) {
+                let advice = "an OCI image layout has oci-layout, index.json and blobs/; an archive of `docker save` is docker-archive:PATH";
+                return Err(invalid(layout.name(), READ_LAYOUT, format!("it has no {name}"), advice));
             }
         }
         Ok(layout)
     }
 
-    fn name(blob: &Descriptor) -> String {
-        format!("blobs/sha256/{}", blob.digest.hex())
-    }
-
-    fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
-        match &self.place {
-            Place::Archive(archive) => archive.document(name),
-            Place::Directory => {
-                let mut bytes = Vec::new();
-                let path = self.path.join(name);
-                let size = self.file(name)?.take(limits::DOCUMENT + 1).read_to_end(&mut bytes);
-                let size = size.map_err(io_error("read", &path))? as u64;
-                if size > limits::DOCUMENT {
-                    return Err(input(
-                        path.display().to_string(),
-                        "read the image layout",
-                        too_large(size),
-                        OTHER_TOOL,
-                    ));
-                }
-                Ok(bytes)
-            }
+    fn has(&self, name: &str) -> bool {
+        match &self.storage {
+            Storage::Directory => self.path.join(name).is_file(),
+            Storage::Archive(archive) => archive.has(name),
         }
     }
 
-    /// A file of the directory. A pipe would be waited for, so it is looked at first.
-    fn file(&self, name: &str) -> Result<File, Error> {
+    fn blob_path(descriptor: &Descriptor) -> String {
+        format!("blobs/sha256/{}", descriptor.digest().digest())
+    }
+
+    /// Reads a JSON document.
+    fn read(&self, name: &str) -> Result<Vec<u8>, PullError> {
+        if let Storage::Archive(archive) = &self.storage {
+            return archive.read_document(name);
+        }
         let path = self.path.join(name);
-        let missing = |why: String| input(path.display().to_string(), "read the image layout", why, COPY_AGAIN);
-        let data = fs::metadata(&path).map_err(|error| missing(error.to_string()))?;
-        if !data.is_file() {
-            return Err(missing("it is no file".to_owned()));
+        let mut bytes = Vec::new();
+        self.open_file(name)?.take(limits::DOCUMENT + 1).read_to_end(&mut bytes).map_err(file_error("read", &path))?;
+        if bytes.len() as u64 > limits::DOCUMENT {
+            let reason = too_large(bytes.len() as u64);
+            return Err(invalid(path.display().to_string(), READ_LAYOUT, reason, RECREATE));
+        }
+        Ok(bytes)
+    }
+
+    /// Opens a file of the directory. Its type is checked first, because opening a pipe
+    /// blocks.
+    fn open_file(&self, name: &str) -> Result<File, PullError> {
+        let path = self.path.join(name);
+        let missing = |reason: String| invalid(path.display().to_string(), READ_LAYOUT, reason, COPY_AGAIN);
+        let metadata = fs::metadata(&path).map_err(|error| missing(error.to_string()))?;
+        if !metadata.is_file() {
+            return Err(missing("it is not a regular file".to_owned()));
         }
         File::open(&path).map_err(|error| missing(error.to_string()))
     }
 }
 
-impl Origin for Layout {
-    fn root(&mut self) -> Result<Root, Error> {
-        let mark = self.read(MARK)?;
-        let version: Option<serde_json::Value> = serde_json::from_slice(&mark).ok();
-        let version =
-            version.as_ref().and_then(|mark| mark.get("imageLayoutVersion")).and_then(|version| version.as_str());
-        if !version.is_some_and(|version| version.starts_with("1.")) {
-            let why = "its oci-layout names no version 1 of image layouts";
-            return Err(input(self.path.display().to_string(), "read the image layout", why, OTHER_TOOL));
+impl BlobSource for Layout {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn root_document(&mut self) -> Result<RootDocument, PullError> {
+        let layout: Option<OciLayout> = serde_json::from_slice(&self.read(LAYOUT_FILE)?).ok();
+        if !layout.is_some_and(|layout| layout.image_layout_version().starts_with("1.")) {
+            let reason = "its oci-layout does not state version 1 of image layouts";
+            return Err(invalid(self.name(), READ_LAYOUT, reason, RECREATE));
         }
-        Ok(Root {
-            object: format!("{}: index.json", self.path.display()),
+        Ok(RootDocument {
+            object: format!("{}: index.json", self.name()),
             bytes: self.read("index.json")?,
             media_type: None,
             reference: self.reference.clone(),
         })
     }
 
-    fn object(&self, _: &Descriptor) -> String {
-        self.path.display().to_string()
+    fn read_document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, PullError> {
+        let path = Self::blob_path(descriptor);
+        let object = format!("{}: {path}", self.name());
+        check_document_size(descriptor, &object)?;
+        verify_document(self.read(&path)?, descriptor, &object)
     }
 
-    fn fetch(&mut self, blob: &Descriptor, staging: &mut Staging) -> Result<(), Error> {
-        let (name, object) = (Self::name(blob), self.object(blob));
-        match &self.place {
-            Place::Directory => copy_local(&mut self.file(&name)?, blob, &object, staging),
-            Place::Archive(archive) => copy_local(&mut archive.open_entry(&name)?.0, blob, &object, staging),
+    fn fetch_blob(&mut self, descriptor: &Descriptor, staging: &mut Staging) -> Result<(), PullError> {
+        let path = Self::blob_path(descriptor);
+        match &self.storage {
+            Storage::Directory => copy_local(&mut self.open_file(&path)?, descriptor, &self.name(), staging),
+            Storage::Archive(archive) => {
+                copy_local(&mut archive.open_entry(&path)?.0, descriptor, &self.name(), staging)
+            }
         }
-    }
-
-    fn document(&mut self, named: &Descriptor) -> Result<Vec<u8>, Error> {
-        let name = Self::name(named);
-        let object = format!("{}: {name}", self.path.display());
-        check_document(named, &object)?;
-        verified(self.read(&name)?, named, &object)
     }
 }

@@ -1,27 +1,27 @@
-//! How much of anything is believed. Everything in an image is somebody
-//! else's; real images are far below all of these.
+//! Limits for untrusted images, archives and responses. Real images are far below all
+//! of them.
 
-/// An index, a manifest, a configuration, in bytes.
+/// Maximum size of an index, a manifest or a configuration in bytes.
 pub(crate) const DOCUMENT: u64 = 4 << 20;
-/// Images of an index.
+/// Maximum number of images of an index.
 pub(crate) const MANIFESTS: usize = 1024;
-/// Layers of an image; overlay file systems mount at most 500.
+/// Maximum number of layers of an image; overlayfs mounts at most 500.
 pub(crate) const LAYERS: usize = 500;
-/// One blob.
+/// Maximum size of a blob in bytes.
 pub(crate) const BLOB: u64 = 64 << 30;
-/// All blobs of an image.
+/// Maximum size of all blobs of an image in bytes.
 pub(crate) const IMAGE: u64 = 128 << 30;
-/// Indexes inside indexes, at most this deep.
+/// Maximum nesting depth of indexes.
 pub(crate) const DEPTH: usize = 4;
-/// Entries of an archive.
+/// Maximum number of entries of an archive.
 pub(crate) const ENTRIES: usize = 65_536;
-/// A gzip-packed archive, unpacked.
+/// Maximum size of a decompressed archive in bytes.
 pub(crate) const ARCHIVE: u64 = IMAGE;
-/// The answer of a token service.
+/// Maximum size of the response of a token service in bytes.
 pub(crate) const TOKEN: u64 = 256 << 10;
-/// Docker's configuration with credentials.
+/// Maximum size of docker's configuration, which has credentials, in bytes.
 pub(crate) const CONFIG: u64 = 1 << 20;
-/// What a registry says about an error.
-pub(crate) const COMPLAINT: u64 = 16 << 10;
-/// Redirects of one request.
+/// Maximum number of bytes that are read of a registry's error response.
+pub(crate) const ERROR_RESPONSE: u64 = 16 << 10;
+/// Maximum number of redirects of a request.
 pub(crate) const REDIRECTS: u32 = 5;

@@ -1,181 +1,196 @@
-//! Container images, from wherever they are, as OCI image layouts.
+//! Pulling container images as OCI image layouts.
 //!
-//! An image is chosen for one platform, every byte of it is verified while it
-//! goes to the disk, and the directory with it has its name only when all of it
-//! is there. Where an image comes from, and all that it says of itself, is not
-//! trusted: see `limits` and `document`.
+//! An image is read from a registry, an image layout or an archive of `docker save`. One
+//! platform is selected, every blob is verified while it is written, and the layout gets
+//! its name only when it is complete. Sources and images are untrusted: see `limits` for
+//! their sizes, `document` for what is checked.
 
 mod archive;
-mod choose;
-pub mod docker;
+mod blob_source;
+mod digest;
+pub mod docker_archive;
 mod document;
 mod entry_name;
 mod error;
 mod layout;
 mod limits;
-mod origin;
 mod platform;
 mod reference;
 mod registry;
+mod select;
 mod staging;
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use firstlight_progress::{Bar, Progress, megabytes};
+use oci_spec::image::{ANNOTATION_REF_NAME, Descriptor, Digest, MediaType};
 use serde::Serialize;
 
-pub use document::{Descriptor, Digest};
-pub use error::Error;
+pub use error::PullError;
 pub use platform::Platform;
-pub use reference::{Remote, Source, Which};
-pub use registry::{Credentials, Patience};
+pub use reference::{Reference, RemoteImage, Source};
+pub use registry::{Credentials, RetryPolicy};
 
-use choose::Chosen;
-use document::{Config, REF_NAME};
+use blob_source::BlobSource;
+use digest::short;
+use document::Config;
 use layout::Layout;
-use origin::Origin;
 use registry::Registry;
+use select::{SelectedImage, annotation, select_image, set_name};
 use staging::Staging;
 
-/// What is wanted.
+/// A request to pull an image.
 #[derive(Debug)]
-pub struct Wanted<'a> {
-    /// Where the image is.
+pub struct PullRequest<'a> {
+    /// The source of the image.
     pub source: &'a Source,
-    /// The directory that it becomes.
+    /// The directory of the new layout.
     pub out: &'a Path,
-    /// For which machine.
+    /// The requested platform.
     pub platform: &'a Platform,
-    /// Whether a registry may be asked without TLS. One on the loopback may always.
+    /// Permits HTTP without TLS; to loopback addresses it is always used.
     pub plain_http: bool,
-    /// Who we are to registries.
+    /// Credentials for registries.
     pub credentials: &'a Credentials,
-    /// How often a registry is asked again.
-    pub patience: Patience,
-    /// Where long steps are announced.
+    /// Retries of failed transfers.
+    pub retry: RetryPolicy,
+    /// Receives the progress of the pull.
     pub progress: Progress,
 }
 
-/// An image that was pulled.
+/// A pulled image.
 #[derive(Debug, Serialize)]
-pub struct Pulled {
-    /// The layout.
+pub struct PulledImage {
+    /// The directory of the layout.
     pub out: PathBuf,
-    /// Its manifest.
+    /// The digest of the manifest.
     pub digest: Digest,
-    /// What the manifest is.
-    pub media_type: String,
-    /// For which machine it is.
+    /// The media type of the manifest.
+    pub media_type: MediaType,
+    /// The platform of the image.
     pub platform: Platform,
-    /// Its configuration.
+    /// The configuration.
     pub config: Descriptor,
-    /// Its layers, lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<Descriptor>,
-    /// Bytes of all its blobs.
+    /// The size of all blobs in bytes.
     pub bytes: u64,
-    /// Blobs that were brought; none if all were there.
+    /// The number of blobs that were not yet available in `out` and had to be fetched.
     pub fetched: usize,
 }
 
 /// Pulls an image.
 ///
 /// # Errors
-/// It cannot be had, is not what its digests say, is of a kind that is not
-/// supported, or there is none for the platform. `out` then is as it was.
-pub fn pull(wanted: &Wanted<'_>) -> Result<Pulled, Error> {
-    let mut staging = Staging::begin(wanted.out, wanted.progress)?;
-    let parts = staging.parts();
-    match wanted.source {
+/// The source cannot be read, the image does not match its digests, is not supported or
+/// exceeds a limit, or there is none for the platform. `out` is unchanged then.
+pub fn pull(request: &PullRequest<'_>) -> Result<PulledImage, PullError> {
+    let mut staging = Staging::begin(request.out, request.progress)?;
+    match request.source {
         Source::Layout { path, reference } => {
-            let mut layout = Layout::open(path, reference.as_deref(), &parts)?;
-            bring(&mut layout, staging, wanted)
+            let mut layout = Layout::open(path, reference.as_deref(), &staging.parts())?;
+            fetch_missing(&mut layout, staging, request)
         }
         Source::Registry(remote) => {
-            let mut registry = Registry::new(remote, wanted)?;
-            bring(&mut registry, staging, wanted)
+            let mut registry = Registry::new(remote, request)?;
+            fetch_missing(&mut registry, staging, request)
         }
         Source::DockerArchive { path, reference } => {
-            let chosen = docker::import(path, reference.as_deref(), wanted.platform, &mut staging, wanted.progress)?;
-            let fetched = chosen.manifest.layers.len() + 1;
-            finish(chosen, fetched, staging, wanted, &path.display().to_string())
+            let (reference, progress) = (reference.as_deref(), request.progress);
+            let image = docker_archive::import(path, reference, request.platform, &mut staging, progress)?;
+            let fetched = image.manifest.layers().len() + 1;
+            finish(image, fetched, staging, request, &path.display().to_string())
         }
     }
 }
 
-/// Brings what is missing of the image that is chosen.
-fn bring(origin: &mut dyn Origin, mut staging: Staging, wanted: &Wanted<'_>) -> Result<Pulled, Error> {
-    let chosen = choose::choose(origin, wanted.platform)?;
-    let progress = wanted.progress;
-    let object = origin.object(&chosen.descriptor);
-    progress.say(format_args!("{object}: image {}", chosen.descriptor.digest));
-    let manifest = &chosen.manifest;
-    let mut fetched = 0;
-    // The configuration first: it is small and says whether this is the right image.
-    for (number, blob) in [&manifest.config].into_iter().chain(&manifest.layers).enumerate() {
-        let what = match number {
-            0 => "configuration".to_owned(),
-            number => format!("layer {number} of {}", manifest.layers.len()),
-        };
-        if staging.has(blob)? {
-            progress.say(format_args!("{what}: {} is there already", blob.digest.short()));
-        } else {
-            progress.say(format_args!("{what}: {} {}", blob.digest.short(), megabytes(blob.size)));
-            staging.show(|| progress.bytes(format!("{what} {}", blob.digest.short()), blob.size));
-            origin.fetch(blob, &mut staging)?;
-            staging.show(Bar::none);
-            fetched += 1;
-        }
-        if number == 0 {
-            platform_of(&chosen, &staging, wanted, &object)?;
-        }
+/// Selects an image and fetches those of its blobs that are not available yet.
+fn fetch_missing(
+    source: &mut dyn BlobSource,
+    mut staging: Staging,
+    request: &PullRequest<'_>,
+) -> Result<PulledImage, PullError> {
+    let image = select_image(source, request.platform)?;
+    let object = source.name();
+    request.progress.say(format_args!("{object}: image {}", image.descriptor.digest()));
+    let (config, layers) = (image.manifest.config(), image.manifest.layers());
+    // The configuration first: it is small, and shows whether the platform is right.
+    let mut fetched = usize::from(fetch_if_missing(source, config, "configuration", &mut staging, request.progress)?);
+    check_platform(&image, &staging, request, &object)?;
+    for (number, layer) in layers.iter().enumerate() {
+        let what = format!("layer {} of {}", number + 1, layers.len());
+        fetched += usize::from(fetch_if_missing(source, layer, &what, &mut staging, request.progress)?);
     }
-    staging.put(&chosen.bytes)?;
-    finish(chosen, fetched, staging, wanted, &object)
+    staging.put(&image.bytes)?;
+    finish(image, fetched, staging, request, &object)
 }
 
-/// For which machine the image says to be.
-fn platform_of(chosen: &Chosen, staging: &Staging, wanted: &Wanted<'_>, object: &str) -> Result<Platform, Error> {
-    let object = format!("{object}: {}", chosen.manifest.config.digest);
-    let bytes = staging.read(&chosen.manifest.config.digest)?;
-    let config = Config::read(&bytes, &object, chosen.manifest.layers.len())?;
-    // Variants are often left out of one of the two.
-    let same =
-        |named: &&Platform| (&named.os, &named.architecture) == (&config.platform.os, &config.platform.architecture);
-    let named = chosen.descriptor.platform.as_ref().filter(same);
-    if let Some(named) = named.filter(|named| named.serves(wanted.platform)) {
-        return Ok(named.clone());
+/// Fetches a blob that is not available yet; returns whether it was fetched.
+fn fetch_if_missing(
+    source: &mut dyn BlobSource,
+    blob: &Descriptor,
+    what: &str,
+    staging: &mut Staging,
+    progress: Progress,
+) -> Result<bool, PullError> {
+    let id = short(blob.digest());
+    if staging.has(blob)? {
+        progress.say(format_args!("{what}: {id} is already available"));
+        return Ok(false);
     }
-    if config.platform.serves(wanted.platform) {
-        return Ok(config.platform);
-    }
-    Err(Error::Platform { object, wanted: wanted.platform.to_string(), found: config.platform.to_string() })
+    progress.say(format_args!("{what}: {id} {}", megabytes(blob.size())));
+    staging.show(|| progress.bytes(format!("{what} {id}"), blob.size()));
+    source.fetch_blob(blob, staging)?;
+    staging.show(Bar::none);
+    Ok(true)
 }
 
+/// Compares the platform of the configuration with the requested one; returns the more
+/// specific one of the index and the configuration.
+fn check_platform(
+    image: &SelectedImage,
+    staging: &Staging,
+    request: &PullRequest<'_>,
+    object: &str,
+) -> Result<Platform, PullError> {
+    let digest = image.manifest.config().digest();
+    let object = format!("{object}: {digest}");
+    let config = Config::parse(&staging.read(digest)?, &object, image.manifest.layers().len())?;
+    // Often only one of the two states the variant, so the index counts if it agrees otherwise.
+    let stated = image.descriptor.platform().as_ref().map(Platform::from);
+    let stated = stated.filter(|stated| stated.has_same_architecture(&config.platform));
+    let found = config.platform.to_string();
+    let mut candidates = stated.into_iter().chain([config.platform]);
+    let matching = candidates.find(|platform| platform.satisfies(request.platform));
+    matching.ok_or_else(|| PullError::Platform { object, requested: request.platform.to_string(), found })
+}
+
+/// Publishes the layout.
 fn finish(
-    mut chosen: Chosen,
+    image: SelectedImage,
     fetched: usize,
     staging: Staging,
-    wanted: &Wanted<'_>,
+    request: &PullRequest<'_>,
     object: &str,
-) -> Result<Pulled, Error> {
-    let platform = platform_of(&chosen, &staging, wanted, object)?;
-    // Of what others wrote about it only the name goes into our index.
-    let name = chosen.descriptor.annotations.remove(REF_NAME).or_else(|| wanted.source.tag());
-    chosen.descriptor.annotations = name.map(|name| (REF_NAME.to_owned(), name)).into_iter().collect();
-    chosen.descriptor.platform = Some(platform.clone());
-    let Chosen { descriptor, manifest, .. } = chosen;
-    let blobs: BTreeSet<Digest> =
-        [&manifest.config, &descriptor].into_iter().chain(&manifest.layers).map(|blob| blob.digest.clone()).collect();
+) -> Result<PulledImage, PullError> {
+    let platform = check_platform(&image, &staging, request, object)?;
+    let name = annotation(&image.descriptor, ANNOTATION_REF_NAME).map(str::to_owned);
+    let SelectedImage { descriptor: source, manifest, .. } = &image;
+    // A new descriptor: URLs, embedded data and other annotations of the source are untrusted.
+    let mut descriptor = Descriptor::new(source.media_type().clone(), source.size(), source.digest().clone());
+    set_name(&mut descriptor, name.or_else(|| request.source.tag()));
+    descriptor.set_platform(Some(platform.to_oci()));
+    let blobs: HashSet<Digest> = image.blobs().map(|blob| blob.digest().clone()).collect();
+    let bytes = image.blobs().map(Descriptor::size).sum();
     staging.finish(&descriptor, &blobs)?;
-    let bytes = [&manifest.config, &descriptor].into_iter().chain(&manifest.layers).map(|blob| blob.size).sum();
-    Ok(Pulled {
-        out: wanted.out.to_owned(),
-        digest: descriptor.digest,
-        media_type: manifest.media_type,
+    Ok(PulledImage {
+        out: request.out.to_owned(),
+        digest: descriptor.digest().clone(),
+        media_type: descriptor.media_type().clone(),
         platform,
-        config: manifest.config,
-        layers: manifest.layers,
+        config: manifest.config().clone(),
+        layers: manifest.layers().clone(),
         bytes,
         fetched,
     })

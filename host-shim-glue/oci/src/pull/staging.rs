@@ -1,54 +1,54 @@
-//! The image in the making: a directory beside the one that it will be.
+//! The staging directory, in which the new image layout is created.
 //!
-//! `DIR` is made as `.DIR.pulling` beside it. In there a blob has its name
-//! only when it is whole and on the disk, so what a killed pull leaves is what
-//! the next one needs not fetch; parts of blobs are thrown away. The directory
-//! takes its name in one step, or changes places with the image before it.
+//! A pull to `DIR` works in `.DIR.pulling` beside it. A blob is renamed to its final name
+//! there only when it is verified and synced, so that the next pull can use the blobs of
+//! a killed one; partial blobs are removed. The complete layout is renamed to `DIR`, or
+//! exchanged with the existing layout.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firstlight_image::digest::{self, Hashing};
+use firstlight_image::digest::{self as hash, Hashing};
 use firstlight_progress::{Bar, Progress};
+use oci_spec::image::{Descriptor, Digest, ImageIndex, MediaType};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use serde_json::json;
 use tempfile::NamedTempFile;
 
-use super::document::{Descriptor, Digest, OCI_INDEX};
-use super::error::{COPY_AGAIN, Error, input, io_error};
+use super::digest;
+use super::error::{COPY_AGAIN, PullError, file_error, invalid};
 
-/// The image layout in the making.
+/// The subdirectory with the new layout.
 const LAYOUT: &str = "layout";
-/// Parts of blobs.
+/// The subdirectory with partial blobs.
 const PARTS: &str = "parts";
-/// The file by which a directory says that it is a layout.
-pub(crate) const MARK: &str = "oci-layout";
+/// The file that marks a directory as an image layout.
+pub(crate) const LAYOUT_FILE: &str = "oci-layout";
 
-/// An image in the making. Nobody else pulls into the same directory until it is dropped.
+/// A staging directory. Other pulls to the same directory wait until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Staging {
     out: PathBuf,
     dir: PathBuf,
     /// Blobs that this process has verified, and their sizes.
-    whole: BTreeMap<Digest, u64>,
-    /// What is being brought, on a terminal.
+    verified: HashMap<Digest, u64>,
+    /// The progress bar of the current blob.
     bar: Arc<Bar>,
-    /// The directory is gone, or another pull's.
-    done: bool,
+    /// The directory is removed, or belongs to another pull.
+    finished: bool,
     _lock: File,
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.done {
+        if self.finished {
             return;
         }
-        // Best effort. A failed pull leaves what the next one needs not fetch, and otherwise nothing.
+        // Best effort. A failed pull leaves its complete blobs; directories are removed if empty.
         let _ = fs::remove_dir_all(self.parts());
         for dir in [self.blobs(), self.dir.join(LAYOUT).join("blobs"), self.dir.join(LAYOUT), self.dir.clone()] {
             let _ = fs::remove_dir(dir);
@@ -56,24 +56,24 @@ impl Drop for Staging {
     }
 }
 
-/// A blob in the making.
-pub(crate) struct Blob {
+/// A blob that is being written.
+pub(crate) struct PartialBlob {
     file: Hashing<NamedTempFile>,
     written: u64,
     limit: u64,
     bar: Arc<Bar>,
 }
 
-impl Blob {
-    /// How much of it is there.
+impl PartialBlob {
+    /// Returns the number of bytes written.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 }
 
-impl Write for Blob {
+impl Write for PartialBlob {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Checked before it reaches the disk: a peer does not decide how full that gets.
+        // Checked before the bytes are written, so that a registry cannot fill the disk.
         if bytes.len() as u64 > self.limit - self.written {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {} bytes", self.limit)));
         }
@@ -89,33 +89,21 @@ impl Write for Blob {
 }
 
 impl Staging {
-    /// Begins an image that will be the directory `out`.
-    pub(crate) fn begin(out: &Path, progress: Progress) -> Result<Self, Error> {
-        // A link at the end would be replaced instead of what it leads to.
+    /// Creates and locks the staging directory of a pull to `out`.
+    pub(crate) fn begin(out: &Path, progress: Progress) -> Result<Self, PullError> {
+        // The target of a symbolic link is replaced, not the link.
         let out = fs::canonicalize(out).unwrap_or_else(|_| out.to_owned());
-        let refused = |why: &str, next| Err(input(out.display().to_string(), "write the image there", why, next));
-        let Some(name) = out.file_name() else {
-            return refused("this names no new directory", "give --out another directory");
-        };
-        if let Ok(mut entries) = fs::read_dir(&out) {
-            if entries.next().is_some() && !out.join(MARK).is_file() {
-                return refused(
-                    "it is not empty, and no image layout",
-                    "give --out another directory, or remove that one",
-                );
-            }
-        } else if out.symlink_metadata().is_ok() {
-            return refused("it is no directory", "give --out another directory, or remove that file");
-        }
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(".pulling");
-        let dir = out.with_file_name(hidden);
+        check_destination(&out)?;
+        let mut name = std::ffi::OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".pulling");
+        let dir = out.with_file_name(name);
         let lock = lock(&dir, progress)?;
-        let staging = Self { out, dir, whole: BTreeMap::new(), bar: Arc::new(Bar::none()), done: false, _lock: lock };
-        remove_directory(&staging.dir.join(PARTS))?;
-        for dir in [staging.blobs(), staging.dir.join(PARTS)] {
-            fs::create_dir_all(&dir).map_err(io_error("create directory", &dir))?;
+        let bar = Arc::new(Bar::none());
+        let staging = Self { out, dir, verified: HashMap::new(), bar, finished: false, _lock: lock };
+        remove_directory(&staging.parts())?;
+        for dir in [staging.blobs(), staging.parts()] {
+            fs::create_dir_all(&dir).map_err(file_error("create directory", &dir))?;
         }
         Ok(staging)
     }
@@ -124,191 +112,247 @@ impl Staging {
         self.dir.join(LAYOUT).join("blobs/sha256")
     }
 
-    /// Where parts may lie until this pull ends.
+    /// Returns the directory for temporary files; it is removed when the pull ends.
     pub(crate) fn parts(&self) -> PathBuf {
         self.dir.join(PARTS)
     }
 
-    /// Where a blob is when it is whole.
+    /// Returns the path of a complete blob.
     pub(crate) fn path(&self, digest: &Digest) -> PathBuf {
-        self.blobs().join(digest.hex())
+        self.blobs().join(digest.digest())
     }
 
-    /// Whether a blob is there and whole, here or in the image that `out` is already.
-    pub(crate) fn has(&mut self, wanted: &Descriptor) -> Result<bool, Error> {
-        if self.whole.get(&wanted.digest) == Some(&wanted.size) {
+    /// Returns whether a blob is available and intact: in the staging directory, or in
+    /// the layout that is replaced, from which it is linked or copied.
+    pub(crate) fn has(&mut self, descriptor: &Descriptor) -> Result<bool, PullError> {
+        let (digest, size) = (descriptor.digest(), descriptor.size());
+        if self.verified.get(digest) == Some(&size) {
             return Ok(true);
         }
-        let place = self.path(&wanted.digest);
-        let older = self.out.join("blobs/sha256").join(wanted.digest.hex());
-        for candidate in [&place, &older] {
-            let Ok(data) = fs::symlink_metadata(candidate) else { continue };
-            let (hash, size) = match data.is_file() && data.len() == wanted.size {
-                true => digest::of_file(candidate).map_err(io_error("read", candidate))?,
-                false => (String::new(), 0),
-            };
-            if hash == wanted.digest.hex() && size == wanted.size {
-                if *candidate != place && fs::hard_link(candidate, &place).is_err() {
-                    // Another file system, or one without links.
-                    let mut source = File::open(candidate).map_err(io_error("read", candidate))?;
-                    let mut blob = self.blob(wanted.size)?;
-                    io::copy(&mut source, &mut blob).map_err(io_error("copy", candidate))?;
-                    self.finish_blob(blob, wanted, &candidate.display().to_string())?;
-                }
-                self.whole.insert(wanted.digest.clone(), wanted.size);
-                return Ok(true);
-            }
-            if *candidate == place {
-                // What a disk has damaged helps nobody.
-                if data.is_dir() { fs::remove_dir_all(&place) } else { fs::remove_file(&place) }
-                    .map_err(io_error("remove", &place))?;
-            }
+        let staged = self.path(digest);
+        if is_intact(&staged, descriptor)? {
+            self.verified.insert(digest.clone(), size);
+            return Ok(true);
         }
-        Ok(false)
+        remove_any(&staged)?;
+        let existing = self.out.join("blobs/sha256").join(digest.digest());
+        if !is_intact(&existing, descriptor)? {
+            return Ok(false);
+        }
+        if fs::hard_link(&existing, &staged).is_err() {
+            // Another file system, or one without hard links.
+            let mut source = File::open(&existing).map_err(file_error("read", &existing))?;
+            let mut blob = self.new_blob(size)?;
+            io::copy(&mut source, &mut blob).map_err(file_error("copy", &existing))?;
+            self.finish_blob(blob, descriptor, &existing.display().to_string())?;
+        }
+        self.verified.insert(digest.clone(), size);
+        Ok(true)
     }
 
-    /// A new blob of at most `limit` bytes.
-    pub(crate) fn blob(&self, limit: u64) -> Result<Blob, Error> {
+    /// Starts a blob of at most `limit` bytes.
+    pub(crate) fn new_blob(&self, limit: u64) -> Result<PartialBlob, PullError> {
         let parts = self.parts();
-        let file = NamedTempFile::new_in(&parts).map_err(io_error("make a file in", &parts))?;
-        Ok(Blob { file: Hashing::new(file), written: 0, limit, bar: Arc::clone(&self.bar) })
+        let file = NamedTempFile::new_in(&parts).map_err(file_error("create a file in", &parts))?;
+        Ok(PartialBlob { file: Hashing::new(file), written: 0, limit, bar: Arc::clone(&self.bar) })
     }
 
-    /// Blobs that begin from now on move this bar; the one before is taken off the terminal.
+    /// Replaces the progress bar; blobs started later advance the new one.
     pub(crate) fn show(&mut self, bar: impl FnOnce() -> Bar) {
+        // The old bar is dropped before the new one is created: one is active at a time.
         self.bar = Arc::new(Bar::none());
         self.bar = Arc::new(bar());
     }
 
-    /// Gives a blob its name if it is what was wanted.
-    pub(crate) fn finish_blob(&mut self, blob: Blob, wanted: &Descriptor, object: &str) -> Result<(), Error> {
+    /// Renames a blob to its final name if its size and digest match.
+    pub(crate) fn finish_blob(
+        &mut self,
+        blob: PartialBlob,
+        descriptor: &Descriptor,
+        object: &str,
+    ) -> Result<(), PullError> {
         let written = blob.written;
-        let (hash, file) = blob.file.finish();
-        if written != wanted.size || hash != wanted.digest.hex() {
-            let why = format!("it has {written} bytes and sha256:{hash}; expected were {} bytes", wanted.size);
-            return Err(input(format!("{object}: {}", wanted.digest), "verify the blob", why, COPY_AGAIN));
+        let (sha256, file) = blob.file.finish();
+        if written != descriptor.size() || sha256 != descriptor.digest().digest() {
+            let reason = format!("it has {written} bytes and sha256:{sha256}; expected {} bytes", descriptor.size());
+            return Err(invalid(format!("{object}: {}", descriptor.digest()), "verify the blob", reason, COPY_AGAIN));
         }
-        self.keep(file, &wanted.digest, wanted.size)
+        self.publish_blob(file, descriptor.digest(), descriptor.size())
     }
 
-    /// Gives a blob of unknown content its name.
-    pub(crate) fn finish_any(&mut self, blob: Blob) -> Result<(Digest, u64), Error> {
+    /// Renames a blob to the name of its content; returns its digest and its size.
+    pub(crate) fn finish_unverified(&mut self, blob: PartialBlob) -> Result<(Digest, u64), PullError> {
         let written = blob.written;
-        let (hash, file) = blob.file.finish();
-        let digest = Digest::of_hex(hash);
-        self.keep(file, &digest, written)?;
+        let (sha256, file) = blob.file.finish();
+        let digest = digest::from_sha256(&sha256)?;
+        self.publish_blob(file, &digest, written)?;
         Ok((digest, written))
     }
 
-    fn keep(&mut self, file: NamedTempFile, digest: &Digest, size: u64) -> Result<(), Error> {
-        let place = self.path(digest);
-        readable(file.as_file())
+    fn publish_blob(&mut self, file: NamedTempFile, digest: &Digest, size: u64) -> Result<(), PullError> {
+        let path = self.path(digest);
+        // Temporary files are private; files of a layout are readable.
+        file.as_file()
+            .set_permissions(fs::Permissions::from_mode(0o644))
             .and_then(|()| file.as_file().sync_all())
-            .map_err(io_error("write to the disk", &place))?;
-        file.persist(&place).map_err(|error| io_error("rename into place", &place)(error.error))?;
-        self.whole.insert(digest.clone(), size);
+            .map_err(file_error("sync", &path))?;
+        file.persist(&path).map_err(|error| file_error("rename into place", &path)(error.error))?;
+        self.verified.insert(digest.clone(), size);
         Ok(())
     }
 
-    /// A document of which all is known.
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<Digest, Error> {
-        let mut blob = self.blob(bytes.len() as u64)?;
-        blob.write_all(bytes).map_err(io_error("write", &self.parts()))?;
-        Ok(self.finish_any(blob)?.0)
+    /// Writes a document as a blob; returns its digest.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<Digest, PullError> {
+        let mut blob = self.new_blob(bytes.len() as u64)?;
+        blob.write_all(bytes).map_err(file_error("write", &self.parts()))?;
+        Ok(self.finish_unverified(blob)?.0)
     }
 
-    /// A document that is here and whole.
-    pub(crate) fn read(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
+    /// Reads a document that is complete.
+    pub(crate) fn read(&self, digest: &Digest) -> Result<Vec<u8>, PullError> {
         let path = self.path(digest);
         let mut bytes = Vec::new();
-        let file = File::open(&path).map_err(io_error("open", &path))?;
-        file.take(super::limits::DOCUMENT).read_to_end(&mut bytes).map_err(io_error("read", &path))?;
+        let file = File::open(&path).map_err(file_error("open", &path))?;
+        file.take(super::limits::DOCUMENT).read_to_end(&mut bytes).map_err(file_error("read", &path))?;
         Ok(bytes)
     }
 
-    /// The image is whole: `manifest` and these blobs. Gives it its name.
-    pub(crate) fn finish(mut self, manifest: &Descriptor, blobs: &BTreeSet<Digest>) -> Result<(), Error> {
+    /// Publishes the layout of `manifest`, which has these blobs.
+    pub(crate) fn finish(mut self, manifest: &Descriptor, blobs: &HashSet<Digest>) -> Result<(), PullError> {
         let layout = self.dir.join(LAYOUT);
-        let all = self.blobs();
-        for entry in fs::read_dir(&all).map_err(io_error("list", &all))? {
-            let entry = entry.map_err(io_error("list", &all))?;
-            let name = entry.file_name();
-            // Of a pull of another image that was killed.
-            if !blobs.iter().any(|digest| digest.hex() == name) {
-                fs::remove_file(entry.path()).map_err(io_error("remove", &entry.path()))?;
-            }
-        }
-        let index = json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [manifest] });
-        for (name, text) in [("index.json", index.to_string()), (MARK, r#"{"imageLayoutVersion":"1.0.0"}"#.to_owned())]
-        {
-            let path = layout.join(name);
-            let written = File::create(&path).and_then(|mut file| {
-                file.write_all(text.as_bytes())?;
-                file.sync_all()
-            });
-            written.map_err(io_error("write", &path))?;
-        }
-        for dir in [&all, &layout] {
-            File::open(dir).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", dir))?;
+        self.remove_other_blobs(blobs)?;
+        write_layout_files(&layout, manifest)?;
+        for dir in [&self.blobs(), &layout] {
+            sync_directory(dir)?;
         }
         self.publish(&layout)?;
         let parent = self.out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent).and_then(|open| open.sync_all()).map_err(io_error("write to the disk", parent))?;
-        self.done = true;
+        sync_directory(parent)?;
+        self.finished = true;
         remove_directory(&self.dir)
     }
 
-    fn publish(&self, layout: &Path) -> Result<(), Error> {
-        // An empty directory is replaced as well.
+    /// Removes blobs that a killed pull of another image has left.
+    fn remove_other_blobs(&self, blobs: &HashSet<Digest>) -> Result<(), PullError> {
+        let dir = self.blobs();
+        for entry in fs::read_dir(&dir).map_err(file_error("list", &dir))? {
+            let entry = entry.map_err(file_error("list", &dir))?;
+            let name = entry.file_name();
+            if !blobs.iter().any(|digest| digest.digest() == name) {
+                fs::remove_file(entry.path()).map_err(file_error("remove", &entry.path()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&self, layout: &Path) -> Result<(), PullError> {
+        // rename replaces an empty directory as well.
         let Err(error) = fs::rename(layout, &self.out) else { return Ok(()) };
         if !matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::NOTEMPTY | Errno::EXIST)) {
-            return Err(io_error("rename into place", &self.out)(error));
+            return Err(file_error("rename into place", &self.out)(error));
         }
         match renameat_with(CWD, layout, CWD, &self.out, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                // This file system cannot exchange: for a moment there is neither.
-                let old = self.dir.join(PARTS).join("old");
-                fs::rename(&self.out, &old).map_err(io_error("move away", &self.out))?;
-                Ok(fs::rename(layout, &self.out).map_err(io_error("rename into place", &self.out))?)
+                // Without RENAME_EXCHANGE the replacement is not atomic: between the two
+                // renames the path does not exist.
+                let old = self.parts().join("old");
+                fs::rename(&self.out, &old).map_err(file_error("move away", &self.out))?;
+                fs::rename(layout, &self.out).map_err(file_error("rename into place", &self.out))
             }
-            Err(error) => Err(io_error("exchange with the new image", &self.out)(error.into())),
+            Err(error) => Err(file_error("exchange with the new image", &self.out)(error.into())),
         }
     }
 }
 
-/// Temporary files are private; an image is as readable as other files.
-fn readable(file: &File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(fs::Permissions::from_mode(0o644))
+/// Refuses a path without a name, a file, and a directory that is neither empty nor an
+/// image layout.
+fn check_destination(out: &Path) -> Result<(), PullError> {
+    let refused =
+        |reason: &str, advice| Err(invalid(out.display().to_string(), "write the image layout", reason, advice));
+    if out.file_name().is_none() {
+        return refused("the path does not end in a name", "give --out another directory");
+    }
+    if let Ok(mut entries) = fs::read_dir(out) {
+        if entries.next().is_some() && !out.join(LAYOUT_FILE).is_file() {
+            return refused(
+                "the directory is not empty and not an image layout",
+                "give --out another directory, or remove this one",
+            );
+        }
+    } else if out.symlink_metadata().is_ok() {
+        return refused("it is not a directory", "give --out another directory, or remove this file");
+    }
+    Ok(())
 }
 
-fn remove_directory(dir: &Path) -> Result<(), Error> {
+/// Returns whether `path` is a regular file with the size and the digest of the blob.
+fn is_intact(path: &Path, descriptor: &Descriptor) -> Result<bool, PullError> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(false) };
+    if !metadata.is_file() || metadata.len() != descriptor.size() {
+        return Ok(false);
+    }
+    let (sha256, size) = hash::of_file(path).map_err(file_error("read", path))?;
+    Ok(sha256 == descriptor.digest().digest() && size == descriptor.size())
+}
+
+fn write_layout_files(layout: &Path, manifest: &Descriptor) -> Result<(), PullError> {
+    let mut index = ImageIndex::default();
+    index.set_media_type(Some(MediaType::ImageIndex)).set_manifests(vec![manifest.clone()]);
+    let path = layout.join("index.json");
+    let index = serde_json::to_vec(&index).map_err(|error| file_error("write", &path)(error.into()))?;
+    let marker = br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec();
+    for (name, bytes) in [("index.json", index), (LAYOUT_FILE, marker)] {
+        let path = layout.join(name);
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.sync_all()
+        });
+        written.map_err(file_error("write", &path))?;
+    }
+    Ok(())
+}
+
+fn sync_directory(dir: &Path) -> Result<(), PullError> {
+    File::open(dir).and_then(|open| open.sync_all()).map_err(file_error("sync", dir))
+}
+
+/// Removes a directory, if it exists.
+fn remove_directory(dir: &Path) -> Result<(), PullError> {
     match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", dir)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file_error("remove", dir)(error)),
         _ => Ok(()),
     }
 }
 
-/// Makes and locks the directory. Who waited for a lock may hold one on a directory
-/// that is gone, because the other pull has ended: then once more.
-fn lock(dir: &Path, progress: Progress) -> Result<File, Error> {
+/// Removes a file or a directory, if it exists.
+fn remove_any(path: &Path) -> Result<(), PullError> {
+    match fs::symlink_metadata(path) {
+        Err(_) => Ok(()),
+        Ok(metadata) if metadata.is_dir() => remove_directory(path),
+        Ok(_) => fs::remove_file(path).map_err(file_error("remove", path)),
+    }
+}
+
+/// Creates and locks the directory. The previous holder of the lock removes the directory
+/// when it has finished, so the lock may be on a removed directory: then it is created again.
+fn lock(dir: &Path, progress: Progress) -> Result<File, PullError> {
     loop {
-        fs::create_dir_all(dir).map_err(io_error("create directory", dir))?;
+        fs::create_dir_all(dir).map_err(file_error("create directory", dir))?;
         let file = match File::open(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            other => other.map_err(io_error("open", dir))?,
+            other => other.map_err(file_error("open", dir))?,
         };
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 progress.say(format_args!("waiting for another pull that holds {}", dir.display()));
-                file.lock().map_err(io_error("lock", dir))?;
+                file.lock().map_err(file_error("lock", dir))?;
             }
-            Err(TryLockError::Error(source)) => return Err(io_error("lock", dir)(source)),
+            Err(TryLockError::Error(source)) => return Err(file_error("lock", dir)(source)),
         }
-        let mine = file.metadata().map_err(io_error("read", dir))?;
-        if fs::metadata(dir).is_ok_and(|there| (there.dev(), there.ino()) == (mine.dev(), mine.ino())) {
+        let locked = file.metadata().map_err(file_error("read", dir))?;
+        if fs::metadata(dir).is_ok_and(|current| (current.dev(), current.ino()) == (locked.dev(), locked.ino())) {
             return Ok(file);
         }
     }

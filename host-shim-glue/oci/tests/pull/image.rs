@@ -1,4 +1,4 @@
-//! Images that are made for a test, blob by blob.
+//! Test images, built blob by blob.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,14 +13,14 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Blobs by their digests, and an index of them.
+/// Blobs by digest, and the index of their images.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Blobs {
     pub(crate) all: BTreeMap<String, Vec<u8>>,
     pub(crate) index: Value,
 }
 
-/// A tar archive of plain files.
+/// Returns a tar archive of regular files.
 pub(crate) fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, bytes) in files {
@@ -32,17 +32,18 @@ pub(crate) fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
+/// Compresses `bytes` with gzip.
 pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    packed.write_all(bytes).unwrap();
-    packed.finish().unwrap()
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", of_bytes(bytes))
 }
 
-/// An image's configuration.
+/// Returns the configuration of an image with these uncompressed layers.
 pub(crate) fn config(architecture: &str, contents: &[&[u8]]) -> Vec<u8> {
     let ids: Vec<String> = contents.iter().map(|bytes| digest(bytes)).collect();
     json!({ "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": ids } })
@@ -51,6 +52,7 @@ pub(crate) fn config(architecture: &str, contents: &[&[u8]]) -> Vec<u8> {
 }
 
 impl Blobs {
+    /// Adds a blob; returns its descriptor.
     pub(crate) fn put(&mut self, media_type: &str, bytes: &[u8]) -> Value {
         self.all.insert(digest(bytes), bytes.to_vec());
         json!({ "mediaType": media_type, "digest": digest(bytes), "size": bytes.len() })
@@ -63,7 +65,7 @@ impl Blobs {
         let layers: Vec<Value> = layers
             .iter()
             .map(|layer| match architecture {
-                // One kind of them packed, so that both are seen.
+                // Layers of one platform are compressed, so that both forms are tested.
                 "arm64" => self.put(&format!("{LAYER}+gzip"), &gzip(layer)),
                 _ => self.put(LAYER, layer),
             })
@@ -74,7 +76,7 @@ impl Blobs {
         descriptor
     }
 
-    /// An image for two machines, the second half of whose layers is large.
+    /// Returns an image for two platforms; the second layer of the first one is large.
     pub(crate) fn sample() -> Self {
         let mut blobs = Self::default();
         let large: Vec<u8> = (0..300_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
@@ -84,17 +86,18 @@ impl Blobs {
         blobs
     }
 
-    /// The digest of the index's image number `at`.
+    /// Returns the digest of the manifest at this position of the index.
     pub(crate) fn manifest(&self, at: usize) -> String {
         self.index["manifests"][at]["digest"].as_str().unwrap().to_owned()
     }
 
-    /// The digests of an image's layers.
+    /// Returns the digests of an image's layers.
     pub(crate) fn layers(&self, at: usize) -> Vec<String> {
         let manifest: Value = serde_json::from_slice(&self.all[&self.manifest(at)]).unwrap();
         manifest["layers"].as_array().unwrap().iter().map(|l| l["digest"].as_str().unwrap().to_owned()).collect()
     }
 
+    /// Writes the layout to a directory.
     pub(crate) fn write(&self, dir: &Path) {
         let blobs = dir.join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
@@ -105,7 +108,7 @@ impl Blobs {
         fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     }
 
-    /// The layout as an archive.
+    /// Returns the layout as a tar archive.
     pub(crate) fn archive(&self) -> Vec<u8> {
         let index = self.index.to_string();
         let mut files: Vec<(String, &[u8])> =
@@ -116,19 +119,19 @@ impl Blobs {
         tar(&files)
     }
 
-    /// That the layout in `out` is the image number `at`, byte for byte, and nothing else.
+    /// Asserts that the layout in `out` has exactly the blobs of the image at this position.
     pub(crate) fn assert_pulled(&self, at: usize, out: &Path) {
         let index: Value = serde_json::from_slice(&fs::read(out.join("index.json")).unwrap()).unwrap();
         let manifest = &index["manifests"][0]["digest"];
         assert_eq!(manifest, &self.index["manifests"][at]["digest"]);
         let manifest = manifest.as_str().unwrap();
         let document: Value = serde_json::from_slice(&self.all[manifest]).unwrap();
-        let mut wanted = vec![manifest.to_owned(), document["config"]["digest"].as_str().unwrap().to_owned()];
-        wanted.extend(self.layers(at));
-        let mut wanted: Vec<&str> = wanted.iter().map(|digest| digest.strip_prefix("sha256:").unwrap()).collect();
-        wanted.sort_unstable();
-        assert_eq!(crate::names(&out.join("blobs/sha256")), wanted);
-        for name in wanted {
+        let mut expected = vec![manifest.to_owned(), document["config"]["digest"].as_str().unwrap().to_owned()];
+        expected.extend(self.layers(at));
+        let mut expected: Vec<&str> = expected.iter().map(|digest| digest.strip_prefix("sha256:").unwrap()).collect();
+        expected.sort_unstable();
+        assert_eq!(crate::names(&out.join("blobs/sha256")), expected);
+        for name in expected {
             let bytes = fs::read(out.join("blobs/sha256").join(name)).unwrap();
             assert_eq!(bytes, self.all[&format!("sha256:{name}")]);
         }

@@ -1,4 +1,4 @@
-//! OCI image layouts, as directories and as archives.
+//! Pulls from OCI image layouts: directories and archives.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,23 +9,25 @@ use tempfile::TempDir;
 use crate::image::{Blobs, INDEX, LAYER, gzip, tar};
 use crate::{names, pulled, pulled_as};
 
-fn places(blobs: &Blobs) -> (TempDir, PathBuf, Vec<String>) {
+/// Writes the layout as a directory, a tar archive and a compressed one; returns the output path
+/// and the sources.
+fn write_sources(blobs: &Blobs) -> (TempDir, PathBuf, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let layout = dir.path().join("layout");
     blobs.write(&layout);
-    let (plain, packed) = (dir.path().join("layout.tar"), dir.path().join("layout.tar.gz"));
-    fs::write(&plain, blobs.archive()).unwrap();
-    fs::write(&packed, gzip(&blobs.archive())).unwrap();
-    let sources = [layout, plain, packed].iter().map(|path| format!("oci:{}", path.display())).collect();
+    let (archive, compressed) = (dir.path().join("layout.tar"), dir.path().join("layout.tar.gz"));
+    fs::write(&archive, blobs.archive()).unwrap();
+    fs::write(&compressed, gzip(&blobs.archive())).unwrap();
+    let sources = [layout, archive, compressed].iter().map(|path| format!("oci:{}", path.display())).collect();
     let out = dir.path().join("results/out");
     fs::create_dir(dir.path().join("results")).unwrap();
     (dir, out, sources)
 }
 
 #[test]
-fn directories_and_archives_are_copied_byte_for_byte() {
+fn layout_is_copied_unmodified() {
     let blobs = Blobs::sample();
-    let (dir, out, sources) = places(&blobs);
+    let (dir, out, sources) = write_sources(&blobs);
     for source in &sources {
         let image = pulled(source, &out).unwrap();
         blobs.assert_pulled(0, &out);
@@ -35,33 +37,52 @@ fn directories_and_archives_are_copied_byte_for_byte() {
         blobs.assert_pulled(1, &out);
     }
     assert_eq!(names(&dir.path().join("results")), ["out"]);
-    // Once more, nothing is copied.
+    // The second pull copies nothing.
     assert_eq!(pulled(&sources[0], &out).unwrap().fetched, 3);
     assert_eq!(pulled(&sources[1], &out).unwrap().fetched, 0);
 }
 
 #[test]
-fn another_platform_names_those_that_are_there() {
+fn missing_platform_is_refused_with_the_available_ones() {
     let blobs = Blobs::sample();
-    let (_dir, out, sources) = places(&blobs);
+    let (_dir, out, sources) = write_sources(&blobs);
     let error = pulled_as(&sources[0], &out, &Default::default(), "linux/s390x").unwrap_err();
     assert!(error.contains("linux/s390x") && error.contains("linux/amd64, linux/arm64"), "{error}");
     assert!(!out.exists());
 }
 
 #[test]
-fn an_image_that_lies_about_its_platform_is_refused() {
+fn image_whose_configuration_has_another_platform_is_refused() {
     let mut blobs = Blobs::default();
     let mut arm = blobs.image("arm64", &[]);
     arm.as_object_mut().unwrap().remove("platform");
     blobs.index = json!({ "schemaVersion": 2, "manifests": [arm] });
-    let (_dir, out, sources) = places(&blobs);
+    let (_dir, out, sources) = write_sources(&blobs);
     let error = pulled(&sources[0], &out).unwrap_err();
-    assert!(error.contains("no image for linux/amd64; there is linux/arm64"), "{error}");
+    assert!(error.contains("no image for linux/amd64; available: linux/arm64"), "{error}");
 }
 
 #[test]
-fn indexes_within_indexes_are_followed_so_far() {
+fn new_index_has_only_name_and_platform_of_the_source() {
+    let mut blobs = Blobs::sample();
+    let image = &mut blobs.index["manifests"][0];
+    image["urls"] = json!(["https://example.org/untrusted"]);
+    image["data"] = json!("dW50cnVzdGVk");
+    image["artifactType"] = json!("text/untrusted");
+    image["annotations"] = json!({ "untrusted": "x", "org.opencontainers.image.ref.name": "v1" });
+    image["platform"]["os.version"] = json!("untrusted");
+    let (_dir, out, sources) = write_sources(&blobs);
+    pulled(&format!("{}:v1", sources[0]), &out).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&fs::read(out.join("index.json")).unwrap()).unwrap();
+    let image = index["manifests"][0].as_object().unwrap();
+    let properties: Vec<&str> = image.keys().map(String::as_str).collect();
+    assert_eq!(properties, ["annotations", "digest", "mediaType", "platform", "size"]);
+    assert_eq!(image["annotations"], json!({ "org.opencontainers.image.ref.name": "v1" }));
+    assert_eq!(image["platform"], json!({ "os": "linux", "architecture": "amd64" }));
+}
+
+#[test]
+fn nested_indexes_are_followed_to_the_limit() {
     let mut blobs = Blobs::sample();
     let mut nested = blobs.index.to_string();
     for depth in 1..=5 {
@@ -69,7 +90,7 @@ fn indexes_within_indexes_are_followed_so_far() {
         inner["annotations"] = json!({ "org.opencontainers.image.ref.name": "v1" });
         blobs.index = json!({ "schemaVersion": 2, "manifests": [inner] });
         nested = blobs.index.to_string();
-        let (_dir, out, sources) = places(&blobs);
+        let (_dir, out, sources) = write_sources(&blobs);
         let result = pulled(&format!("{}:v1", sources[0]), &out);
         if depth <= 4 {
             assert!(result.is_ok(), "{depth}: {result:?}");
@@ -82,7 +103,7 @@ fn indexes_within_indexes_are_followed_so_far() {
 }
 
 #[test]
-fn damage_is_named_and_leaves_nothing() {
+fn damaged_layout_is_refused_with_the_blob() {
     let whole = Blobs::sample();
     let layer = whole.layers(0)[1].clone();
     let change = |change: &dyn Fn(&mut Blobs)| {
@@ -99,22 +120,22 @@ fn damage_is_named_and_leaves_nothing() {
     let sizes = change(&|blobs| blobs.index["manifests"][0]["size"] = json!(5 << 20));
     let schema1 = change(&|blobs| blobs.index = json!({ "schemaVersion": 1, "fsLayers": [] }));
     let short = layer.strip_prefix("sha256:").unwrap();
-    for (blobs, said) in [
+    for (blobs, expected) in [
         (flipped, layer.as_str()),
         (shorter, layer.as_str()),
         (longer, layer.as_str()),
         (missing, short),
-        (no_manifest, "cannot verify the manifest"),
+        (no_manifest, "failed to verify the manifest"),
         (sizes, "the limit is 4194304"),
         (schema1, "schema 1"),
     ] {
-        let (dir, out, sources) = places(&blobs);
+        let (dir, out, sources) = write_sources(&blobs);
         for source in sources {
             let error = pulled(&source, &out).unwrap_err();
-            assert!(error.contains(said) && error.contains("layout"), "{said}: {error}");
-            assert!(!out.exists(), "{said}");
+            assert!(error.contains(expected) && error.contains("layout"), "{expected}: {error}");
+            assert!(!out.exists(), "{expected}");
         }
-        // What was whole may stay, for the next one, which then succeeds.
+        // Complete blobs may remain; the next pull succeeds.
         whole.write(&dir.path().join("layout"));
         pulled(&format!("oci:{}", dir.path().join("layout").display()), &out).unwrap();
         whole.assert_pulled(0, &out);
@@ -123,7 +144,7 @@ fn damage_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_layout_says_what_it_lacks() {
+fn incomplete_layout_is_refused_with_the_missing_part() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let empty = dir.path().join("empty");
@@ -139,14 +160,14 @@ fn what_is_no_layout_says_what_it_lacks() {
         bytes
     })
     .unwrap();
-    for (name, said) in [
+    for (name, expected) in [
         ("empty", "no oci-layout"),
         ("other.tar", "docker-archive:PATH"),
-        ("escape.tar", "leads out"),
+        ("escape.tar", "escapes the archive"),
         ("none", "none"),
     ] {
         let error = pulled(&format!("oci:{}", dir.path().join(name).display()), &out).unwrap_err();
-        assert!(error.contains(said) && error.contains(name), "{error}");
+        assert!(error.contains(expected) && error.contains(name), "{error}");
     }
     let mut blobs = Blobs::sample();
     let odd = blobs.put("application/vnd.oci.image.layer.nondistributable.v1.tar", b"x");
@@ -154,7 +175,7 @@ fn what_is_no_layout_says_what_it_lacks() {
     let manifest = json!({ "schemaVersion": 2, "config": config, "layers": [odd] }).to_string();
     let manifest = blobs.put(crate::image::MANIFEST, manifest.as_bytes());
     blobs.index = json!({ "schemaVersion": 2, "manifests": [manifest] });
-    let (_dir, out, sources) = places(&blobs);
+    let (_dir, out, sources) = write_sources(&blobs);
     let error = pulled(&sources[0], &out).unwrap_err();
     assert!(error.contains("nondistributable") && error.contains(&format!("supported are {LAYER},")), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Images pulled from layouts, archives and a registry that misbehaves.
+//! Pulls from layouts, archives and a registry with errors.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod image;
@@ -10,26 +10,32 @@ mod server;
 use std::path::Path;
 use std::time::Duration;
 
-use firstlight_oci::pull::{Credentials, Patience, Pulled, Wanted, pull};
+use firstlight_oci::pull::{Credentials, PullRequest, PulledImage, RetryPolicy, pull};
 use firstlight_progress::Progress;
 
 /// Pulls `source` for linux/amd64 without credentials.
-pub(crate) fn pulled(source: &str, out: &Path) -> Result<Pulled, String> {
+pub(crate) fn pulled(source: &str, out: &Path) -> Result<PulledImage, String> {
     pulled_as(source, out, &Credentials::default(), "linux/amd64")
 }
 
-pub(crate) fn pulled_as(source: &str, out: &Path, credentials: &Credentials, platform: &str) -> Result<Pulled, String> {
-    let patience = Patience { attempts: 3, wait: Duration::from_millis(5), longest: Duration::from_millis(20) };
-    let wanted = Wanted {
+/// Pulls `source`; an error has its causes.
+pub(crate) fn pulled_as(
+    source: &str,
+    out: &Path,
+    credentials: &Credentials,
+    platform: &str,
+) -> Result<PulledImage, String> {
+    let (first_delay, max_delay) = (Duration::from_millis(5), Duration::from_millis(20));
+    let request = PullRequest {
         source: &source.parse().map_err(|error| format!("{error}"))?,
         out,
         platform: &platform.parse().unwrap(),
         plain_http: false,
         credentials,
-        patience,
+        retry: RetryPolicy { attempts: 3, first_delay, max_delay },
         progress: Progress::quiet(),
     };
-    pull(&wanted).map_err(|error| {
+    pull(&request).map_err(|error| {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
@@ -40,7 +46,7 @@ pub(crate) fn pulled_as(source: &str, out: &Path, credentials: &Credentials, pla
     })
 }
 
-/// What a directory has, without what is in it.
+/// Returns the sorted names of the entries of a directory.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -1,10 +1,10 @@
-//! A stand-in for a registry: it answers what a test says, also wrongly.
+//! An HTTP server for tests, which also sends malformed, truncated and wrong responses.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// What was asked.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) path: String,
@@ -16,27 +16,27 @@ impl Request {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Where the rest is wanted from.
-    pub(crate) fn from(&self) -> usize {
+    /// Returns the first byte of the requested range.
+    pub(crate) fn offset(&self) -> usize {
         let range = self.header("range").and_then(|range| range.strip_prefix("bytes="));
         range.map_or(0, |range| range.trim_end_matches('-').parse().unwrap())
     }
 }
 
-/// What is answered.
+/// A response.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// The connection ends after so many bytes of the body.
-    pub(crate) cut: Option<usize>,
-    /// No length is told; the end of the connection is the end.
-    pub(crate) endless: bool,
+    /// Closes the connection after so many bytes of the body.
+    pub(crate) truncate_at: Option<usize>,
+    /// Sends no Content-Length; the body ends with the connection.
+    pub(crate) without_length: bool,
 }
 
-impl Answer {
-    pub(crate) fn of(status: u16, body: &[u8]) -> Self {
+impl Response {
+    pub(crate) fn new(status: u16, body: &[u8]) -> Self {
         Self { status, body: body.to_vec(), ..Self::default() }
     }
 
@@ -46,46 +46,47 @@ impl Answer {
     }
 }
 
-type Handler = dyn Fn(&Request, usize) -> Answer + Send + Sync;
+type Handler = dyn Fn(&Request, usize) -> Response + Send + Sync;
 
-/// Runs until the test ends.
+/// A server that runs until the process exits.
 pub(crate) struct Server {
     pub(crate) port: u16,
-    asked: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
-    /// `answer` gets a request and how often its path was asked before.
-    pub(crate) fn start(answer: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Self {
+    /// Starts a server; `respond` receives a request and the number of earlier requests of its path.
+    pub(crate) fn start(respond: impl Fn(&Request, usize) -> Response + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (answer, log): (Arc<Handler>, _) = (Arc::new(answer), asked.clone());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (respond, log): (Arc<Handler>, _) = (Arc::new(respond), requests.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                // A client that goes away in the middle is no fault of the test.
-                let _ = serve(stream, &*answer, &log);
+                // An error means that the client has closed the connection, as some tests intend.
+                let _ = serve(stream, &*respond, &log);
             }
         });
-        Self { port, asked }
+        Self { port, requests }
     }
 
+    /// Returns the source of a repository of this server.
     pub(crate) fn source(&self, rest: &str) -> String {
         format!("docker://127.0.0.1:{}/{rest}", self.port)
     }
 
-    /// Paths that were asked, in order.
+    /// Returns the paths of all requests in order.
     pub(crate) fn paths(&self) -> Vec<String> {
-        self.asked.lock().unwrap().iter().map(|request| request.path.clone()).collect()
+        self.requests.lock().unwrap().iter().map(|request| request.path.clone()).collect()
     }
 
-    /// How often something with this in its path was asked.
+    /// Returns the number of requests with `part` in their path.
     pub(crate) fn count(&self, part: &str) -> usize {
         self.paths().iter().filter(|path| path.contains(part)).count()
     }
 }
 
-fn serve(mut stream: TcpStream, answer: &Handler, log: &Mutex<Vec<Request>>) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, respond: &Handler, log: &Mutex<Vec<Request>>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
     reader.read_line(&mut line)?;
@@ -104,17 +105,17 @@ fn serve(mut stream: TcpStream, answer: &Handler, log: &Mutex<Vec<Request>>) -> 
         log.push(request.clone());
         before
     };
-    let answer = answer(&request, before);
-    let mut head = format!("HTTP/1.1 {} X\r\nConnection: close\r\n", answer.status);
-    if !answer.endless {
-        head.push_str(&format!("Content-Length: {}\r\n", answer.body.len()));
+    let response = respond(&request, before);
+    let mut head = format!("HTTP/1.1 {} X\r\nConnection: close\r\n", response.status);
+    if !response.without_length {
+        head.push_str(&format!("Content-Length: {}\r\n", response.body.len()));
     }
-    for (name, value) in &answer.headers {
+    for (name, value) in &response.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     stream.write_all(head.as_bytes())?;
     stream.write_all(b"\r\n")?;
-    stream.write_all(&answer.body[..answer.cut.unwrap_or(answer.body.len())])?;
+    stream.write_all(&response.body[..response.truncate_at.unwrap_or(response.body.len())])?;
     stream.flush()?;
     stream.shutdown(Shutdown::Write)
 }

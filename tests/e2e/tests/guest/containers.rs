@@ -3,7 +3,7 @@
 use firstlight_e2e::{Scenario, lab};
 use firstlight_lab::cache_root;
 use firstlight_lab::toolbox::registry;
-use firstlight_oci::pull::{Credentials, Patience, Wanted, pull};
+use firstlight_oci::pull::{Credentials, PullRequest, RetryPolicy, pull};
 use firstlight_progress::Progress;
 
 #[test]
@@ -59,16 +59,16 @@ fn image_pulled_from_a_registry_runs() {
     let registry = registry(&cache_root().unwrap(), false, Progress::stderr("guest")).unwrap();
     registry.push(&lab.busybox_image, "tools/busybox", "1").unwrap();
     let out = dir.path().join("image");
-    let wanted = Wanted {
+    let request = PullRequest {
         source: &format!("docker://{}/tools/busybox:1", registry.host()).parse().unwrap(),
         out: &out,
         platform: &"linux/amd64".parse().unwrap(),
         plain_http: false,
         credentials: &Credentials::default(),
-        patience: Patience::default(),
+        retry: RetryPolicy::default(),
         progress: Progress::stderr("guest"),
     };
-    pull(&wanted).unwrap();
+    pull(&request).unwrap();
     let scenario = Scenario { image: Some(out), ..Scenario::gpus(0).command(&["/bin/sh", "-c", "echo pulled; id -u"]) };
     let report = scenario.go().unwrap();
     assert_eq!((report.container.exit_code, report.container.stdout.as_str()), (Some(0), "pulled\n0\n"));

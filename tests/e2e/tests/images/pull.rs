@@ -1,4 +1,4 @@
-//! Images pushed to docker's own registry and pulled from there.
+//! Images pushed to docker's registry and pulled from there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,29 +8,31 @@ use std::time::Duration;
 use firstlight_image::digest::of_bytes;
 use firstlight_image_builder::cache;
 use firstlight_lab::toolbox::{BASIC, Registry, registry};
-use firstlight_oci::pull::{Credentials, Patience, Pulled, Wanted, pull};
+use firstlight_oci::pull::{Credentials, PullRequest, PulledImage, RetryPolicy, pull};
 use firstlight_oci::{File, Image, NewImage};
 use firstlight_progress::Progress;
 use serde_json::{Value, json};
 
-fn started(asks: bool) -> Registry {
-    registry(&cache::root().unwrap(), asks, Progress::stderr("images")).unwrap()
+/// Starts a registry, which requires a password if `requires_login`.
+fn started(requires_login: bool) -> Registry {
+    registry(&cache::root().unwrap(), requires_login, Progress::stderr("images")).unwrap()
 }
 
-fn pulled(source: &str, out: &Path, platform: &str, credentials: &Credentials) -> Result<Pulled, String> {
-    let wanted = Wanted {
+fn pulled(source: &str, out: &Path, platform: &str, credentials: &Credentials) -> Result<PulledImage, String> {
+    let delay = Duration::from_millis(10);
+    let request = PullRequest {
         source: &source.parse().unwrap(),
         out,
         platform: &platform.parse().unwrap(),
         plain_http: false,
         credentials,
-        patience: Patience { attempts: 2, wait: Duration::from_millis(10), longest: Duration::from_millis(10) },
+        retry: RetryPolicy { attempts: 2, first_delay: delay, max_delay: delay },
         progress: Progress::stderr("images"),
     };
-    pull(&wanted).map_err(|error| error.to_string())
+    pull(&request).map_err(|error| error.to_string())
 }
 
-/// A layout with a program, a link and a directory that all may write to.
+/// Writes a layout with a text file, a link and a world-writable directory.
 fn layout(dir: &Path) {
     let image = NewImage {
         files: vec![
@@ -44,7 +46,7 @@ fn layout(dir: &Path) {
     image.write(dir).unwrap();
 }
 
-/// Every blob of one layout is in the other, with the same bytes.
+/// Asserts that two layouts have the same blobs.
 fn assert_same(one: &Path, other: &Path) {
     let blobs = |dir: &Path| {
         let entries = fs::read_dir(dir.join("blobs/sha256")).unwrap();
@@ -61,7 +63,7 @@ fn assert_same(one: &Path, other: &Path) {
 }
 
 #[test]
-fn what_was_pushed_is_pulled_byte_for_byte_and_unpacks() {
+fn pushed_image_is_pulled_unmodified_and_unpacks() {
     let dir = tempfile::tempdir().unwrap();
     let (pushed, out, root) = (dir.path().join("pushed"), dir.path().join("out"), dir.path().join("root"));
     layout(&pushed);
@@ -76,16 +78,16 @@ fn what_was_pushed_is_pulled_byte_for_byte_and_unpacks() {
     opened.unpack(&root).unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/issue")).unwrap().len(), 600_000);
     assert_eq!(fs::metadata(root.join("tmp")).unwrap().permissions().mode() & 0o7777, 0o1777);
-    // By digest, and nothing is fetched again.
+    // By digest, no blob is fetched again.
     let source = format!("docker://{}/team/hello@{}", registry.host(), image.digest);
     assert_eq!(pulled(&source, &out, "linux/amd64", &Credentials::default()).unwrap().fetched, 0);
     let source = format!("docker://{}/team/none", registry.host());
     let error = pulled(&source, &out, "linux/amd64", &Credentials::default()).unwrap_err();
-    assert!(error.contains("team/none") && error.contains("cannot get the image"), "{error}");
+    assert!(error.contains("team/none") && error.contains("failed to get the image"), "{error}");
 }
 
 #[test]
-fn one_platform_of_dockers_own_kind_is_chosen() {
+fn platform_of_a_docker_manifest_list_is_selected() {
     const LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
     const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
@@ -125,11 +127,11 @@ fn one_platform_of_dockers_own_kind_is_chosen() {
     Image::open(&out).unwrap().unpack(&root).unwrap();
     assert!(root.join("etc/motd").is_file());
     let error = pulled(&source, &out, "linux/ppc64le", &Credentials::default()).unwrap_err();
-    assert!(error.contains("linux/ppc64le; there is linux/amd64, linux/arm64"), "{error}");
+    assert!(error.contains("linux/ppc64le; available: linux/amd64, linux/arm64"), "{error}");
 }
 
 #[test]
-fn passwords_open_a_registry_that_asks_for_them() {
+fn registry_with_passwords_requires_the_right_one() {
     let dir = tempfile::tempdir().unwrap();
     let (pushed, out, file) = (dir.path().join("pushed"), dir.path().join("out"), dir.path().join("config.json"));
     layout(&pushed);
@@ -143,7 +145,7 @@ fn passwords_open_a_registry_that_asks_for_them() {
     let error = with("bWU6Z3Vlc3M=").unwrap_err();
     assert!(error.contains("refuses the credentials") && error.contains("config.json"), "{error}");
     let error = pulled(&source, &out, "linux/amd64", &Credentials::default()).unwrap_err();
-    assert!(error.contains("a name and a password") && error.contains("docker login"), "{error}");
+    assert!(error.contains("a user name and a password") && error.contains("docker login"), "{error}");
     assert!(!out.exists());
     with(BASIC).unwrap();
     assert_same(&pushed, &out);

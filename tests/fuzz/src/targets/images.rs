@@ -16,7 +16,8 @@ use firstlight_image_builder::manifest::{Archive, Part};
 use firstlight_image_builder::sbom::{self, Format};
 use firstlight_image_builder::tree::{Content, Node};
 use firstlight_image_builder::verify::verify;
-use firstlight_oci::pull::{Credentials, Patience, Source, Wanted, docker, pull};
+use firstlight_oci::pull::docker_archive::parse_image_list;
+use firstlight_oci::pull::{Credentials, PullRequest, RetryPolicy, Source, pull};
 use firstlight_progress::Progress;
 
 use super::text;
@@ -65,7 +66,7 @@ pub(super) const SAVED: &[&[u8]] = &[
 
 /// The image list of `docker save`, and the same bytes as `index.json` of an OCI layout.
 pub(super) fn saved(bytes: &[u8]) {
-    for image in docker::read(bytes).unwrap_or_default() {
+    for image in parse_image_list(bytes).unwrap_or_default() {
         let plain = |name: &String| !name.starts_with('/') && name.split('/').all(|part| part != "..");
         assert!(plain(&image.config) && image.layers.iter().all(plain), "{image:?}");
     }
@@ -77,16 +78,16 @@ pub(super) fn saved(bytes: &[u8]) {
     let (Ok(platform), source) = ("linux/amd64".parse(), Source::Layout { path: from, reference: None }) else {
         return;
     };
-    let wanted = Wanted {
+    let request = PullRequest {
         source: &source,
         out: &out,
         platform: &platform,
         plain_http: false,
         credentials: &Credentials::default(),
-        patience: Patience::default(),
+        retry: RetryPolicy::default(),
         progress: Progress::quiet(),
     };
-    assert!(pull(&wanted).is_err() && !out.exists(), "a layout without blobs was pulled");
+    assert!(pull(&request).is_err() && !out.exists(), "a layout without blobs was pulled");
 }
 
 /// First bytes of a tar header: the file's name.

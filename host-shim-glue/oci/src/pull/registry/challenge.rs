@@ -1,18 +1,20 @@
-//! How a registry asks who we are (RFC 9110, and docker's tokens).
+//! Authentication challenges of registries: `WWW-Authenticate` (RFC 9110), and the token
+//! services of docker's registry protocol. All of it is untrusted input.
 
 use serde::Deserialize;
 
-/// One way that is offered.
+/// A challenge: an authentication scheme with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Challenge {
-    /// In lower case.
+    /// The scheme in lower case.
     scheme: String,
-    /// Names in lower case.
+    /// Parameters, their names in lower case.
     parameters: Vec<(String, String)>,
 }
 
 impl Challenge {
-    pub(crate) fn is(&self, scheme: &str) -> bool {
+    /// Returns whether this challenge has the given scheme, which is in lower case.
+    pub(crate) fn has_scheme(&self, scheme: &str) -> bool {
         self.scheme == scheme
     }
 
@@ -20,16 +22,16 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Where a token that lets one pull from repository `name` is had.
-    pub(crate) fn token_url(&self, name: &str) -> Option<String> {
+    /// Returns the URL that returns a token for pulling from `repository`.
+    pub(crate) fn token_url(&self, repository: &str) -> Option<String> {
         let realm = self.parameter("realm").filter(|realm| is_url(realm))?;
         let separator = if realm.contains('?') { '&' } else { '?' };
         let mut url = format!("{realm}{separator}");
         if let Some(service) = self.parameter("service") {
-            url.push_str(&format!("service={}&", encoded(service)));
+            url.push_str(&format!("service={}&", percent_encode(service)));
         }
-        // Not what it asks for: a token that does more than this pull is not wanted.
-        url.push_str(&format!("scope={}", encoded(&format!("repository:{name}:pull"))));
+        // Not the requested scope, which may permit more than this pull.
+        url.push_str(&format!("scope={}", percent_encode(&format!("repository:{repository}:pull"))));
         Some(url)
     }
 }
@@ -41,34 +43,34 @@ fn is_url(text: &str) -> bool {
         && !text.contains('#')
 }
 
-fn encoded(text: &str) -> String {
-    let one = |b: u8| match b {
+fn percent_encode(text: &str) -> String {
+    let encode_byte = |b: u8| match b {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => char::from(b).to_string(),
         _ => format!("%{b:02X}"),
     };
-    text.bytes().map(one).collect()
+    text.bytes().map(encode_byte).collect()
 }
 
-fn is_token(b: u8) -> bool {
+fn is_token_byte(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }
 
-/// The challenges of one header. What cannot be read ends the list.
-pub(crate) fn read(text: &str) -> Vec<Challenge> {
+/// Parses the challenges of one header, up to the first syntax error.
+pub(crate) fn parse(text: &str) -> Vec<Challenge> {
     let mut all: Vec<Challenge> = Vec::new();
     let mut rest = text.trim_start();
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
-        let length = rest.bytes().take_while(|b| is_token(*b)).count();
+        let length = rest.bytes().take_while(|b| is_token_byte(*b)).count();
         if length == 0 {
             return all;
         }
         let (word, after) = rest.split_at(length);
         let word = word.to_ascii_lowercase();
-        // A word before `=` is a parameter; another one begins a challenge.
+        // A token before `=` is a parameter; another one starts a challenge.
         match (after.trim_start().strip_prefix('='), all.last_mut()) {
             (Some(after), Some(challenge)) => {
-                let Some((value, after)) = value(after.trim_start()) else { return all };
+                let Some((value, after)) = parse_value(after.trim_start()) else { return all };
                 challenge.parameters.push((word, value));
                 rest = after;
             }
@@ -81,10 +83,10 @@ pub(crate) fn read(text: &str) -> Vec<Challenge> {
     }
 }
 
-/// A word or a quoted text, and what follows.
-fn value(text: &str) -> Option<(String, &str)> {
+/// Parses a token or a quoted string; returns its value and the rest.
+fn parse_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
-        let length = text.bytes().take_while(|b| is_token(*b)).count();
+        let length = text.bytes().take_while(|b| is_token_byte(*b)).count();
         return (length > 0).then(|| (text[..length].to_owned(), &text[length..]));
     };
     let mut value = String::new();
@@ -100,17 +102,17 @@ fn value(text: &str) -> Option<(String, &str)> {
 }
 
 #[derive(Deserialize)]
-struct Token {
+struct TokenResponse {
     token: Option<String>,
     access_token: Option<String>,
 }
 
-/// The token in the answer of a token service. It becomes a header, so it must
-/// be able to.
-pub(crate) fn token(bytes: &[u8]) -> Option<String> {
-    let answer: Token = serde_json::from_slice(bytes).ok()?;
-    let given = answer.token.filter(|token| !token.is_empty()).or(answer.access_token)?;
-    (!given.is_empty() && given.bytes().all(|b| b.is_ascii_graphic())).then_some(given)
+/// Returns the token in the response of a token service. It becomes the value of a header,
+/// so only visible ASCII characters are accepted.
+pub(crate) fn parse_token(bytes: &[u8]) -> Option<String> {
+    let response: TokenResponse = serde_json::from_slice(bytes).ok()?;
+    let token = response.token.filter(|token| !token.is_empty()).or(response.access_token)?;
+    (!token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic())).then_some(token)
 }
 
 #[cfg(test)]
@@ -119,37 +121,37 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn challenges_are_read() {
+    fn challenges_are_parsed() {
         let header = r#"Bearer realm="https://auth.example/token",service="a \"b\"",scope="repository:x:pull,push", Basic realm=r"#;
-        let all = read(header);
-        assert!(all.len() == 2 && all[0].is("bearer") && all[1].is("basic"), "{all:?}");
+        let all = parse(header);
+        assert!(all.len() == 2 && all[0].has_scheme("bearer") && all[1].has_scheme("basic"), "{all:?}");
         assert_eq!(
             all[0].token_url("a/b").unwrap(),
             "https://auth.example/token?service=a%20%22b%22&scope=repository:a/b:pull"
         );
-        assert_eq!(read("Basic realm=\"x\"")[0].parameter("realm"), Some("x"));
-        for nothing in ["", "=", "a=b", "\"x\"", "realm=\"x\""] {
-            assert_eq!(read(nothing), [], "{nothing:?}");
+        assert_eq!(parse("Basic realm=\"x\"")[0].parameter("realm"), Some("x"));
+        for malformed in ["", "=", "a=b", "\"x\"", "realm=\"x\""] {
+            assert_eq!(parse(malformed), [], "{malformed:?}");
         }
         for realm in ["", "file:///etc/passwd", "https://", "http:///x", "https://a b", "https://a#b"] {
-            let url = read(&format!("Bearer realm=\"{realm}\"")).first().and_then(|one| one.token_url("x"));
+            let url = parse(&format!("Bearer realm=\"{realm}\"")).first().and_then(|one| one.token_url("x"));
             assert_eq!(url, None, "{realm}");
         }
     }
 
     #[test]
-    fn tokens_are_what_a_header_can_have() {
-        assert_eq!(token(br#"{"token":"a.b-c"}"#).as_deref(), Some("a.b-c"));
-        assert_eq!(token(br#"{"token":"","access_token":"x"}"#).as_deref(), Some("x"));
-        for wrong in [&br#"{"token":"a\nHost: b"}"#[..], b"{}", b"", br#"{"token":""}"#, br#"{"token":7}"#] {
-            assert_eq!(token(wrong), None);
+    fn token_that_is_not_a_valid_header_is_refused() {
+        assert_eq!(parse_token(br#"{"token":"a.b-c"}"#).as_deref(), Some("a.b-c"));
+        assert_eq!(parse_token(br#"{"token":"","access_token":"x"}"#).as_deref(), Some("x"));
+        for invalid in [&br#"{"token":"a\nHost: b"}"#[..], b"{}", b"", br#"{"token":""}"#, br#"{"token":7}"#] {
+            assert_eq!(parse_token(invalid), None);
         }
     }
 
     proptest! {
         #[test]
-        fn any_header_is_read(text in "([a-zA-Z =,\"\\\\:/?é]|realm=\"https://|Bearer ){0,20}") {
-            for challenge in read(&text) {
+        fn token_url_of_any_header_is_a_valid_url(text in "([a-zA-Z =,\"\\\\:/?é]|realm=\"https://|Bearer ){0,20}") {
+            for challenge in parse(&text) {
                 if let Some(url) = challenge.token_url("x") {
                     prop_assert!(url.is_ascii() && url.starts_with("http") && !url.contains([' ', '"', '\n']));
                 }

@@ -1,59 +1,63 @@
-//! Registries, by the OCI distribution protocol.
+//! A client for registries (OCI distribution specification).
 //!
-//! Only what a pull needs: manifests and blobs, tokens and passwords. The
-//! client is ours because every answer has to be bounded before it is read.
+//! Limited to what a pull needs: manifests, blobs, tokens and passwords. Every response is
+//! bounded before it is read, which existing clients do not do: see docs/adr/0011.
 
-mod answer;
 mod challenge;
 mod credentials;
-mod tries;
+mod response;
+mod retry;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use firstlight_progress::Progress;
+use oci_spec::image::Descriptor;
 use ureq::http::{Response, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 pub use credentials::Credentials;
-pub use tries::Patience;
+pub use retry::RetryPolicy;
 
-use answer::{Answer, bounded, complaint, header, of_transport, passing};
 use challenge::Challenge;
 use credentials::Basic;
-use tries::{Tries, Trouble};
+use response::{ManifestResponse, REPORT, error_message, header, read_bounded, transport_error};
+use retry::{AttemptError, Attempts};
 
-use super::Wanted;
-use super::document::{DOCKER_LIST, DOCKER_MANIFEST, Descriptor, OCI_INDEX, OCI_MANIFEST, clipped, too_large};
-use super::error::{COPY_AGAIN, Error, OTHER_TOOL, input, io_error};
+use super::PullRequest;
+use super::blob_source::{BlobSource, CopyError, RootDocument, check_document_size, copy, verify_document};
+use super::document::{DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST};
+use super::error::{COPY_AGAIN, PullError, RECREATE, clipped, file_error, invalid, too_large};
 use super::limits;
-use super::origin::{Interrupted, Origin, Root, check_document, copy, verified};
-use super::reference::{Remote, Which};
-use super::staging::{Blob, Staging};
+use super::reference::{Reference, RemoteImage};
+use super::staging::{PartialBlob, Staging};
 
-const MANIFESTS: &[&str] = &[OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
-/// For an address, a connection, an answer, and between two parts of one.
-const CONNECT: Duration = Duration::from_secs(30);
-const ANSWER: Duration = Duration::from_mins(1);
+/// Accepted media types of manifests.
+const MANIFEST_TYPES: &[&str] = &[OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
+/// Timeout of name resolution and of connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of the response headers, and of every read of a body.
+const RESPONSE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A repository of a registry.
 pub(crate) struct Registry {
     agent: Agent,
-    remote: Remote,
-    /// `https://HOST/v2/NAME`.
-    base: String,
-    name: String,
+    remote: RemoteImage,
+    /// `https://HOST/v2/REPOSITORY`.
+    base_url: String,
+    /// The name of the repository at the registry.
+    repository: String,
     credentials: Option<Basic>,
-    /// Where they are from, for messages.
-    credentials_from: String,
-    /// What the last answer to a challenge was.
+    /// The file of the credentials, for messages.
+    credentials_file: String,
+    /// The `Authorization` header that answers the last challenge.
     authorization: Option<String>,
-    patience: Patience,
+    retry: RetryPolicy,
     progress: Progress,
 }
 
-/// Whether a host is this machine.
+/// Returns whether a host, with or without a port, is the loopback interface.
 fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),
@@ -62,286 +66,314 @@ fn is_loopback(host: &str) -> bool {
     name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Docker Hub goes by other names than its own.
-fn real(remote: &Remote) -> (String, String) {
+/// Returns the host to connect to and the repository there: those of Docker Hub differ from
+/// the names that users write.
+fn resolve_aliases(remote: &RemoteImage) -> (String, String) {
     match remote.host.as_str() {
         "docker.io" | "index.docker.io" => {
-            let library = if remote.name.contains('/') { "" } else { "library/" };
-            ("registry-1.docker.io".to_owned(), format!("{library}{}", remote.name))
+            let library = if remote.repository.contains('/') { "" } else { "library/" };
+            ("registry-1.docker.io".to_owned(), format!("{library}{}", remote.repository))
         }
-        host => (host.to_owned(), remote.name.clone()),
+        host => (host.to_owned(), remote.repository.clone()),
     }
 }
 
+fn new_agent(plain_http: bool, is_loopback: bool) -> Agent {
+    let mut config = Agent::config_builder()
+        .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
+        .http_status_as_error(false)
+        // Holds for redirects and token services as well.
+        .https_only(!plain_http)
+        .max_redirects(limits::REDIRECTS)
+        .timeout_resolve(Some(CONNECT_TIMEOUT))
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_recv_response(Some(RESPONSE_TIMEOUT))
+        .timeout_per_read(Some(RESPONSE_TIMEOUT))
+        .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build());
+    if is_loopback {
+        config = config.proxy(None);
+    }
+    config.build().new_agent()
+}
+
 impl Registry {
-    pub(crate) fn new(remote: &Remote, wanted: &Wanted<'_>) -> Result<Self, Error> {
-        let loopback = is_loopback(&remote.host);
-        let plain = wanted.plain_http || loopback;
-        let mut config = Agent::config_builder()
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
-            .http_status_as_error(false)
-            // Also where a redirect or a token service leads.
-            .https_only(!plain)
-            .max_redirects(limits::REDIRECTS)
-            .timeout_resolve(Some(CONNECT))
-            .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(ANSWER))
-            .timeout_per_read(Some(ANSWER))
-            .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build());
-        if loopback {
-            config = config.proxy(None);
-        }
-        let (host, name) = real(remote);
-        let scheme = if plain { "http" } else { "https" };
+    pub(crate) fn new(remote: &RemoteImage, request: &PullRequest<'_>) -> Result<Self, PullError> {
+        let is_loopback = is_loopback(&remote.host);
+        let plain_http = request.plain_http || is_loopback;
+        let (host, repository) = resolve_aliases(remote);
+        let scheme = if plain_http { "http" } else { "https" };
         Ok(Self {
-            agent: config.build().new_agent(),
+            agent: new_agent(plain_http, is_loopback),
             remote: remote.clone(),
-            base: format!("{scheme}://{host}/v2/{name}"),
-            name,
-            credentials: wanted.credentials.of(&remote.host)?,
-            credentials_from: wanted.credentials.place(),
+            base_url: format!("{scheme}://{host}/v2/{repository}"),
+            repository,
+            credentials: request.credentials.for_host(&remote.host)?,
+            credentials_file: request.credentials.location(),
             authorization: None,
-            patience: wanted.patience,
-            progress: wanted.progress,
+            retry: request.retry,
+            progress: request.progress,
         })
     }
 
-    fn said(&self) -> String {
-        self.remote.to_string()
+    fn blob_object(&self, descriptor: &Descriptor) -> String {
+        format!("{}: {}", self.remote, descriptor.digest())
     }
 
-    fn denied(&self, why: impl Into<String>) -> Trouble {
-        Trouble::Final(Error::Denied { object: self.said(), why: why.into() })
+    /// Returns a permanent error of the repository.
+    fn permanent(&self, step: &'static str, reason: String, advice: &'static str) -> AttemptError {
+        AttemptError::Permanent(invalid(self.name(), step, reason, advice))
     }
 
-    /// One request, with a second one if the first is answered by a challenge.
-    fn get(&mut self, path: &str, accept: &[&str], from: u64) -> Result<Response<Body>, Trouble> {
-        let url = format!("{}/{path}", self.base);
+    fn denied(&self, reason: impl Into<String>) -> AttemptError {
+        AttemptError::Permanent(PullError::Denied { object: self.name(), reason: reason.into() })
+    }
+
+    /// Sends a request, and repeats it once with credentials if it is answered by a
+    /// challenge. `offset` is the first byte that is requested.
+    fn get(&mut self, path: &str, accept: &[&str], offset: u64) -> Result<Response<Body>, AttemptError> {
+        let url = format!("{}/{path}", self.base_url);
         let mut challenged = false;
         loop {
-            let mut request = self.agent.get(&url);
-            for one in accept {
-                request = request.header("Accept", *one);
-            }
-            if let Some(authorization) = &self.authorization {
-                request = request.header("Authorization", authorization);
-            }
-            if from > 0 {
-                request = request.header("Range", format!("bytes={from}-"));
-            }
-            let mut response = request.call().map_err(|error| of_transport(&error, &url))?;
+            let mut response = self.send(&url, accept, offset)?;
             match response.status() {
                 StatusCode::OK => return Ok(response),
-                StatusCode::PARTIAL_CONTENT if from > 0 => return Ok(response),
+                StatusCode::PARTIAL_CONTENT if offset > 0 => return Ok(response),
                 StatusCode::UNAUTHORIZED if !challenged => {
                     challenged = true;
                     self.authorize(&response)?;
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    return Err(self.denied(self.advice(&complaint(&mut response))));
+                    return Err(self.denied_with_advice(&error_message(&mut response)));
                 }
                 StatusCode::NOT_FOUND => {
-                    let why = format!("there is none at {url}: {}", complaint(&mut response));
-                    let next = "look at the name and the tag; a private one may need docker login";
-                    return Err(Trouble::Final(input(self.said(), "get the image", why, next)));
+                    let reason = format!("not found at {url}: {}", error_message(&mut response));
+                    let advice = "check the name and the tag; a private repository may require docker login";
+                    return Err(self.permanent("get the image", reason, advice));
                 }
-                status => return Err(self.of_status(status, &mut response, &url)),
+                status => return Err(self.unexpected_status(status, &mut response, &url)),
             }
         }
     }
 
-    fn of_status(&self, status: StatusCode, response: &mut Response<Body>, url: &str) -> Trouble {
-        let wait = header(response, "retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        let why = format!("{url} answers {status}: {}", complaint(response));
+    fn send(&self, url: &str, accept: &[&str], offset: u64) -> Result<Response<Body>, AttemptError> {
+        let mut request = self.agent.get(url);
+        for media_type in accept {
+            request = request.header("Accept", *media_type);
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        if offset > 0 {
+            request = request.header("Range", format!("bytes={offset}-"));
+        }
+        request.call().map_err(|error| transport_error(&error, url))
+    }
+
+    fn unexpected_status(&self, status: StatusCode, response: &mut Response<Body>, url: &str) -> AttemptError {
+        let seconds = header(response, "retry-after").and_then(|text| text.trim().parse().ok());
+        let reason = format!("{url} returned {status}: {}", error_message(response));
         match status.as_u16() {
-            408 | 416 | 425 | 429 | 500..600 => Trouble::Passing { why, wait },
-            _ => Trouble::Final(input(self.said(), "get the image", why, "ask who runs the registry")),
-        }
-    }
-
-    fn advice(&self, complaint: &str) -> String {
-        let host = &self.remote.host;
-        match &self.credentials {
-            Some(_) => {
-                format!("{complaint}; it refuses the credentials of {} for {host}: log in again", self.credentials_from)
+            408 | 416 | 425 | 429 | 500..600 => {
+                AttemptError::Temporary { reason, retry_after: seconds.map(Duration::from_secs) }
             }
-            None => format!(
-                "{complaint}; there are no credentials for {host} in {}: use docker login, or look at the name",
-                self.credentials_from
-            ),
+            _ => self.permanent("get the image", reason, REPORT),
         }
     }
 
-    /// Answers the challenge of a 401.
-    fn authorize(&mut self, response: &Response<Body>) -> Result<(), Trouble> {
-        let challenges: Vec<Challenge> = response
-            .headers()
-            .get_all("www-authenticate")
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(challenge::read)
-            .collect();
-        if let Some(bearer) = challenges.iter().find(|one| one.is("bearer")) {
-            let token = self.token(bearer)?;
+    /// Returns the error of a denied request, with the next thing to try.
+    fn denied_with_advice(&self, reason: &str) -> AttemptError {
+        let (host, file) = (&self.remote.host, &self.credentials_file);
+        self.denied(match &self.credentials {
+            Some(_) => format!("{reason}; it refuses the credentials of {file} for {host}: log in again"),
+            None => {
+                format!("{reason}; there are no credentials for {host} in {file}: use docker login, or check the name")
+            }
+        })
+    }
+
+    /// Answers the challenge of a 401 response.
+    fn authorize(&mut self, response: &Response<Body>) -> Result<(), AttemptError> {
+        let headers = response.headers().get_all("www-authenticate").iter();
+        let challenges: Vec<Challenge> =
+            headers.filter_map(|value| value.to_str().ok()).flat_map(challenge::parse).collect();
+        if let Some(bearer) = challenges.iter().find(|challenge| challenge.has_scheme("bearer")) {
+            let token = self.request_token(bearer)?;
             self.authorization = Some(format!("Bearer {token}"));
             return Ok(());
         }
-        if !challenges.iter().any(|one| one.is("basic")) {
-            return Err(self.denied("it says 401 and asks neither for a password nor for a token"));
+        if !challenges.iter().any(|challenge| challenge.has_scheme("basic")) {
+            return Err(self.denied("it returned 401 and supports neither passwords nor tokens"));
         }
         let Some(credentials) = &self.credentials else {
-            return Err(self.denied(self.advice("it asks for a name and a password")));
+            return Err(self.denied_with_advice("it requires a user name and a password"));
         };
-        let answer = Some(format!("Basic {}", credentials.encoded()));
-        if self.authorization == answer {
-            return Err(self.denied(self.advice("401")));
+        let authorization = Some(format!("Basic {}", credentials.encoded()));
+        if self.authorization == authorization {
+            return Err(self.denied_with_advice("401"));
         }
-        self.authorization = answer;
+        self.authorization = authorization;
         Ok(())
     }
 
-    fn token(&self, challenge: &Challenge) -> Result<String, Trouble> {
-        let Some(url) = challenge.token_url(&self.name) else {
+    fn request_token(&self, challenge: &Challenge) -> Result<String, AttemptError> {
+        let Some(url) = challenge.token_url(&self.repository) else {
             return Err(self.denied("its challenge names no token service"));
         };
         let mut request = self.agent.get(&url);
         if let Some(credentials) = &self.credentials {
             request = request.header("Authorization", format!("Basic {}", credentials.encoded()));
         }
-        let mut response = request.call().map_err(|error| of_transport(&error, &url))?;
+        let mut response = request.call().map_err(|error| transport_error(&error, &url))?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                return Err(self.denied(self.advice(&format!("its token service: {}", complaint(&mut response)))));
+                let message = error_message(&mut response);
+                return Err(self.denied_with_advice(&format!("its token service: {message}")));
             }
-            status => return Err(self.of_status(status, &mut response, &url)),
+            status => return Err(self.unexpected_status(status, &mut response, &url)),
         }
-        let bytes = bounded(&mut response, limits::TOKEN).map_err(|why| passing(format!("{url}: {why}")))?;
-        challenge::token(&bytes).ok_or_else(|| self.denied(format!("{url} gives no token")))
+        let bytes = read_bounded(&mut response, limits::TOKEN)
+            .map_err(|error| AttemptError::temporary(format!("{url}: {error}")))?;
+        challenge::parse_token(&bytes).ok_or_else(|| self.denied(format!("{url} returned no valid token")))
     }
 
-    fn manifest(&mut self, which: &str) -> Result<Answer, Error> {
-        let object = self.said();
-        let mut tries = Tries::new(self.patience, self.progress);
+    /// Requests an index or a manifest, with retries.
+    fn get_manifest(&mut self, reference: &str) -> Result<ManifestResponse, PullError> {
+        let object = self.name();
+        let mut attempts = Attempts::new(self.retry, self.progress);
         loop {
-            match self.manifest_once(which) {
-                Ok(found) => return Ok(found),
-                Err(trouble) => tries.after(trouble, &object)?,
+            match self.try_get_manifest(reference) {
+                Ok(response) => return Ok(response),
+                Err(error) => attempts.wait_after(error, &object)?,
             }
         }
     }
 
-    fn manifest_once(&mut self, which: &str) -> Result<Answer, Trouble> {
-        let mut response = self.get(&format!("manifests/{which}"), MANIFESTS, 0)?;
+    fn try_get_manifest(&mut self, reference: &str) -> Result<ManifestResponse, AttemptError> {
+        let mut response = self.get(&format!("manifests/{reference}"), MANIFEST_TYPES, 0)?;
         let media_type = header(&response, "content-type")
             .map(|text| text.split(';').next().unwrap_or_default().trim().to_owned())
-            // Some send every document as plain JSON, which says nothing.
+            // Some registries send every document as application/json.
             .filter(|text| text.starts_with("application/vnd."));
         let digest = header(&response, "docker-content-digest");
-        if response.body().content_length().is_some_and(|length| length > limits::DOCUMENT) {
-            let why = too_large(response.body().content_length().unwrap_or_default());
-            return Err(Trouble::Final(input(self.said(), "read the manifest", why, OTHER_TOOL)));
+        let error = |size| self.permanent("read the manifest", too_large(size), RECREATE);
+        if let Some(length) = response.body().content_length().filter(|length| *length > limits::DOCUMENT) {
+            return Err(error(length));
         }
-        let bytes = bounded(&mut response, limits::DOCUMENT + 1).map_err(passing)?;
+        let bytes = read_bounded(&mut response, limits::DOCUMENT + 1).map_err(AttemptError::temporary)?;
         if bytes.len() as u64 > limits::DOCUMENT {
-            let why = too_large(bytes.len() as u64);
-            return Err(Trouble::Final(input(self.said(), "read the manifest", why, OTHER_TOOL)));
+            return Err(error(bytes.len() as u64));
         }
-        Ok(Answer { bytes, media_type, digest })
+        Ok(ManifestResponse { bytes, media_type, digest })
     }
 
-    /// Goes on with a blob where the last attempt ended.
-    fn blob_once(&mut self, wanted: &Descriptor, blob: &mut Blob, staging: &Staging) -> Result<(), Trouble> {
-        let from = blob.written();
-        let mut response = self.get(&format!("blobs/{}", wanted.digest), &[], from)?;
-        let goes_on =
-            header(&response, "content-range").is_some_and(|range| range.starts_with(&format!("bytes {from}-")));
-        if response.status() == StatusCode::PARTIAL_CONTENT && !goes_on {
-            *blob = staging.blob(wanted.size).map_err(Trouble::Final)?;
-            return Err(passing("it sends another part than it was asked for"));
+    /// Requests the part of a blob that previous attempts have not transferred.
+    fn try_fetch_blob(
+        &mut self,
+        descriptor: &Descriptor,
+        blob: &mut PartialBlob,
+        staging: &Staging,
+    ) -> Result<(), AttemptError> {
+        let (size, offset) = (descriptor.size(), blob.written());
+        let mut response = self.get(&format!("blobs/{}", descriptor.digest()), &[], offset)?;
+        let range = format!("bytes {offset}-");
+        let is_continued = header(&response, "content-range").is_some_and(|header| header.starts_with(&range));
+        let is_partial = response.status() == StatusCode::PARTIAL_CONTENT;
+        if offset > 0 && !(is_partial && is_continued) {
+            *blob = staging.new_blob(size).map_err(AttemptError::Permanent)?;
         }
-        if from > 0 && response.status() == StatusCode::OK {
-            *blob = staging.blob(wanted.size).map_err(Trouble::Final)?;
+        if is_partial && !is_continued {
+            return Err(AttemptError::temporary("it returned another part than requested"));
         }
-        let left = wanted.size - blob.written();
+        let left = size - blob.written();
         if let Some(length) = response.body().content_length().filter(|length| *length != left) {
-            let why = format!("it sends {length} bytes; the manifest says that there are {left}");
-            let object = format!("{}: {}", self.said(), wanted.digest);
-            return Err(Trouble::Final(input(object, "verify the blob", why, COPY_AGAIN)));
+            let reason = format!("the response has {length} bytes; according to the manifest, there are {left}");
+            let object = self.blob_object(descriptor);
+            return Err(AttemptError::Permanent(invalid(object, "verify the blob", reason, COPY_AGAIN)));
         }
-        match copy(&mut response.body_mut().as_reader(), blob) {
-            Ok(()) if blob.written() == wanted.size => Ok(()),
-            Ok(()) => Err(passing(format!("it ends after {} of {} bytes", blob.written(), wanted.size))),
-            Err(Interrupted::Source(error)) => {
-                Err(passing(format!("after {} of {} bytes: {error}", blob.written(), wanted.size)))
+        let result = copy(&mut response.body_mut().as_reader(), blob);
+        self.check_copy(result, descriptor, blob, staging)
+    }
+
+    /// Classifies the result of a transfer.
+    fn check_copy(
+        &self,
+        result: Result<(), CopyError>,
+        descriptor: &Descriptor,
+        blob: &PartialBlob,
+        staging: &Staging,
+    ) -> Result<(), AttemptError> {
+        let (written, size) = (blob.written(), descriptor.size());
+        match result {
+            Ok(()) if written == size => Ok(()),
+            Ok(()) => Err(AttemptError::temporary(format!("the response ended after {written} of {size} bytes"))),
+            Err(CopyError::Read(error)) => {
+                Err(AttemptError::temporary(format!("after {written} of {size} bytes: {error}")))
             }
-            Err(Interrupted::Disk(error)) if error.kind() == std::io::ErrorKind::FileTooLarge => {
-                let object = format!("{}: {}", self.said(), wanted.digest);
-                Err(Trouble::Final(input(object, "verify the blob", format!("it has {error}"), COPY_AGAIN)))
+            Err(CopyError::Write(error)) if error.kind() == std::io::ErrorKind::FileTooLarge => {
+                let (object, reason) = (self.blob_object(descriptor), format!("it has {error}"));
+                Err(AttemptError::Permanent(invalid(object, "verify the blob", reason, COPY_AGAIN)))
             }
-            Err(Interrupted::Disk(error)) => Err(Trouble::Final(io_error("write", &staging.parts())(error))),
+            Err(CopyError::Write(error)) => Err(AttemptError::Permanent(file_error("write", &staging.parts())(error))),
         }
     }
 
-    fn transfer(&mut self, wanted: &Descriptor, staging: &mut Staging) -> Result<Blob, Error> {
-        let object = format!("{}: {}", self.said(), wanted.digest);
-        let mut tries = Tries::new(self.patience, self.progress);
-        let mut blob = staging.blob(wanted.size)?;
+    /// Transfers a blob, with retries; the result is not verified yet.
+    fn transfer(&mut self, descriptor: &Descriptor, staging: &Staging) -> Result<PartialBlob, PullError> {
+        let object = self.blob_object(descriptor);
+        let mut attempts = Attempts::new(self.retry, self.progress);
+        let mut blob = staging.new_blob(descriptor.size())?;
         loop {
             let before = blob.written();
-            match self.blob_once(wanted, &mut blob, staging) {
-                Ok(()) => return Ok(blob),
-                Err(trouble) => {
-                    let brought = blob.written().saturating_sub(before);
-                    if before > 0 && brought == 0 {
-                        // Whatever does not like the rest may like the whole.
-                        blob = staging.blob(wanted.size)?;
-                    }
-                    tries.brought(brought);
-                    tries.after(trouble, &object)?;
-                }
+            let Err(error) = self.try_fetch_blob(descriptor, &mut blob, staging) else { return Ok(blob) };
+            let transferred = blob.written().saturating_sub(before);
+            if before > 0 && transferred == 0 {
+                // Start from the beginning: a registry or proxy may reject the range request.
+                blob = staging.new_blob(descriptor.size())?;
             }
+            attempts.record_transferred(transferred);
+            attempts.wait_after(error, &object)?;
         }
     }
 }
 
-impl Origin for Registry {
-    fn root(&mut self) -> Result<Root, Error> {
-        let which = self.remote.which.clone();
-        let Answer { bytes, media_type, digest: claimed } = self.manifest(&which.to_string())?;
-        let hash = format!("sha256:{}", firstlight_image::digest::of_bytes(&bytes));
-        let asked = if let Which::Digest(digest) = &which { Some(digest.to_string()) } else { None };
-        for expected in asked.into_iter().chain(claimed.filter(|claimed| claimed.starts_with("sha256:"))) {
-            if expected != hash {
-                let why = format!("it has {hash}; expected was {}", clipped(&expected));
-                return Err(input(self.said(), "verify the manifest", why, COPY_AGAIN));
+impl BlobSource for Registry {
+    fn name(&self) -> String {
+        self.remote.to_string()
+    }
+
+    fn root_document(&mut self) -> Result<RootDocument, PullError> {
+        let reference = self.remote.reference.clone();
+        let ManifestResponse { bytes, media_type, digest: stated } = self.get_manifest(&reference.to_string())?;
+        let found = format!("sha256:{}", firstlight_image::digest::of_bytes(&bytes));
+        let requested = if let Reference::Digest(digest) = &reference { Some(digest.to_string()) } else { None };
+        for expected in requested.into_iter().chain(stated.filter(|stated| stated.starts_with("sha256:"))) {
+            if expected != found {
+                let reason = format!("it has {found}; expected {}", clipped(&expected));
+                return Err(invalid(self.name(), "verify the manifest", reason, COPY_AGAIN));
             }
         }
-        Ok(Root { object: self.said(), bytes, media_type, reference: None })
+        Ok(RootDocument { object: self.name(), bytes, media_type, reference: None })
     }
 
-    fn object(&self, _: &Descriptor) -> String {
-        self.said()
+    fn read_document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, PullError> {
+        let object = self.blob_object(descriptor);
+        check_document_size(descriptor, &object)?;
+        let bytes = self.get_manifest(descriptor.digest().as_ref())?.bytes;
+        verify_document(bytes, descriptor, &object)
     }
 
-    fn fetch(&mut self, wanted: &Descriptor, staging: &mut Staging) -> Result<(), Error> {
-        let object = self.said();
-        let blob = self.transfer(wanted, staging)?;
-        let Err(error) = staging.finish_blob(blob, wanted, &object) else { return Ok(()) };
-        if !matches!(error, Error::Input { .. }) {
+    fn fetch_blob(&mut self, descriptor: &Descriptor, staging: &mut Staging) -> Result<(), PullError> {
+        let object = self.name();
+        let blob = self.transfer(descriptor, staging)?;
+        let Err(error) = staging.finish_blob(blob, descriptor, &object) else { return Ok(()) };
+        if !matches!(error, PullError::Invalid { .. }) {
             return Err(error);
         }
-        // Parts of two answers may not fit together; a whole one decides.
-        self.progress.say(format_args!("{error}: once more"));
-        let blob = self.transfer(wanted, staging)?;
-        staging.finish_blob(blob, wanted, &object)
-    }
-
-    fn document(&mut self, named: &Descriptor) -> Result<Vec<u8>, Error> {
-        let object = format!("{}: {}", self.said(), named.digest);
-        check_document(named, &object)?;
-        let bytes = self.manifest(&named.digest.to_string())?.bytes;
-        verified(bytes, named, &object)
+        // Parts of several responses may not fit together, so the blob is transferred again.
+        self.progress.say(format_args!("{error}; retrying once"));
+        let blob = self.transfer(descriptor, staging)?;
+        staging.finish_blob(blob, descriptor, &object)
     }
 }
 
@@ -350,8 +382,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_is_known_by_its_names() {
-        for (host, is) in [
+    fn loopback_hosts_are_recognized() {
+        for (host, expected) in [
             ("localhost", true),
             ("localhost:5000", true),
             ("127.0.0.1:5000", true),
@@ -360,20 +392,22 @@ mod tests {
             ("localhost.example.org:5000", false),
             ("10.0.0.1", false),
         ] {
-            assert_eq!(is_loopback(host), is, "{host}");
+            assert_eq!(is_loopback(host), expected, "{host}");
         }
     }
 
     #[test]
-    fn docker_hub_has_other_names() {
-        let remote = |host: &str, name: &str| Remote {
-            host: host.to_owned(),
-            name: name.to_owned(),
-            which: Which::Tag("latest".to_owned()),
+    fn names_of_docker_hub_are_resolved() {
+        let resolve = |host: &str, repository: &str| {
+            resolve_aliases(&RemoteImage {
+                host: host.to_owned(),
+                repository: repository.to_owned(),
+                reference: Reference::Tag("latest".to_owned()),
+            })
         };
-        let of = |host: &str, name: &str| (host.to_owned(), name.to_owned());
-        assert_eq!(real(&remote("docker.io", "busybox")), of("registry-1.docker.io", "library/busybox"));
-        assert_eq!(real(&remote("docker.io", "a/b")), of("registry-1.docker.io", "a/b"));
-        assert_eq!(real(&remote("ghcr.io", "a")), of("ghcr.io", "a"));
+        let expected = |host: &str, repository: &str| (host.to_owned(), repository.to_owned());
+        assert_eq!(resolve("docker.io", "busybox"), expected("registry-1.docker.io", "library/busybox"));
+        assert_eq!(resolve("docker.io", "a/b"), expected("registry-1.docker.io", "a/b"));
+        assert_eq!(resolve("ghcr.io", "a"), expected("ghcr.io", "a"));
     }
 }

@@ -1,160 +1,209 @@
-//! The agent's life.
+//! The agent's process: start, readiness, restarts.
 
-use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use rustix::process::Pid;
 
-use super::{REAP_TURN, Supervisor};
-use crate::agent;
-use crate::clock::{Moment, micros, ms, now_us};
-use crate::control::Server;
+use super::effect::Effect;
+use crate::clock::{Moment, micros, ms};
 use crate::executor::End;
 use crate::params::AgentRestart;
 use crate::restart::{Decision, MOST, Restarts, WINDOW};
 use crate::shutdown::{self, Goal};
 use crate::unit_id::UnitId;
 
-/// What is known of the agent.
+/// What decides whether an agent that has exited is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Situation {
+    /// The guest boots or runs; with the policy of its kernel parameter.
+    Running(AgentRestart),
+    /// A required unit failed: the VM is kept as it is.
+    Failed,
+    /// The guest shuts down.
+    ShuttingDown,
+}
+
+/// The agent.
 #[derive(Debug, Default)]
 pub(super) struct Agent {
-    /// Its unit in the plan.
-    unit: Option<UnitId>,
+    /// Whether its unit has started and not ended.
+    unit_open: bool,
     /// Its process, while there is one.
-    pub(super) pid: Option<Pid>,
+    pid: Option<Pid>,
     /// When that process was started, µs.
     start_us: u64,
-    /// When the first one listened, as it says itself, µs. We hear of it later.
-    pub(super) listening_us: Option<u64>,
+    /// When the first one listened, by its own report, µs. The report arrives later.
+    listening_us: Option<u64>,
     /// When the first one had been executed.
-    pub(super) executed: Option<Moment>,
+    executed: Option<Moment>,
     /// When the next one is to be started, µs.
-    pub(super) restart_at: Option<u64>,
+    restart_at: Option<u64>,
     restarts: Restarts,
 }
 
-impl Supervisor {
-    /// Opens the control socket and starts the agent; the unit ends when it listens.
-    pub(super) fn start_agent_unit(&mut self, unit: UnitId) {
-        self.agent.unit = Some(unit);
-        let socket = self.root.path(firstlight_init_control::SOCKET);
-        let started = Server::bind(&socket)
-            .map_err(|error| format!("cannot listen at {}: {error}", socket.display()))
-            .map(|server| self.server = Some(server))
-            .and_then(|()| agent::prepare(&self.root))
-            .and_then(|()| self.start_agent());
-        if let Err(text) = started {
-            self.end_unit(unit, End::Failed(text));
+impl Agent {
+    /// Returns its process, while there is one.
+    pub(super) fn pid(&self) -> Option<Pid> {
+        self.pid
+    }
+
+    /// Returns its process id as a number; 0 without a process.
+    pub(super) fn pid_number(&self) -> i32 {
+        self.pid.map_or(0, |pid| pid.as_raw_nonzero().get())
+    }
+
+    /// Returns when the first one listened, µs.
+    pub(super) fn listening_us(&self) -> Option<u64> {
+        self.listening_us
+    }
+
+    /// Returns when the first one had been executed.
+    pub(super) fn executed(&self) -> Option<Moment> {
+        self.executed
+    }
+
+    /// Returns when [`Agent::take_due_restart`] is due, µs.
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.restart_at
+    }
+
+    /// Handles the start of its unit, which ends when the agent listens.
+    pub(super) fn unit_started(&mut self) {
+        self.unit_open = true;
+    }
+
+    /// Handles a successful start of its process: when it began and when it had been executed.
+    pub(super) fn started(&mut self, start_us: u64, pid: Pid, executed: Moment) {
+        (self.pid, self.start_us) = (Some(pid), start_us);
+        self.executed.get_or_insert(executed);
+    }
+
+    /// Handles its report that it listens.
+    pub(super) fn listens(&mut self, at_us: u64) -> Vec<Effect> {
+        let pid = self.pid_number();
+        let (object, detail) = ("agent".to_owned(), format!("pid {pid}"));
+        // From here on the console may use processor time.
+        let mut effects =
+            vec![Effect::UrgentEvent { at_us, kind: "agent-listening", object, detail }, Effect::StartConsole];
+        if std::mem::take(&mut self.unit_open) {
+            self.listening_us = Some(at_us);
+            effects.push(Effect::EndUnit(UnitId::Agent, End::Ok(format!("pid {pid} listens"))));
         }
+        effects
     }
 
-    fn start_agent(&mut self) -> Result<(), String> {
-        let now = now_us();
-        self.agent.pid = Some(agent::start()?);
-        self.agent.start_us = now;
-        // It has been executed when its start returns.
-        self.agent.executed.get_or_insert_with(Moment::now);
-        Ok(())
-    }
-
-    /// The agent, or one that took its place, says that it serves.
-    pub(super) fn agent_listens(&mut self, at_us: u64) {
-        let pid = self.agent.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
-        self.recorder.urgent_event(at_us, "agent-listening", "agent", &format!("pid {pid}"));
-        // From here on the console may take its time.
-        self.recorder.start_console();
-        if let Some(unit) = self.agent.unit.take() {
-            self.agent.listening_us = Some(at_us);
-            self.end_unit(unit, End::Ok(format!("pid {pid} listens")));
+    /// Handles the exit of its process.
+    pub(super) fn exited(&mut self, now: u64, words: &str, situation: Situation) -> Vec<Effect> {
+        self.pid = None;
+        let lived = ms(now.saturating_sub(self.start_us));
+        let mut effects = vec![Effect::event("agent-exited", "agent", format!("{words} after {lived} ms"))];
+        match situation {
+            Situation::ShuttingDown => effects.push(Effect::Shutdown(shutdown::Event::AgentGone)),
+            Situation::Failed => {}
+            Situation::Running(AgentRestart::PowerOff) => {
+                let reason = format!("the agent ended ({words}); firstlight.agent-restart=poweroff");
+                effects.push(Effect::BeginShutdown(Goal::PowerOff, reason));
+            }
+            Situation::Running(AgentRestart::Restart) => effects.push(self.restart(now, words)),
         }
+        effects
     }
 
-    pub(super) fn agent_unit_ended(&mut self) {
-        self.open_log();
-    }
-
-    /// Reaps at most `REAP_TURN` processes, so that thousands of exited orphans do not
-    /// delay other events.
-    pub(super) fn reap(&mut self) {
-        self.more_ended = true;
-        for _ in 0..REAP_TURN {
-            match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if self.agent.pid == Some(pid) => self.agent_ended(status),
-                Ok(Some((pid, status))) => {
-                    if !self.settings_process_ended(pid, status) && !self.daemons.process_ended(pid, status) {
-                        self.orphans += 1;
-                    }
-                }
-                Ok(None) => {
-                    self.more_ended = false;
-                    return;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => {
-                    self.more_ended = false;
-                    self.step_shutdown(shutdown::Event::ChildrenGone);
-                    return;
+    fn restart(&mut self, now: u64, words: &str) -> Effect {
+        match self.restarts.step(now) {
+            Decision::Restart { pause, number } => {
+                self.restart_at = Some(now.saturating_add(micros(pause)));
+                let window = WINDOW.as_secs();
+                let detail = format!("number {number} of at most {MOST} in {window} s, after a pause of {pause:?}");
+                Effect::event("agent-restart", "agent", detail)
+            }
+            Decision::LimitReached => {
+                let (times, window) = (MOST + 1, WINDOW.as_secs());
+                let text = format!("it ended {times} times in {window} s, last with {words}; its messages are above");
+                if std::mem::take(&mut self.unit_open) {
+                    // It never listened: its unit has not ended, and its failure is the boot's.
+                    Effect::EndUnit(UnitId::Agent, End::Failed(text))
+                } else {
+                    Effect::Fail(UnitId::Agent, text)
                 }
             }
         }
     }
 
-    fn agent_ended(&mut self, status: WaitStatus) {
-        let now = now_us();
-        self.agent.pid = None;
-        let words = agent::describe_exit(status.exit_status(), status.terminating_signal());
-        let lived = ms(now.saturating_sub(self.agent.start_us));
-        self.recorder.event(now, "agent-exited", "agent", &format!("{words} after {lived} ms"));
-        if self.shutdown.is_some() {
-            self.step_shutdown(shutdown::Event::AgentGone);
-            return;
+    /// Returns whether a restart is due, once.
+    pub(super) fn take_due_restart(&mut self, now: u64) -> bool {
+        let due = self.restart_at.is_some_and(|at| at <= now);
+        if due {
+            self.restart_at = None;
         }
-        // After a failure the machine is kept as it is.
-        if self.recorder.record().failure.is_some() {
-            return;
-        }
-        match self.params.agent_restart {
-            AgentRestart::PowerOff => {
-                self.begin_shutdown(
-                    Goal::PowerOff,
-                    &format!("the agent ended ({words}); firstlight.agent-restart=poweroff"),
-                );
+        due
+    }
+
+    /// Cancels a planned restart.
+    pub(super) fn cancel_restart(&mut self) {
+        self.restart_at = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESTART: Situation = Situation::Running(AgentRestart::Restart);
+
+    fn started(agent: &mut Agent, now: u64) {
+        agent.started(now, Pid::from_raw(7).unwrap(), Moment { at_us: now, processor_us: 0 });
+    }
+
+    #[test]
+    fn first_report_ends_the_unit_and_later_ones_do_not() {
+        let mut agent = Agent::default();
+        agent.unit_started();
+        started(&mut agent, 5);
+        let effects = agent.listens(9);
+        assert_eq!(effects[2], Effect::EndUnit(UnitId::Agent, End::Ok("pid 7 listens".to_owned())));
+        assert_eq!(agent.listening_us(), Some(9));
+        assert_eq!(agent.listens(10).len(), 2);
+        assert_eq!(agent.listening_us(), Some(9));
+    }
+
+    #[test]
+    fn exit_is_followed_by_a_restart_after_a_pause() {
+        let mut agent = Agent::default();
+        started(&mut agent, 0);
+        let effects = agent.exited(2_000_000, "exit status 1", RESTART);
+        assert_eq!(effects[0], Effect::event("agent-exited", "agent", "exit status 1 after 2000 ms"));
+        assert!(matches!(&effects[1], Effect::Event { kind: "agent-restart", .. }));
+        assert_eq!((agent.pid(), agent.next_deadline()), (None, Some(2_100_000)));
+        assert!(!agent.take_due_restart(2_099_999));
+        assert!(agent.take_due_restart(2_100_000) && !agent.take_due_restart(2_100_000));
+    }
+
+    #[test]
+    fn restart_limit_fails_the_unit_or_a_running_guest() {
+        for (listened, fails_unit) in [(false, true), (true, false)] {
+            let mut agent = Agent::default();
+            agent.unit_started();
+            if listened {
+                agent.listens(0);
             }
-            AgentRestart::Restart => match self.agent.restarts.step(now) {
-                Decision::Restart { pause, number } => {
-                    let detail = format!(
-                        "number {number} of at most {MOST} in {} s, after a pause of {pause:?}",
-                        WINDOW.as_secs()
-                    );
-                    self.recorder.event(now, "agent-restart", "agent", &detail);
-                    self.agent.restart_at = Some(now.saturating_add(micros(pause)));
-                }
-                Decision::LimitReached => self.agent_given_up(&words),
-            },
+            let mut last = Vec::new();
+            for number in 0..=MOST {
+                last = agent.exited(u64::try_from(number).unwrap(), "signal 9", RESTART);
+            }
+            let failed =
+                matches!(&last[1], Effect::EndUnit(UnitId::Agent, End::Failed(text)) if text.contains("6 times"));
+            assert_eq!((failed, matches!(&last[1], Effect::Fail(UnitId::Agent, _))), (fails_unit, !fails_unit));
         }
     }
 
-    fn agent_given_up(&mut self, words: &str) {
-        let text =
-            format!("it ended {} times in {} s, last with {words}; its messages are above", MOST + 1, WINDOW.as_secs());
-        match self.agent.unit.take() {
-            // It never listened: its unit has not ended, and its failure is the boot's.
-            Some(unit) => self.end_unit(unit, End::Failed(text)),
-            None => self.fail(UnitId::Agent, &text),
-        }
-    }
-
-    pub(super) fn watch_agent(&mut self, now: u64) {
-        if self.agent.restart_at.is_none_or(|at| at > now) {
-            return;
-        }
-        self.agent.restart_at = None;
-        if self.shutdown.is_some() {
-            return;
-        }
-        match self.start_agent() {
-            Ok(()) => {
-                let pid = self.agent.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
-                self.recorder.event(now_us(), "agent-restarted", "agent", &format!("pid {pid}"));
-            }
-            Err(text) => self.fail(UnitId::Agent, &text),
-        }
+    #[test]
+    fn exit_during_shutdown_or_after_a_failure_restarts_nothing() {
+        let mut agent = Agent::default();
+        started(&mut agent, 0);
+        let effects = agent.exited(1, "exit status 0", Situation::ShuttingDown);
+        assert_eq!(effects[1], Effect::Shutdown(shutdown::Event::AgentGone));
+        assert_eq!(agent.exited(1, "exit status 0", Situation::Failed).len(), 1);
+        let effects = agent.exited(1, "exit status 0", Situation::Running(AgentRestart::PowerOff));
+        assert!(matches!(&effects[1], Effect::BeginShutdown(Goal::PowerOff, _)));
+        assert_eq!(agent.next_deadline(), None);
     }
 }

@@ -10,7 +10,7 @@ use firstlight_boot_record::Unit;
 use firstlight_pci::Address;
 
 use crate::actions::{Inputs, Report};
-use crate::clock::micros;
+use crate::clock::{Moment, micros};
 use crate::daemons::table::{DaemonContext, daemon_spec};
 use crate::executor::{Effect, End, Event, Executor, Slot};
 use crate::params::Params;
@@ -59,6 +59,8 @@ pub(super) struct Boot {
     threads: VecDeque<(UnitId, Run)>,
     /// Processor time of units, µs.
     processor_us: BTreeMap<UnitId, u64>,
+    /// When this process began.
+    begin: Moment,
 }
 
 impl Boot {
@@ -66,9 +68,9 @@ impl Boot {
     ///
     /// # Errors
     /// The plan in this program is invalid.
-    pub(super) fn new() -> Result<Self, PlanError> {
+    pub(super) fn new(begin: Moment) -> Result<Self, PlanError> {
         let executor = Executor::new(&check(PLAN)?);
-        Ok(Self { executor, effects: VecDeque::new(), threads: VecDeque::new(), processor_us: BTreeMap::new() })
+        Ok(Self { executor, effects: VecDeque::new(), threads: VecDeque::new(), processor_us: BTreeMap::new(), begin })
     }
 
     fn step(&mut self, now: u64, event: Event<UnitId>) {
@@ -81,6 +83,11 @@ impl Boot {
 
     fn id(&self, index: usize) -> Option<UnitId> {
         self.executor.slots().get(index).map(|slot| slot.node.id)
+    }
+
+    /// Returns when this process began.
+    pub(super) fn begin_moment(&self) -> Moment {
+        self.begin
     }
 
     /// Begins the boot.
@@ -178,6 +185,13 @@ impl Boot {
         self.processor_us.values().sum()
     }
 
+    /// Returns the record's rows of all units as the plan has them.
+    pub(super) fn plan_rows(&self) -> Vec<(UnitId, Unit)> {
+        let slots = self.executor.slots();
+        let units = slots.iter().filter(|slot| !slot.is_template());
+        units.map(|slot| (slot.node.id, unit_of(slot, slots))).collect()
+    }
+
     /// Returns the record's row of a unit, and the unit that it stands before.
     pub(super) fn row(&self, unit: UnitId, context: RowContext<'_>) -> Option<(Unit, Option<UnitId>)> {
         let slots = self.executor.slots();
@@ -215,6 +229,10 @@ mod tests {
         std::iter::from_fn(|| boot.next_due()).map(text).collect()
     }
 
+    fn boot() -> Boot {
+        Boot::new(Moment { at_us: 0, processor_us: 0 }).unwrap()
+    }
+
     fn ok() -> End {
         End::Ok(String::new())
     }
@@ -225,7 +243,7 @@ mod tests {
 
     #[test]
     fn units_with_threads_start_after_those_without() {
-        let mut boot = Boot::new().unwrap();
+        let mut boot = boot();
         boot.begin(0);
         assert_eq!(drained(&mut boot), ["Start(Mounts)"]);
         boot.defer(UnitId::Mounts, |_| (ok(), crate::actions::Product::Nothing));
@@ -237,7 +255,7 @@ mod tests {
 
     #[test]
     fn found_gpus_become_units_that_stand_at_their_template() {
-        let mut boot = Boot::new().unwrap();
+        let mut boot = boot();
         boot.begin(0);
         for unit in [UnitId::Mounts, UnitId::CommandLine] {
             boot.end(1, unit, ok());
@@ -258,7 +276,7 @@ mod tests {
 
     #[test]
     fn unit_past_its_deadline_times_out_and_its_end_is_late() {
-        let mut boot = Boot::new().unwrap();
+        let mut boot = boot();
         boot.begin(0);
         boot.set_deadlines(&[(UnitId::Mounts, Duration::from_secs(1))]);
         assert_eq!(boot.next_deadline(), Some(1_000_000));
@@ -275,7 +293,7 @@ mod tests {
 
     #[test]
     fn processor_time_of_a_unit_adds_up() {
-        let mut boot = Boot::new().unwrap();
+        let mut boot = boot();
         boot.worked(UnitId::Mounts, 3);
         boot.worked(UnitId::Mounts, 4);
         boot.worked(UnitId::Vsock, 1);

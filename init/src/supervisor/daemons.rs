@@ -1,15 +1,14 @@
-//! Daemons in the main loop: units, log lines, stop.
+//! Daemons: units, readiness, stop in reverse order.
 
-use std::path::PathBuf;
+use std::os::fd::BorrowedFd;
 
-use firstlight_boot_record::{Severity, State};
+use firstlight_boot_record::Severity;
 use firstlight_init_control::FromInit;
 use rustix::process::{Pid, WaitStatus};
 
-use super::Supervisor;
+use super::effect::Effect;
+use super::guest::Guest;
 use crate::agent::describe_exit;
-use crate::clock::now_us;
-use crate::control::ClientId;
 use crate::daemons::cgroup::PARENT;
 use crate::daemons::daemon::{Daemon, Report};
 use crate::daemons::launch;
@@ -29,161 +28,223 @@ pub(super) struct Daemons {
 
 #[derive(Debug)]
 struct Row {
-    id: DaemonId,
+    state: State,
     daemon: Daemon,
-    /// Its unit, until that has ended.
-    unit: Option<UnitId>,
+}
+
+/// What decides about the effects of a daemon's reports.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    id: DaemonId,
+    context: DaemonContext,
+    /// Whether its unit has not ended.
+    unit_open: bool,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        self.id.name()
+    }
+
+    /// Returns the effects of a report.
+    fn handle(&mut self, report: Report) -> Vec<Effect> {
+        let name = self.name();
+        match report {
+            Report::Line(line) => vec![Effect::ProgramLine(Source::Daemon(name), line)],
+            Report::FileLine(line) => vec![Effect::ProgramLine(Source::DaemonFile(name), line)],
+            Report::Event(kind, detail) => {
+                let exited = (kind == "daemon-exited").then(|| self.published(false, &detail));
+                std::iter::once(Effect::event(kind, name, detail)).chain(exited).collect()
+            }
+            Report::Ready(detail) => {
+                let published = self.published(true, &detail);
+                let end = std::mem::take(&mut self.unit_open)
+                    .then_some(Effect::EndUnit(UnitId::Daemon(self.id), End::Ok(detail)));
+                end.into_iter().chain([published]).collect()
+            }
+            Report::StartTimedOut(text) => self.failed(End::TimedOut(text.clone()), text),
+            Report::RestartLimitReached(text) => {
+                let reported =
+                    [Effect::event("daemon-restart-limit-reached", name, text.clone()), self.published(false, &text)];
+                reported.into_iter().chain(self.failed(End::Failed(text.clone()), text)).collect()
+            }
+            Report::Stopped => vec![Effect::event("daemon-stopped", name, "")],
+        }
+    }
+
+    fn published(self, ready: bool, detail: &str) -> Effect {
+        Effect::Publish(FromInit::Daemon { name: self.name().to_owned(), ready, detail: detail.to_owned() })
+    }
+
+    fn failed(&mut self, end: End, text: String) -> Vec<Effect> {
+        let (unit, severity) = (UnitId::Daemon(self.id), daemon_spec(self.id).severity_in(self.context));
+        let mut effects = Vec::new();
+        if std::mem::take(&mut self.unit_open) {
+            effects.push(Effect::EndUnit(unit, end));
+        } else if severity != Severity::Optional {
+            effects.push(Effect::Degrade);
+        }
+        if severity == Severity::Required {
+            effects.push(Effect::Fail(unit, text));
+        }
+        effects
+    }
 }
 
 impl Daemons {
+    /// Returns when [`Daemons::poll`] is due if no descriptor is ready, µs.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.rows.iter().filter_map(|row| row.daemon.next_deadline()).min()
     }
 
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+    /// Returns the descriptors to poll.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rows.iter().flat_map(|row| row.daemon.descriptors())
     }
 
-    /// A child has ended that is not the agent.
-    /// `false` if it was none of the daemons' processes.
-    pub(super) fn process_ended(&mut self, pid: Pid, status: WaitStatus) -> bool {
+    /// Starts a daemon's unit; it ends when the daemon is ready, times out, or reaches its restart limit.
+    pub(super) fn start_unit(&mut self, now: u64, id: DaemonId, guest: &Guest) -> Vec<Effect> {
+        let (spec, context) = (daemon_spec(id), guest.daemon_context());
+        if let Some(why) = spec.disabled_reason(guest.params().daemons, context) {
+            return vec![Effect::EndUnit(UnitId::Daemon(id), End::NotNeeded(why))];
+        }
+        let mut daemon = Daemon::new(spec, context, guest.root(), &guest.root().path(PARENT));
+        let mut state = State { id, context, unit_open: true };
+        // A file missing in the image will not appear later.
+        let effects = match launch::missing(spec, guest.root()) {
+            None => {
+                daemon.start(now);
+                Vec::new()
+            }
+            Some(text) => {
+                let text = format!("not started: {text}; enabled by {}; {}", launch::enabled_by(spec), spec.hint);
+                state.failed(End::Failed(text.clone()), text)
+            }
+        };
+        self.rows.push(Row { state, daemon });
+        effects
+    }
+
+    /// Handles the exit of a child; `false` if it belongs to no daemon.
+    pub(super) fn process_ended(&mut self, now: u64, pid: Pid, status: WaitStatus) -> bool {
         let Some(row) = self.rows.iter_mut().find(|row| row.daemon.has(pid)) else { return false };
-        let now = now_us();
         let words = describe_exit(status.exit_status(), status.terminating_signal());
-        let good = status.exit_status() == Some(0);
-        row.daemon.process_ended(now, pid, good, &words)
+        row.daemon.process_ended(now, pid, status.exit_status() == Some(0), &words)
+    }
+
+    /// Takes the reports of all daemons.
+    pub(super) fn poll(&mut self, now: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let mut again = true;
+        while std::mem::take(&mut again) {
+            for at in 0..self.rows.len() {
+                let row = &mut self.rows[at];
+                for report in row.daemon.turn(now) {
+                    let stopped = report == Report::Stopped;
+                    effects.extend(self.rows[at].state.handle(report));
+                    if stopped && self.stopping {
+                        again = true;
+                        effects.extend(self.stop_next(now));
+                    }
+                }
+            }
+        }
+        effects
+    }
+
+    /// Returns the messages about the state of all daemons for a new subscriber.
+    pub(super) fn messages(&self) -> impl Iterator<Item = FromInit> + '_ {
+        self.rows.iter().map(|row| {
+            let (name, ready) = (row.state.name().to_owned(), row.daemon.is_ready());
+            FromInit::Daemon { name, ready, detail: String::new() }
+        })
+    }
+
+    /// Stops all daemons one by one, in reverse order.
+    pub(super) fn stop(&mut self, now: u64) -> Vec<Effect> {
+        self.stopping = true;
+        let mut effects = Vec::from_iter(self.stop_next(now));
+        effects.extend(self.poll(now));
+        effects
+    }
+
+    fn stop_next(&mut self, now: u64) -> Option<Effect> {
+        match self.rows.iter_mut().rev().find(|row| !row.daemon.is_over()) {
+            Some(row) => {
+                row.daemon.stop(now);
+                None
+            }
+            None => Some(Effect::Shutdown(shutdown::Event::DaemonsGone)),
+        }
     }
 
     /// Returns the daemons that may still run.
-    pub(super) fn not_over(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.rows.iter().filter(|row| !row.daemon.is_over()).map(|row| row.daemon.spec().name)
+    pub(super) fn not_over(&self) -> Vec<&'static str> {
+        self.rows.iter().filter(|row| !row.daemon.is_over()).map(|row| row.state.name()).collect()
     }
 
-    /// Shutting down: no restarts and no probes, as all processes are about to be killed.
+    /// Forgets all daemons: no restarts and no probes, as all processes are about to be killed.
     pub(super) fn forget(&mut self) {
         self.rows.clear();
     }
 }
 
-impl Supervisor {
-    pub(super) fn daemon_context(&self) -> DaemonContext {
-        DaemonContext { fabric: self.decision.as_ref().and_then(|decision| decision.fabric) }
+#[cfg(test)]
+mod tests {
+    use super::super::guest::testing::guest;
+    use super::*;
+    use crate::mode::{Fabric, NvLinkGeneration};
+
+    const UNIT: UnitId = UnitId::Daemon(DaemonId::FabricManager);
+
+    fn state(shared: bool) -> State {
+        let fabric = Some(Fabric { generation: NvLinkGeneration::NvLink4, shared });
+        State { id: DaemonId::FabricManager, context: DaemonContext { fabric }, unit_open: true }
     }
 
-    /// Starts a daemon's unit; it ends when the daemon is ready, times out, or reaches its restart limit.
-    pub(super) fn start_daemon_unit(&mut self, unit: UnitId, id: DaemonId) {
-        let spec = daemon_spec(id);
-        let context = self.daemon_context();
-        if let Some(why) = spec.disabled_reason(self.params.daemons, context) {
-            self.end_unit(unit, End::NotNeeded(why));
-            return;
-        }
-        let groups: PathBuf = self.root.path(PARENT);
-        let mut daemon = Daemon::new(spec, context, &self.root, &groups);
-        // A file missing in the image will not appear later.
-        let missing = launch::missing(spec, &self.root);
-        if missing.is_none() {
-            daemon.start(now_us());
-        }
-        self.daemons.rows.push(Row { id, daemon, unit: Some(unit) });
-        if let Some(text) = missing {
-            let text = format!("not started: {text}; enabled by {}; {}", launch::enabled_by(spec), spec.hint);
-            self.daemon_failed(self.daemons.rows.len() - 1, End::Failed(text.clone()), &text);
-        }
+    #[test]
+    fn ready_daemon_ends_its_unit_once_and_is_published() {
+        let mut state = state(false);
+        let effects = state.handle(Report::Ready("ready".into()));
+        assert_eq!(effects[0], Effect::EndUnit(UNIT, End::Ok("ready".into())));
+        assert!(matches!(&effects[1], Effect::Publish(FromInit::Daemon { ready: true, .. })));
+        assert_eq!(state.handle(Report::Ready("again".into())).len(), 1);
     }
 
-    /// Polls all daemons.
-    pub(super) fn poll_daemons(&mut self) {
-        let mut again = true;
-        while std::mem::take(&mut again) {
-            for at in 0..self.daemons.rows.len() {
-                // A required daemon at its restart limit can begin shutdown, which clears the rows.
-                let Some(row) = self.daemons.rows.get_mut(at) else { return };
-                for report in row.daemon.turn(now_us()) {
-                    again |= report == Report::Stopped;
-                    self.handle_daemon_report(at, report);
-                }
-            }
-            self.drain();
-        }
+    #[test]
+    fn exit_is_an_event_and_is_published() {
+        let effects = state(false).handle(Report::Event("daemon-exited", "signal 9".into()));
+        assert_eq!(effects[0], Effect::event("daemon-exited", "fabricmanager", "signal 9"));
+        assert!(matches!(&effects[1], Effect::Publish(FromInit::Daemon { ready: false, .. })));
+        assert_eq!(state(false).handle(Report::Event("daemon-started", String::new())).len(), 1);
     }
 
-    fn handle_daemon_report(&mut self, at: usize, report: Report) {
-        let Some(row) = self.daemons.rows.get_mut(at) else { return };
-        let name = row.daemon.spec().name;
-        match report {
-            Report::Line(line) => self.log_daemon_line(&Source::Daemon(name), line),
-            Report::FileLine(line) => self.log_daemon_line(&Source::DaemonFile(name), line),
-            Report::Event(what, detail) => {
-                let ended = what == "daemon-exited";
-                self.recorder.event(now_us(), what, name, &detail);
-                if ended {
-                    self.publish_daemon(name, false, &detail);
-                }
-            }
-            Report::Ready(detail) => {
-                if let Some(unit) = row.unit.take() {
-                    self.end_unit(unit, End::Ok(detail.clone()));
-                }
-                self.publish_daemon(name, true, &detail);
-            }
-            Report::StartTimedOut(text) => self.daemon_failed(at, End::TimedOut(text.clone()), &text),
-            Report::RestartLimitReached(text) => {
-                self.recorder.event(now_us(), "daemon-restart-limit-reached", name, &text);
-                self.publish_daemon(name, false, &text);
-                self.daemon_failed(at, End::Failed(text.clone()), &text);
-            }
-            Report::Stopped => {
-                self.recorder.event(now_us(), "daemon-stopped", name, "");
-                self.stop_next_daemon();
-            }
-        }
+    #[test]
+    fn restart_limit_degrades_a_guest_and_fails_a_service_vm() {
+        let mut degraded = state(false);
+        let effects = degraded.handle(Report::RestartLimitReached("x".into()));
+        assert_eq!(effects[2..], [Effect::EndUnit(UNIT, End::Failed("x".into()))]);
+        assert_eq!(degraded.handle(Report::RestartLimitReached("x".into()))[2..], [Effect::Degrade]);
+        let effects = state(true).handle(Report::RestartLimitReached("x".into()));
+        assert_eq!(effects[3], Effect::Fail(UNIT, "x".into()));
     }
 
-    fn daemon_failed(&mut self, at: usize, end: End, text: &str) {
-        let Some(row) = self.daemons.rows.get_mut(at) else { return };
-        let (id, spec, context) = (row.id, row.daemon.spec(), row.daemon.context());
-        if let Some(unit) = row.unit.take() {
-            self.end_unit(unit, end);
-        } else if spec.severity_in(context) != Severity::Optional && self.recorder.record().state == State::Ready {
-            self.recorder.state(State::Degraded);
-        }
-        if spec.severity_in(context) == Severity::Required {
-            self.fail(UnitId::Daemon(id), text);
-        }
+    #[test]
+    fn disabled_daemon_is_not_needed_and_missing_one_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemons = Daemons::default();
+        let effects = daemons.start_unit(1, DaemonId::Imex, &guest(dir.path(), "", &[]));
+        let unit = UnitId::Daemon(DaemonId::Imex);
+        assert_eq!(effects, [Effect::EndUnit(unit, End::NotNeeded("firstlight.imex=off".into()))]);
+        assert_eq!(daemons.messages().count(), 0);
+        let effects = daemons.start_unit(1, DaemonId::Imex, &guest(dir.path(), "firstlight.imex=on", &[]));
+        let Effect::EndUnit(ended, End::Failed(text)) = &effects[0] else { panic!("{effects:?}") };
+        assert!(*ended == unit && text.starts_with("not started: ") && text.contains("firstlight.imex=on"), "{text}");
+        assert_eq!((daemons.messages().count(), daemons.not_over()), (1, vec!["imex"]));
     }
 
-    /// Sends a daemon's state to all subscribers.
-    fn publish_daemon(&mut self, name: &str, ready: bool, detail: &str) {
-        let message = FromInit::Daemon { name: name.to_owned(), ready, detail: detail.to_owned() };
-        if let Some(server) = &mut self.server {
-            server.publish(&message);
-        }
-    }
-
-    /// Sends the state of all daemons to a new subscriber.
-    pub(super) fn send_daemons(&mut self, client: ClientId) {
-        let Some(server) = &mut self.server else { return };
-        for row in &self.daemons.rows {
-            let (name, ready) = (row.daemon.spec().name.to_owned(), row.daemon.is_ready());
-            server.send(client, &FromInit::Daemon { name, ready, detail: String::new() });
-        }
-    }
-
-    /// Stops all daemons one by one, in reverse order.
-    pub(super) fn stop_daemons(&mut self) {
-        self.daemons.stopping = true;
-        self.stop_next_daemon();
-        self.poll_daemons();
-    }
-
-    fn stop_next_daemon(&mut self) {
-        if !self.daemons.stopping {
-            return;
-        }
-        match self.daemons.rows.iter_mut().rev().find(|row| !row.daemon.is_over()) {
-            Some(row) => row.daemon.stop(now_us()),
-            None => self.step_shutdown(shutdown::Event::DaemonsGone),
-        }
+    #[test]
+    fn stop_without_daemons_is_over_at_once() {
+        assert_eq!(Daemons::default().stop(1), [Effect::Shutdown(shutdown::Event::DaemonsGone)]);
     }
 }

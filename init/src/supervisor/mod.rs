@@ -2,114 +2,74 @@
 //!
 //! The loop never blocks on a unit. Units run on their own threads and send
 //! their result through a channel; an eventfd wakes the loop.
+//!
+//! The state belongs to components, one per file. A component takes an event and
+//! returns [`effect::Effect`]s; the loop routes events to components (here), runs the
+//! boot plan's units (`units`) and carries out effects (`carry_out`).
 
 mod agent;
 mod boot;
+mod bus_watch;
+mod carry_out;
+mod children;
 mod clients;
 mod daemons;
+mod effect;
 mod gpus;
-mod hotplug;
-mod log;
+mod guest;
+mod logs;
 mod power;
 mod settings;
+mod stop;
+mod threads;
+mod units;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::fs;
+use std::os::fd::AsFd;
 
-use firstlight_boot_record::{Outcome, State};
 use firstlight_sys::signals::SignalFd;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::process::nice;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use self::boot::{Boot, Due, RowContext};
-use crate::actions::{self, Component, Dispatch, Inputs, Product, Report};
-use crate::clock::{Moment, ms, now_us, process_us, thread_us};
-use crate::control::{ClientId, Server};
-use crate::executor::End;
+use self::agent::{Agent, Situation};
+use self::boot::Boot;
+use self::bus_watch::BusWatch;
+use self::children::Children;
+use self::clients::Clients;
+use self::daemons::Daemons;
+use self::effect::Effect;
+use self::gpus::{GpuContext, Gpus};
+use self::guest::Guest;
+use self::logs::Logs;
+use self::power::Power;
+use self::settings::SettingsRuns;
+use self::threads::{Message, Threads};
+use crate::agent::describe_exit;
+use crate::clock::{Moment, now_us};
 use crate::hotplug::BusSnapshot;
 use crate::open::Answer;
-use crate::params::Params;
 use crate::plan::PlanError;
 use crate::record::Recorder;
 use crate::root::Root;
+use crate::shutdown::{self, Goal};
 use crate::unit_id::UnitId;
-
-/// Stack of a unit's thread. Address space, not memory: only what is touched counts.
-const STACK: usize = 128 << 10;
-
-/// Niceness of low-priority units.
-const NICE: i32 = 10;
-
-/// Processes reaped per loop iteration.
-const REAP_TURN: usize = 256;
-
-/// A message from a thread to the loop.
-#[derive(Debug)]
-enum Message {
-    /// A unit's action ended; its thread's processor time, µs.
-    Unit(UnitId, Report, u64),
-    /// The node of a GPU is open, and the driver is at work.
-    Opened(usize),
-    /// An attach ended; its thread's processor time, µs.
-    Attach(usize, Answer, u64),
-    /// A module that a client asked for is loaded, and how, or why not.
-    Module(ClientId, String, Result<String, String>),
-    /// The result of a PCI bus scan.
-    BusScanned(Result<BusSnapshot, String>),
-    /// The driver is loaded for a GPU that was plugged in, or why not.
-    Driver(Result<String, String>),
-    /// The node of a GPU that was plugged in.
-    Node(firstlight_pci::Address, Result<u32, String>),
-    /// A shutdown thread has ended.
-    Shutdown(crate::shutdown::Event),
-}
-
-/// The sending side of the loop's channel.
-#[derive(Debug, Clone)]
-struct Outbox {
-    sender: Sender<Message>,
-    bell: Arc<OwnedFd>,
-}
-
-impl Outbox {
-    fn send(&self, message: Message) {
-        // The loop holds the other ends for as long as the machine runs.
-        let _ = self.sender.send(message);
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-}
 
 /// PID 1.
 #[derive(Debug)]
 pub struct Supervisor {
-    root: Root,
-    release: String,
+    guest: Guest,
     boot: Boot,
     recorder: Recorder,
     signals: SignalFd,
-    inbox: Receiver<Message>,
-    outbox: Outbox,
-    server: Option<Server>,
-    logs: log::LogSources,
-    params: Arc<Params>,
-    functions: Arc<Vec<firstlight_pci::Function>>,
-    decision: Option<crate::mode::Decision>,
-    scanned: bool,
-    gpus: gpus::Gpus,
-    /// Whether subscribers need a GPU update.
-    gpus_changed: bool,
-    hotplug: hotplug::Hotplug,
-    agent: agent::Agent,
-    daemons: daemons::Daemons,
-    settings: settings::Settings,
-    shutdown: Option<power::ShutdownState>,
-    /// When this process began.
-    begin: Moment,
-    /// Whether processes have ended that are not reaped yet.
-    more_ended: bool,
-    /// Reaped orphans.
-    orphans: u64,
+    threads: Threads,
+    clients: Clients,
+    logs: Logs,
+    gpus: Gpus,
+    bus: BusWatch,
+    agent: Agent,
+    daemons: Daemons,
+    settings: SettingsRuns,
+    children: Children,
+    power: Power,
 }
 
 /// An error before the boot begins.
@@ -129,85 +89,67 @@ impl Supervisor {
     /// # Errors
     /// The plan makes no sense, or the kernel refuses the most basic things.
     pub fn new(signals: SignalFd, begin: Moment) -> Result<Self, StartError> {
-        let boot = Boot::new()?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| StartError::Descriptor("an eventfd", error.into()))?;
-        let (sender, inbox) = channel();
-        let root = Root::real();
+        let boot = Boot::new(begin)?;
+        let threads = Threads::new().map_err(|error| StartError::Descriptor("an eventfd", error))?;
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        let recorder = Recorder::new(&root, &release, begin.at_us);
-        let mut supervisor = Self {
-            root,
-            release,
+        let mut recorder = Recorder::new(&Root::real(), &release, begin.at_us);
+        for (unit, row) in boot.plan_rows() {
+            recorder.unit(unit, row, None);
+        }
+        Ok(Self {
+            guest: Guest::new(Root::real(), release),
             boot,
             recorder,
             signals,
-            inbox,
-            outbox: Outbox { sender, bell: Arc::new(bell) },
-            server: None,
-            logs: log::LogSources::default(),
-            params: Arc::default(),
-            functions: Arc::default(),
-            decision: None,
-            scanned: false,
-            gpus: gpus::Gpus::default(),
-            gpus_changed: false,
-            hotplug: hotplug::Hotplug::default(),
-            agent: agent::Agent::default(),
-            daemons: daemons::Daemons::default(),
-            settings: settings::Settings::default(),
-            shutdown: None,
-            begin,
-            more_ended: false,
-            orphans: 0,
-        };
-        for unit in supervisor.boot.units().collect::<Vec<_>>() {
-            supervisor.write_unit(unit);
-        }
-        Ok(supervisor)
+            threads,
+            clients: Clients::default(),
+            logs: Logs::default(),
+            gpus: Gpus::default(),
+            bus: BusWatch::default(),
+            agent: Agent::default(),
+            daemons: Daemons::default(),
+            settings: SettingsRuns::default(),
+            children: Children::default(),
+            power: Power::default(),
+        })
     }
 
     /// Boots and supervises until power-off.
     pub fn run(mut self) -> ! {
         self.boot.begin(now_us());
         loop {
-            self.drain();
+            self.run_due_units();
             self.publish_ready_gpus();
-            // The units of those that are served now.
-            self.drain();
-            self.send_gpus();
+            // Units of GPUs that are ready now have ended.
+            self.run_due_units();
+            self.clients.send_gpus(self.gpus.is_scanned(), &self.recorder.record().gpus);
             self.wait();
             self.handle_signals();
-            if self.more_ended {
+            if self.children.more() {
                 self.reap();
             }
-            while let Ok(message) = self.inbox.try_recv() {
+            while let Some(message) = self.threads.receive() {
                 self.handle_message(message);
             }
-            self.handle_clients();
-            self.poll_daemons();
-            self.poll_settings();
-            self.read_logs();
-            self.check_drivers();
-            self.handle_uevents();
+            self.poll_components();
             self.watch_clock();
         }
     }
 
     /// Sleeps until a descriptor or a deadline wakes the loop.
-    fn wait(&mut self) {
+    fn wait(&self) {
         let deadlines = [
             self.boot.next_deadline(),
             self.gpus.next_deadline(),
-            self.agent.restart_at,
+            self.agent.next_deadline(),
             self.daemons.next_deadline(),
             self.settings.next_deadline(),
-            self.shutdown_deadline(),
+            self.power.next_deadline(),
             self.logs.next_deadline(),
             self.recorder.console_due(),
+            self.children.more().then_some(0),
         ];
-        let more = self.more_ended.then_some(0);
-        let timeout = deadlines.into_iter().chain([more]).flatten().min().map(|at| {
+        let timeout = deadlines.into_iter().flatten().min().map(|at| {
             let left = at.saturating_sub(now_us());
             Timespec {
                 tv_sec: i64::try_from(left / 1_000_000).unwrap_or(i64::MAX),
@@ -215,110 +157,134 @@ impl Supervisor {
                 tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
             }
         });
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.outbox.bell.as_fd(), PollFlags::IN),
-        ];
-        fds.extend(self.logs.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        if let Some(plug) = self.hotplug.descriptor() {
-            fds.push(PollFd::from_borrowed_fd(plug, PollFlags::IN));
+        let inputs = [self.signals.as_fd(), self.threads.descriptor()].into_iter();
+        let inputs = inputs.chain(self.logs.descriptors()).chain(self.bus.descriptor());
+        let inputs = inputs.chain(self.settings.descriptors()).chain(self.daemons.descriptors());
+        let mut fds: Vec<PollFd<'_>> = inputs.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        for (fd, output) in self.clients.descriptors() {
+            let flags = if output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
-        if let Some(server) = &self.server {
-            for (fd, output) in server.descriptors() {
-                let flags = if output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-                fds.push(PollFd::from_borrowed_fd(fd, flags));
-            }
-        }
-        fds.extend(self.settings.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        fds.extend(self.daemons.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // Nothing can be done about a poll that fails; a signal ends it too.
         let _ = poll(&mut fds, timeout.as_ref());
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.outbox.bell, &mut count);
+        self.threads.clear();
     }
 
+    /// Routes what components have received.
+    fn poll_components(&mut self) {
+        for (client, request) in self.clients.receive() {
+            let effects = self.clients.handle(now_us(), client, request);
+            self.carry_out_and_run(effects);
+        }
+        let effects = self.daemons.poll(now_us());
+        self.carry_out_and_run(effects);
+        let effects = self.settings.poll(now_us(), &self.guest);
+        self.carry_out_and_run(effects);
+        let effects = self.logs.read(now_us(), self.guest.params().log);
+        self.carry_out(effects);
+        self.check_drivers();
+        let effect = self.bus.receive();
+        self.carry_out(effect);
+    }
+
+    /// Scans the bus if the driver logged a message about an open GPU that is unbound.
+    /// On unbind of an open GPU the driver logs and waits for the last close.
+    fn check_drivers(&mut self) {
+        for pci in self.logs.take_gpus_with_messages() {
+            let link = self.guest.root().path(&format!("/sys/bus/pci/devices/{pci}/driver"));
+            if self.gpus.is_held(pci) && fs::symlink_metadata(link).is_err() {
+                let effect = self.bus.request_scan();
+                self.carry_out(effect);
+            }
+        }
+    }
+
+    /// Routes the time to the components that wait for it.
     fn watch_clock(&mut self) {
         let now = now_us();
         self.boot.clock(now);
         if self.recorder.console_due().is_some_and(|at| at <= now) {
             self.recorder.start_console();
         }
-        self.watch_gpus(now);
-        self.watch_agent(now);
-        self.watch_shutdown(now);
+        if self.gpus.next_deadline().is_some_and(|at| at <= now) {
+            self.read_whole_log();
+            let effects = self.with_gpus(Gpus::clock);
+            self.carry_out(effects);
+        }
+        if self.agent.take_due_restart(now) {
+            self.restart_agent();
+        }
+        let effects = self.power.clock(now);
+        self.carry_out_shutdown(effects);
     }
 
-    fn end_unit(&mut self, unit: UnitId, end: End) {
-        self.boot.end(now_us(), unit, end);
-    }
-
-    /// Carries out what is due for the plan.
-    fn drain(&mut self) {
-        while let Some(due) = self.boot.next_due() {
-            match due {
-                Due::Start(unit) if self.shutdown.is_some() => {
-                    self.end_unit(unit, End::NotNeeded("the machine is being stopped".to_owned()));
+    fn handle_signals(&mut self) {
+        while let Ok(Some(signal)) = self.signals.next() {
+            match signal.number {
+                libc::SIGCHLD => self.reap(),
+                libc::SIGTERM | libc::SIGPWR => {
+                    let reason = format!("signal {} from pid {}", signal.number, signal.sender);
+                    self.begin_shutdown(Goal::PowerOff, &reason);
                 }
-                Due::Start(unit) => self.start_unit(unit),
-                Due::StartThread(unit, run) => self.start_thread(unit, run),
-                Due::Ended(unit) => self.unit_ended(unit),
-                Due::RequiredFailed(unit) => self.required_failed(unit),
-                Due::Late(unit) => self.unit_late(unit),
-                Due::Finished => self.plan_finished(),
+                // Ctrl-Alt-Del on the console, as the kernel reports it.
+                libc::SIGINT => self.begin_shutdown(Goal::Reboot, "ctrl-alt-del"),
+                libc::SIGUSR1 => {
+                    self.read_whole_log();
+                    self.save();
+                }
+                _ => {}
+            }
+            self.run_due_units();
+        }
+    }
+
+    /// Reaps a batch of ended processes and routes each to its component.
+    fn reap(&mut self) {
+        let reaped = self.children.reap();
+        for (pid, status) in reaped.ended {
+            if self.agent.pid() == Some(pid) {
+                let words = describe_exit(status.exit_status(), status.terminating_signal());
+                let effects = self.agent.exited(now_us(), &words, self.situation());
+                self.carry_out(effects);
+            } else if let Some(effects) = self.settings.process_ended(pid, status) {
+                self.carry_out(effects);
+            } else if !self.daemons.process_ended(now_us(), pid, status) {
+                self.children.count_orphan();
             }
         }
-    }
-
-    fn inputs(&self) -> Inputs {
-        Inputs {
-            root: self.root.clone(),
-            release: self.release.clone(),
-            params: Arc::clone(&self.params),
-            functions: Arc::clone(&self.functions),
-            decision: self.decision.clone(),
-            gpus: self.gpus.addresses(),
-            ready: self.gpus.ready().count(),
-            units: self.boot.units().count(),
+        if reaped.none_left {
+            self.step_shutdown(shutdown::Event::ChildrenGone);
         }
     }
 
-    fn start_unit(&mut self, unit: UnitId) {
-        self.write_unit(unit);
-        let begin = thread_us();
-        match actions::dispatch(unit, &self.inputs()) {
-            Dispatch::Ended(report) => self.unit_reported(unit, report, thread_us() - begin),
-            Dispatch::Thread(run) => self.boot.defer(unit, run),
-            Dispatch::Component(Component::Agent) => self.start_agent_unit(unit),
-            Dispatch::Component(Component::GpuAttach(_)) => self.start_gpu_unit(unit),
-            Dispatch::Component(Component::GpuSettings) => self.start_settings_unit(unit),
-            Dispatch::Component(Component::DevLog) => self.start_syslog_unit(unit),
-            Dispatch::Component(Component::Daemon(daemon)) => self.start_daemon_unit(unit, daemon),
+    fn situation(&self) -> Situation {
+        if self.power.is_shutting_down() {
+            Situation::ShuttingDown
+        } else if self.recorder.record().failure.is_some() {
+            Situation::Failed
+        } else {
+            Situation::Running(self.guest.params().agent_restart)
         }
     }
 
-    fn start_thread(&mut self, unit: UnitId, run: fn(&Inputs) -> Report) {
-        let (inputs, outbox) = (self.inputs(), self.outbox.clone());
-        let thread = std::thread::Builder::new().name(unit.to_string()).stack_size(STACK);
-        let spawned = thread.spawn(move || {
-            if unit.runs_at_low_priority() {
-                // On Linux the niceness is the thread's own.
-                let _ = nice(NICE);
-            }
-            let report = run(&inputs);
-            outbox.send(Message::Unit(unit, report, thread_us()));
-        });
-        if let Err(error) = spawned {
-            self.end_unit(unit, End::Failed(format!("cannot start a thread: {error}; is memory short?")));
-        }
-    }
-
+    /// Routes the message of a thread.
     fn handle_message(&mut self, message: Message) {
         match message {
             Message::Unit(unit, report, processor_us) => self.unit_reported(unit, report, processor_us),
-            Message::Opened(gpu) => self.gpu_opened(gpu),
-            Message::Attach(gpu, answer, processor_us) => {
-                self.gpu_worked(gpu, processor_us);
-                self.gpu_answered(gpu, answer);
+            Message::Opened(pci) => {
+                let effects = self.gpus.opened(pci);
+                self.carry_out(effects);
+            }
+            Message::Attach(pci, answer, processor_us) => {
+                // The attach of a hotplugged GPU has no unit.
+                if self.gpus.has_unit(pci) {
+                    self.boot.worked(UnitId::GpuAttach(pci), processor_us);
+                }
+                if matches!(answer, Answer::Failed(_)) {
+                    self.read_whole_log();
+                }
+                let effects = self.with_gpus(|gpus, context| gpus.answered(pci, answer, context));
+                self.carry_out(effects);
             }
             Message::Module(client, name, result) => self.module_loaded(client, name, result),
             Message::BusScanned(snapshot) => self.bus_scanned(snapshot),
@@ -326,130 +292,59 @@ impl Supervisor {
             Message::Node(pci, minor) => self.node_made(pci, minor),
             Message::Shutdown(event) => self.step_shutdown(event),
         }
-        self.drain();
+        self.run_due_units();
     }
 
-    /// Takes an action's product, then its end: units started next see both.
-    fn unit_reported(&mut self, unit: UnitId, (end, product): Report, processor_us: u64) {
-        self.boot.worked(unit, processor_us);
-        match product {
-            Product::Nothing => {}
-            Product::CommandLine(text, params) => {
-                self.recorder.command_line(&text);
-                for complaint in &params.complaints {
-                    self.recorder.event(now_us(), "parameter-ignored", &complaint.param, &complaint.text);
-                }
-                self.boot.set_deadlines(&params.deadlines);
-                self.params = Arc::from(params);
-            }
-            Product::Functions(functions) => {
-                self.functions = Arc::new(functions);
-                self.gpus_found();
-            }
-            Product::Mode(decision) => {
-                self.recorder.mode(decision.mode.clone());
-                if let Some(reason) = &decision.unsupported {
-                    self.recorder.event(now_us(), "unsupported-topology", &decision.mode.name, reason);
-                }
-                self.decision = Some(decision);
-            }
-            Product::Minors(minors) => self.gpus.take_minors(minors),
+    fn bus_scanned(&mut self, snapshot: Result<BusSnapshot, String>) {
+        self.bus.scan_ended();
+        match snapshot {
+            Ok(snapshot) => self.apply_snapshot(snapshot),
+            Err(text) => self.recorder.event(now_us(), "pci-scan-failed", "", &text),
         }
-        self.end_unit(unit, end);
+        let effect = self.bus.next_scan();
+        self.carry_out(effect);
     }
 
-    /// Puts a unit into the record as the executor has it.
-    fn write_unit(&mut self, unit: UnitId) {
-        let context = RowContext {
-            params: &self.params,
-            daemons: self.daemon_context(),
-            agent_listening_us: self.agent.listening_us,
-        };
-        if let Some((row, next)) = self.boot.row(unit, context) {
-            self.recorder.unit(unit, row, next);
+    fn apply_snapshot(&mut self, snapshot: BusSnapshot) {
+        let changes = self.gpus.changes(&snapshot);
+        if changes.is_empty() {
+            return;
+        }
+        self.guest.set_functions(snapshot.functions);
+        for change in changes {
+            let effects = self.with_gpus(|gpus, context| gpus.changed(change, context));
+            self.carry_out(effects);
         }
     }
 
-    fn unit_ended(&mut self, unit: UnitId) {
-        self.write_unit(unit);
-        match unit {
-            UnitId::PciScan => self.scan_ended(),
-            UnitId::Mode => self.mode_ended(unit),
-            UnitId::Nodes => self.open_hotplug(),
-            UnitId::GpuAttach(_) => self.gpu_unit_ended(unit),
-            UnitId::Agent => self.agent_unit_ended(),
-            UnitId::GpuSettings => self.settings_unit_ended(),
-            _ => {}
-        }
-    }
-
-    /// Fails the boot on an unsupported topology if `firstlight.on-unsupported-topology=fail`.
-    fn mode_ended(&mut self, unit: UnitId) {
-        let unsupported = self.decision.as_ref().is_some_and(|decision| decision.unsupported.is_some());
-        let failed = self.boot.unit(unit).filter(|slot| unsupported && slot.outcome == Outcome::Failed);
-        if let Some(detail) = failed.map(|slot| slot.detail.clone()) {
-            self.fail(unit, &detail);
-        }
-    }
-
-    fn unit_late(&mut self, unit: UnitId) {
-        let took = self.boot.unit(unit).and_then(|slot| slot.start_us).map(|at| now_us() - at);
-        let detail =
-            format!("it ended {} ms after its start, after it had timed out (given up)", ms(took.unwrap_or_default()));
-        self.recorder.event(now_us(), "unit-ended-after-deadline", &unit.to_string(), &detail);
-    }
-
-    fn plan_finished(&mut self) {
-        self.open_log();
-        if !self.boot.failed() && self.shutdown.is_none() {
-            self.recorder.state(if self.boot.degraded() { State::Degraded } else { State::Ready });
-        }
-        self.note_memory();
-        self.note_processor();
-        self.save();
-    }
-
-    /// Writes the boot record's file; a failure becomes an event.
-    fn save(&mut self) {
-        self.recorder.milestones(self.logs.kernel.milestones());
-        if let Err(text) = self.recorder.save() {
-            self.recorder.event(now_us(), "record-not-written", "", &text);
-        }
-    }
-
-    /// The processor time of the boot's own work: all threads of this process
-    /// from its beginning, and what the units have of that, which is in their rows.
-    fn note_processor(&mut self) {
-        if let Some(moment) = self.agent.executed {
-            let spent = moment.processor_us.saturating_sub(self.begin.processor_us);
-            self.recorder.event(moment.at_us, "agent-executed", "init", &format!("{spent} us"));
-        }
-        let spent = process_us().saturating_sub(self.begin.processor_us);
-        let units = self.boot.processor_us();
-        let console = self.recorder.console_us();
-        let detail = format!("{spent} us, of which units {units} us, console {console} us");
-        self.recorder.event(now_us(), "processor-time", "init", &detail);
-    }
-
-    /// Records the resident memory of PID 1 and the agent after boot.
-    fn note_memory(&mut self) {
-        let mut rows = vec![("init", 1)];
-        if let Some(pid) = self.agent.pid {
-            let pid = pid.as_raw_nonzero().get().unsigned_abs();
-            rows.push(("agent", pid));
-            rows.extend(crate::agent::children(&self.root, pid).into_iter().map(|child| ("agent-child", child)));
-        }
-        for (who, pid) in rows {
-            if let Some(size) = crate::agent::resident_kib(&self.root, pid) {
-                self.recorder.event(now_us(), "resident", who, &format!("{size} KiB"));
+    fn driver_loaded(&mut self, result: Result<String, String>) {
+        self.read_whole_log();
+        match result {
+            Ok(text) => self.recorder.event(now_us(), "driver-loaded", "", &text),
+            Err(text) => {
+                let effects = self.with_gpus(|gpus, context| gpus.driver_failed(&text, context));
+                self.carry_out(effects);
             }
         }
+        let effect = self.bus.driver_load_ended();
+        self.carry_out(effect);
     }
 
-    fn required_failed(&mut self, unit: UnitId) {
-        let Some(slot) = self.boot.unit(unit) else { return };
-        let prefix = if slot.outcome == Outcome::TimedOut { "timed out: " } else { "" };
-        let text = format!("{prefix}{}", slot.detail);
-        self.fail(unit, &text);
+    fn node_made(&mut self, pci: firstlight_pci::Address, minor: Result<u32, String>) {
+        if !self.power.is_shutting_down() {
+            let effects = self.with_gpus(|gpus, context| gpus.node_made(pci, minor, context));
+            self.carry_out(effects);
+        }
+    }
+
+    fn publish_ready_gpus(&mut self) {
+        let effects = self.with_gpus(Gpus::publish_ready);
+        self.carry_out(effects);
+    }
+
+    /// Gives an event to the GPUs together with what they take from other components.
+    fn with_gpus(&mut self, handle: impl FnOnce(&mut Gpus, &GpuContext<'_>) -> Vec<Effect>) -> Vec<Effect> {
+        let context = GpuContext { now: now_us(), guest: &self.guest, log: self.logs.kernel() };
+        handle(&mut self.gpus, &context)
     }
 }

@@ -1,28 +1,30 @@
-//! Applies GPU settings between attach and ready.
+//! Runs of the program that applies GPU settings, between attach and ready.
 
 use std::os::fd::BorrowedFd;
 
-use firstlight_boot_record::GpuPhase;
-use firstlight_gpu_settings_protocol::{Outcome, SettingsRequest};
+use firstlight_gpu_settings_protocol::Outcome;
 use firstlight_pci::Address;
 use rustix::process::{Pid, WaitStatus};
 
-use super::Supervisor;
-use super::gpus::SETTINGS;
+use super::effect::Effect;
+use super::guest::Guest;
 use crate::agent::describe_exit;
-use crate::clock::{micros, now_us};
+use crate::clock::micros;
 use crate::daemons::cgroup::PARENT;
 use crate::executor::End;
-use crate::nodes::{self, Mknod};
-use crate::settings::{OutputLine, Run, missing};
+use crate::log::Source;
+use crate::settings::{OutputLine, Run, Tally, missing};
 use crate::unit_id::UnitId;
+
+/// An attached GPU: its index and address.
+pub(super) type Place = (u32, Address);
 
 /// Settings runs and the GPUs that wait for them.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct SettingsRuns {
     rows: Vec<Row>,
-    /// GPUs, by their places, that are attached and wait for the unit to begin.
-    waiting: Vec<usize>,
+    /// GPUs that are attached and wait for the unit to begin.
+    waiting: Vec<Address>,
     /// Whether the unit has begun: a GPU that attaches later has a run of its own.
     begun: bool,
     /// How many runs there were.
@@ -33,213 +35,294 @@ pub(super) struct Settings {
 #[derive(Debug)]
 struct Row {
     run: Run,
-    gpus: Vec<usize>,
-    /// Its unit, for the first one.
-    unit: Option<UnitId>,
+    gpus: Vec<Address>,
+    /// Whether this is the run of the unit.
+    of_unit: bool,
     deadline_us: u64,
     /// Errors besides those of the run.
-    strange: Vec<String>,
+    errors: Vec<String>,
 }
 
-impl Settings {
+impl SettingsRuns {
+    /// Returns when [`SettingsRuns::poll`] is due if no descriptor is ready, µs.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.rows.iter().map(|row| row.deadline_us).min()
     }
 
+    /// Returns the descriptors to poll.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rows.iter().filter_map(|row| row.run.descriptor())
     }
-}
 
-impl Supervisor {
-    fn is_confidential(&self) -> bool {
-        self.decision.as_ref().is_some_and(|decision| decision.confidential.is_some())
-    }
-
-    /// What has to be set of these GPUs, if anything.
-    fn settings_of(&self, gpus: &[(u32, Address)]) -> Option<SettingsRequest> {
-        self.params.settings.request_for(gpus, self.is_confidential())
-    }
-
-    /// Returns whether an attached GPU has to wait for its settings;
-    /// [`Supervisor::serve`] then makes it ready.
-    pub(super) fn needs_settings(&self, gpu: usize) -> bool {
-        let gpu = self.gpus.row(gpu).map(|row| (row.index, row.pci));
-        gpu.is_some_and(|gpu| self.settings_of(&[gpu]).is_some())
-    }
-
-    /// A GPU is attached and waits.
-    pub(super) fn wait_for_settings(&mut self, gpu: usize) {
-        if !self.settings.begun {
-            self.settings.waiting.push(gpu);
-            return;
+    /// Applies the settings of an attached GPU: in the unit's run, or in its own if the unit has begun.
+    pub(super) fn apply(&mut self, now: u64, gpu: Place, guest: &Guest) -> Vec<Effect> {
+        if !self.begun {
+            self.waiting.push(gpu.1);
+            return Vec::new();
         }
-        if let Err(text) = self.set(vec![gpu], None, Vec::new()) {
-            self.recorder.event(now_us(), "gpu-settings-failed", "", &text);
-            self.serve_after(&[gpu], |_| Some(text.clone()));
-        }
-    }
-
-    /// Returns whether a GPU still waits; it may have been removed meanwhile.
-    fn waits_for_settings(&self, gpu: usize) -> bool {
-        self.gpus.row(gpu).is_some_and(|row| row.phase == GpuPhase::Attaching && row.step == SETTINGS)
-    }
-
-    /// Every GPU has attached or has been given up.
-    pub(super) fn start_settings_unit(&mut self, unit: UnitId) {
-        self.settings.begun = true;
-        let mut gpus = std::mem::take(&mut self.settings.waiting);
-        gpus.retain(|gpu| self.waits_for_settings(*gpu));
-        let all = self.gpus.places();
-        // Where GPUs may come later, so may those.
-        let strange =
-            if self.params.gpu_hotplug { Vec::new() } else { self.params.settings.settings_for_unknown_gpus(&all) };
-        let strange: Vec<String> = strange
-            .into_iter()
-            .map(|name| {
-                let there = match all.last() {
-                    Some((last, _)) => format!("its GPUs are 0 to {last}, in PCI order"),
-                    None => "it has none".to_owned(),
-                };
-                format!("{name} names a GPU that this guest does not have: {there}")
-            })
-            .collect();
-        let end = if !gpus.is_empty() {
-            match self.set(gpus.clone(), Some(unit), strange) {
-                Ok(()) => return,
-                Err(text) => {
-                    self.serve_after(&gpus, |_| Some(text.clone()));
-                    End::Failed(text)
-                }
+        match self.start_run(now, &[gpu], false, Vec::new(), guest) {
+            Ok(()) => Vec::new(),
+            Err(text) => {
+                let mut effects = vec![Effect::event("gpu-settings-failed", "", text.clone())];
+                effects.extend(applied(&[gpu.1], |_| Some(text.clone())));
+                effects
             }
-        } else if strange.is_empty() {
-            End::NotNeeded("nothing is asked of a GPU that is attached".to_owned())
-        } else {
-            End::Failed(strange.join("; "))
-        };
-        self.end_unit(unit, end);
-    }
-
-    /// The unit has ended, possibly skipped: GPUs attached later have their own run.
-    pub(super) fn settings_unit_ended(&mut self) {
-        self.settings.begun = true;
-        for gpu in std::mem::take(&mut self.settings.waiting) {
-            self.wait_for_settings(gpu);
         }
     }
 
-    /// Starts the program for these GPUs.
-    fn set(&mut self, gpus: Vec<usize>, unit: Option<UnitId>, strange: Vec<String>) -> Result<(), String> {
-        let places: Vec<_> =
-            gpus.iter().filter_map(|gpu| self.gpus.row(*gpu)).map(|row| (row.index, row.pci)).collect();
-        let work = self.settings_of(&places).unwrap_or_default();
-        if let Some(text) = missing(&self.root) {
+    /// Starts the unit: every GPU has attached or has failed. `gpus` are all GPUs, `attached`
+    /// those that still wait for settings.
+    pub(super) fn start_unit(&mut self, now: u64, gpus: &[Place], attached: &[Place], guest: &Guest) -> Vec<Effect> {
+        self.begun = true;
+        let waiting = std::mem::take(&mut self.waiting);
+        let place = |pci: &Address| attached.iter().find(|(_, other)| other == pci).copied();
+        let waiting: Vec<Place> = waiting.iter().filter_map(place).collect();
+        let errors = unknown_gpus(gpus, guest);
+        if waiting.is_empty() {
+            let end = if errors.is_empty() {
+                End::NotNeeded("nothing is asked of a GPU that is attached".to_owned())
+            } else {
+                End::Failed(errors.join("; "))
+            };
+            return vec![Effect::EndUnit(UnitId::GpuSettings, end)];
+        }
+        match self.start_run(now, &waiting, true, errors, guest) {
+            Ok(()) => Vec::new(),
+            Err(text) => {
+                let waiting: Vec<Address> = waiting.into_iter().map(|(_, pci)| pci).collect();
+                let mut effects = applied(&waiting, |_| Some(text.clone()));
+                effects.push(Effect::EndUnit(UnitId::GpuSettings, End::Failed(text)));
+                effects
+            }
+        }
+    }
+
+    /// Handles the end of the unit, possibly skipped: GPUs attached later have their own run.
+    pub(super) fn unit_ended(&mut self) -> Vec<Effect> {
+        self.begun = true;
+        std::mem::take(&mut self.waiting).into_iter().map(Effect::ApplySettings).collect()
+    }
+
+    fn start_run(
+        &mut self,
+        now: u64,
+        gpus: &[Place],
+        of_unit: bool,
+        errors: Vec<String>,
+        guest: &Guest,
+    ) -> Result<(), String> {
+        let request = guest.settings_for(gpus).unwrap_or_default();
+        if let Some(text) = missing(guest.root()) {
             return Err(format!(
                 "GPU settings were requested but not applied: {text}, with NVML (libnvidia-ml) and the C library that it needs"
             ));
         }
-        self.settings.runs += 1;
-        let name = format!("gpu-settings-{}", self.settings.runs);
-        let run = Run::start(&self.root, &self.root.path(PARENT), &name, &work)?;
-        let deadline_us = now_us().saturating_add(micros(self.params.settings_deadline));
-        self.settings.rows.push(Row { run, gpus, unit, deadline_us, strange });
+        self.runs += 1;
+        let name = format!("gpu-settings-{}", self.runs);
+        let run = Run::start(guest.root(), &guest.root().path(PARENT), &name, &request)?;
+        let deadline_us = now.saturating_add(micros(guest.params().settings_deadline));
+        let gpus = gpus.iter().map(|(_, pci)| *pci).collect();
+        self.rows.push(Row { run, gpus, of_unit, deadline_us, errors });
         Ok(())
     }
 
-    /// Takes what runs have said, and ends those that are past their deadline.
-    pub(super) fn poll_settings(&mut self) {
-        for at in 0..self.settings.rows.len() {
-            self.handle_settings_output(at, false);
-        }
-        let now = now_us();
-        while let Some(at) = self.settings.rows.iter().position(|row| row.deadline_us <= now) {
-            // First, so that what it says comes to an end.
-            self.settings.rows[at].run.kill();
-            self.handle_settings_output(at, true);
-            let row = self.settings.rows.remove(at);
-            let limit = self.params.settings_deadline;
+    /// Takes the output of runs, and ends those that are past their deadline.
+    pub(super) fn poll(&mut self, now: u64, guest: &Guest) -> Vec<Effect> {
+        let mut effects: Vec<Effect> = self.rows.iter_mut().flat_map(|row| row.output(false)).collect();
+        while let Some(at) = self.rows.iter().position(|row| row.deadline_us <= now) {
+            let limit = guest.params().settings_deadline;
             let why = format!("killed, as it did not end within {limit:?}, firstlight.gpu-settings-deadline");
-            self.settings_ended(&row, Some(&why), End::TimedOut);
+            let mut row = self.rows.remove(at);
+            effects.extend(row.kill());
+            effects.extend(row.ended(Some(&why), End::TimedOut));
         }
-        self.drain();
+        effects
     }
 
-    /// A child has ended; `false` if it was none of these.
-    pub(super) fn settings_process_ended(&mut self, pid: Pid, status: WaitStatus) -> bool {
-        let Some(at) = self.settings.rows.iter().position(|row| row.run.is(pid)) else { return false };
-        // Kill remaining processes in its cgroup.
-        self.settings.rows[at].run.kill();
-        self.handle_settings_output(at, true);
-        let row = self.settings.rows.remove(at);
+    /// Handles the exit of a child; `None` if it belongs to no run.
+    pub(super) fn process_ended(&mut self, pid: Pid, status: WaitStatus) -> Option<Vec<Effect>> {
+        let at = self.rows.iter().position(|row| row.run.is(pid))?;
+        let mut row = self.rows.remove(at);
+        let mut effects = row.kill();
         let reported = status.exit_status() == Some(1) && !row.run.tally.complaints().is_empty();
         let words = describe_exit(status.exit_status(), status.terminating_signal());
         let why = if status.exit_status() == Some(0) || reported { None } else { Some(words) };
-        self.settings_ended(&row, why.as_deref(), End::Failed);
-        true
+        effects.extend(row.ended(why.as_deref(), End::Failed));
+        Some(effects)
+    }
+}
+
+impl Row {
+    /// Kills all processes of the run and takes the rest of its output.
+    fn kill(&mut self) -> Vec<Effect> {
+        // First, so that its output comes to an end.
+        self.run.kill();
+        self.output(true)
     }
 
-    fn handle_settings_output(&mut self, at: usize, all: bool) {
-        let now = now_us();
-        let Some(row) = self.settings.rows.get_mut(at) else { return };
-        for said in row.run.listen(all) {
-            match said {
-                OutputLine::Text(words) => self.log_daemon_line(&crate::log::Source::Daemon("gpu-settings"), words),
-                // How far it is matters only if it does not end.
-                OutputLine::Step(line) if line.result == Outcome::Started => {}
-                OutputLine::Step(line) => {
-                    let what = match line.result {
-                        Outcome::Failed => "gpu-setting-failed",
-                        Outcome::Done => "gpu-setting",
-                        _ => "gpu-setting-unchanged",
-                    };
-                    let detail = format!("{}: {} ({} us)", line.step, line.detail, line.elapsed_us);
-                    self.recorder.event(now, what, &line.object, &detail);
-                }
-            }
+    fn output(&mut self, all: bool) -> Vec<Effect> {
+        self.run.listen(all).into_iter().filter_map(line_effect).collect()
+    }
+
+    /// Ends the run: its GPUs are published or excluded, and its unit ends.
+    fn ended(self, why: Option<&str>, failed: fn(String) -> End) -> Vec<Effect> {
+        let errors = errors_of(self.errors, &self.run.tally, why, self.run.last_line());
+        run_ended(&self.gpus, &self.run.tally, &errors, self.of_unit, failed)
+    }
+}
+
+/// Returns the errors about GPUs that are named by a setting and not in the guest.
+fn unknown_gpus(gpus: &[Place], guest: &Guest) -> Vec<String> {
+    // If GPUs can be added later, so can these.
+    if guest.params().gpu_hotplug {
+        return Vec::new();
+    }
+    let there = match gpus.last() {
+        Some((last, _)) => format!("its GPUs are 0 to {last}, in PCI order"),
+        None => "it has none".to_owned(),
+    };
+    let unknown = guest.params().settings.settings_for_unknown_gpus(gpus).into_iter();
+    unknown.map(|name| format!("{name} names a GPU that this guest does not have: {there}")).collect()
+}
+
+/// Returns the effect of a line of the program's output.
+fn line_effect(line: OutputLine) -> Option<Effect> {
+    match line {
+        OutputLine::Text(text) => Some(Effect::ProgramLine(Source::Daemon("gpu-settings"), text)),
+        // The start of a step matters only if the step does not end.
+        OutputLine::Step(line) if line.result == Outcome::Started => None,
+        OutputLine::Step(line) => {
+            let kind = match line.result {
+                Outcome::Failed => "gpu-setting-failed",
+                Outcome::Done => "gpu-setting",
+                _ => "gpu-setting-unchanged",
+            };
+            let detail = format!("{}: {} ({} us)", line.step, line.detail, line.elapsed_us);
+            Some(Effect::event(kind, line.object, detail))
         }
     }
+}
 
-    /// A run is over: its unit ends, and its GPUs are served.
-    fn settings_ended(&mut self, row: &Row, why: Option<&str>, failed: fn(String) -> End) {
-        let tally = &row.run.tally;
-        let mut complaints = row.strange.clone();
-        complaints.extend(tally.complaints());
-        let words = match row.run.last_line() {
-            "" => String::new(),
-            line => format!("; its last line: {line:?}"),
-        };
-        complaints.extend(why.map(|why| format!("firstlight-gpu-settings: {why}{words}")));
-        let text = complaints.join("; ");
+/// Returns all errors of a run: those known at its start, those of its steps, and how it ended.
+fn errors_of(mut errors: Vec<String>, tally: &Tally, why: Option<&str>, last_line: &str) -> Vec<String> {
+    errors.extend(tally.complaints());
+    let words = match last_line {
+        "" => String::new(),
+        line => format!("; its last line: {line:?}"),
+    };
+    errors.extend(why.map(|why| format!("firstlight-gpu-settings: {why}{words}")));
+    errors
+}
+
+/// Returns the effects of the end of a run.
+fn run_ended(
+    gpus: &[Address],
+    tally: &Tally,
+    errors: &[String],
+    of_unit: bool,
+    failed: fn(String) -> End,
+) -> Vec<Effect> {
+    let text = errors.join("; ");
+    let mut effects = applied(gpus, |pci| {
+        let pci = pci.to_string();
         // Only steps that were reported as done count as done.
-        let undivided = |pci: Address| {
-            let pci = pci.to_string();
-            let cause = || tally.failure_of(&pci).unwrap_or(&text).to_owned();
-            (!tally.is_divided(&pci)).then(cause)
-        };
-        self.serve_after(&row.gpus, undivided);
-        if let Some(unit) = row.unit {
-            let end = if complaints.is_empty() { End::Ok(tally.words()) } else { failed(text.clone()) };
-            self.end_unit(unit, end);
-        } else if !complaints.is_empty() {
-            self.recorder.event(now_us(), "gpu-settings-failed", "", &text);
-        }
+        (!tally.is_divided(&pci)).then(|| tally.failure_of(&pci).unwrap_or(&text).to_owned())
+    });
+    if of_unit {
+        let end = if errors.is_empty() { End::Ok(tally.words()) } else { failed(text) };
+        effects.push(Effect::EndUnit(UnitId::GpuSettings, end));
+    } else if !errors.is_empty() {
+        effects.push(Effect::event("gpu-settings-failed", "", text));
+    }
+    effects
+}
+
+/// Returns the effects for GPUs whose run is over; `undivided` is why a GPU has no MIG instances.
+fn applied(gpus: &[Address], undivided: impl Fn(Address) -> Option<String>) -> Vec<Effect> {
+    // MIG instances were created or destroyed, and with them the driver's capabilities.
+    let published = gpus.iter().map(|pci| Effect::SettingsApplied(*pci, undivided(*pci)));
+    std::iter::once(Effect::MakeCapabilities).chain(published).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use firstlight_gpu_settings_protocol::StepReport;
+
+    use super::super::guest::testing::guest;
+    use super::*;
+
+    fn pci(bus: u8) -> Address {
+        format!("0000:{bus:02x}:00.0").parse().unwrap()
     }
 
-    /// Publishes GPUs whose run is over, except those without the requested MIG
-    /// layout, as requested instances do not exist.
-    fn serve_after(&mut self, gpus: &[usize], undivided: impl Fn(Address) -> Option<String>) {
-        // Instances have come or gone, and with them the driver's capabilities.
-        if let Err(error) = nodes::make_capabilities(&self.root, &mut Mknod) {
-            self.recorder.event(now_us(), "device-nodes-skipped", "", &error.to_string());
-        }
-        for gpu in gpus {
-            let place = self.gpus.row(*gpu).map(|row| (row.index, row.pci));
-            let Some((index, pci)) = place.filter(|_| self.waits_for_settings(*gpu)) else { continue };
-            let asked = self.params.settings.mig.of(index, pci).is_some();
-            match undivided(pci).filter(|_| asked) {
-                Some(why) => self.fail_undivided(*gpu, &why),
-                None => self.serve(*gpu),
-            }
-        }
+    fn step(object: &str, result: Outcome) -> StepReport {
+        StepReport { object: object.into(), step: "mig".into(), result, elapsed_us: 7, detail: "x".into() }
+    }
+
+    #[test]
+    fn gpus_that_attach_before_the_unit_wait_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let guest = guest(dir.path(), "firstlight.mig=all:on", &[1, 2]);
+        let mut runs = SettingsRuns::default();
+        let places = [(0, pci(1)), (1, pci(2))];
+        assert_eq!(runs.apply(1, places[0], &guest), []);
+        assert_eq!(runs.apply(1, places[1], &guest), []);
+        // The second one was removed meanwhile. The image has no program.
+        let effects = runs.start_unit(2, &places, &places[..1], &guest);
+        assert_eq!(effects[0], Effect::MakeCapabilities);
+        assert!(matches!(&effects[1], Effect::SettingsApplied(gpu, Some(_)) if *gpu == pci(1)));
+        assert!(
+            matches!(&effects[2], Effect::EndUnit(UnitId::GpuSettings, End::Failed(text)) if text.contains("NVML")),
+            "{effects:?}"
+        );
+        let effects = runs.apply(3, places[1], &guest);
+        assert!(matches!(&effects[0], Effect::Event { kind: "gpu-settings-failed", .. }));
+        assert_eq!(effects.len(), 3);
+    }
+
+    #[test]
+    fn unit_without_settings_is_not_needed_and_unknown_gpus_fail_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let end = |line: &str| {
+            let effects = SettingsRuns::default().start_unit(1, &[(0, pci(1))], &[], &guest(dir.path(), line, &[1]));
+            let [Effect::EndUnit(UnitId::GpuSettings, end)] = &effects[..] else { panic!("{effects:?}") };
+            end.clone()
+        };
+        assert!(matches!(end(""), End::NotNeeded(_)));
+        let End::Failed(text) = end("firstlight.mig=4:on") else { panic!() };
+        assert!(text.contains("does not have: its GPUs are 0 to 0, in PCI order"), "{text}");
+        assert!(matches!(end("firstlight.mig=4:on firstlight.gpu-hotplug=on"), End::NotNeeded(_)));
+    }
+
+    #[test]
+    fn skipped_unit_gives_waiting_gpus_their_own_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runs = SettingsRuns::default();
+        runs.apply(1, (0, pci(1)), &guest(dir.path(), "", &[1]));
+        assert_eq!(runs.unit_ended(), [Effect::ApplySettings(pci(1))]);
+        assert_eq!(runs.unit_ended(), []);
+    }
+
+    #[test]
+    fn only_reported_steps_divide_a_gpu() {
+        let mut tally = Tally::default();
+        tally.take(&step("0000:01:00.0", Outcome::Done));
+        tally.take(&step("0000:02:00.0", Outcome::Failed));
+        let errors = errors_of(Vec::new(), &tally, Some("signal 9"), "oops");
+        assert_eq!(errors[1], "firstlight-gpu-settings: signal 9; its last line: \"oops\"");
+        let effects = run_ended(&[pci(1), pci(2), pci(3)], &tally, &errors, true, End::TimedOut);
+        assert_eq!(effects[1], Effect::SettingsApplied(pci(1), None));
+        assert_eq!(effects[2], Effect::SettingsApplied(pci(2), Some("x".into())));
+        assert_eq!(effects[3], Effect::SettingsApplied(pci(3), Some(errors.join("; "))));
+        assert_eq!(effects[4], Effect::EndUnit(UnitId::GpuSettings, End::TimedOut(errors.join("; "))));
+        let effects = run_ended(&[], &tally, &[], false, End::Failed);
+        assert_eq!(effects, [Effect::MakeCapabilities]);
+    }
+
+    #[test]
+    fn steps_are_events_when_they_end() {
+        assert_eq!(line_effect(OutputLine::Step(step("a", Outcome::Started))), None);
+        let effect = line_effect(OutputLine::Step(step("a", Outcome::Done)));
+        assert_eq!(effect, Some(Effect::event("gpu-setting", "a", "mig: x (7 us)")));
     }
 }

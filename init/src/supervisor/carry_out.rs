@@ -1,0 +1,245 @@
+//! Carries out the effects of components.
+
+use firstlight_boot_record::State;
+use firstlight_init_control::FromInit;
+use firstlight_pci::Address;
+
+use super::Supervisor;
+use super::clients::gpu_message;
+use super::effect::Effect;
+use super::threads::Message;
+use crate::actions;
+use crate::clock::{now_us, thread_us};
+use crate::control::ClientId;
+use crate::hotplug::BusSnapshot;
+use crate::nodes::{self, Mknod};
+use crate::open::{self, Answer, Refusal};
+use crate::record::cut;
+
+impl Supervisor {
+    /// Carries out effects in order, then what they made due for the plan.
+    pub(super) fn carry_out_and_run(&mut self, effects: impl IntoIterator<Item = Effect>) {
+        self.carry_out(effects);
+        self.run_due_units();
+    }
+
+    /// Carries out effects in order.
+    pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            self.carry_out_one(effect);
+        }
+    }
+
+    fn carry_out_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::EndUnit(unit, end) => self.end_unit(unit, end),
+            Effect::Event { kind, object, detail } => self.recorder.event(now_us(), kind, &object, &detail),
+            Effect::UrgentEvent { at_us, kind, object, detail } => {
+                self.recorder.urgent_event(at_us, kind, &object, &detail);
+            }
+            Effect::ClientEvent { at_us, kind, object, detail } => {
+                self.recorder.event(at_us, &kind, &object, &detail);
+            }
+            Effect::Gpu { row, console } => {
+                if console {
+                    self.recorder.gpu(*row);
+                } else {
+                    self.recorder.gpu_step(*row);
+                }
+                self.clients.gpus_changed();
+            }
+            Effect::StartConsole => self.recorder.start_console(),
+            Effect::Degrade => {
+                if self.recorder.record().state == State::Ready {
+                    self.recorder.state(State::Degraded);
+                }
+            }
+            Effect::Log { line, console, clients } => {
+                if console {
+                    self.recorder.log(&line);
+                }
+                if clients {
+                    self.clients.publish_line(line);
+                }
+            }
+            Effect::ProgramLine(source, text) => {
+                let line = self.logs.program_line(now_us(), self.guest.params().log, &source, text);
+                self.carry_out(line);
+            }
+            Effect::GpusChanged => self.clients.gpus_changed(),
+            Effect::Publish(message) => self.clients.publish(&message),
+            Effect::SendState(client) => self.send_state(client),
+            Effect::SendRecord(client) => self.send_record(client),
+            Effect::LoadModule { client, name, parameters } => self.load_module(client, name, parameters),
+            Effect::Fail(unit, text) => self.fail(unit, &text),
+            Effect::BeginShutdown(goal, reason) => self.begin_shutdown(goal, &reason),
+            Effect::Shutdown(event) => self.step_shutdown(event),
+            Effect::AgentListens(at_us) => {
+                let effects = self.agent.listens(at_us);
+                self.carry_out(effects);
+            }
+            Effect::Attach(pci, minor) => self.start_attach(pci, minor),
+            Effect::MakeNode(pci) => self.make_node(pci),
+            Effect::AttachAdded(pci, bound) => self.attach_added(pci, bound),
+            Effect::CloseGpu(pci) => self.close_gpu(pci),
+            Effect::ApplySettings(pci) => self.apply_settings(pci),
+            Effect::MakeCapabilities => self.make_capabilities(),
+            Effect::SettingsApplied(pci, undivided) => {
+                let effects = self.with_gpus(|gpus, context| gpus.settings_applied(pci, undivided, context));
+                self.carry_out(effects);
+            }
+            Effect::ScanBus => self.scan_bus(),
+            Effect::LoadDriver => self.load_driver(),
+        }
+    }
+
+    /// Opens the kernel's log.
+    pub(super) fn open_log(&mut self) {
+        let effects = self.logs.open_kernel_log(now_us(), self.guest.root(), self.guest.params().log);
+        self.carry_out(effects);
+    }
+
+    /// Reads the whole kernel log, so that the last driver messages are current.
+    pub(super) fn read_whole_log(&mut self) {
+        let effects = self.logs.read_whole_kernel_log(now_us(), self.guest.root(), self.guest.params().log);
+        self.carry_out(effects);
+    }
+
+    /// Writes the boot record's file; a failure becomes an event.
+    pub(super) fn save(&mut self) {
+        self.recorder.milestones(self.logs.kernel().milestones());
+        if let Err(text) = self.recorder.save() {
+            self.recorder.event(now_us(), "record-not-written", "", &text);
+        }
+    }
+
+    fn send_state(&mut self, client: ClientId) {
+        self.clients.send(client, &gpu_message(self.gpus.is_scanned(), &self.recorder.record().gpus));
+        for message in self.daemons.messages() {
+            self.clients.send(client, &message);
+        }
+    }
+
+    fn send_record(&mut self, client: ClientId) {
+        self.read_whole_log();
+        self.save();
+        let record = FromInit::Record(Box::new(self.recorder.record().clone()));
+        self.clients.send(client, &record);
+    }
+
+    /// Loads a module for a client, on a thread: a driver may probe its devices.
+    fn load_module(&mut self, client: ClientId, name: String, parameters: String) {
+        let (inputs, requested) = (self.inputs(), name.clone());
+        let spawned = self.threads.spawn("load-module".to_owned(), move |outbox| {
+            let result = actions::load_requested(&inputs, &requested, &parameters);
+            outbox.send(Message::Module(client, requested, result));
+        });
+        if let Err(text) = spawned {
+            self.module_loaded(client, name, Err(text));
+        }
+    }
+
+    pub(super) fn module_loaded(&mut self, client: ClientId, name: String, result: Result<String, String>) {
+        let detail = result.as_ref().unwrap_or_else(|error| error).clone();
+        self.recorder.event(now_us(), "module-requested", &cut(name.clone()), &cut(detail));
+        self.clients.send(client, &FromInit::Module { name, error: result.err() });
+    }
+
+    fn start_attach(&mut self, pci: Address, minor: u32) {
+        let node = self.guest.root().path(&format!("/dev/nvidia{minor}"));
+        let spawned = self.threads.spawn(format!("attach-{pci}"), move |outbox| {
+            let answer = open::attach(&node, || outbox.send(Message::Opened(pci)));
+            outbox.send(Message::Attach(pci, answer, thread_us()));
+        });
+        if let Err(reason) = spawned {
+            let answer = Answer::Failed(Refusal { step: open::OPEN, reason, code: None });
+            self.threads.send(Message::Attach(pci, answer, 0));
+        }
+    }
+
+    fn make_node(&mut self, pci: Address) {
+        let (root, channels) = (self.guest.root().clone(), self.guest.params().imex_channels);
+        let spawned = self.threads.spawn(format!("nodes-{pci}"), move |outbox| {
+            let minor = match nodes::make(&root, &[pci], channels, &mut Mknod) {
+                Ok(made) => {
+                    made.minors.into_iter().next().map_or(Err("it has no minor".to_owned()), |(_, minor)| minor)
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            outbox.send(Message::Node(pci, minor));
+        });
+        if let Err(text) = spawned {
+            self.node_made(pci, Err(text));
+        }
+    }
+
+    /// Attaches an added GPU, once the mode allows it and the driver has bound it.
+    fn attach_added(&mut self, pci: Address, bound: bool) {
+        self.update_mode();
+        if !self.guest.attaches_gpus() {
+            let why = self.guest.mode_reason();
+            let effects = self.with_gpus(|gpus, context| gpus.give_up(pci, "mode", &why, context));
+            self.carry_out(effects);
+        } else if bound {
+            let effects = self.gpus.bound(pci);
+            self.carry_out(effects);
+        } else if nodes::driver_major(self.guest.root()).is_none() {
+            let effect = self.bus.request_driver();
+            self.carry_out(effect);
+        }
+    }
+
+    /// Decides the mode again for the first GPU.
+    fn update_mode(&mut self) {
+        if self.guest.attaches_gpus() {
+            return;
+        }
+        let decision = actions::decide(&self.inputs());
+        if decision.attach {
+            self.recorder.mode(decision.mode.clone());
+            self.guest.set_decision(decision);
+        }
+    }
+
+    /// Closes a removed GPU: the last close shuts it down, which takes the driver its time.
+    fn close_gpu(&mut self, pci: Address) {
+        let held = self.gpus.take_closing(pci);
+        // Without a thread it is closed here, with the closure.
+        let _ = self.threads.spawn(format!("close-{pci}"), move |_| drop(held));
+    }
+
+    fn apply_settings(&mut self, pci: Address) {
+        if let Some(place) = self.gpus.place(pci) {
+            let effects = self.settings.apply(now_us(), place, &self.guest);
+            self.carry_out(effects);
+        }
+    }
+
+    fn make_capabilities(&mut self) {
+        if let Err(error) = nodes::make_capabilities(self.guest.root(), &mut Mknod) {
+            self.recorder.event(now_us(), "device-nodes-skipped", "", &error.to_string());
+        }
+    }
+
+    /// Scans the bus on a thread: sysfs can be slow.
+    fn scan_bus(&mut self) {
+        let root = self.guest.root().clone();
+        let spawned = self.threads.spawn("pci-scan".to_owned(), move |outbox| {
+            outbox.send(Message::BusScanned(BusSnapshot::read(&root).map_err(|error| error.to_string())));
+        });
+        if spawned.is_err() {
+            self.bus.scan_ended();
+        }
+    }
+
+    /// Loads the driver for the first GPU of a guest that had none.
+    fn load_driver(&mut self) {
+        let inputs = self.inputs();
+        let spawned = self
+            .threads
+            .spawn("driver".to_owned(), move |outbox| outbox.send(Message::Driver(actions::load_driver(&inputs))));
+        if let Err(text) = spawned {
+            self.driver_loaded(Err(text));
+        }
+    }
+}

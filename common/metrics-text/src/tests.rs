@@ -64,8 +64,11 @@ fn invalid_names_are_replaced() {
     assert_eq!(text.finish(), "# HELP _a_b_c_ \n# TYPE _a_b_c_ gauge\n_a_b_c_{__1=\"x\"} 0\n");
 }
 
-/// Parses a sample as Prometheus does: name, labels, value.
-fn parse(line: &str) -> Option<(String, Vec<(String, String)>, f64)> {
+/// A sample: name, labels, value.
+type Sample = (String, Vec<(String, String)>, f64);
+
+/// Parses a sample as Prometheus does.
+fn parse(line: &str) -> Option<Sample> {
     let (name, mut rest) = line.split_at(line.find(['{', ' '])?);
     let mut labels = Vec::new();
     if let Some(inside) = rest.strip_prefix('{') {

@@ -41,6 +41,8 @@ mod tests {
             ("Sat, 14 Nov 2026 24:57:18 UTC", None),
             ("Sat, 14 Nov 26 09:57:18 UTC", None),
             ("Wed, 31 Dec 1969 23:59:59 UTC", None),
+            // A leap second.
+            ("Sat, 31 Dec 2016 23:59:60 UTC", Some(1_483_228_799)),
             ("Fri, 31 Dec 9999 23:59:59 UTC", Some(253_402_300_799)),
             ("14 Nov 2026", None),
             ("", None),

@@ -158,7 +158,7 @@ fn ext4() {
     fs::create_dir(&out).unwrap();
     debug(&format!("rdump /init /usr /etc /var {}", out.display()));
     assert_contents(&out);
-    // Room that nobody uses: less than a tenth and a few megabytes.
+    // Unused space: less than a tenth and a few megabytes.
     let (size, used) =
         (fs::metadata(&content).unwrap().len(), files().values().map(|(_, data)| data.len() as u64).sum::<u64>());
     assert!(size < used + used / 10 + (5 << 20), "{size} for {used}");

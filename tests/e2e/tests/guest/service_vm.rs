@@ -195,7 +195,7 @@ fn host_controls_the_fabric_through_vsock() {
         assert!(shell(vm, "echo active=$(fmctl list | grep -c ' Active ')").await.contains("active=1\r"));
         assert_unharmed(vm).await;
     });
-    assert!(console.contains("fabric.sock, vsock port 1030, fabric manager at unix:"), "{console}");
+    assert!(console.contains("fabric.sock, vsock port 1030 fabric_manager=unix:"), "{console}");
 }
 
 #[test]
